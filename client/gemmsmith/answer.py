@@ -1,0 +1,129 @@
+"""What a lookup answers: the winner, how sure it is, and what it was compared with.
+
+These types are the JSON of `GET /best` field by field; `msgspec` converts both ways.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.kernel import Kernel
+from gemmsmith.launch import Launch
+from gemmsmith.problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Statistics:
+    """Time per launch in microseconds: median and 95% bootstrap interval of the median."""
+
+    median_us: float
+    ci_low_us: float
+    ci_high_us: float
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ratio:
+    """A paired ratio: median over rounds and 95% bootstrap interval. Above 1: ours is faster."""
+
+    median: float
+    ci_low: float
+    ci_high: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Correctness:
+    """How far the output was from an FP32 reference of the same inputs.
+
+    Attributes:
+        error: ‖D - R‖ / ‖R‖ (Frobenius norms).
+        max_error: largest |D - R| over the largest |R|.
+        tolerance: bound that `error` had to meet.
+        repeatable: two runs gave the same bits.
+    """
+
+    error: float
+    max_error: float
+    tolerance: float
+    repeatable: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conditions:
+    """State of the GPU while it was measured, from NVML; medians over the rounds.
+
+    `throttle` lists NVML's throttle reasons that were active in any round.
+    """
+
+    sm_clock_mhz: float
+    power_w: float
+    temperature_c: float
+    throttle: tuple[str, ...] = ()
+
+
+class Match(StrEnum):
+    """How an answer relates to the question."""
+
+    EXACT = "exact"  # measured on this very problem
+    NEAREST = "nearest"  # measured on a neighbour whose winner is legal here
+    PREDICTED = "predicted"  # the cost model's choice; never measured
+
+
+class Use(StrEnum):
+    """What the caller should run."""
+
+    CUTLASS = "cutlass"  # the config beat cuBLAS
+    CUBLAS = "cublas"  # cuBLAS was at least as fast: keep torch's own operator
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """A candidate and the compiled pack that holds its kernel.
+
+    Attributes:
+        pack: content hash of the kernel pack, for `GET /packs/{hash}`; None when the service
+            has not compiled it (a shipped or replayed winner).
+    """
+
+    kernel: Kernel
+    launch: Launch
+    pack: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """The answer to `GET /best`.
+
+    Attributes:
+        problem: the question.
+        match: how `measured` relates to it.
+        measured: the problem that was measured; equals `problem` for an exact match.
+        distance: 0 for exact; else the log2 distance that `service` documents.
+        use: whether to run `config` or torch's own operator.
+        config: the best CUTLASS candidate, present even where cuBLAS stays faster.
+        statistics, baseline: of the candidate and of cuBLAS, from the same paired rounds.
+        speedup: baseline time over candidate time, paired.
+        ties: keys of candidates whose time could not be told from the winner's.
+        replayed: found on a recorded GPU.
+        revision: grows with every promotion for this problem and device.
+    """
+
+    problem: Problem
+    match: Match
+    measured: Problem
+    distance: float
+    use: Use
+    config: Config | None
+    statistics: Statistics | None
+    baseline: Statistics | None
+    speedup: Ratio | None
+    correctness: Correctness | None
+    conditions: Conditions | None
+    ties: tuple[str, ...]
+    device: DeviceModel
+    environment: Environment
+    revision: int
+    promoted_at: str
+    replayed: bool

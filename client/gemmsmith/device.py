@@ -1,0 +1,54 @@
+"""Where a measurement was made: the GPU model and the software around it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceModel:
+    """A kind of GPU. Two GPUs of one model share winners; `slug` is the model's identity.
+
+    Attributes:
+        name: as the driver reports it, such as `NVIDIA H200`.
+        arch: `sm90` and so on.
+        sm_count: streaming multiprocessors.
+        memory_bytes: global memory of the GPU; problems must fit in it.
+        l2_bytes: size of the L2 cache.
+        max_clock_mhz: highest SM clock; 0 when unknown.
+        memory_bandwidth: peak bytes per second of global memory; 0 when unknown.
+    """
+
+    name: str
+    arch: str
+    sm_count: int
+    memory_bytes: int
+    l2_bytes: int
+    max_clock_mhz: int = 0
+    memory_bandwidth: int = 0
+
+    @property
+    def slug(self) -> str:
+        """Identity in URLs and keys: `nvidia-h200-132sm`."""
+        return f"{self.name.lower().replace(' ', '-')}-{self.sm_count}sm"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Environment:
+    """The software and the very GPU a trial ran on. Empty strings mean: not applicable."""
+
+    gpu_uuid: str
+    driver: str
+    cuda: str
+    cutlass: str
+    compiler: str
+    torch: str
+    cublas: str
+    gemmsmith: str
+
+    @property
+    def digest(self) -> str:
+        """Short hash of all fields: two trials with the same digest are comparable."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]

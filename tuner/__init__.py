@@ -1,0 +1,1 @@
+"""Finds winners: enumerate, compile, verify, measure, promote. Imports gemmsmith, never service."""

@@ -1,0 +1,1 @@
+"""What a tuning run measures on: the local CUDA GPU, or a recorded one."""

@@ -1,0 +1,95 @@
+"""The one interface a tuning run has to a device, whether it is real or recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.launch import Candidate
+from gemmsmith.problem import Problem
+from tuner.trial import Finals, Trial
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contender:
+    """A candidate ready to run: with the pack file that holds its kernel, on a real device."""
+
+    candidate: Candidate
+    pack: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Policy:
+    """How much measuring to do.
+
+    Attributes:
+        screen_samples: timed graph replays per candidate while screening.
+        final_rounds: paired rounds in the finals.
+        give_up_ratio: screening stops sampling a candidate whose best sample so far is this many
+            times slower than the best median seen for the problem.
+        candidate_timeout_s: wall time after which a candidate counts as hung.
+    """
+
+    screen_samples: int = 5
+    final_rounds: int = 25
+    give_up_ratio: float = 1.3
+    candidate_timeout_s: float = 30.0
+
+
+class Device(Protocol):
+    """A GPU, real or recorded. Use as a context manager; it holds no GPU outside of one.
+
+    Attributes:
+        name: what the user typed: `cuda:0`, `replay:<file>`.
+        model: the GPU model that its trials count for.
+        replayed: trials come from a recording; they never override measured ones.
+        needs_packs: contenders must carry a pack.
+    """
+
+    name: str
+    model: DeviceModel
+    replayed: bool
+    needs_packs: bool
+
+    @property
+    def environment(self) -> Environment:
+        """Software and GPU the trials are made with; for a recording, those it was made with."""
+        ...
+
+    def recorded(self, problem: Problem) -> Sequence[Candidate] | None:
+        """Candidates a recording holds for the problem; None on a real device (anything goes).
+
+        Raises:
+            NotRecorded: the recording does not hold the problem; the message lists what it holds.
+        """
+        ...
+
+    def screen(
+        self, problem: Problem, contenders: Sequence[Contender], policy: Policy
+    ) -> Iterator[Trial]:
+        """Verify and time each contender briefly, yielding each trial as soon as it exists.
+
+        Every contender gives exactly one trial, failed ones included; a hang or a crash costs
+        that contender only.
+        """
+        ...
+
+    def finals(self, problem: Problem, contenders: Sequence[Contender], policy: Policy) -> Finals:
+        """Time the contenders and cuBLAS against each other, round by round.
+
+        Contenders that fail here are in `Finals.failures`, not in `Finals.candidates`.
+        """
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...

@@ -1,0 +1,100 @@
+"""Every exception the tuner raises. Messages say what to do next.
+
+TunerError
+├── NoLegalCandidate     the space holds nothing for this problem and architecture
+├── CompilerNotFound     neither the wheels' nvcc nor a system nvcc
+├── CompileFailed        nvcc rejected a unit; carries the compiler's last lines
+├── StoreError
+│   ├── SchemaOutdated   run `gemmsmith db upgrade`
+│   ├── SchemaTooNew     the database was written by a newer gemmsmith
+│   ├── DatabaseCorrupt  not a database, or damaged
+│   └── DiskFull         nothing was written; free space and try again
+├── DeviceError
+│   ├── NoGpu            no usable CUDA device
+│   ├── NotRecorded      the recording does not hold this problem or candidate
+│   ├── RecordingCorrupt a sweep file that cannot be read
+│   ├── DoesNotFit       the problem's operands exceed the device's memory
+│   └── ReferenceBroken  the FP32 reference itself is not finite
+└── JobError
+    ├── LeaseLost        another worker owns the job now; stop without writing
+    ├── JobNotFound
+    └── JobAborted       cancellation was asked for
+"""
+
+from __future__ import annotations
+
+
+class TunerError(Exception):
+    """Root of every exception the tuner raises."""
+
+
+class NoLegalCandidate(TunerError):
+    """The space holds nothing for this problem and architecture."""
+
+
+class CompilerNotFound(TunerError):
+    """No nvcc: neither in the installed wheels nor on the system."""
+
+
+class CompileFailed(TunerError):
+    """nvcc rejected a translation unit; the message ends with the compiler's last lines."""
+
+
+class StoreError(TunerError):
+    """The database or the artifact store cannot be used."""
+
+
+class SchemaOutdated(StoreError):
+    """The database is older than this gemmsmith; run `gemmsmith db upgrade`."""
+
+
+class SchemaTooNew(StoreError):
+    """The database was written by a newer gemmsmith; upgrade gemmsmith."""
+
+
+class DatabaseCorrupt(StoreError):
+    """The file is not a database, or is damaged; restore a backup."""
+
+
+class DiskFull(StoreError):
+    """No space left; nothing was half-written."""
+
+
+class DeviceError(TunerError):
+    """The device cannot do what was asked."""
+
+
+class NoGpu(DeviceError):
+    """No usable CUDA device on this machine."""
+
+
+class NotRecorded(DeviceError):
+    """The recording does not hold this problem or candidate."""
+
+
+class RecordingCorrupt(DeviceError):
+    """The sweep file cannot be read."""
+
+
+class DoesNotFit(DeviceError):
+    """The problem's operands exceed the device's memory."""
+
+
+class ReferenceBroken(DeviceError):
+    """The FP32 reference of fresh random inputs is not finite: suspect the device, not a kernel."""
+
+
+class JobError(TunerError):
+    """A job cannot go on."""
+
+
+class LeaseLost(JobError):
+    """Another worker owns the job now; stop without writing anything more."""
+
+
+class JobNotFound(JobError):
+    """No job with this identifier."""
+
+
+class JobAborted(JobError):
+    """The job's cancellation was asked for."""

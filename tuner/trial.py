@@ -1,0 +1,119 @@
+"""What measuring produces: trials, paired finals, and the winner promoted from them.
+
+These are the records that flow from devices through search into the store; all are immutable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gemmsmith.answer import Conditions, Correctness, Ratio, Statistics, Use
+from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.launch import Candidate
+from gemmsmith.problem import Problem
+
+
+class Phase(StrEnum):
+    """Which part of a tuning run measured the trial."""
+
+    SCREEN = "screen"  # few samples, to sort the field
+    FINAL = "final"  # paired rounds against the other finalists and cuBLAS
+
+
+class FailureKind(StrEnum):
+    """Why a candidate has no time."""
+
+    COMPILE = "compile"  # the kernel does not compile
+    REFUSED = "refused"  # can_implement says no
+    LAUNCH = "launch"  # the CUDA runtime reported an error that left the process usable
+    WRONG = "wrong"  # the output differs from the FP32 reference by more than the tolerance
+    NON_FINITE = "non_finite"  # NaN or infinity where the reference is finite
+    UNTOUCHED = "untouched"  # part of the output still holds the poison
+    NOT_REPEATABLE = "not_repeatable"  # a schedule that claims a fixed order gave other bits
+    CRASHED = "crashed"  # the measuring process died (illegal access, abort)
+    HUNG = "hung"  # no progress within the time limit; the process was killed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Why a trial failed, with what the compiler, CUDA or the check said."""
+
+    kind: FailureKind
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """One candidate's outcome on one problem: `statistics`, or the `failure` that prevented them.
+
+    Attributes:
+        samples_us: every time per launch that `statistics` was computed from.
+        cost_s: wall time the trial took, verification included.
+        job: identifier of the job that ordered it, if one did.
+    """
+
+    problem: Problem
+    candidate: Candidate
+    device: DeviceModel
+    environment: Environment
+    phase: Phase
+    statistics: Statistics | None = None
+    samples_us: tuple[float, ...] = ()
+    failure: Failure | None = None
+    correctness: Correctness | None = None
+    conditions: Conditions | None = None
+    workspace_bytes: int = 0
+    cost_s: float = 0.0
+    replayed: bool = False
+    job: str | None = None
+
+    @property
+    def measured(self) -> bool:
+        """Whether the candidate ran, was verified and has a time."""
+        return self.failure is None and self.statistics is not None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finals:
+    """Paired rounds of a few candidates and cuBLAS: in each round every one was timed once.
+
+    `samples_us[i][r]` is candidate i's time per launch in round r; `baseline_us[r]` is cuBLAS's
+    in the same round. Rounds whose clock fell below the run's own median are not in here.
+    """
+
+    problem: Problem
+    candidates: tuple[Candidate, ...]
+    samples_us: tuple[tuple[float, ...], ...]
+    baseline_us: tuple[float, ...]
+    correctness: tuple[Correctness, ...]
+    workspace_bytes: tuple[int, ...]
+    conditions: Conditions
+    discarded_rounds: int = 0
+    failures: tuple[tuple[Candidate, Failure], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Winner:
+    """The promoted trial for (problem, device model).
+
+    `candidate` is the best CUTLASS candidate even where `use` is cuBLAS, so that the record
+    shows how close it came; it is None only where no candidate survived verification.
+    """
+
+    problem: Problem
+    device: DeviceModel
+    environment: Environment
+    use: Use
+    candidate: Candidate | None
+    statistics: Statistics | None
+    baseline: Statistics | None
+    speedup: Ratio | None
+    correctness: Correctness | None
+    conditions: Conditions | None
+    ties: tuple[str, ...] = ()
+    replayed: bool = False
+    pack: str | None = None
+    revision: int = 0
+    promoted_at: str = ""
+    job: str | None = None
