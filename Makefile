@@ -1,0 +1,65 @@
+# One-word commands. Each sets up what it needs in .venv first.
+#   make run        the service on 127.0.0.1:8000 and one worker
+#   make test       the tests that need no GPU (real nvcc, real SQLite, real PostgreSQL)
+#   make lint       ruff and the strict type checker
+#   make bench      what gemmsmith itself costs, without a GPU
+#   make wheels     download the wheels that a GPU host without internet needs into .wheels/
+#   make gpu-test   tests/gpu on the local GPU;  make gpu-bench: tune the suite on it
+#                   (both take wheels from .wheels/ and need no internet)
+#   make lock       refresh requirements.lock from what is installed in .venv
+
+PYTHON ?= python3
+PIP = .venv/bin/pip install --quiet --disable-pip-version-check -c requirements.lock
+# Torch and the compiler are gigabytes: `make run` takes them only where a GPU can use them.
+GPU_EXTRA = $(if $(wildcard /dev/nvidia0),[gpu],)
+PROJECT = pyproject.toml client/pyproject.toml requirements.lock
+
+.PHONY: run test lint format bench wheels gpu-test gpu-bench lock clean
+
+run: .venv/.run
+	.venv/bin/gemmsmith serve --worker
+
+test: .venv/.test
+	.venv/bin/python -m pytest
+
+lint: .venv/.test
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+format: .venv/.test
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+bench: .venv/.test
+	.venv/bin/python -m benchmarks.local
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv || { echo "python3 -m venv failed: install Debian's python3-venv"; exit 1; }
+
+.venv/.run: .venv/bin/python $(PROJECT)
+	$(PIP) -e client -e '.$(GPU_EXTRA)'
+	touch $@
+
+.venv/.test: .venv/bin/python $(PROJECT)
+	$(PIP) torch==2.13.0
+	$(PIP) -e client -e '.[test,report]'
+	touch $@ .venv/.run
+
+lock: .venv/.test
+	{ sed -n '/^#/p' requirements.lock; \
+	  .venv/bin/pip freeze --exclude-editable | sed 's/+cpu//' ; } > .venv/lock && cp .venv/lock requirements.lock
+
+# What a GPU host with torch and nvcc but no internet still lacks, for the Python it runs.
+GPU_PYTHON ?= 3.12
+wheels: .venv/bin/python
+	benchmarks/wheels.sh $(GPU_PYTHON) .wheels
+
+gpu-test:
+	$(PYTHON) benchmarks/gpu_session.py test
+
+gpu-bench:
+	$(PYTHON) benchmarks/gpu_session.py cold tune
+
+clean:
+	rm -rf .venv .wheels .packs .state .gpu-out .gpu-site

@@ -1,0 +1,117 @@
+"""Winners as files: what `gemmsmith export` writes and `gemmsmith import` reads.
+
+JSON lines: a header, then one winner a line, in a fixed order, so that a re-tuned suite shows as
+a readable difference. Importing is all or nothing for a file that cannot be read, keeps newer
+winners (by their promotion time), and never touches measured winners with replayed ones.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from gemmsmith.problem import DType
+from tuner.errors import TunerError
+from tuner.store import Store
+from tuner.trial import Winner
+
+FORMAT = "gemmsmith-winners"
+VERSION = 1
+
+
+class ExchangeError(TunerError):
+    """A winners file that cannot be read; the message names the line."""
+
+
+class _Header(msgspec.Struct, frozen=True):
+    format: str
+    version: int
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Imported:
+    """How many winners of a file were taken, and how many the store already had or surpassed."""
+
+    added: int
+    kept: int
+
+
+def export_winners(
+    store: Store, path: Path, *, device: str | None = None, dtype: DType | None = None
+) -> int:
+    """Write the current winners to `path` atomically; the number written."""
+    winners = sorted(
+        store.winners(device=device, dtype=dtype),
+        key=lambda w: (w.device.slug, w.problem.dtype, w.problem.layout, w.problem),
+    )
+    lines = [_Header(format=FORMAT, version=VERSION, count=len(winners)), *winners]
+    text = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return len(winners)
+
+
+def import_winners(store: Store, path: Path) -> Imported:
+    """Take the winners of `path` into the store.
+
+    Raises:
+        ExchangeError: not a winners file, written by a newer gemmsmith, or truncated.
+    """
+    added = 0
+    winners = read_winners(path)
+    for winner in winners:
+        current = store.winner(winner.problem, winner.device.slug)
+        if current is not None and current.promoted_at >= winner.promoted_at:
+            continue
+        # Packs are this machine's own; a winner from elsewhere is compiled here on demand.
+        pack = store.pack_for(winner.candidate.kernel.name) if winner.candidate else None
+        store.promote(replace(winner, pack=pack))
+        added += 1
+    return Imported(added=added, kept=len(winners) - added)
+
+
+def read_winners(path: Path) -> list[Winner]:
+    """Parse a winners file; raises ExchangeError as `import_winners` does."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ExchangeError(f"cannot read {path}: {error.strerror}") from None
+    if not lines:
+        raise ExchangeError(f"{path} is empty")
+    try:
+        header = msgspec.json.decode(lines[0], type=_Header)
+    except msgspec.MsgspecError as error:
+        raise ExchangeError(f"{path} is not a winners file: {error}") from None
+    if header.format != FORMAT:
+        raise ExchangeError(f"{path} is not a winners file but {header.format!r}")
+    if header.version > VERSION:
+        raise ExchangeError(
+            f"{path} has format version {header.version}, this gemmsmith reads {VERSION}: upgrade"
+        )
+    winners = []
+    for number, line in enumerate(lines[1:], 2):
+        try:
+            winners.append(msgspec.json.decode(line, type=Winner))
+        except msgspec.MsgspecError as error:
+            raise ExchangeError(f"{path} line {number}: {error}") from None
+    if len(winners) != header.count:
+        raise ExchangeError(
+            f"{path} holds {len(winners)} winners, its header says {header.count}: truncated?"
+        )
+    return winners

@@ -1,0 +1,34 @@
+"""What a tuning run tells whoever watches it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Step(StrEnum):
+    """The steps of a tuning run, in order."""
+
+    ENUMERATE = "enumerate"  # candidates listed and ranked
+    COMPILE = "compile"  # kernels being built; measured ones overlap with it
+    SCREEN = "screen"  # candidates verified and timed briefly
+    FINALS = "finals"  # the best few against each other and cuBLAS
+    PROMOTE = "promote"  # the winner is stored
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """One report. `done` of `total` counts candidates, except while compiling: kernels.
+
+    Attributes:
+        best_us: fastest verified candidate so far, microseconds per launch.
+        best: its key.
+        message: one plain line for a log.
+    """
+
+    phase: Step
+    done: int
+    total: int
+    best_us: float | None = None
+    best: str | None = None
+    message: str = ""

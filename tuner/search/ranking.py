@@ -1,0 +1,48 @@
+"""Which candidates to try first: one interface for every cost model, and the ordering it gives.
+
+Invariant: the same inputs give the same order; ties in the prediction fall back to the
+candidate's key, so no dictionary or set order leaks into which kernel is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from gemmsmith.device import DeviceModel
+from gemmsmith.launch import Candidate
+from gemmsmith.problem import Problem
+
+
+class Ranker(Protocol):
+    """A cost model."""
+
+    def predict(
+        self, problem: Problem, candidates: Sequence[Candidate], device: DeviceModel
+    ) -> list[float]:
+        """Predicted microseconds per launch, one for each candidate, in their order."""
+        ...
+
+
+def ranked(
+    problem: Problem,
+    candidates: Sequence[Candidate],
+    device: DeviceModel,
+    ranker: Ranker,
+    seeds: Sequence[Candidate] = (),
+) -> list[Candidate]:
+    """`candidates`, most promising first; `seeds` (winners of near problems) lead if they occur."""
+    times = ranker.predict(problem, candidates, device)
+    by_time = sorted(zip(times, candidates, strict=True), key=lambda pair: (pair[0], pair[1].key))
+    seeded = {seed.key: place for place, seed in enumerate(seeds)}
+    ordered = [candidate for _, candidate in by_time]
+    ordered.sort(key=lambda candidate: seeded.get(candidate.key, len(seeded)))
+    return ordered
+
+
+def by_kernel(candidates: Sequence[Candidate]) -> dict[str, list[Candidate]]:
+    """Group ranked candidates by kernel name; kernels and launches keep the given order."""
+    groups: dict[str, list[Candidate]] = {}
+    for candidate in candidates:
+        groups.setdefault(candidate.kernel.name, []).append(candidate)
+    return groups

@@ -1,0 +1,141 @@
+"""Problem suites: the matrix products of real models' layers, read from configs/suites/*.toml.
+
+A suite names *layers* (out features N, in features K, tokens, passes) and *problems* (M, N, K and
+layout as they are). A linear layer with weight W[out, in] gives, for T tokens:
+
+    forward          tn   M = T     N = out   K = in
+    input_gradient   tt   M = T     N = in    K = out
+    weight_gradient  nt   M = out   N = in    K = T
+
+A suite is for any element type; `Suite.problems(dtype)` leaves out what the type cannot do
+(FP8 is `tn` only). Bad files raise SuiteError with the entry's place and what it should hold.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from gemmsmith.errors import InvalidProblem
+from gemmsmith.problem import DType, Layout, Problem
+from tuner.errors import TunerError
+
+
+class SuiteError(TunerError):
+    """A suite file that cannot be read; the message names the entry."""
+
+
+class Pass(StrEnum):
+    """Which product of a linear layer's training step."""
+
+    FORWARD = "forward"  # y = x · Wᵀ
+    INPUT_GRADIENT = "input_gradient"  # dx = dy · W
+    WEIGHT_GRADIENT = "weight_gradient"  # dW = dyᵀ · x
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SuiteProblem:
+    """One matrix product and where it comes from: `llama-3-8b qkv forward`."""
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    layout: Layout
+    origin: str
+    group: str
+
+    def problem(self, dtype: DType) -> Problem:
+        """This product in `dtype`; raises InvalidProblem where the type has no such layout."""
+        return Problem(
+            m=self.m, n=self.n, k=self.k, batch=self.batch, dtype=dtype, layout=self.layout
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Suite:
+    """A named list of matrix products, each once."""
+
+    name: str
+    entries: tuple[SuiteProblem, ...]
+
+    def problems(self, dtype: DType) -> list[tuple[SuiteProblem, Problem]]:
+        """Every entry that `dtype` supports, with its problem."""
+        found = []
+        for entry in self.entries:
+            if dtype.is_fp8 and entry.layout is not Layout.TN:
+                continue
+            found.append((entry, entry.problem(dtype)))
+        return found
+
+
+def load(path: Path) -> Suite:
+    """Read a suite file.
+
+    Raises:
+        SuiteError: missing file, bad TOML, or an entry that is not one; says which.
+    """
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SuiteError(f"no suite file {path}; configs/suites/ holds the shipped ones") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SuiteError(f"{path} is not TOML: {error}") from None
+    unknown = set(data) - {"name", "layer", "problem"}
+    if unknown:
+        raise SuiteError(f"{path}: unknown keys {sorted(unknown)}; use name, layer, problem")
+    entries: dict[tuple[Any, ...], SuiteProblem] = {}
+    for kind, expand in (("layer", _layer), ("problem", _problem)):
+        for place, entry in enumerate(data.get(kind, []), 1):
+            try:
+                for one in expand(entry):
+                    one.problem(DType.BF16)
+                    entries.setdefault((one.m, one.n, one.k, one.batch, one.layout), one)
+            except (KeyError, ValueError, TypeError, InvalidProblem) as error:
+                reason = f"missing key {error}" if isinstance(error, KeyError) else str(error)
+                raise SuiteError(f"{path}: {kind} {place}: {reason}") from None
+    if not entries:
+        raise SuiteError(f"{path} holds no layer and no problem")
+    return Suite(name=str(data.get("name", path.stem)), entries=tuple(entries.values()))
+
+
+def _layer(entry: Mapping[str, Any]) -> list[SuiteProblem]:
+    out, inner = entry["out"], entry["in"]
+    found = []
+    for which in entry.get("passes", [Pass.FORWARD]):
+        for tokens in entry["tokens"]:
+            m, n, k, layout = {
+                Pass.FORWARD: (tokens, out, inner, Layout.TN),
+                Pass.INPUT_GRADIENT: (tokens, inner, out, Layout.TT),
+                Pass.WEIGHT_GRADIENT: (out, inner, tokens, Layout.NT),
+            }[Pass(which)]
+            found.append(
+                SuiteProblem(
+                    m=m,
+                    n=n,
+                    k=k,
+                    batch=1,
+                    layout=layout,
+                    origin=f"{entry['model']} {entry['name']} {which}",
+                    group=entry["model"],
+                )
+            )
+    return found
+
+
+def _problem(entry: Mapping[str, Any]) -> list[SuiteProblem]:
+    return [
+        SuiteProblem(
+            m=entry["m"],
+            n=entry["n"],
+            k=entry["k"],
+            batch=entry.get("batch", 1),
+            layout=Layout(entry.get("layout", "tn")),
+            origin=entry["name"],
+            group=entry.get("group", "other"),
+        )
+    ]
