@@ -1,0 +1,1 @@
+"""What is measured about gemmsmith itself, and the one script for a GPU host."""

@@ -1,0 +1,72 @@
+"""Suite files: what they expand to, and what they say when they are wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gemmsmith.problem import DType, Layout
+from tuner.suites import SuiteError, load
+
+SUITES = Path(__file__).resolve().parents[2] / "configs" / "suites"
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "suite.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_layer_expands_to_the_three_products_of_a_training_step(tmp_path: Path) -> None:
+    suite = load(
+        write(
+            tmp_path,
+            """
+            [[layer]]
+            model = "m"
+            name = "l"
+            out = 30
+            in = 20
+            tokens = [7]
+            passes = ["forward", "input_gradient", "weight_gradient"]
+            """,
+        )
+    )
+    assert [(e.layout, e.m, e.n, e.k) for e in suite.entries] == [
+        (Layout.TN, 7, 30, 20),
+        (Layout.TT, 7, 20, 30),
+        (Layout.NT, 30, 20, 7),
+    ]
+
+
+def test_the_llm_suite_is_varied_and_has_no_problem_twice() -> None:
+    suite = load(SUITES / "llm.toml")
+    bf16 = [problem for _, problem in suite.problems(DType.BF16)]
+    assert len(bf16) >= 60
+    assert len(set(bf16)) == len(bf16)
+    assert {p.layout for p in bf16} == {Layout.TN, Layout.TT, Layout.NT, Layout.NN}
+    assert {1, 16, 64, 256, 1024, 4096, 8192} <= {p.m for p in bf16}
+    assert all(p.layout is Layout.TN for _, p in suite.problems(DType.FP8_E4M3))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "holds no layer and no problem"),
+        ("oops", "is not TOML"),
+        ("typo = 1", "unknown keys ['typo']"),
+        ("[[problem]]\nname='p'\nm=1\nn=2", "problem 1: missing key 'k'"),
+        ("[[problem]]\nname='p'\nm=0\nn=2\nk=3", "m must be in 1"),
+        ("[[problem]]\nname='p'\nm=1\nn=2\nk=3\nlayout='xx'", "'xx' is not a valid Layout"),
+    ],
+)
+def test_a_bad_suite_says_what_is_wrong(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(SuiteError, match=".*") as caught:
+        load(write(tmp_path, text))
+    assert says in str(caught.value)
+
+
+def test_a_missing_suite_points_at_the_shipped_ones(tmp_path: Path) -> None:
+    with pytest.raises(SuiteError, match="configs/suites"):
+        load(tmp_path / "none.toml")
