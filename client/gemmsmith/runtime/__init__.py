@@ -1,0 +1,10 @@
+"""Runs compiled kernel packs: loads them, and launches a config on torch tensors.
+
+`import gemmsmith.runtime` needs neither torch nor a GPU; `run` imports torch when it is called.
+"""
+
+from gemmsmith.runtime.abi import ABI_VERSION, Arguments, KernelInfo
+from gemmsmith.runtime.launch import run
+from gemmsmith.runtime.pack import LoadedKernel, LoadedPack
+
+__all__ = ["ABI_VERSION", "Arguments", "KernelInfo", "LoadedKernel", "LoadedPack", "run"]
