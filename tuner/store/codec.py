@@ -1,0 +1,46 @@
+"""Dataclasses to the JSON of a column, and back.
+
+JSON knows no infinity and no NaN, and a failed check may well report one: they are stored as the
+strings `inf`, `-inf` and `nan`, which `from_json` turns back into numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+def to_json(value: object) -> Any:
+    """Dictionaries, lists, strings and finite numbers only."""
+    return _finite(msgspec.to_builtins(value))
+
+
+def from_json(kind: type[T], stored: object) -> T:
+    """The dataclass that `to_json` was given; fields added since then take their defaults."""
+    return msgspec.convert(stored, kind, strict=False)
+
+
+def from_json_or_none(kind: type[T], stored: object | None) -> T | None:
+    """As `from_json`; nothing gives nothing."""
+    return None if stored is None else from_json(kind, stored)
+
+
+def digest(value: object) -> str:
+    """A hash of everything in the value, the same on every machine."""
+    canonical = msgspec.json.encode(to_json(value), order="sorted")
+    return hashlib.sha256(canonical).hexdigest()[:32]
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

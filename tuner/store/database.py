@@ -1,0 +1,163 @@
+"""One database: how it is opened, and the two kinds of transaction made on it.
+
+SQLite runs in WAL mode: readers never wait. A writer begins with BEGIN IMMEDIATE, so it waits for
+its turn (up to `BUSY_TIMEOUT_S`) before it has read anything, and never fails half way for being
+second. `synchronous=FULL`: when a write transaction returns, its rows survive a power cut as well
+as a killed process. That costs one fsync a commit (0.2 ms to a few ms), little beside a trial.
+The file must lie on a local disk: WAL needs memory shared between the processes that use it.
+
+A `Database` may be shared by threads. A forked child must open its own.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.orm import Session
+
+from tuner.errors import StoreError
+from tuner.store.faults import translated
+
+BUSY_TIMEOUT_S = 30.0
+"""Longest wait of a writer for other writers. Transactions take milliseconds; this is patience."""
+
+_WRITES = "gemmsmith_writes"
+_DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
+
+
+def parse_url(url: str) -> URL:
+    """Read a database URL; PostgreSQL means psycopg 3.
+
+    Raises:
+        StoreError: not a URL, or neither SQLite in a file nor PostgreSQL.
+    """
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise StoreError(
+            f"{url!r} is no database URL; write sqlite:///path/to/file.db or "
+            "postgresql://user@host/name"
+        ) from error
+    parsed = parsed.set(drivername=_DRIVERS.get(parsed.drivername, parsed.drivername))
+    if parsed.get_backend_name() not in ("sqlite", "postgresql"):
+        raise StoreError(f"{parsed.drivername} is not supported; use SQLite or PostgreSQL")
+    if parsed.get_backend_name() == "sqlite" and sqlite_path(parsed) is None:
+        raise StoreError("a database in memory would be lost; write sqlite:///path/to/file.db")
+    return parsed
+
+
+def sqlite_path(url: URL) -> Path | None:
+    """The file of a SQLite URL; None for other databases and for SQLite in memory."""
+    if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
+        return None
+    return Path(url.database)
+
+
+class Database:
+    """An engine with the project's settings.
+
+    Args:
+        url: as `parse_url` takes it.
+        migrating: leave foreign keys unenforced, as rebuilding SQLite tables needs.
+    """
+
+    def __init__(self, url: str, *, migrating: bool = False) -> None:
+        self.url = parse_url(url)
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self._migrating = migrating
+        self._engine = self._create_engine()
+        self._writer = self._engine.execution_options(**{_WRITES: True})
+
+    def _create_engine(self) -> Engine:
+        options: dict[str, Any] = {
+            "json_serializer": lambda value: msgspec.json.encode(value).decode(),
+            "json_deserializer": msgspec.json.decode,
+            "pool_size": 8,
+            "max_overflow": 40,
+        }
+        if not self.is_sqlite:
+            try:
+                return create_engine(self.url, pool_pre_ping=True, **options)
+            except ModuleNotFoundError as error:
+                raise StoreError(
+                    "PostgreSQL needs psycopg: pip install 'gemmsmith-service[postgresql]'"
+                ) from error
+        engine = create_engine(self.url, connect_args={"timeout": BUSY_TIMEOUT_S}, **options)
+        event.listen(engine, "connect", self._set_up_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+        return engine
+
+    def _set_up_sqlite(self, connection: sqlite3.Connection, _record: object) -> None:
+        connection.isolation_level = (
+            None  # sqlite3 must not begin transactions; `_begin_sqlite` does
+        )
+        connection.execute(f"PRAGMA foreign_keys = {'OFF' if self._migrating else 'ON'}")
+        connection.execute("PRAGMA synchronous = FULL")
+        _enter_wal(connection)
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A session that sees one consistent state and never waits; its changes are dropped."""
+        with translated(self.url), Session(self._engine) as session:
+            yield session
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """A session whose changes are durable when the block ends, or none of them made.
+
+        Raises:
+            DiskFull, DatabaseCorrupt, StoreError: and nothing was changed.
+        """
+        with (
+            translated(self.url),
+            Session(self._writer, expire_on_commit=False) as session,
+            session.begin(),
+        ):
+            yield session
+
+    @contextmanager
+    def connect(self) -> Iterator[Connection]:
+        """A plain connection inside a write transaction, for migrations."""
+        with translated(self.url), self._writer.begin() as connection:
+            yield connection
+
+    def lock(self, session: Session | Connection, name: int) -> None:
+        """Let one write transaction at a time pass here, until it ends.
+
+        SQLite has a single writer anyhow; PostgreSQL takes an advisory lock with that number.
+        """
+        if not self.is_sqlite:
+            session.execute(text("SELECT pg_advisory_xact_lock(:name)"), {"name": name})
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._engine.dispose()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    writes = connection.get_execution_options().get(_WRITES, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _enter_wal(connection: sqlite3.Connection) -> None:
+    # The switch is kept in the file, and SQLite does not wait for it: programs that open a new
+    # database at the same moment must try again.
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+        else:
+            return

@@ -1,0 +1,194 @@
+"""Devices, environments, problems and kernels: rows that are written once and never change.
+
+Writing one that exists already, in this or in another process, gives the existing row. Because
+these rows stay as they are, what has once been read is remembered for the life of the object.
+Ids of rows that a transaction wrote are remembered only after it has succeeded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.kernel import Kernel
+from gemmsmith.problem import DType, Layout, Problem
+from tuner.store.codec import from_json, to_json
+from tuner.store.database import Database
+from tuner.store.models import Base, DeviceRow, EnvironmentRow, KernelRow, ProblemRow
+from tuner.store.upsert import insert_ignore
+
+Entry = DeviceModel | Environment | Kernel | Problem
+R = TypeVar("R", bound=Base)
+
+
+class Dictionary:
+    """Both directions of the dictionary tables, for one database. Threads may share it."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._ids: dict[object, int] = {}
+        self._devices: dict[int, DeviceModel] = {}
+        self._environments: dict[int, Environment] = {}
+        self._kernels: dict[int, Kernel] = {}
+
+    def ids(self, session: Session, entries: Iterable[Entry]) -> Ids:
+        """Ids of all entries, written where they are new. Call `keep` after the commit."""
+        found = Ids(self._ids)
+        # One order for everybody: two transactions that write the same new rows never deadlock.
+        for entry in sorted(entries, key=_order):
+            key = _key(entry)
+            if key not in self._ids and key not in found.fresh:
+                found.fresh[key] = _intern(session, entry)
+        return found
+
+    def problem_id(self, session: Session, problem: Problem) -> int | None:
+        """The id of a problem, without writing it."""
+        return self._ids.get(_key(problem)) or session.scalar(
+            select(ProblemRow.id).filter_by(**_problem_identity(problem))
+        )
+
+    def device_id(self, session: Session, slug: str) -> int | None:
+        """The id of a device model, without writing it."""
+        return self._ids.get(("device", slug)) or session.scalar(
+            select(DeviceRow.id).where(DeviceRow.slug == slug)
+        )
+
+    def device(self, session: Session, row_id: int) -> DeviceModel:
+        """The device model with that id."""
+        if row_id not in self._devices:
+            self._devices[row_id] = device_of(_row(session, DeviceRow, row_id))
+        return self._devices[row_id]
+
+    def environment(self, session: Session, row_id: int) -> Environment:
+        """The environment with that id."""
+        if row_id not in self._environments:
+            row = _row(session, EnvironmentRow, row_id)
+            self._environments[row_id] = from_json(Environment, row.description)
+        return self._environments[row_id]
+
+    def kernels(self, session: Session, row_ids: Iterable[int]) -> dict[int, Kernel]:
+        """The kernels with those ids; unknown ones are read in a few statements."""
+        wanted = set(row_ids)
+        missing = sorted(wanted - self._kernels.keys())
+        for start in range(0, len(missing), 500):  # databases limit the parameters of a statement
+            rows = session.scalars(
+                select(KernelRow).where(KernelRow.id.in_(missing[start : start + 500]))
+            )
+            for row in rows:
+                self._kernels[row.id] = from_json(Kernel, row.description)
+        return {row_id: self._kernels[row_id] for row_id in wanted}
+
+    def keep(self, ids: Ids) -> None:
+        """Remember ids whose transaction has succeeded."""
+        self._ids.update(ids.fresh)
+
+
+class Ids:
+    """Ids of dictionary rows as one transaction sees them."""
+
+    def __init__(self, kept: dict[object, int]) -> None:
+        self._kept = kept
+        self.fresh: dict[object, int] = {}
+
+    def __getitem__(self, entry: Entry) -> int:
+        key = _key(entry)
+        return self.fresh[key] if key in self.fresh else self._kept[key]
+
+
+def problem_of(row: ProblemRow) -> Problem:
+    """The problem that a row describes."""
+    return Problem(
+        m=row.m,
+        n=row.n,
+        k=row.k,
+        batch=row.batch,
+        dtype=DType(row.dtype),
+        layout=Layout(row.layout),
+    )
+
+
+def device_of(row: DeviceRow) -> DeviceModel:
+    """The device model that a row describes."""
+    return DeviceModel(
+        name=row.name,
+        arch=row.arch,
+        sm_count=row.sm_count,
+        memory_bytes=row.memory_bytes,
+        l2_bytes=row.l2_bytes,
+        max_clock_mhz=row.max_clock_mhz,
+        memory_bandwidth=row.memory_bandwidth,
+    )
+
+
+def _key(entry: Entry) -> object:
+    match entry:
+        case DeviceModel():
+            return ("device", entry.slug)
+        case Environment():
+            return ("environment", entry)
+        case Kernel():
+            return ("kernel", entry.name)
+        case Problem():
+            return ("problem", entry)
+
+
+def _order(entry: Entry) -> tuple[str, str]:
+    match entry:
+        case DeviceModel():
+            return ("device", entry.slug)
+        case Environment():
+            return ("environment", entry.digest)
+        case Kernel():
+            return ("kernel", entry.name)
+        case Problem():
+            return ("problem", str(entry))
+
+
+def _intern(session: Session, entry: Entry) -> int:
+    match entry:
+        case DeviceModel():
+            fields = {name: getattr(entry, name) for name in entry.__slots__}
+            return _upsert(session, DeviceRow, {"slug": entry.slug}, fields)
+        case Environment():
+            identity = {"digest": entry.digest}
+            return _upsert(session, EnvironmentRow, identity, {"description": to_json(entry)})
+        case Kernel():
+            identity = {"name": entry.name}
+            return _upsert(session, KernelRow, identity, {"description": to_json(entry)})
+        case Problem():
+            logarithms = {f"lg_{axis}": math.log2(getattr(entry, axis)) for axis in "mnk"}
+            return _upsert(session, ProblemRow, _problem_identity(entry), logarithms)
+
+
+def _problem_identity(problem: Problem) -> dict[str, Any]:
+    return {
+        "dtype": problem.dtype.value,
+        "layout": problem.layout.value,
+        "batch": problem.batch,
+        "m": problem.m,
+        "n": problem.n,
+        "k": problem.k,
+    }
+
+
+def _upsert(
+    session: Session,
+    table: type[DeviceRow] | type[EnvironmentRow] | type[KernelRow] | type[ProblemRow],
+    identity: dict[str, Any],
+    rest: dict[str, Any],
+) -> int:
+    found = session.scalar(select(table.id).filter_by(**identity))
+    if found is None:
+        found = insert_ignore(session, table, {**identity, **rest})
+    if found is None:  # another process was quicker, and has committed by now
+        found = session.scalars(select(table.id).filter_by(**identity)).one()
+    return found
+
+
+def _row(session: Session, table: type[R], row_id: int) -> R:
+    return session.get_one(table, row_id)

@@ -1,0 +1,76 @@
+"""Turns what a database driver raises into the store's own errors, which say what to do next."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError
+
+from tuner.errors import DatabaseCorrupt, DiskFull, StoreError
+
+_CORRUPT = ("file is not a database", "malformed", "file is encrypted")
+_FULL = ("database or disk is full", "no space left on device")
+_LOCKED = ("database is locked", "database table is locked")
+_POSTGRESQL_FULL = "53100"  # disk_full
+_POSTGRESQL_CORRUPT = ("XX001", "XX002")  # data_corrupted, index_corrupted
+
+
+@contextmanager
+def translated(url: URL) -> Iterator[None]:
+    """Raise a `StoreError` for a fault of the database or of its machine.
+
+    A violated constraint or wrong SQL is a mistake in this program and passes unchanged.
+    """
+    try:
+        yield
+    except DBAPIError as error:
+        fault = _classify(url, error.orig, error.connection_invalidated)
+        if fault is None:
+            raise
+        raise fault from error
+    except sqlite3.Error as error:  # raised while a connection is being set up
+        fault = _classify(url, error, False)
+        if fault is None:
+            raise
+        raise fault from error
+
+
+def _classify(url: URL, error: BaseException | None, disconnected: bool) -> StoreError | None:
+    where = url.render_as_string(hide_password=True)
+    said = str(error).strip()
+    lowered = said.lower()
+    state = getattr(error, "sqlstate", None)
+    if any(sign in lowered for sign in _CORRUPT) or state in _POSTGRESQL_CORRUPT:
+        return DatabaseCorrupt(
+            f"{where} is not a usable database ({said}). Restore a backup, or move the file away "
+            "and run `gemmsmith db upgrade` to start an empty one."
+        )
+    if any(sign in lowered for sign in _FULL) or state == _POSTGRESQL_FULL:
+        return DiskFull(
+            f"no space left for {where} ({said}). Nothing of this change was written; free some "
+            "space and try again."
+        )
+    if any(sign in lowered for sign in _LOCKED):
+        return StoreError(
+            f"{where} stayed locked ({said}): another program holds a transaction open. "
+            "Close it, and keep the file on a local disk."
+        )
+    if "unable to open" in lowered or "readonly database" in lowered:
+        return StoreError(
+            f"cannot open {where} for writing ({said}). Check that its folder exists and belongs "
+            "to you."
+        )
+    if "disk i/o error" in lowered:
+        return StoreError(
+            f"the disk under {where} failed ({said}). Nothing of this change was written; check "
+            "the disk and the system's log."
+        )
+    is_sqlite = isinstance(error, sqlite3.Error)
+    if disconnected or (not is_sqlite and type(error).__name__ == "OperationalError"):
+        return StoreError(
+            f"cannot reach {where} ({said}). Check that the server runs, and the URL."
+        )
+    return None

@@ -1,0 +1,305 @@
+"""The tables, as SQLAlchemy classes. Nothing outside the tuner sees them.
+
+Dictionary rows (devices, environments, problems, kernels) are written once and never changed or
+deleted, so that their ids may be remembered. Everything that a query filters or sorts by is a
+column; what is only carried along is JSON. Times are seconds since the epoch by the database's
+clock. Any change here needs a migration: `tests/migration` compares both.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+# SQLite numbers rows by itself only where the column is spelt INTEGER.
+Id = BigInteger().with_variant(Integer, "sqlite")
+Document = JSON(none_as_null=True)
+
+
+class Base(DeclarativeBase):
+    """Root of all tables; constraint names are fixed, so that migrations can refer to them."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map: ClassVar = {float: Double, dict[str, Any]: Document, list[float]: Document}
+
+
+class DeviceRow(Base):
+    """A GPU model."""
+
+    __tablename__ = "devices"
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    slug: Mapped[str] = mapped_column(String(200), unique=True)
+    name: Mapped[str] = mapped_column(String(200))
+    arch: Mapped[str] = mapped_column(String(20))
+    sm_count: Mapped[int]
+    memory_bytes: Mapped[int] = mapped_column(BigInteger)
+    l2_bytes: Mapped[int] = mapped_column(BigInteger)
+    max_clock_mhz: Mapped[int]
+    memory_bandwidth: Mapped[int] = mapped_column(BigInteger)
+
+
+class EnvironmentRow(Base):
+    """Software and GPU that trials ran on; `digest` covers all fields of `description`."""
+
+    __tablename__ = "environments"
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    digest: Mapped[str] = mapped_column(String(64), unique=True)
+    description: Mapped[dict[str, Any]]
+
+
+class ProblemRow(Base):
+    """A problem; `lg_*` are log2 of the extents, because SQLite has no logarithm everywhere."""
+
+    __tablename__ = "problems"
+    __table_args__ = (
+        UniqueConstraint("dtype", "layout", "batch", "m", "n", "k", name="uq_problems_identity"),
+        Index("ix_problems_near", "dtype", "layout", "batch", "lg_m"),
+    )
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    dtype: Mapped[str] = mapped_column(String(20))
+    layout: Mapped[str] = mapped_column(String(4))
+    batch: Mapped[int]
+    m: Mapped[int]
+    n: Mapped[int]
+    k: Mapped[int]
+    lg_m: Mapped[float]
+    lg_n: Mapped[float]
+    lg_k: Mapped[float]
+
+
+class KernelRow(Base):
+    """A kernel's description under its unique name."""
+
+    __tablename__ = "kernels"
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    name: Mapped[str] = mapped_column(String(300), unique=True)
+    description: Mapped[dict[str, Any]]
+
+
+class PackRow(Base):
+    """A compiled kernel pack in the artifact store."""
+
+    __tablename__ = "packs"
+    __table_args__ = ({"sqlite_autoincrement": True},)
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    hash: Mapped[str] = mapped_column(String(128), unique=True)
+    toolchain: Mapped[str] = mapped_column(String(128))
+    bytes: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[float]
+
+
+class PackKernelRow(Base):
+    """Which kernels a pack holds, and where."""
+
+    __tablename__ = "pack_kernels"
+
+    pack_id: Mapped[int] = mapped_column(
+        ForeignKey("packs.id", ondelete="CASCADE"), primary_key=True
+    )
+    position: Mapped[int] = mapped_column(primary_key=True)
+    kernel_id: Mapped[int] = mapped_column(ForeignKey("kernels.id"), index=True)
+
+
+class TrialRow(Base):
+    """One candidate's outcome. `job` is "" where no job ordered it: NULLs would not be unique.
+
+    `job` is no foreign key: trials made without a queue carry an identifier of their own.
+    """
+
+    __tablename__ = "trials"
+    __table_args__ = (
+        UniqueConstraint(
+            "problem_id",
+            "device_id",
+            "kernel_id",
+            "launch_key",
+            "phase",
+            "environment_id",
+            "job",
+            name="uq_trials_identity",
+        ),
+        Index("ix_trials_job", "job", "id"),
+        {"sqlite_autoincrement": True},
+    )
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    created_at: Mapped[float]
+    problem_id: Mapped[int] = mapped_column(ForeignKey("problems.id"))
+    device_id: Mapped[int] = mapped_column(ForeignKey("devices.id"))
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environments.id"))
+    kernel_id: Mapped[int] = mapped_column(ForeignKey("kernels.id"))
+    launch_key: Mapped[str] = mapped_column(String(100))
+    launch: Mapped[dict[str, Any]]
+    phase: Mapped[str] = mapped_column(String(20))
+    job: Mapped[str] = mapped_column(String(100))
+    median_us: Mapped[float | None]
+    ci_low_us: Mapped[float | None]
+    ci_high_us: Mapped[float | None]
+    samples: Mapped[int | None]
+    samples_us: Mapped[list[float]]
+    failure_kind: Mapped[str | None] = mapped_column(String(20))
+    failure_message: Mapped[str | None] = mapped_column(Text)
+    correctness: Mapped[dict[str, Any] | None] = mapped_column(Document)
+    conditions: Mapped[dict[str, Any] | None] = mapped_column(Document)
+    workspace_bytes: Mapped[int] = mapped_column(BigInteger)
+    cost_s: Mapped[float]
+    replayed: Mapped[bool]
+
+
+class WinnerRow(Base):
+    """One promotion. Rows are history; exactly one per (problem, device) is current.
+
+    Attributes:
+        revision: grows with every promotion of this problem and device.
+        sequence: grows over the whole table each time a row becomes current, so the greatest
+            one tells whether any answer has changed; 0 for a row that never was current.
+        origin: measured here, imported, or replayed: see `tuner.store.winners`.
+        digest: of what was promoted, its revision, date, job and pack left out.
+    """
+
+    __tablename__ = "winners"
+    __table_args__ = (
+        UniqueConstraint("problem_id", "device_id", "revision", name="uq_winners_revision"),
+        Index(
+            "uq_winners_current",
+            "problem_id",
+            "device_id",
+            unique=True,
+            sqlite_where=text("is_current"),
+            postgresql_where=text("is_current"),
+        ),
+        Index("ix_winners_sequence", "sequence"),
+        {"sqlite_autoincrement": True},
+    )
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    problem_id: Mapped[int] = mapped_column(ForeignKey("problems.id"))
+    device_id: Mapped[int] = mapped_column(ForeignKey("devices.id"), index=True)
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environments.id"))
+    kernel_id: Mapped[int | None] = mapped_column(ForeignKey("kernels.id"))
+    revision: Mapped[int]
+    sequence: Mapped[int] = mapped_column(BigInteger)
+    is_current: Mapped[bool] = mapped_column(Boolean)
+    pinned: Mapped[bool] = mapped_column(Boolean)
+    origin: Mapped[str] = mapped_column(String(20))
+    digest: Mapped[str] = mapped_column(String(64))
+    use: Mapped[str] = mapped_column(String(20))
+    median_us: Mapped[float | None]
+    speedup: Mapped[float | None]
+    launch: Mapped[dict[str, Any] | None] = mapped_column(Document)
+    record: Mapped[dict[str, Any]]
+    replayed: Mapped[bool]
+    pack: Mapped[str | None] = mapped_column(String(128))
+    promoted_at: Mapped[str] = mapped_column(String(40))
+    job: Mapped[str | None] = mapped_column(String(100))
+
+
+class JobRow(Base):
+    """A tuning job and its lease.
+
+    Attributes:
+        public_id: what the world calls it; `id` only orders.
+        active_key: problem, device and effort while further requests may join the job; NULL
+            once it is cancelled or over. Unique, so that two requests at once make one job.
+        attempt: grows with every lease and, with `owner`, fences every write of a worker.
+        handed_back: leases given back unharmed; they do not count against `max_attempts`.
+        available_at: earliest time for the next lease, so that a retry waits a little.
+        last_event: number of the newest event.
+    """
+
+    __tablename__ = "jobs"
+    __table_args__ = (
+        Index("ix_jobs_lease", "state", "priority", "id"),
+        {"sqlite_autoincrement": True},
+    )
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    public_id: Mapped[str] = mapped_column(String(40), unique=True)
+    problem_id: Mapped[int] = mapped_column(ForeignKey("problems.id"))
+    effort: Mapped[str] = mapped_column(String(20))
+    device: Mapped[str] = mapped_column(String(200))
+    priority: Mapped[int]
+    active_key: Mapped[str | None] = mapped_column(String(300), unique=True)
+    state: Mapped[str] = mapped_column(String(20))
+    phase: Mapped[str] = mapped_column(String(40))
+    done: Mapped[int]
+    total: Mapped[int]
+    best_us: Mapped[float | None]
+    best: Mapped[str | None] = mapped_column(Text)
+    error: Mapped[str | None] = mapped_column(Text)
+    winner_revision: Mapped[int | None]
+    cancel_requested: Mapped[bool]
+    owner: Mapped[str | None] = mapped_column(String(200))
+    attempt: Mapped[int]
+    handed_back: Mapped[int]
+    max_attempts: Mapped[int]
+    lease_expires_at: Mapped[float | None]
+    available_at: Mapped[float]
+    created_at: Mapped[float]
+    started_at: Mapped[float | None]
+    finished_at: Mapped[float | None]
+    last_event: Mapped[int]
+
+
+class JobEventRow(Base):
+    """What happened to a job; numbered from 1 within the job, without gaps."""
+
+    __tablename__ = "job_events"
+
+    job_id: Mapped[int] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    at: Mapped[float]
+    kind: Mapped[str] = mapped_column(String(40))
+    data: Mapped[dict[str, Any]]
+
+
+class IdempotencyKeyRow(Base):
+    """A client's Idempotency-Key and the job that answered it; `request` tells misuse."""
+
+    __tablename__ = "idempotency_keys"
+
+    key: Mapped[str] = mapped_column(String(255), primary_key=True)
+    job_id: Mapped[int] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), index=True)
+    request: Mapped[str] = mapped_column(String(300))
+    created_at: Mapped[float]
+
+
+class ApiKeyRow(Base):
+    """A client's key, by its hash only."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    name: Mapped[str] = mapped_column(String(200))
+    key_hash: Mapped[str] = mapped_column(String(128), unique=True)
+    scopes: Mapped[str] = mapped_column(String(200))
+    created_at: Mapped[float]
+    last_used_at: Mapped[float | None]
+    revoked_at: Mapped[float | None]

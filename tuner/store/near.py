@@ -1,0 +1,57 @@
+"""The nearest measured problems, by Euclidean distance of (log2 m, log2 n, log2 k)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from sqlalchemy import Row, Select
+from sqlalchemy.orm import Session
+
+from gemmsmith.problem import Problem
+from tuner.store.models import DeviceRow, ProblemRow, WinnerRow
+
+_REACHES = (1.0, 4.0, math.inf)
+"""Half the edge of the cube that is searched: most questions have neighbours within a factor of
+two, and only where there are too few is the whole (dtype, layout, batch) scanned."""
+
+
+def nearest(
+    session: Session,
+    winners: Select[WinnerRow, ProblemRow],
+    problem: Problem,
+    device: str,
+    limit: int,
+) -> Sequence[Row[WinnerRow, ProblemRow]]:
+    """Rows of `winners` (which joins problems and devices) nearest first, ties by problem id."""
+    offsets = [
+        column - math.log2(extent)
+        for column, extent in (
+            (ProblemRow.lg_m, problem.m),
+            (ProblemRow.lg_n, problem.n),
+            (ProblemRow.lg_k, problem.k),
+        )
+    ]
+    squared = offsets[0] * offsets[0] + offsets[1] * offsets[1] + offsets[2] * offsets[2]
+    query = (
+        winners.where(WinnerRow.is_current, DeviceRow.slug == device)
+        .where(
+            ProblemRow.dtype == problem.dtype.value,
+            ProblemRow.layout == problem.layout.value,
+            ProblemRow.batch == problem.batch,
+        )
+        .order_by(squared, ProblemRow.id)
+        .limit(limit)
+    )
+    rows: Sequence[Row[WinnerRow, ProblemRow]] = []
+    for reach in _REACHES:
+        if math.isinf(reach):
+            return session.execute(query).all()
+        around = query.where(
+            squared <= reach * reach,
+            ProblemRow.lg_m.between(math.log2(problem.m) - reach, math.log2(problem.m) + reach),
+        )
+        rows = session.execute(around).all()
+        if len(rows) == limit:
+            break
+    return rows

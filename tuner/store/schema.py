@@ -1,0 +1,142 @@
+"""The database's schema: which revision it has, which one this program needs, and getting there.
+
+The migrations lie in `migrations/` beside the package `tuner`, in the project's root; they are
+found from wherever the program is run, provided it was installed in development mode
+(`pip install -e .`), which is how the application is deployed.
+
+An upgrade is one transaction on both databases: it happens wholly or not at all, and of several
+programs that start at once one does it and the others wait.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, inspect, text
+
+from tuner.errors import DatabaseCorrupt, SchemaOutdated, SchemaTooNew, StoreError
+from tuner.store.database import Database, parse_url, sqlite_path
+
+MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
+
+_UPGRADE_LOCK = 0x67656D6D  # any number that no other lock of ours has
+
+
+def head() -> str:
+    """The revision that this program works with."""
+    revision = _scripts().get_current_head()
+    if revision is None:
+        raise StoreError(f"{MIGRATIONS} holds no migration; check out the project again")
+    return revision
+
+
+def current(url: str) -> str | None:
+    """The revision a database has; None where there is no database yet, or an empty one."""
+    path = sqlite_path(parse_url(url))
+    if path is not None and not path.exists():
+        return None
+    database = Database(url)
+    try:
+        return _current(database)
+    finally:
+        database.close()
+
+
+def upgrade(url: str, revision: str = "head") -> str:
+    """Create the database if there is none, and bring it to `revision`; safe to repeat.
+
+    Returns:
+        The revision the database has now.
+
+    Raises:
+        SchemaTooNew: a newer program wrote it; nothing was changed.
+        DatabaseCorrupt, DiskFull, StoreError: nothing was changed.
+    """
+    path = sqlite_path(parse_url(url))
+    if path is not None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot create the folder {path.parent}: {error}") from error
+    database = Database(url, migrating=True)
+    try:
+        with database.connect() as connection:
+            database.lock(connection, _UPGRADE_LOCK)
+            _refuse_newer(database, _revision(connection))
+            config = _config()
+            config.attributes["connection"] = connection
+            command.upgrade(config, revision)
+            _check_foreign_keys(database, connection)
+            reached = _revision(connection)
+    finally:
+        database.close()
+    if reached is None:
+        raise StoreError(f"the migration to {revision} left no revision behind")
+    return reached
+
+
+def check(database: Database) -> None:
+    """Refuse a database that this program cannot work with.
+
+    Raises:
+        SchemaOutdated: older, or empty; the message has the command that upgrades it.
+        SchemaTooNew: written by a newer program.
+        DatabaseCorrupt: not a database.
+    """
+    found = _current(database)
+    if found == head():
+        return
+    _refuse_newer(database, found)
+    where = database.url.render_as_string(hide_password=True)
+    has = f"has schema {found}, this gemmsmith needs {head()}" if found else "is empty"
+    raise SchemaOutdated(f"{where} {has}. Run: gemmsmith db upgrade --database {where}")
+
+
+def _refuse_newer(database: Database, found: str | None) -> None:
+    known = {script.revision for script in _scripts().walk_revisions()}
+    if found is not None and found not in known:
+        where = database.url.render_as_string(hide_password=True)
+        raise SchemaTooNew(
+            f"{where} has schema {found}, which this gemmsmith (schema {head()}) does not know: a "
+            "newer gemmsmith wrote it. Upgrade gemmsmith, or use another database."
+        )
+
+
+def _current(database: Database) -> str | None:
+    with database.read() as session:
+        return _revision(session.connection())
+
+
+def _revision(connection: Connection) -> str | None:
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    found: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))
+    return found
+
+
+def _check_foreign_keys(database: Database, connection: Connection) -> None:
+    if database.is_sqlite and connection.execute(text("PRAGMA foreign_key_check")).first():
+        where = database.url.render_as_string(hide_password=True)
+        raise DatabaseCorrupt(
+            f"{where} has rows that refer to missing ones; the upgrade was undone. "
+            "Restore a backup."
+        )
+
+
+def _config() -> Config:
+    if not (MIGRATIONS / "env.py").is_file():
+        raise StoreError(
+            f"no migrations at {MIGRATIONS}: gemmsmith must be installed from a checkout, "
+            "with pip install -e ."
+        )
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def _scripts() -> ScriptDirectory:
+    return ScriptDirectory.from_config(_config())

@@ -1,0 +1,225 @@
+"""The database as the rest of the program sees it: every method is a transaction of its own.
+
+What a method has written when it returns is durable, and what raised has changed nothing. A
+`Store` may be shared by threads; each process opens its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from sqlalchemy import func, select
+
+from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.kernel import Kernel
+from gemmsmith.problem import DType, Layout, Problem
+from tuner.errors import SchemaOutdated
+from tuner.store import schema
+from tuner.store.codec import from_json
+from tuner.store.database import Database, parse_url, sqlite_path
+from tuner.store.dictionary import Dictionary, device_of
+from tuner.store.models import (
+    DeviceRow,
+    EnvironmentRow,
+    KernelRow,
+    PackRow,
+    ProblemRow,
+    TrialRow,
+    WinnerRow,
+)
+from tuner.store.packs import Packs
+from tuner.store.trials import StoredTrial, Trials
+from tuner.store.winners import Winners
+from tuner.trial import Phase, Trial, Winner
+
+
+class Store:
+    """Everything gemmsmith remembers. Open with `Store.open`; use as a context manager.
+
+    Attributes:
+        database: for `tuner.jobs`, which keeps its queue in the same database.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.dictionary = Dictionary(database)
+        self._trials = Trials(database, self.dictionary)
+        self._winners = Winners(database, self.dictionary)
+        self._packs = Packs(database, self.dictionary)
+
+    @classmethod
+    def open(cls, url: str, *, create: bool = False) -> Store:
+        """Open a database whose schema is this program's.
+
+        Args:
+            url: `sqlite:///path/to/file.db` or `postgresql://user@host/name`.
+            create: make the database if there is none or it is empty; an old one is left alone.
+
+        Raises:
+            SchemaOutdated: upgrade it first, with the command in the message.
+            SchemaTooNew: a newer gemmsmith wrote it.
+            DatabaseCorrupt: not a database, or damaged.
+            StoreError: it cannot be reached.
+        """
+        if create and schema.current(url) is None:
+            schema.upgrade(url)
+        path = sqlite_path(parse_url(url))
+        if path is not None and not path.exists():
+            raise SchemaOutdated(
+                f"there is no database at {path}. Run: gemmsmith db upgrade --database {url}"
+            )
+        database = Database(url)
+        try:
+            schema.check(database)
+        except BaseException:
+            database.close()
+            raise
+        return cls(database)
+
+    def close(self) -> None:
+        """Close all connections; the object is of no further use."""
+        self.database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def add_trial(self, trial: Trial) -> int:
+        """Record a trial; durable when this returns.
+
+        Adding one with the same problem, device, candidate, phase, environment and job again
+        keeps the first and gives its id.
+        """
+        return self._trials.add([trial])[0]
+
+    def add_trials(self, trials: Sequence[Trial]) -> list[int]:
+        """Record several trials in one transaction: all or none."""
+        return self._trials.add(trials)
+
+    def trials(
+        self,
+        *,
+        problem: Problem | None = None,
+        device: str | None = None,
+        dtype: DType | None = None,
+        layout: Layout | None = None,
+        phase: Phase | None = None,
+        job: str | None = None,
+        after: int | None = None,
+        limit: int | None = None,
+    ) -> list[StoredTrial]:
+        """Trials that meet every condition given, oldest first.
+
+        `device` is a device model's slug. `after` is the cursor of the next page: only trials
+        later than the one with this id.
+        """
+        return self._trials.find(
+            problem=problem,
+            device=device,
+            dtype=dtype,
+            layout=layout,
+            phase=phase,
+            job=job,
+            after=after,
+            limit=limit,
+        )
+
+    def promote(self, winner: Winner, *, imported: bool = False, force: bool = False) -> Winner:
+        """Add a winner to the history; see `tuner.store.winners` for when it becomes current.
+
+        `imported` means measured by another installation: importing it again changes nothing,
+        and it does not replace what was measured here, unless `force` says so.
+        """
+        return self._winners.promote(winner, imported=imported, force=force)
+
+    def winner(self, problem: Problem, device: str) -> Winner | None:
+        """What is served for exactly this problem on the device model with that slug."""
+        return self._winners.current(problem, device)
+
+    def winners(
+        self,
+        *,
+        device: str | None = None,
+        dtype: DType | None = None,
+        layout: Layout | None = None,
+        after: Problem | None = None,
+        limit: int | None = None,
+    ) -> list[Winner]:
+        """Current winners in a fixed order; `after` continues behind that problem.
+
+        Pages are exact for one device; without `device` a page may cut a problem's devices apart.
+        """
+        return self._winners.find(
+            device=device, dtype=dtype, layout=layout, after=after, limit=limit
+        )
+
+    def near_winners(self, problem: Problem, device: str, limit: int = 64) -> list[Winner]:
+        """Current winners of the same dtype, layout and batch; nearest in log2 m, n, k first."""
+        return self._winners.near(problem, device, limit)
+
+    def history(self, problem: Problem, device: str) -> list[Winner]:
+        """Every revision promoted for the problem, newest first."""
+        return self._winners.history(problem, device)
+
+    def pin(self, problem: Problem, device: str, revision: int) -> Winner:
+        """Serve that revision until it is unpinned, whatever is promoted meanwhile."""
+        return self._winners.pin(problem, device, revision)
+
+    def unpin(self, problem: Problem, device: str) -> Winner:
+        """Serve the newest revision of the best origin again."""
+        return self._winners.unpin(problem, device)
+
+    def sequence(self) -> int:
+        """A number that grows whenever any answer changes."""
+        return self._winners.sequence()
+
+    def add_pack(
+        self, pack_hash: str, toolchain: str, kernels: Sequence[Kernel], size: int
+    ) -> None:
+        """Record a compiled pack of `size` bytes, its kernels in its own order."""
+        self._packs.add(pack_hash, toolchain, kernels, size)
+
+    def remove_pack(self, pack_hash: str) -> None:
+        """Forget a pack whose file is gone or damaged."""
+        self._packs.remove(pack_hash)
+
+    def pack_for(self, kernel_name: str) -> str | None:
+        """Hash of the newest pack that holds the kernel."""
+        return self._packs.holding(kernel_name)
+
+    def kernel(self, name: str) -> Kernel | None:
+        """The description of a kernel that any trial, winner or pack has named."""
+        return self._packs.kernel(name)
+
+    def devices(self) -> list[DeviceModel]:
+        """Every device model that has a trial or a winner, by slug."""
+        with self.database.read() as session:
+            return [device_of(row) for row in session.scalars(select(DeviceRow).order_by("slug"))]
+
+    def environments(self) -> list[Environment]:
+        """Every environment that trials or winners come from, oldest first."""
+        with self.database.read() as session:
+            rows = session.scalars(select(EnvironmentRow).order_by(EnvironmentRow.id))
+            return [from_json(Environment, row.description) for row in rows]
+
+    def counts(self) -> dict[str, int]:
+        """How many rows there are of each kind; `winners` counts current ones."""
+        tables = {
+            "devices": select(func.count()).select_from(DeviceRow),
+            "problems": select(func.count()).select_from(ProblemRow),
+            "kernels": select(func.count()).select_from(KernelRow),
+            "packs": select(func.count()).select_from(PackRow),
+            "trials": select(func.count()).select_from(TrialRow),
+            "winners": select(func.count()).select_from(WinnerRow).where(WinnerRow.is_current),
+        }
+        with self.database.read() as session:
+            return {name: session.scalar(query) or 0 for name, query in tables.items()}

@@ -1,0 +1,178 @@
+"""Trials: durable when `add` returns, and added once however often they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Row, select
+from sqlalchemy.orm import Session
+
+from gemmsmith.answer import Conditions, Correctness, Statistics
+from gemmsmith.launch import Candidate, Launch
+from gemmsmith.problem import DType, Layout, Problem
+from tuner.store.clock import now
+from tuner.store.codec import from_json, from_json_or_none, to_json
+from tuner.store.database import Database
+from tuner.store.dictionary import Dictionary, Ids, problem_of
+from tuner.store.models import DeviceRow, ProblemRow, TrialRow
+from tuner.store.upsert import insert_ignore
+from tuner.trial import Failure, FailureKind, Phase, Trial
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredTrial:
+    """A trial with its place in the record. `created_at` is in seconds since the epoch."""
+
+    id: int
+    created_at: float
+    trial: Trial
+
+
+class Trials:
+    """The table of trials. A trial's identity is (problem, device, candidate, phase,
+    environment, job); the first one added under an identity is kept.
+    """
+
+    def __init__(self, database: Database, dictionary: Dictionary) -> None:
+        self._database = database
+        self._dictionary = dictionary
+
+    def add(self, trials: Sequence[Trial]) -> list[int]:
+        """Add all or none; the ids, in the same order, of the rows that now hold them."""
+        with self._database.write() as session:
+            ids = self._dictionary.ids(
+                session,
+                (
+                    entry
+                    for trial in trials
+                    for entry in (
+                        trial.problem,
+                        trial.device,
+                        trial.environment,
+                        trial.candidate.kernel,
+                    )
+                ),
+            )
+            added = [_add(session, ids, trial) for trial in trials]
+        self._dictionary.keep(ids)
+        return added
+
+    def find(
+        self,
+        *,
+        problem: Problem | None = None,
+        device: str | None = None,
+        dtype: DType | None = None,
+        layout: Layout | None = None,
+        phase: Phase | None = None,
+        job: str | None = None,
+        after: int | None = None,
+        limit: int | None = None,
+    ) -> list[StoredTrial]:
+        """Trials that meet every condition given, oldest first, `after` the one with that id."""
+        query = select(TrialRow, ProblemRow).join(ProblemRow, ProblemRow.id == TrialRow.problem_id)
+        with self._database.read() as session:
+            if problem is not None:
+                problem_id = self._dictionary.problem_id(session, problem)
+                query = query.where(TrialRow.problem_id == problem_id)
+            if device is not None:
+                query = query.join(DeviceRow, DeviceRow.id == TrialRow.device_id)
+                query = query.where(DeviceRow.slug == device)
+            if dtype is not None:
+                query = query.where(ProblemRow.dtype == dtype.value)
+            if layout is not None:
+                query = query.where(ProblemRow.layout == layout.value)
+            if phase is not None:
+                query = query.where(TrialRow.phase == phase.value)
+            if job is not None:
+                query = query.where(TrialRow.job == job)
+            if after is not None:
+                query = query.where(TrialRow.id > after)
+            rows = session.execute(query.order_by(TrialRow.id).limit(limit)).all()
+            return self._stored(session, rows)
+
+    def _stored(
+        self, session: Session, rows: Sequence[Row[TrialRow, ProblemRow]]
+    ) -> list[StoredTrial]:
+        kernels = self._dictionary.kernels(session, (row[0].kernel_id for row in rows))
+        return [
+            StoredTrial(
+                id=trial.id,
+                created_at=trial.created_at,
+                trial=Trial(
+                    problem=problem_of(problem),
+                    candidate=Candidate(
+                        kernel=kernels[trial.kernel_id], launch=from_json(Launch, trial.launch)
+                    ),
+                    device=self._dictionary.device(session, trial.device_id),
+                    environment=self._dictionary.environment(session, trial.environment_id),
+                    phase=Phase(trial.phase),
+                    statistics=_statistics(trial),
+                    samples_us=tuple(trial.samples_us),
+                    failure=_failure(trial),
+                    correctness=from_json_or_none(Correctness, trial.correctness),
+                    conditions=from_json_or_none(Conditions, trial.conditions),
+                    workspace_bytes=trial.workspace_bytes,
+                    cost_s=trial.cost_s,
+                    replayed=trial.replayed,
+                    job=trial.job or None,
+                ),
+            )
+            for trial, problem in rows
+        ]
+
+
+def _add(session: Session, ids: Ids, trial: Trial) -> int:
+    identity = {
+        "problem_id": ids[trial.problem],
+        "device_id": ids[trial.device],
+        "kernel_id": ids[trial.candidate.kernel],
+        "launch_key": trial.candidate.launch.key,
+        "phase": trial.phase.value,
+        "environment_id": ids[trial.environment],
+        "job": trial.job or "",
+    }
+    statistics = trial.statistics
+    failure = trial.failure
+    added = insert_ignore(
+        session,
+        TrialRow,
+        {
+            **identity,
+            "created_at": now(),
+            "launch": to_json(trial.candidate.launch),
+            "median_us": statistics and statistics.median_us,
+            "ci_low_us": statistics and statistics.ci_low_us,
+            "ci_high_us": statistics and statistics.ci_high_us,
+            "samples": statistics and statistics.samples,
+            "samples_us": to_json(trial.samples_us),
+            "failure_kind": failure and failure.kind.value,
+            "failure_message": failure and failure.message,
+            "correctness": trial.correctness and to_json(trial.correctness),
+            "conditions": trial.conditions and to_json(trial.conditions),
+            "workspace_bytes": trial.workspace_bytes,
+            "cost_s": trial.cost_s,
+            "replayed": trial.replayed,
+        },
+    )
+    if added is not None:
+        return added
+    return session.scalars(select(TrialRow.id).filter_by(**identity)).one()
+
+
+def _statistics(row: TrialRow) -> Statistics | None:
+    if row.median_us is None or row.ci_low_us is None or row.ci_high_us is None:
+        return None
+    return Statistics(
+        median_us=row.median_us,
+        ci_low_us=row.ci_low_us,
+        ci_high_us=row.ci_high_us,
+        samples=row.samples or 0,
+    )
+
+
+def _failure(row: TrialRow) -> Failure | None:
+    if row.failure_kind is None:
+        return None
+    return Failure(kind=FailureKind(row.failure_kind), message=row.failure_message or "")

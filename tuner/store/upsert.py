@@ -1,0 +1,26 @@
+"""INSERT … ON CONFLICT DO NOTHING, for SQLite and for PostgreSQL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import inspect
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from tuner.store.models import Base
+
+
+def insert_ignore(session: Session, table: type[Base], values: dict[str, Any]) -> int | None:
+    """Insert a row unless a unique constraint forbids it; its id, or None if it was there.
+
+    On PostgreSQL this waits for a transaction that is inserting the same row, so that a SELECT
+    afterwards sees that one's row.
+    """
+    on_sqlite = session.get_bind().dialect.name == "sqlite"
+    insert = sqlite.insert(table) if on_sqlite else postgresql.insert(table)
+    key = inspect(table).primary_key[0]
+    row: Any = session.execute(
+        insert.values(**values).on_conflict_do_nothing().returning(key)
+    ).scalar_one_or_none()
+    return row if isinstance(row, int) else None

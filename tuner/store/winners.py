@@ -1,0 +1,302 @@
+"""Winners: history is kept, and one row per (problem, device) is current.
+
+Which row is current is settled when it changes, never when it is read. A new winner becomes
+current unless the current one is pinned or is of a better origin: what was measured here counts
+more than what was measured elsewhere and imported, and that more than what was replayed. Promoting
+what is current already changes nothing, so importing or replaying twice leaves no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from sqlalchemy import Row, Select, func, select
+from sqlalchemy.orm import Session
+
+from gemmsmith.answer import Conditions, Correctness, Ratio, Statistics, Use
+from gemmsmith.launch import Candidate, Launch
+from gemmsmith.problem import DType, Layout, Problem
+from tuner.errors import StoreError
+from tuner.store.codec import digest, from_json, to_json
+from tuner.store.database import Database
+from tuner.store.dictionary import Dictionary, Entry, Ids, problem_of
+from tuner.store.models import DeviceRow, ProblemRow, WinnerRow
+from tuner.store.near import nearest
+from tuner.trial import Winner
+
+_PROMOTION_LOCK = 0x67656D77  # promotions queue up, so that revisions and sequences have no gaps
+
+
+class Origin(StrEnum):
+    """Where a winner's measurements come from."""
+
+    MEASURED = "measured"  # by this installation
+    IMPORTED = "imported"  # by another one, on a real GPU: shipped winners
+    REPLAYED = "replayed"  # on a recorded GPU
+
+
+_RANK = {Origin.REPLAYED: 0, Origin.IMPORTED: 1, Origin.MEASURED: 2}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Record:
+    """What is carried along in JSON."""
+
+    statistics: Statistics | None
+    baseline: Statistics | None
+    speedup: Ratio | None
+    correctness: Correctness | None
+    conditions: Conditions | None
+    ties: tuple[str, ...]
+
+
+class Winners:
+    """The table of winners."""
+
+    def __init__(self, database: Database, dictionary: Dictionary) -> None:
+        self._database = database
+        self._dictionary = dictionary
+
+    def promote(self, winner: Winner, *, imported: bool = False, force: bool = False) -> Winner:
+        """Add a winner to the history, and make it current where the module's rule says so.
+
+        An `imported` winner was measured by another installation; one that any revision of the
+        history already shows is not added again. `force` makes it current whatever the origin of
+        the current one; a pin still holds. Gives the winner as it is kept, with its revision.
+        """
+        origin = _origin(winner, imported=imported)
+        fingerprint = digest(replace(winner, revision=0, promoted_at="", pack=None, job=None))
+        with self._database.write() as session:
+            self._database.lock(session, _PROMOTION_LOCK)
+            ids = self._dictionary.ids(session, _entries(winner))
+            history = _history(session, ids[winner.problem], ids[winner.device])
+            current = next((row for row in history if row.is_current), None)
+            known = history if imported else [current] if current else []
+            row = next((row for row in known if row.digest == fingerprint), None)
+            if row is None:
+                row = _new_row(winner, ids, origin, fingerprint)
+                row.revision = 1 + max((row.revision for row in history), default=0)
+                session.add(row)
+            elif winner.pack is not None:
+                row.pack = winner.pack
+            outranks = current is None or force or _RANK[origin] >= _RANK[Origin(current.origin)]
+            news = force or row not in history  # an import may be of something replaced long ago
+            pinned = current is not None and current.pinned
+            if row is not current and news and outranks and not pinned:
+                _make_current(session, row, current)
+            session.flush()
+            kept = replace(
+                winner, revision=row.revision, promoted_at=row.promoted_at, pack=row.pack
+            )
+        self._dictionary.keep(ids)
+        return kept
+
+    def pin(self, problem: Problem, device: str, revision: int) -> Winner:
+        """Serve that revision, whatever is promoted later, until it is unpinned.
+
+        Raises:
+            StoreError: there is no such revision; the message lists those there are.
+        """
+        return self._choose(problem, device, revision, pinned=True)
+
+    def unpin(self, problem: Problem, device: str) -> Winner:
+        """Serve the newest revision of the best origin again.
+
+        Raises:
+            StoreError: nothing is known about this problem on this device.
+        """
+        return self._choose(problem, device, None, pinned=False)
+
+    def _choose(
+        self, problem: Problem, device: str, revision: int | None, *, pinned: bool
+    ) -> Winner:
+        with self._database.write() as session:
+            self._database.lock(session, _PROMOTION_LOCK)
+            problem_id = self._dictionary.problem_id(session, problem)
+            device_id = self._dictionary.device_id(session, device)
+            history = _history(session, problem_id, device_id)
+            if not history:
+                raise StoreError(f"no winner is known for {problem} on {device}; tune it first")
+            if revision is None:
+                row = max(history, key=lambda row: (_RANK[Origin(row.origin)], row.revision))
+            else:
+                known = {row.revision: row for row in history}
+                if revision not in known:
+                    raise StoreError(
+                        f"{problem} on {device} has no revision {revision}; it has "
+                        f"{', '.join(map(str, sorted(known)))}"
+                    )
+                row = known[revision]
+            current = next((row for row in history if row.is_current), None)
+            for other in history:
+                other.pinned = False
+            if row is not current:
+                _make_current(session, row, current)
+            row.pinned = pinned
+            return self._winner(session, problem, row)
+
+    def current(self, problem: Problem, device: str) -> Winner | None:
+        """What is served for exactly this problem: one indexed read."""
+        query = (
+            _select()
+            .where(WinnerRow.is_current, DeviceRow.slug == device)
+            .where(
+                ProblemRow.dtype == problem.dtype.value,
+                ProblemRow.layout == problem.layout.value,
+                ProblemRow.batch == problem.batch,
+                ProblemRow.m == problem.m,
+                ProblemRow.n == problem.n,
+                ProblemRow.k == problem.k,
+            )
+        )
+        with self._database.read() as session:
+            row = session.execute(query).first()
+            return None if row is None else self._winner(session, problem, row[0])
+
+    def find(
+        self,
+        *,
+        device: str | None = None,
+        dtype: DType | None = None,
+        layout: Layout | None = None,
+        after: Problem | None = None,
+        limit: int | None = None,
+    ) -> list[Winner]:
+        """Current winners in a fixed order (first tuned, first listed), `after` that problem's."""
+        query = _select().where(WinnerRow.is_current)
+        if device is not None:
+            query = query.where(DeviceRow.slug == device)
+        if dtype is not None:
+            query = query.where(ProblemRow.dtype == dtype.value)
+        if layout is not None:
+            query = query.where(ProblemRow.layout == layout.value)
+        with self._database.read() as session:
+            if after is not None:
+                query = query.where(
+                    WinnerRow.problem_id > (self._dictionary.problem_id(session, after) or 0)
+                )
+            query = query.order_by(WinnerRow.problem_id, WinnerRow.device_id).limit(limit)
+            return self._winners(session, session.execute(query).all())
+
+    def near(self, problem: Problem, device: str, limit: int) -> list[Winner]:
+        """Current winners of the same dtype, layout and batch, nearest first."""
+        with self._database.read() as session:
+            return self._winners(session, nearest(session, _select(), problem, device, limit))
+
+    def history(self, problem: Problem, device: str) -> list[Winner]:
+        """Every revision, newest first."""
+        with self._database.read() as session:
+            problem_id = self._dictionary.problem_id(session, problem)
+            device_id = self._dictionary.device_id(session, device)
+            return [
+                self._winner(session, problem, row)
+                for row in _history(session, problem_id, device_id)
+            ]
+
+    def sequence(self) -> int:
+        """A number that grows whenever any answer changes; 0 while there is none."""
+        with self._database.read() as session:
+            return session.scalar(select(func.max(WinnerRow.sequence))) or 0
+
+    def _winners(
+        self, session: Session, rows: Sequence[Row[WinnerRow, ProblemRow]]
+    ) -> list[Winner]:
+        self._dictionary.kernels(
+            session, (row[0].kernel_id for row in rows if row[0].kernel_id is not None)
+        )
+        return [self._winner(session, problem_of(problem), row) for row, problem in rows]
+
+    def _winner(self, session: Session, problem: Problem, row: WinnerRow) -> Winner:
+        candidate = None
+        if row.kernel_id is not None:
+            kernel = self._dictionary.kernels(session, [row.kernel_id])[row.kernel_id]
+            candidate = Candidate(kernel=kernel, launch=from_json(Launch, row.launch))
+        record = from_json(_Record, row.record)
+        return Winner(
+            problem=problem,
+            device=self._dictionary.device(session, row.device_id),
+            environment=self._dictionary.environment(session, row.environment_id),
+            use=Use(row.use),
+            candidate=candidate,
+            statistics=record.statistics,
+            baseline=record.baseline,
+            speedup=record.speedup,
+            correctness=record.correctness,
+            conditions=record.conditions,
+            ties=record.ties,
+            replayed=row.replayed,
+            pack=row.pack,
+            revision=row.revision,
+            promoted_at=row.promoted_at,
+            job=row.job,
+        )
+
+
+def _select() -> Select[WinnerRow, ProblemRow]:
+    return (
+        select(WinnerRow, ProblemRow)
+        .join(ProblemRow, ProblemRow.id == WinnerRow.problem_id)
+        .join(DeviceRow, DeviceRow.id == WinnerRow.device_id)
+    )
+
+
+def _history(session: Session, problem_id: int | None, device_id: int | None) -> list[WinnerRow]:
+    query = select(WinnerRow).where(
+        WinnerRow.problem_id == problem_id, WinnerRow.device_id == device_id
+    )
+    return [*session.scalars(query.order_by(WinnerRow.revision.desc()))]
+
+
+def _make_current(session: Session, row: WinnerRow, current: WinnerRow | None) -> None:
+    if current is not None:
+        current.is_current = False
+        session.flush()  # there must never be two, not even within the transaction
+    row.is_current = True
+    row.sequence = 1 + (session.scalar(select(func.max(WinnerRow.sequence))) or 0)
+
+
+def _origin(winner: Winner, *, imported: bool) -> Origin:
+    if winner.replayed:
+        return Origin.REPLAYED
+    return Origin.IMPORTED if imported else Origin.MEASURED
+
+
+def _entries(winner: Winner) -> list[Entry]:
+    entries: list[Entry] = [winner.problem, winner.device, winner.environment]
+    return [*entries, winner.candidate.kernel] if winner.candidate else entries
+
+
+def _new_row(winner: Winner, ids: Ids, origin: Origin, fingerprint: str) -> WinnerRow:
+    candidate = winner.candidate
+    return WinnerRow(
+        problem_id=ids[winner.problem],
+        device_id=ids[winner.device],
+        environment_id=ids[winner.environment],
+        kernel_id=ids[candidate.kernel] if candidate else None,
+        launch=to_json(candidate.launch) if candidate else None,
+        sequence=0,
+        is_current=False,
+        pinned=False,
+        origin=origin.value,
+        digest=fingerprint,
+        use=winner.use.value,
+        median_us=winner.statistics and winner.statistics.median_us,
+        speedup=winner.speedup and winner.speedup.median,
+        record=to_json(
+            _Record(
+                statistics=winner.statistics,
+                baseline=winner.baseline,
+                speedup=winner.speedup,
+                correctness=winner.correctness,
+                conditions=winner.conditions,
+                ties=winner.ties,
+            )
+        ),
+        replayed=winner.replayed,
+        pack=winner.pack,
+        promoted_at=winner.promoted_at or datetime.now(UTC).isoformat(timespec="milliseconds"),
+        job=winner.job,
+    )
