@@ -50,9 +50,7 @@ def table(winners: list[Winner]) -> str:
             continue
         ratios = [w.speedup.median for w in mine if w.speedup]
         kept = sum(w.use is Use.CUBLAS for w in mine)
-        got = [
-            w.speedup.median if w.use is Use.CUTLASS and w.speedup else 1.0 for w in mine
-        ]
+        got = [w.speedup.median if w.use is Use.CUTLASS and w.speedup else 1.0 for w in mine]
         rows.append(
             f"| {dtype} | {len(mine)} | {geometric_mean(ratios):.3f} | {min(ratios):.2f} "
             f"| {max(ratios):.2f} | {kept} of {len(mine)} ({kept / len(mine):.0%}) "

@@ -50,7 +50,7 @@ class SuiteProblem:
     group: str
 
     def problem(self, dtype: DType) -> Problem:
-        """This product in `dtype`; raises InvalidProblem where the type has no such layout."""
+        """Its Problem in `dtype`; raises InvalidProblem where the type has no such layout."""
         return Problem(
             m=self.m, n=self.n, k=self.k, batch=self.batch, dtype=dtype, layout=self.layout
         )

@@ -62,7 +62,7 @@ def test_the_llm_suite_is_varied_and_has_no_problem_twice() -> None:
     ],
 )
 def test_a_bad_suite_says_what_is_wrong(tmp_path: Path, text: str, says: str) -> None:
-    with pytest.raises(SuiteError, match=".*") as caught:
+    with pytest.raises(SuiteError) as caught:
         load(write(tmp_path, text))
     assert says in str(caught.value)
 

@@ -47,14 +47,10 @@ def decide(finals: Finals) -> Decision:
             correctness=None,
         )
     stats = [summarize(samples) for samples in finals.samples_us]
-    fastest = min(
-        range(len(stats)), key=lambda i: (stats[i].median_us, finals.candidates[i].key)
-    )
+    fastest = min(range(len(stats)), key=lambda i: (stats[i].median_us, finals.candidates[i].key))
     tied = [i for i in range(len(stats)) if i == fastest or _ties(finals, i, fastest)]
     chosen = min(tied, key=lambda i: _preference(finals, i))
-    speedup = (
-        paired_ratio(finals.baseline_us, finals.samples_us[chosen]) if baseline else None
-    )
+    speedup = paired_ratio(finals.baseline_us, finals.samples_us[chosen]) if baseline else None
     wins = speedup is None or speedup.ci_low > 1.0
     return Decision(
         candidate=finals.candidates[chosen],

@@ -1,0 +1,83 @@
+"""Promotion: never slower, never a surprise."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from gemmsmith.answer import Conditions, Use
+from gemmsmith.kernel import TileScheduler
+from gemmsmith.launch import Candidate
+from tests.support.candidates import EXACT, PROBLEM, named
+from tuner.search.promotion import decide
+from tuner.trial import Finals
+
+
+def finals(
+    times: dict[Candidate, float], baseline: float, noise: float = 0.001, workspace: int = 0
+) -> Finals:
+    """25 paired rounds whose drift is common to all, as clocks make it."""
+    rng = random.Random(7)
+    drift = [1 + rng.uniform(-0.05, 0.05) for _ in range(25)]
+
+    def rounds(time: float) -> tuple[float, ...]:
+        return tuple(time * d * (1 + rng.uniform(-noise, noise)) for d in drift)
+
+    return Finals(
+        problem=PROBLEM,
+        candidates=tuple(times),
+        samples_us=tuple(rounds(time) for time in times.values()),
+        baseline_us=rounds(baseline),
+        correctness=(EXACT,) * len(times),
+        workspace_bytes=(workspace,) * len(times),
+        conditions=Conditions(sm_clock_mhz=1980, power_w=500, temperature_c=50),
+    )
+
+
+def test_a_clear_winner_is_promoted_with_its_paired_speed_up() -> None:
+    fast, slow = named("fast"), named("slow")
+    decision = decide(finals({slow: 12.0, fast: 10.0}, baseline=11.0))
+    assert decision.candidate == fast
+    assert decision.use is Use.CUTLASS
+    assert decision.ties == ()
+    assert decision.speedup is not None
+    # The 5% drift is common to a round: paired, 1.10 is told apart to a fraction of a percent.
+    assert decision.speedup.median == pytest.approx(1.1, abs=0.002)
+    assert decision.speedup.ci_low > 1.098
+
+
+def test_cublas_stays_the_answer_when_it_is_faster() -> None:
+    decision = decide(finals({named("only"): 10.0}, baseline=9.9))
+    assert decision.use is Use.CUBLAS
+    assert decision.candidate == named("only")  # kept, to show how close it came
+    assert decision.speedup is not None
+    assert decision.speedup.median < 1
+
+
+def test_cublas_stays_the_answer_when_it_cannot_be_told_apart() -> None:
+    assert decide(finals({named("a"): 10.0}, baseline=10.0, noise=0.02)).use is Use.CUBLAS
+
+
+def test_inside_the_noise_the_fixed_order_decides() -> None:
+    streamed = named("a-streams", TileScheduler.STREAM_K)
+    plain_b, plain_c = named("b-plain"), named("c-plain")
+    times = {plain_c: 10.0, streamed: 10.0, plain_b: 10.0}
+    decision = decide(finals(times, baseline=12.0, noise=0.02))
+    assert decision.candidate == plain_b  # deterministic first, then by name
+    assert set(decision.ties) == {plain_c.key, streamed.key}
+
+
+def test_the_order_of_the_finalists_does_not_matter() -> None:
+    a, b = named("a"), named("b")
+    one = finals({a: 10.0, b: 10.2}, baseline=11.0)
+    swapped = replace(one, candidates=(b, a), samples_us=one.samples_us[::-1])
+    assert decide(one) == decide(swapped)
+
+
+def test_without_a_survivor_cublas_stays() -> None:
+    decision = decide(finals({}, baseline=10.0))
+    assert decision.candidate is None
+    assert decision.use is Use.CUBLAS
+    assert decision.baseline is not None

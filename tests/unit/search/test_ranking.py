@@ -1,0 +1,48 @@
+"""Ranking: deterministic, and led by the winners of near problems."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gemmsmith.device import DeviceModel
+from gemmsmith.launch import Candidate, Launch
+from gemmsmith.problem import Problem
+from tests.support.candidates import PROBLEM, named
+from tuner.search.ranking import by_kernel, ranked
+
+MODEL = DeviceModel(
+    name="NVIDIA H200", arch="sm90", sm_count=132, memory_bytes=2**37, l2_bytes=60 * 2**20
+)
+
+
+class ByTable:
+    """Predicts from a table; what it does not know it predicts as equal."""
+
+    def __init__(self, **times: float) -> None:
+        self.times = times
+
+    def predict(
+        self, problem: Problem, candidates: Sequence[Candidate], device: DeviceModel
+    ) -> list[float]:
+        return [self.times.get(c.kernel.name, 1.0) for c in candidates]
+
+
+def test_the_fastest_prediction_leads_and_ties_fall_to_the_key() -> None:
+    order = ranked(
+        PROBLEM, [named("c"), named("b"), named("a")], MODEL, ByTable(c=0.5, a=1.0, b=1.0)
+    )
+    assert [c.kernel.name for c in order] == ["c", "a", "b"]
+
+
+def test_seeds_lead_in_their_own_order_and_unknown_ones_are_ignored() -> None:
+    field = [named("a"), named("b"), named("c")]
+    order = ranked(PROBLEM, field, MODEL, ByTable(), [named("c"), named("zz"), named("b")])
+    assert [c.kernel.name for c in order] == ["c", "b", "a"]
+
+
+def test_candidates_group_by_kernel_in_rank_order() -> None:
+    swizzled = replace(named("a"), launch=Launch(swizzle=4))
+    groups = by_kernel([named("b"), swizzled, named("a")])
+    assert list(groups) == ["b", "a"]
+    assert groups["a"] == [swizzled, named("a")]
