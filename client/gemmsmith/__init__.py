@@ -1,0 +1,148 @@
+"""gemmsmith: ask for the fastest GEMM kernel, and run it from PyTorch.
+
+Importing this module is cheap: it loads none of its parts. Every name below is imported on first
+use, so that a program which only builds problems never loads an HTTP client, and one which only
+asks questions never loads torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gemmsmith.aio import AsyncClient
+    from gemmsmith.answer import (
+        Answer,
+        Conditions,
+        Config,
+        Correctness,
+        Match,
+        Ratio,
+        Statistics,
+        Use,
+    )
+    from gemmsmith.client import Client
+    from gemmsmith.device import DeviceModel, Environment
+    from gemmsmith.errors import (
+        Busy,
+        GemmsmithError,
+        InvalidProblem,
+        JobCancelled,
+        JobFailed,
+        LaunchFailed,
+        NotTuned,
+        PackCorrupt,
+        PackError,
+        PackIncompatible,
+        Rejected,
+        ServiceError,
+        ServiceFault,
+        ServiceUnavailable,
+    )
+    from gemmsmith.jobs import AsyncTuningJob, JobEvent, JobState, JobStatus, TuningJob
+    from gemmsmith.kernel import Kernel
+    from gemmsmith.launch import Candidate, Launch
+    from gemmsmith.problem import DType, Element, Layout, Problem
+    from gemmsmith.tuning import Effort
+
+    __version__: str
+
+_MODULES = {
+    "aio": ("AsyncClient",),
+    "answer": (
+        "Answer",
+        "Conditions",
+        "Config",
+        "Correctness",
+        "Match",
+        "Ratio",
+        "Statistics",
+        "Use",
+    ),
+    "client": ("Client",),
+    "device": ("DeviceModel", "Environment"),
+    "errors": (
+        "Busy",
+        "GemmsmithError",
+        "InvalidProblem",
+        "JobCancelled",
+        "JobFailed",
+        "LaunchFailed",
+        "NotTuned",
+        "PackCorrupt",
+        "PackError",
+        "PackIncompatible",
+        "Rejected",
+        "ServiceError",
+        "ServiceFault",
+        "ServiceUnavailable",
+    ),
+    "jobs": ("AsyncTuningJob", "JobEvent", "JobState", "JobStatus", "TuningJob"),
+    "kernel": ("Kernel",),
+    "launch": ("Candidate", "Launch"),
+    "problem": ("DType", "Element", "Layout", "Problem"),
+    "tuning": ("Effort",),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "Answer",
+    "AsyncClient",
+    "AsyncTuningJob",
+    "Busy",
+    "Candidate",
+    "Client",
+    "Conditions",
+    "Config",
+    "Correctness",
+    "DType",
+    "DeviceModel",
+    "Effort",
+    "Element",
+    "Environment",
+    "GemmsmithError",
+    "InvalidProblem",
+    "JobCancelled",
+    "JobEvent",
+    "JobFailed",
+    "JobState",
+    "JobStatus",
+    "Kernel",
+    "Launch",
+    "LaunchFailed",
+    "Layout",
+    "Match",
+    "NotTuned",
+    "PackCorrupt",
+    "PackError",
+    "PackIncompatible",
+    "Problem",
+    "Ratio",
+    "Rejected",
+    "ServiceError",
+    "ServiceFault",
+    "ServiceUnavailable",
+    "Statistics",
+    "TuningJob",
+    "Use",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(import_module(f"gemmsmith.{_HOME[name]}"), name)
+    elif name == "runtime":
+        value = import_module("gemmsmith.runtime")
+    elif name == "__version__":
+        from importlib.metadata import version
+
+        value = version("gemmsmith")
+    else:
+        raise AttributeError(f"module 'gemmsmith' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "runtime", "__version__"})

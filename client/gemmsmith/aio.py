@@ -1,0 +1,219 @@
+"""The asynchronous client of a gemmsmith service: `Client`, awaited, on asyncio.
+
+Promises and failures are those of `gemmsmith.client`; both drive the flows of `gemmsmith.flows`.
+Cached answers are small files, read and written in place; packs are stored in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+
+from gemmsmith import flows
+from gemmsmith.answer import Answer
+from gemmsmith.device import DeviceModel
+from gemmsmith.errors import NotTuned
+from gemmsmith.flows import Flow
+from gemmsmith.jobs import AsyncTuningJob, EventCursor, JobEvent, JobStatus
+from gemmsmith.problem import Problem
+from gemmsmith.transport import (
+    DEFAULT_TIMEOUT_S,
+    DEFAULT_URL,
+    CacheDir,
+    Setup,
+    no_answer,
+    response_of,
+)
+from gemmsmith.tuning import Effort
+from gemmsmith.wire import Query, Reply, Request, effort_of, problem_of
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """Asks a service for winners and orders tuning jobs; arguments as for `Client`."""
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        retries: int = 3,
+        cache_dir: CacheDir = "default",
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._setup = Setup(url, timeout, retries, cache_dir)
+        self._session = self._setup.session
+        self._http = httpx.AsyncClient(transport=transport, **self._setup.options())
+        self._sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections; cached answers and packs stay."""
+        await self._http.aclose()
+        self._setup.cleanup()
+
+    @property
+    def url(self) -> str:
+        """The service's base URL."""
+        return self._setup.url
+
+    @property
+    def last_from_cache(self) -> bool:
+        """The last lookup was served from the cache because the service was away."""
+        return self._session.last_from_cache
+
+    async def best(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        batch: int = 1,
+        dtype: str = "bf16",
+        layout: str = "tn",
+        device: str | None = None,
+        arch: str | None = None,
+        exact: bool = False,
+    ) -> Answer:
+        """The fastest known kernel for `D[m,n] = A[m,k] · B[k,n]`; as `Client.best`."""
+        problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
+        query = Query(problem=problem, device=device, arch=arch, exact=exact)
+        return await self._run(flows.best(self._session, query))
+
+    async def best_many(
+        self,
+        problems: Sequence[Problem],
+        *,
+        device: str | None = None,
+        arch: str | None = None,
+        exact: bool = False,
+    ) -> list[Answer | NotTuned]:
+        """Answers to many problems in their order; as `Client.best_many`."""
+        queries = [Query(problem=p, device=device, arch=arch, exact=exact) for p in problems]
+        return await self._run(flows.best_many(self._session, queries))
+
+    async def tune(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        batch: int = 1,
+        dtype: str = "bf16",
+        layout: str = "tn",
+        effort: str = Effort.DEFAULT,
+        priority: int = 0,
+        device: str | None = None,
+        wait: bool = False,
+    ) -> AsyncTuningJob:
+        """Order a tuning job, or join the one already on its way; as `Client.tune`."""
+        problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
+        checked = effort_of(effort)
+        status = await self._run(
+            flows.tune(self._session, problem, effort=checked, priority=priority, device=device)
+        )
+        job = AsyncTuningJob(self, status)
+        if wait:
+            await job.wait()
+        return job
+
+    async def job(self, identifier: str) -> AsyncTuningJob:
+        """A handle on a job by its identifier."""
+        return AsyncTuningJob(self, await self.job_status(identifier))
+
+    async def job_status(self, identifier: str) -> JobStatus:
+        """How far a job is."""
+        return await self._run(flows.job(self._session, identifier))
+
+    async def cancel(self, identifier: str) -> JobStatus:
+        """Ask a job to stop."""
+        return await self._run(flows.cancel(self._session, identifier))
+
+    async def devices(self) -> list[DeviceModel]:
+        """Device models that the service knows winners or trials of."""
+        return await self._run(flows.devices(self._session))
+
+    async def results(
+        self, *, limit: int | None = None, **filters: Any
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Trials, oldest first, fetched page by page; as `Client.results`."""
+        pages = flows.Pages("/results", "trials", filters, limit)
+        while not pages.finished:
+            found = await self._run(flows.page(self._session, pages.request()))
+            for row in pages.take(found):
+                yield row
+
+    async def pack(self, pack_hash: str) -> Path:
+        """The compiled kernel pack as a local file; as `Client.pack`."""
+        packs = self._setup.packs()
+        found = await asyncio.to_thread(packs.find, pack_hash)
+        if found is not None:
+            return found
+        response = await self._run(flows.pack(self._session, pack_hash))
+        return await asyncio.to_thread(packs.store, pack_hash, response)
+
+    async def winner_of(self, status: JobStatus) -> Answer:
+        """The answer a finished job led to; never one from the cache."""
+        return await self._run(flows.winner_of(self._session, status))
+
+    async def job_events(
+        self, identifier: str, *, after: str = "", deadline: float | None = None
+    ) -> AsyncIterator[JobEvent | None]:
+        """A job's events until it ends; as `Client.job_events`."""
+        cursor = EventCursor(identifier, self._setup.stream_retry, after)
+        while not cursor.finished:
+            arguments = self._setup.arguments(cursor.request(cursor.patience(deadline)))
+            reply: Reply
+            try:
+                async with self._http.stream(**arguments) as response:
+                    if response.status_code >= 400:
+                        await response.aread()
+                        reply = response_of(response)
+                    else:
+                        async for chunk in response.aiter_bytes():
+                            for event in cursor.feed(chunk):
+                                yield event
+                            yield None
+                        reply = cursor.ended()
+            except httpx.RequestError as error:
+                reply = no_answer(error)
+            if cursor.finished or (cursor.ended_cleanly(reply) and await self._over(identifier)):
+                return
+            yield None
+            await self._sleep(cursor.interrupted(reply, deadline))
+
+    async def _over(self, identifier: str) -> bool:
+        return (await self.job_status(identifier)).state.terminal
+
+    async def _run(self, flow: Flow[T]) -> T:
+        try:
+            request = next(flow)
+            while True:
+                request = flow.send(await self._send(request))
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    async def _send(self, request: Request) -> Reply:
+        if request.delay:
+            await self._sleep(request.delay)
+        try:
+            return response_of(await self._http.request(**self._setup.arguments(request)))
+        except httpx.RequestError as error:
+            return no_answer(error)

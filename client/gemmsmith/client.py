@@ -1,0 +1,262 @@
+"""The synchronous client of a gemmsmith service. Safe to share between threads.
+
+Wrong arguments raise before anything is sent. A service that is away costs a bounded time
+(`timeout` per attempt, `retries` more attempts with back-off); then the last known answer is
+served from the cache, with a warning in the log `gemmsmith`, or ServiceUnavailable is raised.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+
+from gemmsmith import flows
+from gemmsmith.answer import Answer
+from gemmsmith.device import DeviceModel
+from gemmsmith.errors import NotTuned
+from gemmsmith.flows import Flow
+from gemmsmith.jobs import EventCursor, JobEvent, JobStatus, TuningJob
+from gemmsmith.problem import Problem
+from gemmsmith.transport import (
+    DEFAULT_TIMEOUT_S,
+    DEFAULT_URL,
+    CacheDir,
+    Setup,
+    no_answer,
+    response_of,
+)
+from gemmsmith.tuning import Effort
+from gemmsmith.wire import Query, Reply, Request, effort_of, problem_of
+
+T = TypeVar("T")
+
+
+class Client:
+    """Asks a service for winners and orders tuning jobs.
+
+    Args:
+        url: where the service listens.
+        timeout: seconds for connecting, sending and each wait for data of one attempt.
+        retries: further attempts after refused or broken connections and 429, 502, 503, 504.
+        cache_dir: folder of the answer and pack cache; `"default"` is the platform's cache
+            folder (or `GEMMSMITH_CACHE_DIR`), None caches nothing.
+        transport: an httpx transport to use instead of the network.
+
+    Raises:
+        ValueError: the URL, the time-out or the number of retries makes no sense.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        retries: int = 3,
+        cache_dir: CacheDir = "default",
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._setup = Setup(url, timeout, retries, cache_dir)
+        self._session = self._setup.session
+        self._http = httpx.Client(transport=transport, **self._setup.options())
+        self._sleep: Callable[[float], None] = time.sleep
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections; cached answers and packs stay."""
+        self._http.close()
+        self._setup.cleanup()
+
+    @property
+    def url(self) -> str:
+        """The service's base URL."""
+        return self._setup.url
+
+    @property
+    def last_from_cache(self) -> bool:
+        """The last lookup was served from the cache because the service was away."""
+        return self._session.last_from_cache
+
+    def best(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        batch: int = 1,
+        dtype: str = "bf16",
+        layout: str = "tn",
+        device: str | None = None,
+        arch: str | None = None,
+        exact: bool = False,
+    ) -> Answer:
+        """The fastest known kernel for `D[m,n] = A[m,k] · B[k,n]`.
+
+        `device` is a device model's slug (`nvidia-h200-132sm`), by default the service's own, or
+        the only one known of `arch`; `exact` refuses answers measured on a neighbouring problem.
+
+        Raises:
+            InvalidProblem: the problem makes no sense; nothing was sent.
+            NotTuned: nothing is known yet; `tune` it.
+            ServiceUnavailable: the service is away and no answer is cached.
+            ServiceError: the service refused or failed.
+        """
+        problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
+        query = Query(problem=problem, device=device, arch=arch, exact=exact)
+        return self._run(flows.best(self._session, query))
+
+    def best_many(
+        self,
+        problems: Sequence[Problem],
+        *,
+        device: str | None = None,
+        arch: str | None = None,
+        exact: bool = False,
+    ) -> list[Answer | NotTuned]:
+        """Answers to many problems in their order; what is not tuned yet gives its `NotTuned`.
+
+        Raises:
+            as `best`, except that NotTuned is returned, not raised.
+        """
+        queries = [Query(problem=p, device=device, arch=arch, exact=exact) for p in problems]
+        return self._run(flows.best_many(self._session, queries))
+
+    def tune(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        batch: int = 1,
+        dtype: str = "bf16",
+        layout: str = "tn",
+        effort: str = Effort.DEFAULT,
+        priority: int = 0,
+        device: str | None = None,
+        wait: bool = False,
+    ) -> TuningJob:
+        """Order a tuning job, or join the one already on its way for this problem.
+
+        Of waiting jobs the one of highest `priority` goes first. `device` is a device model's
+        slug, by default whichever worker comes first. With `wait`, returns only when the job has
+        ended, and raises what `TuningJob.wait` raises.
+
+        Raises:
+            InvalidProblem: the problem or the effort makes no sense; nothing was sent.
+            ServiceUnavailable, ServiceError: the job could not be ordered.
+        """
+        problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
+        checked = effort_of(effort)
+        status = self._run(
+            flows.tune(self._session, problem, effort=checked, priority=priority, device=device)
+        )
+        job = TuningJob(self, status)
+        if wait:
+            job.wait()
+        return job
+
+    def job(self, identifier: str) -> TuningJob:
+        """A handle on a job by its identifier."""
+        return TuningJob(self, self.job_status(identifier))
+
+    def job_status(self, identifier: str) -> JobStatus:
+        """How far a job is."""
+        return self._run(flows.job(self._session, identifier))
+
+    def cancel(self, identifier: str) -> JobStatus:
+        """Ask a job to stop."""
+        return self._run(flows.cancel(self._session, identifier))
+
+    def devices(self) -> list[DeviceModel]:
+        """Device models that the service knows winners or trials of."""
+        return self._run(flows.devices(self._session))
+
+    def results(self, *, limit: int | None = None, **filters: Any) -> Iterator[dict[str, Any]]:
+        """Trials, oldest first, fetched page by page as they are consumed.
+
+        At most `limit` of them; `filters` are those of `GET /results`: m, n, k (together), batch,
+        dtype, layout, device, phase, job.
+        """
+        pages = flows.Pages("/results", "trials", filters, limit)
+        while not pages.finished:
+            yield from pages.take(self._run(flows.page(self._session, pages.request())))
+
+    def pack(self, pack_hash: str) -> Path:
+        """The compiled kernel pack as a local file, downloaded unless it is here already.
+
+        Raises:
+            PackCorrupt: what arrived is not what the service announced.
+            ServiceError, ServiceUnavailable: the service has no such pack, or is away.
+        """
+        packs = self._setup.packs()
+        found = packs.find(pack_hash)
+        if found is not None:
+            return found
+        return packs.store(pack_hash, self._run(flows.pack(self._session, pack_hash)))
+
+    def winner_of(self, status: JobStatus) -> Answer:
+        """The answer a finished job led to; never one from the cache."""
+        return self._run(flows.winner_of(self._session, status))
+
+    def job_events(
+        self, identifier: str, *, after: str = "", deadline: float | None = None
+    ) -> Iterator[JobEvent | None]:
+        """A job's events until it ends; None now and then, for the reader to look at its clock.
+
+        `after` is the identifier of the last event already seen; by `deadline`, on
+        `time.monotonic()`'s clock, something is yielded in any case.
+        """
+        cursor = EventCursor(identifier, self._setup.stream_retry, after)
+        while not cursor.finished:
+            arguments = self._setup.arguments(cursor.request(cursor.patience(deadline)))
+            reply: Reply
+            try:
+                with self._http.stream(**arguments) as response:
+                    if response.status_code >= 400:
+                        response.read()
+                        reply = response_of(response)
+                    else:
+                        for chunk in response.iter_bytes():
+                            yield from cursor.feed(chunk)
+                            yield None
+                        reply = cursor.ended()
+            except httpx.RequestError as error:
+                reply = no_answer(error)
+            if cursor.finished or (cursor.ended_cleanly(reply) and self._over(identifier)):
+                return
+            yield None
+            self._sleep(cursor.interrupted(reply, deadline))
+
+    def _over(self, identifier: str) -> bool:
+        return self.job_status(identifier).state.terminal
+
+    def _run(self, flow: Flow[T]) -> T:
+        try:
+            request = next(flow)
+            while True:
+                request = flow.send(self._send(request))
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def _send(self, request: Request) -> Reply:
+        if request.delay:
+            self._sleep(request.delay)
+        try:
+            return response_of(self._http.request(**self._setup.arguments(request)))
+        except httpx.RequestError as error:
+            return no_answer(error)

@@ -1,0 +1,269 @@
+"""The library's calls as generators: each yields the requests it needs and returns its result.
+
+A flow never does input or output itself (the answer cache's small files excepted). The two
+clients drive the same flows, one with blocking sends, one with awaited ones, so that retrying,
+revalidating, falling back to the cache and reading errors exist once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, urlsplit
+
+from gemmsmith.answer import Answer
+from gemmsmith.cache import Cache, Entry
+from gemmsmith.device import DeviceModel
+from gemmsmith.errors import Busy, NotTuned, ServiceError, ServiceFault, ServiceUnavailable
+from gemmsmith.jobs import JobStatus
+from gemmsmith.problem import Problem
+from gemmsmith.retry import RetryPolicy
+from gemmsmith.tuning import Effort
+from gemmsmith.wire import (
+    BATCH_LIMIT,
+    NoAnswer,
+    Query,
+    Reply,
+    Request,
+    Response,
+    batch_request,
+    best_request,
+    check,
+    document,
+    get,
+    read,
+    read_answers,
+    read_devices,
+    tune_request,
+)
+
+PAGE = 200
+"""Rows asked for at once in a listing."""
+
+T = TypeVar("T")
+Flow = Generator[Request, Reply, T]
+
+AWAY_S = 10.0
+"""After a lookup gave up, cached answers are served without asking for this long: a training
+program that asks for a hundred layers at start must not wait out a hundred time-outs."""
+
+log = logging.getLogger("gemmsmith")
+
+
+@dataclass(kw_only=True)
+class Session:
+    """What the calls of one client share.
+
+    Attributes:
+        last_from_cache: the last lookup was answered from the cache because the service was away.
+    """
+
+    url: str
+    retry: RetryPolicy
+    cache: Cache
+    last_from_cache: bool = False
+    away_until: float = 0.0
+    _warned: bool = False
+
+    def exchange(self, request: Request) -> Flow[Response]:
+        """Send, repeating as the retry policy says.
+
+        Raises:
+            ServiceUnavailable: no response at all, however often it was tried.
+        """
+        attempt = 0
+        delay = 0.0
+        while True:
+            reply = yield replace(request, delay=delay)
+            again = self.retry.delay(attempt, reply)
+            if again is None:
+                break
+            attempt, delay = attempt + 1, again
+        if isinstance(reply, NoAnswer):
+            raise ServiceUnavailable(
+                f"no answer from {self.url}: {reply.reason} ({attempt + 1} attempts). "
+                "Is the service running (`gemmsmith serve`) and is the URL right?"
+            )
+        return reply
+
+    def answered(self) -> None:
+        """The service is there."""
+        self.last_from_cache = False
+        self.away_until = 0.0
+        self._warned = False
+
+    def away(self, reason: Exception | None) -> None:
+        """The service is not there and a cached answer stands in; warned about once an outage."""
+        self.last_from_cache = True
+        if reason is not None:
+            self.away_until = time.monotonic() + AWAY_S
+        if reason is not None and not self._warned:
+            self._warned = True
+            log.warning("serving cached answers: %s", reason)
+
+
+def best(session: Session, query: Query, *, fresh: bool = False) -> Flow[Answer]:
+    """`GET /best`, revalidated against the cache, answered from it when the service is away.
+
+    With `fresh`, never from the cache alone.
+
+    Raises:
+        NotTuned: the service knows nothing for this problem.
+        ServiceError, ServiceUnavailable: no answer, and nothing cached.
+    """
+    entry = session.cache.load(query)
+    if entry is not None and not fresh and time.monotonic() < session.away_until:
+        session.away(None)
+        return entry.answer
+    try:
+        response = yield from session.exchange(best_request(query, entry.etag if entry else None))
+        return _accept(session, query, entry, response)
+    except NotTuned:
+        session.answered()
+        session.cache.drop(query)
+        raise
+    except (ServiceUnavailable, Busy, ServiceFault) as error:
+        if entry is None or fresh:
+            raise
+        session.away(error)
+        return entry.answer
+
+
+def _accept(session: Session, query: Query, entry: Entry | None, response: Response) -> Answer:
+    if response.status == 304 and entry is not None:
+        session.answered()
+        return entry.answer
+    answer = read(check(response, lookup=True), Answer)
+    session.answered()
+    session.cache.store(query, answer, response.headers.get("etag"))
+    return answer
+
+
+def best_many(session: Session, queries: Sequence[Query]) -> Flow[list[Answer | NotTuned]]:
+    """`POST /best:batch` in pieces; answers in the order asked.
+
+    Raises:
+        ServiceUnavailable: the service is away and at least one problem is not cached.
+        Rejected: the service refuses one of the problems.
+    """
+    answers: list[Answer | NotTuned] = []
+    for start in range(0, len(queries), BATCH_LIMIT):
+        piece = queries[start : start + BATCH_LIMIT]
+        try:
+            response = yield from session.exchange(batch_request(piece))
+            found = read_answers(check(response))
+        except (ServiceUnavailable, Busy, ServiceFault) as error:
+            answers += _all_cached(session, piece, error)
+            continue
+        if len(found) != len(piece):
+            raise ServiceFault(
+                response.status, "Unreadable answer", f"{len(found)} answers to {len(piece)}"
+            )
+        session.answered()
+        answers += [_remember(session, *pair) for pair in zip(piece, found, strict=True)]
+    return answers
+
+
+def _remember(session: Session, query: Query, found: Answer | ServiceError) -> Answer | NotTuned:
+    if isinstance(found, Answer):
+        session.cache.store(query, found, None)
+        return found
+    if isinstance(found, NotTuned):
+        session.cache.drop(query)
+        return found
+    raise found
+
+
+def _all_cached(session: Session, queries: Sequence[Query], error: Exception) -> list[Answer]:
+    entries = [session.cache.load(query) for query in queries]
+    missing = [query.problem for query, entry in zip(queries, entries, strict=True) if not entry]
+    if missing:
+        raise ServiceUnavailable(
+            f"{error}; {len(missing)} of {len(queries)} problems are not cached either, "
+            f"first {missing[0]}"
+        ) from error
+    session.away(error)
+    return [entry.answer for entry in entries if entry]
+
+
+def tune(
+    session: Session, problem: Problem, *, effort: Effort, priority: int, device: str | None
+) -> Flow[JobStatus]:
+    """`POST /tune`: a new job, or the one that is already on its way."""
+    request = tune_request(problem, effort=effort, priority=priority, device=device)
+    return read(check((yield from session.exchange(request))), JobStatus)
+
+
+def job(session: Session, identifier: str) -> Flow[JobStatus]:
+    """`GET /jobs/{id}`."""
+    response = yield from session.exchange(get(f"/jobs/{identifier}"))
+    return read(check(response), JobStatus)
+
+
+def cancel(session: Session, identifier: str) -> Flow[JobStatus]:
+    """`DELETE /jobs/{id}`."""
+    request = Request(method="DELETE", path=f"/jobs/{identifier}")
+    response = check((yield from session.exchange(request)))
+    if response.body:
+        return read(response, JobStatus)
+    return (yield from job(session, identifier))
+
+
+def devices(session: Session) -> Flow[list[DeviceModel]]:
+    """`GET /devices`."""
+    return read_devices(check((yield from session.exchange(get("/devices")))))
+
+
+def page(session: Session, request: Request) -> Flow[dict[str, Any]]:
+    """One page of a listing."""
+    return document(check((yield from session.exchange(request))))
+
+
+def pack(session: Session, pack_hash: str) -> Flow[Response]:
+    """`GET /packs/{hash}`: the compiled pack's bytes."""
+    return check((yield from session.exchange(get(f"/packs/{pack_hash}"))))
+
+
+def winner_of(session: Session, status: JobStatus) -> Flow[Answer]:
+    """The answer that a finished job led to, asked of the service itself."""
+    # A job may name a device as workers do (`cuda:0`, `replay:<file>`), which no lookup knows.
+    device = status.device if status.device and ":" not in status.device else None
+    query = Query(problem=status.problem, device=device, exact=True)
+    return (yield from best(session, query, fresh=True))
+
+
+class Pages:
+    """Where a reader is in a listing whose pages each link to the next."""
+
+    def __init__(self, path: str, name: str, filters: dict[str, Any], limit: int | None) -> None:
+        self.finished = limit == 0
+        self._name = name
+        self._left = limit
+        self._next = get(path, **filters, limit=PAGE if limit is None else min(PAGE, limit))
+
+    def request(self) -> Request:
+        """The request for the next page."""
+        return self._next
+
+    def take(self, found: dict[str, Any]) -> list[dict[str, Any]]:
+        """The rows of a page; remembers where the next one starts.
+
+        Raises:
+            ServiceFault: not a page of this listing.
+        """
+        rows = found.get(self._name)
+        if not isinstance(rows, list):
+            raise ServiceFault(200, "Unreadable answer", f"a page without a list `{self._name}`")
+        if self._left is not None:
+            rows = rows[: self._left]
+            self._left -= len(rows)
+        link = (found.get("links") or {}).get("next") or {}
+        self.finished = not rows or self._left == 0 or not link.get("href")
+        if not self.finished:
+            parts = urlsplit(link["href"])
+            # Only path and query: wherever the service believes to be, it is asked where it was.
+            self._next = get(parts.path, **dict(parse_qsl(parts.query)))
+        return rows

@@ -1,0 +1,74 @@
+"""Server-sent events, parsed as they arrive (WHATWG HTML, section 9.2.6).
+
+Feed bytes in any pieces, take whole events out. Nothing is lost at a cut: an event that was not
+finished when the connection dropped is not reported, and the next connection asks for everything
+after `last_id`.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEvent:
+    """One dispatched event."""
+
+    id: str
+    event: str
+    data: str
+
+
+class EventParser:
+    """Incremental parser. `last_id` is what `Last-Event-ID` must say to resume."""
+
+    def __init__(self, last_id: str = "") -> None:
+        self.last_id = last_id
+        self.retry: float | None = None
+        self._id = last_id
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget a half-received event: a new connection begins."""
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._text = ""
+        self._event = ""
+        self._data: list[str] = []
+        self._id = self.last_id
+
+    def feed(self, chunk: bytes) -> Iterator[ServerEvent]:
+        """Events completed by these bytes."""
+        self._text += self._decoder.decode(chunk)
+        # A trailing CR may be the first half of CRLF: leave it until the next piece arrives.
+        held = "\r" if self._text.endswith("\r") else ""
+        text = self._text.removesuffix("\r") if held else self._text
+        *lines, rest = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        self._text = rest + held
+        for line in lines:
+            if line:
+                self._field(line)
+            elif (event := self._dispatch()) is not None:
+                yield event
+
+    def _field(self, line: str) -> None:
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        match name:
+            case "event":
+                self._event = value
+            case "data":
+                self._data.append(value)
+            case "id" if "\0" not in value:
+                self._id = value
+            case "retry" if value.isdecimal():
+                self.retry = int(value) / 1000
+            case _:  # a comment (empty name) keeps the connection alive; others are not for us
+                pass
+
+    def _dispatch(self) -> ServerEvent | None:
+        self.last_id = self._id
+        event, data = self._event or "message", self._data
+        self._event, self._data = "", []
+        return ServerEvent(self.last_id, event, "\n".join(data)) if data else None

@@ -1,0 +1,105 @@
+"""What both HTTP clients set up alike: URL, time-outs, headers, and how httpx's failures read."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import httpx
+
+from gemmsmith.cache import AnswerCache, Cache, NoCache, PackCache, default_cache_dir
+from gemmsmith.flows import Session
+from gemmsmith.retry import RetryPolicy
+from gemmsmith.wire import NoAnswer, Request, Response
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+DEFAULT_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 5.0
+
+CacheDir = Path | str | None | Literal["default"]
+
+
+class Setup:
+    """The checked arguments of a client."""
+
+    def __init__(self, url: str, timeout: float, retries: int, cache_dir: CacheDir) -> None:
+        self.url = checked_url(url)
+        if timeout <= 0:
+            raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
+        if retries < 0:
+            raise ValueError(f"retries must be 0 or more, got {retries}")
+        self.timeout = httpx.Timeout(timeout, connect=min(timeout, CONNECT_TIMEOUT_S))
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self.cache_dir = default_cache_dir() if cache_dir == "default" else cache_dir
+        cache: Cache = NoCache()
+        if self.cache_dir is not None:
+            cache = AnswerCache(Path(self.cache_dir), self.url)
+        self.session = Session(url=self.url, retry=RetryPolicy(retries=retries), cache=cache)
+        # An event stream is waited on for minutes: it outlives a restart of the service.
+        self.stream_retry = RetryPolicy(retries=retries * 3)
+
+    def packs(self) -> PackCache:
+        """Where packs go; without a cache folder, a temporary one until the client is closed."""
+        if self.cache_dir is not None:
+            return PackCache(Path(self.cache_dir))
+        if self._temporary is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="gemmsmith-")
+        return PackCache(Path(self._temporary.name))
+
+    def cleanup(self) -> None:
+        """Remove the temporary folder if there is one."""
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = None
+
+    def options(self) -> dict[str, Any]:
+        """Arguments of the httpx client."""
+        return {
+            "base_url": self.url,
+            "timeout": self.timeout,
+            "headers": {"user-agent": "gemmsmith-client", "accept": "application/json"},
+        }
+
+    def arguments(self, request: Request) -> dict[str, Any]:
+        """Arguments of httpx's `request` and `stream`."""
+        found: dict[str, Any] = {
+            "method": request.method,
+            "url": request.path,
+            "params": list(request.params),
+            "headers": list(request.headers),
+            "content": request.body,
+        }
+        if request.read_timeout is not None:
+            connect = self.timeout.connect
+            found["timeout"] = httpx.Timeout(request.read_timeout, connect=connect)
+        return found
+
+
+def checked_url(url: str) -> str:
+    """The service's base URL without a trailing slash.
+
+    Raises:
+        ValueError: not an http or https URL.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"the service's URL must be like {DEFAULT_URL}, got {url!r}")
+    return url.rstrip("/")
+
+
+def response_of(found: httpx.Response) -> Response:
+    """Turn httpx's response, read to its end, into ours."""
+    return Response(
+        status=found.status_code,
+        headers={name.lower(): value for name, value in found.headers.items()},
+        body=found.content,
+    )
+
+
+def no_answer(error: httpx.RequestError) -> NoAnswer:
+    """What to tell people about a failed exchange."""
+    text = str(error)
+    name = type(error).__name__
+    return NoAnswer(reason=f"{name}: {text}" if text else name)

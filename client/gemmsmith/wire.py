@@ -1,0 +1,295 @@
+"""What goes over the wire, without doing any of it: requests to build, replies to read.
+
+Nothing here opens a socket, sleeps or touches a file, so the synchronous and the asynchronous
+client share every line of it. A reply that cannot be understood is a `ServiceFault` that says so,
+never a stray `KeyError`.
+"""
+
+from __future__ import annotations
+
+import http
+import json
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import msgspec
+
+from gemmsmith.answer import Answer
+from gemmsmith.device import DeviceModel
+from gemmsmith.errors import (
+    Busy,
+    InvalidProblem,
+    NotTuned,
+    Rejected,
+    ServiceError,
+    ServiceFault,
+)
+from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.tuning import Effort
+
+T = TypeVar("T")
+
+PROBLEM_JSON = "application/problem+json"
+BATCH_LIMIT = 256
+"""Problems per `POST /best:batch`; longer lists are sent in several requests."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """One HTTP request. All requests of this library may be repeated safely.
+
+    Attributes:
+        delay: seconds to wait before it is sent (back-off after a failed attempt).
+        read_timeout: overrides the client's read timeout when set.
+    """
+
+    method: str
+    path: str
+    params: tuple[tuple[str, str], ...] = ()
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes | None = None
+    delay: float = 0.0
+    read_timeout: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Response:
+    """A complete HTTP response; header names are in lower case."""
+
+    status: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoAnswer:
+    """No response came: refused, timed out, cut off. `reason` is for people."""
+
+    reason: str
+
+
+Reply = Response | NoAnswer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Query:
+    """A lookup: the problem and on which device model it is asked."""
+
+    problem: Problem
+    device: str | None = None
+    arch: str | None = None
+    exact: bool = False
+
+
+def accepted(field_name: str, choices: Iterable[str], value: object) -> InvalidProblem:
+    """The error for a value that is not one of a fixed few; the message names them all."""
+    return InvalidProblem(
+        field_name, f"{field_name} must be one of {', '.join(choices)}, got {value!r}"
+    )
+
+
+def problem_of(m: int, n: int, k: int, *, batch: int, dtype: str, layout: str) -> Problem:
+    """Check a question before anything is sent.
+
+    Raises:
+        InvalidProblem: names the field and what it accepts.
+    """
+    if dtype not in DType.__members__.values():
+        raise accepted("dtype", DType, dtype)
+    if layout not in Layout.__members__.values():
+        raise accepted("layout", Layout, layout)
+    return Problem(m=m, n=n, k=k, batch=batch, dtype=DType(dtype), layout=Layout(layout))
+
+
+def effort_of(effort: str) -> Effort:
+    """The effort by its name.
+
+    Raises:
+        InvalidProblem: not one of the efforts; the message names them.
+    """
+    if effort not in Effort.__members__.values():
+        raise accepted("effort", Effort, effort)
+    return Effort(effort)
+
+
+def _fields(problem: Problem) -> dict[str, Any]:
+    return {
+        "m": problem.m,
+        "n": problem.n,
+        "k": problem.k,
+        "batch": problem.batch,
+        "dtype": str(problem.dtype),
+        "layout": str(problem.layout),
+    }
+
+
+def _post(path: str, body: Mapping[str, Any], *headers: tuple[str, str]) -> Request:
+    return Request(
+        method="POST",
+        path=path,
+        headers=(("content-type", "application/json"), *headers),
+        body=json.dumps(body).encode(),
+    )
+
+
+def get(path: str, **params: object) -> Request:
+    """A GET; parameters that are None are left out, booleans become `true` and `false`."""
+    return Request(
+        method="GET",
+        path=path,
+        params=tuple(
+            (name, str(value).lower() if isinstance(value, bool) else str(value))
+            for name, value in params.items()
+            if value is not None
+        ),
+    )
+
+
+def best_request(query: Query, etag: str | None = None) -> Request:
+    """`GET /best`, revalidating `etag` when the answer is already cached."""
+    request = get(
+        "/best",
+        **_fields(query.problem),
+        device=query.device,
+        arch=query.arch,
+        exact=query.exact or None,
+    )
+    return replace(request, headers=(("if-none-match", etag),)) if etag else request
+
+
+def batch_request(queries: Sequence[Query]) -> Request:
+    """`POST /best:batch`; all queries share device, arch and exactness."""
+    body: dict[str, Any] = {"problems": [_fields(query.problem) for query in queries]}
+    first = queries[0]
+    if first.device is not None:
+        body["device"] = first.device
+    if first.arch is not None:
+        body["arch"] = first.arch
+    if first.exact:
+        body["exact"] = True
+    return _post("/best:batch", body)
+
+
+def tune_request(problem: Problem, *, effort: Effort, priority: int, device: str | None) -> Request:
+    """`POST /tune` with an Idempotency-Key, so that repeating it enqueues nothing twice."""
+    body = _fields(problem) | {"effort": str(effort), "priority": priority}
+    if device is not None:
+        body["device"] = device
+    return _post("/tune", body, ("idempotency-key", uuid.uuid4().hex))
+
+
+def document(response: Response) -> dict[str, Any]:
+    """The JSON object in a response.
+
+    Raises:
+        ServiceFault: the body is not a JSON object.
+    """
+    try:
+        parsed = json.loads(response.body)
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise _unreadable(response, "a JSON object")
+    return parsed
+
+
+def _unreadable(response: Response, wanted: str) -> ServiceFault:
+    kind = response.headers.get("content-type", "no content type")
+    return ServiceFault(
+        response.status,
+        "Unreadable answer",
+        f"expected {wanted}, got {len(response.body)} bytes of {kind}; "
+        "is this URL a gemmsmith service of this version?",
+    )
+
+
+def read(response: Response, kind: type[T]) -> T:
+    """Decode a JSON body; unknown fields are ignored, so newer services stay readable.
+
+    Raises:
+        ServiceFault: not JSON, or not of this shape.
+    """
+    try:
+        return msgspec.json.decode(response.body, type=kind)
+    except (msgspec.DecodeError, InvalidProblem) as error:
+        raise _unreadable(response, f"{kind.__name__} ({error})") from error
+
+
+def read_answers(response: Response) -> list[Answer | ServiceError]:
+    """The answers of a batch in the order asked; a problem document becomes its exception.
+
+    Raises:
+        ServiceFault: the body has another shape.
+    """
+    entries = document(response).get("answers")
+    if not isinstance(entries, list):
+        raise _unreadable(response, "a list `answers`")
+    answers: list[Answer | ServiceError] = []
+    for entry in entries:
+        if isinstance(entry, dict) and "problem" not in entry and "title" in entry:
+            answers.append(problem_error(int(entry.get("status", 404)), entry, lookup=True))
+            continue
+        try:
+            answers.append(msgspec.convert(entry, Answer))
+        except (msgspec.ValidationError, InvalidProblem) as error:
+            raise _unreadable(response, f"answers ({error})") from error
+    return answers
+
+
+def read_devices(response: Response) -> list[DeviceModel]:
+    """The device models of `GET /devices`.
+
+    Raises:
+        ServiceFault: the body has another shape.
+    """
+    try:
+        return msgspec.convert(document(response).get("devices"), list[DeviceModel])
+    except msgspec.ValidationError as error:
+        raise _unreadable(response, f"a list `devices` ({error})") from error
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds the service asked to be left alone; None when it did not say (or gave a date)."""
+    try:
+        seconds = float(headers.get("retry-after", ""))
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < 86_400 else None
+
+
+def check(response: Response, *, lookup: bool = False) -> Response:
+    """The response itself when it is a success.
+
+    Raises:
+        ServiceError: the subclass that the status calls for, from its problem document. With
+            `lookup`, a 404 problem document is `NotTuned`.
+    """
+    if response.status < 400:
+        return response
+    try:
+        parsed = json.loads(response.body)
+    except ValueError:
+        parsed = None
+    found = parsed if isinstance(parsed, dict) else {}
+    if not found.get("detail"):
+        found = found | {"detail": f"no problem document in {len(response.body)} bytes of body"}
+        lookup = False  # this 404 is somebody else's: the URL is wrong, not the problem untuned
+    raise problem_error(response.status, found, lookup=lookup, wait=retry_after(response.headers))
+
+
+def problem_error(
+    status: int, found: dict[str, Any], *, lookup: bool = False, wait: float | None = None
+) -> ServiceError:
+    """The exception that a problem document stands for."""
+    known = {int(code) for code in http.HTTPStatus}
+    title = str(found.get("title") or (http.HTTPStatus(status).phrase if status in known else ""))
+    detail = str(found.get("detail") or "")
+    if status in (429, 503):
+        return Busy(status, title, detail, found, 1.0 if wait is None else wait)
+    if status >= 500:
+        return ServiceFault(status, title, detail, found)
+    if status == 404 and lookup and not str(found.get("type", "")).endswith(":not-found"):
+        return NotTuned(status, title, detail, found)
+    return Rejected(status, title, detail, found)
