@@ -229,7 +229,6 @@ def upgrade() -> None:
         "idempotency_keys",
         sa.Column("key", sa.String(length=255), nullable=False),
         sa.Column("job_id", ID, nullable=False),
-        sa.Column("request", sa.String(length=300), nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(
             ["job_id"], ["jobs.id"], name="fk_idempotency_keys_job_id", ondelete="CASCADE"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Double
+from sqlalchemy import Double, select
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.orm import Session
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
@@ -28,3 +29,8 @@ def _sqlite(_element: now, _compiler: SQLCompiler, **_: Any) -> str:
 def _postgresql(_element: now, _compiler: SQLCompiler, **_: Any) -> str:
     # Not now(): that stands still within a transaction, which may have waited for a lock.
     return "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
+
+
+def moment(session: Session) -> float:
+    """The database's time at this moment."""
+    return session.scalars(select(now())).one()

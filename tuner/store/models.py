@@ -281,13 +281,12 @@ class JobEventRow(Base):
 
 
 class IdempotencyKeyRow(Base):
-    """A client's Idempotency-Key and the job that answered it; `request` tells misuse."""
+    """A client's Idempotency-Key and the job that answered it."""
 
     __tablename__ = "idempotency_keys"
 
     key: Mapped[str] = mapped_column(String(255), primary_key=True)
     job_id: Mapped[int] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), index=True)
-    request: Mapped[str] = mapped_column(String(300))
     created_at: Mapped[float]
 
 

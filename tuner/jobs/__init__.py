@@ -1,0 +1,17 @@
+"""Tuning jobs: a durable queue with leases, and the worker's loop."""
+
+from tuner.jobs.job import Job, JobEvent, JobState
+from tuner.jobs.lease import LeasedJob, StopReason
+from tuner.jobs.queue import Queue
+from tuner.jobs.worker import Worker, unique_owner
+
+__all__ = [
+    "Job",
+    "JobEvent",
+    "JobState",
+    "LeasedJob",
+    "Queue",
+    "StopReason",
+    "Worker",
+    "unique_owner",
+]

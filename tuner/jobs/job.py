@@ -1,0 +1,77 @@
+"""A tuning job as the rest of the program sees it: plain data, a moment's view of its row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from gemmsmith.problem import Problem
+from gemmsmith.tuning import Effort
+
+
+class JobState(StrEnum):
+    """Where a job stands. The last three are final."""
+
+    WAITING = "waiting"  # no worker has it: new, handed back, or to be tried again
+    RUNNING = "running"  # leased by a worker
+    DONE = "done"  # its winner is promoted
+    FAILED = "failed"  # hopeless, or tried too often; `error` says why
+    CANCELLED = "cancelled"  # stopped on request; its trials are kept
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing can happen to the job any more."""
+        return self in (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A tuning job.
+
+    Attributes:
+        device: slug or name of the device it is for; "" means any.
+        phase, done, total, best_us, best: how far it is; `best` is a candidate's key.
+        attempt: how many times it was leased.
+        max_attempts: how many of those may go wrong.
+        created_at, started_at, finished_at: seconds since the epoch; `started_at` is that of the
+            first attempt.
+    """
+
+    id: str
+    problem: Problem
+    effort: Effort
+    device: str
+    priority: int
+    state: JobState
+    phase: str
+    done: int
+    total: int
+    best_us: float | None
+    best: str | None
+    error: str | None
+    attempt: int
+    max_attempts: int
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+    cancel_requested: bool
+    winner_revision: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobEvent:
+    """Something that happened to a job.
+
+    Attributes:
+        id: 1, 2, 3 … within the job, without gaps: a reader resumes after the last it has seen.
+        at: seconds since the epoch.
+        kind: created, started, progress, trial, winner, requeued; finished, failed and cancelled
+            are each a job's last event.
+    """
+
+    id: int
+    job: str
+    at: float
+    kind: str
+    data: dict[str, Any]

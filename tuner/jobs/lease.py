@@ -1,0 +1,193 @@
+"""A job that a worker owns for the moment, and everything the worker may write about it.
+
+Each method is one transaction that first checks the fence: the job is running, and its owner and
+attempt are still ours. If not, `LeaseLost` is raised and nothing is written. Methods that write
+renew the lease as well.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from tuner.errors import LeaseLost
+from tuner.jobs.job import Job, JobState
+from tuner.jobs.rows import add_event, attempts_left, end, requeue
+from tuner.store.clock import moment
+from tuner.store.database import Database
+from tuner.store.models import JobRow
+
+
+class StopReason(StrEnum):
+    """Why a worker should stop working on a job."""
+
+    CANCELLED = "cancelled"  # its cancellation was asked for
+    LOST = "lost"  # another worker owns it
+    SHUTDOWN = "shutdown"  # this worker is to end
+
+
+class LeasedJob:
+    """A leased job. Its worker's threads may share it.
+
+    Attributes:
+        job: the job as it was when it was leased.
+        settled: whether it was completed, failed, cancelled or handed back through this object.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        job: Job,
+        *,
+        row_id: int,
+        owner: str,
+        ttl_s: float,
+        retry_delay_s: float,
+    ) -> None:
+        self.job = job
+        self.owner = owner
+        self.ttl_s = ttl_s
+        self.settled = False
+        self._database = database
+        self._row_id = row_id
+        self._retry_delay_s = retry_delay_s
+        self._stop_reason: StopReason | None = None
+        self._stop_lock = threading.Lock()
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        """Why to stop, if so."""
+        return self._stop_reason
+
+    def should_stop(self) -> bool:
+        """Whether to stop before the next candidate. Costs nothing; the heartbeat keeps it true."""
+        return self._stop_reason is not None
+
+    def ask_to_stop(self, reason: StopReason) -> None:
+        """Make `should_stop` true. The first reason stays, unless the lease is lost since."""
+        with self._stop_lock:
+            if self._stop_reason is None or reason is StopReason.LOST:
+                self._stop_reason = reason
+
+    def heartbeat(self) -> bool:
+        """Renew the lease; whether the job's cancellation was asked for.
+
+        Raises:
+            LeaseLost: another worker owns the job, or it is over.
+        """
+        with self._fenced() as (_, row):
+            cancelled = row.cancel_requested
+        if cancelled:
+            self.ask_to_stop(StopReason.CANCELLED)
+        return cancelled
+
+    def progress(
+        self,
+        phase: str,
+        done: int,
+        total: int,
+        best_us: float | None = None,
+        best: str | None = None,
+        message: str = "",
+    ) -> None:
+        """Note how far the job is, in its row and as an event.
+
+        Raises:
+            LeaseLost: as `heartbeat`.
+        """
+        with self._fenced() as (session, row):
+            row.phase, row.done, row.total = phase, done, total
+            row.best_us, row.best = best_us, best
+            data = {"phase": phase, "done": done, "total": total, "best_us": best_us, "best": best}
+            add_event(session, row, "progress", {**data, "message": message})
+            cancelled = row.cancel_requested
+        if cancelled:
+            self.ask_to_stop(StopReason.CANCELLED)
+
+    def event(self, kind: str, data: dict[str, Any]) -> None:
+        """Append an event of any kind that does not end the job.
+
+        Raises:
+            LeaseLost: as `heartbeat`.
+        """
+        with self._fenced() as (session, row):
+            add_event(session, row, kind, data)
+
+    def complete(self, winner_revision: int | None) -> None:
+        """The job is done.
+
+        Raises:
+            LeaseLost: as `heartbeat`.
+        """
+        with self._fenced() as (session, row):
+            row.winner_revision = winner_revision
+            data = {"winner_revision": winner_revision, "best_us": row.best_us, "best": row.best}
+            end(session, row, JobState.DONE, data)
+        self.settled = True
+
+    def fail(self, message: str, *, retry: bool) -> None:
+        """The attempt went wrong; with `retry` another follows while there are any left.
+
+        Raises:
+            LeaseLost: as `heartbeat`.
+        """
+        with self._fenced() as (session, row):
+            if row.cancel_requested:
+                end(session, row, JobState.CANCELLED, {})
+            elif retry and attempts_left(row) > 0:
+                row.error = message
+                wrong = row.attempt - row.handed_back
+                data = {"error": message, "attempts_left": attempts_left(row)}
+                requeue(session, row, self._retry_delay_s * 2 ** (wrong - 1), data)
+            else:
+                end(session, row, JobState.FAILED, {"error": message})
+        self.settled = True
+
+    def cancelled(self) -> None:
+        """The job was stopped because its cancellation was asked for.
+
+        Raises:
+            LeaseLost: as `heartbeat`.
+        """
+        with self._fenced() as (session, row):
+            end(session, row, JobState.CANCELLED, {})
+        self.settled = True
+
+    def release(self) -> None:
+        """Hand the job back for another worker to continue; the attempt does not count.
+
+        Raises:
+            LeaseLost: as `heartbeat`.
+        """
+        with self._fenced() as (session, row):
+            row.handed_back += 1
+            if row.cancel_requested:
+                end(session, row, JobState.CANCELLED, {})
+            else:
+                requeue(session, row, 0.0, {"reason": "handed back by a worker that ended"})
+        self.settled = True
+
+    @contextmanager
+    def _fenced(self) -> Iterator[tuple[Session, JobRow]]:
+        query = select(JobRow).where(
+            JobRow.id == self._row_id,
+            JobRow.owner == self.owner,
+            JobRow.attempt == self.job.attempt,
+            JobRow.state == JobState.RUNNING.value,
+        )
+        with self._database.write() as session:
+            row = session.scalars(query.with_for_update()).one_or_none()
+            if row is None:
+                self.ask_to_stop(StopReason.LOST)
+                raise LeaseLost(
+                    f"job {self.job.id}, attempt {self.job.attempt}, is no longer "
+                    f"{self.owner}'s: it was taken over, or is over"
+                )
+            row.lease_expires_at = moment(session) + self.ttl_s
+            yield session, row

@@ -1,0 +1,261 @@
+"""The durable queue of tuning jobs, in the store's database.
+
+A worker leases a job: it owns it until the lease expires, by the database's clock, and renews it
+with heartbeats. Every write of a worker is fenced on its name and the attempt's number, so one
+that was given up for dead and comes back changes nothing. A job whose lease expired is taken over
+by the next worker that asks; attempts that went wrong are bounded. Requests for the same problem,
+device and effort join the job that already waits or runs. Higher priority first, then first come,
+first served.
+"""
+
+from __future__ import annotations
+
+import builtins
+import uuid
+from collections.abc import Sequence
+
+from sqlalchemy import ColumnElement, and_, func, or_, select
+from sqlalchemy.orm import Session
+
+from gemmsmith.problem import Problem
+from gemmsmith.tuning import Effort
+from tuner.errors import JobNotFound
+from tuner.jobs.job import Job, JobEvent, JobState
+from tuner.jobs.lease import LeasedJob
+from tuner.jobs.rows import add_event, attempts_left, end, job_of
+from tuner.store.clock import moment, now
+from tuner.store.dictionary import problem_of
+from tuner.store.models import IdempotencyKeyRow, JobEventRow, JobRow, ProblemRow
+from tuner.store.store import Store
+
+MAX_ATTEMPTS = 3
+"""Attempts of a job that may go wrong. A candidate that kills its own process does not kill the
+worker, so even a second failure of the worker is bad luck or a bad machine."""
+
+RETRY_DELAY_S = 5.0
+"""Wait before the first retry, doubled for each further one: what broke may be coming back."""
+
+_ENQUEUE_LOCK = 0x67656D6A  # requests queue up, so that two at once for one problem make one job
+
+
+class Queue:
+    """Jobs of one store. Threads and processes may each use their own on the same database."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        max_attempts: int = MAX_ATTEMPTS,
+        retry_delay_s: float = RETRY_DELAY_S,
+    ) -> None:
+        self._store = store
+        self._database = store.database
+        self._max_attempts = max_attempts
+        self._retry_delay_s = retry_delay_s
+
+    def enqueue(
+        self,
+        problem: Problem,
+        *,
+        effort: Effort = Effort.DEFAULT,
+        device: str = "",
+        priority: int = 0,
+        idempotency_key: str | None = None,
+    ) -> tuple[Job, bool]:
+        """Ask for a job; gives the job, and whether it is new.
+
+        A job for the same problem, device and effort that waits or runs is joined, and takes on
+        the higher priority. A key that was used before gives that call's job, whatever it was
+        for and however it has ended since: the caller compares.
+        """
+        with self._database.write() as session:
+            self._database.lock(session, _ENQUEUE_LOCK)
+            if idempotency_key is not None:
+                answered = session.get(IdempotencyKeyRow, idempotency_key)
+                if answered is not None:
+                    return _job(session, session.get_one(JobRow, answered.job_id)), False
+            ids = self._store.dictionary.ids(session, [problem])
+            active_key = f"{ids[problem]}/{effort.value}/{device}"
+            query = select(JobRow).where(JobRow.active_key == active_key)
+            row = session.scalars(query.with_for_update()).one_or_none()
+            created = row is None
+            if row is None:
+                row = self._new_row(session, priority)
+                row.problem_id = ids[problem]
+                row.effort = effort.value
+                row.device = device
+                row.active_key = active_key
+                session.add(row)
+                session.flush()
+                data = {"problem": str(problem), "effort": effort.value, "device": device}
+                add_event(session, row, "created", data)
+            row.priority = max(row.priority, priority)
+            if idempotency_key is not None:
+                session.add(
+                    IdempotencyKeyRow(
+                        key=idempotency_key, job_id=row.id, created_at=moment(session)
+                    )
+                )
+            job = job_of(row, problem)
+        self._store.dictionary.keep(ids)
+        return job, created
+
+    def _new_row(self, session: Session, priority: int) -> JobRow:
+        at = moment(session)
+        return JobRow(
+            public_id=uuid.uuid4().hex,
+            priority=priority,
+            state=JobState.WAITING.value,
+            phase="",
+            done=0,
+            total=0,
+            cancel_requested=False,
+            attempt=0,
+            handed_back=0,
+            max_attempts=self._max_attempts,
+            available_at=at,
+            created_at=at,
+            last_event=0,
+        )
+
+    def get(self, job_id: str) -> Job:
+        """The job as it is now.
+
+        Raises:
+            JobNotFound: no job has this id.
+        """
+        with self._database.read() as session:
+            return _job(session, _row(session, job_id))
+
+    def list(
+        self, state: JobState | None = None, after: str | None = None, limit: int = 50
+    ) -> list[Job]:
+        """Jobs, newest first; `after` continues behind the job with that id.
+
+        Raises:
+            JobNotFound: no job has the id `after`.
+        """
+        query = select(JobRow, ProblemRow).join(ProblemRow, ProblemRow.id == JobRow.problem_id)
+        if state is not None:
+            query = query.where(JobRow.state == state.value)
+        with self._database.read() as session:
+            if after is not None:
+                query = query.where(JobRow.id < _row(session, after).id)
+            rows = session.execute(query.order_by(JobRow.id.desc()).limit(limit)).all()
+            return [job_of(row, problem_of(problem)) for row, problem in rows]
+
+    def counts(self) -> dict[JobState, int]:
+        """How many jobs are in each state."""
+        query = select(JobRow.state, func.count()).group_by(JobRow.state)
+        with self._database.read() as session:
+            found = {JobState(state): count for state, count in session.execute(query)}
+        return {state: found.get(state, 0) for state in JobState}
+
+    def events(self, job_id: str, after: int = 0, limit: int = 200) -> builtins.list[JobEvent]:
+        """The job's events with numbers above `after`, in order.
+
+        Raises:
+            JobNotFound: no job has this id.
+        """
+        with self._database.read() as session:
+            query = select(JobEventRow).where(
+                JobEventRow.job_id == _row(session, job_id).id, JobEventRow.number > after
+            )
+            rows = session.scalars(query.order_by(JobEventRow.number).limit(limit))
+            return [
+                JobEvent(id=row.number, job=job_id, at=row.at, kind=row.kind, data=row.data)
+                for row in rows
+            ]
+
+    def cancel(self, job_id: str) -> Job:
+        """Stop a job: at once where no living worker has it, else between two candidates.
+
+        A job that is over stays as it is.
+
+        Raises:
+            JobNotFound: no job has this id.
+        """
+        with self._database.write() as session:
+            row = _row(session, job_id, lock=True)
+            state = JobState(row.state)
+            if not state.is_final:
+                row.cancel_requested = True
+                row.active_key = None  # a new request is a new job, not this one
+                abandoned = (row.lease_expires_at or 0.0) < moment(session)
+                if state is JobState.WAITING or abandoned:
+                    end(session, row, JobState.CANCELLED, {})
+            return _job(session, row)
+
+    def lease(self, owner: str, devices: Sequence[str], ttl_s: float = 60.0) -> LeasedJob | None:
+        """Own the next job for `ttl_s` seconds; None where nothing is to be done.
+
+        Jobs whose owner has stopped renewing are taken over, ended where they have used up their
+        attempts or were to be cancelled.
+
+        Args:
+            owner: unique among all workers, ever: host, process and a random part.
+            devices: names the worker answers to; jobs for any device are taken as well.
+            ttl_s: time after which a worker that is silent counts as dead.
+        """
+        query = (
+            select(JobRow)
+            .where(_is_due(), JobRow.device.in_(["", *devices]))
+            .order_by(JobRow.priority.desc(), JobRow.id)
+            .limit(1)
+        )
+        with self._database.read() as session:  # polling an empty queue disturbs no writer
+            if session.scalars(query).first() is None:
+                return None
+        with self._database.write() as session:
+            while True:
+                row = session.scalars(query.with_for_update(skip_locked=True)).first()
+                if row is None:
+                    return None
+                if row.cancel_requested:
+                    end(session, row, JobState.CANCELLED, {})
+                elif attempts_left(row) <= 0:
+                    end(session, row, JobState.FAILED, {"error": _given_up(row)})
+                else:
+                    break
+                session.flush()
+            at = moment(session)
+            row.state = JobState.RUNNING.value
+            row.owner = owner
+            row.attempt += 1
+            row.lease_expires_at = at + ttl_s
+            row.started_at = row.started_at or at
+            row.error = None
+            add_event(session, row, "started", {"attempt": row.attempt, "owner": owner})
+            return LeasedJob(
+                self._database,
+                _job(session, row),
+                row_id=row.id,
+                owner=owner,
+                ttl_s=ttl_s,
+                retry_delay_s=self._retry_delay_s,
+            )
+
+
+def _is_due() -> ColumnElement[bool]:
+    waiting = and_(JobRow.state == JobState.WAITING.value, JobRow.available_at <= now())
+    abandoned = and_(JobRow.state == JobState.RUNNING.value, JobRow.lease_expires_at < now())
+    return or_(waiting, abandoned)
+
+
+def _given_up(row: JobRow) -> str:
+    return (
+        f"gave up after {row.max_attempts} attempts: the last worker, {row.owner}, stopped "
+        "answering. Its log says why; trials so far are kept, so tuning again continues from them"
+    )
+
+
+def _row(session: Session, job_id: str, *, lock: bool = False) -> JobRow:
+    query = select(JobRow).where(JobRow.public_id == job_id)
+    row = session.scalars(query.with_for_update() if lock else query).one_or_none()
+    if row is None:
+        raise JobNotFound(f"there is no job {job_id}")
+    return row
+
+
+def _job(session: Session, row: JobRow) -> Job:
+    return job_of(row, problem_of(session.get_one(ProblemRow, row.problem_id)))

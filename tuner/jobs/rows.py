@@ -1,0 +1,76 @@
+"""Changes of a job's row and of its events, inside somebody else's transaction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from gemmsmith.problem import Problem
+from gemmsmith.tuning import Effort
+from tuner.jobs.job import Job, JobState
+from tuner.store.clock import moment
+from tuner.store.models import JobEventRow, JobRow
+
+_LAST_EVENT = {
+    JobState.DONE: "finished",
+    JobState.FAILED: "failed",
+    JobState.CANCELLED: "cancelled",
+}
+
+
+def add_event(session: Session, row: JobRow, kind: str, data: dict[str, Any]) -> None:
+    """Append an event. The caller holds the row's lock, so numbers neither collide nor skip."""
+    row.last_event += 1
+    session.add(
+        JobEventRow(job_id=row.id, number=row.last_event, at=moment(session), kind=kind, data=data)
+    )
+
+
+def end(session: Session, row: JobRow, state: JobState, data: dict[str, Any]) -> None:
+    """Put the job into a final state, with its last event; nobody owns it or joins it any more."""
+    row.state = state.value
+    row.finished_at = moment(session)
+    row.lease_expires_at = None
+    row.active_key = None
+    if state is JobState.FAILED:
+        row.error = data["error"]
+    add_event(session, row, _LAST_EVENT[state], data)
+
+
+def requeue(session: Session, row: JobRow, delay_s: float, data: dict[str, Any]) -> None:
+    """Let another attempt begin, after `delay_s`."""
+    row.state = JobState.WAITING.value
+    row.lease_expires_at = None
+    row.available_at = moment(session) + delay_s
+    add_event(session, row, "requeued", data)
+
+
+def attempts_left(row: JobRow) -> int:
+    """Attempts that may still go wrong."""
+    return row.max_attempts - (row.attempt - row.handed_back)
+
+
+def job_of(row: JobRow, problem: Problem) -> Job:
+    """The job that a row describes."""
+    return Job(
+        id=row.public_id,
+        problem=problem,
+        effort=Effort(row.effort),
+        device=row.device,
+        priority=row.priority,
+        state=JobState(row.state),
+        phase=row.phase,
+        done=row.done,
+        total=row.total,
+        best_us=row.best_us,
+        best=row.best,
+        error=row.error,
+        attempt=row.attempt,
+        max_attempts=row.max_attempts,
+        created_at=row.created_at,
+        started_at=row.started_at,
+        finished_at=row.finished_at,
+        cancel_requested=row.cancel_requested,
+        winner_revision=row.winner_revision,
+    )

@@ -1,0 +1,227 @@
+"""The worker's loop: lease a job, tune, settle it; until told to stop.
+
+A thread renews the lease while a job is worked on. What `tune` raises decides what becomes of the
+job: a failure that the next attempt would meet again ends it, any other one is retried while
+attempts last. On SIGTERM the job is handed back between two candidates. A worker that is killed
+says nothing: its lease expires, and another worker continues from the recorded trials. When the
+database cannot be reached the worker waits for it; an outcome that could not be written is made
+good in the same way, by the lease's end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+import structlog
+
+from gemmsmith.errors import InvalidProblem
+from tuner.errors import (
+    CompilerNotFound,
+    DoesNotFit,
+    JobAborted,
+    LeaseLost,
+    NoGpu,
+    NoLegalCandidate,
+    NotRecorded,
+    RecordingCorrupt,
+    StoreError,
+    TunerError,
+)
+from tuner.jobs.lease import LeasedJob, StopReason
+from tuner.jobs.queue import Queue
+
+log = structlog.get_logger(__name__)
+
+Tune = Callable[[LeasedJob], int | None]
+"""Works on a job and gives the revision of its winner.
+
+It asks `should_stop` between candidates and then raises `JobAborted`. It may settle the job itself.
+"""
+
+HOPELESS: tuple[type[Exception], ...] = (
+    CompilerNotFound,
+    DoesNotFit,
+    InvalidProblem,
+    NoGpu,
+    NoLegalCandidate,
+    NotRecorded,
+    RecordingCorrupt,
+)
+"""Failures that the next attempt would meet again."""
+
+
+def unique_owner() -> str:
+    """A worker's name that no other worker has or will have."""
+    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+
+
+class Worker:
+    """Works on the jobs for some devices, one at a time.
+
+    Args:
+        devices: names the worker answers to: its device model's slug, and what the user calls it.
+        ttl_s: silence after which other workers may take over; heartbeats come at a third of it.
+        poll_s: time between two looks at an empty queue.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        tune: Tune,
+        *,
+        devices: Sequence[str],
+        owner: str | None = None,
+        ttl_s: float = 60.0,
+        poll_s: float = 1.0,
+    ) -> None:
+        self.owner = owner or unique_owner()
+        self._queue = queue
+        self._tune = tune
+        self._devices = tuple(devices)
+        self._ttl_s = ttl_s
+        self._poll_s = poll_s
+        self._stopping = threading.Event()
+        self._leased: LeasedJob | None = None
+
+    def stop(self) -> None:
+        """End the loop: the job in hand is given back between two candidates. Any thread may."""
+        self._stopping.set()
+        leased = self._leased
+        if leased is not None:
+            leased.ask_to_stop(StopReason.SHUTDOWN)
+
+    def run(self, *, until_idle: bool = False) -> int:
+        """Work until `stop`, or with `until_idle` until there is nothing to do; jobs worked on.
+
+        In the main thread, SIGTERM and SIGINT mean `stop` meanwhile.
+        """
+        worked = 0
+        with self._signals():
+            while not self._stopping.is_set():
+                try:
+                    leased = self._queue.lease(self.owner, self._devices, self._ttl_s)
+                except StoreError as error:
+                    log.warning("store_unavailable", error=str(error))
+                    if until_idle:
+                        raise
+                    self._stopping.wait(max(self._poll_s, 1.0))
+                    continue
+                if leased is not None:
+                    worked += 1
+                    self._work(leased)
+                elif until_idle:
+                    break
+                else:
+                    self._stopping.wait(self._poll_s)
+        return worked
+
+    def _work(self, leased: LeasedJob) -> None:
+        job = leased.job
+        told = log.bind(job=job.id, problem=str(job.problem), attempt=job.attempt)
+        told.info("job_started")
+        self._leased = leased
+        if self._stopping.is_set():  # asked for between the lease and the line above
+            leased.ask_to_stop(StopReason.SHUTDOWN)
+        try:
+            with _heartbeats(leased):
+                self._attempt(leased)
+        except LeaseLost as error:
+            told.warning("lease_lost", error=str(error))
+        except StoreError as error:
+            told.warning("outcome_not_written", error=str(error))
+        else:
+            told.info("job_settled")
+        finally:
+            self._leased = None
+
+    def _attempt(self, leased: LeasedJob) -> None:
+        try:
+            revision = self._tune(leased)
+        except (LeaseLost, StoreError) as error:
+            if isinstance(error, LeaseLost) or leased.settled:
+                raise
+            leased.fail(_message(error), retry=True)
+        except JobAborted as error:
+            _aborted(leased, _message(error))
+        except HOPELESS as error:
+            leased.fail(_message(error), retry=False)
+        except Exception as error:  # the loop outlives whatever a job runs into
+            log.exception("job_crashed", job=leased.job.id)
+            leased.fail(_message(error), retry=True)
+        except BaseException:  # the process is to end at once
+            with suppress(LeaseLost, StoreError):
+                leased.release()
+            raise
+        else:
+            if leased.settled:
+                return
+            if revision is None and leased.should_stop():
+                _aborted(leased, "stopped")
+            else:
+                leased.complete(revision)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def stop(number: int, _frame: FrameType | None) -> None:
+            self.stop()
+            # A second signal means now: the default action, and the lease will expire.
+            signal.signal(number, signal.SIG_DFL)
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _aborted(leased: LeasedJob, message: str) -> None:
+    match leased.stop_reason:
+        case StopReason.CANCELLED:
+            leased.cancelled()
+        case StopReason.SHUTDOWN:
+            leased.release()
+        case StopReason.LOST:
+            raise LeaseLost(message)
+        case None:
+            leased.fail(message, retry=False)
+
+
+def _message(error: Exception) -> str:
+    # Our own messages are written for people; of others the kind tells as much as the text.
+    if isinstance(error, TunerError | InvalidProblem):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+@contextmanager
+def _heartbeats(leased: LeasedJob) -> Iterator[None]:
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(leased.ttl_s / 3):
+            try:
+                leased.heartbeat()
+            except LeaseLost:
+                return  # `should_stop` says so now
+            except StoreError as error:
+                log.warning("heartbeat_failed", job=leased.job.id, error=str(error))
+
+    thread = threading.Thread(target=beat, name=f"heartbeat-{leased.job.id}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
