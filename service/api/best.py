@@ -1,0 +1,106 @@
+"""`GET /best` and `POST /best:batch`: look up the fastest known way to compute a problem."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from gemmsmith.answer import Answer
+from gemmsmith.device import DeviceModel
+from gemmsmith.errors import InvalidProblem
+from gemmsmith.problem import Problem
+from service import documents, lookup
+from service.catalogue import check_fits
+from service.problems import ProblemError, from_validation, invalid_field
+from service.schemas import BestBatchBody, BestQuery, ProblemBody
+from service.state import Service, State
+
+router = APIRouter(tags=["lookup"])
+
+_SNAPSHOT_FROM = 32
+"""Lookups in one call from which reading all winners of the device at once is the cheaper way."""
+
+
+@router.get("/best")
+def best(
+    service: Service,
+    query: Annotated[BestQuery, Query()],
+    if_none_match: Annotated[str | None, Header()] = None,
+) -> Response:
+    """The fastest known kernel and launch for a matrix product on a GPU model."""
+    problem = query.problem()
+    device = service.catalogue.resolve(query.arch, query.device)
+    answer = _look_up(service, service.store, problem, device, exact=query.exact)
+    tag = _etag(answer)
+    headers = {"ETag": tag, "Cache-Control": "no-cache"}
+    if if_none_match is not None and _matches(if_none_match, tag):
+        return Response(status_code=304, headers=headers)
+    return documents.json_response(documents.answer(answer), headers=headers)
+
+
+@router.post("/best:batch")
+def best_batch(service: Service, body: BestBatchBody) -> Response:
+    """Many lookups that agree with each other; a wrong problem costs its own answer only."""
+    device = service.catalogue.resolve(body.arch, body.device)
+    source: lookup.WinnerSource = service.store
+    if device is not None and len(body.problems) >= _SNAPSHOT_FROM:
+        source = lookup.Snapshot(service.store.winners(device=device.slug))
+    answers = []
+    for index, item in enumerate(body.problems):
+        try:
+            answer = _look_up(service, source, _problem(item), device, exact=body.exact)
+        except ProblemError as error:
+            answers.append(error.document(f"/best:batch#/problems/{index}"))
+        else:
+            answers.append(documents.answer(answer))
+    return documents.json_response({"answers": answers})
+
+
+def _look_up(
+    service: State,
+    source: lookup.WinnerSource,
+    problem: Problem,
+    device: DeviceModel | None,
+    *,
+    exact: bool,
+) -> Answer:
+    check_fits(problem, device)
+    answer = None
+    if device is not None:
+        answer = lookup.find(
+            source, problem, device.slug, exact=exact, pack_of=service.store.pack_for
+        )
+    service.metrics.lookups.labels(answer.match if answer else "unknown").inc()
+    if answer is None:
+        raise documents.not_tuned(problem, device, exact=exact)
+    return answer
+
+
+def _problem(item: Any) -> Problem:
+    """One problem of a batch.
+
+    Raises:
+        ProblemError: it is not one.
+    """
+    try:
+        return ProblemBody.model_validate(item).problem()
+    except ValidationError as error:
+        raise from_validation(error.errors()) from error  # type: ignore[arg-type]
+    except InvalidProblem as error:
+        raise invalid_field(error.field, str(error)) from error
+
+
+def _etag(answer: Answer) -> str:
+    """Weak: the same winner, though a later answer may name a pack compiled since."""
+    pack = answer.config.pack if answer.config else None
+    identity = (answer.device.slug, answer.measured, answer.revision, answer.match, pack)
+    return f'W/"{hashlib.blake2s(repr(identity).encode(), digest_size=8).hexdigest()}"'
+
+
+def _matches(header: str, tag: str) -> bool:
+    given = {part.strip().removeprefix("W/") for part in header.split(",")}
+    return "*" in given or tag.removeprefix("W/") in given

@@ -1,0 +1,37 @@
+"""`/docs`: the API as one page without scripts or anything loaded from elsewhere; `/`: links."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastapi import APIRouter, Request
+from jinja2 import Environment, FileSystemLoader
+from starlette.responses import HTMLResponse, Response
+
+from service import documents
+
+router = APIRouter(include_in_schema=False)
+
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent.parent / "templates"),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+@router.get("/")
+async def index() -> Response:
+    """Where to go from here."""
+    places = ("best", "jobs", "results", "devices", "healthz", "readyz", "metrics", "docs")
+    links = {name: {"href": f"/{name}"} for name in places}
+    return documents.json_response({"service": "gemmsmith", "links": links})
+
+
+@router.get("/docs")
+async def docs(request: Request) -> Response:
+    """The OpenAPI description as a readable page."""
+    page = _TEMPLATES.get_template("docs.html").render(api=request.app.openapi())
+    return HTMLResponse(
+        page, headers={"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+    )

@@ -1,0 +1,130 @@
+"""`/jobs`: tuning jobs, their cancellation, and their progress as server-sent events.
+
+A stream sends every event after the client's `Last-Event-ID` from the database, so it resumes
+where it broke, on any server process; it ends after the job's last event. `latest` in place of an
+id means the newest job.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated
+from urllib.parse import urlencode
+
+import anyio
+import anyio.to_thread
+import msgspec
+from fastapi import APIRouter, Header, Query
+from starlette.responses import Response, StreamingResponse
+
+from service import documents
+from service.problems import invalid_field, not_found
+from service.schemas import Cursor, JobsQuery
+from service.state import Service, State
+from tuner.errors import JobNotFound
+from tuner.jobs import Job, JobEvent
+
+router = APIRouter(prefix="/jobs", tags=["tuning"])
+
+TERMINAL_EVENTS = frozenset({"finished", "failed", "cancelled"})
+
+_EVENTS_AT_ONCE = 200
+
+
+@router.get("")
+def list_jobs(service: Service, query: Annotated[JobsQuery, Query()]) -> Response:
+    """Jobs, newest first; `links.next` leads to the older ones."""
+    jobs = service.queue.list(state=query.state, after=query.after, limit=query.limit)
+    following = None
+    if len(jobs) == query.limit:
+        parameters = {"after": jobs[-1].id, "limit": query.limit}
+        if query.state is not None:
+            parameters["state"] = query.state.value
+        following = f"/jobs?{urlencode(parameters)}"
+    return documents.json_response(documents.page("jobs", map(documents.job, jobs), following))
+
+
+@router.get("/{job_id}")
+def get_job(service: Service, job_id: str) -> Response:
+    """One job: its state, how far it is, and the best so far."""
+    return documents.json_response(
+        documents.job(_get(service, job_id)), headers={"Cache-Control": "no-cache"}
+    )
+
+
+@router.delete("/{job_id}")
+def cancel_job(service: Service, job_id: str) -> Response:
+    """Ask for cancellation: at once for a waiting job, after the current candidate for a running
+    one. A job that has ended stays as it is. Trials are kept.
+    """
+    service.queue.cancel(_get(service, job_id).id)
+    return documents.json_response(documents.job(_get(service, job_id)), status=202)
+
+
+@router.get("/{job_id}/events")
+def job_events(
+    service: Service,
+    job_id: str,
+    after: Annotated[Cursor, Query(description="Event to continue after")] = 0,
+    last_event_id: Annotated[str | None, Header(description="As `after`; it wins")] = None,
+) -> Response:
+    """The job's events from the first (or from `Last-Event-ID`) to its end, as they happen."""
+    job = _get(service, job_id)
+    if last_event_id:
+        if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 19):
+            raise invalid_field("Last-Event-ID", "is not an event's id", "an id from this stream")
+        after = int(last_event_id)
+    return StreamingResponse(
+        _stream(service, job.id, after),
+        media_type="text/event-stream",
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+    )
+
+
+def _get(service: State, job_id: str) -> Job:
+    if job_id == "latest":
+        newest = service.queue.list(limit=1)
+        if not newest:
+            raise not_found("Job", "There are no jobs yet; order one with POST /tune.")
+        return newest[0]
+    try:
+        return service.queue.get(job_id)
+    except JobNotFound:
+        raise not_found(
+            "Job", f"There is no job {job_id!r:.80}.", {"jobs": {"href": "/jobs"}}
+        ) from None
+
+
+async def _stream(service: State, job_id: str, after: int) -> AsyncIterator[bytes]:
+    """Events in wire format. The generator is closed by the server when the client is gone."""
+    settings = service.settings
+    spoke = time.monotonic()
+    yield b"retry: 1000\n\n"
+    while not service.stopping.is_set():
+        # The state is read before the events: a terminal state seen here has its event below.
+        job = await anyio.to_thread.run_sync(service.queue.get, job_id)
+        events = await anyio.to_thread.run_sync(
+            service.queue.events, job_id, after, _EVENTS_AT_ONCE
+        )
+        for event in events:
+            after = event.id
+            yield _wire(event)
+            if event.kind in TERMINAL_EVENTS:
+                return
+        if len(events) == _EVENTS_AT_ONCE:
+            continue
+        if job.state.is_final:
+            return
+        now = time.monotonic()
+        if events:
+            spoke = now
+        elif now - spoke >= settings.events_heartbeat_s:
+            spoke = now
+            yield b": still here\n\n"
+        await anyio.sleep(settings.events_poll_s)
+
+
+def _wire(event: JobEvent) -> bytes:
+    data = msgspec.json.encode(documents.job_event(event))
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), data)

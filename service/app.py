@@ -1,0 +1,79 @@
+"""The FastAPI application: routes, one shape of error, and what is open while it runs.
+
+The database must exist and be at this version's schema; `gemmsmith serve` sees to that. Nothing
+here imports torch: measuring happens in the worker's process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from gemmsmith.answer import Match
+from service import problems
+from service.api import best, devices, docs, health, jobs, kernels, results, tune
+from service.catalogue import Catalogue
+from service.metrics import Metrics
+from service.middleware import LimitBody, Observe
+from service.settings import Settings
+from service.state import State
+from tuner.devices import local_gpu
+from tuner.jobs import Queue
+from tuner.store import Store
+
+DESCRIPTION = (
+    "Asks which CUTLASS kernel, launched how, is fastest for a matrix product on a GPU. "
+    "Errors are RFC 9457 problem documents."
+)
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The application for `settings`; it opens the store when the server starts it."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        store = Store.open(settings.database)
+        try:
+            app.state.service = _state(settings, store)
+            yield
+            app.state.service.stopping.set()
+        finally:
+            store.close()
+
+    app = FastAPI(
+        title="gemmsmith",
+        description=DESCRIPTION,
+        version=_version(),
+        lifespan=lifespan,
+        docs_url=None,  # FastAPI's page loads scripts from elsewhere; ours works offline
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    problems.install(app)
+    app.add_middleware(LimitBody, limit=settings.max_body_bytes)
+    app.add_middleware(Observe)
+    for module in (best, tune, jobs, kernels, results, devices, health, docs):
+        app.include_router(module.router)
+    return app
+
+
+def _state(settings: Settings, store: Store) -> State:
+    queue = Queue(store)
+    metrics = Metrics(jobs=queue.counts, records=store.counts)
+    for match in (*Match, "unknown"):
+        metrics.lookups.labels(match)  # series that exist from the start can be alerted on
+    return State(
+        settings=settings,
+        store=store,
+        queue=queue,
+        catalogue=Catalogue(store.devices, local_gpu()),
+        metrics=metrics,
+    )
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("gemmsmith-service")

@@ -1,0 +1,87 @@
+"""The device models a question can be about, and which one is meant when none is named.
+
+The service's own GPU comes first, then what the store knows. The list is read again after a few
+seconds, or at once when a name is not on it: a worker elsewhere may just have added one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from gemmsmith.device import DeviceModel
+from gemmsmith.problem import Problem
+from service.problems import invalid_field
+from service.schemas import Arch
+from tuner.measure.footprint import footprint_bytes
+
+_FRESH_S = 5.0
+
+
+class Catalogue:
+    """Known device models. `read` lists those of the store."""
+
+    def __init__(
+        self, read: Callable[[], Sequence[DeviceModel]], local: DeviceModel | None
+    ) -> None:
+        self.local = local
+        self._read = read
+        self._known: dict[str, DeviceModel] = {}
+        self._read_at = -_FRESH_S
+
+    def known(self, *, refresh: bool = False) -> list[DeviceModel]:
+        """All known models, the service's own GPU first."""
+        now = time.monotonic()
+        if refresh or now - self._read_at >= _FRESH_S:
+            models = [*([self.local] if self.local else []), *self._read()]
+            self._known = {model.slug: model for model in reversed(models)}
+            self._read_at = now
+        first = [self.local] if self.local else []
+        return first + [m for m in reversed(self._known.values()) if m not in first]
+
+    def resolve(self, arch: Arch | None, slug: str | None) -> DeviceModel | None:
+        """The model that is meant; None while no model (of that architecture) is known.
+
+        Raises:
+            ProblemError: no such device, or it is of another architecture.
+        """
+        if not slug:
+            return next((m for m in self.known() if arch is None or m.arch == arch), None)
+        model = self._find(slug)
+        if model is None:
+            accepted = ", ".join(self._known) or "none yet; tune a problem first"
+            raise invalid_field("device", f"unknown: {slug!r:.80}", accepted)
+        if arch is not None and model.arch != arch:
+            raise invalid_field("device", f"{slug} is {model.arch}, not {arch}", f"an {arch} GPU")
+        return model
+
+    def _find(self, slug: str) -> DeviceModel | None:
+        for refresh in (False, True):
+            self.known(refresh=refresh)
+            if slug in self._known:
+                return self._known[slug]
+        return None
+
+
+def check_fits(problem: Problem, model: DeviceModel | None, *, measured: bool = False) -> None:
+    """Refuse a problem that the device's memory cannot hold.
+
+    Args:
+        measured: count what measuring needs beside the operands, too.
+
+    Raises:
+        ProblemError: it does not fit; the message has both sizes.
+    """
+    if model is None:
+        return
+    needed = footprint_bytes(problem) if measured else problem.operand_bytes
+    if needed <= model.memory_bytes:
+        return
+    purpose = " to be measured" if measured else ""
+    raise invalid_field(
+        max(("m", "n", "k", "batch"), key=lambda name: int(getattr(problem, name))),
+        f"{problem} takes {needed / 2**30:,.1f} GiB of device memory{purpose}, more than "
+        f"{model.name} has",
+        f"sizes whose A, B and D{' and their verification' if measured else ''} fit in "
+        f"{model.memory_bytes / 2**30:.1f} GiB",
+    )

@@ -1,0 +1,125 @@
+"""JSON answers: the core's dataclasses through msgspec, plus the links that lead on from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import msgspec
+from starlette.responses import Response
+
+from gemmsmith.answer import Answer, Match
+from gemmsmith.device import DeviceModel
+from gemmsmith.problem import Problem
+from service.problems import ProblemError
+from tuner.jobs import Job, JobEvent, JobState
+from tuner.store import StoredTrial
+
+
+def json_response(
+    content: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """`content` (builtins, dataclasses, enums) as a JSON response."""
+    return Response(
+        msgspec.json.encode(content),
+        status_code=status,
+        media_type="application/json",
+        headers=dict(headers or {}),
+    )
+
+
+def best_url(problem: Problem, device: str | None = None) -> str:
+    """The lookup of `problem`."""
+    query: dict[str, Any] = {"m": problem.m, "n": problem.n, "k": problem.k}
+    if problem.batch != 1:
+        query["batch"] = problem.batch
+    query |= {"dtype": problem.dtype.value, "layout": problem.layout.value}
+    if device:
+        query["device"] = device
+    return f"/best?{urlencode(query)}"
+
+
+def tune_link(problem: Problem, device: str | None = None) -> dict[str, Any]:
+    """How to order the tuning of `problem`, body included."""
+    body = msgspec.to_builtins(problem)
+    if device:
+        body["device"] = device
+    return {"href": "/tune", "method": "POST", "body": body}
+
+
+def not_tuned(problem: Problem, device: DeviceModel | None, *, exact: bool) -> ProblemError:
+    """The 404 of a lookup that found nothing, with the way to change that."""
+    where = f" on {device.name}" if device else ""
+    near = "" if exact else ", nor a neighbour near enough whose kernel is legal for it"
+    return ProblemError(
+        status=404,
+        kind="not-tuned",
+        title="Not tuned yet",
+        detail=f"No winner is known for {problem}{where}{near}. Order a tuning job: POST /tune.",
+        links={"tune": tune_link(problem, device.slug if device else None)},
+    )
+
+
+def answer(found: Answer) -> dict[str, Any]:
+    """The JSON of a lookup's answer."""
+    links: dict[str, Any] = {"self": {"href": best_url(found.problem, found.device.slug)}}
+    if found.config is not None:
+        links["kernel"] = {"href": f"/kernels/{quote(found.config.kernel.name)}"}
+        if found.config.pack is not None:
+            links["pack"] = {"href": f"/packs/{found.config.pack}"}
+    if found.match is not Match.EXACT:
+        links["tune"] = tune_link(found.problem, found.device.slug)
+    return {**msgspec.to_builtins(found), "links": links}
+
+
+def job(item: Job) -> dict[str, Any]:
+    """The JSON of a job."""
+    here = f"/jobs/{item.id}"
+    links: dict[str, Any] = {"self": {"href": here}, "events": {"href": f"{here}/events"}}
+    if item.state is JobState.DONE:
+        links["best"] = {"href": best_url(item.problem)}
+    if not item.state.is_final:
+        links["cancel"] = {"href": here, "method": "DELETE"}
+    times = {
+        name: timestamp(getattr(item, name)) for name in ("created_at", "started_at", "finished_at")
+    }
+    return {**msgspec.to_builtins(item), **times, "links": links}
+
+
+def job_event(event: JobEvent) -> dict[str, Any]:
+    """The data of a job's event."""
+    return {**event.data, "job": event.job, "at": timestamp(event.at)}
+
+
+def timestamp(seconds: float | None) -> str | None:
+    """Seconds since the epoch in RFC 3339, UTC, to the millisecond."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def device(model: DeviceModel, *, default: bool, local: bool) -> dict[str, Any]:
+    """The JSON of a device model; `default` is the one that lookups without `device` mean."""
+    return {
+        "slug": model.slug,
+        **msgspec.to_builtins(model),
+        "default": default,
+        "local": local,
+        "links": {"results": {"href": f"/results?{urlencode({'device': model.slug})}"}},
+    }
+
+
+def trial(stored: StoredTrial) -> dict[str, Any]:
+    """The JSON of a recorded trial."""
+    return {
+        "id": stored.id,
+        "created_at": timestamp(stored.created_at),
+        **msgspec.to_builtins(stored.trial),
+    }
+
+
+def page(name: str, items: Iterable[Any], following: str | None) -> dict[str, Any]:
+    """One page of a list; `following` is the next page's URL, if there may be one."""
+    return {name: list(items), "links": {"next": {"href": following}} if following else {}}

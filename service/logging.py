@@ -1,0 +1,61 @@
+"""Structured logs: one line per event, key=value on a terminal, JSON for machines.
+
+Every request carries an id, the caller's `X-Request-Id` or a fresh one, in each line it causes.
+Standard-library loggers (uvicorn, SQLAlchemy, Alembic) go through the same renderer.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any
+
+import structlog
+
+
+def configure(*, json: bool = False, level: int = logging.INFO) -> None:
+    """Send all logs to standard error; standard output stays free for what was asked for."""
+    shared: list[structlog.types.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    rendering: list[structlog.types.Processor] = (
+        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        if json
+        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    )
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, _drop_colour],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(level)
+    # Our own middleware logs requests; Alembic's banner of every start says nothing new.
+    logging.getLogger("uvicorn.access").disabled = True
+    logging.getLogger("alembic").setLevel(max(level, logging.WARNING))
+
+
+def _drop_colour(
+    _logger: Any, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    # uvicorn repeats its message with terminal colours in an extra field.
+    event.pop("color_message", None)
+    return event

@@ -1,0 +1,146 @@
+"""What happens to every request: an id, a size limit, one log line, metrics, no bare 500.
+
+Plain ASGI, so that event streams pass through unbuffered. An exception that nothing else turned
+into an answer becomes a problem document here, and the log has its traceback.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.metrics import Metrics
+from service.problems import ProblemError
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+
+log = structlog.get_logger("gemmsmith.service")
+
+
+class Observe:
+    """Outermost: gives the request its id, logs it, counts it, and answers for crashes."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request = _request_id(scope)
+        structlog.contextvars.clear_contextvars()
+        structlog.contextvars.bind_contextvars(request=request)
+        status, streamed = 0, False
+        began = time.perf_counter()
+
+        async def observed(message: Message) -> None:
+            nonlocal status, streamed
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", request.encode()),
+                ]
+                streamed = (b"content-type", b"text/event-stream") in [
+                    (name.lower(), value.split(b";")[0]) for name, value in message["headers"]
+                ]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, observed)
+        except Exception:
+            log.exception("fault", method=scope["method"], path=scope["path"])
+            if status:
+                raise  # too late to answer otherwise; the server closes the connection
+            await _fault(request).response(scope["path"])(scope, receive, observed)
+        finally:
+            seconds = time.perf_counter() - began
+            _count(scope, status, None if streamed else seconds)
+            log.info(
+                "request",
+                method=scope["method"],
+                path=scope["path"],
+                status=status,
+                ms=round(seconds * 1e3, 2),
+            )
+
+
+class LimitBody:
+    """Refuses bodies larger than `limit` bytes before anything parses them."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self.app = app
+        self.limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection; the body, being small, is read whole."""
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            await self.app(scope, receive, send)
+            return
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        body = bytearray()
+        more = not (declared.isdigit() and int(declared) > self.limit)
+        if not more:
+            await self._refuse(scope, receive, send)
+            return
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message.get("body", b"")
+            if len(body) > self.limit:
+                await self._refuse(scope, receive, send)
+                return
+            more = message.get("more_body", False)
+        delivered = False
+
+        async def replay() -> Message:
+            nonlocal delivered
+            if delivered:
+                return await receive()
+            delivered = True
+            return {"type": "http.request", "body": bytes(body), "more_body": False}
+
+        await self.app(scope, replay, send)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # The connection is closed: the rest of the body is not going to be read.
+        problem = ProblemError(
+            status=413,
+            kind="body-too-large",
+            title="Body too large",
+            detail=f"A body may have {self.limit} bytes; send fewer problems per call.",
+            headers={"Connection": "close"},
+        )
+        await problem.response(scope["path"])(scope, receive, send)
+
+
+def _fault(request: str) -> ProblemError:
+    return ProblemError(
+        status=500,
+        kind="internal-error",
+        title="Internal error",
+        detail=f"A fault of the service; its log has the cause under request {request}.",
+    )
+
+
+def _request_id(scope: Scope) -> str:
+    given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex[:16]
+
+
+def _count(scope: Scope, status: int, seconds: float | None) -> None:
+    service = getattr(scope["app"].state, "service", None) if "app" in scope else None
+    if service is None:
+        return
+    metrics: Metrics = service.metrics
+    # The route's template, not the path: paths are unbounded, label values must not be.
+    route = getattr(scope.get("route"), "path", "unmatched")
+    metrics.requests.labels(scope["method"], route, str(status)).inc()
+    if seconds is not None:
+        metrics.latency.labels(route).observe(seconds)

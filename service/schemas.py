@@ -1,0 +1,206 @@
+"""What requests may say: pydantic at the edge, and nothing of it further in.
+
+Unknown fields are refused, so that a misspelt one is not silently the default. Sizes must be
+integers as written: no floats, no booleans, no numbers in quotes inside JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from gemmsmith.problem import MAX_EXTENT, DType, Layout, Problem
+from gemmsmith.tuning import Effort
+from tuner.jobs import JobState
+from tuner.trial import Phase
+
+MAX_BATCH_PROBLEMS = 10_000
+MAX_PAGE = 1000
+MAX_PRIORITY = 100
+
+_DIGITS = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+
+
+class Arch(StrEnum):
+    """Architectures that winners exist for."""
+
+    SM90 = "sm90"  # Hopper: H100, H200, H20
+
+
+def _integer(low: int, high: int, *, text: bool) -> Callable[[Any], int]:
+    """A check for an integer in low … high, out of a query string (`text`) or out of JSON."""
+    accepted = f"an integer in {low} … {high}"
+
+    def check(value: Any) -> int:
+        if text and isinstance(value, str) and _DIGITS.fullmatch(value):
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            shown = repr(value)[:40]
+            raise PydanticCustomError(
+                "integer", "must be an integer, got {shown}", {"shown": shown, "accepted": accepted}
+            )
+        if not low <= value <= high:
+            shown = str(value) if abs(value) < 10**19 else "a far larger number"
+            raise PydanticCustomError(
+                "range", "is out of range: {shown}", {"shown": shown, "accepted": accepted}
+            )
+        return value
+
+    return check
+
+
+def _schema(low: int, high: int) -> WithJsonSchema:
+    return WithJsonSchema({"type": "integer", "minimum": low, "maximum": high})
+
+
+QueryExtent = Annotated[
+    int, BeforeValidator(_integer(1, MAX_EXTENT, text=True)), _schema(1, MAX_EXTENT)
+]
+Extent = Annotated[
+    int, BeforeValidator(_integer(1, MAX_EXTENT, text=False)), _schema(1, MAX_EXTENT)
+]
+PageLimit = Annotated[int, BeforeValidator(_integer(1, MAX_PAGE, text=True)), _schema(1, MAX_PAGE)]
+Cursor = Annotated[int, BeforeValidator(_integer(0, 2**62, text=True)), _schema(0, 2**62)]
+Priority = Annotated[
+    int,
+    BeforeValidator(_integer(-MAX_PRIORITY, MAX_PRIORITY, text=False)),
+    _schema(-MAX_PRIORITY, MAX_PRIORITY),
+]
+Slug = Annotated[str, Field(max_length=200, description="A device model's slug, see /devices")]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class BestQuery(_Strict):
+    """The query of `GET /best`."""
+
+    m: QueryExtent
+    n: QueryExtent
+    k: QueryExtent
+    batch: QueryExtent = 1
+    dtype: DType = DType.BF16
+    layout: Layout = Layout.TN
+    arch: Arch | None = None
+    device: Slug | None = None
+    exact: bool = False
+
+    def problem(self) -> Problem:
+        """The problem asked about.
+
+        Raises:
+            InvalidProblem: the layout is not one that the element types support.
+        """
+        return Problem(
+            m=self.m, n=self.n, k=self.k, batch=self.batch, dtype=self.dtype, layout=self.layout
+        )
+
+
+class ProblemBody(_Strict):
+    """A problem as JSON."""
+
+    m: Extent
+    n: Extent
+    k: Extent
+    batch: Extent = 1
+    dtype: DType = DType.BF16
+    layout: Layout = Layout.TN
+
+    def problem(self) -> Problem:
+        """The problem meant.
+
+        Raises:
+            InvalidProblem: the layout is not one that the element types support.
+        """
+        return Problem(
+            m=self.m, n=self.n, k=self.k, batch=self.batch, dtype=self.dtype, layout=self.layout
+        )
+
+
+class BestBatchBody(_Strict):
+    """Many lookups in one call.
+
+    The problems are checked one by one, so that a wrong one costs its own answer only.
+    """
+
+    problems: Annotated[
+        list[Any],
+        Field(
+            min_length=1,
+            max_length=MAX_BATCH_PROBLEMS,
+            json_schema_extra={"items": {"$ref": "#/components/schemas/ProblemBody"}},
+        ),
+    ]
+    arch: Arch | None = None
+    device: Slug | None = None
+    exact: bool = False
+
+
+class TuneBody(ProblemBody):
+    """A tuning job to order. `device` empty: whichever worker comes first."""
+
+    effort: Effort = Effort.DEFAULT
+    priority: Priority = 0
+    device: Slug = ""
+
+
+class JobsQuery(_Strict):
+    """The query of `GET /jobs`."""
+
+    state: JobState | None = None
+    after: Annotated[str, Field(max_length=200)] | None = None
+    limit: PageLimit = 50
+
+
+class Format(StrEnum):
+    """How `/results` writes trials."""
+
+    JSON = "json"  # a page of documents with a link to the next
+    CSV = "csv"  # the same page as a table, the next page's cursor in a Link header
+
+
+class ResultsQuery(_Strict):
+    """The query of `GET /results`. A problem is given whole, or not at all."""
+
+    m: QueryExtent | None = None
+    n: QueryExtent | None = None
+    k: QueryExtent | None = None
+    batch: QueryExtent = 1
+    dtype: DType | None = None
+    layout: Layout | None = None
+    device: Slug | None = None
+    phase: Phase | None = None
+    job: Annotated[str, Field(max_length=200)] | None = None
+    after: Cursor | None = None
+    limit: PageLimit = 100
+    format: Format = Format.JSON
+
+    @model_validator(mode="after")
+    def _whole_problem(self) -> Self:
+        sizes = [self.m, self.n, self.k]
+        if any(size is None for size in sizes) and any(size is not None for size in sizes):
+            raise ValueError("m, n and k belong together: give all three, or none")
+        return self
+
+    def problem(self) -> Problem | None:
+        """The problem asked about, if one was.
+
+        Raises:
+            InvalidProblem: the layout is not one that the element types support.
+        """
+        if self.m is None or self.n is None or self.k is None:
+            return None
+        return Problem(
+            m=self.m,
+            n=self.n,
+            k=self.k,
+            batch=self.batch,
+            dtype=self.dtype or DType.BF16,
+            layout=self.layout or Layout.TN,
+        )

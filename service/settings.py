@@ -1,0 +1,118 @@
+"""Where the service finds its things and how far it opens itself; built once at start.
+
+Every field can come from the environment (`GEMMSMITH_<FIELD>`), and the command line overrides
+that. A value that cannot be used raises `SettingsError`, naming the variable and what it takes.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+PREFIX = "GEMMSMITH_"
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be used; the message says which, and what to do."""
+
+
+class Settings(BaseModel):
+    """What `gemmsmith serve` and `gemmsmith worker` run with.
+
+    Attributes:
+        database: SQLAlchemy URL of the store; SQLite on a local disk, or PostgreSQL.
+        packs: folder of the compiled kernel packs.
+        winners: folder of shipped winners, loaded at start; absent is the same as empty.
+        sweeps: folder of recorded sweeps, for `replay:` devices.
+        host, port: where to listen; port 0 takes a free one.
+        allow_remote: listen on more than the loopback interface. There are no API keys yet, so
+            whoever reaches the port can order tuning jobs.
+        device: what the worker measures on (`cuda:0`, `replay:<name>`); empty: the local GPU,
+            else the recorded one.
+        max_body_bytes: largest request body; 10,000 problems in one batch are about 1 MB.
+        events_poll_s: how often an event stream looks for new events.
+        events_heartbeat_s: an idle event stream sends a comment this often, so that proxies and
+            clients see that it is alive.
+        stop_timeout_s: how long requests and the worker get to finish on SIGTERM.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    database: str = "sqlite:///.state/gemmsmith.db"
+    packs: Path = Path(".state/packs")
+    winners: Path = Path("configs/winners")
+    sweeps: Path = Path("configs/sweeps")
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    allow_remote: bool = False
+    device: str = ""
+    log_json: bool = False
+    max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
+    events_poll_s: float = Field(default=0.25, gt=0)
+    events_heartbeat_s: float = Field(default=15.0, gt=0)
+    stop_timeout_s: float = Field(default=20.0, gt=0)
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Self:
+        """Build from the environment; an override that is not None wins.
+
+        Raises:
+            SettingsError: a value that cannot be used.
+        """
+        source = os.environ if environ is None else environ
+        values: dict[str, Any] = {
+            field: source[PREFIX + field.upper()]
+            for field in cls.model_fields
+            if PREFIX + field.upper() in source
+        }
+        values |= {field: value for field, value in overrides.items() if value is not None}
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = str(first["loc"][0])
+            raise SettingsError(
+                f"{field} (or {PREFIX}{field.upper()}): {first['msg']}, got {first['input']!r}"
+            ) from error
+
+    def environment(self) -> dict[str, str]:
+        """The same settings as environment variables, for a child process."""
+        return {
+            PREFIX + field.upper(): str(value)
+            for field, value in self.model_dump(mode="json").items()
+        }
+
+    def check_bind(self) -> None:
+        """Refuse to listen beyond this machine unless that was asked for.
+
+        Raises:
+            SettingsError: the host is not a loopback address and `allow_remote` is off.
+        """
+        if self.allow_remote or _is_loopback(self.host):
+            return
+        raise SettingsError(
+            f"refusing to listen on {self.host}: the service has no authentication yet, so anyone "
+            "who reaches it could order tuning jobs. Keep 127.0.0.1 and use an SSH tunnel, or "
+            "pass --allow-remote on a network you trust."
+        )
+
+    def create_folders(self) -> None:
+        """Create the folders that the database and the packs go to."""
+        self.packs.mkdir(parents=True, exist_ok=True)
+        scheme, _, path = self.database.partition(":///")
+        if scheme.startswith("sqlite") and path not in ("", ":memory:"):
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

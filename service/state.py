@@ -1,0 +1,41 @@
+"""What the requests of one application share: opened at start, closed at the end."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from service.catalogue import Catalogue
+from service.metrics import Metrics
+from service.settings import Settings
+from tuner.jobs import Queue
+from tuner.store import Store
+
+
+@dataclass(kw_only=True)
+class State:
+    """The store and what is built on it.
+
+    Attributes:
+        stopping: set when the server begins to stop; event streams then end, and their clients
+            resume with `Last-Event-ID` at the next server.
+    """
+
+    settings: Settings
+    store: Store
+    queue: Queue
+    catalogue: Catalogue
+    metrics: Metrics
+    stopping: threading.Event = field(default_factory=threading.Event)
+
+
+async def _state(request: Request) -> State:
+    state: State = request.app.state.service
+    return state
+
+
+Service = Annotated[State, Depends(_state)]
+"""The shared state, as a parameter of a route."""

@@ -1,0 +1,177 @@
+"""The worker's process: takes tuning jobs from the queue and runs them on its device.
+
+This is the only part of the service that touches a GPU, a compiler or torch. Killed at any time
+it loses at most the candidate in flight: its lease expires, and another worker continues from the
+trials in the store. SIGTERM or SIGINT hands the job back between two candidates.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import structlog
+from tuner.search.cost_model import AnalyticModel
+
+from service import logging
+from service.settings import Settings, SettingsError
+from tuner.compile import ArtifactStore, Builder, find_toolchain
+from tuner.devices import local_gpu, open_device
+from tuner.devices.base import Device
+from tuner.errors import TunerError
+from tuner.jobs import LeasedJob, Queue, Worker
+from tuner.search import tune
+from tuner.search.progress import Progress
+from tuner.store import Store
+
+log = structlog.get_logger("gemmsmith.worker")
+
+RECORDED_DEVICE = "replay:h200"
+"""What stands in for a GPU where there is none: the sweeps shipped with gemmsmith."""
+
+PROGRESS_EVERY_S = 0.2
+"""Least time between two progress events of a phase; each is a durable write."""
+
+SUPERVISED = "GEMMSMITH_SUPERVISED"
+"""Set by `service.supervisor`: standard input is a pipe whose end means that the service died."""
+
+
+def device_name(settings: Settings) -> str:
+    """What this machine's worker measures on."""
+    return settings.device or ("cuda:0" if local_gpu() is not None else RECORDED_DEVICE)
+
+
+def open_worker_device(settings: Settings) -> Device:
+    """The worker's device, not entered yet.
+
+    Raises:
+        DeviceError: there is no such device, or no such recording.
+    """
+    return open_device(device_name(settings), sweeps=settings.sweeps)
+
+
+class Tuning:
+    """Works on one job after the other; what `tuner.jobs.Worker` calls.
+
+    The device is entered per job, so an idle worker holds no GPU memory. Compiler and artifact
+    store are looked for when the first job needs them.
+    """
+
+    def __init__(self, settings: Settings, store: Store, device: Device) -> None:
+        self._settings = settings
+        self._store = store
+        self._device = device
+        self._builder: Builder | None = None
+
+    def __call__(self, leased: LeasedJob) -> int:
+        """Tune the job's problem; the winner's revision."""
+        job = leased.job
+        with self._device as device:
+            winner = tune(
+                job.problem,
+                device=device,
+                store=self._store,
+                builder=self._find_builder() if device.needs_packs else None,
+                ranker=AnalyticModel(),
+                effort=job.effort,
+                job=job.id,
+                on_event=_reporter(leased),
+                should_stop=leased.should_stop,
+            )
+        median = winner.statistics.median_us if winner.statistics else None
+        leased.event(
+            "winner",
+            {
+                "use": winner.use,
+                "candidate": winner.candidate.key if winner.candidate else None,
+                "median_us": median,
+                "speedup": winner.speedup.median if winner.speedup else None,
+                "revision": winner.revision,
+                "device": winner.device.slug,
+            },
+        )
+        return winner.revision
+
+    def _find_builder(self) -> Builder:
+        if self._builder is None:
+            toolchain = find_toolchain()
+            self._builder = Builder(ArtifactStore(self._settings.packs), toolchain)
+        return self._builder
+
+
+def run(settings: Settings, *, until_idle: bool = False) -> int:
+    """Work until SIGTERM or SIGINT (with `until_idle`: until the queue is empty); jobs worked on.
+
+    Raises:
+        DeviceError: there is no such device, or no such recording.
+        StoreError: the database cannot be used.
+    """
+    with Store.open(settings.database) as store:
+        device = open_worker_device(settings)
+        worker = Worker(
+            Queue(store),
+            Tuning(settings, store, device),
+            devices=[device.model.slug, device.name],
+        )
+        log.info("worker ready", device=device.name, model=device.model.name, owner=worker.owner)
+        return worker.run(until_idle=until_idle)
+
+
+def _reporter(leased: LeasedJob) -> Callable[[Progress], None]:
+    """Passes progress on to the job: every change of phase, else a few a second."""
+    phase, spoke = "", 0.0
+
+    def report(progress: Progress) -> None:
+        nonlocal phase, spoke
+        now = time.monotonic()
+        complete = progress.done >= progress.total
+        if progress.phase == phase and not complete and now - spoke < PROGRESS_EVERY_S:
+            return
+        phase, spoke = progress.phase, now
+        leased.progress(
+            progress.phase,
+            progress.done,
+            progress.total,
+            progress.best_us,
+            progress.best,
+            progress.message,
+        )
+
+    return report
+
+
+def _stop_with_parent() -> None:
+    """Turn the end of standard input, the supervisor's pipe, into a SIGTERM to ourselves."""
+
+    def watch() -> None:
+        while os.read(sys.stdin.fileno(), 1024):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def main() -> int:
+    """`python -m service.worker`: settings from the environment; the exit status."""
+    try:
+        settings = Settings.load()
+    except SettingsError as error:
+        sys.stderr.write(f"gemmsmith worker: {error}\n")
+        return 2
+    logging.configure(json=settings.log_json)
+    if os.environ.get(SUPERVISED):
+        _stop_with_parent()
+    try:
+        run(settings)
+    except TunerError as error:
+        log.error("worker cannot work", error=str(error))  # noqa: TRY400 - made for people
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

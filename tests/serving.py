@@ -1,0 +1,126 @@
+"""The application on a real port with a real database, and winners to ask it about."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import uvicorn
+
+from gemmsmith.answer import Correctness, Ratio, Statistics, Use
+from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.launch import Candidate, Launch
+from gemmsmith.problem import Problem
+from service.app import create_app
+from service.settings import Settings
+from tuner.space import kernels
+from tuner.store import Store, upgrade
+from tuner.trial import Phase, Trial, Winner
+
+H200 = DeviceModel(
+    name="NVIDIA H200",
+    arch="sm90",
+    sm_count=132,
+    memory_bytes=150 * 10**9,
+    l2_bytes=50 * 2**20,
+)
+H100 = replace(H200, name="NVIDIA H100 PCIe", sm_count=114, memory_bytes=80 * 10**9)
+ENVIRONMENT = Environment(
+    gpu_uuid="GPU-0",
+    driver="580.95",
+    cuda="13.0",
+    cutlass="4.2.0",
+    compiler="V13.0.88",
+    torch="2.13.0",
+    cublas="13.0",
+    gemmsmith="0.1.0",
+)
+
+
+def statistics(median_us: float) -> Statistics:
+    return Statistics(
+        median_us=median_us, ci_low_us=median_us * 0.99, ci_high_us=median_us * 1.01, samples=25
+    )
+
+
+def winner(
+    problem: Problem, *, use: Use = Use.CUTLASS, device: DeviceModel = H200, us: float = 10.0
+) -> Winner:
+    return Winner(
+        problem=problem,
+        device=device,
+        environment=ENVIRONMENT,
+        use=use,
+        candidate=Candidate(kernel=kernels(problem)[0], launch=Launch()),
+        statistics=statistics(us),
+        baseline=statistics(us * 1.1),
+        speedup=Ratio(median=1.1, ci_low=1.09, ci_high=1.11),
+        correctness=Correctness(error=1e-3, max_error=2e-3, tolerance=1e-2, repeatable=True),
+        conditions=None,
+    )
+
+
+def trial(problem: Problem, index: int = 0) -> Trial:
+    return Trial(
+        problem=problem,
+        candidate=Candidate(kernel=kernels(problem)[index], launch=Launch()),
+        device=H200,
+        environment=ENVIRONMENT,
+        phase=Phase.SCREEN,
+        statistics=statistics(10.0 + index),
+        samples_us=(10.0 + index,),
+    )
+
+
+def new_settings(folder: Path, **values: object) -> Settings:
+    """Settings whose files all lie under `folder`, with an upgraded, empty database."""
+    settings = Settings.load(
+        {},
+        **{
+            "database": f"sqlite:///{folder}/gemmsmith.db",
+            "packs": folder / "packs",
+            "winners": folder / "winners",
+            "sweeps": folder / "sweeps",
+            "port": 0,
+            "events_poll_s": 0.02,
+            **values,
+        },
+    )
+    settings.create_folders()
+    upgrade(settings.database)
+    return settings
+
+
+def promote(settings: Settings, *winners: Winner) -> None:
+    with Store.open(settings.database) as store:
+        for item in winners:
+            store.promote(item)
+
+
+@contextmanager
+def running(settings: Settings) -> Iterator[httpx.Client]:
+    """A client of the application, served by uvicorn from a thread."""
+    app = create_app(settings)
+    server = uvicorn.Server(
+        uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, timeout_graceful_shutdown=5)
+    )
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive(), "the server did not start"
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+            yield client
+    finally:
+        state = getattr(app.state, "service", None)
+        if state is not None:
+            state.stopping.set()
+        server.should_exit = True
+        thread.join()

@@ -1,0 +1,152 @@
+"""`/best` and `/best:batch`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from gemmsmith.answer import Answer, Match, Use
+from service.lookup import MAX_DISTANCE
+from tests.serving import H100, H200
+from tests.unit.service.conftest import CUBLAS_WINS, KNOWN
+
+SIZES = {"m": 4096, "n": 4096, "k": 4096}
+
+
+def ask(client: httpx.Client, device: str = H200.slug, **params: Any) -> httpx.Response:
+    return client.get("/best", params={**SIZES, "device": device, **params})
+
+
+def test_exact_answer_is_the_promoted_winner_whole(client: httpx.Client) -> None:
+    reply = ask(client)
+    assert reply.status_code == 200
+    answer = msgspec.json.decode(reply.content, type=Answer)
+    assert (answer.problem, answer.measured, answer.match) == (KNOWN, KNOWN, Match.EXACT)
+    assert answer.distance == 0 and answer.revision == 1 and answer.use is Use.CUTLASS
+    assert answer.statistics and answer.statistics.median_us == 190.0
+    assert answer.device == H200 and answer.environment.driver == "580.95"
+    links = reply.json()["links"]
+    assert client.get(links["self"]["href"]).json() == reply.json()
+    assert client.get(links["kernel"]["href"]).json()["name"] == answer.config.kernel.name  # type: ignore[union-attr]
+
+
+def test_devices_have_their_own_winners(client: httpx.Client) -> None:
+    assert ask(client, device=H100.slug).json()["statistics"]["median_us"] == 250.0
+
+
+def test_device_defaults_to_a_known_one(client: httpx.Client) -> None:
+    default = next(d for d in client.get("/devices").json()["devices"] if d["default"])
+    assert client.get("/best", params=SIZES).json()["device"]["name"] == default["name"]
+
+
+def test_nearest_names_what_was_measured(client: httpx.Client) -> None:
+    answer = msgspec.convert(ask(client, m=8192).json(), Answer)
+    assert answer.match is Match.NEAREST and answer.measured == KNOWN
+    assert answer.distance == pytest.approx(1.0) and answer.problem.m == 8192
+    assert ask(client, m=8192).json()["links"]["tune"]["body"]["m"] == 8192
+
+
+def test_a_neighbour_with_an_illegal_kernel_is_no_answer(client: httpx.Client) -> None:
+    reply = ask(client, k=4095)  # rows of 8190 bytes: TMA refuses them
+    assert reply.status_code == 404
+
+
+def test_a_cublas_neighbour_answers_without_an_illegal_config(client: httpx.Client) -> None:
+    answer = msgspec.convert(ask(client, m=511, n=513, k=8191).json(), Answer)
+    assert answer.measured == CUBLAS_WINS and answer.use is Use.CUBLAS
+    assert answer.config is None and answer.statistics is None and answer.baseline is not None
+
+
+def test_distance_is_bounded(client: httpx.Client) -> None:
+    assert MAX_DISTANCE == 2.0
+    assert ask(client, m=16384).status_code == 200
+    assert ask(client, m=16392).status_code == 404
+
+
+def test_exact_refuses_neighbours_and_the_404_says_how_to_tune(client: httpx.Client) -> None:
+    reply = ask(client, m=8192, exact="true")
+    document = reply.json()
+    assert reply.status_code == 404 and document["type"].endswith(":not-tuned")
+    tune = document["links"]["tune"]
+    ordered = client.request(tune["method"], tune["href"], json=tune["body"])
+    assert ordered.status_code == 202 and ordered.json()["problem"]["m"] == 8192
+
+
+def test_etag_saves_the_body(client: httpx.Client) -> None:
+    first = ask(client)
+    tag = first.headers["etag"]
+    again = client.get(first.request.url, headers={"If-None-Match": f'"other", {tag}'})
+    assert again.status_code == 304 and not again.content and again.headers["etag"] == tag
+    assert ask(client, m=8192).headers["etag"] != tag
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field", "accepted"),
+    [
+        ({"m": 0}, "m", "1 … 2147483647"),
+        ({"n": -5}, "n", "1 … 2147483647"),
+        ({"k": 2**31}, "k", "1 … 2147483647"),
+        ({"m": "12.0"}, "m", "an integer"),
+        ({"m": "1e3"}, "m", "an integer"),
+        ({"m": "９"}, "m", "an integer"),
+        ({"m": "9" * 5000}, "m", "an integer"),
+        ({"m": ""}, "m", "an integer"),
+        ({"batch": 0}, "batch", "1 … 2147483647"),
+        ({"dtype": "fp4"}, "dtype", "bf16"),
+        ({"layout": "xx"}, "layout", "tn"),
+        ({"arch": "sm70"}, "arch", "sm90"),
+        ({"device": "voodoo-2"}, "device", H200.slug),
+        ({"dytpe": "bf16"}, "dytpe", ""),
+        ({"dtype": "fp8_e4m3", "layout": "nn"}, "layout", "tn"),
+        ({"exact": "perhaps"}, "exact", ""),
+        ({"m": 2**31 - 1, "n": 2**31 - 1}, "m", "GiB"),
+        ({"batch": 2**31 - 1}, "batch", "GiB"),
+    ],
+)
+def test_wrong_input_names_the_field_and_what_it_takes(
+    client: httpx.Client, wrong: dict[str, Any], field: str, accepted: str
+) -> None:
+    reply = client.get("/best", params={**SIZES, "device": H200.slug, **wrong})
+    assert reply.status_code == 422
+    assert reply.headers["content-type"] == "application/problem+json"
+    [error] = reply.json()["errors"]
+    assert error["field"] == field
+    assert accepted in error.get("accepted", "") + error["message"]
+    assert field in reply.json()["detail"]
+
+
+def test_all_wrong_fields_are_named_at_once(client: httpx.Client) -> None:
+    errors = client.get("/best", params={"m": "x", "dtype": "y"}).json()["errors"]
+    assert {error["field"] for error in errors} == {"m", "n", "k", "dtype"}
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_batch_answers_in_order_and_a_wrong_problem_costs_itself_only(
+    client: httpx.Client, count: int
+) -> None:
+    problems: list[Any] = [SIZES, {**SIZES, "m": 0}, {**SIZES, "m": 8192}]
+    problems += [{**SIZES, "n": 2**20}] * (count - 3)
+    reply = client.post("/best:batch", json={"problems": problems, "device": H200.slug})
+    answers = reply.json()["answers"]
+    assert reply.status_code == 200 and len(answers) == count
+    assert answers[0] == ask(client).json()
+    assert answers[1]["status"] == 422 and answers[1]["errors"][0]["field"] == "m"
+    assert answers[1]["instance"] == "/best:batch#/problems/1"
+    assert answers[2] == ask(client, m=8192).json()
+    assert all(answer["type"].endswith(":not-tuned") for answer in answers[3:])
+
+
+@pytest.mark.parametrize("item", [None, 7, "x", [], {}, {**SIZES, "m": 1.5}, {**SIZES, "m": "1"}])
+def test_batch_survives_any_item(client: httpx.Client, item: Any) -> None:
+    reply = client.post("/best:batch", json={"problems": [item]})
+    assert reply.status_code == 200 and reply.json()["answers"][0]["status"] == 422
+
+
+@pytest.mark.parametrize("body", [{}, {"problems": []}, {"problems": [{}] * 10_001}, {"x": 1}])
+def test_batch_refuses_wrong_bodies(client: httpx.Client, body: Any) -> None:
+    reply = client.post("/best:batch", json=body)
+    assert reply.status_code == 422
+    assert reply.json()["errors"][0]["field"] in ("problems", "x")

@@ -1,0 +1,174 @@
+"""Every error is one RFC 9457 problem document; nothing a client sends gives a 5xx."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gemmsmith.problem import DType, Layout
+from service.settings import Settings
+from tests.serving import new_settings, running
+
+
+def check_document(reply: httpx.Response) -> dict[str, Any]:
+    assert reply.headers["content-type"] == "application/problem+json"
+    document: dict[str, Any] = reply.json()
+    assert document["status"] == reply.status_code
+    assert document["type"].startswith("urn:gemmsmith:problem:")
+    assert document["title"] and document["detail"]
+    return document
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nothing", 404),
+        ("GET", "/best/", 404),
+        ("POST", "/best", 405),
+        ("GET", "/tune", 405),
+        ("PUT", "/jobs/x", 405),
+        ("GET", "/jobs/none", 404),
+        ("GET", "/jobs/none/events", 404),
+        ("DELETE", "/jobs/none", 404),
+        ("GET", "/jobs?after=none", 404),
+        ("GET", "/jobs?state=asleep", 422),
+        ("GET", "/jobs?limit=0", 422),
+        ("GET", "/kernels/none", 404),
+        ("GET", "/packs/none", 422),
+        ("GET", "/packs/" + "0" * 64, 404),
+        ("GET", "/packs/..%2f..%2fetc%2fpasswd", 404),
+        ("GET", "/packs/" + "0" * 63 + "%0a", 422),
+        ("GET", "/results?m=1", 422),
+        ("GET", "/results?limit=1001", 422),
+        ("GET", "/results?phase=third", 422),
+    ],
+)
+def test_every_route_has_the_same_error_shape(
+    client: httpx.Client, method: str, path: str, status: int
+) -> None:
+    reply = client.request(method, path)
+    assert reply.status_code == status
+    assert check_document(reply)["instance"].startswith("/")
+
+
+def test_wrong_methods_name_the_right_ones(client: httpx.Client) -> None:
+    reply = client.post("/best")
+    assert reply.headers["allow"] == "GET" and "GET" in reply.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status"),
+    [
+        (b"{", "application/json", 400),
+        (b"", "application/json", 422),
+        (b"[]", "application/json", 422),
+        (b"null", "application/json", 422),
+        (b'{"m":1,"n":1,"k":1}', "text/plain", 422),
+        (b'{"m":1,"n":1,"k":1}', "application/x-www-form-urlencoded", 422),
+        (b"\xff\xfe", "application/json", 400),
+        (b'{"m":' + b"9" * 6000 + b',"n":1,"k":1}', "application/json", 400),
+        (b"[" * 100_000, "application/json", 400),
+    ],
+)
+def test_unreadable_bodies(client: httpx.Client, content: bytes, kind: str, status: int) -> None:
+    reply = client.post("/tune", content=content, headers={"Content-Type": kind})
+    assert reply.status_code == status
+    check_document(reply)
+
+
+def test_large_bodies_are_refused_whether_declared_or_not(client: httpx.Client) -> None:
+    body = b" " * (2**20 + 1)
+    declared = client.post("/tune", content=body)
+    chunked = client.post("/tune", content=iter([body[: 2**19]] * 3))
+    for reply in (declared, chunked):
+        assert reply.status_code == 413
+        assert "1048576 bytes" in check_document(reply)["detail"]
+
+
+def test_a_fault_is_logged_and_shows_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the secret inside")
+
+    monkeypatch.setattr("service.lookup.find", broken)
+    monkeypatch.setattr("service.app.local_gpu", lambda: None)
+    settings = new_settings(tmp_path)
+    from tests.serving import promote, winner
+    from tests.unit.service.conftest import KNOWN
+
+    promote(settings, winner(KNOWN))
+    with caplog.at_level(logging.ERROR), running(settings) as client:
+        reply = client.get("/best?m=1&n=1&k=1", headers={"X-Request-Id": "abc-1"})
+        assert reply.status_code == 500 and reply.headers["x-request-id"] == "abc-1"
+        assert "secret" not in reply.text and "abc-1" in check_document(reply)["detail"]
+        route = '{method="GET",route="/best",status="500"}'
+        assert f"gemmsmith_requests_total{route} 1.0" in client.get("/metrics").text
+
+
+def test_an_outdated_database_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(new_settings(tmp_path)) as client:
+        assert client.get("/readyz").json()["status"] == "ok"
+        monkeypatch.setattr("tuner.store.head", lambda: "9999")
+        reply = client.get("/readyz")
+        assert reply.status_code == 503 and "db upgrade" in check_document(reply)["detail"]
+        assert client.get("/healthz").status_code == 200
+
+
+def test_a_damaged_database_is_a_503_that_says_so(tmp_path: Path) -> None:
+    settings = new_settings(tmp_path)
+    with running(settings) as client:
+        file = tmp_path / "gemmsmith.db"
+        client.get("/devices")
+        for path in tmp_path.glob("gemmsmith.db*"):
+            path.write_bytes(b"not a database at all" * 1000)
+        reply = client.get("/results")
+        assert file.exists() and reply.status_code == 503
+        check_document(reply)
+
+
+_TEXT = st.text(max_size=20)
+_EXTENTS = st.one_of(st.integers(), st.integers(1, 2**15), st.floats(), _TEXT, st.booleans())
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    params=st.fixed_dictionaries(
+        {"m": _EXTENTS, "n": _EXTENTS, "k": _EXTENTS},
+        optional={
+            "batch": _EXTENTS,
+            "dtype": st.one_of(st.sampled_from(DType), _TEXT),
+            "layout": st.one_of(st.sampled_from(Layout), _TEXT),
+            "device": _TEXT,
+            "exact": _TEXT,
+        },
+    )
+)
+def test_no_query_gives_a_fault(client: httpx.Client, params: dict[str, Any]) -> None:
+    encodable = {
+        name: str(value).encode("utf-8", "replace").decode() for name, value in params.items()
+    }
+    reply = client.get("/best", params=encodable)
+    assert reply.status_code in (200, 404, 422)
+    if reply.status_code != 200:
+        check_document(reply)
+
+
+def test_settings_refuse_to_open_the_service_by_accident() -> None:
+    from service.settings import SettingsError
+
+    Settings.load({"GEMMSMITH_HOST": "::1"}).check_bind()
+    Settings.load({"GEMMSMITH_HOST": "0.0.0.0", "GEMMSMITH_ALLOW_REMOTE": "true"}).check_bind()
+    for host in ("0.0.0.0", "192.168.1.2", "example.com", "::"):
+        with pytest.raises(SettingsError, match="allow-remote"):
+            Settings.load({}, host=host).check_bind()
+    with pytest.raises(SettingsError, match="GEMMSMITH_PORT"):
+        Settings.load({"GEMMSMITH_PORT": "many"})
