@@ -1,0 +1,175 @@
+"""A real HTTP server that misbehaves on cue, and answers to serve with it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import msgspec
+import pytest
+
+from gemmsmith.answer import Answer, Config, Match, Ratio, Statistics, Use
+from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.kernel import (
+    Backend,
+    EpilogueSchedule,
+    Kernel,
+    MainloopSchedule,
+    TileScheduler,
+)
+from gemmsmith.launch import Launch
+from gemmsmith.problem import Problem
+
+H200 = DeviceModel(
+    name="NVIDIA H200", arch="sm90", sm_count=132, memory_bytes=150 * 10**9, l2_bytes=60 * 2**20
+)
+
+
+@dataclass
+class Seen:
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class Say:
+    """One scripted reply. `drop` cuts the connection after the body without ending it."""
+
+    status: int = 200
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    drop: bool = False
+
+
+@dataclass
+class Misbehaving:
+    """Gives the scripted replies in order; the last one is repeated."""
+
+    script: list[Say] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
+    url: str = ""
+    stop: Callable[[], None] = lambda: None
+
+    def say(self, *replies: Say) -> None:
+        self.script[:] = replies
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.open_sockets.append(self.connection)  # type: ignore[attr-defined]
+
+    def _answer(self) -> None:
+        owner: Misbehaving = self.server.owner  # type: ignore[attr-defined]
+        length = int(self.headers.get("content-length", 0))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        owner.seen.append(Seen(self.command, self.path, headers, self.rfile.read(length)))
+        reply = owner.script.pop(0) if len(owner.script) > 1 else owner.script[0]
+        self.send_response(reply.status)
+        for name, value in reply.headers.items():
+            self.send_header(name, value)
+        # A dropped reply promises more than it sends, as a service killed in the middle does.
+        self.send_header("Content-Length", str(len(reply.body) + 1000 * reply.drop))
+        self.end_headers()
+        self.wfile.write(reply.body)
+        self.wfile.flush()
+        if reply.drop:
+            self.connection.shutdown(socket.SHUT_RDWR)
+            self.close_connection = True
+
+    do_GET = do_POST = do_DELETE = _answer  # noqa: N815 - the names http.server calls
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Misbehaving]:
+    found = Misbehaving()
+    http = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    http.daemon_threads = True
+    http.owner = found  # type: ignore[attr-defined]
+    http.open_sockets = sockets = list[socket.socket]()  # type: ignore[attr-defined]
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    stopped = threading.Event()
+
+    def stop() -> None:
+        if not stopped.is_set():
+            stopped.set()
+            http.shutdown()
+            for connection in sockets:  # kept alive ones too: the service is gone altogether
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+            http.server_close()
+            thread.join()
+
+    found.url = f"http://127.0.0.1:{http.server_address[1]}"
+    found.stop = stop
+    yield found
+    stop()
+
+
+@pytest.fixture
+def answer() -> Answer:
+    problem = Problem(m=256, n=4096, k=4096)
+    kernel = Kernel(
+        name="cutlass3x_sm90_example",
+        backend=Backend.CUTLASS3X,
+        arch="sm90",
+        dtype=problem.dtype,
+        layout=problem.layout,
+        alignment_a=8,
+        alignment_b=8,
+        alignment_d=8,
+        tile=(128, 128, 64),
+        cluster=(2, 1),
+        stages=0,
+        mainloop=MainloopSchedule.PINGPONG,
+        epilogue=EpilogueSchedule.TMA,
+        scheduler=TileScheduler.PERSISTENT,
+    )
+    timing = Statistics(median_us=15.7, ci_low_us=15.6, ci_high_us=15.8, samples=25)
+    return Answer(
+        problem=problem,
+        match=Match.EXACT,
+        measured=problem,
+        distance=0.0,
+        use=Use.CUTLASS,
+        config=Config(kernel=kernel, launch=Launch()),
+        statistics=timing,
+        baseline=replace(timing, median_us=18.6),
+        speedup=Ratio(median=1.18, ci_low=1.17, ci_high=1.19),
+        correctness=None,
+        conditions=None,
+        ties=(),
+        device=H200,
+        environment=Environment(
+            gpu_uuid="GPU-0",
+            driver="580",
+            cuda="13.0",
+            cutlass="4.2.0",
+            compiler="nvcc 13.0.88",
+            torch="2.13.0",
+            cublas="13.1",
+            gemmsmith="0.1.0",
+        ),
+        revision=1,
+        promoted_at="2026-11-21T00:00:00Z",
+        replayed=False,
+    )
+
+
+@pytest.fixture
+def served(answer: Answer) -> Say:
+    """The answer as the service sends it, links included."""
+    body = msgspec.to_builtins(answer) | {"links": {"self": {"href": "/best"}}}
+    return Say(body=msgspec.json.encode(body), headers={"ETag": 'W/"one"'})

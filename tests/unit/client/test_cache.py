@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import hashlib
+import logging
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from gemmsmith.answer import Answer
+from gemmsmith.cache import AnswerCache, PackCache, default_cache_dir
+from gemmsmith.errors import PackCorrupt
+from gemmsmith.problem import Problem
+from gemmsmith.wire import Query, Response
+
+URL = "http://127.0.0.1:8000"
+
+
+def the_file(root: Path) -> Path:
+    (found,) = root.rglob("*.json")
+    return found
+
+
+def test_an_answer_comes_back_for_its_own_question_only(tmp_path: Path, answer: Answer) -> None:
+    cache = AnswerCache(tmp_path, URL)
+    query = Query(problem=answer.problem)
+    cache.store(query, answer, '"tag"')
+    found = cache.load(query)
+    assert found is not None
+    assert (found.answer, found.etag) == (answer, '"tag"')
+    assert cache.load(Query(problem=answer.problem, exact=True)) is None
+    assert cache.load(Query(problem=answer.problem, device="nvidia-h100-132sm")) is None
+    assert cache.load(Query(problem=Problem(m=1, n=1, k=1))) is None
+    assert AnswerCache(tmp_path, "http://elsewhere").load(query) is None
+    cache.drop(query)
+    cache.drop(query)
+    assert cache.load(query) is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda b: b[: len(b) // 2],
+        lambda b: b"",
+        lambda b: b"\xff" + b,
+        lambda b: b.replace(b'"format":1', b'"format":2'),
+        lambda b: b.replace(b'"m":256', b'"m":512', 1),
+        lambda b: b.replace(b'"m":256', b'"m":-1'),
+        lambda b: b"[]",
+    ],
+)
+def test_a_damaged_entry_is_a_miss_and_is_replaced(tmp_path: Path, answer: Answer, damage) -> None:
+    cache = AnswerCache(tmp_path, URL)
+    query = Query(problem=answer.problem)
+    cache.store(query, answer, None)
+    path = the_file(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(damage(whole))
+    assert path.read_bytes() != whole
+    assert cache.load(query) is None
+    cache.store(query, answer, None)
+    assert cache.load(query) is not None
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_cache(
+    tmp_path: Path, answer: Answer, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    cache = AnswerCache(blocked, URL)
+    query = Query(problem=answer.problem)
+    with caplog.at_level(logging.WARNING, "gemmsmith"):
+        cache.store(query, answer, None)
+        cache.store(query, answer, None)
+    assert cache.load(query) is None
+    assert len(caplog.records) == 1
+
+
+def _hammer(root: str, answer: Answer, name: str) -> None:
+    cache = AnswerCache(Path(root), URL)
+    query = Query(problem=answer.problem)
+    for _ in range(200):
+        cache.store(query, answer, name * 3000)
+        found = cache.load(query)
+        assert found is not None
+        assert found.etag is not None
+        assert len(set(found.etag)) == 1, "half of one process's entry and half of another's"
+
+
+def test_processes_never_see_half_an_entry(tmp_path: Path, answer: Answer) -> None:
+    context = multiprocessing.get_context("spawn")
+    workers = [
+        context.Process(target=_hammer, args=(str(tmp_path), answer, name)) for name in "abc"
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+        assert worker.exitcode == 0
+    assert [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".json"]
+
+
+def test_packs_are_kept_with_their_digest(tmp_path: Path) -> None:
+    packs = PackCache(tmp_path)
+    name = "ab" * 32
+    assert packs.find(name) is None
+    path = packs.store(name, Response(status=200, body=b"bytes of a pack"))
+    assert path.read_bytes() == b"bytes of a pack"
+    assert packs.find(name) == path
+    path.write_bytes(b"bytes of a pac")
+    assert packs.find(name) is None
+
+
+def test_a_pack_that_is_not_what_was_announced_is_refused(tmp_path: Path) -> None:
+    import base64
+
+    digest = base64.b64encode(hashlib.sha256(b"whole").digest()).decode()
+    headers = {"repr-digest": f"sha-256=:{digest}:"}
+    packs = PackCache(tmp_path)
+    with pytest.raises(PackCorrupt, match="download it again"):
+        packs.store("ab" * 32, Response(status=200, headers=headers, body=b"who"))
+    assert list(tmp_path.rglob("*.so")) == []
+    assert packs.store("ab" * 32, Response(status=200, headers=headers, body=b"whole")).exists()
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "", "a/b", "abcdefgh\n", "."])
+def test_only_a_hash_becomes_a_path(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="not a pack hash"):
+        PackCache(tmp_path).path(name)
+
+
+def test_cache_folder_follows_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GEMMSMITH_CACHE_DIR", raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert default_cache_dir() == tmp_path / "xdg" / "gemmsmith"
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "own"))
+    assert default_cache_dir() == tmp_path / "own"

@@ -1,0 +1,361 @@
+"""The synchronous client against a real server that misbehaves."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gemmsmith import (
+    Answer,
+    Busy,
+    Client,
+    InvalidProblem,
+    JobCancelled,
+    JobFailed,
+    NotTuned,
+    PackCorrupt,
+    Problem,
+    Rejected,
+    ServiceFault,
+    ServiceUnavailable,
+)
+
+from .conftest import Misbehaving, Say
+
+NOT_TUNED = Say(
+    404,
+    json.dumps(
+        {
+            "type": "urn:gemmsmith:problem:not-tuned",
+            "title": "Not tuned yet",
+            "status": 404,
+            "detail": "POST /tune",
+        }
+    ).encode(),
+    {"Content-Type": "application/problem+json"},
+)
+UNAVAILABLE = Say(503, b'{"title": "Busy", "detail": "later"}', {"Retry-After": "0"})
+SLOW_DOWN = Say(429, b'{"title": "Slow down", "detail": "later"}', {"Retry-After": "1000"})
+
+
+@pytest.fixture
+def client(server: Misbehaving, tmp_path: Path) -> Iterator[Client]:
+    with Client(server.url, timeout=5, retries=2, cache_dir=tmp_path) as found:
+        found._sleep = lambda _: None
+        yield found
+
+
+def test_best_asks_and_understands(
+    client: Client, server: Misbehaving, served: Say, answer
+) -> None:
+    server.say(served)
+    assert client.best(256, 4096, 4096, exact=True, device="nvidia-h200-132sm") == answer
+    (seen,) = server.seen
+    assert seen.path == (
+        "/best?m=256&n=4096&k=4096&batch=1&dtype=bf16&layout=tn&device=nvidia-h200-132sm&exact=true"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"m": 0}, "m must be in 1"),
+        ({"n": -3}, "n must be in 1"),
+        ({"k": 2**31}, "k must be in 1"),
+        ({"m": 1.5}, "m must be an integer"),
+        ({"m": True}, "m must be an integer"),
+        ({"dtype": "int8"}, "bf16, fp16, fp8_e4m3, fp8_e5m2"),
+        ({"layout": "tx"}, "tn, tt, nt, nn"),
+        ({"dtype": "fp8_e4m3", "layout": "nn"}, "needs layout tn"),
+    ],
+)
+def test_wrong_problems_are_never_sent(client: Client, server, arguments, message) -> None:
+    given: dict[str, Any] = {"m": 1, "n": 1, "k": 1} | arguments
+    with pytest.raises(InvalidProblem, match=message):
+        client.best(**given)
+    with pytest.raises(InvalidProblem, match=message):
+        client.tune(**given)
+    assert server.seen == []
+
+
+def test_an_unchanged_answer_is_not_sent_again(client, server, served, answer) -> None:
+    server.say(served, Say(304))
+    assert client.best(256, 4096, 4096) == answer
+    assert client.best(256, 4096, 4096) == answer
+    assert "if-none-match" not in server.seen[0].headers
+    assert server.seen[1].headers["if-none-match"] == 'W/"one"'
+    assert not client.last_from_cache
+
+
+def test_retries_until_it_works(client, server, served, answer) -> None:
+    server.say(UNAVAILABLE, Say(502, b"<html>"), served)
+    assert client.best(256, 4096, 4096) == answer
+    assert len(server.seen) == 3
+
+
+def test_gives_up_with_the_services_own_words(client: Client, server: Misbehaving) -> None:
+    server.say(UNAVAILABLE)
+    with pytest.raises(Busy, match="later"):
+        client.best(1, 1, 1)
+    assert len(server.seen) == 3
+
+
+def test_a_long_retry_after_is_the_callers_to_decide(client: Client, server: Misbehaving) -> None:
+    server.say(SLOW_DOWN)
+    with pytest.raises(Busy) as caught:
+        client.best(1, 1, 1)
+    assert caught.value.retry_after == 1000
+    assert len(server.seen) == 1
+
+
+def test_not_tuned_is_typed_and_not_retried(client: Client, server, served) -> None:
+    server.say(served, NOT_TUNED)
+    client.best(256, 4096, 4096)
+    with pytest.raises(NotTuned) as caught:
+        client.best(256, 4096, 4096)
+    assert caught.value.document["status"] == 404
+    server.stop()
+    with pytest.raises(ServiceUnavailable):  # what the service took back is not served either
+        client.best(256, 4096, 4096)
+
+
+def test_a_404_of_something_else_is_not_not_tuned(client: Client, server: Misbehaving) -> None:
+    server.say(Say(404, b"<h1>nginx</h1>"))
+    with pytest.raises(Rejected, match="no problem document"):
+        client.best(1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "body", [b"<html>hello</html>", b"", b"[]", b'{"problem": 1}', b'{"status": "ok"}', b"\xff\xfe"]
+)
+def test_garbage_is_a_service_fault(client: Client, server: Misbehaving, body: bytes) -> None:
+    server.say(Say(200, body))
+    with pytest.raises(ServiceFault, match="gemmsmith service"):
+        client.best(1, 1, 1)
+    with pytest.raises(ServiceFault):
+        client.devices()
+    with pytest.raises(ServiceFault):
+        client.job_status("x")
+    with pytest.raises(ServiceFault):
+        list(client.results())
+
+
+def test_the_last_known_answer_when_the_service_is_away(
+    client: Client, server: Misbehaving, served: Say, answer: Answer, caplog
+) -> None:
+    server.say(served)
+    client.best(256, 4096, 4096)
+    server.stop()
+    with caplog.at_level(logging.WARNING, "gemmsmith"):
+        for _ in range(3):
+            assert client.best(256, 4096, 4096) == answer
+            assert client.last_from_cache
+    assert len(caplog.records) == 1, "one warning an outage, not one a lookup"
+    with pytest.raises(ServiceUnavailable, match="gemmsmith serve"):
+        client.best(1, 1, 1)
+
+
+def test_once_away_cached_answers_cost_no_time_outs(client, server, served) -> None:
+    server.say(served)
+    client.best(256, 4096, 4096)
+    server.say(Say(500, b"{}"))
+    before = len(server.seen)
+    for _ in range(5):
+        client.best(256, 4096, 4096)
+    assert len(server.seen) == before + 1
+
+
+def test_a_dropped_answer_is_asked_for_again(client, server, served, answer) -> None:
+    server.say(Say(200, served.body[:100], drop=True), served)
+    assert client.best(256, 4096, 4096) == answer
+
+
+def test_best_many_keeps_the_order_and_returns_what_is_not_tuned(
+    client: Client, server: Misbehaving, served: Say, answer: Answer
+) -> None:
+    both = [json.loads(served.body), json.loads(NOT_TUNED.body)]
+    server.say(Say(200, json.dumps({"answers": both}).encode()))
+    other = Problem(m=3, n=3, k=3)
+    found = client.best_many([answer.problem, other], exact=True)
+    assert found[0] == answer
+    assert isinstance(found[1], NotTuned)
+    body = json.loads(server.seen[0].body)
+    assert body["exact"] is True
+    assert body["problems"][1] == {
+        "m": 3, "n": 3, "k": 3, "batch": 1, "dtype": "bf16", "layout": "tn",
+    }  # fmt: skip
+    server.stop()
+    assert client.best_many([answer.problem], exact=True) == [answer]
+    with pytest.raises(ServiceUnavailable, match="1 of 2 problems are not cached"):
+        client.best_many([answer.problem, other], exact=True)
+    assert client.best_many([]) == []
+
+
+def test_best_many_is_split_and_every_piece_checked(client: Client, server: Misbehaving) -> None:
+    piece = [json.loads(NOT_TUNED.body)]
+    server.say(
+        Say(200, json.dumps({"answers": piece * 256}).encode()),
+        Say(200, json.dumps({"answers": piece * 3}).encode()),
+    )
+    problems = [Problem(m=i + 1, n=1, k=1) for i in range(260)]
+    with pytest.raises(ServiceFault, match="3 answers to 4"):
+        client.best_many(problems)
+    assert len(server.seen) == 2
+
+
+def job(state: str, **more: Any) -> Say:
+    body = {
+        "id": "j1",
+        "state": state,
+        "effort": "default",
+        "problem": {"m": 256, "n": 4096, "k": 4096},
+    }
+    return Say(202, json.dumps(body | more).encode())
+
+
+def stream(*events: tuple[int, str, dict[str, Any]], drop: bool = False) -> Say:
+    text = "".join(f"id: {i}\nevent: {k}\ndata: {json.dumps(d)}\n\n" for i, k, d in events)
+    return Say(200, text.encode(), {"Content-Type": "text/event-stream"}, drop)
+
+
+def test_tune_is_repeated_with_one_key(client: Client, server: Misbehaving) -> None:
+    server.say(UNAVAILABLE, job("waiting"))
+    handle = client.tune(256, 4096, 4096, effort="quick", priority=3)
+    assert handle.id == "j1"
+    keys = {seen.headers["idempotency-key"] for seen in server.seen}
+    assert len(server.seen) == 2
+    assert len(keys) == 1
+    assert json.loads(server.seen[0].body)["effort"] == "quick"
+    client.tune(256, 4096, 4096)
+    assert server.seen[-1].headers["idempotency-key"] not in keys
+    with pytest.raises(InvalidProblem, match="quick, default, exhaustive"):
+        client.tune(1, 1, 1, effort="maximal")
+
+
+def test_wait_resumes_after_a_dropped_stream(client, server, served, answer) -> None:
+    progress = {"phase": "screen", "done": 5, "total": 9, "best_us": 15.7, "best": "k"}
+    server.say(
+        job("waiting"),
+        stream((1, "created", {}), (2, "progress", progress), drop=True),
+        UNAVAILABLE,
+        stream((3, "winner", {}), (4, "finished", {})),
+        job("done", winner_revision=1),
+        served,
+    )
+    updates = []
+    handle = client.tune(256, 4096, 4096)
+    assert handle.wait(timeout=30, on_progress=updates.append) == answer
+    assert [u.done for u in updates] == [0, 5, 5, 5]
+    assert updates[1].phase == "screen"
+    assert "last-event-id" not in server.seen[1].headers
+    assert server.seen[2].headers["last-event-id"] == "2"
+    assert server.seen[3].headers["last-event-id"] == "2"
+    assert handle.status.winner_revision == 1
+    assert "exact=true" in server.seen[-1].path
+
+
+@pytest.mark.parametrize(("state", "error"), [("failed", JobFailed), ("cancelled", JobCancelled)])
+def test_wait_tells_how_it_ended(client, server, state, error) -> None:
+    server.say(job("waiting"), stream((1, state, {})), job(state, error="nvcc went away"))
+    handle = client.tune(256, 4096, 4096)
+    with pytest.raises(error, match="nvcc went away" if state == "failed" else "cancelled"):
+        handle.wait()
+
+
+def test_wait_ends_when_the_stream_ends_with_the_job(client, server, served, answer) -> None:
+    server.say(job("done"), stream(), job("done"), job("done"), served)
+    assert client.job("j1").wait() == answer
+
+
+def test_wait_times_out_and_the_job_goes_on(client: Client, server: Misbehaving) -> None:
+    server.say(job("waiting"), stream((1, "created", {}), drop=True))
+    handle = client.tune(256, 4096, 4096)
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match="it goes on"):
+        handle.wait(timeout=0.3)
+    assert time.monotonic() - began < 3
+
+
+def test_events_give_up_when_the_service_stays_away(client: Client, server: Misbehaving) -> None:
+    server.say(stream((1, "created", {}), drop=True))
+    events = client.job_events("j1")
+    first = next(event for event in events if event is not None)
+    assert (first.id, first.kind) == ("1", "created")
+    server.stop()
+    with pytest.raises(ServiceUnavailable, match="The job itself goes on"):
+        list(events)
+
+
+def test_unknown_job_is_rejected(client: Client, server: Misbehaving) -> None:
+    server.say(Say(404, b'{"title": "Job not found", "detail": "no job j9", "status": 404}'))
+    with pytest.raises(Rejected, match="no job j9"):
+        list(client.job_events("j9"))
+    with pytest.raises(Rejected):
+        client.cancel("j9")
+
+
+def test_results_follow_the_pages(client: Client, server: Misbehaving) -> None:
+    def page(ids: list[int], following: str | None) -> Say:
+        links = {"next": {"href": following}} if following else {}
+        rows = [{"id": i} for i in ids]
+        return Say(200, json.dumps({"trials": rows, "links": links}).encode())
+
+    server.say(page([1, 2], "/results?dtype=bf16&after=2&limit=200"), page([3], None))
+    assert [row["id"] for row in client.results(dtype="bf16")] == [1, 2, 3]
+    assert server.seen[1].path == "/results?dtype=bf16&after=2&limit=200"
+    server.say(page([1, 2], "/results?after=2"))
+    assert [row["id"] for row in client.results(limit=1)] == [1]
+    assert len(server.seen) == 3
+
+
+def test_packs_are_downloaded_once(client: Client, server: Misbehaving) -> None:
+    server.say(Say(200, b"ELF"))
+    name = "0" * 64
+    path = client.pack(name)
+    assert client.pack(name) == path
+    assert len(server.seen) == 1
+    path.write_bytes(b"EL")
+    assert client.pack(name).read_bytes() == b"ELF"
+    assert len(server.seen) == 2
+    server.say(Say(200, b"EL", {"Repr-Digest": f"sha-256=:{'A' * 43}=:"}))
+    with pytest.raises(PackCorrupt):
+        client.pack("1" * 64)
+
+
+def test_without_a_cache_nothing_is_kept(server: Misbehaving, served: Say, answer) -> None:
+    server.say(served)
+    with Client(server.url, cache_dir=None, retries=0) as client:
+        assert client.best(256, 4096, 4096) == answer
+        server.say(Say(200, b"ELF"))
+        path = client.pack("0" * 64)
+        assert path.exists()
+        server.stop()
+        with pytest.raises(ServiceUnavailable):
+            client.best(256, 4096, 4096)
+    assert not path.exists()
+
+
+def test_devices(client: Client, server: Misbehaving, answer: Answer) -> None:
+    model = msgspec.to_builtins(answer.device) | {"slug": answer.device.slug, "default": True}
+    server.say(Say(200, json.dumps({"devices": [model]}).encode()))
+    assert client.devices() == [answer.device]
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "ftp://x", "http://"])
+def test_wrong_urls_are_refused_at_once(url: str) -> None:
+    with pytest.raises(ValueError, match=r"http://127\.0\.0\.1:8000"):
+        Client(url)
+
+
+def test_wrong_numbers_are_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="timeout"):
+        Client(timeout=0)
+    with pytest.raises(ValueError, match="retries"):
+        Client(retries=-1)

@@ -1,0 +1,36 @@
+"""`import gemmsmith` is cheap, and every exported name exists."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import gemmsmith
+
+HEAVY = ("torch", "numpy", "fastapi", "sqlalchemy", "cuda", "httpx", "msgspec", "pydantic")
+
+
+def loaded_after(statement: str) -> set[str]:
+    code = f"import sys; {statement}; print(*sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_loads_nothing_heavy() -> None:
+    loaded = loaded_after("import gemmsmith")
+    assert not loaded & set(HEAVY)
+    assert {name for name in loaded if name.startswith("gemmsmith")} == {"gemmsmith"}
+
+
+def test_the_client_needs_neither_torch_nor_the_service() -> None:
+    loaded = loaded_after("from gemmsmith import Client, AsyncClient, Problem, Answer; Client()")
+    assert not loaded & {"torch", "numpy", "fastapi", "sqlalchemy", "cuda", "pydantic", "tuner"}
+    assert "httpx" in loaded
+
+
+def test_every_export_exists_and_is_declared_once() -> None:
+    assert sorted(gemmsmith._HOME) == sorted(gemmsmith.__all__)
+    for name in gemmsmith.__all__:
+        assert getattr(gemmsmith, name).__name__ == name
+    assert set(gemmsmith.__all__) <= set(dir(gemmsmith))
+    assert gemmsmith.__version__.count(".") >= 1
