@@ -1,8 +1,8 @@
 """Winners as files: what `gemmsmith export` writes and `gemmsmith import` reads.
 
 JSON lines: a header, then one winner a line, in a fixed order, so that a re-tuned suite shows as
-a readable difference. Importing is all or nothing for a file that cannot be read, keeps newer
-winners (by their promotion time), and never touches measured winners with replayed ones.
+a readable difference. A file that cannot be read is refused whole. What this installation measured
+itself is never replaced by an import, and importing a file twice changes nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Header(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Imported:
-    """How many winners of a file were taken, and how many the store already had or surpassed."""
+    """How many answers a file changed, and how many the store kept as they were."""
 
     added: int
     kept: int
@@ -73,16 +73,14 @@ def import_winners(store: Store, path: Path) -> Imported:
     Raises:
         ExchangeError: not a winners file, written by a newer gemmsmith, or truncated.
     """
-    added = 0
     winners = read_winners(path)
+    added = 0
     for winner in winners:
-        current = store.winner(winner.problem, winner.device.slug)
-        if current is not None and current.promoted_at >= winner.promoted_at:
-            continue
         # Packs are this machine's own; a winner from elsewhere is compiled here on demand.
         pack = store.pack_for(winner.candidate.kernel.name) if winner.candidate else None
-        store.promote(replace(winner, pack=pack))
-        added += 1
+        before = store.sequence()
+        store.promote(replace(winner, pack=pack), imported=True)
+        added += store.sequence() != before
     return Imported(added=added, kept=len(winners) - added)
 
 
