@@ -66,8 +66,7 @@ class Catalogue:
 def check_fits(problem: Problem, model: DeviceModel | None, *, measured: bool = False) -> None:
     """Refuse a problem that the device's memory cannot hold.
 
-    Args:
-        measured: count what measuring needs beside the operands, too.
+    With `measured`, what measuring needs beside the operands counts too.
 
     Raises:
         ProblemError: it does not fit; the message has both sizes.

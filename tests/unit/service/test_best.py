@@ -25,9 +25,13 @@ def test_exact_answer_is_the_promoted_winner_whole(client: httpx.Client) -> None
     assert reply.status_code == 200
     answer = msgspec.json.decode(reply.content, type=Answer)
     assert (answer.problem, answer.measured, answer.match) == (KNOWN, KNOWN, Match.EXACT)
-    assert answer.distance == 0 and answer.revision == 1 and answer.use is Use.CUTLASS
-    assert answer.statistics and answer.statistics.median_us == 190.0
-    assert answer.device == H200 and answer.environment.driver == "580.95"
+    assert answer.distance == 0
+    assert answer.revision == 1
+    assert answer.use is Use.CUTLASS
+    assert answer.statistics
+    assert answer.statistics.median_us == 190.0
+    assert answer.device == H200
+    assert answer.environment.driver == "580.95"
     links = reply.json()["links"]
     assert client.get(links["self"]["href"]).json() == reply.json()
     assert client.get(links["kernel"]["href"]).json()["name"] == answer.config.kernel.name  # type: ignore[union-attr]
@@ -44,8 +48,10 @@ def test_device_defaults_to_a_known_one(client: httpx.Client) -> None:
 
 def test_nearest_names_what_was_measured(client: httpx.Client) -> None:
     answer = msgspec.convert(ask(client, m=8192).json(), Answer)
-    assert answer.match is Match.NEAREST and answer.measured == KNOWN
-    assert answer.distance == pytest.approx(1.0) and answer.problem.m == 8192
+    assert answer.match is Match.NEAREST
+    assert answer.measured == KNOWN
+    assert answer.distance == pytest.approx(1.0)
+    assert answer.problem.m == 8192
     assert ask(client, m=8192).json()["links"]["tune"]["body"]["m"] == 8192
 
 
@@ -56,8 +62,11 @@ def test_a_neighbour_with_an_illegal_kernel_is_no_answer(client: httpx.Client) -
 
 def test_a_cublas_neighbour_answers_without_an_illegal_config(client: httpx.Client) -> None:
     answer = msgspec.convert(ask(client, m=511, n=513, k=8191).json(), Answer)
-    assert answer.measured == CUBLAS_WINS and answer.use is Use.CUBLAS
-    assert answer.config is None and answer.statistics is None and answer.baseline is not None
+    assert answer.measured == CUBLAS_WINS
+    assert answer.use is Use.CUBLAS
+    assert answer.config is None
+    assert answer.statistics is None
+    assert answer.baseline is not None
 
 
 def test_distance_is_bounded(client: httpx.Client) -> None:
@@ -69,17 +78,21 @@ def test_distance_is_bounded(client: httpx.Client) -> None:
 def test_exact_refuses_neighbours_and_the_404_says_how_to_tune(client: httpx.Client) -> None:
     reply = ask(client, m=8192, exact="true")
     document = reply.json()
-    assert reply.status_code == 404 and document["type"].endswith(":not-tuned")
+    assert reply.status_code == 404
+    assert document["type"].endswith(":not-tuned")
     tune = document["links"]["tune"]
     ordered = client.request(tune["method"], tune["href"], json=tune["body"])
-    assert ordered.status_code == 202 and ordered.json()["problem"]["m"] == 8192
+    assert ordered.status_code == 202
+    assert ordered.json()["problem"]["m"] == 8192
 
 
 def test_etag_saves_the_body(client: httpx.Client) -> None:
     first = ask(client)
     tag = first.headers["etag"]
     again = client.get(first.request.url, headers={"If-None-Match": f'"other", {tag}'})
-    assert again.status_code == 304 and not again.content and again.headers["etag"] == tag
+    assert again.status_code == 304
+    assert not again.content
+    assert again.headers["etag"] == tag
     assert ask(client, m=8192).headers["etag"] != tag
 
 
@@ -131,9 +144,11 @@ def test_batch_answers_in_order_and_a_wrong_problem_costs_itself_only(
     problems += [{**SIZES, "n": 2**20}] * (count - 3)
     reply = client.post("/best:batch", json={"problems": problems, "device": H200.slug})
     answers = reply.json()["answers"]
-    assert reply.status_code == 200 and len(answers) == count
+    assert reply.status_code == 200
+    assert len(answers) == count
     assert answers[0] == ask(client).json()
-    assert answers[1]["status"] == 422 and answers[1]["errors"][0]["field"] == "m"
+    assert answers[1]["status"] == 422
+    assert answers[1]["errors"][0]["field"] == "m"
     assert answers[1]["instance"] == "/best:batch#/problems/1"
     assert answers[2] == ask(client, m=8192).json()
     assert all(answer["type"].endswith(":not-tuned") for answer in answers[3:])
@@ -142,7 +157,8 @@ def test_batch_answers_in_order_and_a_wrong_problem_costs_itself_only(
 @pytest.mark.parametrize("item", [None, 7, "x", [], {}, {**SIZES, "m": 1.5}, {**SIZES, "m": "1"}])
 def test_batch_survives_any_item(client: httpx.Client, item: Any) -> None:
     reply = client.post("/best:batch", json={"problems": [item]})
-    assert reply.status_code == 200 and reply.json()["answers"][0]["status"] == 422
+    assert reply.status_code == 200
+    assert reply.json()["answers"][0]["status"] == 422
 
 
 @pytest.mark.parametrize("body", [{}, {"problems": []}, {"problems": [{}] * 10_001}, {"x": 1}])

@@ -21,7 +21,8 @@ def check_document(reply: httpx.Response) -> dict[str, Any]:
     document: dict[str, Any] = reply.json()
     assert document["status"] == reply.status_code
     assert document["type"].startswith("urn:gemmsmith:problem:")
-    assert document["title"] and document["detail"]
+    assert document["title"]
+    assert document["detail"]
     return document
 
 
@@ -59,7 +60,8 @@ def test_every_route_has_the_same_error_shape(
 
 def test_wrong_methods_name_the_right_ones(client: httpx.Client) -> None:
     reply = client.post("/best")
-    assert reply.headers["allow"] == "GET" and "GET" in reply.json()["detail"]
+    assert reply.headers["allow"] == "GET"
+    assert "GET" in reply.json()["detail"]
 
 
 @pytest.mark.parametrize(
@@ -106,8 +108,10 @@ def test_a_fault_is_logged_and_shows_nothing(
     promote(settings, winner(KNOWN))
     with caplog.at_level(logging.ERROR), running(settings) as client:
         reply = client.get("/best?m=1&n=1&k=1", headers={"X-Request-Id": "abc-1"})
-        assert reply.status_code == 500 and reply.headers["x-request-id"] == "abc-1"
-        assert "secret" not in reply.text and "abc-1" in check_document(reply)["detail"]
+        assert reply.status_code == 500
+        assert reply.headers["x-request-id"] == "abc-1"
+        assert "secret" not in reply.text
+        assert "abc-1" in check_document(reply)["detail"]
         route = '{method="GET",route="/best",status="500"}'
         assert f"gemmsmith_requests_total{route} 1.0" in client.get("/metrics").text
 
@@ -117,7 +121,8 @@ def test_an_outdated_database_is_not_ready(tmp_path: Path, monkeypatch: pytest.M
         assert client.get("/readyz").json()["status"] == "ok"
         monkeypatch.setattr("tuner.store.head", lambda: "9999")
         reply = client.get("/readyz")
-        assert reply.status_code == 503 and "db upgrade" in check_document(reply)["detail"]
+        assert reply.status_code == 503
+        assert "db upgrade" in check_document(reply)["detail"]
         assert client.get("/healthz").status_code == 200
 
 
@@ -129,7 +134,8 @@ def test_a_damaged_database_is_a_503_that_says_so(tmp_path: Path) -> None:
         for path in tmp_path.glob("gemmsmith.db*"):
             path.write_bytes(b"not a database at all" * 1000)
         reply = client.get("/results")
-        assert file.exists() and reply.status_code == 503
+        assert file.exists()
+        assert reply.status_code == 503
         check_document(reply)
 
 
