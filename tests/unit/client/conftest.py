@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import ThreadingHTTPServer
 
 import msgspec
 import pytest
@@ -23,78 +23,17 @@ from gemmsmith.kernel import (
 )
 from gemmsmith.launch import Launch
 from gemmsmith.problem import Problem
+from tests.unit.client.misbehaving import Handler, Misbehaving, Say
 
 H200 = DeviceModel(
     name="NVIDIA H200", arch="sm90", sm_count=132, memory_bytes=150 * 10**9, l2_bytes=60 * 2**20
 )
 
 
-@dataclass
-class Seen:
-    method: str
-    path: str
-    headers: dict[str, str]
-    body: bytes
-
-
-@dataclass
-class Say:
-    """One scripted reply. `drop` cuts the connection after the body without ending it."""
-
-    status: int = 200
-    body: bytes = b""
-    headers: dict[str, str] = field(default_factory=dict)
-    drop: bool = False
-
-
-@dataclass
-class Misbehaving:
-    """Gives the scripted replies in order; the last one is repeated."""
-
-    script: list[Say] = field(default_factory=list)
-    seen: list[Seen] = field(default_factory=list)
-    url: str = ""
-    stop: Callable[[], None] = lambda: None
-
-    def say(self, *replies: Say) -> None:
-        self.script[:] = replies
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def setup(self) -> None:
-        super().setup()
-        self.server.open_sockets.append(self.connection)  # type: ignore[attr-defined]
-
-    def _answer(self) -> None:
-        owner: Misbehaving = self.server.owner  # type: ignore[attr-defined]
-        length = int(self.headers.get("content-length", 0))
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        owner.seen.append(Seen(self.command, self.path, headers, self.rfile.read(length)))
-        reply = owner.script.pop(0) if len(owner.script) > 1 else owner.script[0]
-        self.send_response(reply.status)
-        for name, value in reply.headers.items():
-            self.send_header(name, value)
-        # A dropped reply promises more than it sends, as a service killed in the middle does.
-        self.send_header("Content-Length", str(len(reply.body) + 1000 * reply.drop))
-        self.end_headers()
-        self.wfile.write(reply.body)
-        self.wfile.flush()
-        if reply.drop:
-            self.connection.shutdown(socket.SHUT_RDWR)
-            self.close_connection = True
-
-    do_GET = do_POST = do_DELETE = _answer  # noqa: N815 - the names http.server calls
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
 def server() -> Iterator[Misbehaving]:
     found = Misbehaving()
-    http = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     http.daemon_threads = True
     http.owner = found  # type: ignore[attr-defined]
     http.open_sockets = sockets = list[socket.socket]()  # type: ignore[attr-defined]

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from gemmsmith import AsyncClient, InvalidProblem, NotTuned, ServiceUnavailable
-
-from .conftest import Misbehaving, Say
-from .test_client import NOT_TUNED, UNAVAILABLE, job, stream
+from tests.unit.client.misbehaving import NOT_TUNED, UNAVAILABLE, Misbehaving, Say, job, stream
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:

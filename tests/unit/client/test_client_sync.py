@@ -26,23 +26,15 @@ from gemmsmith import (
     ServiceFault,
     ServiceUnavailable,
 )
-
-from .conftest import Misbehaving, Say
-
-NOT_TUNED = Say(
-    404,
-    json.dumps(
-        {
-            "type": "urn:gemmsmith:problem:not-tuned",
-            "title": "Not tuned yet",
-            "status": 404,
-            "detail": "POST /tune",
-        }
-    ).encode(),
-    {"Content-Type": "application/problem+json"},
+from tests.unit.client.misbehaving import (
+    NOT_TUNED,
+    SLOW_DOWN,
+    UNAVAILABLE,
+    Misbehaving,
+    Say,
+    job,
+    stream,
 )
-UNAVAILABLE = Say(503, b'{"title": "Busy", "detail": "later"}', {"Retry-After": "0"})
-SLOW_DOWN = Say(429, b'{"title": "Slow down", "detail": "later"}', {"Retry-After": "1000"})
 
 
 @pytest.fixture
@@ -208,21 +200,6 @@ def test_best_many_is_split_and_every_piece_checked(client: Client, server: Misb
     with pytest.raises(ServiceFault, match="3 answers to 4"):
         client.best_many(problems)
     assert len(server.seen) == 2
-
-
-def job(state: str, **more: Any) -> Say:
-    body = {
-        "id": "j1",
-        "state": state,
-        "effort": "default",
-        "problem": {"m": 256, "n": 4096, "k": 4096},
-    }
-    return Say(202, json.dumps(body | more).encode())
-
-
-def stream(*events: tuple[int, str, dict[str, Any]], drop: bool = False) -> Say:
-    text = "".join(f"id: {i}\nevent: {k}\ndata: {json.dumps(d)}\n\n" for i, k, d in events)
-    return Say(200, text.encode(), {"Content-Type": "text/event-stream"}, drop)
 
 
 def test_tune_is_repeated_with_one_key(client: Client, server: Misbehaving) -> None:

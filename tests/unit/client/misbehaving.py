@@ -1,0 +1,103 @@
+"""A real HTTP server that misbehaves on cue, and the replies it is told to give."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+
+@dataclass
+class Seen:
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class Say:
+    """One scripted reply. `drop` cuts the connection after the body without ending it."""
+
+    status: int = 200
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    drop: bool = False
+
+
+@dataclass
+class Misbehaving:
+    """Gives the scripted replies in order; the last one is repeated."""
+
+    script: list[Say] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
+    url: str = ""
+    stop: Callable[[], None] = lambda: None
+
+    def say(self, *replies: Say) -> None:
+        self.script[:] = replies
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.open_sockets.append(self.connection)  # type: ignore[attr-defined]
+
+    def _answer(self) -> None:
+        owner: Misbehaving = self.server.owner  # type: ignore[attr-defined]
+        length = int(self.headers.get("content-length", 0))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        owner.seen.append(Seen(self.command, self.path, headers, self.rfile.read(length)))
+        reply = owner.script.pop(0) if len(owner.script) > 1 else owner.script[0]
+        self.send_response(reply.status)
+        for name, value in reply.headers.items():
+            self.send_header(name, value)
+        # A dropped reply promises more than it sends, as a service killed in the middle does.
+        self.send_header("Content-Length", str(len(reply.body) + 1000 * reply.drop))
+        self.end_headers()
+        self.wfile.write(reply.body)
+        self.wfile.flush()
+        if reply.drop:
+            self.connection.shutdown(socket.SHUT_RDWR)
+            self.close_connection = True
+
+    do_GET = do_POST = do_DELETE = _answer  # noqa: N815 - the names http.server calls
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+NOT_TUNED = Say(
+    404,
+    json.dumps(
+        {
+            "type": "urn:gemmsmith:problem:not-tuned",
+            "title": "Not tuned yet",
+            "status": 404,
+            "detail": "POST /tune",
+        }
+    ).encode(),
+    {"Content-Type": "application/problem+json"},
+)
+UNAVAILABLE = Say(503, b'{"title": "Busy", "detail": "later"}', {"Retry-After": "0"})
+SLOW_DOWN = Say(429, b'{"title": "Slow down", "detail": "later"}', {"Retry-After": "1000"})
+
+
+def job(state: str, **more: Any) -> Say:
+    body = {
+        "id": "j1",
+        "state": state,
+        "effort": "default",
+        "problem": {"m": 256, "n": 4096, "k": 4096},
+    }
+    return Say(202, json.dumps(body | more).encode())
+
+
+def stream(*events: tuple[int, str, dict[str, Any]], drop: bool = False) -> Say:
+    text = "".join(f"id: {i}\nevent: {k}\ndata: {json.dumps(d)}\n\n" for i, k, d in events)
+    return Say(200, text.encode(), {"Content-Type": "text/event-stream"}, drop)
