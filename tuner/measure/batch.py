@@ -1,0 +1,233 @@
+"""The three things the child does with a batch of candidates: screen, finals, sweep.
+
+Every batch draws fresh operands. Whatever the host is about to wait for is announced first, so
+that the parent knows whom to blame when the wait does not end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from gemmsmith.device import DeviceModel
+from gemmsmith.problem import Problem
+from tuner.measure.baseline import Baseline
+from tuner.measure.bench import Bench, CandidateFailed, Prepared
+from tuner.measure.conditions import Monitor, conditions_of
+from tuner.measure.graphs import Replay, Stream, TorchGraph
+from tuner.measure.protocol import (
+    NOBODY,
+    Entrant,
+    Finals,
+    FinalsDone,
+    Outcome,
+    Reply,
+    Screen,
+    ScreenDone,
+    Started,
+    Sweep,
+    SweepDone,
+)
+from tuner.measure.timing import (
+    FINAL_REPLAY_US,
+    SCREEN_REPLAY_US,
+    Timer,
+    launches_per_replay,
+)
+from tuner.trial import Failure
+
+ROUNDS_BUDGET_US = 10e6
+"""Paired rounds of one problem take at most about this long; long kernels get fewer rounds."""
+
+LEAST_ROUNDS = 7
+
+Send = Callable[[Reply], None]
+
+
+@dataclass(kw_only=True, slots=True)
+class Batches:
+    """Runs batches on one GPU, telling the parent through `send` whom it is busy with."""
+
+    model: DeviceModel
+    ordinal: int
+    stream: Stream
+    monitor: Monitor
+    send: Send
+
+    def screen(self, request: Screen) -> ScreenDone:
+        """Each entrant: verify, capture, a few samples; its outcome is sent at once."""
+        bench = self._bench(request.problem, request.seed)
+        timer = Timer(self.stream, self.monitor)
+        best = request.best_us
+        warm = False
+        for index, entrant in enumerate(request.entrants):
+            began = time.perf_counter()
+            try:
+                prepared = self._prepare(bench, index, entrant)
+                launches = launches_per_replay(
+                    prepared.estimate_us, bench.set_count, SCREEN_REPLAY_US
+                )
+                graph = bench.capture(prepared, launches)
+            except CandidateFailed as failed:
+                self._outcome(index, began, failure=failed.failure)
+                continue
+            if not warm:
+                timer.warm_up(graph, prepared.estimate_us)
+                warm = True
+            give_up = request.policy.give_up_ratio * best if best else float("inf")
+            try:
+                samples = timer.screen(graph, request.policy.screen_samples, give_up)
+            finally:
+                graph.close()
+            best = min(best or samples[0], median(samples))
+            self._outcome(index, began, prepared=prepared, samples=tuple(samples))
+        return ScreenDone()
+
+    def finals(self, request: Finals) -> FinalsDone:
+        """All entrants and cuBLAS in the same shuffled rounds."""
+        bench = self._bench(request.problem, request.seed)
+        field, failures = self._field(bench, request.entrants)
+        return self._race(bench, field, failures, request.policy.final_rounds, request.seed)
+
+    def sweep(self, request: Sweep) -> SweepDone:
+        """Everything in a few common rounds; then the best of it in further ones."""
+        bench = self._bench(request.problem, request.seed)
+        field, failures = self._field(bench, request.entrants)
+        common = self._race(
+            bench, field, failures, request.rounds, request.seed, aim_us=SCREEN_REPLAY_US
+        )
+        times = {
+            o.index: median(s) for o, s in zip(common.finalists, common.samples_us, strict=True)
+        }
+        best = sorted(times, key=lambda index: (times[index], index))[: request.best]
+        chosen = {index: field[index] for index in best}
+        further = self._race(bench, chosen, (), request.policy.final_rounds, request.seed + 1)
+        return SweepDone(common=common, further=further)
+
+    def _bench(self, problem: Problem, seed: int) -> Bench:
+        self.send(Started(index=NOBODY))
+        return Bench(problem, self.model, self.ordinal, self.stream, seed)
+
+    def _prepare(self, bench: Bench, index: int, entrant: Entrant) -> Prepared:
+        self.send(Started(index=index))
+        return bench.prepare(entrant.candidate, Path(entrant.pack))
+
+    def _field(
+        self, bench: Bench, entrants: Sequence[Entrant]
+    ) -> tuple[dict[int, Prepared], tuple[Outcome, ...]]:
+        """The entrants that pass verification, by index, and the outcomes of the others."""
+        field: dict[int, Prepared] = {}
+        failures: list[Outcome] = []
+        for index, entrant in enumerate(entrants):
+            try:
+                field[index] = self._prepare(bench, index, entrant)
+            except CandidateFailed as failed:
+                failures.append(Outcome(index=index, failure=failed.failure))
+        self.send(Started(index=NOBODY))
+        return field, tuple(failures)
+
+    def _race(
+        self,
+        bench: Bench,
+        field: dict[int, Prepared],
+        failures: tuple[Outcome, ...],
+        rounds: int,
+        seed: int,
+        aim_us: float | None = None,
+    ) -> FinalsDone:
+        """Paired rounds of the field and cuBLAS.
+
+        Finals give all one number of launches per replay, so that the cost of starting a graph
+        weighs on all alike. With `aim_us` each has its own: a wide field's slowest would take
+        hundreds of times longer than its fastest.
+        """
+        baseline = Baseline(bench.operands, self.stream)
+        estimates = {index: prepared.estimate_us for index, prepared in field.items()}
+        baseline_estimate = baseline.estimate_us()
+        fastest = min([baseline_estimate, *estimates.values()])
+        common = launches_per_replay(fastest, bench.set_count, FINAL_REPLAY_US)
+
+        def launches(estimate: float) -> int:
+            if aim_us is None:
+                return common
+            return launches_per_replay(estimate, bench.set_count, aim_us)
+
+        failed = list(failures)
+        captured: dict[int, Replay] = {}
+        for index, prepared in field.items():
+            self.send(Started(index=index))
+            try:
+                captured[index] = bench.capture(prepared, launches(estimates[index]))
+            except CandidateFailed as error:
+                failed.append(Outcome(index=index, failure=error.failure))
+        self.send(Started(index=NOBODY))
+        reference_graph: TorchGraph = baseline.capture(launches(baseline_estimate))
+        indices = list(captured)
+        graphs: list[Replay] = [*captured.values(), reference_graph]
+        timer = Timer(self.stream, self.monitor)
+        timer.warm_up(reference_graph, baseline_estimate)
+        round_us = sum(
+            graph.launches * estimate
+            for graph, estimate in zip(
+                graphs, [*(estimates[i] for i in indices), baseline_estimate], strict=True
+            )
+        )
+        affordable = max(LEAST_ROUNDS, int(ROUNDS_BUDGET_US / max(round_us, 1.0)))
+        try:
+            result = timer.rounds(
+                graphs,
+                min(rounds, affordable),
+                seed=seed,
+                announce=lambda i: self.send(
+                    Started(index=indices[i] if i < len(indices) else NOBODY)
+                ),
+            )
+        finally:
+            for graph in graphs:
+                graph.close()
+        return FinalsDone(
+            finalists=tuple(
+                Outcome(
+                    index=index,
+                    correctness=field[index].correctness,
+                    workspace_bytes=field[index].workspace_bytes,
+                )
+                for index in indices
+            ),
+            failures=tuple(failed),
+            samples_us=result.samples_us[:-1],
+            baseline_us=result.samples_us[-1],
+            conditions=conditions_of(result.readings),
+            discarded_rounds=result.discarded,
+        )
+
+    def _outcome(
+        self,
+        index: int,
+        began: float,
+        *,
+        failure: Failure | None = None,
+        prepared: Prepared | None = None,
+        samples: tuple[float, ...] = (),
+    ) -> None:
+        self.send(
+            Outcome(
+                index=index,
+                failure=failure,
+                samples_us=samples,
+                correctness=prepared.correctness if prepared else None,
+                conditions=conditions_of([self.monitor.read()]) if prepared else None,
+                workspace_bytes=prepared.workspace_bytes if prepared else 0,
+                cost_s=round(time.perf_counter() - began, 4),
+            )
+        )
+
+
+def release_memory() -> None:
+    """Give what the last batch held back to the GPU: training may run beside us."""
+    torch.cuda.empty_cache()

@@ -1,0 +1,226 @@
+"""One problem on the GPU: its operands, its reference, and candidates prepared to run on them.
+
+Everything is enqueued on one stream, torch's own work included, so nothing that one launch writes
+is reused while another still reads it. Workspaces come from an arena that is never moved while
+the bench lives, because captured graphs hold its addresses. A candidate's own trouble is a
+`CandidateFailed`; an error that ruined the CUDA context is a `ContextDead`, after which the
+process can only exit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gemmsmith.answer import Correctness
+from gemmsmith.device import DeviceModel
+from gemmsmith.errors import LaunchFailed, PackError
+from gemmsmith.launch import Candidate, Decomposition
+from gemmsmith.problem import Problem
+from gemmsmith.runtime.abi import Arguments, status_text
+from gemmsmith.runtime.pack import LoadedKernel, LoadedPack
+from tuner.measure.footprint import ALIGNMENT, CACHE_FACTOR
+from tuner.measure.graphs import (
+    CudaError,
+    Event,
+    KernelGraph,
+    Stream,
+    context_is_dead,
+    fill_bytes,
+)
+from tuner.measure.operands import Operands, poison
+from tuner.measure.reference import Reference
+from tuner.trial import Failure, FailureKind
+
+WORKSPACE_POISON = 0xA5
+"""What a workspace holds before verification: kernels may not rely on zeros they did not write."""
+
+ESTIMATE_LAUNCHES = 4
+
+
+class CandidateFailed(Exception):  # noqa: N818 - an outcome, not an error of ours
+    """The candidate has no time; `failure` says why."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class ContextDead(Exception):  # noqa: N818 - ends the process
+    """A launch ruined the CUDA context (illegal access and the like)."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Prepared:
+    """A verified candidate, ready to be captured.
+
+    Attributes:
+        workspace: address of the first workspace; `slots` of them follow, `step` bytes apart.
+        estimate_us: time per launch of a few launches, host overhead included.
+    """
+
+    candidate: Candidate
+    kernel: LoadedKernel
+    correctness: Correctness
+    workspace: int
+    workspace_bytes: int
+    step: int
+    slots: int
+    estimate_us: float
+
+
+class Bench:
+    """Operands, reference and workspace of one problem. Close it to give the memory back."""
+
+    def __init__(
+        self, problem: Problem, device: DeviceModel, ordinal: int, stream: Stream, seed: int
+    ) -> None:
+        """Allocate operands, fill them with fresh random values, compute the reference.
+
+        Raises:
+            DoesNotFit, ReferenceBroken
+        """
+        self.problem = problem
+        self.device = device
+        self.stream = stream
+        self._ordinal = ordinal
+        with stream.torch():
+            self.operands = Operands(problem, device, ordinal, seed)
+            self.reference = Reference(self.operands)
+        sets = self.operands.sets
+        self._arguments = (Arguments * len(sets))(*[self.operands.arguments(s) for s in sets])
+        self._check = self.operands.arguments(sets[0], self.operands.check)
+        self._arenas: list[torch.Tensor] = []
+        self._before, self._after = Event(), Event()
+
+    @property
+    def set_count(self) -> int:
+        """How many operand sets launches rotate over."""
+        return len(self._arguments)
+
+    def prepare(self, candidate: Candidate, pack: Path) -> Prepared:
+        """Load, check, verify and roughly time a candidate.
+
+        Raises:
+            CandidateFailed, ContextDead
+        """
+        with self._blamed():
+            kernel = LoadedPack.open(pack).kernel(candidate.kernel.name)
+            self._set_launch(candidate)
+            status = kernel.can_implement(self._check)
+            if status != 0:
+                raise CandidateFailed(
+                    Failure(kind=FailureKind.REFUSED, message=f"refused: {status_text(status)}")
+                )
+            size = kernel.workspace_bytes(self._check)
+            workspace, step, slots = self._workspace(size)
+            prepared = Prepared(
+                candidate=candidate,
+                kernel=kernel,
+                correctness=self._verify(candidate, kernel, workspace, size),
+                workspace=workspace,
+                workspace_bytes=size,
+                step=step,
+                slots=slots,
+                estimate_us=0.0,
+            )
+            prepared.estimate_us = self._estimate(prepared)
+            return prepared
+
+    def capture(self, prepared: Prepared, launches: int) -> KernelGraph:
+        """A graph of `launches` launches over the rotating operands and workspaces.
+
+        Raises:
+            CandidateFailed, ContextDead
+        """
+        with self._blamed():
+            self._set_launch(prepared.candidate)
+            return KernelGraph(self.stream, launches, lambda i: self._launch(prepared, i))
+
+    @contextmanager
+    def _blamed(self) -> Iterator[None]:
+        """Turn what goes wrong inside into the candidate's failure."""
+        try:
+            yield
+        except (CudaError, LaunchFailed, RuntimeError) as error:  # torch raises RuntimeError
+            dead = context_is_dead()
+            if dead:
+                raise ContextDead(f"{dead}: {_first_line(error)}") from error
+            raise CandidateFailed(
+                Failure(kind=FailureKind.LAUNCH, message=_first_line(error))
+            ) from error
+        except PackError as error:
+            raise CandidateFailed(
+                Failure(kind=FailureKind.REFUSED, message=_first_line(error))
+            ) from error
+
+    def _set_launch(self, candidate: Candidate) -> None:
+        for arguments in (*self._arguments, self._check):
+            arguments.set_launch(candidate.launch, sm_count=self.device.sm_count)
+
+    def _launch(self, prepared: Prepared, i: int) -> None:
+        arguments = self._arguments[i % len(self._arguments)]
+        workspace = prepared.workspace + (i % prepared.slots) * prepared.step
+        prepared.kernel.run(arguments, workspace, self.stream.pointer)
+
+    def _verify(
+        self, candidate: Candidate, kernel: LoadedKernel, workspace: int, size: int
+    ) -> Correctness:
+        """Run twice into poisoned outputs and compare with the reference and each other."""
+        with self.stream.torch():
+            poison(self.operands.sets[0].d)
+            poison(self.operands.check)
+            fill_bytes(workspace, WORKSPACE_POISON, size, self.stream)
+            kernel.run(self._arguments[0], workspace, self.stream.pointer)
+            kernel.run(self._check, workspace, self.stream.pointer)
+            correctness, failure = self.reference.check(
+                candidate.kernel, claims_order=claims_fixed_order(candidate)
+            )
+        if failure is not None:
+            raise CandidateFailed(failure)
+        assert correctness is not None  # noqa: S101 - narrows for the type checker
+        return correctness
+
+    def _estimate(self, prepared: Prepared) -> float:
+        self._before.record(self.stream)
+        for i in range(ESTIMATE_LAUNCHES):
+            self._launch(prepared, i)
+        self._after.record(self.stream)
+        self._after.wait()
+        return self._after.microseconds_since(self._before) / ESTIMATE_LAUNCHES
+
+    def _workspace(self, size: int) -> tuple[int, int, int]:
+        """Address, step and number of workspaces: as many as leave L2 cold, at most one per set."""
+        if size == 0:
+            return 0, 0, 1
+        step = -(-size // ALIGNMENT) * ALIGNMENT
+        slots = min(self.set_count, -(-CACHE_FACTOR * self.device.l2_bytes // step))
+        needed = step * slots
+        for arena in self._arenas:
+            if arena.numel() >= needed:
+                return arena.data_ptr(), step, slots
+        with self.stream.torch():
+            arena = torch.empty(
+                max(needed, 2**24), dtype=torch.uint8, device=f"cuda:{self._ordinal}"
+            )
+        self._arenas.append(arena)
+        return arena.data_ptr(), step, slots
+
+
+def claims_fixed_order(candidate: Candidate) -> bool:
+    """Whether the schedule sums each output element in one order, run after run.
+
+    Data-parallel launches do: one thread block computes a whole tile. For split-K, stream-K and
+    the heuristic that picks among them the order is CUTLASS's business; whether two runs agreed
+    is recorded, not demanded.
+    """
+    return candidate.launch.decomposition is Decomposition.DATA_PARALLEL
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,0 +1,148 @@
+"""The measuring process: `python -m tuner.measure.child`, requests on stdin, replies on stdout.
+
+It alone imports torch and holds a CUDA context, so a candidate that hangs or crashes takes only
+this process with it. The protocol keeps a private copy of stdout and points descriptor 1 at
+stderr: nothing that a library prints can break it. The end of stdin, also when the parent was
+killed, ends the process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, BinaryIO
+
+from tuner.devices.local import gpu_uuid, local_gpu
+from tuner.errors import DeviceError, NoGpu
+from tuner.measure.protocol import (
+    NOBODY,
+    Dead,
+    Finals,
+    Hello,
+    Quit,
+    Ready,
+    Refused,
+    Reply,
+    Request,
+    Screen,
+    Started,
+    Sweep,
+    decode_request,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from tuner.measure.batch import Batches
+
+EXIT_DEAD = 70
+"""Exit status after `Dead`."""
+
+_TF32_OVERRIDES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
+"""Would silently make the FP32 reference a TF32 one."""
+
+
+def main() -> int:
+    """Serve requests until `Quit`, the end of stdin, or a dead CUDA context."""
+    output = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    for name in _TF32_OVERRIDES:
+        os.environ.pop(name, None)
+    blamed = NOBODY
+
+    def send(reply: Reply) -> None:
+        nonlocal blamed
+        if isinstance(reply, Started):
+            blamed = reply.index
+        output.write(encode(reply))
+
+    requests = _requests(sys.stdin.buffer)
+    hello = next(requests, None)
+    if not isinstance(hello, Hello):
+        return 0
+    try:
+        batches, ready = _open(hello.ordinal, send)
+    except (DeviceError, ImportError) as error:
+        send(Refused(error=type(error).__name__, message=str(error)))
+        return 1
+    send(ready)
+
+    from tuner.measure.bench import ContextDead
+    from tuner.measure.graphs import context_is_dead
+
+    for request in requests:
+        try:
+            reply = _answer(batches, request)
+        except ContextDead as error:
+            send(Dead(index=blamed, message=str(error)))
+            return EXIT_DEAD
+        except (DeviceError, RuntimeError) as error:  # torch raises RuntimeError for CUDA's
+            dead = context_is_dead()
+            if dead:
+                send(Dead(index=blamed, message=f"{dead}: {error}"))
+                return EXIT_DEAD
+            kind = type(error).__name__ if isinstance(error, DeviceError) else "DeviceError"
+            reply = Refused(error=kind, message=str(error))
+        send(reply)
+    return 0
+
+
+def _answer(batches: Batches, request: Request) -> Reply:
+    from tuner.measure.batch import release_memory
+
+    try:
+        match request:
+            case Screen():
+                return batches.screen(request)
+            case Finals():
+                return batches.finals(request)
+            case Sweep():
+                return batches.sweep(request)
+            case _:
+                return Refused(error="DeviceError", message="unexpected request")
+    finally:
+        release_memory()
+
+
+def _requests(source: BinaryIO) -> Iterator[Request]:
+    for line in source:
+        request = decode_request(line)
+        if isinstance(request, Quit):
+            return
+        yield request
+
+
+def _open(ordinal: int, send: Callable[[Reply], None]) -> tuple[Batches, Ready]:
+    """Import torch, create the CUDA context, describe the GPU and the software."""
+    model = local_gpu(ordinal)
+    if model is None:
+        raise NoGpu(f"no CUDA device {ordinal} here; run `gemmsmith doctor`")
+    import torch
+
+    from tuner.measure.batch import Batches
+    from tuner.measure.conditions import Monitor
+    from tuner.measure.environment import environment
+    from tuner.measure.graphs import Stream
+    from tuner.measure.reference import use_precise_fp32
+
+    if not torch.cuda.is_available():
+        raise NoGpu(
+            f"the driver has {model.name}, but torch {torch.__version__} has no CUDA support: "
+            "install a CUDA build of torch"
+        )
+    torch.cuda.set_device(ordinal)
+    torch.zeros(1, device=f"cuda:{ordinal}")  # creates the context that the driver calls use
+    use_precise_fp32()
+    monitor = Monitor(gpu_uuid(ordinal))
+    batches = Batches(model=model, ordinal=ordinal, stream=Stream(), monitor=monitor, send=send)
+    return batches, Ready(
+        model=model,
+        environment=environment(gpu_uuid(ordinal), monitor.driver_version),
+    )
+
+
+if __name__ == "__main__":
+    # os._exit: tearing a CUDA context down in order can hang when a kernel misbehaved.
+    status = main()
+    sys.stderr.flush()
+    os._exit(status)

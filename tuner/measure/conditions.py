@@ -1,0 +1,135 @@
+"""Clock, power, temperature and throttle reasons of a GPU, through NVML.
+
+cuda-python's own NVML bindings are used where its version has them, else `pynvml`, else nothing:
+a `Monitor` without NVML reads zeros, which mean "unknown". A reading that the driver refuses is
+zero too; monitoring never makes a measurement fail.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from gemmsmith.answer import Conditions
+
+_SM_CLOCK = 1  # nvmlClockType_t
+_GPU_SENSOR = 0  # nvmlTemperatureSensors_t
+_REASONS = {
+    0x2: "applications_clocks_setting",
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal_slowdown",
+    0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake",
+    0x100: "display_clock_setting",
+}
+"""nvmlClocksEventReasons bits; GPU idle (0x1) is no throttling and is left out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """One look at the GPU; zeros mean unknown."""
+
+    sm_clock_mhz: int = 0
+    power_w: float = 0.0
+    temperature_c: int = 0
+    reasons: int = 0
+
+
+class Monitor:
+    """Reads one GPU's state. `Monitor("")` reads zeros."""
+
+    def __init__(self, gpu_uuid: str) -> None:
+        self._calls: dict[str, Callable[[], Any]] = {}
+        self._errors: tuple[type[Exception], ...] = (RuntimeError, OSError)
+        self.driver_version = ""
+        if gpu_uuid:
+            _ = self._use_bindings(gpu_uuid) or self._use_pynvml(gpu_uuid)
+
+    @property
+    def available(self) -> bool:
+        """Whether NVML answers for this GPU."""
+        return bool(self._calls)
+
+    def read(self) -> Reading:
+        """One reading; well under a millisecond on most drivers."""
+        return Reading(
+            sm_clock_mhz=self._ask("clock"),
+            power_w=self._ask("power") / 1000,
+            temperature_c=self._ask("temperature"),
+            reasons=self._ask("reasons"),
+        )
+
+    def _ask(self, what: str) -> int:
+        call = self._calls.get(what)
+        if call is None:
+            return 0
+        try:
+            return int(call())
+        except self._errors:
+            del self._calls[what]  # this driver does not answer it: do not ask again
+            return 0
+
+    def _use_bindings(self, gpu_uuid: str) -> bool:
+        try:
+            from cuda.bindings import nvml
+        except ImportError:  # cuda-python before 13.1
+            return False
+        errors = (nvml.NvmlError, RuntimeError, OSError)
+        try:
+            nvml.init_v2()
+            handle = nvml.device_get_handle_by_uuid(gpu_uuid)
+            self.driver_version = nvml.system_get_driver_version()
+        except errors:
+            return False
+        self._errors = errors
+        self._calls = {
+            "clock": lambda: nvml.device_get_clock_info(handle, _SM_CLOCK),
+            "power": lambda: nvml.device_get_power_usage(handle),
+            "temperature": lambda: nvml.device_get_temperature_v(handle, _GPU_SENSOR),
+            "reasons": lambda: nvml.device_get_current_clocks_event_reasons(handle),
+        }
+        return True
+
+    def _use_pynvml(self, gpu_uuid: str) -> bool:
+        try:
+            pynvml: Any = importlib.import_module("pynvml")
+        except ImportError:
+            return False
+        errors = (pynvml.NVMLError, RuntimeError, OSError)
+        try:
+            pynvml.nvmlInit()
+            handle = pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid)
+            self.driver_version = str(pynvml.nvmlSystemGetDriverVersion())
+        except errors:
+            return False
+        self._errors = errors
+        self._calls = {
+            "clock": lambda: pynvml.nvmlDeviceGetClockInfo(handle, _SM_CLOCK),
+            "power": lambda: pynvml.nvmlDeviceGetPowerUsage(handle),
+            "temperature": lambda: pynvml.nvmlDeviceGetTemperature(handle, _GPU_SENSOR),
+            "reasons": lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+        }
+        return True
+
+
+def conditions_of(readings: Sequence[Reading]) -> Conditions:
+    """Medians over the readings that know something; the union of the throttle reasons."""
+    active = 0
+    for reading in readings:
+        active |= reading.reasons
+    return Conditions(
+        sm_clock_mhz=_median([r.sm_clock_mhz for r in readings]),
+        power_w=_median([r.power_w for r in readings]),
+        temperature_c=_median([r.temperature_c for r in readings]),
+        throttle=tuple(name for bit, name in _REASONS.items() if active & bit),
+    )
+
+
+def _median(values: Sequence[float]) -> float:
+    known = [value for value in values if value > 0]
+    return round(median(known), 1) if known else 0.0

@@ -1,0 +1,156 @@
+"""What the measuring child and its parent say to each other: one JSON object per line.
+
+The parent sends a request, the child answers with any number of `Started` and `Outcome` lines
+and closes the answer with exactly one closing line: `Ready`, `ScreenDone`, `FinalsDone`,
+`SweepDone` or `Refused`. `Dead` comes instead when a launch ruined the CUDA context; the child
+exits right after it. Indices count the request's own contenders. A `Started` with index -1 is
+work that no candidate is to blame for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from gemmsmith.answer import Conditions, Correctness
+from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.launch import Candidate
+from gemmsmith.problem import Problem
+from tuner.devices.base import Policy
+from tuner.trial import Failure
+
+NOBODY = -1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entrant:
+    """A contender as it travels: a candidate and the path of its pack."""
+
+    candidate: Candidate
+    pack: str
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+    """Open the GPU."""
+
+    ordinal: int
+
+
+class Screen(msgspec.Struct, frozen=True, kw_only=True, tag="screen"):
+    """Verify and time each entrant briefly. `best_us`: the best median seen so far."""
+
+    problem: Problem
+    entrants: tuple[Entrant, ...]
+    policy: Policy
+    seed: int
+    best_us: float | None = None
+
+
+class Finals(msgspec.Struct, frozen=True, kw_only=True, tag="finals"):
+    """Paired rounds of the entrants and cuBLAS."""
+
+    problem: Problem
+    entrants: tuple[Entrant, ...]
+    policy: Policy
+    seed: int
+
+
+class Sweep(msgspec.Struct, frozen=True, kw_only=True, tag="sweep"):
+    """Common rounds of all entrants and cuBLAS, then further rounds of the best."""
+
+    problem: Problem
+    entrants: tuple[Entrant, ...]
+    policy: Policy
+    seed: int
+    rounds: int
+    best: int
+
+
+class Quit(msgspec.Struct, frozen=True, kw_only=True, tag="quit"):
+    """Exit."""
+
+
+Request = Hello | Screen | Finals | Sweep | Quit
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """Answer to `Hello`; the parent fills in what only it knows (CUTLASS, compiler)."""
+
+    model: DeviceModel
+    environment: Environment
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
+    """From here on this entrant is to blame for a hang or a crash; NOBODY: none is."""
+
+    index: int
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
+    """One entrant's result."""
+
+    index: int
+    failure: Failure | None = None
+    samples_us: tuple[float, ...] = ()
+    correctness: Correctness | None = None
+    conditions: Conditions | None = None
+    workspace_bytes: int = 0
+    cost_s: float = 0.0
+
+
+class ScreenDone(msgspec.Struct, frozen=True, kw_only=True, tag="screen_done"):
+    """Every entrant of a `Screen` has had its outcome."""
+
+
+class FinalsDone(msgspec.Struct, frozen=True, kw_only=True, tag="finals_done"):
+    """The paired samples: `samples_us[i]` is `finalists[i]`'s, round by round."""
+
+    finalists: tuple[Outcome, ...]
+    failures: tuple[Outcome, ...]
+    samples_us: tuple[tuple[float, ...], ...]
+    baseline_us: tuple[float, ...]
+    conditions: Conditions
+    discarded_rounds: int
+
+
+class SweepDone(msgspec.Struct, frozen=True, kw_only=True, tag="sweep_done"):
+    """Common rounds of everything, further rounds of the best (`further.finalists`)."""
+
+    common: FinalsDone
+    further: FinalsDone
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """The request as a whole cannot be done; `error` is the exception's name."""
+
+    error: str
+    message: str
+
+
+class Dead(msgspec.Struct, frozen=True, kw_only=True, tag="dead"):
+    """The CUDA context is ruined by this entrant; the child exits."""
+
+    index: int
+    message: str
+
+
+Reply = Ready | Started | Outcome | ScreenDone | FinalsDone | SweepDone | Refused | Dead
+
+_requests = msgspec.json.Decoder(Request)
+_replies = msgspec.json.Decoder(Reply)
+
+
+def encode(message: Request | Reply) -> bytes:
+    """One line."""
+    return msgspec.json.encode(message) + b"\n"
+
+
+def decode_request(line: bytes) -> Request:
+    """Raises msgspec.DecodeError on anything else."""
+    return _requests.decode(line)
+
+
+def decode_reply(line: bytes) -> Reply:
+    """Raises msgspec.DecodeError on anything else."""
+    return _replies.decode(line)

@@ -1,0 +1,159 @@
+"""Times graphs: a few replays of one (screening), or shuffled paired rounds of many (finals).
+
+A sample is one replay between two events, divided by its launches. The GPU is kept ahead of the
+host: a sample whose start event was recorded on an idle GPU would include the host's delay, so
+every time the host had to wait an untimed replay goes first.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from tuner.measure.conditions import Monitor, Reading
+from tuner.measure.graphs import Event, Replay, Stream
+
+SCREEN_REPLAY_US = 300.0
+"""Aimed length of a screening replay: some 60 times the jitter of a graph launch (about 5 µs)."""
+
+FINAL_REPLAY_US = 1000.0
+"""Aimed length of a replay in finals."""
+
+MAX_LAUNCHES = 1024
+WARM_UP_US = 15_000.0
+"""Work before the first sample of a batch, so that the clock has left its idle state."""
+
+IN_FLIGHT = 8
+"""Replays enqueued ahead of the one waited for: keeps the GPU busy, blames hangs precisely."""
+
+CLOCK_FLOOR = 0.97
+"""Rounds whose SM clock is below this share of the run's median are measured again."""
+
+EXTRA_ROUNDS = 0.5
+"""At most this share of the wanted rounds is repeated for clock drops."""
+
+
+def launches_per_replay(estimate_us: float, sets: int, aim_us: float) -> int:
+    """Launches in a graph: whole rotations over the operand sets, near the aimed length."""
+    rotations = max(1, round(aim_us / max(estimate_us, 0.5) / sets))
+    return min(sets * rotations, max(sets, MAX_LAUNCHES // sets * sets))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rounds:
+    """`samples_us[i][r]`: time per launch of graph i in kept round r."""
+
+    samples_us: tuple[tuple[float, ...], ...]
+    readings: tuple[Reading, ...]
+    discarded: int
+
+
+class Timer:
+    """Takes samples on one stream, reusing its events."""
+
+    def __init__(self, stream: Stream, monitor: Monitor) -> None:
+        self._stream = stream
+        self._monitor = monitor
+        self._events: list[tuple[Event, Event]] = []
+
+    def warm_up(self, graph: Replay, estimate_us: float) -> None:
+        """Enqueue about WARM_UP_US of work."""
+        replay_us = max(1.0, estimate_us * graph.launches)
+        for _ in range(min(200, max(1, round(WARM_UP_US / replay_us)))):
+            graph.enqueue()
+
+    def screen(self, graph: Replay, count: int, give_up_us: float) -> list[float]:
+        """Up to `count` samples; one if that is slower than `give_up_us` per launch already."""
+        graph.enqueue()
+        first = self._timed(graph, 0)
+        samples = [self._read(first, graph)]
+        if samples[0] > give_up_us or count <= 1:
+            return samples
+        graph.enqueue()
+        pairs = [self._timed(graph, i) for i in range(1, count)]
+        return samples + [self._read(pair, graph) for pair in pairs]
+
+    def rounds(
+        self,
+        graphs: Sequence[Replay],
+        count: int,
+        *,
+        seed: int,
+        announce: Callable[[int], None],
+    ) -> Rounds:
+        """`count` rounds; in each, every graph is replayed once, in an order shuffled anew.
+
+        `announce(i)` is called before the host waits for graph i: if that wait never ends, i is
+        to blame. Rounds with a low clock are repeated, within EXTRA_ROUNDS.
+        """
+        order = list(range(len(graphs)))
+        shuffler = random.Random(seed)  # noqa: S311 - an order, not a secret
+        taken: list[tuple[Reading, dict[int, float]]] = []
+        limit = count + int(count * EXTRA_ROUNDS)
+        kept = taken
+        while len(kept) < count and len(taken) < limit:
+            for _ in range(count - len(kept)):
+                if len(taken) == limit:
+                    break
+                shuffler.shuffle(order)
+                taken.append(self._round(graphs, order, announce))
+            kept = _steady(taken)
+        kept = kept[:count]
+        return Rounds(
+            samples_us=tuple(tuple(times[i] for _, times in kept) for i in range(len(graphs))),
+            readings=tuple(reading for reading, _ in kept),
+            discarded=len(taken) - len(kept),
+        )
+
+    def _round(
+        self, graphs: Sequence[Replay], order: Sequence[int], announce: Callable[[int], None]
+    ) -> tuple[Reading, dict[int, float]]:
+        times: dict[int, float] = {}
+        waiting: deque[int] = deque()
+
+        def collect() -> None:
+            index = waiting.popleft()
+            announce(index)
+            times[index] = self._read(self._pair(index), graphs[index])
+
+        graphs[order[-1]].enqueue()  # untimed: the host has just waited
+        for index in order:
+            self._timed(graphs[index], index)
+            waiting.append(index)
+            if len(waiting) > IN_FLIGHT:
+                collect()
+        reading = self._monitor.read()  # while the last replays still run
+        while waiting:
+            collect()
+        return reading, times
+
+    def _pair(self, slot: int) -> tuple[Event, Event]:
+        while len(self._events) <= slot:
+            self._events.append((Event(), Event()))
+        return self._events[slot]
+
+    def _timed(self, graph: Replay, slot: int) -> tuple[Event, Event]:
+        start, end = self._pair(slot)
+        start.record(self._stream)
+        graph.enqueue()
+        end.record(self._stream)
+        return start, end
+
+    def _read(self, pair: tuple[Event, Event], graph: Replay) -> float:
+        start, end = pair
+        end.wait()
+        return round(end.microseconds_since(start) / graph.launches, 4)
+
+
+def _steady(
+    taken: list[tuple[Reading, dict[int, float]]],
+) -> list[tuple[Reading, dict[int, float]]]:
+    """Rounds whose clock is near the median; all of them where NVML does not answer."""
+    clocks = [reading.sm_clock_mhz for reading, _ in taken if reading.sm_clock_mhz]
+    if not clocks:
+        return taken
+    floor = CLOCK_FLOOR * median(clocks)
+    return [item for item in taken if item[0].sm_clock_mhz >= floor or item[0].sm_clock_mhz == 0]
