@@ -61,7 +61,10 @@ def create_app(settings: Settings) -> FastAPI:
 
 def _state(settings: Settings, store: Store) -> State:
     queue = Queue(store)
-    metrics = Metrics(jobs=queue.counts, records=store.counts)
+    metrics = Metrics(
+        jobs=lambda: {state.value: count for state, count in queue.counts().items()},
+        records=store.counts,
+    )
     for match in (*Match, "unknown"):
         metrics.lookups.labels(match)  # series that exist from the start can be alerted on
     return State(

@@ -24,8 +24,8 @@ from tuner.devices import local_gpu, open_device
 from tuner.devices.base import Device
 from tuner.errors import TunerError
 from tuner.jobs import LeasedJob, Queue, Worker
-from tuner.search import tune
 from tuner.search.progress import Progress
+from tuner.search.run import tune
 from tuner.store import Store
 
 log = structlog.get_logger("gemmsmith.worker")

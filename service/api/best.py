@@ -89,7 +89,7 @@ def _problem(item: Any) -> Problem:
     try:
         return ProblemBody.model_validate(item).problem()
     except ValidationError as error:
-        raise from_validation(error.errors()) from error  # type: ignore[arg-type]
+        raise from_validation(error.errors()) from error
     except InvalidProblem as error:
         raise invalid_field(error.field, str(error)) from error
 

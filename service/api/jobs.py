@@ -102,11 +102,7 @@ async def _stream(service: State, job_id: str, after: int) -> AsyncIterator[byte
     spoke = time.monotonic()
     yield b"retry: 1000\n\n"
     while not service.stopping.is_set():
-        # The state is read before the events: a terminal state seen here has its event below.
-        job = await anyio.to_thread.run_sync(service.queue.get, job_id)
-        events = await anyio.to_thread.run_sync(
-            service.queue.events, job_id, after, _EVENTS_AT_ONCE
-        )
+        final, events = await anyio.to_thread.run_sync(_news, service, job_id, after)
         for event in events:
             after = event.id
             yield _wire(event)
@@ -114,7 +110,7 @@ async def _stream(service: State, job_id: str, after: int) -> AsyncIterator[byte
                 return
         if len(events) == _EVENTS_AT_ONCE:
             continue
-        if job.state.is_final:
+        if final:
             return
         now = time.monotonic()
         if events:
@@ -123,6 +119,15 @@ async def _stream(service: State, job_id: str, after: int) -> AsyncIterator[byte
             spoke = now
             yield b": still here\n\n"
         await anyio.sleep(settings.events_poll_s)
+
+
+def _news(service: State, job_id: str, after: int) -> tuple[bool, list[JobEvent]]:
+    """Whether the job is over, and its next events.
+
+    In this order: of a job that is over here, the last event cannot be missing there.
+    """
+    final = service.queue.get(job_id).state.is_final
+    return final, service.queue.events(job_id, after, _EVENTS_AT_ONCE)
 
 
 def _wire(event: JobEvent) -> bytes:

@@ -1,0 +1,129 @@
+"""`/tune` and `/jobs`, without a worker; event streams are in the integration tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gemmsmith.jobs import JobStatus
+from gemmsmith.problem import Problem
+from tests.serving import H200, new_settings, running
+from tuner.jobs import Queue
+from tuner.store import Store
+
+
+def order(client: httpx.Client, m: int, **fields: Any) -> httpx.Response:
+    return client.post("/tune", json={"m": m, "n": 64, "k": 64, **fields})
+
+
+def test_an_order_is_accepted_and_found_again(client: httpx.Client) -> None:
+    reply = order(client, 101, dtype="fp16", layout="nt", effort="quick", priority=5)
+    job = reply.json()
+    assert reply.status_code == 202
+    assert reply.headers["location"] == job["links"]["self"]["href"] == f"/jobs/{job['id']}"
+    assert (job["state"], job["effort"], job["priority"]) == ("waiting", "quick", 5)
+    assert job["problem"] == {
+        "m": 101, "n": 64, "k": 64, "batch": 1, "dtype": "fp16", "layout": "nt",
+    }  # fmt: skip
+    assert job["created_at"].endswith("+00:00")
+    assert job["started_at"] is None
+    assert client.get(reply.headers["location"]).json() == job
+    assert client.get("/jobs/latest").json() == job
+
+
+def test_the_same_order_joins_the_waiting_job(client: httpx.Client) -> None:
+    first, second = order(client, 102), order(client, 102)
+    assert (first.status_code, second.status_code) == (202, 200)
+    assert first.json()["id"] == second.json()["id"]
+    assert order(client, 102, effort="exhaustive").json()["id"] != first.json()["id"]
+    assert order(client, 102, device=H200.slug).json()["id"] != first.json()["id"]
+
+
+def test_idempotency_key_gives_the_job_even_after_its_end(client: httpx.Client) -> None:
+    key = {"Idempotency-Key": "order-1"}
+    body = {"m": 103, "n": 64, "k": 64}
+    first = client.post("/tune", json=body, headers=key).json()
+    client.delete(f"/jobs/{first['id']}")
+    again = client.post("/tune", json=body, headers=key)
+    assert again.status_code == 200
+    assert again.json()["id"] == first["id"]
+    assert client.post("/tune", json=body).json()["id"] != first["id"]
+    other = client.post("/tune", json={**body, "m": 104}, headers=key)
+    assert other.status_code == 422
+    assert other.json()["type"].endswith(":idempotency-key-reused")
+    long = client.post("/tune", json=body, headers={"Idempotency-Key": "x" * 201})
+    assert long.json()["errors"][0]["field"] == "Idempotency-Key"
+
+
+@pytest.mark.parametrize(
+    ("fields", "wrong"),
+    [
+        ({"m": 0}, "m"),
+        ({"m": 1.0}, "m"),
+        ({"m": "1"}, "m"),
+        ({"m": True}, "m"),
+        ({"m": None}, "m"),
+        ({"m": 10**30}, "m"),
+        ({"k": 2**31}, "k"),
+        ({"batch": -1}, "batch"),
+        ({"dtype": "int4"}, "dtype"),
+        ({"dtype": "fp8_e5m2", "layout": "tt"}, "layout"),
+        ({"effort": "maximal"}, "effort"),
+        ({"priority": 101}, "priority"),
+        ({"priority": "high"}, "priority"),
+        ({"device": "tpu"}, "device"),
+        ({"device": 5}, "device"),
+        ({"colour": "red"}, "colour"),
+        ({"n": 2**31 - 1, "k": 2**20}, "n"),
+    ],
+)
+def test_a_wrong_order_enqueues_nothing(
+    client: httpx.Client, fields: dict[str, Any], wrong: str
+) -> None:
+    before = client.get("/jobs?limit=1").json()
+    reply = client.post("/tune", json={"m": 105, "n": 64, "k": 64, **fields})
+    assert reply.status_code == 422
+    assert [error["field"] for error in reply.json()["errors"]] == [wrong]
+    assert client.get("/jobs?limit=1").json() == before
+
+
+def test_a_waiting_job_is_cancelled_at_once(client: httpx.Client) -> None:
+    href = order(client, 106).headers["location"]
+    assert client.delete(href).json()["state"] == "cancelled"
+    again = client.delete(href)
+    assert again.status_code == 202
+    assert again.json()["state"] == "cancelled"
+    assert "cancel" not in again.json()["links"]
+
+
+def test_pages_lead_through_all_jobs_newest_first(tmp_path: Path) -> None:
+    settings = new_settings(tmp_path)
+    with Store.open(settings.database) as store:
+        queue = Queue(store)
+        ids = [queue.enqueue(Problem(m=m, n=8, k=8))[0].id for m in range(1, 8)]
+        queue.cancel(ids[3])
+    with running(settings) as client:
+        found, href = [], "/jobs?state=waiting&limit=4"
+        while href:
+            page = client.get(href).json()
+            found += [job["id"] for job in page["jobs"]]
+            href = page["links"].get("next", {}).get("href")
+        assert found == [job for job in reversed(ids) if job != ids[3]]
+
+
+def test_latest_of_no_jobs_is_a_404(tmp_path: Path) -> None:
+    with running(new_settings(tmp_path)) as client:
+        assert client.get("/jobs/latest").status_code == 404
+        assert client.get("/jobs").json() == {"jobs": [], "links": {}}
+        assert client.get("/best?m=1&n=1&k=1").status_code == 404
+        assert client.get("/devices").json() == {"devices": []}
+
+
+def test_the_client_library_reads_a_job(client: httpx.Client) -> None:
+    import msgspec
+
+    status = msgspec.json.decode(order(client, 107).content, type=JobStatus)
+    assert status.problem == Problem(m=107, n=64, k=64)
