@@ -1,0 +1,110 @@
+"""Fixtures that several parts share."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.support import postgresql
+from tuner.store import Store, upgrade
+
+DATABASES = [
+    "sqlite",
+    pytest.param("postgresql", marks=pytest.mark.postgresql),
+]
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[str]:
+    """URL of a PostgreSQL server that lives as long as the tests; ends with no database's name."""
+    binaries = postgresql.programs()
+    if binaries is None:
+        pytest.skip("PostgreSQL's server programs are missing: apt-get install postgresql")
+    with postgresql.running(binaries) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def postgresql_template(postgresql_server: str) -> str:
+    """Name of a migrated database to copy from: quicker than migrating one for every test."""
+    _create_database(postgresql_server, "gemmsmith_template")
+    upgrade(f"{postgresql_server}/gemmsmith_template")
+    return "gemmsmith_template"
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite file to copy from."""
+    path = tmp_path_factory.mktemp("template") / "template.db"
+    upgrade(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture(params=DATABASES)
+def database_kind(request: pytest.FixtureRequest) -> str:
+    """Every test that asks for a database runs on each kind."""
+    return str(request.param)
+
+
+@pytest.fixture
+def empty_database_url(
+    database_kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[str]:
+    """A database with no tables in it."""
+    if database_kind == "sqlite":
+        yield f"sqlite:///{tmp_path / 'empty.db'}"
+        return
+    server = request.getfixturevalue("postgresql_server")
+    name = f"empty_{uuid.uuid4().hex}"
+    _create_database(server, name)
+    yield f"{server}/{name}"
+    _drop_database(server, name)
+
+
+@pytest.fixture
+def store_url(database_kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An empty store at the newest schema."""
+    if database_kind == "sqlite":
+        path = tmp_path / "store.db"
+        shutil.copy(request.getfixturevalue("sqlite_template"), path)
+        yield f"sqlite:///{path}"
+        return
+    server = request.getfixturevalue("postgresql_server")
+    name = f"store_{uuid.uuid4().hex}"
+    _create_database(server, name, request.getfixturevalue("postgresql_template"))
+    yield f"{server}/{name}"
+    _drop_database(server, name)
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[Store]:
+    """An open, empty store, on each kind of database."""
+    with Store.open(store_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
+    """An empty store at the newest schema, for tests where the kind of database is no matter."""
+    path = tmp_path / "sqlite-store.db"
+    shutil.copy(sqlite_template, path)
+    return f"sqlite:///{path}"
+
+
+def _create_database(server: str, name: str, template: str = "template1") -> None:
+    _administer(server, f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+
+
+def _drop_database(server: str, name: str) -> None:
+    _administer(server, f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+def _administer(server: str, statement: str) -> None:
+    plain = server.replace("postgresql+psycopg", "postgresql")
+    with psycopg.connect(f"{plain}/postgres", autocommit=True) as connection:
+        connection.execute(statement)

@@ -1,0 +1,73 @@
+"""A throw-away PostgreSQL server from the distribution's own programs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_SETTINGS = {
+    "listen_addresses": "127.0.0.1",
+    "max_connections": "200",
+    # Nothing here outlives the tests, so nothing needs to reach the disk.
+    "fsync": "off",
+    "full_page_writes": "off",
+    "synchronous_commit": "off",
+}
+
+
+def programs() -> Path | None:
+    """The folder of the newest installed server's programs."""
+    on_path = shutil.which("initdb")
+    if on_path:
+        return Path(on_path).resolve().parent
+    versions = sorted(
+        (p for p in Path("/usr/lib/postgresql").glob("*/bin") if (p / "initdb").exists()),
+        key=lambda p: float(p.parent.name),
+    )
+    return versions[-1] if versions else None
+
+
+@contextmanager
+def running(binaries: Path) -> Iterator[str]:
+    """A server on a free port of this machine; its URL without a database's name."""
+    folder = Path(tempfile.mkdtemp(prefix="gemmsmith-pg-"))
+    user = []
+    if os.geteuid() == 0:  # the server refuses to run as root
+        shutil.chown(folder, "postgres", "postgres")
+        user = ["runuser", "-u", "postgres", "--"]
+    data = folder / "data"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
+    control = [*user, str(binaries / "pg_ctl"), "-D", str(data), "-s", "-w"]
+    try:
+        _run(
+            *user,
+            str(binaries / "initdb"),
+            *("-D", str(data), "-U", "postgres", "-A", "trust", "-E", "UTF8"),
+            *("--locale=C", "--no-sync"),
+        )
+        log = str(folder / "log")
+        _run(*control, "-l", log, "-o", f"-k {folder} -p {port} {settings}", "start")
+        try:
+            yield f"postgresql+psycopg://postgres@127.0.0.1:{port}"
+        finally:
+            _run(*control, "-m", "immediate", "stop")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(*command: str) -> None:
+    # The server inherits what pg_ctl writes to: a pipe would never end.
+    with tempfile.TemporaryFile() as said:
+        done = subprocess.run(command, stdout=said, stderr=said, cwd="/", check=False)
+        if done.returncode:
+            said.seek(0)
+            raise RuntimeError(f"{command} failed: {said.read().decode(errors='replace')}")

@@ -1,0 +1,94 @@
+"""Trials and winners made up for tests of what keeps them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gemmsmith.answer import Conditions, Correctness, Ratio, Statistics, Use
+from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.launch import Candidate, Decomposition, Launch, RasterOrder
+from gemmsmith.problem import Problem
+from tests.support.candidates import KERNEL
+from tuner.trial import Failure, FailureKind, Phase, Trial, Winner
+
+DEVICE = DeviceModel(
+    name="NVIDIA H200",
+    arch="sm90",
+    sm_count=132,
+    memory_bytes=150_000_000_000,
+    l2_bytes=60 * 2**20,
+    max_clock_mhz=1980,
+    memory_bandwidth=4_800_000_000_000,
+)
+OTHER_DEVICE = replace(DEVICE, name="NVIDIA H20", sm_count=78)
+ENVIRONMENT = Environment(
+    gpu_uuid="GPU-1",
+    driver="580.1",
+    cuda="13.0",
+    cutlass="4.2.0",
+    compiler="V13.0.88",
+    torch="2.13.0",
+    cublas="13.0",
+    gemmsmith="0.1.0",
+)
+PROBLEM = Problem(m=256, n=4096, k=4096)
+
+
+def candidate(number: int = 0) -> Candidate:
+    return Candidate(
+        kernel=replace(KERNEL, name=f"kernel_{number}"),
+        launch=Launch(
+            raster=RasterOrder.ALONG_M, swizzle=4, decomposition=Decomposition.SPLIT_K, splits=2
+        ),
+    )
+
+
+def trial(number: int = 0, problem: Problem = PROBLEM, job: str | None = None) -> Trial:
+    time = 10.0 + number
+    return Trial(
+        problem=problem,
+        candidate=candidate(number),
+        device=DEVICE,
+        environment=ENVIRONMENT,
+        phase=Phase.SCREEN,
+        statistics=Statistics(median_us=time, ci_low_us=time - 1, ci_high_us=time + 1, samples=3),
+        samples_us=(time - 1, time, time + 1),
+        correctness=Correctness(error=1e-3, max_error=2e-3, tolerance=1e-2, repeatable=True),
+        conditions=Conditions(
+            sm_clock_mhz=1755.0, power_w=640.5, temperature_c=55.0, throttle=("sw_power_cap",)
+        ),
+        workspace_bytes=4096,
+        cost_s=0.25,
+        job=job,
+    )
+
+
+def failed_trial(number: int = 0) -> Trial:
+    return replace(
+        trial(number),
+        statistics=None,
+        samples_us=(),
+        failure=Failure(kind=FailureKind.NON_FINITE, message="NaN at D[0, 3]"),
+        correctness=Correctness(
+            error=float("inf"), max_error=float("inf"), tolerance=1e-2, repeatable=False
+        ),
+        conditions=None,
+    )
+
+
+def winner(problem: Problem = PROBLEM, time: float = 10.0) -> Winner:
+    found = trial(problem=problem)
+    return Winner(
+        problem=problem,
+        device=found.device,
+        environment=found.environment,
+        use=Use.CUTLASS,
+        candidate=found.candidate,
+        statistics=Statistics(median_us=time, ci_low_us=time, ci_high_us=time, samples=25),
+        baseline=Statistics(median_us=12.0, ci_low_us=11.5, ci_high_us=12.5, samples=25),
+        speedup=Ratio(median=12.0 / time, ci_low=1.01, ci_high=1.4),
+        correctness=found.correctness,
+        conditions=found.conditions,
+        ties=("kernel_7@heuristic.s1.data_parallel.x1.sm0",),
+        job="job-1",
+    )
