@@ -1,0 +1,51 @@
+"""Where CUTLASS lies. No other module knows: newer headers may have to come from elsewhere.
+
+Invariant: the headers and `cutlass_library` come from one installed package, so that what the
+emitter writes is what the headers define. Fails with `NoLegalCandidate` when the package is
+missing or torn.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from functools import cache
+from pathlib import Path
+
+from tuner.errors import NoLegalCandidate
+
+DISTRIBUTION = "nvidia-cutlass"
+"""The distribution that carries both `cutlass_library` and the headers."""
+
+
+@cache
+def source_dir() -> Path:
+    """The root of the CUTLASS sources that the installed package carries.
+
+    Raises:
+        NoLegalCandidate: the package is missing, so there are no kernels to speak of.
+    """
+    spec = importlib.util.find_spec("cutlass_library")
+    if spec is None or not spec.submodule_search_locations:
+        raise NoLegalCandidate(
+            f"CUTLASS is not installed: run `pip install {DISTRIBUTION}` in this environment"
+        )
+    root = Path(next(iter(spec.submodule_search_locations))) / "source"
+    if not (root / "include" / "cutlass" / "cutlass.h").is_file():
+        raise NoLegalCandidate(
+            f"CUTLASS's headers are missing under {root}: "
+            f"run `pip install --force-reinstall {DISTRIBUTION}`"
+        )
+    return root
+
+
+def include_dirs() -> list[Path]:
+    """Directories for the compiler's `-I`: the template headers, then the host utilities."""
+    root = source_dir()
+    return [root / "include", root / "tools" / "util" / "include"]
+
+
+@cache
+def version() -> str:
+    """The installed CUTLASS release, such as `4.2.0.0`."""
+    return importlib.metadata.version(DISTRIBUTION)

@@ -1,0 +1,113 @@
+"""What a kernel occupies on a streaming multiprocessor: shared memory, pipeline depth, registers.
+
+The arithmetic is CUTLASS's own (`sm90_gmma_builder.inl::compute_stage_count_or_override`,
+`epilogue/collective/builders/sm90_builder.inl`), restated so that a kernel can be refused before
+a compiler has seen it; a test compares it with what the compiler says.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import gcd
+
+from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+
+SHARED_MEMORY_BYTES = 232448
+"""Shared memory one thread block may own on sm_90: 227 KiB (`sm90_smem_capacity_bytes`)."""
+
+WARPGROUP_THREADS = 128
+
+_ALIGNMENT = 128
+_BARRIERS = 16
+"""A full and an empty transaction barrier per pipeline stage, 8 bytes each."""
+
+
+def consumer_warpgroups(kernel: Kernel) -> int:
+    """Warpgroups that share one output tile's accumulators."""
+    if kernel.mainloop is MainloopSchedule.COOPERATIVE:
+        return 2
+    if kernel.mainloop is MainloopSchedule.CPASYNC_WARP_SPECIALIZED:
+        cooperative = kernel.scheduler is TileScheduler.PERSISTENT
+        return 2 if cooperative and kernel.tile[0] >= 128 else 1
+    return 1
+
+
+def accumulator_registers(kernel: Kernel) -> int:
+    """32-bit registers per consumer thread that hold the output tile.
+
+    Precise FP8 accumulation keeps two of them: the tensor core's own and the promoted sum.
+    """
+    m, n, _ = kernel.tile
+    single = m * n // (WARPGROUP_THREADS * consumer_warpgroups(kernel))
+    precise = kernel.dtype.is_fp8 and not kernel.fast_accumulation
+    return single * 2 if precise and _uses_tma(kernel) else single
+
+
+def stage_bytes(kernel: Kernel) -> int:
+    """Shared memory of one pipeline stage: a tile of A and one of B."""
+    m, n, k = kernel.tile
+    return (m * kernel.dtype.a.bytes + n * kernel.dtype.b.bytes) * k
+
+
+def epilogue_tile(kernel: Kernel) -> tuple[int, int]:
+    """The part of the output tile that one TMA store covers (CUTLASS's `EpilogueTileAuto`)."""
+    m, n, _ = kernel.tile
+    rows = 128 if kernel.mainloop is MainloopSchedule.COOPERATIVE else 64
+    return min(rows, m), gcd(min(32, n), n)
+
+
+def epilogue_bytes(kernel: Kernel) -> int:
+    """Bytes of the epilogue's staging buffers; C and D have one type, so they share them."""
+    if kernel.epilogue is not EpilogueSchedule.TMA:
+        return 0
+    m, n = epilogue_tile(kernel)
+    return m * n * kernel.dtype.d.bytes * _epilogue_stages(kernel)
+
+
+def _epilogue_stages(kernel: Kernel) -> int:
+    m, n = epilogue_tile(kernel)
+    parts = (kernel.tile[0] // m) * (kernel.tile[1] // n)
+    return max(min(parts, 4), min(parts, 2) + 1)
+
+
+@lru_cache(maxsize=1 << 16)
+def stages(kernel: Kernel) -> int:
+    """Pipeline depth: the explicit one, or what CUTLASS's automatic choice comes to."""
+    if kernel.stages:
+        return kernel.stages
+    if kernel.backend is Backend.CUTLASS2X:
+        return 2
+    per_stage = _round_up(stage_bytes(kernel)) + _BARRIERS
+    return (SHARED_MEMORY_BYTES - _round_up(_carveout(kernel))) // per_stage
+
+
+def shared_bytes(kernel: Kernel) -> int:
+    """Dynamic shared memory of one thread block, barriers included (within 1 KiB, from above)."""
+    mainloop = stages(kernel) * (stage_bytes(kernel) + _BARRIERS)
+    if kernel.backend is Backend.CUTLASS2X:
+        m, n, k = kernel.tile
+        # The epilogue reuses the mainloop's buffers; padding against bank conflicts is small.
+        return 2 * (m + n) * k * kernel.dtype.a.bytes
+    if kernel.scheduler is TileScheduler.GRID:
+        # Not persistent: the epilogue starts when the mainloop is over, in the same memory.
+        return max(mainloop, _carveout(kernel) + stages(kernel) * _BARRIERS)
+    return mainloop + _carveout(kernel)
+
+
+def _carveout(kernel: Kernel) -> int:
+    """What the builder subtracts for the epilogue: buffers and barriers, padded."""
+    if kernel.epilogue is not EpilogueSchedule.TMA:
+        return _ALIGNMENT
+    return epilogue_bytes(kernel) + _BARRIERS * _epilogue_stages(kernel) + 1024
+
+
+def _uses_tma(kernel: Kernel) -> bool:
+    return kernel.mainloop in (
+        MainloopSchedule.WARP_SPECIALIZED,
+        MainloopSchedule.PINGPONG,
+        MainloopSchedule.COOPERATIVE,
+    )
+
+
+def _round_up(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

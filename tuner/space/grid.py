@@ -1,0 +1,85 @@
+"""How a problem falls into tiles, clusters and waves, in the kernel's own orientation.
+
+The arithmetic is that of `PersistentTileSchedulerSm90Params` and its stream-K sibling in
+CUTLASS's `tile_scheduler_params.h`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gemmsmith.kernel import Backend, Kernel, TileScheduler
+from gemmsmith.launch import RasterOrder
+from gemmsmith.problem import Problem
+
+_SMS_PER_GPC = 18
+"""Streaming multiprocessors of a whole GPU processing cluster of GH100: a cluster stays inside."""
+
+MIN_K_TILES_PER_STREAM_K_UNIT = 8
+"""`min_iters_per_sk_unit_`: stream-K gives no block less than this many K tiles."""
+
+
+@dataclass(frozen=True, slots=True)
+class TileGrid:
+    """Output tiles along the kernel's M and N (padded to whole clusters), and batches."""
+
+    tiles_m: int
+    tiles_n: int
+    batch: int
+    k_tiles: int
+
+    @property
+    def tiles(self) -> int:
+        """All output tiles, those that only fill up a cluster included."""
+        return self.tiles_m * self.tiles_n * self.batch
+
+
+def extents(kernel: Kernel, problem: Problem) -> tuple[int, int]:
+    """(M, N) as the kernel sees them: swapped kernels run their M along the problem's N."""
+    return (problem.n, problem.m) if kernel.swapped else (problem.m, problem.n)
+
+
+def tile_grid(kernel: Kernel, problem: Problem) -> TileGrid:
+    """The tiles of a problem under a kernel."""
+    m, n = extents(kernel, problem)
+    tile_m, tile_n, tile_k = kernel.tile
+    cluster_m, cluster_n = kernel.cluster
+    return TileGrid(
+        -(-m // (tile_m * cluster_m)) * cluster_m,
+        -(-n // (tile_n * cluster_n)) * cluster_n,
+        problem.batch,
+        -(-problem.k // tile_k),
+    )
+
+
+def effective_swizzle(grid: TileGrid, largest: int) -> int:
+    """The swizzle group CUTLASS really uses when allowed `largest` (`get_log_swizzle_size`)."""
+    shorter = min(grid.tiles_m, grid.tiles_n)
+    if largest >= 8 and shorter >= 6:
+        return 8
+    if largest >= 4 and shorter >= 3:
+        return 4
+    return 2 if largest >= 2 and shorter >= 2 else 1
+
+
+def heuristic_raster(grid: TileGrid) -> RasterOrder:
+    """What CUTLASS's heuristic raster order comes to."""
+    return RasterOrder.ALONG_M if grid.tiles_n > grid.tiles_m else RasterOrder.ALONG_N
+
+
+def resident_blocks(sm_count: int, cluster_size: int) -> int:
+    """Thread blocks that run at once, one per SM, clusters inside their GPC.
+
+    CUTLASS's `get_max_cta_occupancy`; real GPUs have GPCs of unequal size, so it is an estimate
+    for clusters of 4 and more.
+    """
+    if cluster_size == 1:
+        return sm_count
+    whole, rest = divmod(sm_count, _SMS_PER_GPC)
+    per_gpc = _SMS_PER_GPC - _SMS_PER_GPC % cluster_size
+    return min(sm_count, whole * per_gpc + rest - rest % cluster_size)
+
+
+def needs_grid_limits(kernel: Kernel) -> bool:
+    """Whether tiles and batches become grid dimensions (not for persistent kernels)."""
+    return kernel.backend is Backend.CUTLASS2X or kernel.scheduler is TileScheduler.GRID

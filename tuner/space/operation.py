@@ -1,0 +1,231 @@
+"""`Kernel` ↔ `cutlass_library.GemmOperation`: what codegen emits, and what gives a kernel its name.
+
+Invariant: `operation(kernel).procedural_name() == kernel.name`, and no two kernels of the space
+share a name. CUTLASS's name leaves out a few fields, so these conventions hold throughout:
+
+* The scheduler follows from the mainloop, stream-K apart (which the name tells): ping-pong and
+  cooperative kernels are persistent, plain warp-specialized ones launch one block per tile.
+* A and B share one alignment, the one in the name. D's follows from the epilogue: 16 bytes for
+  TMA, 1 element for the others, which store element by element anyway.
+* A swapped kernel is CUTLASS's kernel with column-major D: Dᵀ[N,M] = Bᵀ[N,K] · Aᵀ[K,M]. Reading
+  a matrix transposed flips its layout letter, so problem layout `xy` becomes kernel layout
+  `ȳx̄` (tn→tn, tt→nn, nt→nt, nn→tt) and the third letter, `n`, says that it is swapped.
+* CUTLASS 2.x operations are column-major-D in CUTLASS's library, and its emitter transposes them
+  back: the emitted kernel has the problem's own orientation, and is not swapped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from cutlass_library.gemm_operation import GemmOperation
+from cutlass_library.library import (
+    DataType,
+    EpilogueFunctor,
+    EpilogueScheduleType,
+    GemmKind,
+    KernelScheduleType,
+    LayoutType,
+    MathInstruction,
+    MathOperation,
+    OpcodeClass,
+    SwizzlingFunctor,
+    TensorDescription,
+    TileDescription,
+    TileSchedulerType,
+)
+
+from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.problem import DType, Element, Layout
+
+_DATA_TYPES = {
+    Element.BF16: DataType.bf16,
+    Element.F16: DataType.f16,
+    Element.E4M3: DataType.e4m3,
+    Element.E5M2: DataType.e5m2,
+    Element.F32: DataType.f32,
+}
+
+_TMA_SCHEDULES = {
+    (MainloopSchedule.WARP_SPECIALIZED, False): KernelScheduleType.TmaWarpSpecialized,
+    (MainloopSchedule.PINGPONG, False): KernelScheduleType.TmaWarpSpecializedPingpong,
+    (MainloopSchedule.COOPERATIVE, False): KernelScheduleType.TmaWarpSpecializedCooperative,
+    (MainloopSchedule.WARP_SPECIALIZED, True): KernelScheduleType.TmaWarpSpecializedFP8FastAccum,
+    (MainloopSchedule.PINGPONG, True): KernelScheduleType.TmaWarpSpecializedPingpongFP8FastAccum,
+    (
+        MainloopSchedule.COOPERATIVE,
+        True,
+    ): KernelScheduleType.TmaWarpSpecializedCooperativeFP8FastAccum,
+}
+
+_CPASYNC_SCHEDULES = {
+    TileScheduler.GRID: KernelScheduleType.CpAsyncWarpSpecialized,
+    TileScheduler.PERSISTENT: KernelScheduleType.CpAsyncWarpSpecializedCooperative,
+}
+
+_TILE_SCHEDULERS = {
+    TileScheduler.GRID: TileSchedulerType.Default,
+    TileScheduler.PERSISTENT: TileSchedulerType.Persistent,
+    TileScheduler.STREAM_K: TileSchedulerType.StreamK,
+}
+
+_WARPS_2X = {
+    (256, 128): (4, 2, 1),
+    (128, 256): (2, 4, 1),
+    (128, 128): (2, 2, 1),
+    (128, 64): (2, 2, 1),
+    (64, 128): (2, 2, 1),
+    (64, 64): (2, 2, 1),
+}
+"""Warps along (M, N, K) of the 2.x tiles; each warp computes 32×32, 64×32, 32×64 or 64×64."""
+
+
+class Operands(NamedTuple):
+    """The two operands as the kernel sees them: element types and layout letters."""
+
+    element_a: Element
+    element_b: Element
+    a_row_major: bool
+    b_row_major: bool
+
+
+def operands(dtype: DType, layout: Layout, *, swapped: bool) -> Operands:
+    """The kernel's first and second operand for a problem's types and layout."""
+    if not swapped:
+        return Operands(dtype.a, dtype.b, layout.a_row_major, layout.b_row_major)
+    return Operands(dtype.b, dtype.a, not layout.b_row_major, not layout.a_row_major)
+
+
+def warps_2x(tile: tuple[int, int, int]) -> tuple[int, int, int] | None:
+    """Warps along (M, N, K) of a CUTLASS 2.x tile, None for a tile this space does not build."""
+    return _WARPS_2X.get(tile[:2])
+
+
+def kernel(
+    *,
+    dtype: DType,
+    layout: Layout,
+    tile: tuple[int, int, int],
+    cluster: tuple[int, int] = (1, 1),
+    stages: int = 0,
+    mainloop: MainloopSchedule,
+    epilogue: EpilogueSchedule,
+    scheduler: TileScheduler,
+    alignment: int,
+    swapped: bool = False,
+    fast_accumulation: bool = False,
+    arch: str = "sm90",
+) -> Kernel:
+    """A kernel with the name CUTLASS gives it. Says nothing about legality."""
+    legacy = mainloop is MainloopSchedule.MULTISTAGE
+    unnamed = Kernel(
+        name="",
+        backend=Backend.CUTLASS2X if legacy else Backend.CUTLASS3X,
+        arch=arch,
+        dtype=dtype,
+        layout=layout,
+        alignment_a=alignment,
+        alignment_b=alignment,
+        alignment_d=128 // dtype.d.bits if epilogue is EpilogueSchedule.TMA else 1,
+        tile=tile,
+        cluster=cluster,
+        stages=stages,
+        mainloop=mainloop,
+        epilogue=epilogue,
+        scheduler=scheduler,
+        swapped=swapped,
+        fast_accumulation=fast_accumulation,
+    )
+    return replace(unnamed, name=operation(unnamed).procedural_name())
+
+
+def operation(kernel: Kernel) -> GemmOperation:
+    """The operation that CUTLASS's own emitters turn into C++.
+
+    Use `EmitGemmUniversal3xInstance` for `cutlass3x` kernels and `EmitGemmUniversalInstance` for
+    `cutlass2x` ones.
+    """
+    return _operation_2x(kernel) if kernel.backend is Backend.CUTLASS2X else _operation_3x(kernel)
+
+
+def _tensors(
+    kernel: Kernel, *, transposed: bool
+) -> tuple[TensorDescription, TensorDescription, TensorDescription]:
+    seen = operands(kernel.dtype, kernel.layout, swapped=transposed)
+    d = _DATA_TYPES[kernel.dtype.d]
+    return (
+        _tensor(_DATA_TYPES[seen.element_a], seen.a_row_major, kernel.alignment_a),
+        _tensor(_DATA_TYPES[seen.element_b], seen.b_row_major, kernel.alignment_b),
+        _tensor(d, not transposed, kernel.alignment_d),
+    )
+
+
+def _tensor(element: DataType, row_major: bool, alignment: int) -> TensorDescription:
+    layout = LayoutType.RowMajor if row_major else LayoutType.ColumnMajor
+    return TensorDescription(element, layout, alignment)
+
+
+def _operation_2x(kernel: Kernel) -> GemmOperation:
+    a, b, d = _tensors(kernel, transposed=True)
+    fp8 = kernel.dtype.is_fp8
+    arch = 89 if fp8 else 80
+    shape = [16, 8, 32 if fp8 else 16]
+    instruction = _instruction(shape, a, b)
+    warps = warps_2x(kernel.tile) or (2, 2, 1)
+    description = TileDescription(
+        list(kernel.tile), kernel.stages, list(warps), instruction, arch, 90
+    )
+    return GemmOperation(
+        GemmKind.Universal,
+        arch,
+        description,
+        a,
+        b,
+        d,
+        DataType.f32,
+        EpilogueFunctor.LinearCombination,
+        SwizzlingFunctor.Identity8,
+    )
+
+
+def _operation_3x(kernel: Kernel) -> GemmOperation:
+    a, b, d = _tensors(kernel, transposed=kernel.swapped)
+    instruction = _instruction([64, kernel.tile[1], 256 // kernel.dtype.a.bits], a, b)
+    description = TileDescription(
+        list(kernel.tile), kernel.stages, [4, 1, 1], instruction, 90, 90, [*kernel.cluster, 1]
+    )
+    if kernel.mainloop is MainloopSchedule.CPASYNC_WARP_SPECIALIZED:
+        schedule = _CPASYNC_SCHEDULES[kernel.scheduler]
+    else:
+        schedule = _TMA_SCHEDULES[kernel.mainloop, kernel.fast_accumulation]
+    if kernel.epilogue is not EpilogueSchedule.TMA:
+        epilogue = EpilogueScheduleType.NoSmemWarpSpecialized
+    elif kernel.mainloop is MainloopSchedule.COOPERATIVE:
+        epilogue = EpilogueScheduleType.TmaWarpSpecializedCooperative
+    else:
+        epilogue = EpilogueScheduleType.TmaWarpSpecialized
+    return GemmOperation(
+        GemmKind.Universal3x,
+        90,
+        description,
+        a,
+        b,
+        d,
+        DataType.f32,
+        D=d,
+        kernel_schedule=schedule,
+        epilogue_schedule=epilogue,
+        tile_scheduler=_TILE_SCHEDULERS[kernel.scheduler],
+    )
+
+
+def _instruction(shape: list[int], a: TensorDescription, b: TensorDescription) -> MathInstruction:
+    return MathInstruction(
+        shape,
+        a.element,
+        b.element,
+        DataType.f32,
+        OpcodeClass.TensorOp,
+        MathOperation.multiply_add,
+    )
