@@ -1,1 +1,64 @@
-"""What a tuning run measures on: the local CUDA GPU, or a recorded one."""
+"""What a tuning run measures on: the local GPU, or a recorded one.
+
+Importing this package imports neither torch nor CUDA. The devices themselves are imported when
+they are opened: the measuring child imports this package too, and needs only the local GPU.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tuner.devices.base import Contender, Device, Policy
+from tuner.devices.local import gpu_uuid, local_gpu
+from tuner.errors import DeviceError, NotRecorded
+
+if TYPE_CHECKING:
+    from tuner.devices.recording import Sweep
+
+DEFAULT_SWEEPS = Path("configs/sweeps")
+
+__all__ = ["Contender", "Device", "Policy", "gpu_uuid", "local_gpu", "open_device"]
+
+
+def open_device(name: str, *, sweeps: Path = DEFAULT_SWEEPS) -> Device:
+    """The device a user named.
+
+    `cuda` or `cuda:<ordinal>` is a local GPU. `replay:<what>` is a recorded one, where <what> is
+    a sweep file, the name of one in `sweeps` (with or without its suffix), a device's slug (all
+    of its files in `sweeps`), or nothing (all files, which must be of one device).
+
+    Raises:
+        NoGpu: no such local GPU.
+        NotRecorded: no such recording; the message lists those there are.
+        RecordingCorrupt: a recording that cannot be read.
+        DeviceError: a name of neither form.
+    """
+    kind, _, rest = name.partition(":")
+    if kind == "cuda" and (not rest or rest.isdigit()):
+        from tuner.devices.cuda import CudaDevice
+
+        return CudaDevice(int(rest or 0))
+    if kind == "replay":
+        from tuner.devices.replay import ReplayDevice
+
+        return ReplayDevice(name, _sweeps(rest, sweeps))
+    raise DeviceError(f"no device is called {name!r}; say cuda:0 or replay:<recording>")
+
+
+def _sweeps(what: str, folder: Path) -> list[Sweep]:
+    from tuner.devices.recording import SUFFIX, Sweep
+
+    for path in (Path(what), folder / what, folder / f"{what}{SUFFIX}"):
+        if what and path.is_file():
+            return [Sweep.load(path)]
+    files = sorted(folder.glob(f"*{SUFFIX}"))
+    loaded = [Sweep.load(path) for path in files]
+    chosen = [sweep for sweep in loaded if what in ("", sweep.header.device.slug)]
+    if not chosen:
+        there = ", ".join(path.name.removesuffix(SUFFIX) for path in files) or "none"
+        raise NotRecorded(
+            f"no recording {what!r}: neither a file nor one in {folder}, nor a device recorded "
+            f"there. Recordings there: {there}"
+        )
+    return chosen

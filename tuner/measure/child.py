@@ -2,14 +2,16 @@
 
 It alone imports torch and holds a CUDA context, so a candidate that hangs or crashes takes only
 this process with it. The protocol keeps a private copy of stdout and points descriptor 1 at
-stderr: nothing that a library prints can break it. The end of stdin, also when the parent was
-killed, ends the process.
+stderr: nothing that a library prints can break it. The end of stdin ends the process, and so
+does the death of the parent, even while a kernel hangs.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -20,6 +22,7 @@ from tuner.measure.protocol import (
     Dead,
     Finals,
     Hello,
+    Outcome,
     Quit,
     Ready,
     Refused,
@@ -38,6 +41,9 @@ if TYPE_CHECKING:
 EXIT_DEAD = 70
 """Exit status after `Dead`."""
 
+EXIT_ORPHANED = 71
+"""Exit status when the parent died first."""
+
 _TF32_OVERRIDES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
 """Would silently make the FP32 reference a TF32 one."""
 
@@ -48,12 +54,15 @@ def main() -> int:
     os.dup2(2, 1)
     for name in _TF32_OVERRIDES:
         os.environ.pop(name, None)
+    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
     blamed = NOBODY
 
     def send(reply: Reply) -> None:
         nonlocal blamed
         if isinstance(reply, Started):
             blamed = reply.index
+        elif isinstance(reply, Outcome):
+            blamed = NOBODY
         output.write(encode(reply))
 
     requests = _requests(sys.stdin.buffer)
@@ -85,6 +94,13 @@ def main() -> int:
             reply = Refused(error=kind, message=str(error))
         send(reply)
     return 0
+
+
+def _watch(parent: int) -> None:
+    """Exit when the parent is gone: the main thread may be waiting for a kernel that hangs."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(EXIT_ORPHANED)
 
 
 def _answer(batches: Batches, request: Request) -> Reply:

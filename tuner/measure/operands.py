@@ -149,7 +149,7 @@ def poison(output: torch.Tensor) -> None:
 def _fill(rows: torch.Tensor, element: Element, sigma: float, generator: torch.Generator) -> None:
     """Normal samples, clamped to what an FP8 type holds."""
     limit = _FP8_MAX.get(element)
-    for part in rows.view(-1).split(_FILL_ELEMENTS):
+    for part in torch.split(rows.view(-1), _FILL_ELEMENTS):
         if limit is None:
             part.normal_(0.0, sigma, generator=generator)
         else:

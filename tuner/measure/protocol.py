@@ -137,8 +137,8 @@ class Dead(msgspec.Struct, frozen=True, kw_only=True, tag="dead"):
 
 Reply = Ready | Started | Outcome | ScreenDone | FinalsDone | SweepDone | Refused | Dead
 
-_requests = msgspec.json.Decoder(Request)
-_replies = msgspec.json.Decoder(Reply)
+_requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
+_replies: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply)
 
 
 def encode(message: Request | Reply) -> bytes:

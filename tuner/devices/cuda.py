@@ -1,0 +1,294 @@
+"""The local GPU, measured by a child process.
+
+The child lives as long as the device is entered. When it hangs or crashes it is killed, the
+candidate it was busy with gets the blame as a failed trial, a new child is started and goes on
+with the rest. A file lock per GPU is held while a batch is measured, never between batches.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.launch import Candidate
+from gemmsmith.problem import Problem
+from tuner.devices.base import Contender, Policy
+from tuner.devices.local import gpu_uuid, local_gpu
+from tuner.devices.lock import gpu_lock
+from tuner.devices.process import CHILD_COMMAND
+from tuner.devices.recording import RecordedProblem, RecordedTrial
+from tuner.devices.supervisor import SETUP_TIMEOUT_S, Blamed, Supervisor
+from tuner.errors import DeviceError, NoGpu
+from tuner.measure import protocol
+from tuner.measure.footprint import check_fits
+from tuner.measure.protocol import (
+    NOBODY,
+    Entrant,
+    FinalsDone,
+    Outcome,
+    Reply,
+    Request,
+    Screen,
+    Sweep,
+    SweepDone,
+)
+from tuner.measure.statistics import summarize
+from tuner.trial import Failure, FailureKind, Finals, Phase, Trial
+
+MAX_BLAMELESS = 2
+"""Children lost in a row without a candidate to blame, before the device gives up."""
+
+_NO_PACK = Failure(kind=FailureKind.COMPILE, message="no compiled pack holds this kernel")
+
+
+class CudaDevice:
+    """A `Device` (see tuner.devices.base) on the GPU with this ordinal.
+
+    Args are for tests: another child command, model, UUID, lock directory or set-up timeout.
+
+    Raises:
+        NoGpu: no such GPU on this machine.
+    """
+
+    replayed = False
+    needs_packs = True
+
+    def __init__(
+        self,
+        ordinal: int = 0,
+        *,
+        command: Sequence[str] = CHILD_COMMAND,
+        model: DeviceModel | None = None,
+        uuid: str | None = None,
+        locks: Path | None = None,
+        setup_timeout_s: float = SETUP_TIMEOUT_S,
+    ) -> None:
+        found = model or local_gpu(ordinal)
+        if found is None:
+            raise NoGpu(
+                f"no CUDA device {ordinal} on this machine; run `gemmsmith doctor`, or measure on "
+                "a recorded GPU with --device replay:<file>"
+            )
+        self.name = f"cuda:{ordinal}"
+        self.model = found
+        self._supervisor = Supervisor(ordinal, command, setup_timeout_s)
+        self._uuid = gpu_uuid(ordinal) if uuid is None else uuid
+        self._locks = locks
+        self._best_us: dict[Problem, float] = {}
+
+    @property
+    def environment(self) -> Environment:
+        """Software and GPU; starts the child the first time it is asked.
+
+        Raises:
+            DeviceError: the child does not start; says what it said.
+        """
+        return self._supervisor.environment
+
+    def recorded(self, problem: Problem) -> Sequence[Candidate] | None:  # noqa: ARG002
+        """None: anything goes on a real device."""
+        return None
+
+    def screen(
+        self, problem: Problem, contenders: Sequence[Contender], policy: Policy
+    ) -> Iterator[Trial]:
+        """See `Device.screen`. Raises DoesNotFit, ReferenceBroken, DeviceError."""
+        check_fits(problem, self.model)
+        left = dict(enumerate(contenders))
+        for index in [i for i, contender in left.items() if contender.pack is None]:
+            yield self._trial(
+                problem, left.pop(index).candidate, Outcome(index=index, failure=_NO_PACK)
+            )
+        with gpu_lock(self._uuid, self._locks):
+            blameless = 0
+            while left:
+                indices = list(left)
+                request = Screen(
+                    problem=problem,
+                    entrants=_entrants(left.values()),
+                    policy=policy,
+                    seed=_seed(),
+                    best_us=self._best_us.get(problem),
+                )
+                try:
+                    with closing(self._supervisor.exchange(request, policy)) as replies:
+                        for reply in replies:
+                            if isinstance(reply, Outcome):
+                                contender = left.pop(indices[reply.index])
+                                yield self._trial(problem, contender.candidate, reply)
+                    left.clear()
+                except Blamed as lost:
+                    if lost.index == NOBODY:
+                        blameless = self._another_chance(blameless, lost)
+                        continue
+                    blameless = 0
+                    contender = left.pop(indices[lost.index])
+                    outcome = Outcome(index=lost.index, failure=lost.failure)
+                    yield self._trial(problem, contender.candidate, outcome)
+
+    def finals(self, problem: Problem, contenders: Sequence[Contender], policy: Policy) -> Finals:
+        """See `Device.finals`. Raises DoesNotFit, ReferenceBroken, DeviceError."""
+        done, field, failures = self._paired(
+            problem,
+            contenders,
+            policy,
+            lambda entrants: protocol.Finals(
+                problem=problem, entrants=entrants, policy=policy, seed=_seed()
+            ),
+        )
+        assert isinstance(done, FinalsDone)  # noqa: S101 - the answer to that request
+        failures += [(field[o.index].candidate, o.failure) for o in done.failures if o.failure]
+        return Finals(
+            problem=problem,
+            candidates=tuple(field[o.index].candidate for o in done.finalists),
+            samples_us=done.samples_us,
+            baseline_us=done.baseline_us,
+            correctness=tuple(o.correctness for o in done.finalists if o.correctness),
+            workspace_bytes=tuple(o.workspace_bytes for o in done.finalists),
+            conditions=done.conditions,
+            discarded_rounds=done.discarded_rounds,
+            failures=tuple(failures),
+        )
+
+    def sweep(
+        self,
+        problem: Problem,
+        contenders: Sequence[Contender],
+        policy: Policy,
+        *,
+        rounds: int = 7,
+        best: int = 32,
+    ) -> RecordedProblem:
+        """Measure everything for a recording: `rounds` common rounds of all contenders and
+        cuBLAS, then `policy.final_rounds` further ones of the best.
+
+        Raises:
+            DoesNotFit, ReferenceBroken, DeviceError
+        """
+        done, field, failures = self._paired(
+            problem,
+            contenders,
+            policy,
+            lambda entrants: Sweep(
+                problem=problem,
+                entrants=entrants,
+                policy=policy,
+                seed=_seed(),
+                rounds=rounds,
+                best=best,
+            ),
+        )
+        assert isinstance(done, SweepDone)  # noqa: S101 - the answer to that request
+        common, more = done.common, done.further
+        further = {o.index: s for o, s in zip(more.finalists, more.samples_us, strict=True)}
+        failures += [(field[o.index].candidate, o.failure) for o in common.failures if o.failure]
+        trials = [
+            RecordedTrial(
+                candidate=field[outcome.index].candidate,
+                common_us=samples,
+                further_us=further.get(outcome.index, ()),
+                correctness=outcome.correctness,
+                workspace_bytes=outcome.workspace_bytes,
+            )
+            for outcome, samples in zip(common.finalists, common.samples_us, strict=True)
+        ]
+        trials += [RecordedTrial(candidate=c, failure=failure) for c, failure in failures]
+        return RecordedProblem(
+            problem=problem,
+            baseline_common_us=common.baseline_us,
+            baseline_further_us=more.baseline_us,
+            conditions=common.conditions,
+            further_conditions=more.conditions,
+            discarded_rounds=common.discarded_rounds + more.discarded_rounds,
+            trials=tuple(sorted(trials, key=lambda trial: trial.candidate.key)),
+        )
+
+    def close(self) -> None:
+        """End the child; the device can be used again, with a new one."""
+        self._supervisor.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _paired(
+        self,
+        problem: Problem,
+        contenders: Sequence[Contender],
+        policy: Policy,
+        request_of: Callable[[tuple[Entrant, ...]], Request],
+    ) -> tuple[Reply, list[Contender], list[tuple[Candidate, Failure]]]:
+        """Closing reply, the field it counts in, and who was lost on the way there.
+
+        Losing a candidate loses the rounds taken so far: the rest starts over without it.
+        """
+        check_fits(problem, self.model)
+        failures = [(c.candidate, _NO_PACK) for c in contenders if c.pack is None]
+        field = [c for c in contenders if c.pack is not None]
+        blameless = 0
+        with gpu_lock(self._uuid, self._locks):
+            while True:
+                try:
+                    *_, last = self._supervisor.exchange(request_of(_entrants(field)), policy)
+                except Blamed as lost:
+                    if lost.index == NOBODY:
+                        blameless = self._another_chance(blameless, lost)
+                        continue
+                    blameless = 0
+                    failures.append((field.pop(lost.index).candidate, lost.failure))
+                else:
+                    return last, field, failures
+
+    def _another_chance(self, blameless: int, lost: Blamed) -> int:
+        """Count a child lost without a candidate to blame.
+
+        Raises:
+            DeviceError: it happened too often.
+        """
+        if blameless + 1 > MAX_BLAMELESS:
+            raise DeviceError(
+                f"the measuring process failed {blameless + 1} times with no candidate running: "
+                f"{lost.failure.message}. Run `gemmsmith doctor`"
+            ) from lost
+        return blameless + 1
+
+    def _trial(self, problem: Problem, candidate: Candidate, outcome: Outcome) -> Trial:
+        statistics = summarize(outcome.samples_us) if outcome.samples_us else None
+        if statistics is not None:
+            best = self._best_us.get(problem, statistics.median_us)
+            self._best_us[problem] = min(best, statistics.median_us)
+        return Trial(
+            problem=problem,
+            candidate=candidate,
+            device=self.model,
+            environment=self.environment,
+            phase=Phase.SCREEN,
+            statistics=statistics,
+            samples_us=outcome.samples_us,
+            failure=outcome.failure,
+            correctness=outcome.correctness,
+            conditions=outcome.conditions,
+            workspace_bytes=outcome.workspace_bytes,
+            cost_s=outcome.cost_s,
+        )
+
+
+def _entrants(contenders: Iterable[Contender]) -> tuple[Entrant, ...]:
+    return tuple(Entrant(candidate=c.candidate, pack=str(c.pack)) for c in contenders)
+
+
+def _seed() -> int:
+    """Fresh operands every time."""
+    return secrets.randbits(31)

@@ -1,0 +1,372 @@
+"""A recorded GPU: the file format of an exhaustive sweep, its writer and its reader.
+
+A sweep file is zstd-compressed JSON lines: a header, then for each problem the kernels not
+described before, the problem with cuBLAS's times, and its trials; at last a line that counts the
+problems, so that a truncated file is noticed. Times are whole hundredths of a microsecond.
+
+While recording, complete problems are appended to `<file>.part` and fsynced; a killed recording
+loses at most the problem in flight and is continued by the next writer. Closing the writer
+compresses the part file aside and renames it into place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import zstandard
+
+from gemmsmith.answer import Conditions, Correctness
+from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.kernel import Kernel
+from gemmsmith.launch import Candidate, Launch
+from gemmsmith.problem import Problem
+from tuner.errors import RecordingCorrupt
+from tuner.trial import Failure
+
+SCHEMA = 1
+SUFFIX = ".jsonl.zst"
+PROTOCOL = (
+    "CUDA-graph replays over rotating operands (3 x L2); all candidates and cuBLAS in the same "
+    "shuffled rounds, then the best ones and cuBLAS in further rounds; times per launch"
+)
+
+_TICKS_PER_US = 100
+_LEVEL = 19
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, tag="header", tag_field="line"):
+    """Where and how the sweep was recorded."""
+
+    schema: int
+    device: DeviceModel
+    environment: Environment
+    recorded_at: str
+    gemmsmith: str
+    protocol: str = PROTOCOL
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordedTrial:
+    """One candidate's outcome: its times in the common rounds and, for the best, further ones."""
+
+    candidate: Candidate
+    failure: Failure | None = None
+    common_us: tuple[float, ...] = ()
+    further_us: tuple[float, ...] = ()
+    correctness: Correctness | None = None
+    workspace_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordedProblem:
+    """Everything measured on one problem. Rounds are paired with the baseline's by position."""
+
+    problem: Problem
+    baseline_common_us: tuple[float, ...]
+    baseline_further_us: tuple[float, ...]
+    conditions: Conditions
+    further_conditions: Conditions
+    discarded_rounds: int
+    trials: tuple[RecordedTrial, ...]
+
+
+class _KernelLine(msgspec.Struct, frozen=True, kw_only=True, tag="kernel", tag_field="line"):
+    id: int
+    kernel: Kernel
+
+
+class _ProblemLine(msgspec.Struct, frozen=True, kw_only=True, tag="problem", tag_field="line"):
+    problem: Problem
+    common: tuple[int, ...]
+    further: tuple[int, ...]
+    conditions: Conditions
+    further_conditions: Conditions
+    discarded: int
+    trials: int
+
+
+class _TrialLine(
+    msgspec.Struct, frozen=True, kw_only=True, tag="trial", tag_field="line", omit_defaults=True
+):
+    kernel: int
+    launch: Launch
+    common: tuple[int, ...] = ()
+    further: tuple[int, ...] = ()
+    correctness: Correctness | None = None
+    workspace: int = 0
+    failure: Failure | None = None
+
+
+class _EndLine(msgspec.Struct, frozen=True, kw_only=True, tag="end", tag_field="line"):
+    problems: int
+
+
+_Line = Header | _KernelLine | _ProblemLine | _TrialLine | _EndLine
+_decoder: msgspec.json.Decoder[_Line] = msgspec.json.Decoder(_Line)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sweep:
+    """A recording in memory."""
+
+    header: Header
+    problems: dict[Problem, RecordedProblem] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: Path) -> Sweep:
+        """Read a finished sweep file.
+
+        Raises:
+            RecordingCorrupt: unreadable, truncated, not a sweep, or written by a newer gemmsmith.
+        """
+        try:
+            with path.open("rb") as file:
+                data = zstandard.ZstdDecompressor().stream_reader(file).read()
+        except (OSError, zstandard.ZstdError) as error:
+            raise RecordingCorrupt(f"cannot read the recording {path}: {error}") from error
+        sweep, rest = _parse(data.splitlines(keepends=True), path)
+        if not isinstance(rest, _EndLine) or rest.problems != len(sweep.problems):
+            raise RecordingCorrupt(
+                f"{path} is truncated after {len(sweep.problems)} problems; fetch or record it "
+                "again"
+            )
+        return sweep
+
+
+class SweepWriter:
+    """Writes a sweep file; use as a context manager. `path` appears only when it is complete.
+
+    An error inside the context leaves the part file, from which the next writer continues if its
+    device and environment are the same, else starts anew.
+
+    Attributes:
+        done: problems that the recording holds already.
+    """
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self._path = path
+        self._part = path.with_name(path.name + ".part")
+        self._kernels: dict[Kernel, int] = {}
+        self.done: set[Problem] = set()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = self._resume(header)
+        with self._part.open("r+b" if kept else "wb") as file:
+            file.truncate(kept)
+        self._file = self._part.open("ab")
+        if not kept:
+            self._write([header])
+
+    def append(self, recorded: RecordedProblem) -> None:
+        """Add a problem; it is on disk when this returns."""
+        lines: list[_Line] = []
+        trials: list[_Line] = []
+        for trial in recorded.trials:
+            kernel = trial.candidate.kernel
+            if kernel not in self._kernels:
+                self._kernels[kernel] = len(self._kernels)
+                lines.append(_KernelLine(id=self._kernels[kernel], kernel=kernel))
+            trials.append(
+                _TrialLine(
+                    kernel=self._kernels[kernel],
+                    launch=trial.candidate.launch,
+                    common=_ticks(trial.common_us),
+                    further=_ticks(trial.further_us),
+                    correctness=_rounded(trial.correctness),
+                    workspace=trial.workspace_bytes,
+                    failure=trial.failure,
+                )
+            )
+        lines.append(
+            _ProblemLine(
+                problem=recorded.problem,
+                common=_ticks(recorded.baseline_common_us),
+                further=_ticks(recorded.baseline_further_us),
+                conditions=recorded.conditions,
+                further_conditions=recorded.further_conditions,
+                discarded=recorded.discarded_rounds,
+                trials=len(trials),
+            )
+        )
+        self._write(lines + trials)
+        self.done.add(recorded.problem)
+
+    def close(self) -> Path:
+        """Finish the file and return its path."""
+        self._write([_EndLine(problems=len(self.done))])
+        self._file.close()
+        aside = self._path.with_name(self._path.name + ".tmp")
+        compressed = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress(
+            self._part.read_bytes()
+        )
+        with aside.open("wb") as file:
+            file.write(compressed)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(self._path)
+        self._part.unlink()
+        return self._path
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._file.close()
+
+    def _write(self, lines: Sequence[_Line]) -> None:
+        self._file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _resume(self, header: Header) -> int:
+        """Bytes of the part file to keep: its complete problems, if recorded where we are."""
+        try:
+            data = self._part.read_bytes()
+            sweep, _ = _parse(data.splitlines(keepends=True), self._part, torn=True)
+        except (OSError, RecordingCorrupt):
+            return 0
+        theirs = sweep.header
+        if (theirs.device, theirs.environment) != (header.device, header.environment):
+            return 0
+        self.done = set(sweep.problems)
+        return self._complete_bytes(data)
+
+    def _complete_bytes(self, data: bytes) -> int:
+        """Length of the header and the complete problems; collects the kernels they describe."""
+        length = complete = 0
+        pending: dict[Kernel, int] = {}
+        missing = -1
+        for raw in data.splitlines(keepends=True):
+            length += len(raw)
+            line = _decoder.decode(raw) if raw.endswith(b"\n") else None
+            match line:
+                case Header():
+                    complete = length
+                case _KernelLine():
+                    pending[line.kernel] = line.id
+                case _ProblemLine():
+                    missing = line.trials
+                case _TrialLine():
+                    missing -= 1
+                case _:
+                    break
+            if missing == 0:
+                complete, missing = length, -1
+                self._kernels |= pending
+                pending = {}
+        return complete
+
+
+def _parse(lines: Sequence[bytes], path: Path, *, torn: bool = False) -> tuple[Sweep, _Line | None]:
+    """The sweep in these lines, and its last line if that is no trial.
+
+    `torn`: the last problem may be incomplete, and is left out then.
+    """
+    decoded = _decoded(lines, path, torn=torn)
+    first = next(decoded, None)
+    if not isinstance(first, Header):
+        raise RecordingCorrupt(f"{path} is not a recording: its first line is no header")
+    sweep = Sweep(header=first)
+    kernels: dict[int, Kernel] = {}
+    last: _Line | None = None
+    for line in decoded:
+        last = line
+        if isinstance(line, _KernelLine):
+            kernels[line.id] = line.kernel
+        elif isinstance(line, _ProblemLine):
+            trials: list[RecordedTrial] = []
+            for _ in range(line.trials):
+                trial = next(decoded, None)
+                if not isinstance(trial, _TrialLine) or trial.kernel not in kernels:
+                    if torn:
+                        return sweep, None
+                    raise RecordingCorrupt(
+                        f"{path} is damaged: {line.problem} should have {line.trials} trials, "
+                        f"only {len(trials)} can be read; fetch or record it again"
+                    )
+                trials.append(_trial(trial, kernels[trial.kernel]))
+            sweep.problems[line.problem] = _problem(line, trials)
+        elif not isinstance(line, _EndLine):
+            raise RecordingCorrupt(f"{path} is damaged: a {type(line).__name__} out of place")
+    return sweep, last
+
+
+def _decoded(lines: Sequence[bytes], path: Path, *, torn: bool) -> Iterator[_Line]:
+    for number, raw in enumerate(lines, start=1):
+        if number == 1:
+            _check_schema(raw, path)
+        try:
+            yield _decoder.decode(raw)
+        except msgspec.DecodeError as error:
+            if torn and number == len(lines):
+                return
+            raise RecordingCorrupt(f"{path}, line {number}: {error}") from error
+
+
+def _check_schema(raw: bytes, path: Path) -> None:
+    """Say so when the file is newer, before failing on what it holds."""
+    try:
+        schema = msgspec.json.decode(raw, type=dict).get("schema")
+    except msgspec.DecodeError as error:
+        raise RecordingCorrupt(f"{path} is not a recording: {error}") from error
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise RecordingCorrupt(
+            f"{path} has recording schema {schema}, this gemmsmith reads up to {SCHEMA}; upgrade "
+            "gemmsmith"
+        )
+
+
+def _problem(line: _ProblemLine, trials: Sequence[RecordedTrial]) -> RecordedProblem:
+    return RecordedProblem(
+        problem=line.problem,
+        baseline_common_us=_times(line.common),
+        baseline_further_us=_times(line.further),
+        conditions=line.conditions,
+        further_conditions=line.further_conditions,
+        discarded_rounds=line.discarded,
+        trials=tuple(trials),
+    )
+
+
+def _trial(line: _TrialLine, kernel: Kernel) -> RecordedTrial:
+    return RecordedTrial(
+        candidate=Candidate(kernel=kernel, launch=line.launch),
+        failure=line.failure,
+        common_us=_times(line.common),
+        further_us=_times(line.further),
+        correctness=line.correctness,
+        workspace_bytes=line.workspace,
+    )
+
+
+def _ticks(times: Sequence[float]) -> tuple[int, ...]:
+    return tuple(max(1, round(time * _TICKS_PER_US)) for time in times)
+
+
+def _times(ticks: Sequence[int]) -> tuple[float, ...]:
+    return tuple(tick / _TICKS_PER_US for tick in ticks)
+
+
+def _rounded(correctness: Correctness | None) -> Correctness | None:
+    """Three digits of an error say all there is to say, and compress well."""
+    if correctness is None:
+        return None
+    return Correctness(
+        error=float(f"{correctness.error:.3g}"),
+        max_error=float(f"{correctness.max_error:.3g}"),
+        tolerance=correctness.tolerance,
+        repeatable=correctness.repeatable,
+    )

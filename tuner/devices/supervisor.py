@@ -1,0 +1,160 @@
+"""Keeps one measuring child alive, and says whom to blame when it is lost.
+
+The child is started when it is first needed and again after it was lost. A request is answered by
+a stream of replies; silence beyond the limit, a broken protocol or the end of the process all end
+in `Blamed`, which names the entrant the child was busy with (or nobody).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+from gemmsmith.device import Environment
+from tuner import errors
+from tuner.devices.base import Policy
+from tuner.devices.process import CHILD_COMMAND, Child, ChildLost, ChildSilent
+from tuner.errors import DeviceError
+from tuner.measure.protocol import (
+    NOBODY,
+    Dead,
+    Hello,
+    Outcome,
+    Ready,
+    Refused,
+    Reply,
+    Request,
+    Started,
+)
+from tuner.trial import Failure, FailureKind
+
+SETUP_TIMEOUT_S = 240.0
+"""For what no candidate is to blame for: importing torch, operands, the reference, cuBLAS."""
+
+
+class Blamed(Exception):  # noqa: N818 - steers the restart, never leaves this package
+    """The child was lost while busy with a candidate."""
+
+    def __init__(self, index: int, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.index = index
+        self.failure = failure
+
+
+class Supervisor:
+    """The child that measures on one GPU."""
+
+    def __init__(
+        self,
+        ordinal: int,
+        command: Sequence[str] = CHILD_COMMAND,
+        setup_timeout_s: float = SETUP_TIMEOUT_S,
+    ) -> None:
+        self._ordinal = ordinal
+        self._command = tuple(command)
+        self._setup_timeout_s = setup_timeout_s
+        self._child: Child | None = None
+        self._environment: Environment | None = None
+
+    @property
+    def environment(self) -> Environment:
+        """What the first child said of itself; starts one if none has.
+
+        Raises:
+            DeviceError: the child does not start.
+        """
+        if self._environment is None:
+            self._ready_child()
+        assert self._environment is not None  # noqa: S101 - a ready child has told it
+        return self._environment
+
+    def close(self) -> None:
+        """End the child, if there is one."""
+        if self._child is not None:
+            self._child.quit()
+            self._child = None
+
+    def exchange(self, request: Request, policy: Policy) -> Generator[Reply, None, None]:
+        """Replies to a request, the closing one last.
+
+        Leaving early kills the child: it would go on with work that nobody wants.
+
+        Raises:
+            Blamed: the child was lost.
+            DeviceError: it refused the request.
+        """
+        child = self._ready_child()
+        blamed = NOBODY
+        finished = False
+        try:
+            child.send(request)
+            while not finished:
+                limit = self._setup_timeout_s if blamed == NOBODY else policy.candidate_timeout_s
+                reply = child.receive(limit)
+                match reply:
+                    case Started():
+                        blamed = reply.index
+                        continue
+                    case Outcome():
+                        blamed = NOBODY
+                    case Dead():
+                        raise Blamed(
+                            reply.index,
+                            Failure(kind=FailureKind.CRASHED, message=reply.message),
+                        )
+                    case Refused():
+                        finished = True
+                        raise _refusal(reply)
+                    case Ready():
+                        raise DeviceError("the measuring process answered out of turn; try again")
+                    case _:
+                        finished = True
+                yield reply
+        except ChildSilent as silent:
+            failure = Failure(kind=FailureKind.HUNG, message=f"{silent}; the process was killed")
+            raise Blamed(blamed, failure) from silent
+        except ChildLost as lost:
+            failure = Failure(kind=FailureKind.CRASHED, message=str(lost))
+            raise Blamed(blamed, failure) from lost
+        finally:
+            if not finished:
+                child.kill()
+                self._child = None
+
+    def _ready_child(self) -> Child:
+        if self._child is not None:
+            if self._child.running:
+                return self._child
+            self._child.kill()
+            self._child = None
+        child = Child(self._command)
+        try:
+            reply = _greet(child, self._ordinal, self._setup_timeout_s)
+        except DeviceError:
+            child.kill()
+            raise
+        self._environment = self._environment or reply.environment
+        self._child = child
+        return child
+
+
+def _greet(child: Child, ordinal: int, timeout_s: float) -> Ready:
+    try:
+        child.send(Hello(ordinal=ordinal))
+        reply = child.receive(timeout_s)
+    except (ChildLost, ChildSilent) as error:
+        raise DeviceError(
+            f"the measuring process does not start: {error}. Run `gemmsmith doctor`"
+        ) from error
+    if isinstance(reply, Refused):
+        raise _refusal(reply)
+    if not isinstance(reply, Ready):
+        raise DeviceError(f"the measuring process greeted with {type(reply).__name__}")
+    return reply
+
+
+def _refusal(refused: Refused) -> DeviceError:
+    """The exception a child's refusal stands for."""
+    kind = getattr(errors, refused.error, DeviceError)
+    if not (isinstance(kind, type) and issubclass(kind, DeviceError)):
+        kind = DeviceError
+    return kind(refused.message)
