@@ -1,0 +1,145 @@
+"""One nvcc run over one unit, and what its complaints mean.
+
+nvcc runs in a process group of its own with a temporary directory of its own; `stop` kills the
+whole group, so that neither a time-out nor a cancelled build leaves compilers behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gemmsmith.kernel import Kernel
+from tuner.codegen import unit_source
+from tuner.compile.toolchain import Toolchain
+from tuner.errors import CompileFailed, DiskFull, TunerError
+
+_IDENTIFIER = re.compile(r"\bcutlass\w+")
+_DERIVED = re.compile(r"_(?:mainloop|epilogue|base)$")
+_ERROR = re.compile(r"\b(?:error|fatal)\b", re.IGNORECASE)
+_OUT_OF_MEMORY = re.compile(
+    r"died due to signal 9|Killed|out of memory|cannot allocate|bad_alloc", re.IGNORECASE
+)
+_ENVIRONMENT = re.compile(
+    r"unsupported GNU version|Cannot find compiler|Failed to preprocess host compiler"
+    r"|fatal error: (?:gemmsmith|cutlass|cute|cuda)\S* ?:? ?No such file"
+    r"|cannot find -lcudart|cicc: not found|ptxas: not found",
+)
+_NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded|File too large")
+_LINE_LENGTH = 400
+_QUOTED_LINES = 12
+
+
+@dataclass(slots=True)
+class Compilation:
+    """An nvcc process at work on one unit."""
+
+    kernels: Sequence[Kernel]
+    toolchain: Toolchain
+    directory: Path
+    process: subprocess.Popen[bytes]
+    started: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def start(cls, kernels: Sequence[Kernel], toolchain: Toolchain) -> Compilation:
+        """Write the unit's source and start nvcc on it.
+
+        Raises:
+            DiskFull: no space for the source.
+        """
+        try:
+            directory = Path(tempfile.mkdtemp(prefix="gemmsmith-unit-"))
+            source = directory / "unit.cu"
+            source.write_text(unit_source(kernels), encoding="utf-8")
+            with (directory / "log").open("wb") as log:
+                process = subprocess.Popen(
+                    toolchain.command(source, directory / "unit.so"),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, "TMPDIR": str(directory)},
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise _operating_system_fault(error) from error
+        return cls(kernels, toolchain, directory, process)
+
+    @property
+    def output(self) -> Path:
+        """The shared object, once the process has ended well."""
+        return self.directory / "unit.so"
+
+    @property
+    def seconds(self) -> float:
+        """Wall time since the start."""
+        return time.monotonic() - self.started
+
+    def log(self) -> str:
+        """What the compiler printed."""
+        return (self.directory / "log").read_text(encoding="utf-8", errors="replace")
+
+    def stop(self) -> None:
+        """Kill the whole process group, if it is still there, and wait for nvcc."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def discard(self) -> None:
+        """Remove the temporary directory."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def out_of_memory(returncode: int, log: str) -> bool:
+    """Whether the compiler was killed or gave up for lack of memory."""
+    return returncode == -signal.SIGKILL or _OUT_OF_MEMORY.search(log) is not None
+
+
+def environment_fault(log: str) -> TunerError | None:
+    """The error to raise where the machine, not a kernel, is to blame; None otherwise."""
+    if _NO_SPACE.search(log):
+        return DiskFull(
+            f"no space left for the compiler under {tempfile.gettempdir()}: free some space, or "
+            "set TMPDIR to a larger disk, and try again"
+        )
+    if _ENVIRONMENT.search(log):
+        return CompileFailed(
+            "nvcc cannot compile anything on this machine; `gemmsmith doctor` says what is "
+            f"missing. It said:\n{summary(log)}"
+        )
+    return None
+
+
+def suspects(kernels: Sequence[Kernel], log: str) -> list[Kernel]:
+    """The kernels that the compiler's messages mention, perhaps innocently."""
+    mentioned = {_DERIVED.sub("", word) for word in _IDENTIFIER.findall(log)}
+    return [kernel for kernel in kernels if kernel.name in mentioned]
+
+
+def summary(log: str) -> str:
+    """The compiler's errors and last lines, short enough to be stored with a trial."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if _ERROR.search(line)][: _QUOTED_LINES - 4]
+    last = [line for line in lines[-4:] if line not in errors]
+    quoted = [
+        line if len(line) <= _LINE_LENGTH else line[:_LINE_LENGTH] + " …"
+        for line in [*errors, *last]
+    ]
+    return "\n".join(quoted) or "nvcc failed without a message"
+
+
+def _operating_system_fault(error: OSError) -> TunerError:
+    if error.errno is not None and _NO_SPACE.search(os.strerror(error.errno)):
+        return DiskFull(
+            f"no space left for a unit's source under {tempfile.gettempdir()}: free some space, "
+            "or set TMPDIR to a larger disk, and try again"
+        )
+    return CompileFailed(f"nvcc cannot be started: {error}")

@@ -1,0 +1,211 @@
+"""Builds kernel packs, several units at a time.
+
+`Builder.build` yields one `Built` per kernel: those already in the store at once, the others as
+their units finish. A kernel that does not compile is one `Built` with a failure; the others of
+its unit are built again without it. Compilation goes on in the background while the caller is
+busy with a result, and ends (compilers killed) when the generator is closed or the process
+exits. Only a fault of the machine (full disk, broken compiler) raises.
+"""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from gemmsmith.kernel import Kernel
+from tuner.compile import nvcc, plan
+from tuner.compile.artifacts import ArtifactStore, Pack
+from tuner.compile.nvcc import Compilation
+from tuner.compile.toolchain import Toolchain
+from tuner.errors import TunerError
+from tuner.trial import Failure, FailureKind
+
+TIME_LIMIT_S = 900.0
+"""Wall time of one nvcc run. A unit of 16 takes about 3 minutes on a busy slow core."""
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Built:
+    """What became of one kernel: `pack`, or the `failure` that prevented one.
+
+    Attributes:
+        cached: the pack was in the store already.
+        seconds: wall time of the nvcc run that gave this result, the whole unit's.
+    """
+
+    kernel: Kernel
+    pack: Pack | None = None
+    failure: Failure | None = None
+    cached: bool = False
+    seconds: float = 0.0
+
+
+class Builder:
+    """Builds kernels into a store with one toolchain.
+
+    Args:
+        workers: units at once; by default as many as cores and memory allow, or
+            `GEMMSMITH_COMPILE_JOBS`.
+        memory_per_unit: bytes to reckon with for each unit.
+        time_limit_s: wall time after which an nvcc run is killed.
+    """
+
+    def __init__(
+        self,
+        store: ArtifactStore,
+        toolchain: Toolchain,
+        workers: int | None = None,
+        memory_per_unit: int = plan.MEMORY_PER_UNIT,
+        time_limit_s: float = TIME_LIMIT_S,
+    ) -> None:
+        self.store = store
+        self.toolchain = toolchain
+        self._workers = workers
+        self._memory_per_unit = memory_per_unit
+        self._time_limit_s = time_limit_s
+
+    def build(self, kernels: Sequence[Kernel]) -> Iterator[Built]:
+        """Build every kernel; each gives exactly one result, in the order they become known.
+
+        Raises:
+            DiskFull: no space for the compiler or for a pack; finished packs are kept.
+            CompileFailed: the compiler does not work on this machine at all.
+        """
+        digest = self.toolchain.digest
+        missing = []
+        for kernel in {kernel.name: kernel for kernel in kernels}.values():
+            pack = self.store.find(kernel, toolchain=digest)
+            if pack is None:
+                missing.append(kernel)
+            else:
+                yield Built(kernel=kernel, pack=pack, cached=True)
+        if not missing:
+            return
+        parallel = plan.workers(self._workers, self._memory_per_unit)
+        run = _Run(self.store, self.toolchain, parallel, self._time_limit_s)
+        run.start(plan.units(missing, parallel))
+        try:
+            yield from run.results(len(missing))
+        finally:
+            run.stop()
+
+
+class _Run:
+    """One build: a supervising thread that keeps `parallel` compilers busy."""
+
+    def __init__(
+        self, store: ArtifactStore, toolchain: Toolchain, parallel: int, time_limit_s: float
+    ) -> None:
+        self._store = store
+        self._toolchain = toolchain
+        self._parallel = parallel
+        self._time_limit_s = time_limit_s
+        self._waiting: deque[Sequence[Kernel]] = deque()
+        self._running: list[Compilation] = []
+        self._results: queue.SimpleQueue[Built | BaseException] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._supervise, name="compile pool", daemon=True)
+
+    def start(self, units: list[list[Kernel]]) -> None:
+        self._waiting.extend(units)
+        atexit.register(self.stop)
+        self._thread.start()
+
+    def results(self, count: int) -> Iterator[Built]:
+        for _ in range(count):
+            result = self._results.get()
+            match result:
+                case Built():
+                    yield result
+                case BaseException():
+                    raise result
+                case _:
+                    assert_never(result)
+
+    def stop(self) -> None:
+        """Kill what still runs and wait until it is gone. Harmless when all is finished."""
+        self._stopping.set()
+        self._thread.join()
+        atexit.unregister(self.stop)
+
+    def _supervise(self) -> None:
+        try:
+            while (self._waiting or self._running) and not self._stopping.is_set():
+                while self._waiting and len(self._running) < self._parallel:
+                    unit = self._waiting.popleft()
+                    self._running.append(Compilation.start(unit, self._toolchain))
+                self._stopping.wait(_POLL_S)
+                for compilation in list(self._running):
+                    self._attend(compilation)
+        except BaseException as error:  # noqa: BLE001 - handed over to the caller's thread
+            self._results.put(error)
+        finally:
+            for compilation in self._running:
+                compilation.stop()
+                compilation.discard()
+
+    def _attend(self, compilation: Compilation) -> None:
+        """Look at one compilation; if it has ended, deliver or retry its kernels."""
+        returncode = compilation.process.poll()
+        timed_out = returncode is None and compilation.seconds > self._time_limit_s
+        if returncode is None and not timed_out:
+            return
+        self._running.remove(compilation)
+        try:
+            compilation.stop()
+            if returncode == 0:
+                self._deliver(compilation)
+            elif timed_out:
+                reason = f"nvcc did not finish within {self._time_limit_s:.0f} s"
+                self._retry(compilation, [], reason)
+            else:
+                self._diagnose(compilation, compilation.process.returncode)
+        finally:
+            compilation.discard()
+
+    def _deliver(self, compilation: Compilation) -> None:
+        pack = self._store.publish(compilation.output, compilation.kernels, self._toolchain)
+        for kernel in compilation.kernels:
+            self._results.put(Built(kernel=kernel, pack=pack, seconds=compilation.seconds))
+
+    def _diagnose(self, compilation: Compilation, returncode: int) -> None:
+        log = compilation.log()
+        fault: TunerError | None = nvcc.environment_fault(log)
+        if fault is not None:
+            raise fault
+        if nvcc.out_of_memory(returncode, log):
+            alone = self._parallel == 1
+            self._parallel = max(1, self._parallel // 2)
+            if len(compilation.kernels) == 1 and not alone:
+                self._waiting.append(compilation.kernels)
+                return
+            self._retry(compilation, [], "nvcc ran out of memory")
+            return
+        self._retry(compilation, nvcc.suspects(compilation.kernels, log), nvcc.summary(log))
+
+    def _retry(self, compilation: Compilation, suspects: list[Kernel], reason: str) -> None:
+        """Give up on a single kernel; otherwise compile the innocent without the suspects.
+
+        Suspects get a unit each rather than a verdict: a message about one kernel may name
+        another that shares a type with it.
+        """
+        kernels = compilation.kernels
+        if len(kernels) == 1:
+            failure = Failure(kind=FailureKind.COMPILE, message=reason)
+            self._results.put(
+                Built(kernel=kernels[0], failure=failure, seconds=compilation.seconds)
+            )
+            return
+        if suspects and len(suspects) < len(kernels):
+            innocent = [kernel for kernel in kernels if kernel not in suspects]
+            pieces = [innocent, *([kernel] for kernel in suspects)]
+        else:
+            middle = len(kernels) // 2
+            pieces = [list(kernels[:middle]), list(kernels[middle:])]
+        self._waiting.extendleft(reversed(pieces))

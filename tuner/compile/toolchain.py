@@ -1,0 +1,192 @@
+"""Where nvcc is and how it is called.
+
+The compiler from the installed Python wheels comes first, because its version is the one the
+project is tested with; the system's (`CUDA_HOME`, `CUDA_PATH`, `PATH`, /usr/local/cuda) second.
+A toolchain's digest says what it makes, not where it lies, so that packs built on another
+machine by the same compiler are found. The host compiler is left out of it: it compiles only
+the few host functions behind the C ABI, and no kernel depends on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.codegen import HEADERS, headers_digest
+from tuner.errors import CompilerNotFound
+from tuner.space.cutlass import include_dirs
+from tuner.space.cutlass import version as cutlass_version
+
+OLDEST_NVCC = (12, 8)
+"""Older compilers lack headers that CUTLASS 4.2 includes."""
+
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    # sm_90a: wgmma and TMA exist only in the architecture-specific target. No PTX is kept.
+    "-gencode=arch=compute_90a,code=sm_90a",
+    "-DNDEBUG",
+    # Without it, tiles whose N is not in CUTLASS's short list run as N=16 instructions:
+    # 30% slower for 128×144 on 4096×576×7168 (H200, 2026-11-20).
+    "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED",
+    # CuTe calls constexpr host functions from device code.
+    "--expt-relaxed-constexpr",
+    # CUTLASS's own warnings are not ours to act on; errors must not drown in them.
+    "-w",
+    # A pack exports the C ABI and nothing else, so that any number load into one process.
+    "-Xcompiler=-fPIC,-fvisibility=hidden",
+    "-Xlinker=--exclude-libs,ALL,-s",
+    "-shared",
+    # Loads wherever there is a driver, next to any other CUDA runtime.
+    "-cudart=static",
+    "-Xfatbin=-compress-all",
+)
+"""`CUTLASS_ENABLE_GDC_FOR_SM90` is not among them: with it, CUTLASS 4.2.0's stream-K scheduler
+does not compile."""
+
+_RELEASE = re.compile(r"\bV(\d+)\.(\d+)\.(\d+)")
+_WHEEL_PARTS = (
+    ("bin/ptxas", "nvidia-cuda-nvcc"),
+    ("nvvm/bin/cicc", "nvidia-nvvm"),
+    ("include/crt/host_config.h", "nvidia-cuda-crt"),
+    ("include/cuda_runtime.h", "nvidia-cuda-runtime"),
+    ("lib/libcudart_static.a", "nvidia-cuda-runtime"),
+    ("include/cccl/cuda/std/utility", "nvidia-cuda-cccl"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Toolchain:
+    """An nvcc that can build packs.
+
+    Attributes:
+        version: nvcc's full release, such as `13.0.88`.
+        origin: `wheels` or `system`.
+        flags: everything that decides what is built; no paths.
+        search: `-I` and `-L` options; they decide nothing.
+    """
+
+    nvcc: Path
+    version: str
+    origin: str
+    flags: tuple[str, ...] = FLAGS
+    search: tuple[str, ...] = ()
+    cutlass: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Same digest, same packs: compiler release, flags, CUTLASS release, our headers."""
+        text = "\0".join([self.version, *self.flags, self.cutlass, headers_digest()])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def command(self, source: Path, output: Path) -> list[str]:
+        """The command line that compiles one unit into a pack."""
+        return [str(self.nvcc), *self.flags, *self.search, "-o", str(output), str(source)]
+
+
+def find_toolchain(
+    *, environ: Mapping[str, str] | None = None, wheels_only: bool = False
+) -> Toolchain:
+    """The first usable nvcc: from the installed wheels, else from the system.
+
+    Args:
+        environ: variables to search by (`CUDA_HOME`, `CUDA_PATH`, `PATH`); the process's own by
+            default.
+        wheels_only: leave the system's compilers out.
+
+    Raises:
+        CompilerNotFound: no usable nvcc or no host g++; the message lists what was tried.
+    """
+    environ = os.environ if environ is None else environ
+    _check_host_compiler(environ)
+    tried: list[str] = []
+    for nvcc, origin in _candidates(environ, wheels_only=wheels_only):
+        root = nvcc.parent.parent
+        missing = _missing_parts(root) if origin == "wheels" else []
+        if missing:
+            tried.append(f"{nvcc} (lacks the wheels {', '.join(missing)})")
+            continue
+        version = _version(nvcc)
+        if version is None:
+            tried.append(f"{nvcc} (does not run)")
+        elif version[:2] < OLDEST_NVCC:
+            tried.append(f"{nvcc} ({'.'.join(map(str, version))} is too old)")
+        else:
+            return Toolchain(
+                nvcc=nvcc,
+                version=".".join(map(str, version)),
+                origin=origin,
+                search=_search_options(root if origin == "wheels" else None),
+                cutlass=cutlass_version(),
+            )
+    detail = f" Found but unusable: {'; '.join(tried)}." if tried else ""
+    raise CompilerNotFound(
+        f"no nvcc ≥ {'.'.join(map(str, OLDEST_NVCC))}.{detail} "
+        "Run `pip install 'gemmsmith-service[compiler]'`, or install CUDA 13 and set CUDA_HOME."
+    )
+
+
+def _check_host_compiler(environ: Mapping[str, str]) -> None:
+    name = environ.get("NVCC_CCBIN", "g++")
+    if shutil.which(name, path=environ.get("PATH")) is None:
+        raise CompilerNotFound(
+            f"no host compiler: {name} is not on PATH, and nvcc needs one. "
+            "Install it (Debian and Ubuntu: `apt install g++`)."
+        )
+
+
+def _candidates(environ: Mapping[str, str], *, wheels_only: bool) -> Iterator[tuple[Path, str]]:
+    for root in _wheel_roots():
+        if (root / "bin" / "nvcc").is_file():
+            yield root / "bin" / "nvcc", "wheels"
+    if wheels_only:
+        return
+    homes = [environ.get("CUDA_HOME"), environ.get("CUDA_PATH")]
+    on_path = shutil.which("nvcc", path=environ.get("PATH"))
+    seen: set[Path] = set()
+    for nvcc in [
+        *(Path(home) / "bin" / "nvcc" for home in homes if home),
+        *([Path(on_path)] if on_path else []),
+        Path("/usr/local/cuda/bin/nvcc"),
+    ]:
+        if nvcc.is_file() and nvcc.resolve() not in seen:
+            seen.add(nvcc.resolve())
+            yield nvcc, "system"
+
+
+def _wheel_roots() -> list[Path]:
+    """`nvidia/cu13` of every installed part of the `nvidia` namespace, the newest major first."""
+    spec = importlib.util.find_spec("nvidia")
+    places = spec.submodule_search_locations if spec else None
+    found = [root for place in places or [] for root in Path(place).glob("cu[0-9]*")]
+    return sorted(found, key=lambda root: int(re.sub(r"\D", "", root.name) or 0), reverse=True)
+
+
+def _missing_parts(root: Path) -> list[str]:
+    return sorted({wheel for part, wheel in _WHEEL_PARTS if not (root / part).exists()})
+
+
+def _version(nvcc: Path) -> tuple[int, int, int] | None:
+    try:
+        done = subprocess.run(
+            [str(nvcc), "--version"], capture_output=True, text=True, timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = _RELEASE.search(done.stdout)
+    return (int(found[1]), int(found[2]), int(found[3])) if found else None
+
+
+def _search_options(wheels_root: Path | None) -> tuple[str, ...]:
+    options = [f"-I{path}" for path in (HEADERS, *include_dirs())]
+    if wheels_root is not None:
+        # nvcc looks for lib64, which is what a toolkit has; the wheels have lib.
+        options.append(f"-L{wheels_root / 'lib'}")
+    return tuple(options)
