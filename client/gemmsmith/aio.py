@@ -166,7 +166,7 @@ class AsyncClient:
         if found is not None:
             return found
         response = await self._run(flows.pack(self._session, pack_hash))
-        return await asyncio.to_thread(packs.store, pack_hash, response)
+        return await asyncio.to_thread(packs.store, pack_hash, response.body)
 
     async def winner_of(self, status: JobStatus) -> Answer:
         """The answer a finished job led to; never one from the cache."""

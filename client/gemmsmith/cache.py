@@ -9,7 +9,6 @@ revalidated with the service (ETag) whenever it is there.
 
 from __future__ import annotations
 
-import binascii
 import contextlib
 import hashlib
 import logging
@@ -26,14 +25,14 @@ import msgspec
 from gemmsmith.answer import Answer
 from gemmsmith.errors import InvalidProblem, PackCorrupt
 from gemmsmith.problem import Problem
-from gemmsmith.wire import Query, Response
+from gemmsmith.wire import Query
 
 log = logging.getLogger("gemmsmith")
 
 FORMAT = 1
 """Raised when the meaning of an entry changes; entries of other formats are misses."""
 
-_PACK_HASH = re.compile(r"[0-9A-Za-z_-]{8,128}")
+_PACK_HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 def default_cache_dir() -> Path:
@@ -170,7 +169,7 @@ def publish(path: Path, data: bytes, *, durable: bool = False) -> None:
 
 
 class PackCache:
-    """Downloaded kernel packs, each with the SHA-256 of its bytes beside it."""
+    """Downloaded kernel packs. A pack's name is the SHA-256 of its bytes, so each proves itself."""
 
     def __init__(self, root: Path) -> None:
         self.root = root / "packs"
@@ -182,46 +181,32 @@ class PackCache:
             ValueError: not a pack's hash; nothing else may become part of a path.
         """
         if not _PACK_HASH.fullmatch(pack_hash):
-            raise ValueError(f"not a pack hash: {pack_hash!r}")
+            raise ValueError(f"not a pack hash (64 hexadecimal digits): {pack_hash!r}")
         return self.root / f"{pack_hash}.so"
 
     def find(self, pack_hash: str) -> Path | None:
         """The pack if it is here and whole; damaged bytes are a miss."""
         path = self.path(pack_hash)
         try:
-            expected = path.with_suffix(".sha256").read_text(encoding="ascii").strip()
             with path.open("rb") as file:
                 actual = hashlib.file_digest(file, "sha256").hexdigest()
-        except (OSError, UnicodeDecodeError):
+        except OSError:
             return None
-        return path if actual == expected else None
+        return path if actual == pack_hash else None
 
-    def store(self, pack_hash: str, response: Response) -> Path:
+    def store(self, pack_hash: str, content: bytes) -> Path:
         """Check the downloaded bytes and keep them.
 
         Raises:
-            PackCorrupt: the bytes do not have the digest that the service announced.
+            PackCorrupt: the bytes are not those of this pack.
             OSError: the cache folder cannot be written to.
         """
-        digest = hashlib.sha256(response.body).hexdigest()
-        announced = _announced_digest(response)
-        if announced is not None and announced != digest:
-            raise PackCorrupt(
-                f"pack {pack_hash} arrived with SHA-256 {digest[:16]}…, the service announced "
-                f"{announced[:16]}…; download it again"
-            )
         path = self.path(pack_hash)
-        publish(path, response.body, durable=True)
-        publish(path.with_suffix(".sha256"), f"{digest}\n".encode(), durable=True)
+        actual = hashlib.sha256(content).hexdigest()
+        if actual != pack_hash:
+            raise PackCorrupt(
+                f"pack {pack_hash[:16]}… arrived as {len(content)} bytes with SHA-256 "
+                f"{actual[:16]}…: truncated or altered on its way; download it again"
+            )
+        publish(path, content, durable=True)
         return path
-
-
-def _announced_digest(response: Response) -> str | None:
-    """SHA-256 in the `Repr-Digest` header (RFC 9530) in hexadecimal, None when there is none."""
-    found = re.search(r"sha-256=:([A-Za-z0-9+/=]+):", response.headers.get("repr-digest", ""))
-    if found is None:
-        return None
-    try:
-        return binascii.a2b_base64(found[1]).hex()
-    except binascii.Error:
-        return None

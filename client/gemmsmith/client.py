@@ -206,7 +206,7 @@ class Client:
         found = packs.find(pack_hash)
         if found is not None:
             return found
-        return packs.store(pack_hash, self._run(flows.pack(self._session, pack_hash)))
+        return packs.store(pack_hash, self._run(flows.pack(self._session, pack_hash)).body)
 
     def winner_of(self, status: JobStatus) -> Answer:
         """The answer a finished job led to; never one from the cache."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Coroutine
 from pathlib import Path
@@ -86,7 +87,7 @@ def test_listings_and_packs(server, tmp_path: Path) -> None:
             server.say(Say(200, b'{"trials": [{"id": 1}], "links": {}}'))
             assert [row["id"] async for row in client.results()] == [1]
             server.say(Say(200, b"ELF"))
-            assert (await client.pack("0" * 64)).read_bytes() == b"ELF"
+            assert (await client.pack(hashlib.sha256(b"ELF").hexdigest())).read_bytes() == b"ELF"
             server.say(Say(200, b'{"devices": []}'))
             assert await client.devices() == []
             server.say(job("cancelled"))

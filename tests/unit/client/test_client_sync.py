@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import time
@@ -292,18 +293,21 @@ def test_results_follow_the_pages(client: Client, server: Misbehaving) -> None:
     assert len(server.seen) == 3
 
 
+PACK = hashlib.sha256(b"ELF").hexdigest()
+
+
 def test_packs_are_downloaded_once(client: Client, server: Misbehaving) -> None:
     server.say(Say(200, b"ELF"))
-    name = "0" * 64
-    path = client.pack(name)
-    assert client.pack(name) == path
+    path = client.pack(PACK)
+    assert client.pack(PACK) == path
     assert len(server.seen) == 1
     path.write_bytes(b"EL")
-    assert client.pack(name).read_bytes() == b"ELF"
+    assert client.pack(PACK).read_bytes() == b"ELF"
     assert len(server.seen) == 2
-    server.say(Say(200, b"EL", {"Repr-Digest": f"sha-256=:{'A' * 43}=:"}))
     with pytest.raises(PackCorrupt):
         client.pack("1" * 64)
+    with pytest.raises(ValueError, match="64 hexadecimal digits"):
+        client.pack("../answers")
 
 
 def test_without_a_cache_nothing_is_kept(server: Misbehaving, served: Say, answer) -> None:
@@ -311,7 +315,7 @@ def test_without_a_cache_nothing_is_kept(server: Misbehaving, served: Say, answe
     with Client(server.url, cache_dir=None, retries=0) as client:
         assert client.best(256, 4096, 4096) == answer
         server.say(Say(200, b"ELF"))
-        path = client.pack("0" * 64)
+        path = client.pack(PACK)
         assert path.exists()
         server.stop()
         with pytest.raises(ServiceUnavailable):
