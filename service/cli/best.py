@@ -1,0 +1,107 @@
+"""`gemmsmith best`: look up the fastest known kernel."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gemmsmith.answer import Answer, Match, Use
+from gemmsmith.problem import Problem
+from service.cli.options import (
+    AsJson,
+    Batch,
+    Database,
+    DTypeName,
+    K,
+    LayoutName,
+    M,
+    N,
+    Url,
+    connect,
+    load_settings,
+    problem_of,
+)
+from service.cli.output import CommandError, emit, note, say
+
+
+def best(
+    m: M,
+    n: N,
+    k: K,
+    dtype: DTypeName = "bf16",
+    layout: LayoutName = "tn",
+    batch: Batch = 1,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Slug of a device model; default: the local GPU, else the first known."),
+    ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Refuse answers measured on a neighbour.")
+    ] = False,
+    url: Url = None,
+    database: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the fastest known way to compute M N K, from a service or the local database."""
+    problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
+    if url:
+        with connect(url) as client:
+            answer = client.best(
+                m, n, k, batch=batch, dtype=dtype, layout=layout, device=device, exact=exact
+            )
+            if client.last_from_cache:
+                note("the service is away: this is its last known answer")
+    else:
+        answer = _from_database(problem, device, exact, database)
+    if as_json:
+        emit(answer)
+    else:
+        _print(answer)
+
+
+def _from_database(
+    problem: Problem, device: str | None, exact: bool, database: str | None
+) -> Answer:
+    from service import lookup
+    from service.cli.session import model_of
+    from tuner.store import Store
+
+    settings = load_settings(database=database)
+    with Store.open(settings.database) as store:
+        model = model_of(settings, device)
+        answer = lookup.find(store, problem, model.slug, exact=exact, pack_of=store.pack_for)
+    if answer is None:
+        raise CommandError(
+            f"nothing known about {problem} on {model.name}. Tune it: gemmsmith tune "
+            f"{problem.m} {problem.n} {problem.k} --dtype {problem.dtype} "
+            f"--layout {problem.layout}{f' --batch {problem.batch}' if problem.batch > 1 else ''}"
+        )
+    return answer
+
+
+def _print(answer: Answer) -> None:
+    say(f"{answer.problem} on {answer.device.name}")
+    match answer.match:
+        case Match.NEAREST:
+            say(f"  match      nearest: measured on {answer.measured}")
+        case Match.PREDICTED:
+            say("  match      predicted, not measured")
+        case Match.EXACT:
+            say("  match      exact")
+    verdict = "cuBLAS: keep torch's own operator" if answer.use is Use.CUBLAS else "CUTLASS"
+    say(f"  use        {verdict}")
+    if answer.config is not None:
+        say(f"  kernel     {answer.config.kernel.name}")
+        say(f"  launch     {answer.config.launch.key}")
+        say(f"  pack       {answer.config.pack or 'not compiled here yet'}")
+    if answer.statistics is not None:
+        low, high = answer.statistics.ci_low_us, answer.statistics.ci_high_us
+        say(f"  time       {answer.statistics.median_us:.2f} µs  ({low:.2f} … {high:.2f})")
+    if answer.baseline is not None:
+        say(f"  cuBLAS     {answer.baseline.median_us:.2f} µs")
+    if answer.speedup is not None:
+        low, high = answer.speedup.ci_low, answer.speedup.ci_high
+        say(f"  speed-up   {answer.speedup.median:.3f}  ({low:.3f} … {high:.3f})")
+    origin = "replayed from a recording" if answer.replayed else "measured"
+    say(f"  revision   {answer.revision}, {origin}, {answer.promoted_at}")

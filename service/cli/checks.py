@@ -1,0 +1,276 @@
+"""The single checks of `gemmsmith doctor`. Each looks, never repairs, and never raises."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tuner.errors import SchemaTooNew, StoreError, TunerError
+
+if TYPE_CHECKING:
+    from service.settings import Settings
+
+SERVE_BYTES = 100 * 2**20
+"""Room for the database to grow in; less than this and serving is asking for trouble."""
+TUNE_BYTES = 5 * 2**30
+"""Packs of a suite in three precisions, with the compiler's temporary files beside them."""
+
+
+class CheckStatus(StrEnum):
+    """What a check found."""
+
+    OK = "ok"  # usable
+    WARNING = "warning"  # usable, but look at it
+    MISSING = "missing"  # not there, or not usable
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """One finding: `fix` says what to do, empty when there is nothing to do."""
+
+    name: str
+    status: CheckStatus
+    detail: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ability:
+    """Something a machine may be able to do, and the checks it needs (none MISSING)."""
+
+    label: str
+    needs: tuple[str, ...]
+
+
+ABILITIES = {
+    "serve": Ability(
+        label="serve answers", needs=("cutlass", "disk", "database")
+    ),
+    "compile": Ability(
+        label="compile kernels", needs=("compiler", "host compiler", "cutlass", "disk")
+    ),
+    "measure": Ability(
+        label="tune on a GPU",
+        needs=(
+            "gpu", "driver", "compiler", "host compiler", "torch", "cutlass", "disk", "database",
+        ),
+    ),
+    "replay": Ability(
+        label="tune on a recorded GPU", needs=("cutlass", "recordings", "disk", "database")
+    ),
+}  # fmt: skip
+
+
+def run(settings: Settings, url: str | None) -> list[Check]:
+    """Every check, in the order people should read them."""
+    checks: Sequence[tuple[str, Callable[[], Check]]] = (
+        ("gpu", _gpu),
+        ("driver", _driver),
+        ("compiler", _compiler),
+        ("host compiler", _host_compiler),
+        ("torch", _torch),
+        ("cutlass", _cutlass),
+        ("disk", lambda: _disk(settings.packs)),
+        ("database", lambda: _database(settings.database)),
+        ("recordings", lambda: _recordings(settings.sweeps)),
+        ("service", lambda: _service(settings, url)),
+    )
+    found = []
+    for name, look in checks:
+        try:
+            found.append(look())
+        except Exception as error:  # noqa: BLE001 - a doctor that dies of one symptom is no help
+            detail = f"the check itself failed: {type(error).__name__}: {error}"
+            found.append(Check(name=name, status=CheckStatus.MISSING, detail=detail))
+    return found
+
+
+def abilities(checks: Sequence[Check]) -> dict[str, bool]:
+    """What the machine can do, given what was found."""
+    missing = {check.name for check in checks if check.status is CheckStatus.MISSING}
+    return {name: not missing.intersection(ability.needs) for name, ability in ABILITIES.items()}
+
+
+def _ok(name: str, detail: str) -> Check:
+    return Check(name=name, status=CheckStatus.OK, detail=detail)
+
+
+def _missing(name: str, detail: str, fix: str) -> Check:
+    return Check(name=name, status=CheckStatus.MISSING, detail=detail, fix=fix)
+
+
+def _warning(name: str, detail: str, fix: str) -> Check:
+    return Check(name=name, status=CheckStatus.WARNING, detail=detail, fix=fix)
+
+
+def _gpu() -> Check:
+    from tuner.devices import local_gpu
+
+    model = local_gpu()
+    if model is None:
+        return _missing(
+            "gpu",
+            "no usable NVIDIA GPU",
+            "nothing to do for serving; to measure, use a machine with an H100 or H200 "
+            "(in a container: give it the GPU, e.g. docker run --gpus all)",
+        )
+    detail = (
+        f"{model.name}, {model.arch}, {model.sm_count} SMs, {model.memory_bytes / 2**30:.0f} GiB"
+    )
+    if model.arch != "sm90":
+        return _missing("gpu", detail, "kernels are generated for sm90 (H100, H200, H20) only")
+    return _ok("gpu", detail)
+
+
+def _driver() -> Check:
+    version = _driver_version()
+    if version is None:
+        return _missing(
+            "driver", "no NVIDIA driver", "to measure, install driver 580 or newer (CUDA 13)"
+        )
+    if int(version.split(".")[0]) < 580:
+        return _missing("driver", version, "CUDA 13 kernels need driver 580 or newer: upgrade it")
+    return _ok("driver", version)
+
+
+def _driver_version() -> str | None:
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", text)
+    return found[1] if found else None
+
+
+def _compiler() -> Check:
+    from tuner.compile import find_toolchain
+
+    try:
+        toolchain = find_toolchain()
+    except TunerError as error:
+        return _missing(
+            "compiler",
+            str(error).splitlines()[0],
+            "pip install 'gemmsmith-service[compiler]', or install the CUDA 13 toolkit; "
+            "needed to compile kernels, not to serve",
+        )
+    return _ok("compiler", f"nvcc {toolchain.version} ({toolchain.origin}: {toolchain.nvcc})")
+
+
+def _host_compiler() -> Check:
+    path = shutil.which("g++")
+    if path is None:
+        return _missing(
+            "host compiler", "no g++", "apt-get install g++; nvcc needs it to compile kernels"
+        )
+    return _ok("host compiler", path)
+
+
+def _torch() -> Check:
+    # Found without importing it: that takes seconds.
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return _missing(
+            "torch",
+            "not installed",
+            "pip install 'gemmsmith-service[gpu]'; needed to measure, not to serve",
+        )
+    version = importlib.metadata.version("torch")
+    written = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    cuda = re.search(r"^cuda\b[^=\n]*= *'([^']+)'", written, re.MULTILINE)
+    if cuda is None:
+        return _missing(
+            "torch",
+            f"{version}, built without CUDA",
+            "to measure, install a CUDA build: pip install torch --force-reinstall",
+        )
+    release = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if release < (2, 9):
+        return _missing("torch", version, "to measure, pip install 'torch>=2.9'")
+    return _ok("torch", f"{version}, CUDA {cuda[1]}")
+
+
+def _cutlass() -> Check:
+    from tuner.space import cutlass
+
+    try:
+        include = cutlass.include_dirs()[0]
+    except TunerError as error:
+        return _missing("cutlass", str(error), "pip install nvidia-cutlass==4.2.0.0")
+    return _ok("cutlass", f"{cutlass.version()} ({include})")
+
+
+def _disk(packs: Path) -> Check:
+    folder = packs.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    detail = f"{free / 2**30:.1f} GiB free at {folder}"
+    if not os.access(folder, os.W_OK):
+        return _missing("disk", f"{folder} is not writable", "run as its owner, or pass --packs")
+    if free < SERVE_BYTES:
+        return _missing("disk", detail, "free some space, or pass --packs on another disk")
+    if free < TUNE_BYTES:
+        return _warning("disk", detail, "a tuned suite takes up to 5 GiB of kernel packs")
+    return _ok("disk", detail)
+
+
+def _database(url: str) -> Check:
+    from service.cli.options import shown
+    from tuner import store
+
+    where = shown(url)
+    upgrade = f"gemmsmith db upgrade --database {where}"
+    try:
+        found, needed = store.current(url), store.head()
+        if found is not None:
+            with store.Store.open(url) as opened:
+                winners = opened.counts()["winners"]
+            return _ok("database", f"{where}, schema {found}, {winners} winners")
+    except SchemaTooNew as error:
+        return _missing("database", str(error), "upgrade gemmsmith, or name another --database")
+    except StoreError as error:
+        # An older schema is brought up to date when the service starts.
+        if found is not None and found != needed:
+            return _warning("database", f"{where}, schema {found}, needs {needed}", upgrade)
+        return _missing("database", str(error), "restore a backup, or name another --database")
+    return _warning(
+        "database", f"{where}: not there yet", f"`gemmsmith serve` creates it; or {upgrade}"
+    )
+
+
+def _recordings(folder: Path) -> Check:
+    files = sorted(folder.glob("*.jsonl.zst"))
+    if not files:
+        return _missing(
+            "recordings",
+            f"no sweep files in {folder.absolute()}",
+            "run from the project's root, or pass --sweeps; needed to tune without a GPU",
+        )
+    return _ok("recordings", ", ".join(path.name for path in files))
+
+
+def _service(settings: Settings, url: str | None) -> Check:
+    import httpx
+
+    where = url or f"http://{settings.host}:{settings.port}"
+    try:
+        response = httpx.get(f"{where.rstrip('/')}/readyz", timeout=2.0)
+    except (httpx.RequestError, httpx.InvalidURL) as error:
+        reason = type(error).__name__
+        return _warning("service", f"no answer at {where} ({reason})", "start it: gemmsmith serve")
+    if response.status_code != 200:
+        try:
+            detail = response.json()["detail"]
+        except (ValueError, KeyError, TypeError):
+            detail = "is this gemmsmith?"
+        return _warning("service", f"{where} is not ready: {response.status_code}, {detail}", "")
+    return _ok("service", f"{where} is ready")

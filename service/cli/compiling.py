@@ -1,0 +1,170 @@
+"""`gemmsmith compile`: build kernel packs ahead of time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from service.cli.options import (
+    AsJson,
+    Batch,
+    Database,
+    LayoutName,
+    LevelName,
+    Limit,
+    Packs,
+    Sweeps,
+    load_settings,
+)
+from service.cli.output import MisuseError, emit, say
+from service.cli.progress import reporter
+from service.cli.session import StopFlag, model_of, open_builder
+from service.cli.space import level_of, predicted
+from service.cli.tuning import tasks
+
+if TYPE_CHECKING:
+    from gemmsmith.device import DeviceModel
+    from gemmsmith.kernel import Kernel
+    from service.cli.tasks import Task
+    from service.settings import Settings
+    from tuner.compile import Built
+    from tuner.space import Level
+    from tuner.store import Store
+
+
+def compile_(
+    m: Annotated[int | None, typer.Argument(metavar="[M]", show_default=False)] = None,
+    n: Annotated[int | None, typer.Argument(metavar="[N]", show_default=False)] = None,
+    k: Annotated[int | None, typer.Argument(metavar="[K]", show_default=False)] = None,
+    suite: Annotated[
+        Path | None, typer.Option("--suite", help="For every problem of this file.")
+    ] = None,
+    winners: Annotated[
+        bool, typer.Option("--winners", help="The kernels of the current winners.")
+    ] = False,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dtype",
+            help="bf16 (default), fp16, fp8_e4m3, fp8_e5m2; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    layout: LayoutName = "tn",
+    batch: Batch = 1,
+    level: LevelName = "core",
+    limit: Limit = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Compilers at once; default by cores and memory.")
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Slug of a device model; default: the local GPU, else the first known."),
+    ] = None,
+    database: Database = None,
+    packs: Packs = None,
+    sweeps: Sweeps = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compile kernels for M N K, a suite or the winners; `--limit` takes the best predicted ones.
+
+    What is compiled already costs nothing. A kernel that does not compile is reported and the
+    rest goes on; the status is then 1.
+    """
+    from tuner.store import Store
+
+    settings = load_settings(database=database, packs=packs, sweeps=sweeps)
+    settings.create_folders()
+    wanted_level = level_of(level)
+    with Store.open(settings.database, create=True) as store:
+        if winners:
+            if suite is not None or m is not None:
+                raise MisuseError("give M N K, --suite FILE or --winners, one of them")
+            kernels = _of_winners(store, device, limit)
+        else:
+            found = tasks(m, n, k, suite, dtype or ["bf16"], layout, batch, None)
+            kernels = _of_problems(found, model_of(settings, device), wanted_level, limit)
+        built = _build(settings, store, kernels, workers)
+    code = _report(built, len(kernels), as_json)
+    if code:
+        raise typer.Exit(code)
+
+
+def _of_problems(
+    found: Sequence[Task], model: DeviceModel, level: Level, limit: int | None
+) -> list[Kernel]:
+    """Kernels of all problems, each once; of each problem the `limit` best predicted ones."""
+    kernels: dict[str, Kernel] = {}
+    for task in found:
+        mine: dict[str, Kernel] = {}
+        for _, candidate in predicted(task.problem, model, level):
+            mine.setdefault(candidate.kernel.name, candidate.kernel)
+        kernels |= dict(list(mine.items())[:limit])
+    return list(kernels.values())
+
+
+def _of_winners(store: Store, device: str | None, limit: int | None) -> list[Kernel]:
+    kernels = {
+        winner.candidate.kernel.name: winner.candidate.kernel
+        for winner in store.winners(device=device)
+        if winner.candidate is not None
+    }
+    return list(kernels.values())[:limit]
+
+
+def _build(
+    settings: Settings, store: Store, kernels: Sequence[Kernel], workers: int | None
+) -> list[Built]:
+    """Build all, recording every finished pack, so that lookups can name it."""
+    builder = open_builder(settings, workers)
+    known = {kernel.name: kernel for kernel in kernels}
+    recorded: set[str] = set()
+    done: list[Built] = []
+    with StopFlag() as stop, reporter() as says:
+        says.update("compile", 0, len(kernels))
+        for built in builder.build(kernels):
+            done.append(built)
+            pack = built.pack
+            if built.failure is not None:
+                says.line(f"  {built.kernel.name}: {built.failure.message}")
+            if pack is not None and pack.hash not in recorded:
+                recorded.add(pack.hash)
+                if all(name in known for name in pack.kernels):
+                    store.add_pack(
+                        pack.hash,
+                        builder.toolchain.digest,
+                        [known[name] for name in pack.kernels],
+                        pack.path.stat().st_size,
+                    )
+            says.update("compile", len(done), len(kernels))
+            if stop():
+                break
+    return done
+
+
+def _report(built: Sequence[Built], wanted: int, as_json: bool) -> int:
+    failed = [item for item in built if item.failure is not None]
+    counts: dict[str, Any] = {
+        "wanted": wanted,
+        "compiled": sum(not item.cached and item.failure is None for item in built),
+        "cached": sum(item.cached and item.failure is None for item in built),
+        "failed": len(failed),
+        "packs": len({item.pack.hash for item in built if item.pack is not None}),
+    }
+    if as_json:
+        failures = [
+            {"kernel": item.kernel.name, "kind": item.failure.kind, "message": item.failure.message}
+            for item in failed
+            if item.failure is not None
+        ]
+        kernels = {item.kernel.name: item.pack.hash for item in built if item.pack is not None}
+        emit({"counts": counts, "kernels": kernels, "failures": failures})
+    else:
+        say(
+            f"{counts['compiled']} compiled, {counts['cached']} compiled before, "
+            f"{counts['failed']} failed, of {wanted} kernels, in {counts['packs']} packs"
+        )
+    return 1 if failed or len(built) < wanted else 0

@@ -1,0 +1,48 @@
+"""`gemmsmith doctor`: what this machine has, what it lacks, and what to do about it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from service.cli.options import AsJson, Database, Packs, Sweeps, load_settings
+from service.cli.output import emit, say
+
+
+def doctor(
+    url: Annotated[
+        str | None,
+        typer.Option(
+            envvar="GEMMSMITH_URL",
+            help="Service to look for; default: where `gemmsmith serve` would listen.",
+            show_default=False,
+        ),
+    ] = None,
+    database: Database = None,
+    packs: Packs = None,
+    sweeps: Sweeps = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check GPU, driver, compiler, torch, CUTLASS, disk, database, recordings and service.
+
+    Status 0 if this machine can serve answers, whatever else is missing; else 1. Changes nothing.
+    """
+    from service.cli import checks
+
+    settings = load_settings(database=database, packs=packs, sweeps=sweeps)
+    found = checks.run(settings, url)
+    can = checks.abilities(found)
+    if as_json:
+        emit({"checks": found, "can": can})
+    else:
+        width = max(len(check.name) for check in found)
+        for check in found:
+            say(f"{check.status:<8} {check.name:<{width}}  {check.detail}")
+            if check.fix:
+                say(f"{'':<8} {'':<{width}}  → {check.fix}")
+        say("")
+        for ability, possible in can.items():
+            say(f"{'yes' if possible else 'no':<8} {checks.ABILITIES[ability].label}")
+    if not can["serve"]:
+        raise typer.Exit(1)

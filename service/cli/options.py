@@ -1,0 +1,145 @@
+"""The options that commands share, and how their words become the program's types.
+
+Precedence everywhere: option, then environment variable `GEMMSMITH_…`, then default.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gemmsmith.problem import DType, Problem
+from service.cli.output import MisuseError
+
+if TYPE_CHECKING:
+    from gemmsmith.client import Client
+    from service.settings import Settings
+
+M = Annotated[int, typer.Argument(metavar="M", help="Rows of A and D.", show_default=False)]
+N = Annotated[int, typer.Argument(metavar="N", help="Columns of B and D.", show_default=False)]
+K = Annotated[int, typer.Argument(metavar="K", help="Columns of A, rows of B.", show_default=False)]
+DTypeName = Annotated[
+    str, typer.Option("--dtype", help="Element types: bf16, fp16, fp8_e4m3 or fp8_e5m2.")
+]
+LayoutName = Annotated[
+    str,
+    typer.Option(
+        "--layout", help="A and B, t row-major, n column-major: tn (linear layer), tt, nt or nn."
+    ),
+]
+Batch = Annotated[int, typer.Option("--batch", help="Independent products of this shape.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable result on stdout.")]
+Database = Annotated[
+    str | None,
+    typer.Option(
+        "--database",
+        metavar="URL",
+        help="Database (GEMMSMITH_DATABASE; else sqlite:///.state/gemmsmith.db).",
+        show_default=False,
+    ),
+]
+Packs = Annotated[
+    Path | None,
+    typer.Option(
+        "--packs",
+        help="Folder of compiled kernel packs (GEMMSMITH_PACKS; else .state/packs).",
+        show_default=False,
+    ),
+]
+Sweeps = Annotated[
+    Path | None,
+    typer.Option(
+        "--sweeps",
+        help="Folder of recorded sweeps (GEMMSMITH_SWEEPS; else configs/sweeps).",
+        show_default=False,
+    ),
+]
+DeviceName = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        help="What to measure on: cuda:0, or replay:NAME for a recorded GPU "
+        "(GEMMSMITH_DEVICE; else the local GPU, else the recorded one).",
+        show_default=False,
+    ),
+]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        envvar="GEMMSMITH_URL",
+        help="Ask this service instead of the local database.",
+        show_default=False,
+    ),
+]
+LevelName = Annotated[
+    str, typer.Option("--level", help="core: the curated kernels; full: every legal one.")
+]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many.")]
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """The settings with the options that were given.
+
+    Raises:
+        MisuseError: a value that cannot be used; names the variable.
+    """
+    from service.settings import Settings, SettingsError
+
+    try:
+        return Settings.load(**overrides)
+    except SettingsError as error:
+        raise MisuseError(str(error)) from error
+
+
+def problem_of(m: int, n: int, k: int, *, batch: int, dtype: str, layout: str) -> Problem:
+    """The problem that was asked for.
+
+    Raises:
+        InvalidProblem: names the field and what it accepts.
+    """
+    from gemmsmith import wire
+
+    return wire.problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
+
+
+def dtypes_of(names: list[str]) -> list[DType]:
+    """Element types by name, also comma-separated, each once.
+
+    Raises:
+        MisuseError: names what is accepted.
+    """
+    found: dict[DType, None] = {}
+    for name in ",".join(names).split(","):
+        try:
+            found[DType(name.strip())] = None
+        except ValueError:
+            raise MisuseError(f"dtype must be one of {', '.join(DType)}, got {name!r}") from None
+    return list(found)
+
+
+def connect(url: str, **options: Any) -> Client:
+    """A client of the service at `url`.
+
+    Raises:
+        MisuseError: not a URL.
+    """
+    from gemmsmith.client import Client
+
+    try:
+        return Client(url, **options)
+    except ValueError as error:
+        raise MisuseError(str(error)) from error
+
+
+def shown(url: str) -> str:
+    """A database's URL as it may be printed: without its password."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        return make_url(url).render_as_string(hide_password=True)
+    except ArgumentError:
+        return url

@@ -1,0 +1,170 @@
+"""`gemmsmith results`: the trials and winners on record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from service.cli.options import AsJson, Database, Url, connect, dtypes_of, load_settings
+from service.cli.output import MisuseError, emit, microseconds, note, ratio, table
+
+
+def results(
+    problem: Annotated[
+        tuple[int, int, int] | None,
+        typer.Option("--problem", metavar="M N K", help="Only this shape.", show_default=False),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Only these element types.", show_default=False)
+    ] = None,
+    layout: Annotated[
+        str | None, typer.Option(help="Only this layout: tn, tt, nt or nn.", show_default=False)
+    ] = None,
+    batch: Annotated[int, typer.Option(help="With --problem.")] = 1,
+    device: Annotated[
+        str | None, typer.Option(help="Only this device model (its slug).", show_default=False)
+    ] = None,
+    phase: Annotated[
+        str | None, typer.Option(help="Only screen or final.", show_default=False)
+    ] = None,
+    job: Annotated[str | None, typer.Option(help="Only this job's.", show_default=False)] = None,
+    winners: Annotated[
+        bool, typer.Option("--winners", help="Current winners instead of trials.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    url: Url = None,
+    database: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print recorded trials, oldest first, failed ones too; with --json one document a line."""
+    filters = _filters(problem, dtype, layout, batch, device, phase, job)
+    if winners:
+        if url or problem or phase or job:
+            raise MisuseError("--winners goes with --dtype, --layout, --device and --database only")
+        _winners(filters, limit, database, as_json)
+        return
+    if url:
+        with connect(url) as client:
+            rows = list(client.results(limit=limit, **filters))
+    else:
+        rows = list(_from_database(filters, limit, database))
+    if as_json:
+        for row in rows:
+            emit(row, line=True)
+        return
+    columns = ("problem", "kernel", "launch", "phase", "µs", "± µs")
+    table("", columns, map(_row, rows), left=4)
+    note(f"{len(rows)} trials" + (f" (--limit {limit})" if len(rows) == limit else ""))
+
+
+def _filters(
+    problem: tuple[int, int, int] | None,
+    dtype: str | None,
+    layout: str | None,
+    batch: int,
+    device: str | None,
+    phase: str | None,
+    job: str | None,
+) -> dict[str, Any]:
+    """The filters of `GET /results`, checked; those not given are left out."""
+    from gemmsmith.problem import Layout
+    from gemmsmith.wire import problem_of
+    from tuner.trial import Phase
+
+    if layout is not None and layout not in set(Layout):
+        raise MisuseError(f"layout must be one of {', '.join(Layout)}, got {layout!r}")
+    if phase is not None and phase not in set(Phase):
+        raise MisuseError(f"phase must be one of {', '.join(Phase)}, got {phase!r}")
+    filters: dict[str, Any] = {"device": device, "phase": phase, "job": job, "layout": layout}
+    filters["dtype"] = str(dtypes_of([dtype])[0]) if dtype else None
+    if problem is not None:
+        m, n, k = problem
+        found = problem_of(
+            m, n, k, batch=batch, dtype=filters["dtype"] or "bf16", layout=layout or "tn"
+        )
+        filters |= {"m": m, "n": n, "k": k, "batch": batch}
+        filters |= {"dtype": str(found.dtype), "layout": str(found.layout)}
+    return {name: value for name, value in filters.items() if value is not None}
+
+
+def _from_database(
+    filters: dict[str, Any], limit: int, database: str | None
+) -> Iterator[dict[str, Any]]:
+    import msgspec
+
+    from gemmsmith.problem import DType, Layout, Problem
+    from tuner.store import Store
+    from tuner.trial import Phase
+
+    problem = None
+    if "m" in filters:
+        names = ("m", "n", "k", "batch", "dtype", "layout")
+        problem = msgspec.convert({name: filters[name] for name in names}, Problem)
+    with Store.open(load_settings(database=database).database) as store:
+        for stored in store.trials(
+            problem=problem,
+            device=filters.get("device"),
+            dtype=DType(filters["dtype"]) if "dtype" in filters else None,
+            layout=Layout(filters["layout"]) if "layout" in filters else None,
+            phase=Phase(filters["phase"]) if "phase" in filters else None,
+            job=filters.get("job"),
+            limit=limit,
+        ):
+            trial: dict[str, Any] = msgspec.to_builtins(stored.trial)
+            yield {"id": stored.id, "created_at": stored.created_at} | trial
+
+
+def _row(row: dict[str, Any]) -> tuple[Any, ...]:
+    import msgspec
+
+    from gemmsmith.launch import Launch
+    from gemmsmith.problem import Problem
+
+    statistics = row.get("statistics") or {}
+    failure = row.get("failure") or {}
+    launch = msgspec.convert(row["candidate"]["launch"], Launch)
+    spread = None
+    if statistics:
+        spread = (statistics["ci_high_us"] - statistics["ci_low_us"]) / 2
+    return (
+        msgspec.convert(row["problem"], Problem),
+        row["candidate"]["kernel"]["name"],
+        launch.key,
+        row["phase"],
+        microseconds(statistics.get("median_us")) or failure.get("kind"),
+        microseconds(spread),
+    )
+
+
+def _winners(filters: dict[str, Any], limit: int, database: str | None, as_json: bool) -> None:
+    from gemmsmith.problem import DType, Layout
+    from tuner.store import Store
+
+    with Store.open(load_settings(database=database).database) as store:
+        found = store.winners(
+            device=filters.get("device"),
+            dtype=DType(filters["dtype"]) if "dtype" in filters else None,
+            layout=Layout(filters["layout"]) if "layout" in filters else None,
+            limit=limit,
+        )
+    if as_json:
+        for winner in found:
+            emit(winner, line=True)
+        return
+    rows = [
+        (
+            winner.problem,
+            winner.device.slug,
+            winner.use,
+            winner.candidate.kernel.name if winner.candidate else None,
+            microseconds(winner.statistics.median_us if winner.statistics else None),
+            microseconds(winner.baseline.median_us if winner.baseline else None),
+            ratio(winner.speedup.median if winner.speedup else None),
+        )
+        for winner in found
+    ]
+    columns = ("problem", "device", "use", "best CUTLASS kernel", "µs", "cuBLAS µs", "speed-up")
+    table("", columns, rows, left=4)
+    note(f"{len(found)} winners")

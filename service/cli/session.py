@@ -1,0 +1,133 @@
+"""What commands that work on this machine open: the store, the device, the compiler."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from gemmsmith.device import DeviceModel
+from service.cli.output import CommandError, note
+
+if TYPE_CHECKING:
+    from service.settings import Settings
+    from tuner.compile import Builder
+    from tuner.devices.base import Device
+    from tuner.search.ranking import Ranker
+    from tuner.store import Store
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Session:
+    """Everything a tuning run needs, opened; `device` is entered already."""
+
+    store: Store
+    device: Device
+    builder: Builder | None
+    ranker: Ranker
+
+
+@contextmanager
+def local(settings: Settings) -> Iterator[Session]:
+    """Open this machine for tuning; the device stays entered until the end.
+
+    Raises:
+        StoreError, DeviceError, CompilerNotFound: what is missing and how to get it.
+    """
+    from tuner.search.cost_model import AnalyticModel
+
+    from service.worker import open_worker_device
+    from tuner.store import Store
+
+    settings.create_folders()
+    with Store.open(settings.database, create=True) as store:
+        device = open_worker_device(settings)
+        builder = open_builder(settings) if device.needs_packs else None
+        with device:
+            yield Session(store=store, device=device, builder=builder, ranker=AnalyticModel())
+
+
+def open_builder(settings: Settings, workers: int | None = None) -> Builder:
+    """The compile pool over the packs folder.
+
+    Raises:
+        CompilerNotFound: no nvcc; the message says how to get one.
+    """
+    from tuner.compile import ArtifactStore, Builder, find_toolchain
+
+    toolchain = find_toolchain()
+    return Builder(ArtifactStore(settings.packs), toolchain, workers=workers)
+
+
+def model_of(settings: Settings, slug: str | None) -> DeviceModel:
+    """The device model named by `slug`, by default the first one at hand.
+
+    Raises:
+        CommandError: there is none, or not this one; lists those there are.
+    """
+    found: list[DeviceModel] = []
+    for model in _models(settings):
+        if not slug or slug in (model.slug, model.name):
+            return model
+        found.append(model)
+    if not found:
+        raise CommandError(
+            "no GPU here, none in the database and no recording: run `gemmsmith import "
+            "configs/winners/*` first, or pass --sweeps with a folder of recorded sweeps"
+        )
+    known = ", ".join(dict.fromkeys(model.slug for model in found))
+    raise CommandError(f"no device {slug!r}; there is {known}")
+
+
+def _models(settings: Settings) -> Iterator[DeviceModel]:
+    """Device models at hand: the local GPU, those of the database, the recorded ones.
+
+    A database that is missing or unusable counts as empty: listing what could run needs none.
+    """
+    from tuner.devices import local_gpu
+    from tuner.devices.recording import SUFFIX, Sweep
+    from tuner.errors import RecordingCorrupt, StoreError
+    from tuner.store import Store
+
+    local_model = local_gpu()
+    if local_model is not None:
+        yield local_model
+    models: list[DeviceModel] = []
+    with contextlib.suppress(StoreError), Store.open(settings.database) as store:
+        models = store.devices()
+    yield from models
+    # Only read when nothing before was the one: a recording takes seconds to load.
+    for path in sorted(settings.sweeps.glob(f"*{SUFFIX}")):
+        with contextlib.suppress(RecordingCorrupt):
+            yield Sweep.load(path).header.device
+
+
+class StopFlag:
+    """Ctrl-C or SIGTERM asks for a clean stop; a second one interrupts at once."""
+
+    def __init__(self) -> None:
+        self._set = False
+        self._before: dict[int, object] = {}
+
+    def __call__(self) -> bool:
+        """Whether to stop."""
+        return self._set
+
+    def __enter__(self) -> StopFlag:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._stop)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _stop(self, _number: int, _frame: FrameType | None) -> None:
+        if self._set:
+            raise KeyboardInterrupt
+        self._set = True
+        note("stopping after the current candidate; once more to stop at once")

@@ -1,0 +1,107 @@
+"""`gemmsmith enumerate`: what could run a problem, and how fast the cost model thinks it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from service.cli.options import (
+    AsJson,
+    Batch,
+    Database,
+    DTypeName,
+    K,
+    LayoutName,
+    LevelName,
+    M,
+    N,
+    Sweeps,
+    load_settings,
+    problem_of,
+)
+from service.cli.output import MisuseError, emit, say, table
+from service.cli.session import model_of
+
+if TYPE_CHECKING:
+    from gemmsmith.device import DeviceModel
+    from gemmsmith.launch import Candidate
+    from gemmsmith.problem import Problem
+    from tuner.space import Level
+
+
+def enumerate_(
+    m: M,
+    n: N,
+    k: K,
+    dtype: DTypeName = "bf16",
+    layout: LayoutName = "tn",
+    batch: Batch = 1,
+    level: LevelName = "core",
+    device: Annotated[
+        str | None,
+        typer.Option(help="Slug of a device model; default: the local GPU, else the first known."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=0, help="Candidates shown, fastest first.")] = 20,
+    database: Database = None,
+    sweeps: Sweeps = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the legal kernels and launches for M N K, by predicted time. Compiles nothing."""
+    problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
+    model = model_of(load_settings(database=database, sweeps=sweeps), device)
+    order = predicted(problem, model, level_of(level))
+    kernels = {candidate.kernel.name for _, candidate in order}
+    if as_json:
+        emit(
+            {
+                "problem": problem,
+                "device": model.slug,
+                "arch": model.arch,
+                "level": level,
+                "counts": {"kernels": len(kernels), "candidates": len(order)},
+                "candidates": [_document(*item) for item in order[:limit]],
+            }
+        )
+        return
+    say(
+        f"{problem} on {model.name} ({model.arch}), level {level}: "
+        f"{len(kernels)} kernels, {len(order)} candidates"
+    )
+    rows = [(c.kernel.name, c.launch.key, f"{us:.2f}") for us, c in order[:limit]]
+    if rows:
+        table("", ("kernel", "launch", "predicted µs"), rows, left=2)
+
+
+def level_of(name: str) -> Level:
+    """The level by its name.
+
+    Raises:
+        MisuseError: names what is accepted.
+    """
+    from tuner.space import Level
+
+    try:
+        return Level(name)
+    except ValueError:
+        raise MisuseError(f"level must be one of {', '.join(Level)}, got {name!r}") from None
+
+
+def predicted(problem: Problem, model: DeviceModel, level: Level) -> list[tuple[float, Candidate]]:
+    """Every legal candidate with its predicted microseconds, fastest first."""
+    from tuner.search.cost_model import AnalyticModel
+
+    from tuner.space import candidates
+
+    found = candidates(problem, model, level=level)
+    times = AnalyticModel().predict(problem, found, model)
+    return sorted(zip(times, found, strict=True), key=lambda item: (item[0], item[1].key))
+
+
+def _document(us: float, candidate: Candidate) -> dict[str, Any]:
+    return {
+        "kernel": candidate.kernel,
+        "launch": candidate.launch,
+        "key": candidate.key,
+        "predicted_us": us,
+    }

@@ -1,0 +1,154 @@
+"""What a command was asked to do, one problem at a time, and what came of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from gemmsmith.answer import Answer, Config, Ratio, Statistics, Use
+from gemmsmith.launch import Candidate
+from gemmsmith.problem import Problem
+from service.cli.output import emit, microseconds, ratio, say, table
+from tuner.trial import Winner
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """A problem and where it comes from; `origin` is empty for one typed by hand."""
+
+    problem: Problem
+    origin: str
+
+
+class Status(StrEnum):
+    """What came of a task."""
+
+    TUNED = "tuned"  # a winner was promoted
+    CURRENT = "current"  # it had a winner of this very environment already
+    UNRECORDED = "unrecorded"  # the recorded GPU does not hold it
+    ORDERED = "ordered"  # a job was ordered and is not waited for
+    FAILED = "failed"  # see `error`
+    SKIPPED = "skipped"  # stopped or out of time before its turn, or in the middle of it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What came of one task; `result` is the winner, or the service's answer."""
+
+    task: Task
+    status: Status
+    result: Winner | Answer | None = None
+    error: str | None = None
+    job: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def chosen(self) -> Candidate | Config | None:
+        """The best CUTLASS candidate, if there is one."""
+        if isinstance(self.result, Winner):
+            return self.result.candidate
+        return self.result.config if self.result else None
+
+    def document(self) -> dict[str, Any]:
+        """The outcome as JSON."""
+        return {
+            "problem": msgspec.to_builtins(self.task.problem),
+            "origin": self.task.origin,
+            "status": self.status,
+            "result": msgspec.to_builtins(self.result),
+            "error": self.error,
+            "job": self.job,
+            "seconds": round(self.seconds, 3),
+        }
+
+    def line(self) -> str:
+        """The outcome in one line, for a log."""
+        if self.result is None:
+            return f"{self.task.problem}: {self.status}{f': {self.error}' if self.error else ''}"
+        return f"{self.task.problem}: {summary(self.result)}"
+
+
+def summary(result: Winner | Answer) -> str:
+    """A winner or an answer in one line."""
+    gain = f"{result.speedup.median:.3f} × cuBLAS" if result.speedup else "not compared"
+    time = f"{result.statistics.median_us:.2f} µs" if result.statistics else "no time"
+    if result.use is Use.CUBLAS:
+        base = f"{result.baseline.median_us:.2f} µs" if result.baseline else "no time"
+        return f"keep cuBLAS ({base}; best CUTLASS kernel {gain})"
+    chosen = result.candidate if isinstance(result, Winner) else result.config
+    name = chosen.kernel.name if chosen else "no kernel"
+    return f"{time}, {gain}, {name}"
+
+
+def report(outcomes: Sequence[Outcome], *, whole: bool, as_json: bool, seconds: float) -> int:
+    """Print what came of the tasks; the exit status.
+
+    `whole` prints a suite: a table (or one document of all outcomes) with totals.
+    """
+    if as_json:
+        documents = [outcome.document() for outcome in outcomes]
+        if whole or len(documents) != 1:
+            emit({"outcomes": documents, "totals": totals(outcomes), "seconds": round(seconds, 1)})
+        else:
+            emit(documents[0])
+    elif whole:
+        _print(outcomes, seconds)
+    else:
+        for outcome in outcomes:
+            say(outcome.line())
+            if outcome.chosen is not None:
+                say(f"  launch {outcome.chosen.launch.key}")
+    return 1 if any(outcome.status is Status.FAILED for outcome in outcomes) else 0
+
+
+def totals(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Counts by status, and the speed-up over cuBLAS of what callers are told to run."""
+    counts = {status.value: 0 for status in Status}
+    for outcome in outcomes:
+        counts[outcome.status] += 1
+    gains = [
+        outcome.result.speedup.median if outcome.result.use is Use.CUTLASS else 1.0
+        for outcome in outcomes
+        if outcome.result is not None and outcome.result.speedup is not None
+    ]
+    stays = sum(o.result.use is Use.CUBLAS for o in outcomes if o.result is not None)
+    mean = math.exp(math.fsum(map(math.log, gains)) / len(gains)) if gains else None
+    return counts | {
+        "cublas_stays": stays,
+        "speedup_geometric_mean": mean,
+        "speedup_max": max(gains, default=None),
+    }
+
+
+def _print(outcomes: Sequence[Outcome], seconds: float) -> None:
+    rows = []
+    for outcome in outcomes:
+        result = outcome.result
+        statistics: Statistics | None = result.statistics if result else None
+        baseline: Statistics | None = result.baseline if result else None
+        speedup: Ratio | None = result.speedup if result else None
+        what = outcome.error or outcome.status.value
+        if result is not None:
+            kernel = outcome.chosen.kernel.name if outcome.chosen else "–"
+            what = "cuBLAS" if result.use is Use.CUBLAS else kernel
+        rows.append(
+            (
+                outcome.task.problem,
+                outcome.task.origin,
+                what,
+                microseconds(statistics.median_us if statistics else None),
+                microseconds(baseline.median_us if baseline else None),
+                ratio(speedup.median if speedup else None),
+            )
+        )
+    table("", ("problem", "origin", "winner", "µs", "cuBLAS µs", "speed-up"), rows, left=3)
+    sums = totals(outcomes)
+    counted = ", ".join(f"{sums[status]} {status}" for status in Status if sums[status])
+    mean = sums["speedup_geometric_mean"]
+    tail = f"; geometric mean {mean:.3f} × cuBLAS" if mean else ""
+    say(f"{counted or 'nothing to do'} in {seconds:.0f} s{tail}")

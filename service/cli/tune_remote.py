@@ -1,0 +1,100 @@
+"""`gemmsmith tune --url`: order jobs from a service and follow them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from gemmsmith.client import Client
+from gemmsmith.errors import JobCancelled, JobFailed
+from gemmsmith.jobs import JobStatus, TuningJob
+from gemmsmith.tuning import Effort
+from service.cli.options import connect
+from service.cli.output import emit, note, say
+from service.cli.progress import Reporter, reporter
+from service.cli.tasks import Outcome, Status, Task, report
+
+
+def run(
+    url: str,
+    tasks: Sequence[Task],
+    *,
+    effort: Effort,
+    priority: int,
+    device: str | None,
+    wait: bool,
+    as_json: bool,
+    whole: bool,
+) -> int:
+    """Order every task, then wait for each in turn; the exit status.
+
+    Interrupting this leaves the jobs in the service: they go on.
+
+    Raises:
+        GemmsmithError: the service is away or refuses.
+    """
+    began = time.monotonic()
+    with connect(url) as client:
+        jobs = [_order(client, task, effort, priority, device) for task in tasks]
+        if not wait:
+            if as_json:
+                emit({"jobs": [{"id": job.id, "state": job.status.state} for job in jobs]})
+            else:
+                for task, job in zip(tasks, jobs, strict=True):
+                    say(f"{job.id}  {job.status.state}  {task.problem}")
+                note(f"follow one with: curl -sN {client.url}/jobs/ID/events")
+            return 0
+        outcomes = []
+        with reporter() as says:
+            for i, (task, job) in enumerate(zip(tasks, jobs, strict=True)):
+                says.overall(i, len(tasks), f"{task.problem} {task.origin}".strip())
+                outcomes.append(_follow(task, job, says))
+                if whole:
+                    says.line(f"  {outcomes[-1].line()}")
+    return report(outcomes, whole=whole, as_json=as_json, seconds=time.monotonic() - began)
+
+
+def _order(
+    client: Client, task: Task, effort: Effort, priority: int, device: str | None
+) -> TuningJob:
+    problem = task.problem
+    return client.tune(
+        problem.m,
+        problem.n,
+        problem.k,
+        batch=problem.batch,
+        dtype=problem.dtype,
+        layout=problem.layout,
+        effort=effort,
+        priority=priority,
+        device=device,
+    )
+
+
+def _follow(task: Task, job: TuningJob, says: Reporter) -> Outcome:
+    def on_progress(status: JobStatus) -> None:
+        says.update(
+            status.phase or status.state,
+            status.done,
+            status.total,
+            best_us=status.best_us,
+        )
+
+    began = time.monotonic()
+    try:
+        answer = job.wait(on_progress=on_progress)
+    except (JobFailed, JobCancelled) as error:
+        return Outcome(
+            task=task,
+            status=Status.FAILED,
+            error=str(error),
+            job=job.id,
+            seconds=time.monotonic() - began,
+        )
+    return Outcome(
+        task=task,
+        status=Status.TUNED,
+        result=answer,
+        job=job.id,
+        seconds=time.monotonic() - began,
+    )

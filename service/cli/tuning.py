@@ -1,0 +1,152 @@
+"""`gemmsmith tune`: find winners, on this machine or through a service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.options import (
+    AsJson,
+    Batch,
+    Database,
+    DeviceName,
+    LayoutName,
+    Limit,
+    Packs,
+    Sweeps,
+    Url,
+    dtypes_of,
+    load_settings,
+    problem_of,
+)
+from service.cli.output import MisuseError
+
+if TYPE_CHECKING:
+    from service.cli.tasks import Task
+
+
+def tune(
+    m: Annotated[int | None, typer.Argument(metavar="[M]", show_default=False)] = None,
+    n: Annotated[int | None, typer.Argument(metavar="[N]", show_default=False)] = None,
+    k: Annotated[int | None, typer.Argument(metavar="[K]", show_default=False)] = None,
+    suite: Annotated[
+        Path | None,
+        typer.Option("--suite", help="Tune every problem of this file instead of M N K."),
+    ] = None,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dtype",
+            "--dtypes",
+            help="Element types: bf16, fp16, fp8_e4m3, fp8_e5m2; repeatable, or with commas. "
+            "Default bf16.",
+            show_default=False,
+        ),
+    ] = None,
+    layout: LayoutName = "tn",
+    batch: Batch = 1,
+    effort: Annotated[str, typer.Option(help="quick, default or exhaustive.")] = "default",
+    device: DeviceName = None,
+    url: Url = None,
+    again: Annotated[
+        bool,
+        typer.Option("--again", help="With --suite: also problems whose winner is current."),
+    ] = False,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(min=0, help="Seconds after which no further problem is begun."),
+    ] = None,
+    limit: Limit = None,
+    priority: Annotated[
+        int, typer.Option(min=-100, max=100, help="With --url: higher goes first.")
+    ] = 0,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="With --url: follow the jobs to their end.")
+    ] = True,
+    database: Database = None,
+    packs: Packs = None,
+    sweeps: Sweeps = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find, verify and keep the fastest kernel for M N K, or for every problem of a suite.
+
+    Ctrl-C stops after the current candidate; every trial measured so far is kept. A suite goes on
+    past problems that fail, and ends with status 1 if any did.
+    """
+    from gemmsmith.wire import effort_of
+    from service.cli import tune_local, tune_remote
+
+    checked = effort_of(effort)
+    found = tasks(m, n, k, suite, dtype or ["bf16"], layout, batch, limit)
+    if url:
+        code = tune_remote.run(
+            url,
+            found,
+            effort=checked,
+            priority=priority,
+            device=device,
+            wait=wait,
+            as_json=as_json,
+            whole=suite is not None,
+        )
+    else:
+        settings = load_settings(device=device, database=database, packs=packs, sweeps=sweeps)
+        code = tune_local.run(
+            settings,
+            found,
+            effort=checked,
+            skip_current=suite is not None and not again,
+            time_limit=time_limit,
+            as_json=as_json,
+            whole=suite is not None,
+        )
+    if code:
+        raise typer.Exit(code)
+
+
+def tasks(
+    m: int | None,
+    n: int | None,
+    k: int | None,
+    suite: Path | None,
+    dtypes: list[str],
+    layout: str,
+    batch: int,
+    limit: int | None,
+) -> list[Task]:
+    """The problems that arguments name: one shape or a suite, in every one of `dtypes`.
+
+    Raises:
+        MisuseError: neither or both, or an unreadable suite.
+        InvalidProblem: a shape that makes no sense.
+    """
+    from service.cli.tasks import Task
+    from tuner.suites import SuiteError, load
+
+    kinds = dtypes_of(dtypes)
+    sizes = [size for size in (m, n, k) if size is not None]
+    if suite is not None:
+        if sizes:
+            raise MisuseError("give M N K or --suite FILE, not both")
+        try:
+            loaded = load(suite)
+        except SuiteError as error:
+            raise MisuseError(str(error)) from error
+        found = [
+            Task(problem=problem, origin=entry.origin)
+            for kind in kinds
+            for entry, problem in loaded.problems(kind)
+        ]
+        return found[:limit]
+    if m is None or n is None or k is None:
+        raise MisuseError(
+            f"three sizes M N K are needed, got {len(sizes)}; or a suite: "
+            "--suite configs/suites/llm.toml"
+        )
+    found = [
+        Task(problem=problem_of(m, n, k, batch=batch, dtype=kind, layout=layout), origin="")
+        for kind in kinds
+    ]
+    return found[:limit]
