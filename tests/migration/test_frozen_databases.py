@@ -1,0 +1,70 @@
+"""A database of every revision there has been still opens after an upgrade, with all its rows."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from alembic.script import ScriptDirectory
+
+from gemmsmith.problem import DType, Layout, Problem
+from tests.migration.make_asset import ASSETS
+from tests.support.records import DEVICE, ENVIRONMENT, PROBLEM, failed_trial, trial
+from tuner.jobs import JobState, Queue
+from tuner.store import Store, current, head, upgrade
+from tuner.store.schema import _config
+
+FROZEN = sorted(ASSETS.glob("*.sql"))
+FP16 = Problem(m=13, n=127, k=1000, batch=2, dtype=DType.FP16, layout=Layout.NT)
+
+
+def thawed(asset: Path, folder: Path) -> str:
+    path = folder / "frozen.db"
+    connection = sqlite3.connect(path)
+    connection.executescript(asset.read_text())
+    connection.close()
+    return f"sqlite:///{path}"
+
+
+def test_every_revision_is_frozen() -> None:
+    revisions = {
+        script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()
+    }
+    assert {asset.stem for asset in FROZEN} == revisions, (
+        "run: python -m tests.migration.make_asset"
+    )
+
+
+@pytest.mark.parametrize("asset", FROZEN, ids=lambda asset: asset.stem)
+def test_a_frozen_database_is_upgraded_and_read(asset: Path, tmp_path: Path) -> None:
+    url = thawed(asset, tmp_path)
+    assert current(url) == asset.stem
+    upgrade(url)
+    assert current(url) == head()
+    with Store.open(url) as store:
+        trials = [stored.trial for stored in store.trials()]
+        assert trials == [trial(1, job="job-1"), trial(2, FP16), failed_trial(3)]
+        assert store.devices() == [DEVICE]
+        assert store.environments() == [ENVIRONMENT]
+        assert [entry.revision for entry in store.history(PROBLEM, DEVICE.slug)] == [2, 1]
+        pinned = store.winner(PROBLEM, DEVICE.slug)
+        assert pinned is not None
+        assert (pinned.revision, pinned.statistics and pinned.statistics.median_us) == (1, 12.0)
+        replayed = store.winner(FP16, DEVICE.slug)
+        assert replayed is not None
+        assert replayed.replayed
+        assert store.pack_for("kernel_1") == "c0ffee"
+        queue = Queue(store)
+        waiting, done = queue.list()
+        assert (done.state, done.winner_revision, done.best_us) == (JobState.DONE, 2, 11.5)
+        assert [event.kind for event in queue.events(done.id)] == [
+            "created",
+            "started",
+            "progress",
+            "finished",
+        ]
+        assert (waiting.state, waiting.problem) == (JobState.WAITING, FP16)
+        leased = queue.lease("worker-2", [DEVICE.slug])
+        assert leased is not None
+        assert leased.job.id == waiting.id

@@ -1,0 +1,28 @@
+"""A process that writes trials: `python -m tests.support.writer URL NUMBER COUNT`.
+
+Every writer adds its own trials and, in between, the same ones as all others, all of them over the
+same new kernels and problems, so that they meet on every table. It prints what it wrote last.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+from tests.support.records import PROBLEM, trial, winner
+from tuner.store import Store
+
+
+def main(url: str, number: int, count: int) -> None:
+    with Store.open(url) as store:
+        for turn in range(count):
+            problem = replace(PROBLEM, m=1 + turn % 7)
+            store.add_trial(trial(turn, problem, job=f"writer-{number}"))
+            if turn % 10 == 0:
+                store.add_trial(trial(turn, problem, job="everybody"))
+                store.promote(winner(problem, time=float(1 + number * count + turn)))
+    sys.stdout.write(f"{number} wrote {count}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,170 @@
+"""Databases that cannot be used: each says what to do, and loses nothing."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import event, text
+
+from tests.support.records import DEVICE, PROBLEM, trial, winner
+from tuner.errors import DatabaseCorrupt, DiskFull, SchemaOutdated, SchemaTooNew, StoreError
+from tuner.store import Store, current, head, upgrade
+from tuner.store.database import Database
+
+
+def test_a_new_database_is_created_and_creating_it_again_changes_nothing(
+    empty_database_url: str,
+) -> None:
+    assert current(empty_database_url) is None
+    with Store.open(empty_database_url, create=True) as store:
+        store.add_trial(trial())
+    assert current(empty_database_url) == head()
+    assert upgrade(empty_database_url) == head()
+    with Store.open(empty_database_url, create=True) as store:
+        assert store.counts()["trials"] == 1
+
+
+def test_an_empty_database_is_outdated(empty_database_url: str) -> None:
+    with pytest.raises(SchemaOutdated, match="gemmsmith db upgrade"):
+        Store.open(empty_database_url)
+
+
+def test_looking_for_a_missing_file_does_not_make_one(tmp_path: Path) -> None:
+    path = tmp_path / "none.db"
+    with pytest.raises(SchemaOutdated, match=r"no database at .*none\.db"):
+        Store.open(f"sqlite:///{path}")
+    assert current(f"sqlite:///{path}") is None
+    assert not path.exists()
+
+
+def test_folders_are_made_for_a_new_database(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a/b/store.db"
+    assert upgrade(url) == head()
+    Store.open(url).close()
+
+
+def test_migrations_are_found_from_any_folder(tmp_path: Path) -> None:
+    root = Path(__file__).parents[3]
+    program = "from tuner.store import upgrade; print(upgrade('sqlite:///here.db'))"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == head()
+    assert (tmp_path / "here.db").exists()
+
+
+def test_a_newer_database_is_refused_and_left_alone(store_url: str) -> None:
+    database = Database(store_url)
+    with database.write() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    database.close()
+    with pytest.raises(SchemaTooNew, match="newer gemmsmith"):
+        Store.open(store_url)
+    with pytest.raises(SchemaTooNew, match="9999"):
+        upgrade(store_url)
+    assert current(store_url) == "9999"
+
+
+@pytest.mark.parametrize("content", [b"not a database, but long enough " * 300, b"SQLite format 3"])
+def test_a_file_that_is_no_database(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "broken.db"
+    path.write_bytes(content)
+    for attempt in (Store.open, current, upgrade):
+        with pytest.raises(DatabaseCorrupt, match="Restore a backup"):
+            attempt(f"sqlite:///{path}")
+    assert path.read_bytes() == content
+
+
+def test_a_damaged_database(sqlite_url: str) -> None:
+    path = Path(sqlite_url.removeprefix("sqlite:///"))
+    with Store.open(sqlite_url) as store:
+        store.add_trials([trial(n) for n in range(200)])
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[: 4096 * 2] + b"\x55" * (len(whole) - 4096 * 2))
+    with pytest.raises(DatabaseCorrupt), Store.open(sqlite_url) as store:
+        store.trials()
+
+
+def test_a_full_disk_loses_only_the_change_at_hand(sqlite_url: str) -> None:
+    with Store.open(sqlite_url) as store:
+        store.add_trial(trial(0))
+
+        @event.listens_for(store.database._engine, "checkout")
+        def no_more_pages(connection: sqlite3.Connection, *_: object) -> None:
+            pages = connection.execute("PRAGMA page_count").fetchone()[0]
+            connection.execute(f"PRAGMA max_page_count = {pages}")
+
+        with pytest.raises(DiskFull, match="free some space"):
+            store.add_trials([trial(n) for n in range(1, 2000)])
+        assert [stored.trial for stored in store.trials()] == [trial(0)]
+        event.remove(store.database._engine, "checkout", no_more_pages)
+        store.database.close()  # the limit belongs to the connections
+        store.add_trials([trial(n) for n in range(1, 2000)])
+        assert store.counts()["trials"] == 2000
+
+
+def test_a_server_that_does_not_answer() -> None:
+    with pytest.raises(StoreError, match="Check that the server runs") as failure:
+        Store.open("postgresql://someone:secret@127.0.0.1:9/none")
+    assert "secret" not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["nonsense", "mysql://host/name", "sqlite://", "sqlite:///:memory:"]
+)
+def test_unusable_urls_are_refused(url: str) -> None:
+    with pytest.raises(StoreError):
+        Store.open(url)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot create the folder"):
+        upgrade(f"sqlite:///{tmp_path}/file/store.db")
+
+
+def test_sqlite_is_set_up_for_durable_writes_and_free_reads(sqlite_url: str) -> None:
+    with Store.open(sqlite_url) as store, store.database.read() as session:
+        settings = {
+            name: session.execute(text(f"PRAGMA {name}")).scalar()
+            for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+        }
+    assert settings == {
+        "journal_mode": "wal",
+        "synchronous": 2,  # FULL
+        "foreign_keys": 1,
+        "busy_timeout": 30_000,
+    }
+
+
+def test_readers_do_not_wait_for_a_writer(store: Store) -> None:
+    store.promote(winner())
+    with store.database.write() as session:
+        session.execute(text("DELETE FROM winners"))
+        assert store.winner(PROBLEM, DEVICE.slug) is not None
+    assert store.winner(PROBLEM, DEVICE.slug) is None
+
+
+def test_what_raises_inside_a_transaction_undoes_it(store: Store) -> None:
+    def interrupted() -> None:
+        with store.database.write() as session:
+            session.execute(text("DELETE FROM winners"))
+            raise KeyboardInterrupt
+
+    store.promote(winner())
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert store.counts()["winners"] == 1
