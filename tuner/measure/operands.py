@@ -23,6 +23,9 @@ from tuner.measure.footprint import ALIGNMENT, check_fits, footprint, set_count
 POISON = 0x7FED
 """A NaN of bf16 and of fp16 that no arithmetic produces (hardware writes 0x7FFF)."""
 
+HOST = -1
+"""Ordinal that stands for the host: lets the arithmetic be tested without a GPU."""
+
 _FILL_ELEMENTS = 2**26
 _FP8_SIGMA = {Element.E4M3: 64.0, Element.E5M2: 8192.0}
 """Seven (E4M3: 448) and seven (E5M2: 57344) standard deviations reach the type's maximum."""
@@ -58,9 +61,9 @@ class Operands:
         check_fits(problem, device)
         self.problem = problem
         self.ordinal = ordinal
-        free = torch.cuda.mem_get_info(ordinal)[0] + torch.cuda.memory_reserved(ordinal)
+        free = free_bytes(ordinal)
         count = set_count(problem, replace(device, memory_bytes=min(free, device.memory_bytes)))
-        generator = torch.Generator(device=f"cuda:{ordinal}").manual_seed(seed)
+        generator = torch.Generator(device=place(ordinal)).manual_seed(seed)
         try:
             self._allocate(count, generator)
         except torch.cuda.OutOfMemoryError as error:
@@ -100,15 +103,13 @@ class Operands:
         self.check = _matrix(self._empty(1, m * n * batch, dtype.d)[0], batch, m, n, True)
 
     def _device_scalar(self, value: float) -> torch.Tensor:
-        return torch.full((1,), value, dtype=torch.float32, device=f"cuda:{self.ordinal}")
+        return torch.full((1,), value, dtype=torch.float32, device=place(self.ordinal))
 
     def _empty(self, count: int, elements: int, element: Element) -> torch.Tensor:
         """[count, elements and padding]: every row starts on an ALIGNMENT boundary."""
         step = ALIGNMENT // element.bytes
         padded = -(-elements // step) * step
-        return torch.empty(
-            (count, padded), dtype=torch_dtype(element), device=f"cuda:{self.ordinal}"
-        )
+        return torch.empty((count, padded), dtype=torch_dtype(element), device=place(self.ordinal))
 
     def arguments(self, operands: OperandSet, d: torch.Tensor | None = None) -> Arguments:
         """The C ABI's arguments for a set, launch fields left to the caller."""
@@ -139,6 +140,18 @@ class Operands:
             scale_b=None if self.scale_b is None else self.scale_b.data_ptr(),
             device=self.ordinal,
         )
+
+
+def place(ordinal: int) -> torch.device:
+    """The GPU with that ordinal; the host for HOST."""
+    return torch.device("cpu") if ordinal == HOST else torch.device("cuda", ordinal)
+
+
+def free_bytes(ordinal: int) -> int:
+    """Device memory that can still be allocated, torch's own cache included."""
+    if ordinal == HOST:
+        return 2**33
+    return torch.cuda.mem_get_info(ordinal)[0] + torch.cuda.memory_reserved(ordinal)
 
 
 def poison(output: torch.Tensor) -> None:

@@ -4,9 +4,10 @@ The reference is torch's FP32 product (TF32 off) of the very operands the kernel
 computed once per batch of candidates, in blocks whose FP32 copies stay within a bounded scratch,
 and kept when it fits in a share of memory, else recomputed per candidate.
 
-Tolerances are on ‖D - R‖ / ‖R‖ (Frobenius). Rounding to bf16 (8 significant bits) alone gives
-2⁻⁹/√3 ≈ 1.1e-3 to 1.7e-3, rounding to fp16 (11 bits) an eighth of it; FP32 accumulation adds
-about 1e-6. The bounds are three to five times that, far below what a mistake costs: one dropped
+Tolerances are on ‖D - R‖ / ‖R‖ (Frobenius). Rounding to bf16 (8 significant bits) alone gives at
+most 2⁻⁸ = 3.9e-3 for one element and 1.6e-3 for many, rounding to fp16 (11 bits) an eighth of
+it; FP32 accumulation adds about 1e-6. The bounds lie just above the worst of that (5e-3, 1e-3 for
+fp16), so a matrix of a single element passes, and below what a mistake costs: one dropped
 slice of 64 out of K gives √(64/K), 7.8e-3 even for K = 10⁶. FP8 with fast accumulation keeps
 about 13 fraction bits in the tensor core's accumulator and truncates once per 32 terms, an error
 that grows with K / 32 · 2⁻¹⁴ · (about 0.6): its bound grows likewise, and meets the error of one
@@ -30,7 +31,7 @@ from gemmsmith.kernel import Kernel
 from gemmsmith.problem import Element, Problem
 from tuner.errors import ReferenceBroken
 from tuner.measure.footprint import CHUNK_ELEMENTS
-from tuner.measure.operands import POISON, Operands
+from tuner.measure.operands import POISON, Operands, free_bytes
 from tuner.trial import Failure, FailureKind
 
 KEPT_BYTES = 8 * 2**30
@@ -83,7 +84,7 @@ class Reference:
         self._scale = operands.scale_values[0] * operands.scale_values[1]
         self._blocks = tuple(_blocks(self.problem))
         elements = self.problem.m * self.problem.n * self.problem.batch
-        keep = elements * 4 <= min(KEPT_BYTES, torch.cuda.mem_get_info(operands.ordinal)[0] // 4)
+        keep = elements * 4 <= min(KEPT_BYTES, free_bytes(operands.ordinal) // 4)
         self._kept: list[torch.Tensor] = []
         figures = []
         for block in self._blocks:

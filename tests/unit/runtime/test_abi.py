@@ -1,0 +1,81 @@
+"""The ctypes mirror against the C header itself."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import tuner.codegen
+from gemmsmith.launch import Decomposition, Launch, RasterOrder
+from gemmsmith.runtime.abi import (
+    ABI_VERSION,
+    DECOMPOSITION_CODES,
+    RASTER_CODES,
+    Arguments,
+    KernelInfo,
+    status_text,
+)
+
+INCLUDE = Path(next(iter(tuner.codegen.__path__))) / "include"
+STRUCTURES = {"gs_arguments": Arguments, "gs_kernel_info": KernelInfo}
+
+
+@pytest.fixture(scope="module")
+def layout_in_c(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    """Offset of every field and size of every structure, as gcc lays them out."""
+    folder = tmp_path_factory.mktemp("abi")
+    wanted = {"GS_ABI_VERSION": "(int)GS_ABI_VERSION"}
+    for name, structure in STRUCTURES.items():
+        wanted[f"{name}.size"] = f"(int)sizeof({name})"
+        for field, *_ in structure._fields_:
+            wanted[f"{name}.{field}"] = f"(int)offsetof({name}, {field})"
+            wanted[f"{name}.{field}.size"] = f"(int)sizeof((({name}*)0)->{field})"
+    prints = "".join(f'printf("{key} %d\\n", {value});' for key, value in wanted.items())
+    source = folder / "layout.c"
+    source.write_text(
+        "#include <stdio.h>\n#include <stddef.h>\n#include <gemmsmith/abi.h>\n"
+        f"int main(void) {{ {prints} return 0; }}\n"
+    )
+    program = folder / "layout"
+    subprocess.run(["gcc", f"-I{INCLUDE}", str(source), "-o", str(program)], check=True)
+    output = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout
+    return {key: int(value) for key, value in (line.split() for line in output.splitlines())}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_structures_match_the_header(name: str, layout_in_c: dict[str, int]) -> None:
+    structure = STRUCTURES[name]
+    assert ctypes.sizeof(structure) == layout_in_c[f"{name}.size"]
+    for field, *_ in structure._fields_:
+        descriptor = getattr(structure, field)
+        assert descriptor.offset == layout_in_c[f"{name}.{field}"], field
+        assert descriptor.size == layout_in_c[f"{name}.{field}.size"], field
+
+
+def test_version_matches_the_header(layout_in_c: dict[str, int]) -> None:
+    assert layout_in_c["GS_ABI_VERSION"] == ABI_VERSION
+
+
+def test_every_launch_choice_has_a_code() -> None:
+    assert set(RASTER_CODES) == set(RasterOrder)
+    assert set(DECOMPOSITION_CODES) == set(Decomposition)
+
+
+def test_sm_budget_limits_the_device_count() -> None:
+    arguments = Arguments()
+    arguments.set_launch(Launch(), sm_count=132)
+    assert arguments.sm_count == 132
+    arguments.set_launch(Launch(sm_budget=64), sm_count=132)
+    assert arguments.sm_count == 64
+    arguments.set_launch(Launch(sm_budget=500), sm_count=132)
+    assert arguments.sm_count == 132
+
+
+def test_status_codes_are_told_apart() -> None:
+    assert "CUDA error 700" in status_text(1700)
+    assert "aligned" in status_text(1)
+    assert status_text(0) == "success"
+    assert "wrongly" in status_text(-2)
