@@ -19,6 +19,7 @@ from service.metrics import Metrics
 from service.middleware import LimitBody, Observe
 from service.settings import Settings
 from service.state import State
+from tuner.compile.artifacts import ArtifactStore
 from tuner.devices import local_gpu
 from tuner.jobs import Queue
 from tuner.store import Store
@@ -73,6 +74,7 @@ def _state(settings: Settings, store: Store) -> State:
         queue=queue,
         catalogue=Catalogue(store.devices, local_gpu()),
         metrics=metrics,
+        artifacts=ArtifactStore(settings.packs),
     )
 
 

@@ -16,6 +16,7 @@ from gemmsmith.answer import Answer, Config, Match, Use
 from gemmsmith.launch import Candidate
 from gemmsmith.problem import Problem
 from tuner.space import refusal
+from tuner.space.grid import tile_grid
 from tuner.trial import Winner
 
 MAX_DISTANCE = 2.0
@@ -95,7 +96,11 @@ def find(
 
 
 def _legal(candidate: Candidate, problem: Problem) -> bool:
-    return refusal(candidate.kernel, problem) is None
+    """Whether the kernel takes the problem, and each of its splits along K has work to do."""
+    kernel, launch = candidate.kernel, candidate.launch
+    if refusal(kernel, problem) is not None:
+        return False
+    return launch.splits <= tile_grid(kernel, problem).k_tiles
 
 
 def _kind(problem: Problem, device_slug: str) -> tuple[str, ...]:

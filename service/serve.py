@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -18,18 +19,24 @@ from typing import Any
 import structlog
 import uvicorn
 
-from service import logging
+from service import banner, logging
 from service.app import create_app
-from service.banner import choose_examples, text
+from service.catalogue import Catalogue
 from service.settings import Settings, SettingsError
 from service.supervisor import Supervisor
 from tuner import store as stores
+from tuner.devices import local_gpu
 from tuner.store import Store
 
 log = structlog.get_logger("gemmsmith.serve")
 
 
-def serve(settings: Settings, *, worker: bool = False, say: Callable[[str], None] = print) -> int:
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def serve(settings: Settings, *, worker: bool = False, say: Callable[[str], None] = _say) -> int:
     """Run the service until SIGTERM or SIGINT; the exit status.
 
     `say` gets the banner with the lines to try, once the service answers.
@@ -66,13 +73,10 @@ def prepare(settings: Settings) -> None:
 def _load_shipped_winners(settings: Settings) -> None:
     from tuner.exchange import import_winners
 
-    store = Store.open(settings.database)
-    try:
+    with Store.open(settings.database) as store:
         for path in sorted(settings.winners.glob("*.json*")):
             imported = import_winners(store, path)
             log.info("shipped winners", file=path.name, added=imported.added, kept=imported.kept)
-    finally:
-        store.close()
 
 
 class _Server(uvicorn.Server):
@@ -141,10 +145,9 @@ def _quiet_signals() -> Iterator[None]:
 
 def _banner(settings: Settings, listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    store = Store.open(settings.database)
-    try:
-        lookup, tuning = choose_examples(settings, store)
-    finally:
-        store.close()
     shown = f"[{host}]" if ":" in host else host
-    return text(f"http://{shown}:{port}", lookup=lookup, tuning=tuning)
+    with Store.open(settings.database) as store:
+        model = Catalogue(store.devices, local_gpu()).resolve(None, None)
+        lookup = banner.known_problem(store, model.slug if model else None) or banner.FALLBACK
+    tuning = banner.recorded_problem(settings) or lookup
+    return banner.text(f"http://{shown}:{port}", lookup=lookup, tuning=tuning)

@@ -11,6 +11,7 @@ from fastapi import Depends, Request
 from service.catalogue import Catalogue
 from service.metrics import Metrics
 from service.settings import Settings
+from tuner.compile.artifacts import ArtifactStore
 from tuner.jobs import Queue
 from tuner.store import Store
 
@@ -29,6 +30,7 @@ class State:
     queue: Queue
     catalogue: Catalogue
     metrics: Metrics
+    artifacts: ArtifactStore
     stopping: threading.Event = field(default_factory=threading.Event)
 
 

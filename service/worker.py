@@ -18,8 +18,9 @@ import structlog
 from tuner.search.cost_model import AnalyticModel
 
 from service import logging
+from service.builder import open_builder
 from service.settings import Settings, SettingsError
-from tuner.compile import ArtifactStore, Builder, find_toolchain
+from tuner.compile import Builder
 from tuner.devices import local_gpu, open_device
 from tuner.devices.base import Device
 from tuner.errors import TunerError
@@ -30,7 +31,7 @@ from tuner.store import Store
 
 log = structlog.get_logger("gemmsmith.worker")
 
-RECORDED_DEVICE = "replay:h200"
+RECORDED_DEVICE = "replay:nvidia-h200-132sm"
 """What stands in for a GPU where there is none: the sweeps shipped with gemmsmith."""
 
 PROGRESS_EVERY_S = 0.2
@@ -98,8 +99,7 @@ class Tuning:
 
     def _find_builder(self) -> Builder:
         if self._builder is None:
-            toolchain = find_toolchain()
-            self._builder = Builder(ArtifactStore(self._settings.packs), toolchain)
+            self._builder = open_builder(self._settings, self._store)
         return self._builder
 
 

@@ -9,7 +9,6 @@ from fastapi import APIRouter
 from starlette.responses import FileResponse, Response
 
 from service import documents
-from service.packs import find_pack
 from service.problems import invalid_field, not_found
 from service.state import Service
 
@@ -38,11 +37,11 @@ def pack(service: Service, pack_hash: str) -> Response:
         raise invalid_field(
             "hash", f"is not a pack's hash: {pack_hash!r:.80}", "64 hexadecimal digits"
         )
-    path = find_pack(service.settings.packs, pack_hash)
-    if path is None:
+    found = service.artifacts.get(pack_hash)
+    if found is None:
         raise not_found("Pack", f"No pack {pack_hash} is here; tune the problem to compile one.")
     return FileResponse(
-        path,
+        found.path,
         media_type="application/octet-stream",
         filename=f"{pack_hash}.so",
         headers={"Cache-Control": _IMMUTABLE, "ETag": f'"{pack_hash}"'},

@@ -11,6 +11,7 @@ compresses the part file aside and renames it into place.
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -137,6 +138,23 @@ class Sweep:
                 "again"
             )
         return sweep
+
+
+def first_problem(path: Path) -> Problem | None:
+    """The first problem of a sweep file, read without the rest; None where it holds none.
+
+    Raises:
+        RecordingCorrupt: it cannot be read up to there.
+    """
+    try:
+        with path.open("rb") as file:
+            for raw in io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file)):
+                line = _decoder.decode(raw)
+                if isinstance(line, _ProblemLine):
+                    return line.problem
+    except (OSError, zstandard.ZstdError, msgspec.DecodeError) as error:
+        raise RecordingCorrupt(f"cannot read the recording {path}: {error}") from error
+    return None
 
 
 class SweepWriter:

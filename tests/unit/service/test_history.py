@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import re
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from gemmsmith.kernel import Kernel
 from gemmsmith.problem import Layout, Problem
 from service.settings import Settings
 from tests.serving import H100, H200, new_settings, running, trial
+from tuner.compile import ArtifactStore, Toolchain
 from tuner.store import Store
 from tuner.trial import Trial
 
@@ -96,18 +98,21 @@ def test_a_kernel_is_described(history: httpx.Client) -> None:
     assert reply["pack"] is None
 
 
-def test_a_pack_is_served_immutably(client: httpx.Client, settings: Settings) -> None:
-    name = write_pack(settings.packs, b"\x7fELF not really")
-    reply = client.get(f"/packs/{name}")
-    assert reply.content == b"\x7fELF not really"
+def test_a_pack_is_served_immutably_while_it_is_whole(
+    client: httpx.Client, settings: Settings, tmp_path: Path
+) -> None:
+    compiled = tmp_path / "unit.so"
+    compiled.write_bytes(b"\x7fELF not really")
+    toolchain = Toolchain(nvcc=Path("nvcc"), version="13.0.88", origin="wheels")
+    kernel = trial(SMALL).candidate.kernel
+    pack = ArtifactStore(settings.packs).publish(compiled, [kernel], toolchain)
+    reply = client.get(f"/packs/{pack.hash}")
+    assert reply.content == compiled.read_bytes()
+    assert hashlib.sha256(reply.content).hexdigest() == pack.hash
     assert "immutable" in reply.headers["cache-control"]
-    assert reply.headers["etag"] == f'"{name}"'
-
-
-def write_pack(root: Path, content: bytes) -> str:
-    name = "ab" * 32
-    (root / f"{name}.so").write_bytes(content)
-    return name
+    assert reply.headers["etag"] == f'"{pack.hash}"'
+    pack.path.write_bytes(b"\x7fELF trunc")
+    assert client.get(f"/packs/{pack.hash}").status_code == 404
 
 
 def test_metrics_count_requests_lookups_and_jobs(history: httpx.Client) -> None:

@@ -1,0 +1,152 @@
+"""The service as processes: what it imports, how it starts, how it stops."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from gemmsmith.problem import Problem
+from tests.serving import new_settings, promote, winner
+from tuner.store import Store
+
+SERVE = """
+import sys
+from service.serve import serve
+from service.settings import Settings
+sys.exit(serve(Settings.load(), worker="worker" in sys.argv))
+"""
+
+NO_TORCH = """
+import pathlib, sys
+from gemmsmith.problem import Problem
+from tests.serving import new_settings, promote, running, winner
+settings = new_settings(pathlib.Path(sys.argv[1]))
+promote(settings, winner(Problem(m=4096, n=4096, k=4096)))
+with running(settings) as client:
+    assert client.get("/best?m=4096&n=4096&k=4096").json()["match"] == "exact"
+    assert client.get("/best?m=4096&n=4096&k=8192").json()["match"] == "nearest"
+    assert client.post("/tune", json={"m": 8, "n": 8, "k": 8}).status_code == 202
+    for path in ("/jobs/latest", "/results", "/devices", "/metrics", "/readyz", "/docs"):
+        assert client.get(path).status_code == 200, path
+print(sorted({"torch", "numpy"} & set(sys.modules)))
+"""
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+@contextmanager
+def serving(
+    folder: Path, *arguments: str, **environ: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`serve` in a process of its own: the process and its banner."""
+    settings = {
+        "GEMMSMITH_DATABASE": f"sqlite:///{folder}/state/gemmsmith.db",
+        "GEMMSMITH_PACKS": f"{folder}/state/packs",
+        "GEMMSMITH_WINNERS": f"{folder}/winners",
+        "GEMMSMITH_SWEEPS": f"{folder}/sweeps",
+        "GEMMSMITH_PORT": "0",
+    }
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-c", SERVE, *arguments],
+            env={**os.environ, **settings, **environ},
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+    assert process.stdout is not None
+    try:
+        banner = ""
+        while "/events" not in banner:
+            line = process.stdout.readline()
+            assert line, (folder / "log").read_text()
+            banner += line
+        yield process, banner
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def commands(banner: str) -> list[list[str]]:
+    return [shlex.split(line) for line in banner.splitlines() if line.startswith("  curl ")]
+
+
+def test_serving_imports_neither_torch_nor_numpy(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NO_TORCH, str(tmp_path)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_printed_lines_work_as_printed(tmp_path: Path) -> None:
+    from tuner.exchange import export_winners
+
+    made = new_settings(tmp_path)
+    promote(made, winner(Problem(m=4096, n=4096, k=4096)))
+    (tmp_path / "winners").mkdir(exist_ok=True)
+    with Store.open(made.database) as store:
+        export_winners(store, tmp_path / "winners" / "h200.jsonl")
+    with serving(tmp_path) as (process, banner):
+        lookup, tune, events = commands(banner)
+        answer = json.loads(subprocess.check_output(lookup))
+        assert answer["match"] == "exact"
+        job = json.loads(subprocess.check_output(tune))
+        assert job["state"] == "waiting"
+        url = re.search(r"http://[0-9.:]+", banner)
+        assert url
+        httpx.delete(f"{url[0]}/jobs/{job['id']}")
+        stream = subprocess.check_output(events, text=True)
+        assert re.findall(r"^event: (\w+)$", stream, re.M) == ["created", "cancelled"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+def test_an_open_stream_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    with serving(tmp_path) as (process, banner):
+        _, tune, events = commands(banner)
+        subprocess.check_output(tune)
+        with subprocess.Popen(events, stdout=subprocess.PIPE, text=True) as stream:
+            assert stream.stdout
+            assert stream.stdout.readline() == "retry: 1000\n"
+            began = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 0
+            assert time.monotonic() - began < 8
+            assert "event: created" in stream.stdout.read()
+
+
+def test_a_port_in_use_is_said_before_anything_is_done(tmp_path: Path) -> None:
+    with serving(tmp_path) as (_, banner):
+        port = re.search(r":(\d+)", banner.split("http://")[1])
+        assert port
+        second = tmp_path / "second"
+        second.mkdir()
+        environ = {
+            **os.environ,
+            "GEMMSMITH_PORT": port[1],
+            "GEMMSMITH_DATABASE": f"sqlite:///{second}/gemmsmith.db",
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", SERVE], env=environ, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode != 0
+        assert "--port" in done.stderr
+        assert not list(second.iterdir())

@@ -1,0 +1,68 @@
+"""The worker's process is restarted, and stopped in order."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from service.settings import Settings
+from service.supervisor import Supervisor
+
+POLITE = """
+import pathlib, signal, sys
+def stop(*_):
+    pathlib.Path(sys.argv[1], "handed back").touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+pathlib.Path(sys.argv[1], "up").touch()
+while True:
+    signal.pause()
+"""
+STUBBORN = """
+import pathlib, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path(sys.argv[1], "up").touch()
+while True:
+    signal.pause()
+"""
+SHORT = "import os, sys; sys.exit(os.environ['GEMMSMITH_PORT'] != '8123')"
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_worker_that_dies_is_started_again_with_growing_pauses(tmp_path: Path) -> None:
+    supervisor = Supervisor(
+        Settings(port=8123), [sys.executable, "-S", "-c", SHORT], first_pause_s=0.02
+    )
+    supervisor.start()
+    until(lambda: supervisor.starts >= 4)
+    began = time.monotonic()
+    supervisor.stop()  # in the middle of a pause
+    assert time.monotonic() - began < 5
+    assert supervisor.pid is None
+
+
+def test_stop_lets_the_worker_finish(tmp_path: Path) -> None:
+    supervisor = Supervisor(Settings(), [sys.executable, "-S", "-c", POLITE, str(tmp_path)])
+    supervisor.start()
+    until((tmp_path / "up").exists)
+    assert supervisor.pid
+    supervisor.stop()
+    assert (tmp_path / "handed back").exists()
+    assert supervisor.starts == 1
+
+
+def test_stop_kills_a_worker_that_does_not_listen(tmp_path: Path) -> None:
+    settings = Settings(stop_timeout_s=0.2)
+    supervisor = Supervisor(settings, [sys.executable, "-S", "-c", STUBBORN, str(tmp_path)])
+    supervisor.start()
+    until((tmp_path / "up").exists)
+    supervisor.stop()
+    assert supervisor.pid is None
