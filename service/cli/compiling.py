@@ -15,6 +15,9 @@ from service.cli.options import (
     LayoutName,
     LevelName,
     Limit,
+    OptionalK,
+    OptionalM,
+    OptionalN,
     Packs,
     Sweeps,
     load_settings,
@@ -36,9 +39,9 @@ if TYPE_CHECKING:
 
 
 def compile_(
-    m: Annotated[int | None, typer.Argument(metavar="[M]", show_default=False)] = None,
-    n: Annotated[int | None, typer.Argument(metavar="[N]", show_default=False)] = None,
-    k: Annotated[int | None, typer.Argument(metavar="[K]", show_default=False)] = None,
+    m: OptionalM = None,
+    n: OptionalN = None,
+    k: OptionalK = None,
     suite: Annotated[
         Path | None, typer.Option("--suite", help="For every problem of this file.")
     ] = None,

@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from gemmsmith.errors import GemmsmithError, InvalidProblem
 from gemmsmith.problem import MAX_EXTENT
-from service.cli.output import CommandError, note
+from service.cli.output import CommandError, MisuseError, note
 from tuner.errors import TunerError
 
 _INTERRUPTED = 130
@@ -66,5 +66,5 @@ class ProblemCommand(TyperCommand):
         for before, arg in zip(["", *args], args, strict=False):
             value_of_option = before.startswith("-") and "=" not in before
             if _NEGATIVE.fullmatch(arg) and (not value_of_option or _NEGATIVE.fullmatch(before)):
-                raise typer.BadParameter(f"M, N and K must be in 1 … {MAX_EXTENT}, got {arg}")
+                raise MisuseError(f"M, N and K must be integers in 1 … {MAX_EXTENT}, got {arg}")
         return super().parse_args(ctx, args)

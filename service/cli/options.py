@@ -10,16 +10,41 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gemmsmith.problem import DType, Problem
+from gemmsmith.problem import MAX_EXTENT, DType, Problem
 from service.cli.output import MisuseError
 
 if TYPE_CHECKING:
     from gemmsmith.client import Client
     from service.settings import Settings
 
-M = Annotated[int, typer.Argument(metavar="M", help="Rows of A and D.", show_default=False)]
-N = Annotated[int, typer.Argument(metavar="N", help="Columns of B and D.", show_default=False)]
-K = Annotated[int, typer.Argument(metavar="K", help="Columns of A, rows of B.", show_default=False)]
+
+def extent(text: str | int) -> int:
+    """A size as typed.
+
+    Raises:
+        MisuseError: not an integer. Whether it is in range is the problem's own to say.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        raise MisuseError(
+            f"M, N and K must be integers in 1 … {MAX_EXTENT}, got {text!r}"
+        ) from None
+
+
+M = Annotated[
+    int, typer.Argument(metavar="M", help="Rows of A and D.", parser=extent, show_default=False)
+]
+N = Annotated[
+    int, typer.Argument(metavar="N", help="Columns of B and D.", parser=extent, show_default=False)
+]
+K = Annotated[
+    int,
+    typer.Argument(metavar="K", help="Columns of A, rows of B.", parser=extent, show_default=False),
+]
+OptionalM = Annotated[int | None, typer.Argument(metavar="M", parser=extent, show_default=False)]
+OptionalN = Annotated[int | None, typer.Argument(metavar="N", parser=extent, show_default=False)]
+OptionalK = Annotated[int | None, typer.Argument(metavar="K", parser=extent, show_default=False)]
 DTypeName = Annotated[
     str, typer.Option("--dtype", help="Element types: bf16, fp16, fp8_e4m3 or fp8_e5m2.")
 ]

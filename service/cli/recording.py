@@ -19,6 +19,9 @@ from service.cli.options import (
     LayoutName,
     LevelName,
     Limit,
+    OptionalK,
+    OptionalM,
+    OptionalN,
     Packs,
     load_settings,
 )
@@ -42,9 +45,9 @@ def record(
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Sweep file to write: NAME.jsonl.zst.")
     ],
-    m: Annotated[int | None, typer.Argument(metavar="[M]", show_default=False)] = None,
-    n: Annotated[int | None, typer.Argument(metavar="[N]", show_default=False)] = None,
-    k: Annotated[int | None, typer.Argument(metavar="[K]", show_default=False)] = None,
+    m: OptionalM = None,
+    n: OptionalN = None,
+    k: OptionalK = None,
     suite: Annotated[
         Path | None, typer.Option("--suite", help="Every problem of this file instead of M N K.")
     ] = None,

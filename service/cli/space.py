@@ -49,8 +49,9 @@ def enumerate_(
 ) -> None:
     """List the legal kernels and launches for M N K, by predicted time. Compiles nothing."""
     problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
+    wanted = level_of(level)
     model = model_of(load_settings(database=database, sweeps=sweeps), device)
-    order = predicted(problem, model, level_of(level))
+    order = predicted(problem, model, wanted)
     kernels = {candidate.kernel.name for _, candidate in order}
     if as_json:
         emit(

@@ -14,6 +14,9 @@ from service.cli.options import (
     DeviceName,
     LayoutName,
     Limit,
+    OptionalK,
+    OptionalM,
+    OptionalN,
     Packs,
     Sweeps,
     Url,
@@ -28,9 +31,9 @@ if TYPE_CHECKING:
 
 
 def tune(
-    m: Annotated[int | None, typer.Argument(metavar="[M]", show_default=False)] = None,
-    n: Annotated[int | None, typer.Argument(metavar="[N]", show_default=False)] = None,
-    k: Annotated[int | None, typer.Argument(metavar="[K]", show_default=False)] = None,
+    m: OptionalM = None,
+    n: OptionalN = None,
+    k: OptionalK = None,
     suite: Annotated[
         Path | None,
         typer.Option("--suite", help="Tune every problem of this file instead of M N K."),

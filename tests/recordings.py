@@ -1,0 +1,88 @@
+"""Tiny recordings of a GPU that never was, for tests that need any device to tune on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gemmsmith.answer import Conditions, Correctness
+from gemmsmith.launch import Candidate
+from gemmsmith.problem import Problem
+from tests.serving import ENVIRONMENT, H200
+from tuner.devices.recording import (
+    SCHEMA,
+    SUFFIX,
+    Header,
+    RecordedProblem,
+    RecordedTrial,
+    SweepWriter,
+)
+from tuner.space import candidates
+from tuner.trial import Failure, FailureKind
+
+CUBLAS_US = 20.0
+BEST_US = 16.0
+CONDITIONS = Conditions(sm_clock_mhz=1900.0, power_w=500.0, temperature_c=50.0)
+CORRECT = Correctness(error=1e-3, max_error=2e-3, tolerance=1e-2, repeatable=True)
+
+
+def some_candidates(problem: Problem, count: int = 8) -> list[Candidate]:
+    """Candidates of different kernels, in a fixed order."""
+    found: dict[str, Candidate] = {}
+    for candidate in candidates(problem, H200):
+        found.setdefault(candidate.kernel.name, candidate)
+    return list(found.values())[:count]
+
+
+def record(folder: Path, *problems: Problem, name: str = "h200") -> Path:
+    """Write a sweep file: of each problem the third candidate is the best, the first fails."""
+    header = Header(
+        schema=SCHEMA,
+        device=H200,
+        environment=ENVIRONMENT,
+        recorded_at="2026-11-21T00:00:00Z",
+        gemmsmith="0.1.0",
+    )
+    path = folder / f"{name}{SUFFIX}"
+    with SweepWriter(path, header) as writer:
+        for problem in problems:
+            writer.append(_recorded(problem, some_candidates(problem)))
+    return path
+
+
+def best_of(problem: Problem) -> Candidate:
+    """The candidate that is fastest in what `record` wrote."""
+    return some_candidates(problem)[2]
+
+
+def _recorded(problem: Problem, found: Sequence[Candidate]) -> RecordedProblem:
+    trials = [
+        RecordedTrial(
+            candidate=found[0],
+            failure=Failure(kind=FailureKind.REFUSED, message="can_implement refused"),
+        )
+    ]
+    for i, candidate in enumerate(found[1:], 1):
+        us = BEST_US + 3.0 * abs(i - 2)
+        trials.append(
+            RecordedTrial(
+                candidate=candidate,
+                common_us=_rounds(us, 7),
+                further_us=_rounds(us, 25),
+                correctness=CORRECT,
+            )
+        )
+    return RecordedProblem(
+        problem=problem,
+        baseline_common_us=_rounds(CUBLAS_US, 7),
+        baseline_further_us=_rounds(CUBLAS_US, 25),
+        conditions=CONDITIONS,
+        further_conditions=CONDITIONS,
+        discarded_rounds=0,
+        trials=tuple(trials),
+    )
+
+
+def _rounds(us: float, count: int) -> tuple[float, ...]:
+    """Times that wander a little, alike for all candidates, as a clock makes them."""
+    return tuple(us * (1 + 0.002 * (i % 5 - 2)) for i in range(count))
