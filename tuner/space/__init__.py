@@ -1,0 +1,91 @@
+"""Which kernels and launches are legal for a problem, per architecture.
+
+Kernels come in families, by what their copies need of a problem's rows: TMA (16 bytes everywhere),
+TMA with stores from registers (D unaligned), cp.async (4 bytes), multistage (anything). A problem
+is offered the first family it qualifies for: the later ones compute the same, slower.
+
+Invariants: the order is deterministic, every kernel passes `legality.refusal`, no two kernels
+share a name, and the list is never empty: `NoLegalCandidate` is raised instead.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from gemmsmith.device import DeviceModel
+from gemmsmith.kernel import EpilogueSchedule, Kernel
+from gemmsmith.launch import Candidate
+from gemmsmith.problem import Problem
+from tuner.errors import NoLegalCandidate
+from tuner.space import core, full
+from tuner.space.launches import launches
+from tuner.space.legality import CPASYNC_MIN_BYTES, PROBLEM_RULES, TMA_BYTES, refusal
+from tuner.space.operation import operation
+
+__all__ = ["Level", "candidates", "kernels", "launches", "operation", "refusal"]
+
+ARCHITECTURES = ("sm90",)
+
+
+class Level(StrEnum):
+    """How much of the space to look at."""
+
+    CORE = "core"  # the curated list, up to 200 kernels: where winners have been found
+    FULL = "full"  # every legal kernel, thousands
+
+
+def kernels(problem: Problem, arch: str = "sm90", *, level: Level = Level.CORE) -> list[Kernel]:
+    """The legal kernels for a problem.
+
+    Raises:
+        NoLegalCandidate: unknown architecture, or a grid that no kernel can launch.
+    """
+    if arch not in ARCHITECTURES:
+        raise NoLegalCandidate(
+            f"no kernels for architecture {arch!r}: choose one of {', '.join(ARCHITECTURES)}"
+        )
+    for family in _families(problem, level):
+        legal = [each for each in family if _suits(each, problem)]
+        if legal:
+            return legal
+    raise NoLegalCandidate(
+        f"no kernel can launch {problem}: its rows are not aligned to 4 bytes, and there are more "
+        "tiles or batches than a grid holds; pad K (and N) to multiples of 8 elements"
+    )
+
+
+def candidates(
+    problem: Problem, device: DeviceModel, *, level: Level = Level.CORE
+) -> list[Candidate]:
+    """Every legal kernel with every launch worth measuring."""
+    return [
+        Candidate(kernel=kernel, launch=launch)
+        for kernel in kernels(problem, device.arch, level=level)
+        for launch in launches(kernel, problem, device)
+    ]
+
+
+def _families(problem: Problem, level: Level) -> list[tuple[Kernel, ...]]:
+    """The families in order of preference; building the later ones costs little and is cached."""
+    source = core if level is Level.CORE else full
+    dtype, layout = problem.dtype, problem.layout
+    width = dtype.a.bytes
+    found: list[tuple[Kernel, ...]] = []
+    if _rows_aligned(problem, TMA_BYTES // width):
+        if problem.n * dtype.d.bytes % TMA_BYTES == 0:
+            found.append(source.tma_kernels(dtype, layout, EpilogueSchedule.TMA))
+        found.append(source.tma_kernels(dtype, layout, EpilogueSchedule.NO_SMEM))
+    for size in (16, 8, CPASYNC_MIN_BYTES):
+        if _rows_aligned(problem, size // width):
+            found.append(source.cpasync_kernels(dtype, layout, size // width))
+            break
+    found.append(full.multistage_kernels(dtype, layout))
+    return found
+
+
+def _rows_aligned(problem: Problem, alignment: int) -> bool:
+    return problem.contiguous_a % alignment == 0 and problem.contiguous_b % alignment == 0
+
+
+def _suits(kernel: Kernel, problem: Problem) -> bool:
+    return all(rule(kernel, problem) is None for rule in PROBLEM_RULES.values())

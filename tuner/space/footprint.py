@@ -7,7 +7,6 @@ a compiler has seen it; a test compares it with what the compiler says.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from math import gcd
 
 from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
@@ -17,9 +16,11 @@ SHARED_MEMORY_BYTES = 232448
 
 WARPGROUP_THREADS = 128
 
-_ALIGNMENT = 128
+_LINE = 128
 _BARRIERS = 16
 """A full and an empty transaction barrier per pipeline stage, 8 bytes each."""
+_SCHEDULER_BARRIERS = 96
+"""Barriers that order the warpgroups, and the tile scheduler's."""
 
 
 def consumer_warpgroups(kernel: Kernel) -> int:
@@ -65,40 +66,57 @@ def epilogue_bytes(kernel: Kernel) -> int:
 
 
 def _epilogue_stages(kernel: Kernel) -> int:
+    if kernel.epilogue is not EpilogueSchedule.TMA:
+        return 0
     m, n = epilogue_tile(kernel)
     parts = (kernel.tile[0] // m) * (kernel.tile[1] // n)
     return max(min(parts, 4), min(parts, 2) + 1)
 
 
-@lru_cache(maxsize=1 << 16)
 def stages(kernel: Kernel) -> int:
     """Pipeline depth: the explicit one, or what CUTLASS's automatic choice comes to."""
     if kernel.stages:
         return kernel.stages
     if kernel.backend is Backend.CUTLASS2X:
         return 2
-    per_stage = _round_up(stage_bytes(kernel)) + _BARRIERS
-    return (SHARED_MEMORY_BYTES - _round_up(_carveout(kernel))) // per_stage
+    per_stage = _round_up(stage_bytes(kernel), _LINE) + _BARRIERS
+    carveout = _round_up(_epilogue_storage(kernel), _LINE)
+    return (SHARED_MEMORY_BYTES - carveout) // per_stage
 
 
 def shared_bytes(kernel: Kernel) -> int:
-    """Dynamic shared memory of one thread block, barriers included (within 1 KiB, from above)."""
-    mainloop = stages(kernel) * (stage_bytes(kernel) + _BARRIERS)
+    """Dynamic shared memory of one thread block, barriers and padding included.
+
+    Exact for TMA epilogues, at most 256 bytes too much for others.
+    """
+    mainloop = stages(kernel) * stage_bytes(kernel)
     if kernel.backend is Backend.CUTLASS2X:
-        m, n, k = kernel.tile
-        # The epilogue reuses the mainloop's buffers; padding against bank conflicts is small.
-        return 2 * (m + n) * k * kernel.dtype.a.bytes
+        return mainloop  # the epilogue reuses it
+    barriers = _BARRIERS * (stages(kernel) + _epilogue_stages(kernel))
+    if kernel.epilogue is not EpilogueSchedule.TMA:
+        return mainloop + _round_up(barriers + _SCHEDULER_BARRIERS, _LINE) + _LINE
+    align = _swizzle_bytes(kernel)
+    buffers = _round_up(epilogue_bytes(kernel) + 1, align)
     if kernel.scheduler is TileScheduler.GRID:
         # Not persistent: the epilogue starts when the mainloop is over, in the same memory.
-        return max(mainloop, _carveout(kernel) + stages(kernel) * _BARRIERS)
-    return mainloop + _carveout(kernel)
+        return _round_up(max(mainloop, buffers) + barriers, align)
+    return mainloop + buffers + _round_up(barriers + _SCHEDULER_BARRIERS, align)
 
 
-def _carveout(kernel: Kernel) -> int:
-    """What the builder subtracts for the epilogue: buffers and barriers, padded."""
+def _epilogue_storage(kernel: Kernel) -> int:
+    """`sizeof(Epilogue::SharedStorage)`: buffers, an empty fusion's byte, barriers, padding."""
     if kernel.epilogue is not EpilogueSchedule.TMA:
-        return _ALIGNMENT
-    return epilogue_bytes(kernel) + _BARRIERS * _epilogue_stages(kernel) + 1024
+        return 1
+    align = _swizzle_bytes(kernel)
+    buffers = _round_up(epilogue_bytes(kernel) + 1, align)
+    return _round_up(buffers + _BARRIERS * _epilogue_stages(kernel), align)
+
+
+def _swizzle_bytes(kernel: Kernel) -> int:
+    """Alignment of the epilogue's buffers: eight rows of the widest swizzle that fits them."""
+    m, n = epilogue_tile(kernel)
+    row = (m if kernel.swapped else n) * kernel.dtype.d.bytes
+    return 8 * next(width for width in (128, 64, 32, 16) if row % width == 0)
 
 
 def _uses_tma(kernel: Kernel) -> bool:
@@ -109,5 +127,5 @@ def _uses_tma(kernel: Kernel) -> bool:
     )
 
 
-def _round_up(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+def _round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple

@@ -1,0 +1,204 @@
+"""The curated list: the few hundred kernels among which winners have been found.
+
+Chosen from measurements on an H200 (2026-11-20: the winning tile, cluster and schedule of 35 BF16
+and 23 FP8 problems) and from the kernels cuBLAS was seen to run there. In bytes, not elements, one
+list serves both widths: `depth` 128 is K = 64 for 16-bit types and 128 for FP8.
+
+A line that a rule refuses for some types or layout is left out there, so the list states intent
+and the rules stay the only judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.problem import DType, Layout
+from tuner.space.legality import TMA_BYTES, refusal
+from tuner.space.operation import kernel
+
+_WS = (MainloopSchedule.WARP_SPECIALIZED, TileScheduler.GRID)
+_PINGPONG = (MainloopSchedule.PINGPONG, TileScheduler.PERSISTENT)
+_COOPERATIVE = (MainloopSchedule.COOPERATIVE, TileScheduler.PERSISTENT)
+_STREAM_K = (MainloopSchedule.COOPERATIVE, TileScheduler.STREAM_K)
+
+_ONE = ((1, 1),)
+_M2 = ((1, 1), (2, 1))
+_PAIRS = ((2, 1), (1, 2))
+_ALL = ((1, 1), (2, 1), (1, 2))
+_PLAIN = (False,)
+_SWAPPED = (True,)
+_BOTH = (False, True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Line:
+    """Kernels that differ in tile N, cluster and orientation only. `depth`: tile K in bytes."""
+
+    schedule: tuple[MainloopSchedule, TileScheduler]
+    m: int
+    ns: tuple[int, ...]
+    clusters: tuple[tuple[int, int], ...]
+    swapped: tuple[bool, ...]
+    depth: int = 128
+    stages: int = 0
+    precise: bool = False  # FP8: offered with precise accumulation as well
+
+
+_TMA = (
+    # Few tokens, swapped: the weights' rows run along the 64-wide M, the tokens along N.
+    # Winners at 16 and 64 tokens; cuBLAS's 64×8.
+    _Line(schedule=_PINGPONG, m=64, ns=(8, 16, 32, 64), clusters=_M2, swapped=_SWAPPED, depth=256),
+    _Line(schedule=_PINGPONG, m=64, ns=(16, 32, 64), clusters=_M2, swapped=_SWAPPED, precise=True),
+    _Line(
+        schedule=_PINGPONG, m=64, ns=(16, 32, 64), clusters=((4, 1),), swapped=_SWAPPED, depth=256
+    ),
+    _Line(schedule=_WS, m=64, ns=(8, 16, 32, 64), clusters=_ONE, swapped=_SWAPPED, depth=256),
+    _Line(schedule=_PINGPONG, m=64, ns=(48, 96, 128), clusters=_M2, swapped=_SWAPPED, depth=256),
+    # Two thread blocks per SM: one block's prologue hides the other's epilogue.
+    _Line(
+        schedule=_WS, m=64, ns=(16, 32, 64), clusters=_ONE, swapped=_SWAPPED, depth=256, stages=4
+    ),
+    # Small outputs. Winners at 256 tokens and at 512×512×8192.
+    _Line(schedule=_PINGPONG, m=64, ns=(64, 96), clusters=_ONE, swapped=_BOTH, precise=True),
+    _Line(schedule=_PINGPONG, m=64, ns=(128,), clusters=_ALL, swapped=_BOTH, precise=True),
+    _Line(schedule=_PINGPONG, m=64, ns=(192, 256), clusters=_M2, swapped=_BOTH),
+    _Line(schedule=_PINGPONG, m=64, ns=(64, 128), clusters=_ONE, swapped=_BOTH, depth=256),
+    # Large outputs, ping-pong: epilogues overlap. Winners 128×144, 128×176, 128×192.
+    _Line(schedule=_PINGPONG, m=128, ns=(64, 96, 128), clusters=_ALL, swapped=_PLAIN, precise=True),
+    _Line(schedule=_PINGPONG, m=128, ns=(144, 160, 176), clusters=_ALL, swapped=_PLAIN),
+    _Line(schedule=_PINGPONG, m=128, ns=(192,), clusters=_ALL, swapped=_PLAIN),
+    _Line(schedule=_PINGPONG, m=128, ns=(128, 192), clusters=_M2, swapped=_SWAPPED, precise=True),
+    _Line(
+        schedule=_PINGPONG, m=128, ns=(64, 96, 144, 160, 176), clusters=((2, 1),), swapped=_SWAPPED
+    ),
+    # Large outputs, cooperative: the widest tiles. Winners 128×224, 128×256.
+    _Line(schedule=_COOPERATIVE, m=128, ns=(128,), clusters=_ALL, swapped=_PLAIN, precise=True),
+    _Line(
+        schedule=_COOPERATIVE, m=128, ns=(160,), clusters=((2, 1),), swapped=_PLAIN, precise=True
+    ),
+    _Line(schedule=_COOPERATIVE, m=128, ns=(208, 224), clusters=_PAIRS, swapped=_PLAIN),
+    _Line(schedule=_COOPERATIVE, m=128, ns=(192, 256), clusters=_ALL, swapped=_PLAIN, precise=True),
+    _Line(schedule=_COOPERATIVE, m=128, ns=(256,), clusters=_ALL, swapped=_SWAPPED),
+    _Line(
+        schedule=_COOPERATIVE,
+        m=128,
+        ns=(192, 224),
+        clusters=((2, 1),),
+        swapped=_SWAPPED,
+        precise=True,
+    ),
+    _Line(
+        schedule=_COOPERATIVE,
+        m=128,
+        ns=(256,),
+        clusters=((2, 2), (4, 1), (1, 4), (4, 2)),
+        swapped=_PLAIN,
+    ),
+    _Line(
+        schedule=_COOPERATIVE,
+        m=256,
+        ns=(64, 96, 128),
+        clusters=_PAIRS,
+        swapped=_PLAIN,
+        precise=True,
+    ),
+    _Line(schedule=_COOPERATIVE, m=256, ns=(80, 112, 160), clusters=((2, 1),), swapped=_PLAIN),
+    _Line(schedule=_COOPERATIVE, m=256, ns=(64, 128), clusters=((2, 1),), swapped=_SWAPPED),
+    # Too few tiles to fill the GPU: split along K.
+    _Line(schedule=_STREAM_K, m=128, ns=(16, 32, 64), clusters=_ONE, swapped=_SWAPPED, depth=256),
+    _Line(
+        schedule=_STREAM_K,
+        m=128,
+        ns=(64, 128),
+        clusters=_ONE,
+        swapped=_PLAIN,
+        depth=256,
+        precise=True,
+    ),
+    _Line(
+        schedule=_STREAM_K, m=128, ns=(64, 128, 192), clusters=_ONE, swapped=_PLAIN, precise=True
+    ),
+    _Line(
+        schedule=_STREAM_K, m=128, ns=(128, 256), clusters=((2, 1),), swapped=_PLAIN, precise=True
+    ),
+    _Line(schedule=_STREAM_K, m=128, ns=(64, 128, 256), clusters=_ONE, swapped=_SWAPPED),
+    _Line(schedule=_STREAM_K, m=256, ns=(128,), clusters=((2, 1),), swapped=_PLAIN, precise=True),
+)
+
+_NO_SMEM = (
+    _Line(schedule=_PINGPONG, m=64, ns=(16, 32, 64), clusters=_ONE, swapped=_SWAPPED, depth=256),
+    _Line(schedule=_PINGPONG, m=64, ns=(64, 128, 256), clusters=_ONE, swapped=_PLAIN, precise=True),
+    _Line(schedule=_PINGPONG, m=128, ns=(128, 192), clusters=_M2, swapped=_PLAIN, precise=True),
+    _Line(schedule=_COOPERATIVE, m=128, ns=(128, 256), clusters=_M2, swapped=_BOTH, precise=True),
+    _Line(
+        schedule=_COOPERATIVE, m=256, ns=(128,), clusters=((2, 1),), swapped=_PLAIN, precise=True
+    ),
+    _Line(schedule=_STREAM_K, m=128, ns=(64, 128), clusters=_ONE, swapped=_PLAIN, precise=True),
+)
+
+_CPASYNC_TILES = ((64, 32), (64, 64), (64, 128), (128, 64), (128, 128))
+_CPASYNC_COOPERATIVE_TILES = ((128, 64), (128, 128), (128, 256))
+
+
+@lru_cache(maxsize=16)
+def tma_kernels(dtype: DType, layout: Layout, epilogue: EpilogueSchedule) -> tuple[Kernel, ...]:
+    """The curated kernels with a TMA mainloop and the given epilogue."""
+    lines = _TMA if epilogue is EpilogueSchedule.TMA else _NO_SMEM
+    return tuple(_legal(each for line in lines for each in _expand(line, dtype, layout, epilogue)))
+
+
+def _expand(
+    line: _Line, dtype: DType, layout: Layout, epilogue: EpilogueSchedule
+) -> Iterator[Kernel]:
+    mainloop, scheduler = line.schedule
+    accumulation = (True, False) if line.precise else (True,)
+    for n in line.ns:
+        for cluster in line.clusters:
+            for swapped in line.swapped:
+                for fast in accumulation if dtype.is_fp8 else (False,):
+                    yield kernel(
+                        dtype=dtype,
+                        layout=layout,
+                        tile=(line.m, n, line.depth // dtype.a.bytes),
+                        cluster=cluster,
+                        stages=line.stages,
+                        mainloop=mainloop,
+                        epilogue=epilogue,
+                        scheduler=scheduler,
+                        alignment=TMA_BYTES // dtype.a.bytes,
+                        swapped=swapped,
+                        fast_accumulation=fast,
+                    )
+
+
+@lru_cache(maxsize=32)
+def cpasync_kernels(dtype: DType, layout: Layout, alignment: int) -> tuple[Kernel, ...]:
+    """The curated kernels for rows aligned to 4 bytes or more, but not to 16."""
+    depth = 128 // dtype.a.bytes
+    shapes = [(tile, TileScheduler.GRID) for tile in _CPASYNC_TILES]
+    shapes += [(tile, TileScheduler.PERSISTENT) for tile in _CPASYNC_COOPERATIVE_TILES]
+    return tuple(
+        _legal(
+            kernel(
+                dtype=dtype,
+                layout=layout,
+                tile=(*tile, depth),
+                mainloop=MainloopSchedule.CPASYNC_WARP_SPECIALIZED,
+                epilogue=EpilogueSchedule.NO_SMEM,
+                scheduler=scheduler,
+                alignment=alignment,
+                swapped=swapped,
+            )
+            for tile, scheduler in shapes
+            for swapped in _BOTH
+        )
+    )
+
+
+def _legal(kernels: Iterator[Kernel]) -> list[Kernel]:
+    """Drop what a rule refuses, and what two lines both name."""
+    named = {each.name: each for each in kernels if refusal(each) is None}
+    return list(named.values())

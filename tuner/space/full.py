@@ -1,0 +1,132 @@
+"""Every legal sm90 kernel for one pair of element types and layout.
+
+The product of all choices is filtered by the rules and by nothing else; it is what an exhaustive
+search and a legality question need. Deterministic: the order is that of the loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import product
+
+from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.problem import DType, Layout
+from tuner.space import footprint
+from tuner.space.legality import TMA_BYTES, refusal
+from tuner.space.operation import kernel
+
+TILES_M = (64, 128, 256)
+TILES_N = tuple(range(8, 257, 8))
+CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4))
+EXPLICIT_STAGES = (2, 3, 4, 6, 8, 12)
+"""Shallower pipelines than the automatic one: for plain warp-specialized kernels they let several
+thread blocks share an SM; the persistent ones run one block per SM, and gain nothing by them."""
+
+_TMA_SCHEDULES = (
+    (MainloopSchedule.WARP_SPECIALIZED, TileScheduler.GRID),
+    (MainloopSchedule.PINGPONG, TileScheduler.PERSISTENT),
+    (MainloopSchedule.COOPERATIVE, TileScheduler.PERSISTENT),
+    (MainloopSchedule.COOPERATIVE, TileScheduler.STREAM_K),
+)
+
+
+def tiles_k(dtype: DType) -> tuple[int, ...]:
+    """Tile depths worth trying: one to four 128-byte swizzle rows."""
+    return (64, 128, 256) if dtype.is_fp8 else (64, 128)
+
+
+@lru_cache(maxsize=16)
+def tma_kernels(dtype: DType, layout: Layout, epilogue: EpilogueSchedule) -> tuple[Kernel, ...]:
+    """Kernels with a TMA mainloop and the given epilogue."""
+    return tuple(_legal(_tma(dtype, layout, epilogue)))
+
+
+def _tma(dtype: DType, layout: Layout, epilogue: EpilogueSchedule) -> Iterator[Kernel]:
+    accumulation = (True, False) if dtype.is_fp8 else (False,)
+    choices = product(
+        _TMA_SCHEDULES, TILES_M, TILES_N, tiles_k(dtype), CLUSTERS, (False, True), accumulation
+    )
+    for (mainloop, scheduler), m, n, k, cluster, swapped, fast in choices:
+        automatic = kernel(
+            dtype=dtype,
+            layout=layout,
+            tile=(m, n, k),
+            cluster=cluster,
+            mainloop=mainloop,
+            epilogue=epilogue,
+            scheduler=scheduler,
+            alignment=TMA_BYTES // dtype.a.bytes,
+            swapped=swapped,
+            fast_accumulation=fast,
+        )
+        yield automatic
+        if scheduler is not TileScheduler.GRID or refusal(automatic):
+            continue
+        deepest = footprint.stages(automatic)
+        for stages in EXPLICIT_STAGES:
+            if stages < deepest:
+                yield kernel(
+                    dtype=dtype,
+                    layout=layout,
+                    tile=(m, n, k),
+                    cluster=cluster,
+                    stages=stages,
+                    mainloop=mainloop,
+                    epilogue=epilogue,
+                    scheduler=scheduler,
+                    alignment=TMA_BYTES // dtype.a.bytes,
+                    swapped=swapped,
+                    fast_accumulation=fast,
+                )
+
+
+@lru_cache(maxsize=32)
+def cpasync_kernels(dtype: DType, layout: Layout, alignment: int) -> tuple[Kernel, ...]:
+    """Kernels whose producer warps copy with cp.async: rows aligned to 4 bytes and more."""
+    return tuple(
+        _legal(
+            kernel(
+                dtype=dtype,
+                layout=layout,
+                tile=(m, n, k),
+                mainloop=MainloopSchedule.CPASYNC_WARP_SPECIALIZED,
+                epilogue=EpilogueSchedule.NO_SMEM,
+                scheduler=scheduler,
+                alignment=alignment,
+                swapped=swapped,
+            )
+            for scheduler, m, n, k, swapped in product(
+                (TileScheduler.GRID, TileScheduler.PERSISTENT),
+                TILES_M,
+                TILES_N,
+                tiles_k(dtype)[:2],
+                (False, True),
+            )
+        )
+    )
+
+
+@lru_cache(maxsize=16)
+def multistage_kernels(dtype: DType, layout: Layout) -> tuple[Kernel, ...]:
+    """CUTLASS 2.x kernels that take any alignment: the last resort."""
+    depth = 512 // dtype.a.bits
+    return tuple(
+        _legal(
+            kernel(
+                dtype=dtype,
+                layout=layout,
+                tile=(m, n, depth),
+                stages=2,
+                mainloop=MainloopSchedule.MULTISTAGE,
+                epilogue=EpilogueSchedule.THREADBLOCK,
+                scheduler=TileScheduler.GRID,
+                alignment=1,
+            )
+            for m, n in ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
+        )
+    )
+
+
+def _legal(kernels: Iterator[Kernel]) -> Iterator[Kernel]:
+    return (each for each in kernels if refusal(each) is None)

@@ -1,0 +1,79 @@
+"""How a kernel can sensibly be launched on a problem: run-time choices without duplicates.
+
+Two launches that CUTLASS's schedulers turn into the same thing are one: the heuristic raster order
+and decomposition are replaced by what they come to, a swizzle the grid is too small for by the one
+that takes effect.
+"""
+
+from __future__ import annotations
+
+from gemmsmith.device import DeviceModel
+from gemmsmith.kernel import Backend, Kernel, TileScheduler
+from gemmsmith.launch import Decomposition, Launch, RasterOrder
+from gemmsmith.problem import Problem
+from tuner.space.grid import (
+    MIN_K_TILES_PER_STREAM_K_UNIT,
+    TileGrid,
+    effective_swizzle,
+    heuristic_raster,
+    resident_blocks,
+    tile_grid,
+)
+
+SWIZZLES = (1, 2, 4, 8)
+SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
+
+MIN_K_TILES_PER_SPLIT = 4
+"""Fewer cannot even fill the pipeline: the split would cost more than it saves."""
+MAX_SPLIT_WAVES = 2
+"""Tiles times splits beyond this many waves only add reduction traffic."""
+
+
+def launches(kernel: Kernel, problem: Problem, device: DeviceModel) -> list[Launch]:
+    """The launches worth measuring, in a fixed order.
+
+    Empty for a stream-K kernel where nothing is worth splitting: it would run as its persistent
+    sibling does, only with a costlier scheduler.
+    """
+    if kernel.backend is Backend.CUTLASS2X or kernel.scheduler is TileScheduler.GRID:
+        return [Launch()]
+    grid = tile_grid(kernel, problem)
+    resident = resident_blocks(device.sm_count, kernel.cluster[0] * kernel.cluster[1])
+    if kernel.scheduler is TileScheduler.STREAM_K:
+        return _splitting(grid, resident)
+    return _orders(grid, kernel.cluster, resident)
+
+
+def _orders(grid: TileGrid, cluster: tuple[int, int], resident: int) -> list[Launch]:
+    in_a_row = grid.tiles_m == cluster[0] or grid.tiles_n == cluster[1]
+    if in_a_row or grid.tiles <= resident:
+        # One line of tiles, or all of them at once: every order is the same.
+        return [Launch(raster=heuristic_raster(grid))]
+    swizzles = dict.fromkeys(effective_swizzle(grid, largest) for largest in SWIZZLES)
+    return [
+        Launch(raster=raster, swizzle=swizzle)
+        for raster in (RasterOrder.ALONG_M, RasterOrder.ALONG_N)
+        for swizzle in swizzles
+    ]
+
+
+def _splitting(grid: TileGrid, resident: int) -> list[Launch]:
+    raster = heuristic_raster(grid)
+    found = [
+        Launch(raster=raster, decomposition=Decomposition.SPLIT_K, splits=splits)
+        for splits in sorted({*SPLITS, *_even_splits(grid, resident)})
+        if grid.k_tiles >= splits * MIN_K_TILES_PER_SPLIT
+        and grid.tiles * splits <= MAX_SPLIT_WAVES * resident
+    ]
+    if grid.tiles % resident and grid.k_tiles > MIN_K_TILES_PER_STREAM_K_UNIT:
+        found.append(Launch(raster=raster, decomposition=Decomposition.STREAM_K))
+    return found
+
+
+def _even_splits(grid: TileGrid, resident: int) -> list[int]:
+    """The split counts that fill one wave and two: the first is what CUTLASS's heuristic picks."""
+    return [
+        waves * resident // grid.tiles
+        for waves in (1, 2)
+        if 2 <= waves * resident // grid.tiles <= SPLITS[-1]
+    ]
