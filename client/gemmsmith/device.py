@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,3 +52,7 @@ class Environment:
     def digest(self) -> str:
         """Short hash of all fields: two trials with the same digest are comparable."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+
+    def same_software(self, other: Environment) -> bool:
+        """Whether the two differ in nothing but the very GPU, which one model may exchange."""
+        return replace(self, gpu_uuid="") == replace(other, gpu_uuid="")

@@ -74,7 +74,7 @@ def _one(
         # A winner measured with other software, or replayed where there is a GPU, is found again.
         if (
             current is not None
-            and current.environment == device.environment
+            and current.environment.same_software(device.environment)
             and current.replayed == device.replayed
         ):
             return Outcome(task=task, status=Status.CURRENT, result=current)
