@@ -253,6 +253,7 @@ class SweepWriter:
         """Bytes of the part file to keep: its complete problems, if recorded where we are."""
         try:
             data = self._part.read_bytes()
+            data = data[: data.rfind(b"\n") + 1]  # the last line may be torn
             sweep, _ = _parse(data.splitlines(keepends=True), self._part, torn=True)
         except (OSError, RecordingCorrupt):
             return 0
@@ -269,8 +270,7 @@ class SweepWriter:
         missing = -1
         for raw in data.splitlines(keepends=True):
             length += len(raw)
-            line = _decoder.decode(raw) if raw.endswith(b"\n") else None
-            match line:
+            match _decoder.decode(raw):
                 case Header():
                     complete = length
                 case _KernelLine():
@@ -279,7 +279,7 @@ class SweepWriter:
                     missing = line.trials
                 case _TrialLine():
                     missing -= 1
-                case _:
+                case _EndLine():
                     break
             if missing == 0:
                 complete, missing = length, -1
@@ -293,7 +293,7 @@ def _parse(lines: Sequence[bytes], path: Path, *, torn: bool = False) -> tuple[S
 
     `torn`: the last problem may be incomplete, and is left out then.
     """
-    decoded = _decoded(lines, path, torn=torn)
+    decoded = _decoded(lines, path)
     first = next(decoded, None)
     if not isinstance(first, Header):
         raise RecordingCorrupt(f"{path} is not a recording: its first line is no header")
@@ -322,15 +322,13 @@ def _parse(lines: Sequence[bytes], path: Path, *, torn: bool = False) -> tuple[S
     return sweep, last
 
 
-def _decoded(lines: Sequence[bytes], path: Path, *, torn: bool) -> Iterator[_Line]:
+def _decoded(lines: Sequence[bytes], path: Path) -> Iterator[_Line]:
     for number, raw in enumerate(lines, start=1):
         if number == 1:
             _check_schema(raw, path)
         try:
             yield _decoder.decode(raw)
         except msgspec.DecodeError as error:
-            if torn and number == len(lines):
-                return
             raise RecordingCorrupt(f"{path}, line {number}: {error}") from error
 
 

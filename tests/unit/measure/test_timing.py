@@ -1,0 +1,148 @@
+"""Rounds, early give-up and repeated rounds, on a simulated GPU clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tuner.measure import timing
+from tuner.measure.conditions import Monitor, Reading, conditions_of
+from tuner.measure.timing import Timer, launches_per_replay
+
+
+class Gpu:
+    """A GPU whose time passes only while graphs run."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.log: list[str] = []
+
+
+class FakeEvent:
+    gpu: Gpu
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def record(self, stream: object) -> None:
+        self.at = self.gpu.now
+
+    def wait(self) -> None:
+        pass
+
+    def microseconds_since(self, start: FakeEvent) -> float:
+        return self.at - start.at
+
+
+class FakeGraph:
+    def __init__(self, gpu: Gpu, name: str, us: float, launches: int = 10) -> None:
+        self.gpu, self.name, self.us, self.launches = gpu, name, us, launches
+
+    def enqueue(self) -> None:
+        self.gpu.now += self.us * self.launches
+        self.gpu.log.append(self.name)
+
+    def close(self) -> None:
+        pass
+
+
+class FakeMonitor(Monitor):
+    def __init__(self, clocks: Iterator[int]) -> None:
+        super().__init__("")
+        self.clocks = clocks
+
+    def read(self) -> Reading:
+        return Reading(sm_clock_mhz=next(self.clocks))
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    gpu = Gpu()
+    monkeypatch.setattr(FakeEvent, "gpu", gpu, raising=False)
+    monkeypatch.setattr(timing, "Event", FakeEvent)
+    return gpu
+
+
+def steady(clock: int = 1980) -> Iterator[int]:
+    while True:
+        yield clock
+
+
+def timer(clocks: Iterator[int]) -> Timer:
+    return Timer(None, FakeMonitor(clocks))  # type: ignore[arg-type]
+
+
+def test_samples_are_per_launch(gpu: Gpu) -> None:
+    samples = timer(steady()).screen(FakeGraph(gpu, "a", 12.5), 5, give_up_us=100.0)
+    assert samples == [12.5] * 5
+    assert gpu.log == ["a"] * 7  # one untimed replay before the first sample and after each wait
+
+
+def test_screening_gives_a_slow_candidate_up(gpu: Gpu) -> None:
+    assert timer(steady()).screen(FakeGraph(gpu, "a", 12.5), 5, give_up_us=10.0) == [12.5]
+    assert len(gpu.log) == 2
+
+
+def test_each_round_times_everyone_once_in_a_new_order(gpu: Gpu) -> None:
+    graphs = [FakeGraph(gpu, name, us) for name, us in (("a", 1), ("b", 2), ("c", 3), ("d", 4))]
+    blamed: list[int] = []
+    result = timer(steady()).rounds(graphs, 6, seed=1, announce=blamed.append)
+    assert result.samples_us == tuple((float(us),) * 6 for us in (1, 2, 3, 4))
+    assert result.discarded == 0
+    rounds = [gpu.log[i * 5 + 1 : (i + 1) * 5] for i in range(6)]
+    assert all(sorted(names) == ["a", "b", "c", "d"] for names in rounds)
+    assert len({tuple(names) for names in rounds}) > 1
+    assert [gpu.log[i * 5] for i in range(6)] == [names[-1] for names in rounds]
+    assert sorted(blamed) == sorted([0, 1, 2, 3] * 6)
+
+
+def test_the_same_seed_gives_the_same_orders(gpu: Gpu) -> None:
+    graphs = [FakeGraph(gpu, name, 1) for name in "abcdef"]
+    timer(steady()).rounds(graphs, 3, seed=7, announce=lambda _: None)
+    first, gpu.log = gpu.log, []
+    timer(steady()).rounds(graphs, 3, seed=7, announce=lambda _: None)
+    assert gpu.log == first
+
+
+def test_rounds_with_a_low_clock_are_repeated(gpu: Gpu) -> None:
+    clocks = iter([1980, 1200, 1980, 1975, 1210, 1980, 1980, 1980])
+    result = timer(clocks).rounds([FakeGraph(gpu, "a", 1)], 6, seed=1, announce=lambda _: None)
+    assert len(result.samples_us[0]) == 6
+    assert result.discarded == 2
+    assert min(reading.sm_clock_mhz for reading in result.readings) == 1975
+
+
+def test_repeating_is_bounded(gpu: Gpu) -> None:
+    clocks = iter([1980, 1980, 1980, 1000, 1000, 1000])
+    result = timer(clocks).rounds([FakeGraph(gpu, "a", 1)], 4, seed=1, announce=lambda _: None)
+    assert len(result.samples_us[0]) + result.discarded == 6
+
+
+def test_without_nvml_every_round_counts(gpu: Gpu) -> None:
+    result = timer(steady(0)).rounds([FakeGraph(gpu, "a", 1)], 4, seed=1, announce=lambda _: None)
+    assert len(result.samples_us[0]) == 4
+    assert conditions_of(result.readings).sm_clock_mhz == 0.0
+
+
+@pytest.mark.parametrize(
+    ("estimate", "sets", "launches"),
+    [(10.0, 5, 30), (164.0, 2, 2), (1400.0, 1, 1), (3.0, 256, 256), (100_000.0, 2, 2)],
+)
+def test_replays_are_whole_rotations_near_the_aim(
+    estimate: float, sets: int, launches: int
+) -> None:
+    assert launches_per_replay(estimate, sets, 300.0) == launches
+    assert launches_per_replay(0.0, sets, 1000.0) % sets == 0
+    assert launches_per_replay(0.0, sets, 1000.0) <= 1024
+
+
+def test_conditions_name_the_throttle_reasons() -> None:
+    readings = [
+        Reading(sm_clock_mhz=1980, power_w=700.0, temperature_c=50, reasons=0x5),
+        Reading(sm_clock_mhz=1900, power_w=690.0, temperature_c=52, reasons=0x1),
+        Reading(sm_clock_mhz=1800, power_w=680.0, temperature_c=54, reasons=0x40),
+    ]
+    conditions = conditions_of(readings)
+    assert conditions.sm_clock_mhz == 1900
+    assert conditions.throttle == ("sw_power_cap", "hw_thermal_slowdown")
