@@ -270,7 +270,8 @@ class SweepWriter:
         missing = -1
         for raw in data.splitlines(keepends=True):
             length += len(raw)
-            match _decoder.decode(raw):
+            line = _decoder.decode(raw)
+            match line:
                 case Header():
                     complete = length
                 case _KernelLine():
