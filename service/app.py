@@ -15,12 +15,12 @@ from gemmsmith.answer import Match
 from service import problems
 from service.api import best, devices, docs, health, jobs, kernels, results, tune
 from service.catalogue import Catalogue
+from service.local import usable_gpu
 from service.metrics import Metrics
 from service.middleware import LimitBody, Observe
 from service.settings import Settings
 from service.state import State
 from tuner.compile.artifacts import ArtifactStore
-from tuner.devices import local_gpu
 from tuner.jobs import Queue
 from tuner.store import Store
 
@@ -72,7 +72,7 @@ def _state(settings: Settings, store: Store) -> State:
         settings=settings,
         store=store,
         queue=queue,
-        catalogue=Catalogue(store.devices, local_gpu()),
+        catalogue=Catalogue(store.devices, usable_gpu()),
         metrics=metrics,
         artifacts=ArtifactStore(settings.packs),
     )

@@ -10,8 +10,8 @@ import structlog
 from gemmsmith.answer import Use
 from gemmsmith.problem import Problem
 from service.documents import best_url
+from service.local import usable_gpu
 from service.settings import Settings
-from tuner.devices import local_gpu
 from tuner.devices.recording import SUFFIX, first_problem
 from tuner.errors import RecordingCorrupt
 from tuner.store import Store
@@ -50,7 +50,7 @@ def known_problem(store: Store, device: str | None) -> Problem | None:
 
 def recorded_problem(settings: Settings) -> Problem | None:
     """A problem that the recorded device holds; None where the worker has a real GPU."""
-    if settings.device.startswith("cuda") or (not settings.device and local_gpu()):
+    if settings.device.startswith("cuda") or (not settings.device and usable_gpu()):
         return None
     for path in sorted(settings.sweeps.glob(f"*{SUFFIX}")):
         try:

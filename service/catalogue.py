@@ -1,11 +1,12 @@
 """The device models a question can be about, and which one is meant when none is named.
 
 The service's own GPU comes first, then what the store knows. The list is read again after a few
-seconds, or at once when a name is not on it: a worker elsewhere may just have added one.
+seconds, or at once when nothing on it fits: a worker elsewhere may just have added one.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -26,18 +27,18 @@ class Catalogue:
     ) -> None:
         self.local = local
         self._read = read
-        self._known: dict[str, DeviceModel] = {}
-        self._read_at = -_FRESH_S
+        self._models: list[DeviceModel] = []
+        self._read_at = -math.inf
 
     def known(self, *, refresh: bool = False) -> list[DeviceModel]:
         """All known models, the service's own GPU first."""
         now = time.monotonic()
         if refresh or now - self._read_at >= _FRESH_S:
-            models = [*([self.local] if self.local else []), *self._read()]
-            self._known = {model.slug: model for model in reversed(models)}
+            local = [self.local] if self.local is not None else []
+            slugs = {model.slug for model in local}
+            self._models = local + [model for model in self._read() if model.slug not in slugs]
             self._read_at = now
-        first = [self.local] if self.local else []
-        return first + [m for m in reversed(self._known.values()) if m not in first]
+        return self._models
 
     def resolve(self, arch: Arch | None, slug: str | None) -> DeviceModel | None:
         """The model that is meant; None while no model (of that architecture) is known.
@@ -46,20 +47,22 @@ class Catalogue:
             ProblemError: no such device, or it is of another architecture.
         """
         if not slug:
-            return next((m for m in self.known() if arch is None or m.arch == arch), None)
-        model = self._find(slug)
+            return self._find(lambda model: arch is None or model.arch == arch)
+        model = self._find(lambda model: model.slug == slug)
         if model is None:
-            accepted = ", ".join(self._known) or "none yet; tune a problem first"
+            accepted = (
+                ", ".join(known.slug for known in self._models) or "none yet; tune a problem first"
+            )
             raise invalid_field("device", f"unknown: {slug!r:.80}", accepted)
         if arch is not None and model.arch != arch:
             raise invalid_field("device", f"{slug} is {model.arch}, not {arch}", f"an {arch} GPU")
         return model
 
-    def _find(self, slug: str) -> DeviceModel | None:
+    def _find(self, wanted: Callable[[DeviceModel], bool]) -> DeviceModel | None:
         for refresh in (False, True):
-            self.known(refresh=refresh)
-            if slug in self._known:
-                return self._known[slug]
+            for model in self.known(refresh=refresh):
+                if wanted(model):
+                    return model
         return None
 
 

@@ -22,10 +22,10 @@ import uvicorn
 from service import banner, logging
 from service.app import create_app
 from service.catalogue import Catalogue
+from service.local import usable_gpu
 from service.settings import Settings, SettingsError
 from service.supervisor import Supervisor
 from tuner import store as stores
-from tuner.devices import local_gpu
 from tuner.store import Store
 
 log = structlog.get_logger("gemmsmith.serve")
@@ -147,7 +147,7 @@ def _banner(settings: Settings, listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     with Store.open(settings.database) as store:
-        model = Catalogue(store.devices, local_gpu()).resolve(None, None)
+        model = Catalogue(store.devices, usable_gpu()).resolve(None, None)
         lookup = banner.known_problem(store, model.slug if model else None) or banner.FALLBACK
     tuning = banner.recorded_problem(settings) or lookup
     return banner.text(f"http://{shown}:{port}", lookup=lookup, tuning=tuning)

@@ -19,9 +19,10 @@ from tuner.search.cost_model import AnalyticModel
 
 from service import logging
 from service.builder import open_builder
+from service.local import usable_gpu
 from service.settings import Settings, SettingsError
 from tuner.compile import Builder
-from tuner.devices import local_gpu, open_device
+from tuner.devices import open_device
 from tuner.devices.base import Device
 from tuner.errors import TunerError
 from tuner.jobs import LeasedJob, Queue, Worker
@@ -43,7 +44,7 @@ SUPERVISED = "GEMMSMITH_SUPERVISED"
 
 def device_name(settings: Settings) -> str:
     """What this machine's worker measures on."""
-    return settings.device or ("cuda:0" if local_gpu() is not None else RECORDED_DEVICE)
+    return settings.device or ("cuda:0" if usable_gpu() is not None else RECORDED_DEVICE)
 
 
 def open_worker_device(settings: Settings) -> Device:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gemmsmith.problem import DType, Layout
-from service.settings import Settings
-from tests.serving import new_settings, running
+from service.local import usable_gpu
+from service.schemas import Arch
+from service.settings import Settings, SettingsError
+from service.worker import device_name
+from tests.serving import H200, new_settings, promote, running, winner
+from tests.unit.service.conftest import KNOWN
+from tuner.space import ARCHITECTURES
 
 
 def check_document(reply: httpx.Response) -> dict[str, Any]:
@@ -100,11 +106,8 @@ def test_a_fault_is_logged_and_shows_nothing(
         raise RuntimeError("the secret inside")
 
     monkeypatch.setattr("service.lookup.find", broken)
-    monkeypatch.setattr("service.app.local_gpu", lambda: None)
+    monkeypatch.setattr("service.app.usable_gpu", lambda: None)
     settings = new_settings(tmp_path)
-    from tests.serving import promote, winner
-    from tests.unit.service.conftest import KNOWN
-
     promote(settings, winner(KNOWN))
     with caplog.at_level(logging.ERROR), running(settings) as client:
         reply = client.get("/best?m=1&n=1&k=1", headers={"X-Request-Id": "abc-1"})
@@ -169,8 +172,6 @@ def test_no_query_gives_a_fault(client: httpx.Client, params: dict[str, Any]) ->
 
 
 def test_settings_refuse_to_open_the_service_by_accident() -> None:
-    from service.settings import SettingsError
-
     Settings.load({"GEMMSMITH_HOST": "::1"}).check_bind()
     Settings.load({"GEMMSMITH_HOST": "0.0.0.0", "GEMMSMITH_ALLOW_REMOTE": "true"}).check_bind()
     for host in ("0.0.0.0", "192.168.1.2", "example.com", "::"):
@@ -178,3 +179,18 @@ def test_settings_refuse_to_open_the_service_by_accident() -> None:
             Settings.load({}, host=host).check_bind()
     with pytest.raises(SettingsError, match="GEMMSMITH_PORT"):
         Settings.load({"GEMMSMITH_PORT": "many"})
+
+
+def test_the_accepted_architectures_are_those_of_the_space() -> None:
+    assert {arch.value for arch in Arch} == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize(("arch", "usable"), [("sm90", True), ("sm89", False)])
+def test_a_gpu_without_kernels_does_not_hide_known_winners(
+    monkeypatch: pytest.MonkeyPatch, arch: str, usable: bool
+) -> None:
+    model = replace(H200, arch=arch)
+    monkeypatch.setattr("service.local.local_gpu", lambda: model)
+    assert usable_gpu() == (model if usable else None)
+    assert device_name(Settings()).startswith("cuda:0" if usable else "replay:")
+    assert device_name(Settings(device="replay:x")) == "replay:x"
