@@ -1,0 +1,260 @@
+"""An analytic model of a GEMM's time: enough to order candidates, not to time them.
+
+A kernel's time is taken as launch overhead plus the slowest of three: what its busiest SM computes
+and loads, what comes from device memory, and the fixed latencies in between. Numbers are
+effective rates fitted to few measurements on one NVIDIA H200 (2026-11-20, BF16 `tn`), rounded;
+each constant says which. Pure arithmetic: no input or output, the same answer every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from gemmsmith.device import DeviceModel
+from gemmsmith.kernel import Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.launch import Candidate, Decomposition, Launch, RasterOrder
+from gemmsmith.problem import Problem
+from tuner.space import footprint
+from tuner.space.grid import TileGrid, extents, heuristic_raster, resident_blocks, tile_grid
+
+CLOCK_BURST = 1.75e9
+"""SM clock, Hz, of a kernel too short to reach the power limit (256×4096×4096 in 15.7 µs)."""
+CLOCK_SUSTAINED = 1.38e9
+"""SM clock, Hz, at which large products run under 700 W: BF16 peaks at 650-745 TFLOP/s, FP8 at
+1541, of the 989 and 1979 that the boost clock would give."""
+POWER_LIMITED_FLOPS = 60e9
+"""Work, in 16-bit FLOP, at which a kernel is half-way between the two clocks."""
+
+INGEST_BYTES_PER_CLOCK = 96.0
+"""What one SM takes from L2 per clock when few do: 512×512×8192 on 64 blocks of 64×64×64 took
+16.4 µs, 167 GB/s an SM."""
+L2_BYTES_PER_CLOCK = 9900.0
+"""What all SMs together take from L2 per clock. 256×4096×14336 on 128 blocks of 64×128×64 (24 KiB
+a K tile) took 46.8 µs: 15.5 TB/s, well below what the tensor cores could do."""
+MEMORY_BANDWIDTH = 4.1e12
+"""Bytes per second that small-M products draw from an H200's memory."""
+MEMORY_EFFICIENCY = 0.85
+"""Of a device's peak bandwidth, where that is known: 4.1 of 4.8 TB/s on the H200."""
+BLOCK_MEMORY_BANDWIDTH = 80e9
+"""Bytes per second one SM draws from device memory: latency bounds what it has in flight.
+16×4096×4096 on 64 blocks: 59 GB/s each, launch included."""
+L2_USABLE = 0.55
+"""Share of L2 that holds operands for reuse: two partitions mirror part of their contents."""
+
+LAUNCH_US = 2.2
+"""Start of a kernel until the first instruction, and its drain."""
+PROLOGUE_US = 0.9
+"""Barriers, descriptors, and the first tiles' way through an empty pipeline."""
+EPILOGUE_US = 0.7
+"""Latency from the last product until the tile's stores have left."""
+STORE_BYTES_PER_CLOCK = 48.0
+"""What one SM stores per clock, conversion and staging through shared memory included."""
+TILE_SWITCH_US = 0.15
+"""What remains of a tile's epilogue when ping-pong overlaps it with the next tile's products."""
+MEMSET_US = 2.0
+"""Zeroing the stream-K scheduler's barriers before each launch: about 2 µs of a 10 µs problem."""
+REDUCE_BYTES_PER_CLOCK = 32.0
+"""FP32 partials one SM adds to a workspace tile per clock; splits of a tile take turns."""
+
+PRECISE_FP8 = 1.18
+"""Cost of promoting FP8 partial sums to FP32 registers, relative to fast accumulation."""
+MULTICAST_GAIN = 0.04
+"""Of the mainloop's time under the power limit, per halving of what a tile reads from L2: the
+large winners have clusters of 2 throughout."""
+CLUSTER_SYNC_US = 0.25
+"""Clusters start together and release their stages together; seen at one tile a block, where
+1×1 won (256×4096×4096)."""
+CPASYNC_INGEST = 0.45
+"""Of TMA's ingest, what producer warps reach with cp.async of 16 bytes (less, the less aligned)."""
+MULTISTAGE_RATE = 0.25
+"""Of `wgmma`'s rate, what CUTLASS 2.x reaches with element-wise loads and two stages."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Costs:
+    """What depends on the kernel and the problem only: shared by all launches."""
+
+    grid: TileGrid
+    resident: int
+    compute_clocks: float  # tensor cores, one K tile
+    ingest_bytes: float  # copies into shared memory, one K tile, as TMA would do them
+    store_us: float
+    overlapped: bool
+    clock: float
+
+
+class AnalyticModel:
+    """Predicts microseconds per launch from waves, instruction rates and bytes moved."""
+
+    def predict(
+        self, problem: Problem, candidates: Sequence[Candidate], device: DeviceModel
+    ) -> list[float]:
+        """Predicted microseconds per launch, one for each candidate, in their order."""
+        costs: dict[str, _Costs] = {}
+        times = []
+        for candidate in candidates:
+            kernel = candidate.kernel
+            cost = costs.get(kernel.name)
+            if cost is None:
+                cost = costs[kernel.name] = _costs(kernel, problem, device)
+            times.append(_time(kernel, candidate.launch, cost, problem, device))
+        return times
+
+
+def _clock(problem: Problem) -> float:
+    work = problem.flops / (2 if problem.dtype.is_fp8 else 1)
+    share = work / (work + POWER_LIMITED_FLOPS)
+    return CLOCK_BURST + (CLOCK_SUSTAINED - CLOCK_BURST) * share
+
+
+def _costs(kernel: Kernel, problem: Problem, device: DeviceModel) -> _Costs:
+    clock = _clock(problem)
+    resident = resident_blocks(device.sm_count, kernel.cluster[0] * kernel.cluster[1])
+    m, n, _ = kernel.tile
+    store = m * n * kernel.dtype.d.bytes / STORE_BYTES_PER_CLOCK / clock * 1e6
+    if kernel.scheduler is TileScheduler.GRID:
+        shared = max(footprint.shared_bytes(kernel), 1)
+        per_sm = max(1, min(4, footprint.SHARED_MEMORY_BYTES // shared))
+    else:
+        per_sm = 1
+    compute, ingest = _k_tile(kernel)
+    return _Costs(
+        grid=tile_grid(kernel, problem),
+        resident=resident,
+        compute_clocks=compute,
+        ingest_bytes=ingest,
+        store_us=store,
+        overlapped=kernel.mainloop is MainloopSchedule.PINGPONG or per_sm > 1,
+        clock=clock,
+    )
+
+
+def _k_tile(kernel: Kernel) -> tuple[float, float]:
+    """One K tile of one output tile on one SM: tensor-core clocks, and bytes to copy for them."""
+    m, n, k = kernel.tile
+    bits = kernel.dtype.a.bits
+    instructions = ceil(m / 64) * k * bits / 256
+    # wgmma 64×N×(256 bits): N/2 clocks of tensor core, unless reading A and B from shared memory
+    # at 128 bytes a clock takes longer (N < 64).
+    compute = instructions * max(n / 2, 16 + n / 4)
+    if kernel.dtype.is_fp8 and not kernel.fast_accumulation:
+        compute *= PRECISE_FP8
+    ingest = float(footprint.stage_bytes(kernel))
+    if kernel.mainloop is MainloopSchedule.MULTISTAGE:
+        compute /= MULTISTAGE_RATE
+        ingest /= MULTISTAGE_RATE
+    elif kernel.mainloop is MainloopSchedule.CPASYNC_WARP_SPECIALIZED:
+        width = kernel.alignment_a * bits / 128
+        ingest /= CPASYNC_INGEST * width**0.5
+    cluster_m, cluster_n = kernel.cluster
+    # L2 reads left after multicast: A is shared along the cluster's N, B along its M.
+    read = (m / cluster_n + n / cluster_m) / (m * n)
+    compute *= 1 + MULTICAST_GAIN * read * 128
+    return compute, ingest
+
+
+def _k_tile_us(cost: _Costs, blocks: int) -> float:
+    rate = min(INGEST_BYTES_PER_CLOCK, L2_BYTES_PER_CLOCK / blocks)
+    ingest = cost.ingest_bytes / rate
+    # The two overlap, but not perfectly where they are equal.
+    return float((cost.compute_clocks**6 + ingest**6) ** (1 / 6) / cost.clock * 1e6)
+
+
+def _time(
+    kernel: Kernel, launch: Launch, cost: _Costs, problem: Problem, device: DeviceModel
+) -> float:
+    grid, resident = cost.grid, cost.resident
+    fixed = LAUNCH_US + PROLOGUE_US + EPILOGUE_US
+    if kernel.cluster != (1, 1):
+        fixed += CLUSTER_SYNC_US
+    extra = 0.0
+    switch = TILE_SWITCH_US if cost.overlapped else EPILOGUE_US + cost.store_us
+    if launch.decomposition is Decomposition.STREAM_K:
+        blocks = resident
+        work = grid.tiles * grid.k_tiles / resident
+        tiles = grid.tiles / resident
+        # The blocks that share a tile add to it in turn; at least one began it, another ends it.
+        extra = MEMSET_US + max(2.0, resident / grid.tiles) * _partial_us(kernel, cost)
+    elif launch.decomposition is Decomposition.SPLIT_K and launch.splits > 1:
+        units = grid.tiles * launch.splits
+        blocks = min(units, resident)
+        waves = ceil(units / resident)
+        work = waves * ceil(grid.k_tiles / launch.splits)
+        tiles = float(waves)
+        extra = MEMSET_US + launch.splits * _partial_us(kernel, cost)
+    else:
+        blocks = min(grid.tiles, resident)
+        waves = ceil(grid.tiles / resident)
+        work = waves * grid.k_tiles
+        tiles = float(waves)
+    compute = work * _k_tile_us(cost, blocks) + cost.store_us + max(tiles - 1, 0.0) * switch
+    memory = _memory_us(kernel, launch, cost, problem, device, blocks)
+    # Whichever is slower sets the pace; where they are close, each delays the other.
+    return float(fixed + extra + (compute**6 + memory**6) ** (1 / 6))
+
+
+def _partial_us(kernel: Kernel, cost: _Costs) -> float:
+    m, n, _ = kernel.tile
+    return m * n * 4 / REDUCE_BYTES_PER_CLOCK / cost.clock * 1e6
+
+
+def _memory_us(
+    kernel: Kernel,
+    launch: Launch,
+    cost: _Costs,
+    problem: Problem,
+    device: DeviceModel,
+    blocks: int,
+) -> float:
+    bandwidth = device.memory_bandwidth * MEMORY_EFFICIENCY or MEMORY_BANDWIDTH
+    read = _read_bytes(kernel, launch, cost.grid, problem, device, cost.resident)
+    written = problem.m * problem.n * problem.dtype.d.bytes * problem.batch
+    return (read + written) / min(bandwidth, blocks * BLOCK_MEMORY_BANDWIDTH) * 1e6
+
+
+def _read_bytes(
+    kernel: Kernel,
+    launch: Launch,
+    grid: TileGrid,
+    problem: Problem,
+    device: DeviceModel,
+    resident: int,
+) -> float:
+    """Operand bytes from device memory: once each, and again for what L2 lost between waves."""
+    m, n = extents(kernel, problem)
+    width = problem.dtype.a.bytes
+    a, b = m * problem.k * width, n * problem.k * width
+    usable = device.l2_bytes * L2_USABLE
+    per_batch = grid.tiles_m * grid.tiles_n
+    if a + b <= usable or per_batch <= resident:
+        return float((a + b) * problem.batch)
+    raster = launch.raster
+    if raster is RasterOrder.HEURISTIC:
+        raster = heuristic_raster(grid)
+    cluster_m, cluster_n = kernel.cluster
+    # A wave is a band: `swizzle` clusters wide across, as long as it needs to be along.
+    if raster is RasterOrder.ALONG_N:
+        across, along = min(launch.swizzle * cluster_m, grid.tiles_m), grid.tiles_n
+    else:
+        across, along = min(launch.swizzle * cluster_n, grid.tiles_n), grid.tiles_m
+    length = min(along, max(1, resident // across))
+    bands = max(1, resident // (length * across))
+    rows, columns = across * bands, length
+    if raster is RasterOrder.ALONG_M:
+        rows, columns = columns, rows
+    waves = per_batch / resident
+    tile_m, tile_n, _ = kernel.tile
+    wave_a = min(a, rows * tile_m * problem.k * width)
+    wave_b = min(b, columns * tile_n * problem.k * width)
+    # The operand that the band keeps while it moves along is read once per band, not per wave.
+    kept_a = raster is RasterOrder.ALONG_N
+    kept, moved = (wave_a, wave_b) if kept_a else (wave_b, wave_a)
+    kept_all, moved_all = (float(a), float(b)) if kept_a else (float(b), float(a))
+    if kept > usable:
+        kept_all = max(kept_all, min(kept * waves, kept_all * along / length))
+    # The other operand comes again for each band, unless all of it stays in L2.
+    if moved_all + kept > usable:
+        moved_all = max(moved_all, min(moved * waves, moved_all * max(1.0, waves)))
+    return float((kept_all + moved_all) * problem.batch)
