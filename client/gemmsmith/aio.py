@@ -168,9 +168,9 @@ class AsyncClient:
         response = await self._run(flows.pack(self._session, pack_hash))
         return await asyncio.to_thread(packs.store, pack_hash, response.body)
 
-    async def winner_of(self, status: JobStatus) -> Answer:
-        """The answer a finished job led to; never one from the cache."""
-        return await self._run(flows.winner_of(self._session, status))
+    async def winner_of(self, status: JobStatus, device: str | None = None) -> Answer:
+        """The answer a finished job led to on `device`; never one from the cache."""
+        return await self._run(flows.winner_of(self._session, status, device))
 
     async def job_events(
         self, identifier: str, *, after: str = "", deadline: float | None = None

@@ -208,9 +208,9 @@ class Client:
             return found
         return packs.store(pack_hash, self._run(flows.pack(self._session, pack_hash)).body)
 
-    def winner_of(self, status: JobStatus) -> Answer:
-        """The answer a finished job led to; never one from the cache."""
-        return self._run(flows.winner_of(self._session, status))
+    def winner_of(self, status: JobStatus, device: str | None = None) -> Answer:
+        """The answer a finished job led to on `device`; never one from the cache."""
+        return self._run(flows.winner_of(self._session, status, device))
 
     def job_events(
         self, identifier: str, *, after: str = "", deadline: float | None = None

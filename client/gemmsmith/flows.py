@@ -227,10 +227,11 @@ def pack(session: Session, pack_hash: str) -> Flow[Response]:
     return check((yield from session.exchange(get(f"/packs/{pack_hash}"))))
 
 
-def winner_of(session: Session, status: JobStatus) -> Flow[Answer]:
+def winner_of(session: Session, status: JobStatus, device: str | None) -> Flow[Answer]:
     """The answer that a finished job led to, asked of the service itself."""
     # A job may name a device as workers do (`cuda:0`, `replay:<file>`), which no lookup knows.
-    device = status.device if status.device and ":" not in status.device else None
+    if device is None and ":" not in status.device:
+        device = status.device or None
     query = Query(problem=status.problem, device=device, exact=True)
     return (yield from best(session, query, fresh=True))
 

@@ -221,6 +221,13 @@ class _Handle:
 
     def __init__(self, status: JobStatus) -> None:
         self.status = status
+        self._won_on: str | None = None
+
+    def _note(self, event: JobEvent) -> None:
+        self.status = self.status.updated(event)
+        # A job for any device becomes one device model's winner: the event says which.
+        if event.kind == "winner" and isinstance(event.data.get("device"), str):
+            self._won_on = event.data["device"]
 
     @property
     def id(self) -> str:
@@ -257,7 +264,7 @@ class TuningJob(_Handle):
         """Every event after `after`, as it happens, until the job ends; survives reconnects."""
         for event in self._client.job_events(self.id, after=after):
             if event is not None:
-                self.status = self.status.updated(event)
+                self._note(event)
                 yield event
 
     def wait(
@@ -279,12 +286,12 @@ class TuningJob(_Handle):
         deadline = None if timeout is None else time.monotonic() + timeout
         for event in self._client.job_events(self.id, deadline=deadline):
             if event is not None:
-                self.status = self.status.updated(event)
+                self._note(event)
                 if on_progress is not None:
                     on_progress(self.status)
             check_deadline(self.status, timeout, deadline)
         outcome(self.refresh())
-        return self._client.winner_of(self.status)
+        return self._client.winner_of(self.status, self._won_on)
 
 
 class AsyncTuningJob(_Handle):
@@ -308,7 +315,7 @@ class AsyncTuningJob(_Handle):
         """Every event after `after`, as it happens, until the job ends; survives reconnects."""
         async for event in self._client.job_events(self.id, after=after):
             if event is not None:
-                self.status = self.status.updated(event)
+                self._note(event)
                 yield event
 
     async def wait(
@@ -320,9 +327,9 @@ class AsyncTuningJob(_Handle):
         deadline = None if timeout is None else time.monotonic() + timeout
         async for event in self._client.job_events(self.id, deadline=deadline):
             if event is not None:
-                self.status = self.status.updated(event)
+                self._note(event)
                 if on_progress is not None:
                     on_progress(self.status)
             check_deadline(self.status, timeout, deadline)
         outcome(await self.refresh())
-        return await self._client.winner_of(self.status)
+        return await self._client.winner_of(self.status, self._won_on)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -90,23 +93,27 @@ def test_the_cache_stands_in_when_the_service_is_gone(settings: Settings, tmp_pa
             client.best(4096, 4096, 8192)
 
 
-def work(settings: Settings) -> threading.Thread:
-    from service.worker import run
-
-    thread = threading.Thread(target=run, args=(settings,), kwargs={"until_idle": True})
-    thread.start()
-    return thread
+@contextmanager
+def working(settings: Settings) -> Iterator[None]:
+    """A worker process, until the queue is empty."""
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "service.cli", "worker", "--until-idle"],
+        env={**os.environ, **settings.environment()},
+        stderr=subprocess.PIPE,
+    )
+    try:
+        yield
+    finally:
+        _, errors = worker.communicate(timeout=60)
+    assert worker.returncode == 0, errors.decode()
 
 
 def test_a_job_is_followed_to_its_winner(client: Client, settings: Settings) -> None:
     job = client.tune(256, 4096, 4096)
     assert client.tune(256, 4096, 4096).id == job.id  # already on its way
-    worker = work(settings)
     updates = []
-    try:
+    with working(settings):
         answer = job.wait(timeout=120, on_progress=updates.append)
-    finally:
-        worker.join()
     assert answer.problem == RECORDED
     assert answer.replayed
     assert answer.config is not None
@@ -129,12 +136,8 @@ def test_a_job_is_followed_to_its_winner(client: Client, settings: Settings) -> 
 
 def test_a_job_that_cannot_be_done_fails_with_its_reason(client, settings) -> None:
     job = client.tune(512, 512, 512)
-    worker = work(settings)
-    try:
-        with pytest.raises(JobFailed, match="512"):
-            job.wait(timeout=120)
-    finally:
-        worker.join()
+    with working(settings), pytest.raises(JobFailed, match="512"):
+        job.wait(timeout=120)
 
 
 def test_a_job_can_be_cancelled(client: Client) -> None:
@@ -166,9 +169,8 @@ def test_asynchronously(url: str, settings: Settings, tmp_path: Path) -> None:
             assert isinstance(found[0], Answer)
             assert isinstance(found[1], NotTuned)
             job = await client.tune(256, 4096, 4096)
-            worker = work(settings)
-            answer = await job.wait(timeout=120)
-            await asyncio.to_thread(worker.join)
+            with working(settings):
+                answer = await job.wait(timeout=120)
             assert answer.config is not None
             assert answer.config.kernel == best_of(RECORDED).kernel
             kinds = [event.kind async for event in job.events()]
