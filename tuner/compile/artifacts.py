@@ -67,6 +67,7 @@ class ArtifactStore:
         self._by_kernel: dict[str, list[str]] = {}
         self._listed_ns = -1
         self._verified: dict[str, tuple[int, int]] = {}
+        self._prepared = False
 
     def find(self, kernel: Kernel, *, toolchain: str | None = None) -> Pack | None:
         """The newest whole pack with exactly this kernel in it.
@@ -133,8 +134,7 @@ class ArtifactStore:
             created_at=datetime.now(UTC).isoformat(),
         )
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            self._remove_stale()
+            self._prepare()
             if self.get(pack_hash) is None:
                 self._write(self._pack_path(pack_hash), content)
             self._write(self._manifest_path(pack_hash), msgspec.json.encode(manifest))
@@ -234,7 +234,12 @@ class ArtifactStore:
         self._manifest_path(pack_hash).unlink(missing_ok=True)
         self._pack_path(pack_hash).unlink(missing_ok=True)
 
-    def _remove_stale(self) -> None:
+    def _prepare(self) -> None:
+        """Make the directory; once per store, remove what killed processes left in it."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        if self._prepared:
+            return
+        self._prepared = True
         for path in self.root.glob(f"{_ASIDE}*"):
             try:
                 if time.time() - path.stat().st_mtime > _STALE_S:

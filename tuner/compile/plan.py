@@ -1,8 +1,8 @@
 """How kernels are put together into units, and how many units may run at once.
 
-A unit pays the C++ front end for CUTLASS once, and then for every kernel in it; kernels that share
-a tile share much of that too. So units hold kernels that are alike, few enough that every worker
-has one.
+A unit pays the C++ front end for CUTLASS once, and then for every kernel in it; a kernel that
+differs from another only in its cluster or stages costs a fraction of one of a new variety
+(tile, schedules). So units hold few varieties, and are few enough that every worker has one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,19 @@ JOBS_VARIABLE = "GEMMSMITH_COMPILE_JOBS"
 """Environment variable that overrides how many units compile at once."""
 
 LARGEST_UNIT = 16
-"""Kernels per unit at most: beyond, memory grows past what one core's share of a machine holds,
-and one kernel that does not compile costs too many others a second attempt."""
+"""Kernels per unit at most: one that does not compile costs all the others a second attempt."""
 
-MEMORY_PER_UNIT = int(4.5 * 2**30)
-"""Bytes that nvcc needs for a unit, the largest of its processes."""
+MOST_VARIETIES = 6
+"""Varieties per unit at most, because of memory (see `MEMORY_PER_UNIT`)."""
+
+MEMORY_PER_UNIT = int(6.4 * 2**30)
+"""Bytes that nvcc's largest process needs for a unit of `MOST_VARIETIES`: 3.4 GB for one variety
+with any number of clusters, and 0.6 GB for each further one (nvcc 13.0.88, bf16, 2026-11-21)."""
+
+BASE_COST, VARIETY_COST, KERNEL_COST = 43.0, 15.0, 4.0
+"""Seconds for a unit, for each variety in it and for each further kernel: 58 s for one kernel, 69 s
+for four clusters of one variety, 102 s for four tiles, 110 s for three schedules of one tile and
+a cluster (nvcc 13.0.88, a slow shared core, 2026-11-21). Only their proportions matter."""
 
 
 def workers(jobs: int | None = None, memory_per_unit: int = MEMORY_PER_UNIT) -> int:
@@ -46,56 +54,78 @@ def workers(jobs: int | None = None, memory_per_unit: int = MEMORY_PER_UNIT) -> 
 def units(kernels: Sequence[Kernel], parallel: int) -> list[list[Kernel]]:
     """Split kernels into units, in the order to compile them.
 
-    A unit holds kernels of one family. The units are as many as there are workers, or a multiple
-    of that when they would grow beyond `LARGEST_UNIT`; the unit with the kernel that came first
-    is compiled first.
+    A unit holds kernels of one family, kernels of a variety together. There are as many units as
+    workers, unless they would grow too large; the unit with the kernel that came first is
+    compiled first.
     """
-    if not kernels:
-        return []
+    rank = {kernel.name: position for position, kernel in enumerate(kernels)}
     families: dict[str, list[Kernel]] = {}
     for kernel in kernels:
         families.setdefault(kernel.family, []).append(kernel)
-    size = _unit_size([len(family) for family in families.values()], parallel)
-    rank = {kernel.name: position for position, kernel in enumerate(kernels)}
+    total = sum(map(cost, families.values()))
     split = [
-        chunk
+        unit
         for family in families.values()
-        for chunk in _chunks(sorted(family, key=_likeness), size)
+        for unit in _pack(family, max(1, int(parallel * cost(family) / total)))
     ]
-    return sorted(split, key=lambda unit: min(rank[kernel.name] for kernel in unit))
+    for unit in split:
+        unit.sort(key=lambda kernel: rank[kernel.name])
+    return sorted(split, key=lambda unit: rank[unit[0].name])
 
 
-def _likeness(kernel: Kernel) -> tuple[object, ...]:
-    """Kernels next to each other in this order share the most template instantiations."""
-    return (
-        kernel.epilogue,
-        kernel.swapped,
-        kernel.fast_accumulation,
-        kernel.tile,
-        kernel.mainloop,
-        kernel.scheduler,
-        kernel.cluster,
-        kernel.stages,
-        kernel.name,
-    )
+def cost(unit: Sequence[Kernel]) -> float:
+    """Seconds to compile a unit, on the machine the constants were measured on."""
+    varieties = len(_varieties(unit))
+    return BASE_COST + VARIETY_COST * varieties + KERNEL_COST * (len(unit) - varieties)
 
 
-def _unit_size(counts: list[int], parallel: int) -> int:
-    waves = 1
-    while True:
-        slots = max(waves * parallel, len(counts))
-        size = next(
-            size
-            for size in range(1, max(counts) + 1)
-            if sum(-(-count // size) for count in counts) <= slots
+def _varieties(kernels: Sequence[Kernel]) -> dict[tuple[object, ...], list[Kernel]]:
+    """Kernels by all that their templates depend on, clusters and stages apart."""
+    groups: dict[tuple[object, ...], list[Kernel]] = {}
+    for kernel in kernels:
+        variety = (
+            kernel.tile,
+            kernel.mainloop,
+            kernel.epilogue,
+            kernel.scheduler,
+            kernel.swapped,
+            kernel.fast_accumulation,
+            kernel.alignment_a,
         )
-        if size <= LARGEST_UNIT:
-            return size
-        waves += 1
+        groups.setdefault(variety, []).append(kernel)
+    return groups
 
 
-def _chunks(kernels: list[Kernel], size: int) -> list[list[Kernel]]:
-    """Consecutive chunks of at most `size`, evenly filled."""
+def _pack(family: list[Kernel], parallel: int) -> list[list[Kernel]]:
+    """Spread a family over at least `parallel` units of about equal cost, if it has as many."""
+    groups = [
+        piece for group in _varieties(family).values() for piece in _pieces(group, LARGEST_UNIT)
+    ]
+    while len(groups) < parallel and len(largest := max(groups, key=len)) > 1:
+        groups.remove(largest)
+        groups += _pieces(largest, len(largest) - 1)
+    number = max(
+        min(parallel, len(groups)),
+        -(-len(groups) // MOST_VARIETIES),
+        -(-len(family) // LARGEST_UNIT),
+    )
+    packed: list[list[Kernel]] = [[] for _ in range(number)]
+    for group in sorted(groups, key=len, reverse=True):
+        roomy = [unit for unit in packed if _has_room(unit, group)]
+        if not roomy:
+            packed.append(list(group))
+        else:
+            min(roomy, key=cost).extend(group)
+    return [unit for unit in packed if unit]
+
+
+def _has_room(unit: list[Kernel], group: list[Kernel]) -> bool:
+    together = [*unit, *group]
+    return len(together) <= LARGEST_UNIT and len(_varieties(together)) <= MOST_VARIETIES
+
+
+def _pieces(kernels: list[Kernel], size: int) -> list[list[Kernel]]:
+    """Consecutive pieces of at most `size`, evenly filled."""
     number = -(-len(kernels) // size)
     bounds = [len(kernels) * i // number for i in range(number + 1)]
     return [kernels[a:b] for a, b in itertools.pairwise(bounds)]

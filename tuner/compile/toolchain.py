@@ -51,6 +51,7 @@ FLAGS = (
 """`CUTLASS_ENABLE_GDC_FOR_SM90` is not among them: with it, CUTLASS 4.2.0's stream-K scheduler
 does not compile."""
 
+_STANDARD_NVCC = Path("/usr/local/cuda/bin/nvcc")
 _RELEASE = re.compile(r"\bV(\d+)\.(\d+)\.(\d+)")
 _WHEEL_PARTS = (
     ("bin/ptxas", "nvidia-cuda-nvcc"),
@@ -154,7 +155,7 @@ def _candidates(environ: Mapping[str, str], *, wheels_only: bool) -> Iterator[tu
     for nvcc in [
         *(Path(home) / "bin" / "nvcc" for home in homes if home),
         *([Path(on_path)] if on_path else []),
-        Path("/usr/local/cuda/bin/nvcc"),
+        _STANDARD_NVCC,
     ]:
         if nvcc.is_file() and nvcc.resolve() not in seen:
             seen.add(nvcc.resolve())

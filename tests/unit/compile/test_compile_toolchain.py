@@ -1,0 +1,77 @@
+"""The wheels' nvcc comes first, the system's second, and what is missing is named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support import fake_nvcc
+from tuner.compile import find_toolchain, toolchain
+from tuner.errors import CompilerNotFound
+
+SYSTEM_PATH = "/usr/bin:/bin"
+
+
+@pytest.fixture
+def no_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither wheels nor a toolkit in its standard place, whatever this machine has."""
+    monkeypatch.setattr(toolchain, "_wheel_roots", list)
+    monkeypatch.setattr(toolchain, "_STANDARD_NVCC", Path("/nonexistent/nvcc"))
+
+
+def test_wheels_come_before_the_system(tmp_path: Path) -> None:
+    fake_nvcc.toolchain(tmp_path)
+    found = find_toolchain(environ={"PATH": SYSTEM_PATH, "CUDA_HOME": str(tmp_path)})
+    assert found.origin == "wheels"
+    assert found.nvcc.is_file()
+    assert any(option.startswith("-L") for option in found.search)
+
+
+@pytest.mark.usefixtures("no_wheels")
+@pytest.mark.parametrize("variable", ["CUDA_HOME", "CUDA_PATH", "PATH"])
+def test_system_compiler_is_found(tmp_path: Path, variable: str) -> None:
+    fake_nvcc.toolchain(tmp_path)
+    environ = {"PATH": SYSTEM_PATH, variable: str(tmp_path)}
+    if variable == "PATH":
+        environ["PATH"] = f"{tmp_path / 'bin'}:{SYSTEM_PATH}"
+    found = find_toolchain(environ=environ)
+    assert (found.nvcc, found.origin) == (tmp_path / "bin" / "nvcc", "system")
+    assert found.version == "13.0.88"
+
+
+@pytest.mark.usefixtures("no_wheels")
+def test_an_old_compiler_is_named_in_the_refusal(tmp_path: Path) -> None:
+    fake_nvcc.toolchain(tmp_path, version="Cuda compilation tools, release 12.4, V12.4.131")
+    with pytest.raises(CompilerNotFound) as refusal:
+        find_toolchain(environ={"PATH": SYSTEM_PATH, "CUDA_HOME": str(tmp_path)})
+    assert "12.4.131 is too old" in str(refusal.value)
+    assert "pip install 'gemmsmith-service[compiler]'" in str(refusal.value)
+
+
+@pytest.mark.usefixtures("no_wheels")
+def test_nothing_found_says_what_to_install() -> None:
+    with pytest.raises(CompilerNotFound, match="pip install 'gemmsmith-service"):
+        find_toolchain(environ={"PATH": SYSTEM_PATH})
+
+
+def test_incomplete_wheels_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_nvcc.toolchain(tmp_path)
+    monkeypatch.setattr(toolchain, "_wheel_roots", lambda: [tmp_path])
+    with pytest.raises(CompilerNotFound, match=r"lacks the wheels .*nvidia-nvvm"):
+        find_toolchain(environ={"PATH": SYSTEM_PATH}, wheels_only=True)
+
+
+def test_host_compiler_is_required(tmp_path: Path) -> None:
+    with pytest.raises(CompilerNotFound, match=r"apt install g\+\+"):
+        find_toolchain(environ={"PATH": str(tmp_path)})
+
+
+def test_digest_depends_on_what_is_built_not_on_where_the_compiler_lies(tmp_path: Path) -> None:
+    here = fake_nvcc.toolchain(tmp_path)
+    moved = replace(here, nvcc=Path("/elsewhere/nvcc"), search=("-L/elsewhere",), origin="wheels")
+    assert moved.digest == here.digest
+    assert replace(here, version="13.0.89").digest != here.digest
+    assert replace(here, flags=(*here.flags, "-lineinfo")).digest != here.digest
+    assert replace(here, cutlass="4.3.0.0").digest != here.digest
