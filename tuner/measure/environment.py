@@ -22,7 +22,7 @@ def environment(gpu_uuid: str, driver_version: str) -> Environment:
         cuda=torch.version.cuda or _UNKNOWN,
         cutlass=_cutlass(),
         compiler=_compiler(),
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         cublas=_cublas(),
         gemmsmith=_distribution("gemmsmith"),
     )
