@@ -135,9 +135,7 @@ def __getattr__(name: str) -> Any:
     elif name == "runtime":
         value = import_module("gemmsmith.runtime")
     elif name == "__version__":
-        from importlib.metadata import version
-
-        value = version("gemmsmith")
+        value = import_module("gemmsmith.version").VERSION
     else:
         raise AttributeError(f"module 'gemmsmith' has no attribute {name!r}")
     globals()[name] = value

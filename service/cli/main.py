@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from gemmsmith.version import VERSION
 from service.cli import (
     best,
     compiling,
@@ -51,9 +52,7 @@ app.command("doctor")(doctor.doctor)
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        typer.echo(version("gemmsmith-service"))
+        typer.echo(VERSION)
         raise typer.Exit
 
 

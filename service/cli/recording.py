@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gemmsmith.version import VERSION
 from service.cli.options import (
     AsJson,
     Batch,
@@ -197,8 +198,6 @@ class _Recorder:
         return replace(recorded, trials=tuple(trials))
 
     def _header(self) -> Any:
-        from importlib.metadata import version
-
         from tuner.devices.recording import SCHEMA, Header
 
         return Header(
@@ -206,5 +205,5 @@ class _Recorder:
             device=self.session.device.model,
             environment=self.session.device.environment,
             recorded_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            gemmsmith=version("gemmsmith-service"),
+            gemmsmith=VERSION,
         )

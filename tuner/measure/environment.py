@@ -9,6 +9,7 @@ import torch
 from cuda.bindings import driver
 
 from gemmsmith.device import Environment
+from gemmsmith.version import VERSION
 from tuner.errors import CompilerNotFound
 
 _UNKNOWN = ""
@@ -24,7 +25,7 @@ def environment(gpu_uuid: str, driver_version: str) -> Environment:
         compiler=_compiler(),
         torch=str(torch.__version__),
         cublas=_cublas(),
-        gemmsmith=_distribution("gemmsmith"),
+        gemmsmith=VERSION,
     )
 
 
