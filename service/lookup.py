@@ -7,6 +7,7 @@ and the answer says which that is; nothing is extrapolated.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -49,9 +50,11 @@ class Snapshot:
 
     def __init__(self, winners: Iterable[Winner]) -> None:
         self._exact = {(winner.problem, winner.device.slug): winner for winner in winners}
-        self._alike: dict[tuple[str, ...], list[Winner]] = {}
+        # Logarithms are taken once: thousands of questions are asked of some hundred winners.
+        self._alike: dict[tuple[str, ...], list[tuple[float, float, float, Winner]]] = {}
         for winner in self._exact.values():
-            self._alike.setdefault(_kind(winner.problem, winner.device.slug), []).append(winner)
+            alike = self._alike.setdefault(_kind(winner.problem, winner.device.slug), [])
+            alike.append((*_logs(winner.problem), winner))
 
     def winner(self, problem: Problem, device_slug: str) -> Winner | None:
         """The current winner for exactly this problem."""
@@ -59,13 +62,16 @@ class Snapshot:
 
     def near_winners(self, problem: Problem, device_slug: str, limit: int) -> list[Winner]:
         """Current winners of the same types, layout, batch and device, nearest first."""
-        alike = self._alike.get(_kind(problem, device_slug), ())
-        return sorted(alike, key=lambda winner: distance(problem, winner.problem))[:limit]
+        alike = self._alike.get(_kind(problem, device_slug), [])
+        m, n, k = _logs(problem)
+        squares = [(x - m) ** 2 + (y - n) ** 2 + (z - k) ** 2 for x, y, z, _ in alike]
+        nearest = heapq.nsmallest(limit, range(len(alike)), key=squares.__getitem__)
+        return [alike[index][3] for index in nearest]
 
 
 def distance(a: Problem, b: Problem) -> float:
     """Euclidean distance of two problems in log2 of M, N and K."""
-    return math.hypot(*(math.log2(x / y) for x, y in ((a.m, b.m), (a.n, b.n), (a.k, b.k))))
+    return math.dist(_logs(a), _logs(b))
 
 
 def find(
@@ -81,8 +87,7 @@ def find(
         return _answer(problem, winner, Match.EXACT, pack_of)
     if exact:
         return None
-    near = source.near_winners(problem, device_slug, limit=NEIGHBOURS)
-    for neighbour in sorted(near, key=lambda winner: distance(problem, winner.problem)):
+    for neighbour in source.near_winners(problem, device_slug, limit=NEIGHBOURS):
         if distance(problem, neighbour.problem) > MAX_DISTANCE:
             return None
         if neighbour.candidate is not None and not _legal(neighbour.candidate, problem):
@@ -93,6 +98,10 @@ def find(
             )
         return _answer(problem, neighbour, Match.NEAREST, pack_of)
     return None
+
+
+def _logs(problem: Problem) -> tuple[float, float, float]:
+    return math.log2(problem.m), math.log2(problem.n), math.log2(problem.k)
 
 
 def _legal(candidate: Candidate, problem: Problem) -> bool:

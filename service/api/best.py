@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from typing import Annotated, Any
 
@@ -34,7 +35,9 @@ def best(
     """The fastest known kernel and launch for a matrix product on a GPU model."""
     problem = query.problem()
     device = service.catalogue.resolve(query.arch, query.device)
-    answer = _look_up(service, service.store, problem, device, exact=query.exact)
+    answer = _look_up(
+        service, service.store, service.store.pack_for, problem, device, exact=query.exact
+    )
     tag = _etag(answer)
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
     if if_none_match is not None and _matches(if_none_match, tag):
@@ -47,12 +50,13 @@ def best_batch(service: Service, body: BestBatchBody) -> Response:
     """Many lookups that agree with each other; a wrong problem costs its own answer only."""
     device = service.catalogue.resolve(body.arch, body.device)
     source: lookup.WinnerSource = service.store
+    pack_of = functools.cache(service.store.pack_for)
     if device is not None and len(body.problems) >= _SNAPSHOT_FROM:
         source = lookup.Snapshot(service.store.winners(device=device.slug))
     answers = []
     for index, item in enumerate(body.problems):
         try:
-            answer = _look_up(service, source, _problem(item), device, exact=body.exact)
+            answer = _look_up(service, source, pack_of, _problem(item), device, exact=body.exact)
         except ProblemError as error:
             answers.append(error.document(f"/best:batch#/problems/{index}"))
         else:
@@ -63,6 +67,7 @@ def best_batch(service: Service, body: BestBatchBody) -> Response:
 def _look_up(
     service: State,
     source: lookup.WinnerSource,
+    pack_of: lookup.PackOf,
     problem: Problem,
     device: DeviceModel | None,
     *,
@@ -71,9 +76,7 @@ def _look_up(
     check_fits(problem, device)
     answer = None
     if device is not None:
-        answer = lookup.find(
-            source, problem, device.slug, exact=exact, pack_of=service.store.pack_for
-        )
+        answer = lookup.find(source, problem, device.slug, exact=exact, pack_of=pack_of)
     service.metrics.lookups.labels(answer.match if answer else "unknown").inc()
     if answer is None:
         raise documents.not_tuned(problem, device, exact=exact)
