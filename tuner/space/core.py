@@ -16,8 +16,8 @@ from functools import lru_cache
 
 from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.problem import DType, Layout
-from tuner.space.legality import TMA_BYTES, refusal
-from tuner.space.operation import kernel
+from tuner.space.legality import TMA_BYTES, choice_refusal
+from tuner.space.operation import kernel, named
 
 _WS = (MainloopSchedule.WARP_SPECIALIZED, TileScheduler.GRID)
 _PINGPONG = (MainloopSchedule.PINGPONG, TileScheduler.PERSISTENT)
@@ -171,6 +171,7 @@ def _expand(
                         alignment=TMA_BYTES // dtype.a.bytes,
                         swapped=swapped,
                         fast_accumulation=fast,
+                        name=False,
                     )
 
 
@@ -191,6 +192,7 @@ def cpasync_kernels(dtype: DType, layout: Layout, alignment: int) -> tuple[Kerne
                 scheduler=scheduler,
                 alignment=alignment,
                 swapped=swapped,
+                name=False,
             )
             for tile, scheduler in shapes
             for swapped in _BOTH
@@ -200,5 +202,5 @@ def cpasync_kernels(dtype: DType, layout: Layout, alignment: int) -> tuple[Kerne
 
 def _legal(kernels: Iterator[Kernel]) -> list[Kernel]:
     """Drop what a rule refuses, and what two lines both name."""
-    named = {each.name: each for each in kernels if refusal(each) is None}
-    return list(named.values())
+    legal = (named(each) for each in kernels if choice_refusal(each) is None)
+    return list({each.name: each for each in legal}.values())

@@ -89,10 +89,11 @@ def shared_bytes(kernel: Kernel) -> int:
 
     Exact for TMA epilogues, at most 256 bytes too much for others.
     """
-    mainloop = stages(kernel) * stage_bytes(kernel)
+    depth = stages(kernel)
+    mainloop = depth * stage_bytes(kernel)
     if kernel.backend is Backend.CUTLASS2X:
         return mainloop  # the epilogue reuses it
-    barriers = _BARRIERS * (stages(kernel) + _epilogue_stages(kernel))
+    barriers = _BARRIERS * (depth + _epilogue_stages(kernel))
     if kernel.epilogue is not EpilogueSchedule.TMA:
         return mainloop + _round_up(barriers + _SCHEDULER_BARRIERS, _LINE) + _LINE
     align = _swizzle_bytes(kernel)

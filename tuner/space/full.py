@@ -13,8 +13,8 @@ from itertools import product
 from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.problem import DType, Layout
 from tuner.space import footprint
-from tuner.space.legality import TMA_BYTES, refusal
-from tuner.space.operation import kernel
+from tuner.space.legality import TMA_BYTES, choice_refusal
+from tuner.space.operation import kernel, named
 
 TILES_M = (64, 128, 256)
 TILES_N = tuple(range(8, 257, 8))
@@ -59,9 +59,10 @@ def _tma(dtype: DType, layout: Layout, epilogue: EpilogueSchedule) -> Iterator[K
             alignment=TMA_BYTES // dtype.a.bytes,
             swapped=swapped,
             fast_accumulation=fast,
+            name=False,
         )
         yield automatic
-        if scheduler is not TileScheduler.GRID or refusal(automatic):
+        if scheduler is not TileScheduler.GRID or choice_refusal(automatic):
             continue
         deepest = footprint.stages(automatic)
         for stages in EXPLICIT_STAGES:
@@ -78,6 +79,7 @@ def _tma(dtype: DType, layout: Layout, epilogue: EpilogueSchedule) -> Iterator[K
                     alignment=TMA_BYTES // dtype.a.bytes,
                     swapped=swapped,
                     fast_accumulation=fast,
+                    name=False,
                 )
 
 
@@ -95,6 +97,7 @@ def cpasync_kernels(dtype: DType, layout: Layout, alignment: int) -> tuple[Kerne
                 scheduler=scheduler,
                 alignment=alignment,
                 swapped=swapped,
+                name=False,
             )
             for scheduler, m, n, k, swapped in product(
                 (TileScheduler.GRID, TileScheduler.PERSISTENT),
@@ -122,6 +125,7 @@ def multistage_kernels(dtype: DType, layout: Layout) -> tuple[Kernel, ...]:
                 epilogue=EpilogueSchedule.THREADBLOCK,
                 scheduler=TileScheduler.GRID,
                 alignment=1,
+                name=False,
             )
             for m, n in ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
         )
@@ -129,4 +133,4 @@ def multistage_kernels(dtype: DType, layout: Layout) -> tuple[Kernel, ...]:
 
 
 def _legal(kernels: Iterator[Kernel]) -> Iterator[Kernel]:
-    return (each for each in kernels if refusal(each) is None)
+    return (named(each) for each in kernels if choice_refusal(each) is None)

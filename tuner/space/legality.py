@@ -318,11 +318,18 @@ PROBLEM_RULES: MappingProxyType[str, ProblemRule] = MappingProxyType(
 """What a kernel must satisfy for a problem."""
 
 
+def choice_refusal(kernel: Kernel) -> str | None:
+    """Why a kernel's choices are not legal, whatever it is called."""
+    for rule in RULES.values():
+        if rule is not fields_follow_name and (reason := rule(kernel)):
+            return reason
+    return None
+
+
 def refusal(kernel: Kernel, problem: Problem | None = None) -> str | None:
     """Why a kernel is not legal (for the problem, if one is given); None when it is."""
-    for rule in RULES.values():
-        if reason := rule(kernel):
-            return reason
+    if reason := choice_refusal(kernel) or fields_follow_name(kernel):
+        return reason
     if problem is not None:
         for problem_rule in PROBLEM_RULES.values():
             if reason := problem_rule(kernel, problem):

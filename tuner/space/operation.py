@@ -116,8 +116,13 @@ def kernel(
     swapped: bool = False,
     fast_accumulation: bool = False,
     arch: str = "sm90",
+    name: bool = True,
 ) -> Kernel:
-    """A kernel with the name CUTLASS gives it. Says nothing about legality."""
+    """A kernel with the name CUTLASS gives it. Says nothing about legality.
+
+    Naming is most of the cost: an enumerator that will drop most kernels passes `name=False` and
+    names the others itself.
+    """
     legacy = mainloop is MainloopSchedule.MULTISTAGE
     unnamed = Kernel(
         name="",
@@ -137,7 +142,12 @@ def kernel(
         swapped=swapped,
         fast_accumulation=fast_accumulation,
     )
-    return replace(unnamed, name=operation(unnamed).procedural_name())
+    return named(unnamed) if name else unnamed
+
+
+def named(kernel: Kernel) -> Kernel:
+    """The same kernel with the name CUTLASS gives it."""
+    return replace(kernel, name=operation(kernel).procedural_name())
 
 
 def operation(kernel: Kernel) -> GemmOperation:
