@@ -11,7 +11,7 @@ cut off keeps what it had; a failing step is reported and the next one still run
     compile   the kernels the suite's problems are expected to need
     tune      the suite in bf16, fp16 and fp8_e4m3, winners exported as winners-*.jsonl
     record    exhaustive sweeps: sweep-*.jsonl.zst
-    packs     the pack store as archives packs-*.tar.zst, to carry into the next session
+    packs     the pack store as archives packs-*.tar, to carry into the next session
 
 The wheels come from .wheels/ (`make wheels` on a machine with internet), carried packs from
 .packs/. Only the standard library is used here: nothing else is installed yet.
@@ -169,7 +169,6 @@ def record(session: Session) -> int:
         code = session.gemmsmith(
             *("record", "--suite", SWEEPS, "--dtype", dtype, "--device", "cuda:0"),
             *("-o", str(session.out / f"sweep-{dtype}.jsonl.zst")),
-            *("--time-limit", str(session.time_limit)),
             log=f"record-{dtype}.log",
         )
         worst = worst or code
@@ -181,17 +180,17 @@ def packs(session: Session) -> int:
     if session.dry_run:
         return 0
     total, number, tar = ARCHIVE_BYTES + 1, 0, None
-    for entry in sorted((STATE / "packs").iterdir()):
-        if not entry.is_dir() or entry.name.startswith("."):
-            continue
-        size = sum(f.stat().st_size for f in entry.rglob("*") if f.is_file())
+    for manifest in sorted((STATE / "packs").glob("*.json")):
+        pack = manifest.with_suffix(".so")
+        size = manifest.stat().st_size + pack.stat().st_size
         if total + size > ARCHIVE_BYTES:
             if tar is not None:
                 tar.close()
             number, total = number + 1, 0
             tar = tarfile.open(session.out / f"packs-{number}.tar", "w")  # noqa: SIM115
         assert tar is not None
-        tar.add(entry, arcname=entry.name)
+        for path in (pack, manifest):
+            tar.add(path, arcname=path.name)
         total += size
     if tar is not None:
         tar.close()
@@ -216,7 +215,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ROOT / ".gpu-out")))
     parser.add_argument("--dry-run", action="store_true", help="print the commands only")
     parser.add_argument("--dtype", action="append", help="bf16, fp16, fp8_e4m3 (default: all)")
-    parser.add_argument("--time-limit", type=int, default=3600, help="seconds for tune and record")
+    parser.add_argument("--time-limit", type=int, default=3600, help="seconds for tune")
     parser.add_argument("--effort", default="default")
     options = parser.parse_args()
     session = Session(
