@@ -7,7 +7,6 @@ renew the lease as well.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -58,7 +57,6 @@ class LeasedJob:
         self._row_id = row_id
         self._retry_delay_s = retry_delay_s
         self._stop_reason: StopReason | None = None
-        self._stop_lock = threading.Lock()
 
     @property
     def stop_reason(self) -> StopReason | None:
@@ -70,10 +68,12 @@ class LeasedJob:
         return self._stop_reason is not None
 
     def ask_to_stop(self, reason: StopReason) -> None:
-        """Make `should_stop` true. The first reason stays, unless the lease is lost since."""
-        with self._stop_lock:
-            if self._stop_reason is None or reason is StopReason.LOST:
-                self._stop_reason = reason
+        """Make `should_stop` true. The first reason stays, unless the lease is lost since.
+
+        Takes no lock: signal handlers call this. The fence decides, should two reasons race.
+        """
+        if self._stop_reason is None or reason is StopReason.LOST:
+            self._stop_reason = reason
 
     def heartbeat(self) -> bool:
         """Renew the lease; whether the job's cancellation was asked for.

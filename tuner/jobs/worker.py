@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -57,6 +58,10 @@ HOPELESS: tuple[type[Exception], ...] = (
 """Failures that the next attempt would meet again."""
 
 
+_SIGNAL_LATENCY_S = 0.1
+"""Longest time an idle worker takes to notice `stop`."""
+
+
 def unique_owner() -> str:
     """A worker's name that no other worker has or will have."""
     return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
@@ -87,12 +92,16 @@ class Worker:
         self._devices = tuple(devices)
         self._ttl_s = ttl_s
         self._poll_s = poll_s
-        self._stopping = threading.Event()
+        self._stopping = False
         self._leased: LeasedJob | None = None
 
     def stop(self) -> None:
-        """End the loop: the job in hand is given back between two candidates. Any thread may."""
-        self._stopping.set()
+        """End the loop: the job in hand is given back between two candidates.
+
+        Any thread and any signal handler may call this: it takes no lock that the interrupted
+        code might hold.
+        """
+        self._stopping = True
         leased = self._leased
         if leased is not None:
             leased.ask_to_stop(StopReason.SHUTDOWN)
@@ -104,14 +113,14 @@ class Worker:
         """
         worked = 0
         with self._signals():
-            while not self._stopping.is_set():
+            while not self._stopping:
                 try:
                     leased = self._queue.lease(self.owner, self._devices, self._ttl_s)
                 except StoreError as error:
                     log.warning("store_unavailable", error=str(error))
                     if until_idle:
                         raise
-                    self._stopping.wait(max(self._poll_s, 1.0))
+                    self._idle(max(self._poll_s, 1.0))
                     continue
                 if leased is not None:
                     worked += 1
@@ -119,15 +128,20 @@ class Worker:
                 elif until_idle:
                     break
                 else:
-                    self._stopping.wait(self._poll_s)
+                    self._idle(self._poll_s)
         return worked
+
+    def _idle(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._stopping and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _SIGNAL_LATENCY_S))
 
     def _work(self, leased: LeasedJob) -> None:
         job = leased.job
         told = log.bind(job=job.id, problem=str(job.problem), attempt=job.attempt)
         told.info("job_started")
         self._leased = leased
-        if self._stopping.is_set():  # asked for between the lease and the line above
+        if self._stopping:  # asked for between the lease and the line above
             leased.ask_to_stop(StopReason.SHUTDOWN)
         try:
             with _heartbeats(leased):
@@ -175,8 +189,8 @@ class Worker:
 
         def stop(number: int, _frame: FrameType | None) -> None:
             self.stop()
-            # A second signal means now: the default action, and the lease will expire.
-            signal.signal(number, signal.SIG_DFL)
+            if number == signal.SIGINT:  # a second Ctrl-C means now: the lease will expire
+                signal.signal(number, signal.SIG_DFL)
 
         before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:

@@ -68,9 +68,13 @@ def _classify(url: URL, error: BaseException | None, disconnected: bool) -> Stor
             f"the disk under {where} failed ({said}). Nothing of this change was written; check "
             "the disk and the system's log."
         )
-    is_sqlite = isinstance(error, sqlite3.Error)
-    if disconnected or (not is_sqlite and type(error).__name__ == "OperationalError"):
-        return StoreError(
-            f"cannot reach {where} ({said}). Check that the server runs, and the URL."
-        )
+    if disconnected or _is_operational(error):
+        return StoreError(f"cannot use {where} ({said}). Check that the server runs, and the URL.")
     return None
+
+
+def _is_operational(error: BaseException | None) -> bool:
+    # psycopg is optional, and each of its errors is a class of its own under this one.
+    return not isinstance(error, sqlite3.Error) and any(
+        parent.__name__ == "OperationalError" for parent in type(error).__mro__
+    )

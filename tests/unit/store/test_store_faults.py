@@ -116,6 +116,27 @@ def test_a_full_disk_loses_only_the_change_at_hand(sqlite_url: str) -> None:
         assert store.counts()["trials"] == 2000
 
 
+@pytest.mark.postgresql
+def test_a_server_that_drops_the_connection(
+    postgresql_server: str, postgresql_template: str
+) -> None:
+    """The change at hand fails with an error of ours, and the next call connects again."""
+
+    def cut_off(store: Store) -> None:
+        with store.database.write() as session:
+            backend = session.scalar(text("SELECT pg_backend_pid()"))
+            administrator = Database(f"{postgresql_server}/postgres")
+            with administrator.connect() as connection:
+                connection.execute(text(f"SELECT pg_terminate_backend({backend})"))
+            administrator.close()
+            session.execute(text("DELETE FROM winners"))
+
+    with Store.open(f"{postgresql_server}/{postgresql_template}") as store:
+        with pytest.raises(StoreError, match="Check that the server runs"):
+            cut_off(store)
+        assert store.counts()["winners"] == 0
+
+
 def test_a_server_that_does_not_answer() -> None:
     with pytest.raises(StoreError, match="Check that the server runs") as failure:
         Store.open("postgresql://someone:secret@127.0.0.1:9/none")
