@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from gemmsmith.answer import Match
+from gemmsmith.version import VERSION
 from service import problems
 from service.api import best, devices, docs, health, jobs, kernels, results, tune
 from service.catalogue import Catalogue
@@ -46,7 +47,7 @@ def create_app(settings: Settings) -> FastAPI:
     app = FastAPI(
         title="gemmsmith",
         description=DESCRIPTION,
-        version=_version(),
+        version=VERSION,
         lifespan=lifespan,
         docs_url=None,  # FastAPI's page loads scripts from elsewhere; ours works offline
         redoc_url=None,
@@ -76,9 +77,3 @@ def _state(settings: Settings, store: Store) -> State:
         metrics=metrics,
         artifacts=ArtifactStore(settings.packs),
     )
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return version("gemmsmith-service")
