@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from tests.support import postgresql
@@ -105,6 +104,8 @@ def _drop_database(server: str, name: str) -> None:
 
 
 def _administer(server: str, statement: str) -> None:
+    import psycopg  # tests/gpu runs where it is not installed
+
     plain = server.replace("postgresql+psycopg", "postgresql")
     with psycopg.connect(f"{plain}/postgres", autocommit=True) as connection:
         connection.execute(statement)
