@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuner.errors import SchemaTooNew, StoreError, TunerError
+from tuner.errors import SchemaOutdated, SchemaTooNew, StoreError, TunerError
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -229,22 +229,25 @@ def _database(url: str) -> Check:
 
     where = shown(url)
     upgrade = f"gemmsmith db upgrade --database {where}"
+    broken = "restore a backup, or name another --database"
     try:
         found, needed = store.current(url), store.head()
-        if found is not None:
-            with store.Store.open(url) as opened:
-                winners = opened.counts()["winners"]
-            return _ok("database", f"{where}, schema {found}, {winners} winners")
+    except StoreError as error:
+        return _missing("database", str(error), broken)
+    if found is None:
+        return _warning(
+            "database", f"{where}: not there yet", f"`gemmsmith serve` creates it; or {upgrade}"
+        )
+    try:
+        with store.Store.open(url) as opened:
+            winners = opened.counts()["winners"]
+    except SchemaOutdated:  # brought up to date when the service starts
+        return _warning("database", f"{where}, schema {found}, needs {needed}", upgrade)
     except SchemaTooNew as error:
         return _missing("database", str(error), "upgrade gemmsmith, or name another --database")
     except StoreError as error:
-        # An older schema is brought up to date when the service starts.
-        if found is not None and found != needed:
-            return _warning("database", f"{where}, schema {found}, needs {needed}", upgrade)
-        return _missing("database", str(error), "restore a backup, or name another --database")
-    return _warning(
-        "database", f"{where}: not there yet", f"`gemmsmith serve` creates it; or {upgrade}"
-    )
+        return _missing("database", str(error), broken)
+    return _ok("database", f"{where}, schema {found}, {winners} winners")
 
 
 def _recordings(folder: Path) -> Check:

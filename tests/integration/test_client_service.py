@@ -27,8 +27,8 @@ from gemmsmith import (
 )
 from gemmsmith.jobs import JobState
 from service.settings import Settings
-from tests.recordings import best_of, record
-from tests.serving import H100, H200, new_settings, promote, running, trial, winner
+from tests.support.recordings import best_of, record
+from tests.support.serving import H100, H200, new_settings, promote, running, trial, winner
 from tuner.store import Store
 
 KNOWN = Problem(m=4096, n=4096, k=4096)

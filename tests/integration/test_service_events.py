@@ -16,7 +16,7 @@ import pytest
 
 from gemmsmith.problem import Problem
 from service.settings import Settings
-from tests.serving import new_settings, running
+from tests.support.serving import new_settings, running
 from tuner.jobs import LeasedJob, Queue
 from tuner.store import Store
 

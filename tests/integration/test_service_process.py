@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 
 from gemmsmith.problem import Problem
-from tests.serving import new_settings, promote, winner
+from tests.support.serving import new_settings, promote, winner
 from tuner.store import Store
 
 SERVE = """
@@ -30,7 +30,7 @@ sys.exit(serve(Settings.load(), worker="worker" in sys.argv))
 NO_TORCH = """
 import pathlib, sys
 from gemmsmith.problem import Problem
-from tests.serving import new_settings, promote, running, winner
+from tests.support.serving import new_settings, promote, running, winner
 settings = new_settings(pathlib.Path(sys.argv[1]))
 promote(settings, winner(Problem(m=4096, n=4096, k=4096)))
 with running(settings) as client:

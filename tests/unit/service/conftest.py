@@ -9,7 +9,7 @@ import pytest
 from gemmsmith.answer import Use
 from gemmsmith.problem import DType, Problem
 from service.settings import Settings
-from tests.serving import H100, H200, new_settings, promote, running, winner
+from tests.support.serving import H100, H200, new_settings, promote, running, winner
 
 KNOWN = Problem(m=4096, n=4096, k=4096)
 CUBLAS_WINS = Problem(m=512, n=512, k=8192)

@@ -10,7 +10,7 @@ import pytest
 
 from gemmsmith.answer import Answer, Match, Use
 from service.lookup import MAX_DISTANCE
-from tests.serving import H100, H200
+from tests.support.serving import H100, H200
 from tests.unit.service.conftest import CUBLAS_WINS, KNOWN
 
 SIZES = {"m": 4096, "n": 4096, "k": 4096}

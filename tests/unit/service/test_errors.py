@@ -17,7 +17,7 @@ from service.local import usable_gpu
 from service.schemas import Arch
 from service.settings import Settings, SettingsError
 from service.worker import device_name
-from tests.serving import H200, new_settings, promote, running, winner
+from tests.support.serving import H200, new_settings, promote, running, winner
 from tests.unit.service.conftest import KNOWN
 from tuner.space import ARCHITECTURES
 

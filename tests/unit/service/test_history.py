@@ -16,7 +16,7 @@ import pytest
 from gemmsmith.kernel import Kernel
 from gemmsmith.problem import Layout, Problem
 from service.settings import Settings
-from tests.serving import H100, H200, new_settings, running, trial
+from tests.support.serving import H100, H200, new_settings, running, trial
 from tuner.compile import ArtifactStore, Toolchain
 from tuner.store import Store
 from tuner.trial import Trial

@@ -10,7 +10,7 @@ import pytest
 
 from gemmsmith.jobs import JobStatus
 from gemmsmith.problem import Problem
-from tests.serving import H200, new_settings, running
+from tests.support.serving import H200, new_settings, running
 from tuner.jobs import Queue
 from tuner.store import Store
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from gemmsmith.answer import Conditions, Correctness
 from gemmsmith.launch import Candidate
 from gemmsmith.problem import Problem
-from tests.serving import ENVIRONMENT, H200
+from tests.support.serving import ENVIRONMENT, H200
 from tuner.devices.recording import (
     SCHEMA,
     SUFFIX,

@@ -1,0 +1,157 @@
+"""A few real kernels, compiled once per test session with the wheels' nvcc and nothing else.
+
+Between them they cover what a unit can hold: ping-pong and stream-K schedulers, swapped operands,
+FP8 with both epilogues, a low-alignment CUTLASS 2.x kernel, and one that cannot compile.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.runtime.abi import ABI_VERSION, Arguments
+from tuner.compile import ArtifactStore, Builder, Built, Pack, Toolchain, find_toolchain
+from tuner.space.operation import kernel
+
+PINGPONG = kernel(
+    dtype=DType.BF16,
+    layout=Layout.TN,
+    tile=(64, 128, 64),
+    mainloop=MainloopSchedule.PINGPONG,
+    epilogue=EpilogueSchedule.TMA,
+    scheduler=TileScheduler.PERSISTENT,
+    alignment=8,
+)
+STREAM_K = kernel(
+    dtype=DType.BF16,
+    layout=Layout.TN,
+    tile=(128, 128, 64),
+    cluster=(2, 1),
+    mainloop=MainloopSchedule.COOPERATIVE,
+    epilogue=EpilogueSchedule.TMA,
+    scheduler=TileScheduler.STREAM_K,
+    alignment=8,
+)
+SWAPPED = kernel(
+    dtype=DType.BF16,
+    layout=Layout.TN,
+    tile=(64, 16, 128),
+    mainloop=MainloopSchedule.PINGPONG,
+    epilogue=EpilogueSchedule.TMA,
+    scheduler=TileScheduler.PERSISTENT,
+    alignment=8,
+    swapped=True,
+)
+FP8_FAST = kernel(
+    dtype=DType.FP8_E4M3,
+    layout=Layout.TN,
+    tile=(128, 128, 128),
+    mainloop=MainloopSchedule.COOPERATIVE,
+    epilogue=EpilogueSchedule.TMA,
+    scheduler=TileScheduler.PERSISTENT,
+    alignment=16,
+    fast_accumulation=True,
+)
+FP8_NO_SMEM = kernel(
+    dtype=DType.FP8_E4M3,
+    layout=Layout.TN,
+    tile=(64, 64, 128),
+    mainloop=MainloopSchedule.PINGPONG,
+    epilogue=EpilogueSchedule.NO_SMEM,
+    scheduler=TileScheduler.PERSISTENT,
+    alignment=16,
+)
+ALIGN_1 = kernel(
+    dtype=DType.BF16,
+    layout=Layout.TN,
+    tile=(64, 64, 32),
+    stages=2,
+    mainloop=MainloopSchedule.MULTISTAGE,
+    epilogue=EpilogueSchedule.THREADBLOCK,
+    scheduler=TileScheduler.GRID,
+    alignment=1,
+)
+IMPOSSIBLE = kernel(
+    dtype=DType.BF16,
+    layout=Layout.TN,
+    tile=(64, 64, 32),
+    stages=3,  # from three stages on, CUTLASS copies with cp.async: 4 bytes at least
+    mainloop=MainloopSchedule.MULTISTAGE,
+    epilogue=EpilogueSchedule.THREADBLOCK,
+    scheduler=TileScheduler.GRID,
+    alignment=1,
+)
+KERNELS = [PINGPONG, STREAM_K, SWAPPED, FP8_FAST, FP8_NO_SMEM, ALIGN_1, IMPOSSIBLE]
+
+STORE_VARIABLE = "GEMMSMITH_TEST_PACKS"
+"""Names a directory that keeps the packs from one test session to the next."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompiledPacks:
+    """The kernels above after their build; `path` is the `PATH` they were compiled with."""
+
+    store: ArtifactStore
+    toolchain: Toolchain
+    built: dict[Kernel, Built]
+    path: str
+
+    def pack(self, member: Kernel) -> Pack:
+        """The pack that holds a kernel."""
+        pack = self.built[member].pack
+        assert pack is not None, self.built[member].failure
+        return pack
+
+
+def build(directory: Path) -> CompiledPacks:
+    """Compile the kernels where no CUDA toolkit can be seen."""
+    root = Path(os.environ.get(STORE_VARIABLE, directory))
+    with pytest.MonkeyPatch.context() as patch:
+        for variable in ("CUDA_HOME", "CUDA_PATH", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"):
+            patch.delenv(variable, raising=False)
+        folders = os.environ["PATH"].split(os.pathsep)
+        patch.setenv("PATH", os.pathsep.join(f for f in folders if not _has_nvcc(f)))
+        toolchain = find_toolchain(wheels_only=True)
+        store = ArtifactStore(root)
+        built = {item.kernel: item for item in Builder(store, toolchain).build(KERNELS)}
+        return CompiledPacks(store=store, toolchain=toolchain, built=built, path=os.environ["PATH"])
+
+
+def packed_arguments(
+    problem: Problem, *, alpha: float = 1.0, beta: float = 0.0, sm_count: int = 132
+) -> Arguments:
+    """Arguments of a problem with densely packed operands and no pointers."""
+    m, n, k = problem.m, problem.n, problem.k
+    return Arguments(
+        abi=ABI_VERSION,
+        m=m,
+        n=n,
+        k=k,
+        batch=problem.batch,
+        lda=problem.contiguous_a,
+        ldb=problem.contiguous_b,
+        ldc=n,
+        ldd=n,
+        batch_stride_a=m * k,
+        batch_stride_b=n * k,
+        batch_stride_c=m * n,
+        batch_stride_d=m * n,
+        alpha=alpha,
+        beta=beta,
+        raster_order=0,
+        swizzle=1,
+        decomposition=0,
+        splits=1,
+        device=0,
+        sm_count=sm_count,
+    )
+
+
+def _has_nvcc(folder: str) -> bool:
+    return shutil.which("nvcc", path=folder) is not None

@@ -1,0 +1,130 @@
+"""The tuning run on a small recording: what it measures, keeps, resumes and promotes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from gemmsmith.answer import Use
+from gemmsmith.problem import Problem
+from gemmsmith.tuning import Effort
+from tests.support.recordings import best_of, record, some_candidates
+from tuner.devices import open_device
+from tuner.devices.base import Contender, Device, Policy
+from tuner.errors import JobAborted, NoLegalCandidate, NotRecorded
+from tuner.search.cost_model import AnalyticModel
+from tuner.search.progress import Progress, Step
+from tuner.search.run import tune
+from tuner.store import Store
+from tuner.trial import FailureKind, Phase, Trial
+
+PROBLEM = Problem(m=256, n=4096, k=4096)
+
+
+@pytest.fixture
+def store(sqlite_url: str) -> Iterator[Store]:
+    with Store.open(sqlite_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Device]:
+    record(tmp_path / "sweeps", PROBLEM)
+    with open_device("replay:h200", sweeps=tmp_path / "sweeps") as opened:
+        yield opened
+
+
+def run(device: Device, store: Store, **options: object) -> object:
+    chosen = {"builder": None, "ranker": AnalyticModel(), **options}
+    return tune(PROBLEM, device=device, store=store, **chosen)  # type: ignore[arg-type]
+
+
+def test_the_recorded_optimum_is_promoted_and_every_trial_is_kept(
+    device: Device, store: Store
+) -> None:
+    said: list[Progress] = []
+    winner = tune(
+        PROBLEM,
+        device=device,
+        store=store,
+        builder=None,
+        ranker=AnalyticModel(),
+        on_event=said.append,
+    )
+    assert winner.candidate == best_of(PROBLEM)
+    assert winner.use is Use.CUTLASS
+    assert winner.replayed
+    assert winner.revision == 1
+    assert store.winner(PROBLEM, device.model.slug) == winner
+    trials = [stored.trial for stored in store.trials(phase=Phase.SCREEN)]
+    assert {trial.candidate.key for trial in trials} == {
+        candidate.key for candidate in some_candidates(PROBLEM)
+    }
+    failed = [trial.failure.kind for trial in trials if trial.failure]
+    assert failed == [FailureKind.REFUSED]
+    steps = list(dict.fromkeys(progress.phase for progress in said))
+    assert steps == [Step.ENUMERATE, Step.SCREEN, Step.FINALS, Step.PROMOTE]
+
+
+def test_the_same_measurements_give_the_same_winner(device: Device, store: Store) -> None:
+    first = run(device, store)
+    assert run(device, store) == first  # nothing new: not even a new revision
+
+
+class Counting:
+    """A device that counts what it is asked to screen."""
+
+    def __init__(self, inner: Device) -> None:
+        self._inner = inner
+        self.screened: list[str] = []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    def screen(
+        self, problem: Problem, contenders: Sequence[Contender], policy: Policy
+    ) -> Iterator[Trial]:
+        for trial in self._inner.screen(problem, contenders, policy):
+            self.screened.append(trial.candidate.key)
+            yield trial
+
+
+def test_a_stopped_run_continues_from_its_trials(device: Device, store: Store) -> None:
+    counting = Counting(device)
+    with pytest.raises(JobAborted):
+        run(counting, store, job="j", should_stop=lambda: len(counting.screened) == 3)  # type: ignore[arg-type]
+    assert len(store.trials(job="j")) == 3
+    run(counting, store, job="j")  # type: ignore[arg-type]
+    assert len(counting.screened) == len(set(counting.screened)) == len(some_candidates(PROBLEM))
+
+
+def test_quick_measures_less(device: Device, store: Store) -> None:
+    counting = Counting(device)
+    run(counting, store, effort=Effort.QUICK)  # type: ignore[arg-type]
+    assert 0 < len(counting.screened) <= 12
+
+
+def test_a_problem_that_was_not_recorded_is_an_error(device: Device, store: Store) -> None:
+    with pytest.raises(NotRecorded, match="256×4096×4096"):
+        tune(
+            Problem(m=5, n=5, k=5), device=device, store=store, builder=None, ranker=AnalyticModel()
+        )
+    assert store.winners() == []
+
+
+class AllFail(Counting):
+    """A device on which nothing survives screening."""
+
+    def screen(
+        self, problem: Problem, contenders: Sequence[Contender], policy: Policy
+    ) -> Iterator[Trial]:
+        only = [c for c in contenders if c.candidate == some_candidates(problem)[0]]
+        return super().screen(problem, only, policy)
+
+
+def test_nothing_survives_and_the_error_says_why(device: Device, store: Store) -> None:
+    with pytest.raises(NoLegalCandidate, match="can_implement refused"):
+        run(AllFail(device), store)  # type: ignore[arg-type]
+    assert len(store.trials()) == 1
