@@ -1,0 +1,196 @@
+"""`gemmsmith tune`, `record` and `worker` as people run them, on a recorded GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gemmsmith.problem import DType, Problem
+from service.settings import Settings
+from tests.support.recordings import BEST_US, CUBLAS_US, best_of, record
+from tests.support.serving import H200, new_settings, running
+from tuner.store import Store
+
+PROBLEMS = (
+    Problem(m=256, n=4096, k=4096),
+    Problem(m=512, n=512, k=1024),
+    Problem(m=256, n=4096, k=4096, dtype=DType.FP16),
+)
+SUITE = """
+name = "three"
+[[problem]]
+name = "first"
+m = 256
+n = 4096
+k = 4096
+[[problem]]
+name = "second"
+m = 512
+n = 512
+k = 1024
+[[problem]]
+name = "never recorded"
+m = 64
+n = 64
+k = 64
+"""
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    settings = new_settings(tmp_path, device="replay:h200")
+    settings.sweeps.mkdir()
+    record(settings.sweeps, *PROBLEMS)
+    (tmp_path / "suite.toml").write_text(SUITE)
+    return settings
+
+
+def gemmsmith(
+    settings: Settings, *arguments: object, code: int = 0
+) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "service.cli", *map(str, arguments)],
+        env={**os.environ, **settings.environment(), "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def test_tune_finds_the_recorded_optimum(settings: Settings) -> None:
+    done = gemmsmith(settings, "tune", 256, 4096, 4096, "--json")
+    outcome = json.loads(done.stdout)
+    assert outcome["status"] == "tuned"
+    winner = outcome["result"]
+    assert winner["candidate"]["kernel"]["name"] == best_of(PROBLEMS[0]).kernel.name
+    assert winner["speedup"]["median"] == pytest.approx(CUBLAS_US / BEST_US, rel=0.01)
+    assert winner["replayed"] is True
+    assert "screen" in done.stderr
+    assert "best 1" in done.stderr
+    with Store.open(settings.database) as store:
+        stored = store.winner(PROBLEMS[0], H200.slug)
+        assert stored is not None
+        assert stored.replayed
+        assert any(s.trial.failure for s in store.trials(problem=PROBLEMS[0]))
+    text = gemmsmith(settings, "best", 256, 4096, 4096).stdout
+    assert best_of(PROBLEMS[0]).kernel.name in text
+    assert "replayed" in text
+
+
+def test_a_problem_that_is_not_recorded_is_one_line(settings: Settings) -> None:
+    done = gemmsmith(settings, "tune", 64, 64, 64, code=1)
+    assert done.stderr.splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_suite_is_tuned_once(settings: Settings, tmp_path: Path) -> None:
+    suite = ("tune", "--suite", tmp_path / "suite.toml", "--dtype", "bf16", "--dtype", "fp16")
+    done = gemmsmith(settings, *suite, "--json")
+    found = json.loads(done.stdout)
+    assert [o["status"] for o in found["outcomes"]] == [
+        "tuned", "tuned", "unrecorded", "tuned", "unrecorded", "unrecorded",
+    ]  # fmt: skip
+    assert found["totals"]["tuned"] == 3
+    assert found["totals"]["speedup_geometric_mean"] == pytest.approx(1.25, rel=0.01)
+    assert "[6/6]" in done.stderr
+    again = gemmsmith(settings, *suite)
+    assert "3 current, 3 unrecorded" in again.stdout
+    assert best_of(PROBLEMS[0]).kernel.name in again.stdout.replace("\n", "")
+    assert "first" in again.stdout
+    anew = json.loads(gemmsmith(settings, *suite, "--again", "--limit", 1, "--json").stdout)
+    assert [o["status"] for o in anew["outcomes"]] == ["tuned"]
+
+
+def test_no_problem_is_begun_after_the_time_limit(settings: Settings, tmp_path: Path) -> None:
+    suite = ("tune", "--suite", tmp_path / "suite.toml", "--time-limit", 0)
+    found = json.loads(gemmsmith(settings, *suite, "--json").stdout)
+    assert {o["status"] for o in found["outcomes"]} == {"skipped"}
+    assert "3 skipped" in gemmsmith(settings, *suite).stdout
+
+
+def test_an_interrupted_suite_keeps_what_it_has(settings: Settings, tmp_path: Path) -> None:
+    many = "".join(
+        f'[[problem]]\nname = "p{i}"\nm = 256\nn = 4096\nk = {8 * i}\n' for i in range(1, 400)
+    )
+    (tmp_path / "many.toml").write_text(SUITE.replace('name = "three"', "") + many)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "service.cli", "tune", "--suite", tmp_path / "many.toml", "--json"],
+        env={**os.environ, **settings.environment()},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("[3/"):
+            process.send_signal(signal.SIGINT)
+            break
+    output, errors = process.communicate(timeout=60)
+    assert "Traceback" not in errors
+    found = json.loads(output)
+    assert process.returncode == 0
+    assert [o["status"] for o in found["outcomes"][:2]] == ["tuned", "tuned"]
+    assert found["outcomes"][-1]["status"] == "skipped"
+
+
+def test_tune_through_a_service(settings: Settings) -> None:
+    with running(settings) as http:
+        url = str(http.base_url)
+        ordered = gemmsmith(settings, "tune", 512, 512, 1024, "--url", url, "--no-wait", "--json")
+        (job,) = json.loads(ordered.stdout)["jobs"]
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "service.cli", "worker"],
+            env={**os.environ, **settings.environment()},
+            stderr=subprocess.PIPE,
+        )
+        try:
+            done = gemmsmith(settings, "tune", 512, 512, 1024, "--url", url, "--json")
+            failed = gemmsmith(settings, "tune", 64, 64, 64, "--url", url, "--json", code=1)
+            rows = gemmsmith(settings, "results", "--url", url, "--json", "--job", job["id"])
+        finally:
+            worker.send_signal(signal.SIGTERM)
+            worker.communicate(timeout=60)
+        assert worker.returncode == 0
+    outcome = json.loads(done.stdout)
+    assert outcome["result"]["config"]["kernel"]["name"] == best_of(PROBLEMS[1]).kernel.name
+    assert json.loads(failed.stdout)["status"] == "failed"
+    assert len(rows.stdout.splitlines()) >= 8
+
+
+def test_a_recording_cannot_be_recorded(settings: Settings, tmp_path: Path) -> None:
+    done = gemmsmith(
+        settings, "record", 256, 4096, 4096, "-o", tmp_path / "again.jsonl.zst", code=1
+    )
+    assert "recording needs a GPU" in done.stderr
+    assert not (tmp_path / "again.jsonl.zst").exists()
+
+
+def test_no_gpu_is_one_line(settings: Settings, tmp_path: Path) -> None:
+    if Path("/dev/nvidia0").exists():
+        pytest.skip("this machine has a GPU")
+    done = gemmsmith(settings, "tune", 256, 4096, 4096, "--device", "cuda:0", code=1)
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.compiles
+def test_compile_makes_a_kernel_that_lookups_can_name(settings: Settings) -> None:
+    # Odd extents: a 2.x kernel, which compiles in seconds.
+    first = gemmsmith(settings, "compile", 7, 13, 127, "--limit", 1, "--json")
+    found = json.loads(first.stdout)
+    assert found["counts"]["compiled"] == 1
+    ((kernel, pack),) = found["kernels"].items()
+    assert (settings.packs / f"{pack}.so").stat().st_size > 100_000
+    with Store.open(settings.database) as store:
+        assert store.pack_for(kernel) == pack
+    second = gemmsmith(settings, "compile", 7, 13, 127, "--limit", 1)
+    assert "0 compiled, 1 compiled before" in second.stdout

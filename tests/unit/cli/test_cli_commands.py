@@ -1,0 +1,145 @@
+"""Commands that read and write the database, with real stores and made-up winners."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gemmsmith.answer import Use
+from gemmsmith.problem import DType, Problem
+from service.cli.main import app
+from tests.support.serving import H100, H200, new_settings, promote, trial, winner
+from tuner.store import Store
+
+KNOWN = Problem(m=4096, n=4096, k=4096)
+STAYS = Problem(m=512, n=512, k=8192)
+FP16 = Problem(m=256, n=4096, k=4096, dtype=DType.FP16)
+
+
+@pytest.fixture(autouse=True)
+def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    settings = new_settings(tmp_path)
+    for name, value in settings.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("tuner.devices.local_gpu", lambda *_: None)
+    promote(
+        settings,
+        winner(KNOWN, us=190.0),
+        winner(STAYS, use=Use.CUBLAS, us=14.0),
+        winner(FP16),
+        winner(KNOWN, device=H100, us=250.0),
+    )
+    with Store.open(settings.database) as store:
+        for i in range(4):
+            store.add_trial(trial(KNOWN, i))
+    return settings.database
+
+
+def run(*arguments: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_best_from_the_database() -> None:
+    answer = json.loads(run("best", 4096, 4096, 4096, "--device", H200.slug, "--json").stdout)
+    assert answer["match"] == "exact"
+    assert answer["statistics"]["median_us"] == 190.0
+    text = run("best", 4096, 4096, 4096, "--device", H100.slug).stdout
+    assert "250.00 µs" in text
+    assert "H100" in text
+    near = run("best", 4096, 4096, 5000, "--device", H200.slug).stdout
+    assert "nearest: measured on 4096×4096×4096" in near
+    assert "keep torch's own operator" in run("best", 512, 512, 8192, "--device", H200.slug).stdout
+
+
+def test_best_of_something_unknown_says_how_to_tune_it() -> None:
+    result = run("best", 7, 9, 11, "--dtype", "fp16", "--device", H200.slug, code=1)
+    assert "gemmsmith tune 7 9 11 --dtype fp16 --layout tn" in result.stderr
+    result = run("best", 7, 9, 11, "--device", "h900", code=1)
+    assert H200.slug in result.stderr
+
+
+def test_results() -> None:
+    rows = [json.loads(line) for line in run("results", "--json").stdout.splitlines()]
+    assert len(rows) == 4
+    assert {row["statistics"]["median_us"] for row in rows} == {10.0, 11.0, 12.0, 13.0}
+    assert len(run("results", "--json", "--limit", 3).stdout.splitlines()) == 3
+    matching = run("results", "--json", "--problem", 4096, 4096, 4096, "--phase", "screen")
+    assert len(matching.stdout.splitlines()) == 4
+    assert run("results", "--json", "--problem", 1, 2, 3).stdout == ""
+    assert run("results", "--json", "--dtype", "fp16").stdout == ""
+    table = run("results").stdout
+    assert "4096×4096×4096 bf16 tn" in table
+    assert rows[0]["candidate"]["kernel"]["name"] in table.replace("\n", "")
+
+
+def test_winners() -> None:
+    found = [json.loads(x) for x in run("results", "--winners", "--json").stdout.splitlines()]
+    assert len(found) == 4
+    only = run("results", "--winners", "--json", "--device", H100.slug).stdout.splitlines()
+    assert len(only) == 1
+    assert "cublas" in run("results", "--winners").stdout
+
+
+def test_winners_travel_as_files(tmp_path: Path) -> None:
+    path = tmp_path / "out" / "winners.jsonl"
+    assert json.loads(run("export", path, "--json").stdout)["winners"] == 4
+    other = f"sqlite:///{tmp_path}/other.db"
+    first = json.loads(run("import", path, "--database", other, "--json").stdout)
+    assert first["files"] == [{"file": str(path), "added": 4, "kept": 0}]
+    again = run("import", path, "--database", other).stdout
+    assert "0 winners added, 4 known already" in again
+    narrow = tmp_path / "narrow.jsonl"
+    assert "1 winners" in run("export", narrow, "--dtype", "fp16").stdout
+    result = run("export", narrow, "--device", "h900", code=1)
+    assert H200.slug in result.stderr
+    damaged = tmp_path / "damaged.jsonl"
+    damaged.write_bytes(path.read_bytes()[:-40])
+    third = f"sqlite:///{tmp_path}/third.db"
+    result = run("import", damaged, "--database", third, code=1)
+    assert result.stderr.startswith("error: ")
+    assert run("results", "--winners", "--json", "--database", third).stdout == ""
+
+
+def test_enumerate_counts_and_orders() -> None:
+    found = json.loads(run("enumerate", 4096, 4096, 4096, "--json", "--limit", 5).stdout)
+    assert found["counts"]["candidates"] >= found["counts"]["kernels"] > 50
+    times = [candidate["predicted_us"] for candidate in found["candidates"]]
+    assert len(times) == 5
+    assert times == sorted(times)
+    odd = json.loads(run("enumerate", 7, 13, 127, "--json").stdout)
+    assert odd["counts"]["kernels"] >= 1
+    assert "candidates" in run("enumerate", 64, 64, 64, "--limit", 1).stdout
+
+
+def test_doctor_finds_what_is_there(tmp_path: Path) -> None:
+    result = run("doctor", "--json", "--url", "http://127.0.0.1:9")
+    found = json.loads(result.stdout)
+    checks = {check["name"]: check for check in found["checks"]}
+    assert found["can"]["serve"] is True
+    assert checks["database"]["status"] == "ok"
+    assert "4 winners" in checks["database"]["detail"]
+    assert checks["cutlass"]["status"] == "ok"
+    assert checks["service"]["status"] == "warning"
+    assert all(check["fix"] for check in checks.values() if check["status"] == "missing")
+    text = run("doctor", "--url", "http://127.0.0.1:9").stdout
+    assert "serve answers" in text
+
+
+def test_doctor_says_when_serving_is_impossible(tmp_path: Path) -> None:
+    (tmp_path / "bad.db").write_bytes(b"this is no database, it is a letter to whom it may concern")
+    result = run("doctor", "--json", "--database", f"sqlite:///{tmp_path}/bad.db", code=1)
+    found = json.loads(result.stdout)
+    assert found["can"]["serve"] is False
+    (check,) = [check for check in found["checks"] if check["name"] == "database"]
+    assert check["status"] == "missing"
+    assert check["fix"]
+
+
+def test_doctor_does_not_create_a_database(tmp_path: Path) -> None:
+    run("doctor", "--database", f"sqlite:///{tmp_path}/never.db", "--url", "http://127.0.0.1:9")
+    assert not (tmp_path / "never.db").exists()

@@ -1,0 +1,178 @@
+"""Arguments, error lines and exit statuses; nothing here touches a device."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from service.cli.main import app
+from tuner.store import upgrade
+
+COMMANDS = (
+    "serve", "worker", "tune", "best", "enumerate", "compile", "record", "results", "export",
+    "import", "doctor", "db",
+)  # fmt: skip
+
+
+@pytest.fixture
+def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty database; nothing of this machine's own settings is used."""
+    for name in ("URL", "DEVICE", "PORT", "HOST", "PACKS", "SWEEPS", "WINNERS"):
+        monkeypatch.delenv(f"GEMMSMITH_{name}", raising=False)
+    monkeypatch.chdir(tmp_path)
+    url = f"sqlite:///{tmp_path}/g.db"
+    monkeypatch.setenv("GEMMSMITH_DATABASE", url)
+    upgrade(url)
+    return url
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_help_names_every_command_and_is_quick() -> None:
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "service.cli", "--help"], capture_output=True, text=True
+        )
+        times.append(time.perf_counter() - began)
+        assert done.returncode == 0
+        assert all(f" {command} " in done.stdout for command in COMMANDS)
+    assert min(times) < 0.5
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, service.cli.main; "
+        "print({'torch', 'fastapi', 'sqlalchemy', 'cutlass_library', 'httpx'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert "Usage" in result.stdout
+    if command not in ("serve", "worker", "db"):
+        assert "--json" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("best", 0, 1, 1), "m must be in 1 … 2147483647, got 0"),
+        (("best", 1, -1, 1), "in 1 … 2147483647, got -1"),
+        (("best", 1, 1, 2**31), "k must be in 1 … 2147483647"),
+        (("best", 1, 1.5, 1), "integers in 1 … 2147483647, got '1.5'"),
+        (("best", "x", 1, 1), "got 'x'"),
+        (("best", 1, 1, 1, "--dtype", "int8"), "bf16, fp16, fp8_e4m3, fp8_e5m2, got 'int8'"),
+        (("best", 1, 1, 1, "--layout", "tx"), "tn, tt, nt, nn, got 'tx'"),
+        (("best", 1, 1, 1, "--batch", 0), "batch must be in 1"),
+        (("best", 1, 1, 1, "--dtype", "fp8_e4m3", "--layout", "nn"), "needs layout tn"),
+        (("best", 1, 1, 1, "--url", "localhost"), "must be like http://127.0.0.1:8000"),
+        (("enumerate", 1, 1, 1, "--level", "big"), "level must be one of core, full"),
+        (("tune",), "three sizes M N K are needed, got 0"),
+        (("tune", 1, 2), "three sizes M N K are needed, got 2"),
+        (("tune", 1, 2, 3, "--effort", "max"), "quick, default, exhaustive, got 'max'"),
+        (("tune", 1, 2, 3, "--dtype", "bf16,int4"), "fp8_e5m2, got 'int4'"),
+        (("tune", "--suite", "no-such-file.toml"), "no suite file no-such-file.toml"),
+        (("tune", 1, 2, 3, "--suite", "x.toml"), "not both"),
+        (("compile", 1, 2, 3, "--winners"), "one of them"),
+        (("record", 1, 2, 3, "-o", "sweep.json"), "NAME.jsonl.zst"),
+        (("results", "--phase", "last"), "screen, final, got 'last'"),
+        (("results", "--winners", "--job", "j"), "--winners goes with"),
+        (("serve", "--host", "0.0.0.0"), "--allow-remote"),
+        (("serve", "--port", 70000), "port (or GEMMSMITH_PORT)"),
+    ],
+)
+def test_wrong_input_is_one_line_and_status_2(database, arguments, message) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_suite_that_is_no_suite(database: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("[[problem]]\nname = 'x'\nm = 0\nn = 1\nk = 1\n")
+    result = run("tune", "--suite", tmp_path / "bad.toml")
+    assert result.exit_code == 2
+    assert "m must be in 1" in result.stderr
+
+
+@pytest.mark.parametrize("content", [b"not a database at all, but long enough", b""])
+def test_a_broken_database_is_one_line_and_status_1(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "bad.db").write_bytes(content)
+    result = run("results", "--database", f"sqlite:///{tmp_path}/bad.db")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_missing_database_says_how_to_make_one(tmp_path: Path) -> None:
+    result = run("results", "--database", f"sqlite:///{tmp_path}/none.db")
+    assert result.exit_code == 1
+    assert "gemmsmith db upgrade --database" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    arguments = ["results", "--database", f"sqlite:///{tmp_path}/none.db"]
+    for given in (["--debug", *arguments], [*arguments, "--debug"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "service.cli", *given], capture_output=True, text=True
+        )
+        assert done.returncode == 1
+        assert "Traceback" in done.stderr
+        assert "SchemaOutdated" in done.stderr
+
+
+def test_an_option_beats_the_environment_beats_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GEMMSMITH_DATABASE", raising=False)
+    assert json.loads(run("db", "current", "--json").stdout)["database"].endswith(
+        ".state/gemmsmith.db"
+    )
+    monkeypatch.setenv("GEMMSMITH_DATABASE", "sqlite:///env.db")
+    assert "env.db" in run("db", "current", "--json").stdout
+    result = run("db", "current", "--json", "--database", "sqlite:///option.db")
+    assert "option.db" in result.stdout
+    assert "env.db" not in result.stdout
+
+
+def test_db_upgrade_is_safe_to_repeat(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/new.db"
+    assert run("db", "current", "--database", url).exit_code == 1
+    first = json.loads(run("db", "upgrade", "--database", url, "--json").stdout)
+    assert first["before"] is None
+    second = json.loads(run("db", "upgrade", "--database", url, "--json").stdout)
+    assert second["before"] == second["after"] == first["after"]
+    assert run("db", "current", "--database", url).exit_code == 0
+
+
+def test_passwords_are_not_printed() -> None:
+    from service.cli.options import shown
+
+    assert "secret" not in shown("postgresql+psycopg://me:secret@host/db")
+
+
+def test_the_service_being_away_is_one_line(database: str, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("gemmsmith.retry.RetryPolicy.delay", lambda *_: None)
+    result = run("best", 16, 16, 16, "--url", "http://127.0.0.1:9")
+    assert result.exit_code == 1
+    assert "gemmsmith serve" in result.stderr
+    assert result.stderr.count("\n") == 1
