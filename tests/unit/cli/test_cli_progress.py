@@ -1,0 +1,84 @@
+"""Bars on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from service.cli import progress
+from service.cli.progress import Bars, Lines, reporter
+
+SCRIPT = """
+from service.cli.progress import reporter
+import time
+with reporter() as says:
+    for i in range(2):
+        says.overall(i, 2, f"problem {i}")
+        for phase in ("compile", "screen"):
+            for done in range(0, 5):
+                says.update(phase, done, 4, best_us=15.7)
+                time.sleep(0.03)
+        says.line(f"done with {i}")
+"""
+
+
+def on_a_terminal(script: str) -> str:
+    """What the script writes to a terminal on stderr."""
+    ours, theirs = pty.openpty()
+    environ = {**os.environ, "TERM": "xterm", "COLUMNS": "160", "LINES": "40"}
+    process = subprocess.Popen([sys.executable, "-c", script], stderr=theirs, env=environ)
+    os.close(theirs)
+    written = b""
+    try:
+        while chunk := os.read(ours, 4096):
+            written += chunk
+    except OSError:  # how Linux says that the other end of a terminal is closed
+        pass
+    os.close(ours)
+    assert process.wait() == 0
+    return written.decode()
+
+
+def test_a_terminal_gets_bars_with_counts_best_and_remaining_time() -> None:
+    written = on_a_terminal(SCRIPT)
+    assert "screen" in written
+    assert "4/4" in written
+    assert "best 15.70 µs" in written
+    assert "0:00:0" in written
+    assert "problem 1" in written
+    assert "done with 1" in written
+
+
+def test_a_pipe_gets_plain_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 1000, 2))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    found = reporter()
+    assert isinstance(found, Lines)
+    with found as says:
+        says.overall(0, 1, "a problem")
+        for done in range(11):
+            says.update("screen", done, 10, best_us=20.0 - done)
+        says.update("finals", 0, 3, message="3 finalists")
+        says.line("that is all")
+    out, err = capsys.readouterr()
+    assert out == ""
+    lines = err.splitlines()
+    assert lines[0] == "[1/1] a problem"
+    assert lines[1] == "  screen 0/10, best 20.00 µs"
+    assert any("s left" in line for line in lines)
+    assert len(lines) < 9, "not a line for every step"
+    assert "  screen 10/10, best 10.00 µs" in lines
+    assert lines[-2:] == ["  finals 0/3, 3 finalists", "that is all"]
+
+
+def test_bars_do_not_mind_unknown_totals() -> None:
+    with Bars() as says:
+        says.update("enumerate", 0, 0, message="nothing yet")
+        says.overall(0, 1, "x")
+        says.update("screen", 1, 1)
