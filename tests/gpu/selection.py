@@ -1,0 +1,125 @@
+"""Which kernels the GPU tests build: few enough to compile in a minute or two on 16 cores, many
+enough that every schedule meets every precision and layout.
+
+Chosen from the space itself without a GPU, so that the list is the same on every machine: kernels
+are taken greedily, each the one that shows most pairs of features not seen yet in its family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import combinations
+
+from gemmsmith.kernel import Kernel, MainloopSchedule
+from gemmsmith.problem import DType, Layout, Problem
+from tuner.space import Level, kernels, refusal
+
+FAMILIES = tuple(
+    (dtype, layout) for dtype in DType for layout in (Layout if not dtype.is_fp8 else (Layout.TN,))
+)
+EXTENTS = (1, 7, 13, 127, 129, 1000, 8191)
+
+_PER_FAMILY = {DType.BF16: 7, DType.FP16: 6, DType.FP8_E4M3: 12, DType.FP8_E5M2: 7}
+_PER_ODD_FAMILY = 1
+
+
+def aligned(dtype: DType, layout: Layout) -> Problem:
+    """Rows of 16 bytes everywhere, but no extent a multiple of a tile."""
+    return Problem(m=528, n=784, k=2080, dtype=dtype, layout=layout)
+
+
+def less_aligned(dtype: DType, layout: Layout) -> tuple[Problem, ...]:
+    """Problems that TMA cannot take: D only, everything by half, everything."""
+    return tuple(
+        Problem(m=m, n=n, k=k, dtype=dtype, layout=layout)
+        for m, n, k in ((528, 127, 2080), (260, 516, 1028), (130, 258, 514), (129, 127, 131))
+    )
+
+
+def odd_problems(dtype: DType, layout: Layout) -> tuple[Problem, ...]:
+    """Every awkward extent in every position, the other two moderate; then all three at once."""
+    found = []
+    for extent in EXTENTS:
+        for m, n, k in ((extent, 256, 320), (256, extent, 320), (256, 320, extent)):
+            found.append(Problem(m=m, n=n, k=k, dtype=dtype, layout=layout))
+    for m, n, k in ((1, 1, 1), (7, 13, 127), (129, 8191, 1), (1, 127, 8191), (1000, 7, 1000)):
+        found.append(Problem(m=m, n=n, k=k, dtype=dtype, layout=layout))
+    return tuple(found)
+
+
+def batched(dtype: DType, layout: Layout) -> tuple[Problem, ...]:
+    """Aligned and odd, more than one at a time."""
+    return tuple(
+        Problem(m=m, n=n, k=k, batch=batch, dtype=dtype, layout=layout)
+        for m, n, k, batch in ((272, 144, 528, 3), (96, 33, 65, 7), (16, 16, 64, 130))
+    )
+
+
+@cache
+def chosen(dtype: DType, layout: Layout) -> tuple[Kernel, ...]:
+    """The kernels that tests build for a family."""
+    picked = _greedy(kernels(aligned(dtype, layout), level=Level.CORE), _PER_FAMILY[dtype])
+    if (dtype, layout) == (DType.BF16, Layout.TN):
+        wide = kernels(aligned(dtype, layout), level=Level.FULL)
+        picked += _greedy(
+            [
+                k
+                for k in wide
+                if k.stages in (3, 4, 6)
+                and k.cluster in ((2, 4), (4, 2))
+                and k.mainloop is not MainloopSchedule.WARP_SPECIALIZED
+            ],
+            4,
+        )
+    for problem in (*less_aligned(dtype, layout), *odd_problems(dtype, layout)):
+        if not _legal(picked, problem):
+            picked += _greedy(kernels(problem, level=Level.CORE), _PER_ODD_FAMILY)
+    for problem in batched(dtype, layout):
+        if not _legal(picked, problem):
+            picked += _greedy(kernels(problem, level=Level.CORE), _PER_ODD_FAMILY)
+    return tuple(picked)
+
+
+@cache
+def everything() -> tuple[Kernel, ...]:
+    """All kernels of all families, each once."""
+    return tuple(dict.fromkeys(k for family in FAMILIES for k in chosen(*family)))
+
+
+def legal(problem: Problem, most: int = 2) -> list[Kernel]:
+    """Chosen kernels that take the problem, of different kinds where there are several."""
+    return _greedy(_legal(chosen(problem.dtype, problem.layout), problem), most)
+
+
+def _legal(among: Iterable[Kernel], problem: Problem) -> list[Kernel]:
+    return [kernel for kernel in among if refusal(kernel, problem) is None]
+
+
+def _greedy(among: Sequence[Kernel], most: int) -> list[Kernel]:
+    """Up to `most` kernels, each showing the most feature pairs that those before it did not."""
+    left = list(among)
+    seen: set[object] = set()
+    picked: list[Kernel] = []
+    while left and len(picked) < most:
+        gains = [len(_pairs(kernel) - seen) for kernel in left]
+        best = gains.index(max(gains))
+        kernel = left.pop(best)
+        seen |= _pairs(kernel)
+        picked.append(kernel)
+    return picked
+
+
+@cache
+def _pairs(kernel: Kernel) -> frozenset[object]:
+    features = (
+        ("mainloop", kernel.mainloop),
+        ("epilogue", kernel.epilogue),
+        ("scheduler", kernel.scheduler),
+        ("swapped", kernel.swapped),
+        ("fast", kernel.fast_accumulation),
+        ("cluster", kernel.cluster),
+        ("tile_m", kernel.tile[0]),
+        ("automatic", kernel.stages == 0),
+    )
+    return frozenset([*features, *combinations(features, 2)])
