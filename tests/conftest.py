@@ -104,8 +104,6 @@ def _drop_database(server: str, name: str) -> None:
 
 
 def _administer(server: str, statement: str) -> None:
-    import psycopg  # tests/gpu runs where it is not installed
-
     import psycopg  # a GPU host runs tests/gpu without it
 
     plain = server.replace("postgresql+psycopg", "postgresql")
