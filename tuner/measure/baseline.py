@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 
 from tuner.measure.graphs import Event, Stream, TorchGraph
-from tuner.measure.operands import Operands, OperandSet
+from tuner.measure.operands import Operands, OperandSet, free_bytes
 
 FP8_MULTIPLE = 16
 _WARM_LAUNCHES = 3
@@ -95,7 +95,7 @@ def _scaled(operands: Operands, operand_set: OperandSet) -> Callable[[], None]:
 def _upcast(operands: Operands, stream: Stream) -> list[Callable[[], None]]:
     """bf16 products over copies of as many sets as a quarter of the free memory takes."""
     first = operands.sets[0]
-    free = torch.cuda.mem_get_info(operands.ordinal)[0]
+    free = free_bytes(operands.ordinal)
     fitting = max(1, free // 4 // (2 * (first.a.numel() + first.b.numel())))
     with stream.torch():
         copies = [

@@ -221,7 +221,7 @@ class Batches:
                 failure=failure,
                 samples_us=samples,
                 correctness=prepared.correctness if prepared else None,
-                conditions=conditions_of([self.monitor.read()]) if prepared else None,
+                conditions=conditions_of([self.monitor.recent()]) if prepared else None,
                 workspace_bytes=prepared.workspace_bytes if prepared else 0,
                 cost_s=round(time.perf_counter() - began, 4),
             )

@@ -32,7 +32,7 @@ from tuner.measure.graphs import (
     context_is_dead,
     fill_bytes,
 )
-from tuner.measure.operands import Operands, poison
+from tuner.measure.operands import Operands, place, poison
 from tuner.measure.reference import Reference
 from tuner.trial import Failure, FailureKind
 
@@ -204,9 +204,7 @@ class Bench:
             if arena.numel() >= needed:
                 return arena.data_ptr(), step, slots
         with self.stream.torch():
-            arena = torch.empty(
-                max(needed, 2**24), dtype=torch.uint8, device=f"cuda:{self._ordinal}"
-            )
+            arena = torch.empty(max(needed, 2**24), dtype=torch.uint8, device=place(self._ordinal))
         self._arenas.append(arena)
         return arena.data_ptr(), step, slots
 

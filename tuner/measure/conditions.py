@@ -8,12 +8,16 @@ zero too; monitoring never makes a measurement fail.
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from gemmsmith.answer import Conditions
+
+FRESH_S = 0.1
+"""NVML averages power over about this long: asking for every candidate would only cost time."""
 
 _SM_CLOCK = 1  # nvmlClockType_t
 _GPU_SENSOR = 0  # nvmlTemperatureSensors_t
@@ -47,6 +51,8 @@ class Monitor:
         self._calls: dict[str, Callable[[], Any]] = {}
         self._errors: tuple[type[Exception], ...] = (RuntimeError, OSError)
         self.driver_version = ""
+        self._latest = Reading()
+        self._read_at = -FRESH_S
         if gpu_uuid:
             _ = self._use_bindings(gpu_uuid) or self._use_pynvml(gpu_uuid)
 
@@ -56,13 +62,21 @@ class Monitor:
         return bool(self._calls)
 
     def read(self) -> Reading:
-        """One reading; well under a millisecond on most drivers."""
-        return Reading(
+        """One reading; a millisecond or a few, depending on the driver."""
+        self._latest = Reading(
             sm_clock_mhz=self._ask("clock"),
             power_w=self._ask("power") / 1000,
             temperature_c=self._ask("temperature"),
             reasons=self._ask("reasons"),
         )
+        self._read_at = time.monotonic()
+        return self._latest
+
+    def recent(self) -> Reading:
+        """The latest reading if it is fresh enough to speak for now, else a new one."""
+        if time.monotonic() - self._read_at < FRESH_S:
+            return self._latest
+        return self.read()
 
     def _ask(self, what: str) -> int:
         call = self._calls.get(what)

@@ -1,0 +1,45 @@
+/* A kernel pack whose kernels run on the host: lets whole batches be measured without a GPU. */
+#include <gemmsmith/abi.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *names[] = {"good", "other", "wrong", "unwritten", "refuses", "fails", "split"};
+enum { kGood, kOther, kWrong, kUnwritten, kRefuses, kFails, kSplit, kCount };
+
+static float widen(uint16_t value) {
+  uint32_t bits = (uint32_t)value << 16;
+  float result;
+  memcpy(&result, &bits, 4);
+  return result;
+}
+
+static uint16_t narrow(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, 4);
+  return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+GS_API int32_t gs_abi_version(void) { return GS_ABI_VERSION; }
+GS_API int32_t gs_kernel_count(void) { return kCount; }
+GS_API const char *gs_kernel_name(int32_t i) { return i >= 0 && i < kCount ? names[i] : 0; }
+GS_API int32_t gs_kernel_describe(int32_t i, gs_kernel_info *info) { return 0; }
+GS_API int32_t gs_can_implement(int32_t i, const gs_arguments *g) { return i == kRefuses ? 4 : 0; }
+GS_API int64_t gs_workspace_bytes(int32_t i, const gs_arguments *g) {
+  return i == kSplit ? 1000 * g->splits : 0;
+}
+GS_API int32_t gs_run(int32_t i, const gs_arguments *g, void *workspace, void *stream) {
+  if (i == kFails) return 1009;
+  if ((i == kSplit) != (workspace != 0)) return 6;
+  if (workspace) memset(workspace, 0, 1000 * g->splits);
+  for (int z = 0; z < g->batch; ++z)
+    for (int m = 0; m < g->m - (i == kUnwritten); ++m)
+      for (int n = 0; n < g->n; ++n) {
+        const uint16_t *a = (const uint16_t *)g->a + z * g->batch_stride_a + m * g->lda;
+        const uint16_t *b = (const uint16_t *)g->b + z * g->batch_stride_b + n * g->ldb;
+        float sum = 0;
+        for (int k = 0; k < g->k; ++k) sum += widen(a[k]) * widen(b[k]);
+        if (i == kWrong && n == 1) sum = -sum;
+        ((uint16_t *)g->d)[z * g->batch_stride_d + m * g->ldd + n] = narrow(sum);
+      }
+  return 0;
+}

@@ -1,0 +1,224 @@
+"""Whole batches on the host: real operands, reference, runtime and rounds; the GPU is played.
+
+Streams, events and graphs are the only stand-ins; kernels are C compiled into a real pack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import tuner.codegen
+from gemmsmith.device import DeviceModel
+from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.launch import Candidate, Decomposition, Launch
+from gemmsmith.problem import DType, Layout, Problem
+from tuner.devices.base import Policy
+from tuner.measure import baseline, bench, timing
+from tuner.measure.batch import Batches
+from tuner.measure.conditions import Monitor
+from tuner.measure.operands import HOST
+from tuner.measure.protocol import (
+    NOBODY,
+    Entrant,
+    Finals,
+    Outcome,
+    Reply,
+    Screen,
+    Started,
+    Sweep,
+)
+from tuner.trial import FailureKind
+
+INCLUDE = Path(next(iter(tuner.codegen.__path__))) / "include"
+MODEL = DeviceModel(name="host", arch="sm90", sm_count=4, memory_bytes=16 * 2**30, l2_bytes=20_000)
+PROBLEM = Problem(m=24, n=16, k=40)
+POLICY = Policy(screen_samples=3, final_rounds=5, give_up_ratio=1000.0)
+
+
+class HostStream:
+    pointer = 0
+
+    def torch(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+class HostEvent:
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def record(self, stream: object) -> None:
+        self.at = time.perf_counter() * 1e6
+
+    def wait(self) -> None:
+        pass
+
+    def microseconds_since(self, start: HostEvent) -> float:
+        return self.at - start.at
+
+
+class HostGraph:
+    def __init__(self, stream: object, launches: int, launch: Callable[[int], None]) -> None:
+        self.launches, self._launch = launches, launch
+        launch(0)
+
+    def enqueue(self) -> None:
+        for i in range(self.launches):
+            self._launch(i)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pack") / "host.so"
+    source = Path(__file__).with_name("host_pack.c")
+    subprocess.run(
+        ["gcc", "-O2", "-shared", "-fPIC", f"-I{INCLUDE}", str(source), "-o", str(path)], check=True
+    )
+    return path
+
+
+@pytest.fixture
+def said() -> list[Reply]:
+    return []
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch, said: list[Reply]) -> Batches:
+    for module in (bench, baseline, timing):
+        monkeypatch.setattr(module, "Event", HostEvent)
+    monkeypatch.setattr(bench, "KernelGraph", HostGraph)
+    monkeypatch.setattr(baseline, "TorchGraph", HostGraph)
+    monkeypatch.setattr(bench, "context_is_dead", lambda: "")
+    monkeypatch.setattr(
+        bench, "fill_bytes", lambda pointer, value, size, _: ctypes.memset(pointer, value, size)
+    )
+    monkeypatch.setattr(timing, "WARM_UP_US", 10.0)
+    monkeypatch.setattr(timing, "MAX_LAUNCHES", 8)
+    return Batches(
+        model=MODEL,
+        ordinal=HOST,
+        stream=HostStream(),  # type: ignore[arg-type]
+        monitor=Monitor(""),
+        send=said.append,
+    )
+
+
+def entrants(pack: Path, *names: str, dtype: DType = DType.BF16) -> tuple[Entrant, ...]:
+    found = []
+    for name in names:
+        kernel = Kernel(
+            name=name,
+            backend=Backend.CUTLASS3X,
+            arch="sm90",
+            dtype=dtype,
+            layout=Layout.TN,
+            alignment_a=8,
+            alignment_b=8,
+            alignment_d=8,
+            tile=(64, 64, 64),
+            cluster=(1, 1),
+            stages=0,
+            mainloop=MainloopSchedule.PINGPONG,
+            epilogue=EpilogueSchedule.TMA,
+            scheduler=TileScheduler.PERSISTENT,
+        )
+        split = Launch(decomposition=Decomposition.SPLIT_K, splits=3)
+        launch = split if name == "split" else Launch()
+        found.append(Entrant(candidate=Candidate(kernel=kernel, launch=launch), pack=str(pack)))
+    return tuple(found)
+
+
+FIELD = ("good", "wrong", "unwritten", "refuses", "fails", "missing", "split", "other")
+FAILURES = {
+    1: FailureKind.WRONG,
+    2: FailureKind.UNTOUCHED,
+    3: FailureKind.REFUSED,
+    4: FailureKind.LAUNCH,
+    5: FailureKind.REFUSED,
+}
+
+
+@pytest.mark.parametrize("problem", [PROBLEM, Problem(m=5, n=9, k=33, batch=3)], ids=str)
+def test_screening_judges_each_entrant(
+    batches: Batches, said: list[Reply], pack: Path, problem: Problem
+) -> None:
+    request = Screen(problem=problem, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
+    batches.screen(request)
+    outcomes = [reply for reply in said if isinstance(reply, Outcome)]
+    assert [o.index for o in outcomes] == list(range(len(FIELD)))
+    assert {o.index: o.failure.kind for o in outcomes if o.failure} == FAILURES
+    for outcome in outcomes:
+        if outcome.failure is None:
+            assert len(outcome.samples_us) == 3
+            assert min(outcome.samples_us) > 0
+            assert outcome.correctness is not None
+            assert outcome.correctness.repeatable
+    assert outcomes[6].workspace_bytes == 3000
+    started = [reply.index for reply in said if isinstance(reply, Started)]
+    assert started == [NOBODY, *range(len(FIELD))]
+
+
+def test_a_hopeless_candidate_gets_one_sample(
+    batches: Batches, said: list[Reply], pack: Path
+) -> None:
+    request = Screen(
+        problem=PROBLEM, entrants=entrants(pack, "good"), policy=POLICY, seed=1, best_us=1e-6
+    )
+    batches.screen(request)
+    (outcome,) = (reply for reply in said if isinstance(reply, Outcome))
+    assert len(outcome.samples_us) == 1
+
+
+@pytest.mark.parametrize("problem", [PROBLEM, Problem(m=5, n=9, k=33, batch=3)], ids=str)
+def test_finals_pair_the_survivors_with_the_baseline(
+    batches: Batches, said: list[Reply], pack: Path, problem: Problem
+) -> None:
+    request = Finals(problem=problem, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
+    done = batches.finals(request)
+    assert [o.index for o in done.finalists] == [0, 6, 7]
+    assert {o.index: o.failure.kind for o in done.failures if o.failure} == FAILURES
+    assert [len(samples) for samples in done.samples_us] == [5, 5, 5]
+    assert len(done.baseline_us) == 5
+    assert all(o.correctness for o in done.finalists)
+    waits = [reply.index for reply in said if isinstance(reply, Started)][-20:]
+    assert sorted(waits) == sorted([NOBODY, 0, 6, 7] * 5)
+
+
+def test_a_sweep_measures_all_and_then_the_best(batches: Batches, pack: Path) -> None:
+    request = Sweep(
+        problem=PROBLEM,
+        entrants=entrants(pack, *FIELD),
+        policy=POLICY,
+        seed=1,
+        rounds=7,
+        best=2,
+    )
+    done = batches.sweep(request)
+    assert [len(samples) for samples in done.common.samples_us] == [7, 7, 7]
+    assert len(done.further.finalists) == 2
+    assert {o.index for o in done.further.finalists} <= {0, 6, 7}
+    assert all(len(samples) == 5 for samples in done.further.samples_us)
+    assert len(done.further.baseline_us) == 5
+
+
+def test_fp8_without_cublas_support_has_a_bf16_baseline(batches: Batches) -> None:
+    problem = Problem(m=13, n=17, k=33, batch=2, dtype=DType.FP8_E4M3)
+    stage = bench.Bench(problem, MODEL, HOST, batches.stream, seed=1)
+    found = baseline.Baseline(stage.operands, batches.stream)
+    assert found.name == "torch.mm on bf16 copies"
+    scale = stage.operands.scale_values[0] * stage.operands.scale_values[1]
+    stage.operands.sets[0].d.mul_(scale)
+    stage.operands.check.copy_(stage.operands.sets[0].d)
+    kernel = entrants(Path(), "x", dtype=problem.dtype)[0].candidate.kernel
+    correctness, failure = stage.reference.check(kernel, claims_order=True)
+    assert failure is None
+    assert correctness is not None
