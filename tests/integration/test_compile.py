@@ -1,0 +1,317 @@
+"""Real sm_90a packs: compiled by the wheels' nvcc, loaded and asked on a machine without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gemmsmith.kernel import Kernel
+from gemmsmith.problem import DType, Problem
+from gemmsmith.runtime.abi import ABI_VERSION, Arguments, KernelInfo, declare
+from tests.support.compiled import (
+    ALIGN_1,
+    FP8_FAST,
+    FP8_NO_SMEM,
+    IMPOSSIBLE,
+    KERNELS,
+    PINGPONG,
+    STREAM_K,
+    CompiledPacks,
+    packed_arguments,
+)
+from tuner.compile import ArtifactStore, Builder
+from tuner.trial import FailureKind
+
+pytestmark = [pytest.mark.compiles, pytest.mark.timeout(900)]
+
+GOOD = [member for member in KERNELS if member is not IMPOSSIBLE]
+MISALIGNED, INVALID_LAYOUT, INVALID_PROBLEM, NOT_SUPPORTED = 1, 3, 4, 5
+REFUSED = 11
+BAD_INDEX, BAD_ABI = -1, -2
+
+
+@pytest.fixture(params=GOOD, ids=lambda member: member.name.split("tensorop_", 1)[1])
+def member(request: pytest.FixtureRequest) -> Kernel:
+    chosen: Kernel = request.param
+    return chosen
+
+
+class Loaded:
+    """One kernel of a pack, through ctypes and nothing else."""
+
+    def __init__(self, packs: CompiledPacks, member: Kernel) -> None:
+        pack = packs.pack(member)
+        self.library = ctypes.CDLL(str(pack.path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+        declare(self.library)
+        self.index = pack.kernels.index(member.name)
+
+    def can_implement(self, arguments: Arguments) -> int:
+        status: int = self.library.gs_can_implement(self.index, ctypes.byref(arguments))
+        return status
+
+    def workspace_bytes(self, arguments: Arguments) -> int:
+        size: int = self.library.gs_workspace_bytes(self.index, ctypes.byref(arguments))
+        return size
+
+    def run(self, arguments: Arguments) -> int:
+        status: int = self.library.gs_run(self.index, ctypes.byref(arguments), None, None)
+        return status
+
+
+def problem(member: Kernel, m: int = 256, n: int = 512, k: int = 1024, batch: int = 1) -> Problem:
+    return Problem(m=m, n=n, k=k, batch=batch, dtype=member.dtype, layout=member.layout)
+
+
+def sass(pack: Path) -> str:
+    """Machine code of every kernel in a pack, by the disassembler from the wheels."""
+    import nvidia
+
+    tools = next(
+        folder
+        for place in nvidia.__path__
+        for folder in Path(place).glob("cu*/bin")
+        if (folder / "cuobjdump").exists()
+    )
+    return subprocess.run(
+        [str(tools / "cuobjdump"), "--dump-sass", str(pack)],
+        env={"PATH": f"{tools}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    ).stdout
+
+
+def test_packs_come_from_the_wheels_with_the_system_s_cuda_hidden(
+    compiled_packs: CompiledPacks,
+) -> None:
+    assert compiled_packs.toolchain.origin == "wheels"
+    assert shutil.which("nvcc", path=compiled_packs.path) is None
+    assert all(compiled_packs.pack(each).path.stat().st_size < 4 << 20 for each in GOOD)
+
+
+def test_pack_names_its_kernels_in_the_order_of_its_manifest(
+    compiled_packs: CompiledPacks, member: Kernel
+) -> None:
+    pack = compiled_packs.pack(member)
+    library = Loaded(compiled_packs, member).library
+    assert library.gs_abi_version() == ABI_VERSION
+    names = [library.gs_kernel_name(i).decode() for i in range(library.gs_kernel_count())]
+    assert tuple(names) == pack.kernels
+    assert library.gs_kernel_name(len(names)) is None
+    assert library.gs_kernel_name(-1) is None
+
+
+def test_kernels_of_one_family_share_a_pack(compiled_packs: CompiledPacks) -> None:
+    assert compiled_packs.pack(FP8_FAST) == compiled_packs.pack(FP8_NO_SMEM)
+    assert compiled_packs.pack(PINGPONG) != compiled_packs.pack(ALIGN_1)
+
+
+def test_description_needs_no_device(compiled_packs: CompiledPacks, member: Kernel) -> None:
+    loaded = Loaded(compiled_packs, member)
+    info = KernelInfo(abi=ABI_VERSION)
+    assert loaded.library.gs_kernel_describe(loaded.index, ctypes.byref(info)) == 0
+    assert info.threads in (128, 256, 384)
+    assert 0 < info.shared_bytes <= 227 * 1024
+    assert info.stages == member.stages if member.stages else info.stages >= 2
+    assert (info.registers, info.local_bytes) == (-1, -1)
+
+
+def test_misuse_is_told_apart(compiled_packs: CompiledPacks) -> None:
+    library = Loaded(compiled_packs, PINGPONG).library
+    arguments = packed_arguments(problem(PINGPONG))
+    assert library.gs_can_implement(99, ctypes.byref(arguments)) == BAD_INDEX
+    assert library.gs_run(-1, ctypes.byref(arguments), None, None) == BAD_INDEX
+    arguments.abi = ABI_VERSION + 1
+    assert library.gs_can_implement(0, ctypes.byref(arguments)) == BAD_ABI
+    assert library.gs_workspace_bytes(0, ctypes.byref(arguments)) == BAD_ABI
+    assert library.gs_kernel_describe(0, ctypes.byref(KernelInfo(abi=99))) == BAD_ABI
+    assert library.gs_kernel_describe(0, None) == BAD_ABI
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_aligned_problems_are_taken(
+    compiled_packs: CompiledPacks, member: Kernel, batch: int
+) -> None:
+    loaded = Loaded(compiled_packs, member)
+    arguments = packed_arguments(problem(member, batch=batch))
+    assert loaded.can_implement(arguments) == 0
+    assert loaded.workspace_bytes(arguments) == 0
+
+
+def test_padded_rows_are_taken_and_short_ones_refused(
+    compiled_packs: CompiledPacks, member: Kernel
+) -> None:
+    loaded = Loaded(compiled_packs, member)
+    arguments = packed_arguments(problem(member))
+    arguments.lda += 64
+    arguments.ldb += 32
+    arguments.ldd += 16
+    assert loaded.can_implement(arguments) == 0
+    arguments.lda = 1024 - 64
+    assert loaded.can_implement(arguments) == INVALID_LAYOUT
+    arguments.m, arguments.lda = 1, 5  # a single row has no stride to speak of
+    assert loaded.can_implement(arguments) == 0
+
+
+def test_misaligned_k_needs_the_low_alignment_kernel(
+    compiled_packs: CompiledPacks, member: Kernel
+) -> None:
+    arguments = packed_arguments(problem(member, k=1001))
+    expected = 0 if member is ALIGN_1 else MISALIGNED
+    assert Loaded(compiled_packs, member).can_implement(arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("lda", 1025), ("ldb", 1027), ("batch_stride_a", 256 * 1024 + 1), ("a", 0x1002), ("b", 0x8)],
+)
+def test_addresses_and_strides_that_tma_cannot_encode_are_refused(
+    compiled_packs: CompiledPacks, field: str, value: int
+) -> None:
+    arguments = packed_arguments(problem(STREAM_K, batch=2))
+    setattr(arguments, field, value)
+    assert Loaded(compiled_packs, STREAM_K).can_implement(arguments) == MISALIGNED
+    assert Loaded(compiled_packs, ALIGN_1).can_implement(arguments) == 0
+    assert Loaded(compiled_packs, STREAM_K).run(arguments) == MISALIGNED
+
+
+def test_unaligned_n_needs_an_epilogue_without_tma(compiled_packs: CompiledPacks) -> None:
+    for member, expected in [(FP8_FAST, MISALIGNED), (FP8_NO_SMEM, 0)]:
+        arguments = packed_arguments(problem(member, n=513))
+        assert Loaded(compiled_packs, member).can_implement(arguments) == expected
+
+
+def test_c_counts_only_where_beta_does(compiled_packs: CompiledPacks, member: Kernel) -> None:
+    loaded = Loaded(compiled_packs, member)
+    arguments = packed_arguments(problem(member))
+    arguments.ldc, arguments.c = 3, 0x1001
+    assert loaded.can_implement(arguments) == 0
+    arguments.beta = 0.5
+    assert loaded.can_implement(arguments) == INVALID_LAYOUT
+    arguments.ldc, arguments.c = 512, None
+    assert loaded.can_implement(arguments) == INVALID_PROBLEM
+    arguments.c = 0x1000
+    assert loaded.can_implement(arguments) == 0
+
+
+def test_scales_belong_to_fp8(compiled_packs: CompiledPacks, member: Kernel) -> None:
+    arguments = packed_arguments(problem(member))
+    arguments.scale_a = arguments.scale_b = 0x1000
+    expected = 0 if member.dtype is DType.FP8_E4M3 else NOT_SUPPORTED
+    assert Loaded(compiled_packs, member).can_implement(arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("m", 0),
+        ("n", -1),
+        ("k", 0),
+        ("batch", 0),
+        ("sm_count", 0),
+        ("splits", 0),
+        ("swizzle", 0),
+        ("raster_order", 3),
+        ("decomposition", 4),
+        ("decomposition", -1),
+    ],
+)
+def test_nonsense_is_refused(compiled_packs: CompiledPacks, field: str, value: int) -> None:
+    for member in (PINGPONG, ALIGN_1):
+        arguments = packed_arguments(problem(member))
+        setattr(arguments, field, value)
+        assert Loaded(compiled_packs, member).can_implement(arguments) == INVALID_PROBLEM
+        assert Loaded(compiled_packs, member).run(arguments) == INVALID_PROBLEM
+
+
+def test_only_the_stream_k_scheduler_splits(compiled_packs: CompiledPacks) -> None:
+    stream_k, persistent = Loaded(compiled_packs, STREAM_K), Loaded(compiled_packs, PINGPONG)
+    arguments = packed_arguments(problem(STREAM_K, m=128, n=128, k=16384))
+    arguments.decomposition, arguments.splits = 1, 8
+    assert stream_k.can_implement(arguments) == 0
+    assert stream_k.workspace_bytes(arguments) > 7 * 128 * 128
+    assert persistent.can_implement(arguments) == NOT_SUPPORTED
+    assert persistent.workspace_bytes(arguments) == -NOT_SUPPORTED
+    arguments.decomposition, arguments.splits = 2, 1
+    assert stream_k.workspace_bytes(arguments) > 0
+    arguments.decomposition, arguments.splits = 0, 2
+    assert stream_k.can_implement(arguments) == REFUSED
+
+
+def test_split_k_of_the_low_alignment_kernel_needs_semaphores(
+    compiled_packs: CompiledPacks,
+) -> None:
+    loaded = Loaded(compiled_packs, ALIGN_1)
+    arguments = packed_arguments(problem(ALIGN_1, k=4097))
+    arguments.decomposition, arguments.splits = 1, 4
+    assert loaded.can_implement(arguments) == 0
+    assert loaded.workspace_bytes(arguments) > 0
+    arguments.batch = 2
+    assert loaded.can_implement(arguments) == NOT_SUPPORTED
+
+
+@pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="there is a GPU")
+def test_run_without_a_gpu_is_an_error_of_cuda(
+    compiled_packs: CompiledPacks, member: Kernel
+) -> None:
+    assert Loaded(compiled_packs, member).run(packed_arguments(problem(member))) > 1000
+
+
+@pytest.mark.parametrize(
+    ("member", "instruction"), [(PINGPONG, "HGMMA"), (FP8_FAST, "QGMMA"), (ALIGN_1, "HMMA")]
+)
+def test_machine_code_uses_the_tensor_cores(
+    compiled_packs: CompiledPacks, member: Kernel, instruction: str
+) -> None:
+    pack = compiled_packs.pack(member)
+    code = sass(pack.path)
+    assert instruction in code
+    assert code.count("Function :") == len(pack.kernels)
+    assert "sm_90a" in code
+
+
+def test_pack_exports_the_interface_and_little_else(
+    compiled_packs: CompiledPacks, member: Kernel
+) -> None:
+    listing = subprocess.run(
+        ["nm", "-D", "--defined-only", str(compiled_packs.pack(member).path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    exported = {line.split()[-1] for line in listing.splitlines()}
+    assert {name for name in exported if name.startswith("gs_")} == {
+        "gs_abi_version",
+        "gs_can_implement",
+        "gs_kernel_count",
+        "gs_kernel_describe",
+        "gs_kernel_name",
+        "gs_run",
+        "gs_workspace_bytes",
+    }
+    # The standard library's own weak symbols are the same in every pack.
+    assert all(name.startswith(("gs_", "_ZNSt", "_ZNKSt", "_ZSt")) for name in exported)
+
+
+def test_kernel_that_cannot_compile_fails_alone(compiled_packs: CompiledPacks) -> None:
+    outcome = compiled_packs.built[IMPOSSIBLE]
+    assert outcome.pack is None
+    assert outcome.failure is not None
+    assert outcome.failure.kind is FailureKind.COMPILE
+    assert "error" in outcome.failure.message
+    assert IMPOSSIBLE.name not in compiled_packs.pack(ALIGN_1).kernels
+
+
+def test_what_is_built_is_found_again(compiled_packs: CompiledPacks) -> None:
+    fresh = ArtifactStore(compiled_packs.store.root)
+    again = list(Builder(fresh, compiled_packs.toolchain).build(GOOD))
+    assert all(item.cached for item in again)
+    assert {item.kernel.name: item.pack for item in again} == {
+        each.name: compiled_packs.pack(each) for each in GOOD
+    }
