@@ -1,7 +1,9 @@
 /* The C ABI of a kernel pack. No CUTLASS type crosses it; client/gemmsmith/runtime/abi.py mirrors it.
  *
  * A pack is a shared object with `gs_kernel_count()` kernels, addressed by index. Nothing here
- * allocates device memory or synchronizes, so `gs_run` may be captured in a CUDA graph.
+ * allocates device memory or synchronizes, so `gs_run` may be captured in a CUDA graph (launch the
+ * kernel once before: the driver loads its code on first use). Every call checks its arguments and
+ * launches nothing it cannot run; only `gs_run` needs a device.
  * Status codes: 0 success; 1…999 cutlass::Status; 1000 + e a cudaError_t; negative: misuse.
  */
 #pragma once
@@ -27,7 +29,8 @@ typedef struct gs_arguments {
   int64_t lda, ldb, ldc, ldd;
   int64_t batch_stride_a, batch_stride_b, batch_stride_c, batch_stride_d;
   float alpha, beta;
-  const float *scale_a, *scale_b; /* FP8 per-tensor scales on the device; null means 1 */
+  const float *scale_a, *scale_b; /* FP8 per-tensor scales on the device; null means 1; other
+                                     kernels refuse them */
   /* launch */
   int32_t raster_order;      /* 0 heuristic, 1 along M, 2 along N (kernel's orientation) */
   int32_t swizzle;           /* largest swizzle group: 1, 2, 4, 8 */

@@ -144,11 +144,11 @@ struct Gemm3x {
     return g.splits == 1 && (g.decomposition == 0 || g.decomposition == 3);
   }
 
-  /* CUDA's limits on the second and third grid dimension. */
+  /* CUDA's limits on the second (rounded up to a cluster) and third grid dimension. */
   static bool fits_grid(gs_arguments const& g) {
     int32_t extent = Swapped ? g.m : g.n;
     int32_t tile = static_cast<int32_t>(cute::size<1>(TileShape{}));
-    return extent / tile < 65535 && g.batch <= 65535;
+    return extent / tile < 65528 && g.batch <= 65535;
   }
 
   static Arguments to_arguments(gs_arguments const& g) {
