@@ -1,0 +1,313 @@
+"""Each rule against the compiler: what it refuses indeed fails, what it passes indeed compiles.
+
+Instantiating a kernel's types is enough for most rules and takes under a second each, headers
+apart; so all violations share one translation unit, told apart by `#line` directives. Rules that a
+compiler alone cannot show (a cluster that no GPC holds, D's grid limits) are not here.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from cutlass_library.gemm_operation import (
+    EmitGemmUniversal3xInstance,
+    EmitGemmUniversalInstance,
+)
+
+from gemmsmith.kernel import (
+    Backend,
+    EpilogueSchedule,
+    Kernel,
+    MainloopSchedule,
+    TileScheduler,
+)
+from gemmsmith.problem import DType, Layout, Problem
+from tuner.compile.toolchain import Toolchain, find_toolchain
+from tuner.space import footprint, kernels, legality, operation
+from tuner.space.operation import kernel
+
+pytestmark = pytest.mark.compiles
+
+HEADERS = """
+#include "cutlass/cutlass.h"
+#include "cutlass/gemm/gemm.h"
+#include "cutlass/numeric_types.h"
+#include "cutlass/device_kernel.h"
+#include "cutlass/gemm/collective/collective_builder.hpp"
+#include "cutlass/epilogue/collective/collective_builder.hpp"
+#include "cutlass/epilogue/thread/linear_combination.h"
+#include "cutlass/gemm/kernel/gemm_universal.hpp"
+#include "cutlass/gemm/kernel/default_gemm_universal.h"
+#include "cutlass/gemm/kernel/tile_scheduler.hpp"
+"""
+PINGPONG = MainloopSchedule.PINGPONG
+COOPERATIVE = MainloopSchedule.COOPERATIVE
+PLAIN = MainloopSchedule.WARP_SPECIALIZED
+CPASYNC = MainloopSchedule.CPASYNC_WARP_SPECIALIZED
+MULTISTAGE = MainloopSchedule.MULTISTAGE
+GRID = TileScheduler.GRID
+PERSISTENT = TileScheduler.PERSISTENT
+STREAM_K = TileScheduler.STREAM_K
+
+
+def variant(
+    mainloop: MainloopSchedule = PINGPONG,
+    tile: tuple[int, int, int] = (64, 64, 64),
+    *,
+    scheduler: TileScheduler = PERSISTENT,
+    dtype: DType = DType.BF16,
+    layout: Layout = Layout.TN,
+    stages: int = 0,
+    alignment: int | None = None,
+    fast_accumulation: bool = False,
+) -> Kernel:
+    epilogue = {CPASYNC: EpilogueSchedule.NO_SMEM, MULTISTAGE: EpilogueSchedule.THREADBLOCK}
+    return kernel(
+        dtype=dtype,
+        layout=layout,
+        tile=tile,
+        stages=stages,
+        mainloop=mainloop,
+        epilogue=epilogue.get(mainloop, EpilogueSchedule.TMA),
+        scheduler=scheduler,
+        alignment=alignment or 128 // dtype.a.bits,
+        fast_accumulation=fast_accumulation,
+    )
+
+
+VIOLATIONS: list[tuple[str, Kernel]] = [
+    ("fast_accumulation_is_fp8", variant(fast_accumulation=True)),
+    ("scheduler_matches_mainloop", variant(PINGPONG, scheduler=STREAM_K)),
+    ("scheduler_matches_mainloop", variant(PLAIN, scheduler=STREAM_K)),
+    ("tile_m_is_whole_warpgroups", variant(PINGPONG, (96, 64, 64))),
+    ("tile_m_is_whole_warpgroups", variant(COOPERATIVE, (64, 64, 64))),
+    ("tile_n_fits_instruction", variant(PINGPONG, (64, 12, 64))),
+    ("tile_k_fits_swizzle", variant(PINGPONG, (64, 64, 24))),
+    ("pipeline_is_deep_enough", variant(PINGPONG, stages=1)),
+    (
+        "pipeline_is_deep_enough",
+        variant(MULTISTAGE, (64, 64, 32), stages=3, scheduler=GRID, alignment=1),
+    ),
+    ("shared_memory_suffices", variant(PINGPONG, (64, 256, 128), stages=4)),
+    ("k_major_b_fills_swizzle_atoms", variant(PINGPONG, (64, 24, 64))),
+    ("k_major_b_fills_swizzle_atoms", variant(PINGPONG, (64, 40, 128))),
+    ("k_major_b_fills_swizzle_atoms", variant(COOPERATIVE, (128, 8, 64))),
+    ("alignment_suits_mainloop", variant(PINGPONG, alignment=4)),
+    ("alignment_suits_mainloop", variant(CPASYNC, scheduler=GRID, alignment=1)),
+    (
+        "cpasync_threads_cover_tile",
+        variant(CPASYNC, (64, 48, 64), scheduler=GRID, layout=Layout.NT, alignment=2),
+    ),
+]
+"""A kernel that only the named rule refuses, and that the compiler must refuse as well."""
+
+
+@pytest.fixture(scope="module")
+def toolchain() -> Toolchain:
+    return find_toolchain()
+
+
+def run_nvcc(
+    toolchain: Toolchain, source: str, output: Path, *options: str
+) -> subprocess.CompletedProcess[str]:
+    path = output.with_suffix(".cu")
+    path.write_text(source)
+    return subprocess.run(
+        [
+            str(toolchain.nvcc),
+            "-std=c++17",
+            "--expt-relaxed-constexpr",
+            "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED",
+            "-w",
+            *options,
+            *toolchain.search,
+            "-o",
+            str(output),
+            str(path),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def emitted(subject: Kernel) -> str:
+    if subject.backend is Backend.CUTLASS2X:
+        return str(EmitGemmUniversalInstance().emit(operation(subject)))
+    return str(EmitGemmUniversal3xInstance().emit(operation(subject)))
+
+
+def types_of(subject: Kernel) -> str:
+    """Statements that make the compiler work out everything about a kernel but its code."""
+    if subject.backend is Backend.CUTLASS2X:
+        return f"static_assert(sizeof({subject.name}::SharedStorage) > 0);"
+    return (
+        f"static_assert({subject.name}::SharedStorageSize <= {footprint.SHARED_MEMORY_BYTES}); "
+        f"static_assert(sizeof(typename {subject.name}::Params) > 0);"
+    )
+
+
+def code_of(subject: Kernel) -> str:
+    """A function that makes the compiler generate a kernel's code."""
+    entry = "Kernel2" if subject.backend is Backend.CUTLASS2X else "device_kernel"
+    return (
+        f"void const* code_{subject.name}() "
+        f"{{ return (void const*)&cutlass::{entry}<{subject.name}>; }}\n"
+    )
+
+
+@pytest.fixture(scope="module")
+def complaints(toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the compiler says about all violations together."""
+    source = HEADERS
+    for place, (_, subject) in enumerate(VIOLATIONS):
+        # Each kernel on one line of a file of its own, so that errors name it.
+        text = " ".join(line.split("//")[0] for line in emitted(subject).splitlines())
+        body = f"{text} {types_of(subject)}"
+        if subject.mainloop in (COOPERATIVE, MULTISTAGE):
+            body += " " + code_of(subject)  # asserted inside the kernel's code
+        source += f'#line 1 "VIOLATION_{place}_"\n{body}\n'
+    done = run_nvcc(
+        toolchain, source, tmp_path_factory.mktemp("violations") / "all.ptx", "-arch=sm_90a", "-ptx"
+    )
+    assert done.returncode != 0
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("place", "rule", "subject"),
+    [(place, rule, subject) for place, (rule, subject) in enumerate(VIOLATIONS)],
+    ids=[f"{place}-{rule}" for place, (rule, _) in enumerate(VIOLATIONS)],
+)
+def test_violation_does_not_compile(
+    complaints: str, place: int, rule: str, subject: Kernel
+) -> None:
+    assert legality.RULES[rule](subject) is not None
+    assert f"VIOLATION_{place}_" in complaints or subject.name in complaints
+
+
+def sample() -> list[Kernel]:
+    """A cross-section of the curated kernels, and the edges that the rules leave standing."""
+    found: list[Kernel] = [
+        variant(PINGPONG, (64, 8, 64)),
+        variant(PINGPONG, (64, 24, 64), layout=Layout.TT),
+        variant(PINGPONG, (64, 24, 128), dtype=DType.FP8_E5M2),
+        variant(PLAIN, (64, 64, 64), scheduler=GRID, stages=3),
+        variant(CPASYNC, (128, 64, 64), scheduler=GRID, alignment=2),
+        variant(MULTISTAGE, (128, 64, 32), stages=2, scheduler=GRID, alignment=1),
+        variant(
+            MULTISTAGE, (64, 64, 64), stages=2, scheduler=GRID, alignment=1, dtype=DType.FP8_E5M2
+        ),
+    ]
+    for dtype, layout, offset in (
+        (DType.BF16, Layout.TN, 0),
+        (DType.FP16, Layout.NT, 5),
+        (DType.FP8_E4M3, Layout.TN, 10),
+    ):
+        found += kernels(Problem(m=4096, n=4096, k=4096, dtype=dtype, layout=layout))[offset::30]
+    assert all(legality.refusal(each) is None for each in found)
+    return found
+
+
+def test_legal_kernels_compile_to_the_footprint_we_say(
+    toolchain: Toolchain, tmp_path: Path
+) -> None:
+    subjects = sample()
+    modern = [each for each in subjects if each.backend is Backend.CUTLASS3X]
+    facts = ", ".join(
+        f"int({each.name}::SharedStorageSize), "
+        f"int({each.name}::CollectiveMainloop::DispatchPolicy::Stages)"
+        for each in modern
+    )
+    source = HEADERS + "".join(emitted(each) + types_of(each) + "\n" for each in subjects)
+    source += f'extern "C" __device__ int facts[] = {{{facts}}};\n'
+    output = tmp_path / "sample.ptx"
+    done = run_nvcc(toolchain, source, output, "-arch=sm_90a", "-ptx")
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    told = numbers(output.read_text(), 2 * len(modern))
+    for subject, shared, stages in zip(modern, told[::2], told[1::2], strict=True):
+        assert footprint.stages(subject) == stages, subject.name
+        assert 0 <= footprint.shared_bytes(subject) - shared <= 384, subject.name
+
+
+def numbers(ptx: str, count: int) -> Sequence[int]:
+    """The 32-bit integers of the array `facts`, which PTX spells in bytes."""
+    found = re.search(r"facts\[\d+\] = \{([^}]*)\}", ptx)
+    assert found is not None
+    data = bytes(int(each) for each in found[1].split(",")).ljust(4 * count, b"\0")
+    return [int.from_bytes(data[at : at + 4], "little") for at in range(0, len(data), 4)]
+
+
+CAN_IMPLEMENT = """
+#include <cstdio>
+template <class K> void mainloop(int m, int n, int k) {
+  cute::Shape<int, int, int, int> shape{m, n, k, 1};
+  typename K::CollectiveMainloop::Arguments arguments{};
+  std::printf("%d\\n", int(K::CollectiveMainloop::can_implement(shape, arguments)));
+}
+template <class K> void epilogue(int m, int n, int k) {
+  cute::Shape<int, int, int, int> shape{m, n, k, 1};
+  typename K::CollectiveEpilogue::Arguments arguments{};
+  std::printf("%d\\n", int(K::CollectiveEpilogue::can_implement(shape, arguments)));
+}
+"""
+
+
+def test_can_implement_refuses_what_the_problem_rules_refuse(
+    toolchain: Toolchain, tmp_path: Path
+) -> None:
+    """On the host, without a GPU: alignment of every operand, and FP8's promotion interval."""
+    tma = variant()
+    wide = variant(PINGPONG, (64, 64, 64), layout=Layout.NT)
+    cpasync = variant(CPASYNC, (64, 64, 64), scheduler=GRID, alignment=2)
+    precise = variant(PINGPONG, (64, 64, 256), dtype=DType.FP8_E4M3)
+    shallow = variant(PINGPONG, (64, 64, 128), dtype=DType.FP8_E4M3)
+    asked: list[tuple[str, Kernel, tuple[int, int, int], bool]] = [
+        ("mainloop", tma, (7, 8, 64), True),
+        ("mainloop", tma, (64, 64, 60), False),
+        ("epilogue", tma, (64, 60, 64), False),
+        ("epilogue", tma, (7, 64, 64), True),
+        ("mainloop", wide, (64, 64, 7), True),
+        ("mainloop", wide, (60, 64, 64), False),
+        ("mainloop", wide, (64, 60, 64), False),
+        ("mainloop", cpasync, (64, 64, 62), True),
+        ("mainloop", cpasync, (64, 64, 63), False),
+        ("mainloop", precise, (64, 64, 256), False),
+        ("mainloop", shallow, (64, 64, 256), True),
+    ]
+    source = HEADERS + CAN_IMPLEMENT
+    source += "".join(emitted(each) for each in (tma, wide, cpasync, precise, shallow))
+    calls = "".join(f"  {part}<{each.name}>{mnk};\n" for part, each, mnk, _ in asked)
+    source += f"int main() {{\n{calls}}}\n"
+    program = tmp_path / "can_implement"
+    # -G0 and no device code to speak of: the kernels themselves are never instantiated.
+    done = run_nvcc(toolchain, source, program, "-arch=sm_90a", "-cudart=static")
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    said = subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout.split()
+    assert said == [str(int(answer)) for *_, answer in asked]
+    for part, subject, (m, n, k), answer in asked:
+        problem = Problem(m=m, n=n, k=k, dtype=subject.dtype, layout=subject.layout)
+        if subject is precise:
+            assert legality.promotion_interval_divides(subject) is not None
+        elif part == "mainloop" and problem.n % subject.alignment_d == 0:
+            assert (legality.rows_are_aligned(subject, problem) is None) is answer
+        elif not answer:
+            assert legality.rows_are_aligned(subject, problem) is not None
+
+
+def test_too_many_accumulators_spill(toolchain: Toolchain, tmp_path: Path) -> None:
+    """The register rule is ptxas's: 256 accumulators a thread spill kilobytes."""
+    subject = variant(PINGPONG, (128, 256, 64))
+    assert legality.registers_suffice(subject) is not None
+    source = HEADERS + emitted(subject) + code_of(subject)
+    done = run_nvcc(
+        toolchain, source, tmp_path / "spill.cubin", "-arch=sm_90a", "-cubin", "-Xptxas=-v"
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    spilled = re.search(r"(\d+) bytes spill stores", done.stdout + done.stderr)
+    assert spilled is not None
+    assert int(spilled[1]) > 1000
