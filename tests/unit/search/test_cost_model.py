@@ -1,0 +1,128 @@
+"""The analytic model orders candidates as measurements did, and sanely where there are none."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from gemmsmith.device import DeviceModel
+from gemmsmith.kernel import MainloopSchedule, TileScheduler
+from gemmsmith.launch import Candidate, Decomposition
+from gemmsmith.problem import DType, Problem
+from tuner.search.cost_model import AnalyticModel
+from tuner.search.ranking import Ranker
+from tuner.space import candidates
+
+H200 = DeviceModel(
+    name="NVIDIA H200", arch="sm90", sm_count=132, memory_bytes=150 * 10**9, l2_bytes=50 << 20
+)
+MODEL: Ranker = AnalyticModel()
+
+PINGPONG = MainloopSchedule.PINGPONG
+COOPERATIVE = MainloopSchedule.COOPERATIVE
+
+WINNERS = [
+    # M, N, K, the winning tile, cluster, schedule and orientation, its µs: BF16 tn on one H200,
+    # CUDA-graph replays over rotating operands, 2026-11-20.
+    (16, 4096, 4096, (64, 16, 128), (1, 1), PINGPONG, True, 11.9),
+    (16, 28672, 4096, (64, 16, 128), (2, 1), PINGPONG, True, 57.1),
+    (64, 4096, 14336, (64, 32, 128), (1, 1), PINGPONG, True, 31.5),
+    (256, 4096, 4096, (64, 128, 64), (1, 1), PINGPONG, False, 15.7),
+    (256, 28672, 4096, (128, 224, 64), (2, 1), COOPERATIVE, False, 93.6),
+    (256, 4096, 14336, (64, 128, 64), (1, 1), PINGPONG, False, 46.8),
+    (4096, 6144, 4096, (128, 192, 64), (2, 1), PINGPONG, False, 310),
+    (4096, 28672, 4096, (128, 192, 64), (2, 1), PINGPONG, False, 1421),
+    (8192, 6144, 4096, (128, 176, 64), (2, 1), PINGPONG, False, 605),
+    (8192, 8192, 8192, (128, 256, 64), (2, 1), COOPERATIVE, False, 1646),
+    (4096, 4096, 4096, (128, 256, 64), (2, 1), COOPERATIVE, False, 195),
+    (1024, 4096, 14336, (128, 256, 64), (2, 1), COOPERATIVE, True, 165),
+    (4096, 576, 7168, (128, 144, 64), (1, 2), PINGPONG, False, 51.1),
+    (512, 512, 8192, (64, 64, 64), (1, 1), PINGPONG, False, 16.4),
+]
+
+
+def _predicted(problem: Problem) -> list[tuple[float, Candidate]]:
+    found = candidates(problem, H200)
+    times = MODEL.predict(problem, found, H200)
+    assert len(times) == len(found)
+    return sorted(zip(times, found, strict=True), key=lambda pair: (pair[0], pair[1].key))
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "tile", "cluster", "mainloop", "swapped", "measured"), WINNERS
+)
+def test_measured_winners_rank_high_and_their_times_are_close(
+    m: int,
+    n: int,
+    k: int,
+    tile: tuple[int, int, int],
+    cluster: tuple[int, int],
+    mainloop: MainloopSchedule,
+    swapped: bool,
+    measured: float,
+) -> None:
+    ordered = _predicted(Problem(m=m, n=n, k=k))
+    place, predicted = next(
+        (place, predicted)
+        for place, (predicted, candidate) in enumerate(ordered)
+        if (candidate.kernel.tile, candidate.kernel.cluster) == (tile, cluster)
+        and candidate.kernel.mainloop is mainloop
+        and candidate.kernel.swapped is swapped
+        and candidate.kernel.scheduler is TileScheduler.PERSISTENT
+    )
+    assert place <= 0.2 * len(ordered)
+    assert measured / 1.3 < predicted < measured * 1.3
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(128, 128, 16384), (256, 256, 32768)])
+def test_few_tiles_and_deep_k_are_split(m: int, n: int, k: int) -> None:
+    """Both were won by the stream-K scheduler, twofold."""
+    _, best = _predicted(Problem(m=m, n=n, k=k))[0]
+    assert best.kernel.scheduler is TileScheduler.STREAM_K
+    assert best.launch.decomposition in (Decomposition.SPLIT_K, Decomposition.STREAM_K)
+
+
+def test_fp8_is_faster_than_bf16_and_fast_accumulation_than_precise() -> None:
+    bf16 = _predicted(Problem(m=8192, n=8192, k=8192))[0][0]
+    fp8 = _predicted(Problem(m=8192, n=8192, k=8192, dtype=DType.FP8_E4M3))
+    fast = min(each for each, candidate in fp8 if candidate.kernel.fast_accumulation)
+    precise = min(each for each, candidate in fp8 if not candidate.kernel.fast_accumulation)
+    assert 1.5 < bf16 / fast < 2.3
+    assert fast < precise
+
+
+@pytest.mark.parametrize("axis", ["m", "n", "k", "batch"])
+def test_more_work_never_takes_less_time(axis: str) -> None:
+    small = Problem(m=1024, n=2048, k=2048)
+    large = replace(small, **{axis: getattr(small, axis) * 4})
+    for candidate in candidates(small, H200):
+        if candidate.kernel.scheduler is TileScheduler.STREAM_K:
+            continue
+        before, after = (MODEL.predict(each, [candidate], H200)[0] for each in (small, large))
+        assert 0 < before < after
+
+
+def test_a_bigger_gpu_is_not_slower() -> None:
+    problem = Problem(m=4096, n=4096, k=4096)
+    smaller = replace(H200, sm_count=78)
+    best = [
+        min(MODEL.predict(problem, candidates(problem, device), device))
+        for device in (H200, smaller)
+    ]
+    assert best[0] < best[1]
+
+
+def test_two_thousand_predictions_take_a_tenth_of_a_second() -> None:
+    problem = Problem(m=8192, n=28672, k=8192)
+    found = (candidates(problem, H200) * 4)[:2000]
+    assert len(found) == 2000
+    fastest = min(_timed(problem, found) for _ in range(5))
+    assert fastest < 0.1
+
+
+def _timed(problem: Problem, found: list[Candidate]) -> float:
+    before = time.process_time()
+    MODEL.predict(problem, found, H200)
+    return time.process_time() - before
