@@ -224,10 +224,13 @@ def test_operands_that_do_not_suit_are_refused(torch: Any, packs: Packs) -> None
     torch.cuda.synchronize()
 
 
-def test_kernels_report_what_they_occupy(packs: Packs, torch: Any) -> None:
-    torch.zeros(1, device="cuda")
-    for kernel in selection.everything():
-        _, pack = packs.config(kernel)
+@pytest.mark.parametrize(("dtype", "layout"), FAMILIES)
+def test_kernels_report_what_they_occupy(
+    torch: Any, packs: Packs, dtype: DType, layout: Layout
+) -> None:
+    for kernel in _kernels(dtype, layout):
+        config, pack = packs.config(kernel)
+        runtime.run(config, *_operands(torch, kernel), pack_path=pack)  # known once it has run
         occupancy = runtime.LoadedPack.open(pack).kernel(kernel.name).describe()
         assert 0 < occupancy.threads <= 1024
         assert 0 < occupancy.shared_bytes <= 232_448
