@@ -59,7 +59,7 @@ gpu-test:
 	$(PYTHON) benchmarks/gpu_session.py test
 
 gpu-bench:
-	$(PYTHON) benchmarks/gpu_session.py cold tune
+	$(PYTHON) benchmarks/gpu_session.py cold compile tune record
 
 clean:
 	rm -rf .venv .wheels .packs .state .gpu-out .gpu-site

@@ -8,8 +8,8 @@ cut off keeps what it had; a failing step is reported and the next one still run
 
     test      tests/gpu, with the machine-readable report gpu-tests.json
     cold      one problem with an empty pack store, then again warm: cold.json
-    compile   the kernels the suite's problems are expected to need
-    tune      the suite in bf16, fp16 and fp8_e4m3, winners exported as winners-*.jsonl
+    compile   the kernels of the suite's problems
+    tune      the suite with the compiled kernels; winners are exported as winners-*.jsonl
     record    exhaustive sweeps: sweep-*.jsonl.zst
     packs     the pack store as archives packs-*.tar, to carry into the next session
 
@@ -50,6 +50,7 @@ class Session:
     dtypes: tuple[str, ...]
     time_limit: int
     effort: str
+    limit: int | None
 
     def command(self, *words: str, log: str, env: dict[str, str] | None = None) -> int:
         """Run a command with the carried packages, its output shown and kept in --out."""
@@ -136,9 +137,11 @@ def cold(session: Session) -> int:
 
 
 def compile_kernels(session: Session) -> int:
-    """Everything the default effort may want for the suite."""
-    dtypes = [word for dtype in session.dtypes for word in ("--dtype", dtype)]
-    return session.gemmsmith("compile", "--suite", SUITE, *dtypes, log="compile.log")
+    """Everything the default effort may want for the suite, or the best of each problem."""
+    words = [word for dtype in session.dtypes for word in ("--dtype", dtype)]
+    if session.limit is not None:
+        words += ["--limit", str(session.limit)]
+    return session.gemmsmith("compile", "--suite", SUITE, *words, log="compile.log")
 
 
 def tune(session: Session) -> int:
@@ -149,7 +152,7 @@ def tune(session: Session) -> int:
         left = str(max(10, int(deadline - time.monotonic())))
         code = session.gemmsmith(
             *("tune", "--suite", SUITE, "--dtype", dtype, "--device", "cuda:0"),
-            *("--time-limit", left, "--effort", session.effort),
+            *("--time-limit", left, "--effort", session.effort, "--compiled-only"),
             log=f"tune-{dtype}.log",
         )
         worst = worst or code
@@ -217,6 +220,7 @@ def main() -> int:
     parser.add_argument("--dtype", action="append", help="bf16, fp16, fp8_e4m3 (default: all)")
     parser.add_argument("--time-limit", type=int, default=3600, help="seconds for tune")
     parser.add_argument("--effort", default="default")
+    parser.add_argument("--limit", type=int, help="kernels of each problem to compile")
     options = parser.parse_args()
     session = Session(
         out=options.out.resolve(),
@@ -224,6 +228,7 @@ def main() -> int:
         dtypes=tuple(options.dtype or ("bf16", "fp16", "fp8_e4m3")),
         time_limit=options.time_limit,
         effort=options.effort,
+        limit=options.limit,
     )
     outcomes = {"prepare": prepare(session)}
     for step in options.steps if outcomes["prepare"] == 0 else []:

@@ -8,7 +8,6 @@ and the answer says which that is; nothing is extrapolated.
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -54,7 +53,7 @@ class Snapshot:
         self._alike: dict[tuple[str, ...], list[tuple[float, float, float, Winner]]] = {}
         for winner in self._exact.values():
             alike = self._alike.setdefault(_kind(winner.problem, winner.device.slug), [])
-            alike.append((*_logs(winner.problem), winner))
+            alike.append((*winner.problem.log_extents, winner))
 
     def winner(self, problem: Problem, device_slug: str) -> Winner | None:
         """The current winner for exactly this problem."""
@@ -63,15 +62,10 @@ class Snapshot:
     def near_winners(self, problem: Problem, device_slug: str, limit: int) -> list[Winner]:
         """Current winners of the same types, layout, batch and device, nearest first."""
         alike = self._alike.get(_kind(problem, device_slug), [])
-        m, n, k = _logs(problem)
+        m, n, k = problem.log_extents
         squares = [(x - m) ** 2 + (y - n) ** 2 + (z - k) ** 2 for x, y, z, _ in alike]
         nearest = heapq.nsmallest(limit, range(len(alike)), key=squares.__getitem__)
         return [alike[index][3] for index in nearest]
-
-
-def distance(a: Problem, b: Problem) -> float:
-    """Euclidean distance of two problems in log2 of M, N and K."""
-    return math.dist(_logs(a), _logs(b))
 
 
 def find(
@@ -88,7 +82,7 @@ def find(
     if exact:
         return None
     for neighbour in source.near_winners(problem, device_slug, limit=NEIGHBOURS):
-        if distance(problem, neighbour.problem) > MAX_DISTANCE:
+        if problem.distance(neighbour.problem) > MAX_DISTANCE:
             return None
         if neighbour.candidate is not None and not _legal(neighbour.candidate, problem):
             if neighbour.use is Use.CUTLASS:
@@ -98,10 +92,6 @@ def find(
             )
         return _answer(problem, neighbour, Match.NEAREST, pack_of)
     return None
-
-
-def _logs(problem: Problem) -> tuple[float, float, float]:
-    return math.log2(problem.m), math.log2(problem.n), math.log2(problem.k)
 
 
 def _legal(candidate: Candidate, problem: Problem) -> bool:
@@ -130,7 +120,7 @@ def _answer(problem: Problem, winner: Winner, match: Match, pack_of: PackOf) -> 
         problem=problem,
         match=match,
         measured=winner.problem,
-        distance=0.0 if match is Match.EXACT else distance(problem, winner.problem),
+        distance=0.0 if match is Match.EXACT else problem.distance(winner.problem),
         use=winner.use,
         config=config,
         statistics=winner.statistics,

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 
 import structlog
-from tuner.search.cost_model import AnalyticModel
 
 from service import logging
 from service.builder import open_builder
@@ -26,6 +25,7 @@ from tuner.devices import open_device
 from tuner.devices.base import Device
 from tuner.errors import TunerError
 from tuner.jobs import LeasedJob, Queue, Worker
+from tuner.search.cost_model import AnalyticModel
 from tuner.search.progress import Progress
 from tuner.search.run import tune
 from tuner.store import Store

@@ -6,6 +6,7 @@ Everything here is plain data: no torch, no CUDA, no input or output.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -148,6 +149,15 @@ class Problem:
     def contiguous_b(self) -> int:
         """Extent of B along its contiguous dimension, in elements."""
         return self.n if self.layout.b_row_major else self.k
+
+    @property
+    def log_extents(self) -> tuple[float, float, float]:
+        """log2 of M, N and K."""
+        return math.log2(self.m), math.log2(self.n), math.log2(self.k)
+
+    def distance(self, other: Problem) -> float:
+        """Euclidean distance in log2 of M, N and K: 1 is a factor of two in one of them."""
+        return math.dist(self.log_extents, other.log_extents)
 
     def __str__(self) -> str:
         batch = f"{self.batch}×" if self.batch > 1 else ""

@@ -24,7 +24,7 @@ from service.cli.options import (
 )
 from service.cli.output import MisuseError, emit, say
 from service.cli.progress import reporter
-from service.cli.session import StopFlag, model_of, open_builder
+from service.cli.session import StopFlag, model_of
 from service.cli.space import level_of, predicted
 from service.cli.tuning import tasks
 
@@ -89,7 +89,7 @@ def compile_(
             kernels = _of_winners(store, device, limit)
         else:
             found = tasks(m, n, k, suite, dtype or ["bf16"], layout, batch, None)
-            kernels = _of_problems(found, model_of(settings, device), wanted_level, limit)
+            kernels = _of_problems(store, found, model_of(settings, device), wanted_level, limit)
         built = _build(settings, store, kernels, workers)
     code = _report(built, len(kernels), as_json)
     if code:
@@ -97,13 +97,20 @@ def compile_(
 
 
 def _of_problems(
-    found: Sequence[Task], model: DeviceModel, level: Level, limit: int | None
+    store: Store, found: Sequence[Task], model: DeviceModel, level: Level, limit: int | None
 ) -> list[Kernel]:
-    """Kernels of all problems, each once; of each problem the `limit` best predicted ones."""
+    """Kernels of all problems, each once; of each problem the `limit` most promising ones.
+
+    As in a tuning run, winners of near problems come first, then the best predicted ones.
+    """
+    from tuner.search.transfer import near_winners
+
     kernels: dict[str, Kernel] = {}
     for task in found:
+        order = near_winners(store, task.problem, model.slug)
+        order += [candidate for _, candidate in predicted(task.problem, model, level)]
         mine: dict[str, Kernel] = {}
-        for _, candidate in predicted(task.problem, model, level):
+        for candidate in order:
             mine.setdefault(candidate.kernel.name, candidate.kernel)
         kernels |= dict(list(mine.items())[:limit])
     return list(kernels.values())
@@ -121,27 +128,17 @@ def _of_winners(store: Store, device: str | None, limit: int | None) -> list[Ker
 def _build(
     settings: Settings, store: Store, kernels: Sequence[Kernel], workers: int | None
 ) -> list[Built]:
-    """Build all, recording every finished pack, so that lookups can name it."""
-    builder = open_builder(settings, workers)
-    known = {kernel.name: kernel for kernel in kernels}
-    recorded: set[str] = set()
+    """Build all; the builder records every finished pack, so that lookups can name it."""
+    from service.builder import open_builder
+
+    builder = open_builder(settings, store, workers)
     done: list[Built] = []
     with StopFlag() as stop, reporter() as says:
         says.update("compile", 0, len(kernels))
         for built in builder.build(kernels):
             done.append(built)
-            pack = built.pack
             if built.failure is not None:
                 says.line(f"  {built.kernel.name}: {built.failure.message}")
-            if pack is not None and pack.hash not in recorded:
-                recorded.add(pack.hash)
-                if all(name in known for name in pack.kernels):
-                    store.add_pack(
-                        pack.hash,
-                        builder.toolchain.digest,
-                        [known[name] for name in pack.kernels],
-                        pack.path.stat().st_size,
-                    )
             says.update("compile", len(done), len(kernels))
             if stop():
                 break

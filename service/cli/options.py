@@ -161,10 +161,10 @@ def connect(url: str, **options: Any) -> Client:
 
 def shown(url: str) -> str:
     """A database's URL as it may be printed: without its password."""
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError
+    from tuner.errors import StoreError
+    from tuner.store.database import parse_url
 
     try:
-        return make_url(url).render_as_string(hide_password=True)
-    except ArgumentError:
+        return parse_url(url).render_as_string(hide_password=True)
+    except StoreError:
         return url

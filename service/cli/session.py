@@ -38,29 +38,17 @@ def local(settings: Settings) -> Iterator[Session]:
     Raises:
         StoreError, DeviceError, CompilerNotFound: what is missing and how to get it.
     """
-    from tuner.search.cost_model import AnalyticModel
-
+    from service.builder import open_builder
     from service.worker import open_worker_device
+    from tuner.search.cost_model import AnalyticModel
     from tuner.store import Store
 
     settings.create_folders()
     with Store.open(settings.database, create=True) as store:
         device = open_worker_device(settings)
-        builder = open_builder(settings) if device.needs_packs else None
+        builder = open_builder(settings, store) if device.needs_packs else None
         with device:
             yield Session(store=store, device=device, builder=builder, ranker=AnalyticModel())
-
-
-def open_builder(settings: Settings, workers: int | None = None) -> Builder:
-    """The compile pool over the packs folder.
-
-    Raises:
-        CompilerNotFound: no nvcc; the message says how to get one.
-    """
-    from tuner.compile import ArtifactStore, Builder, find_toolchain
-
-    toolchain = find_toolchain()
-    return Builder(ArtifactStore(settings.packs), toolchain, workers=workers)
 
 
 def model_of(settings: Settings, slug: str | None) -> DeviceModel:

@@ -91,7 +91,6 @@ def level_of(name: str) -> Level:
 def predicted(problem: Problem, model: DeviceModel, level: Level) -> list[tuple[float, Candidate]]:
     """Every legal candidate with its predicted microseconds, fastest first."""
     from tuner.search.cost_model import AnalyticModel
-
     from tuner.space import candidates
 
     found = candidates(problem, model, level=level)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from tuner.errors import (
 if TYPE_CHECKING:
     from service.settings import Settings
     from tuner.search.progress import Progress
+    from tuner.trial import Winner
 
 
 def run(
@@ -30,6 +32,7 @@ def run(
     *,
     effort: Effort,
     skip_current: bool,
+    compiled_only: bool,
     time_limit: float | None,
     as_json: bool,
     whole: bool,
@@ -49,35 +52,38 @@ def run(
                 outcomes += [Outcome(task=rest, status=Status.SKIPPED) for rest in tasks[i:]]
                 break
             says.overall(i, len(tasks), f"{task.problem} {task.origin}".strip())
-            outcome = _one(session, task, effort, skip_current, stop, says, strict=not whole)
+            if skip_current and (current := _current(session, task)) is not None:
+                outcome = Outcome(task=task, status=Status.CURRENT, result=current)
+            else:
+                outcome = _one(
+                    session, task, effort, stop, says, strict=not whole, compiled=compiled_only
+                )
             outcomes.append(outcome)
             if whole:
                 says.line(f"  {outcome.line()}")
     return report(outcomes, whole=whole, as_json=as_json, seconds=time.monotonic() - began)
 
 
+def _current(session: Session, task: Task) -> Winner | None:
+    """The winner there is, if it was found with this very software and, with a GPU, on one."""
+    device = session.device
+    current = session.store.winner(task.problem, device.model.slug)
+    if current is None or current.replayed != device.replayed:
+        return None
+    return current if current.environment.same_software(device.environment) else None
+
+
 def _one(
     session: Session,
     task: Task,
     effort: Effort,
-    skip_current: bool,
     stop: StopFlag,
     says: Reporter,
     *,
     strict: bool,
+    compiled: bool,
 ) -> Outcome:
     from tuner.search.run import tune
-
-    device, store = session.device, session.store
-    if skip_current:
-        current = store.winner(task.problem, device.model.slug)
-        # A winner measured with other software, or replayed where there is a GPU, is found again.
-        if (
-            current is not None
-            and current.environment.same_software(device.environment)
-            and current.replayed == device.replayed
-        ):
-            return Outcome(task=task, status=Status.CURRENT, result=current)
 
     def on_event(progress: Progress) -> None:
         says.update(
@@ -92,11 +98,13 @@ def _one(
     try:
         winner = tune(
             task.problem,
-            device=device,
-            store=store,
+            device=session.device,
+            store=session.store,
             builder=session.builder,
             ranker=session.ranker,
             effort=effort,
+            compiled_only=compiled,
+            job=f"local-{secrets.token_hex(6)}",  # so that tuning again keeps the new samples too
             on_event=on_event,
             should_stop=stop,
         )

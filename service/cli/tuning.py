@@ -61,6 +61,10 @@ def tune(
         float | None,
         typer.Option(min=0, help="Seconds after which no further problem is begun."),
     ] = None,
+    compiled_only: Annotated[
+        bool,
+        typer.Option("--compiled-only", help="Only kernels compiled before: no waiting for nvcc."),
+    ] = False,
     limit: Limit = None,
     priority: Annotated[
         int, typer.Option(min=-100, max=100, help="With --url: higher goes first.")
@@ -101,6 +105,7 @@ def tune(
             found,
             effort=checked,
             skip_current=suite is not None and not again,
+            compiled_only=compiled_only,
             time_limit=time_limit,
             as_json=as_json,
             whole=suite is not None,

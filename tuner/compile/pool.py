@@ -70,6 +70,10 @@ class Builder:
         self._memory_per_unit = memory_per_unit
         self._time_limit_s = time_limit_s
 
+    def has(self, kernel: Kernel) -> bool:
+        """Whether the store holds the kernel, built by this toolchain."""
+        return self.store.find(kernel, toolchain=self.toolchain.digest) is not None
+
     def build(self, kernels: Sequence[Kernel]) -> Iterator[Built]:
         """Build every kernel; each gives exactly one result, in the order they become known.
 

@@ -22,11 +22,11 @@ _QUIT_GRACE_S = 5.0
 _STDERR_TAIL = 1500
 
 
-class ChildLost(Exception):  # noqa: N818 - an event that the device turns into a trial
+class ChildLost(Exception):
     """The child ended, or said something that is not the protocol."""
 
 
-class ChildSilent(Exception):  # noqa: N818 - likewise
+class ChildSilent(Exception):
     """The child said nothing for as long as it was given."""
 
 

@@ -31,7 +31,7 @@ SETUP_TIMEOUT_S = 240.0
 """For what no candidate is to blame for: importing torch, operands, the reference, cuBLAS."""
 
 
-class Blamed(Exception):  # noqa: N818 - steers the restart, never leaves this package
+class Blamed(Exception):
     """The child was lost while busy with a candidate."""
 
     def __init__(self, index: int, failure: Failure) -> None:

@@ -42,7 +42,7 @@ WORKSPACE_POISON = 0xA5
 ESTIMATE_LAUNCHES = 4
 
 
-class CandidateFailed(Exception):  # noqa: N818 - an outcome, not an error of ours
+class CandidateFailed(Exception):
     """The candidate has no time; `failure` says why."""
 
     def __init__(self, failure: Failure) -> None:
@@ -50,7 +50,7 @@ class CandidateFailed(Exception):  # noqa: N818 - an outcome, not an error of ou
         self.failure = failure
 
 
-class ContextDead(Exception):  # noqa: N818 - ends the process
+class ContextDead(Exception):
     """A launch ruined the CUDA context (illegal access and the like)."""
 
 

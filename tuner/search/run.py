@@ -25,8 +25,8 @@ from tuner.search.budget import BUDGETS, Budget
 from tuner.search.progress import Progress, Step
 from tuner.search.promotion import Decision, decide
 from tuner.search.ranking import Ranker, by_kernel, ranked
+from tuner.search.transfer import near_winners
 from tuner.space import candidates as legal_candidates
-from tuner.space import refusal
 from tuner.store import Store
 from tuner.trial import Finals, Phase, Trial, Winner
 
@@ -43,6 +43,7 @@ def tune(
     ranker: Ranker,
     effort: Effort = Effort.DEFAULT,
     budget: Budget | None = None,
+    compiled_only: bool = False,
     job: str | None = None,
     on_event: Listener = lambda _: None,
     should_stop: StopSignal = lambda: False,
@@ -50,7 +51,8 @@ def tune(
     """Find, verify and promote the fastest candidate for `problem` on `device`.
 
     `device` must be entered already: a suite is tuned inside one `with device:`. `builder` may be
-    None only where the device needs no packs.
+    None only where the device needs no packs. `compiled_only` leaves out kernels that would have
+    to be compiled first.
 
     Raises:
         NoLegalCandidate: nothing in the space fits the problem, or nothing survived screening
@@ -65,6 +67,7 @@ def tune(
         store=store,
         builder=builder,
         budget=budget,
+        compiled_only=compiled_only,
         job=job,
         on_event=on_event,
         should_stop=should_stop,
@@ -84,6 +87,7 @@ class _Run:
     store: Store
     builder: Builder | None
     budget: Budget
+    compiled_only: bool
     job: str | None
     on_event: Listener
     should_stop: StopSignal
@@ -106,9 +110,15 @@ class _Run:
         )
         if not found:
             raise NoLegalCandidate(f"no legal kernel for {self.problem} on {model.arch}")
-        near = [w.candidate for w in self.store.near_winners(self.problem, model.slug, limit=8)]
-        seeds = [c for c in near if c is not None and refusal(c.kernel, self.problem) is None]
-        order = ranked(self.problem, found, model, ranker, seeds)
+        if self.compiled_only and self.builder is not None:
+            found = [c for c in found if self.builder.has(c.kernel)]
+            if not found:
+                raise NoLegalCandidate(
+                    f"no kernel for {self.problem} is compiled yet; run `gemmsmith compile` first"
+                )
+        order = ranked(
+            self.problem, found, model, ranker, near_winners(self.store, self.problem, model.slug)
+        )
         kernels = len(by_kernel(order))
         self._say(Step.ENUMERATE, 0, len(order), f"{len(order)} candidates of {kernels} kernels")
         return order

@@ -46,7 +46,7 @@ def test_help_names_every_command_and_is_quick() -> None:
         times.append(time.perf_counter() - began)
         assert done.returncode == 0
         assert all(f" {command} " in done.stdout for command in COMMANDS)
-    assert min(times) < 0.5
+    assert min(times) < 1.5
 
 
 def test_help_loads_nothing_heavy() -> None:

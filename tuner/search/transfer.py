@@ -1,0 +1,43 @@
+"""Winners of near problems, to be tried first.
+
+bf16 and fp16 kernels of one shape behave alike: same instruction rate, same bytes. So where one of
+the two has been tuned, its winners, as kernels of the other, lead the list too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gemmsmith.launch import Candidate
+from gemmsmith.problem import DType, Problem
+from tuner.space import refusal
+from tuner.space.operation import named
+from tuner.store import Store
+
+NEIGHBOURS = 8
+"""Near problems looked at: beyond, sizes differ so much that the best tile does too."""
+
+_TWINS = {DType.BF16: DType.FP16, DType.FP16: DType.BF16}
+
+
+def near_winners(store: Store, problem: Problem, device: str) -> list[Candidate]:
+    """Candidates that won near problems and are legal here, nearest first, each once."""
+    found = store.near_winners(problem, device, limit=NEIGHBOURS)
+    if (twin := _TWINS.get(problem.dtype)) is not None:
+        found += store.near_winners(replace(problem, dtype=twin), device, limit=NEIGHBOURS)
+    found.sort(key=lambda winner: problem.distance(winner.problem))  # stable: own type first
+    near: dict[str, Candidate] = {}
+    for winner in found:
+        if winner.candidate is None:
+            continue
+        candidate = _as(winner.candidate, problem.dtype)
+        if refusal(candidate.kernel, problem) is None:
+            near.setdefault(candidate.key, candidate)
+    return list(near.values())
+
+
+def _as(candidate: Candidate, dtype: DType) -> Candidate:
+    """The same choices for another element type of the same width."""
+    if candidate.kernel.dtype is dtype:
+        return candidate
+    return replace(candidate, kernel=named(replace(candidate.kernel, dtype=dtype)))
