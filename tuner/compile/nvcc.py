@@ -1,7 +1,8 @@
 """One nvcc run over one unit, and what its complaints mean.
 
 nvcc runs in a process group of its own with a temporary directory of its own; `stop` kills the
-whole group, so that neither a time-out nor a cancelled build leaves compilers behind.
+whole group, so that neither a time-out nor a cancelled build leaves compilers behind. Nor does a
+`kill -9` on this process: a watcher in the group notices that the other end of its pipe is gone.
 """
 
 from __future__ import annotations
@@ -35,6 +36,12 @@ _ENVIRONMENT = re.compile(
     r"|cannot find -lcudart|cicc: not found|ptxas: not found",
 )
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded|File too large")
+_GUARDED = (
+    'exec 3<&0; (cat <&3 >/dev/null; rm -rf -- "$1"; kill -KILL 0) & shift; "$@" </dev/null 3<&-'
+)
+"""Shell script: run a command; when standard input ends, remove the directory named first and kill
+the whole process group. Nothing is ever written to it: it ends when its writer dies."""
+_SHELL_SIGKILL = 128 + signal.SIGKILL
 _LINE_LENGTH = 400
 _QUOTED_LINES = 12
 
@@ -61,9 +68,10 @@ class Compilation:
             source = directory / "unit.cu"
             source.write_text(unit_source(kernels), encoding="utf-8")
             with (directory / "log").open("wb") as log:
+                command = toolchain.command(source, directory / "unit.so")
                 process = subprocess.Popen(
-                    toolchain.command(source, directory / "unit.so"),
-                    stdin=subprocess.DEVNULL,
+                    ["/bin/sh", "-c", _GUARDED, "gemmsmith-unit", str(directory), *command],
+                    stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env={**os.environ, "TMPDIR": str(directory)},
@@ -88,10 +96,12 @@ class Compilation:
         return (self.directory / "log").read_text(encoding="utf-8", errors="replace")
 
     def stop(self) -> None:
-        """Kill the whole process group, if it is still there, and wait for nvcc."""
+        """Kill what is left of the process group, the watcher at least, and wait for nvcc."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
 
     def discard(self) -> None:
         """Remove the temporary directory."""
@@ -100,7 +110,7 @@ class Compilation:
 
 def out_of_memory(returncode: int, log: str) -> bool:
     """Whether the compiler was killed or gave up for lack of memory."""
-    return returncode == -signal.SIGKILL or _OUT_OF_MEMORY.search(log) is not None
+    return returncode in (-signal.SIGKILL, _SHELL_SIGKILL) or bool(_OUT_OF_MEMORY.search(log))
 
 
 def environment_fault(log: str) -> TunerError | None:
