@@ -164,21 +164,25 @@ class _Run:
         try:
             compilation.stop()
             if returncode == 0:
-                self._deliver(compilation)
+                built = self._published(compilation)
             elif timed_out:
                 reason = f"nvcc did not finish within {self._time_limit_s:.0f} s"
-                self._retry(compilation, [], reason)
+                built = self._retry(compilation, [], reason)
             else:
-                self._diagnose(compilation, compilation.process.returncode)
+                built = self._diagnosed(compilation, compilation.process.returncode)
         finally:
             compilation.discard()
+        for result in built:
+            self._results.put(result)
 
-    def _deliver(self, compilation: Compilation) -> None:
+    def _published(self, compilation: Compilation) -> list[Built]:
         pack = self._store.publish(compilation.output, compilation.kernels, self._toolchain)
-        for kernel in compilation.kernels:
-            self._results.put(Built(kernel=kernel, pack=pack, seconds=compilation.seconds))
+        return [
+            Built(kernel=kernel, pack=pack, seconds=compilation.seconds)
+            for kernel in compilation.kernels
+        ]
 
-    def _diagnose(self, compilation: Compilation, returncode: int) -> None:
+    def _diagnosed(self, compilation: Compilation, returncode: int) -> list[Built]:
         log = compilation.log()
         fault: TunerError | None = nvcc.environment_fault(log)
         if fault is not None:
@@ -188,12 +192,11 @@ class _Run:
             self._parallel = max(1, self._parallel // 2)
             if len(compilation.kernels) == 1 and not alone:
                 self._waiting.append(compilation.kernels)
-                return
-            self._retry(compilation, [], "nvcc ran out of memory")
-            return
-        self._retry(compilation, nvcc.suspects(compilation.kernels, log), nvcc.summary(log))
+                return []
+            return self._retry(compilation, [], "nvcc ran out of memory")
+        return self._retry(compilation, nvcc.suspects(compilation.kernels, log), nvcc.summary(log))
 
-    def _retry(self, compilation: Compilation, suspects: list[Kernel], reason: str) -> None:
+    def _retry(self, compilation: Compilation, suspects: list[Kernel], reason: str) -> list[Built]:
         """Give up on a single kernel; otherwise compile the innocent without the suspects.
 
         Suspects get a unit each rather than a verdict: a message about one kernel may name
@@ -202,10 +205,7 @@ class _Run:
         kernels = compilation.kernels
         if len(kernels) == 1:
             failure = Failure(kind=FailureKind.COMPILE, message=reason)
-            self._results.put(
-                Built(kernel=kernels[0], failure=failure, seconds=compilation.seconds)
-            )
-            return
+            return [Built(kernel=kernels[0], failure=failure, seconds=compilation.seconds)]
         if suspects and len(suspects) < len(kernels):
             innocent = [kernel for kernel in kernels if kernel not in suspects]
             pieces = [innocent, *([kernel] for kernel in suspects)]
@@ -213,3 +213,4 @@ class _Run:
             middle = len(kernels) // 2
             pieces = [list(kernels[:middle]), list(kernels[middle:])]
         self._waiting.extendleft(reversed(pieces))
+        return []
