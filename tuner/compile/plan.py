@@ -22,17 +22,17 @@ JOBS_VARIABLE = "GEMMSMITH_COMPILE_JOBS"
 LARGEST_UNIT = 16
 """Kernels per unit at most: one that does not compile costs all the others a second attempt."""
 
-MOST_VARIETIES = 6
+MOST_VARIETIES = 5
 """Varieties per unit at most, because of memory (see `MEMORY_PER_UNIT`)."""
 
-MEMORY_PER_UNIT = int(6.4 * 2**30)
+MEMORY_PER_UNIT = int(7.5 * 2**30)
 """Bytes that nvcc's largest process needs for a unit of `MOST_VARIETIES`: 3.4 GB for one variety
-with any number of clusters, and 0.6 GB for each further one (nvcc 13.0.88, bf16, 2026-11-21)."""
+with any number of clusters, 5.2 to 6.6 GB for four (nvcc 13.0.88, bf16, 2026-11-21)."""
 
 BASE_COST, VARIETY_COST, KERNEL_COST = 43.0, 15.0, 4.0
 """Seconds for a unit, for each variety in it and for each further kernel: 58 s for one kernel, 69 s
-for four clusters of one variety, 102 s for four tiles, 110 s for three schedules of one tile and
-a cluster (nvcc 13.0.88, a slow shared core, 2026-11-21). Only their proportions matter."""
+for four clusters of one variety, 102 s for four tiles and for eight kernels of four varieties
+(nvcc 13.0.88, a slow shared core, 2026-11-21). Only their proportions matter."""
 
 
 def workers(jobs: int | None = None, memory_per_unit: int = MEMORY_PER_UNIT) -> int:
