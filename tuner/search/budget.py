@@ -41,12 +41,12 @@ BUDGETS = {
         policy=Policy(screen_samples=3, final_rounds=15),
     ),
     # 64 kernels: on 16 cores one wave of 16 units of four, about a minute of compilation
-    # (evidence: 40 s a unit and 3-5 s for each further kernel in it, H200 host, 2026-11-20).
+    # (cold 80 s, warm 6 s, both with start-up: 4096×6144×4096 bf16, NVIDIA H200, 2026-11-21).
     Effort.DEFAULT: Budget(
         kernels=64,
-        refine=12,
+        refine=16,
         launches=12,
-        finalists=6,
+        finalists=8,
         level=Level.CORE,
         policy=Policy(screen_samples=5, final_rounds=25),
     ),
