@@ -1,0 +1,177 @@
+"""What gemmsmith itself costs, without a GPU: `make bench`.
+
+Every figure is the median of repeated runs on this machine, with its 99th percentile. The service
+is a real uvicorn process on a real port with the shipped winners; the tuning run is the default
+effort on the shipped recordings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import httpx
+
+from gemmsmith.problem import DType, Problem
+from tuner.devices import open_device
+from tuner.exchange import import_winners, read_winners
+from tuner.search.cost_model import AnalyticModel
+from tuner.search.ranking import ranked
+from tuner.search.run import tune
+from tuner.space import candidates
+from tuner.store import Store
+from tuner.trial import Phase, Trial
+
+ROOT = Path(__file__).resolve().parent.parent
+WINNERS = sorted((ROOT / "configs" / "winners").glob("*.jsonl"))
+SWEEPS = ROOT / "configs" / "sweeps"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One measured cost in milliseconds."""
+
+    what: str
+    median_ms: float
+    p99_ms: float
+    runs: int
+
+
+def measure(what: str, run: Callable[[int], object], runs: int) -> Figure:
+    """Time `run(0)`, `run(1)`, … after one untimed call."""
+    run(0)
+    times = []
+    for i in range(runs):
+        began = time.perf_counter()
+        run(i)
+        times.append((time.perf_counter() - began) * 1e3)
+    times.sort()
+    worst = times[min(len(times) - 1, int(0.99 * len(times)))]
+    return Figure(what=what, median_ms=statistics.median(times), p99_ms=worst, runs=runs)
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """`gemmsmith serve` on a free port; its address."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "service.cli", "serve", "--port", "0"],
+        cwd=ROOT,
+        env={**os.environ, "GEMMSMITH_DATABASE": f"sqlite:///{folder / 'served.db'}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        line = next(line for line in process.stdout if "http://" in line)
+        yield next(word for word in line.split() if word.startswith("http://")).rstrip(".,")
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def figures(folder: Path) -> Iterator[Figure]:
+    """Everything `make bench` measures, one after the other."""
+    winners = [winner for path in WINNERS for winner in read_winners(path)]
+    model = winners[0].device
+    large = Problem(m=4096, n=6144, k=4096)
+    ranker = AnalyticModel()
+    yield measure(
+        "enumerate and rank one problem (4096×6144×4096 bf16)",
+        lambda _: ranked(large, candidates(large, model), model, ranker),
+        20,
+    )
+    with Store.open(f"sqlite:///{folder / 'bench.db'}", create=True) as store:
+        for path in WINNERS:
+            import_winners(store, path)
+        yield measure(
+            "exact lookup in the store",
+            lambda i: store.winner(winners[i % len(winners)].problem, model.slug),
+            500,
+        )
+        first = winners[0]
+        assert first.candidate is not None
+        trial = Trial(
+            problem=first.problem,
+            candidate=first.candidate,
+            device=model,
+            environment=first.environment,
+            phase=Phase.SCREEN,
+            statistics=first.statistics,
+        )
+        yield measure(
+            "add one trial, durably",
+            lambda i: store.add_trial(replace(trial, job=f"bench-{i}")),
+            300,
+        )
+        with open_device("replay:", sweeps=SWEEPS) as device:
+            yield measure(
+                "tune 256×4096×4096 bf16 on the recorded H200, default effort",
+                lambda i: tune(
+                    Problem(m=256, n=4096, k=4096, dtype=DType.BF16),
+                    device=device,
+                    store=store,
+                    builder=None,
+                    ranker=ranker,
+                    job=f"tune-{i}",
+                ),
+                3,
+            )
+    with serving(folder) as url, httpx.Client(base_url=url) as http:
+        asked = [
+            {
+                "m": w.problem.m,
+                "n": w.problem.n,
+                "k": w.problem.k,
+                "batch": w.problem.batch,
+                "dtype": w.problem.dtype,
+                "layout": w.problem.layout,
+            }
+            for w in winners
+        ]
+        yield measure(
+            "GET /best, exact, over HTTP",
+            lambda i: http.get("/best", params=asked[i % len(asked)]).raise_for_status(),
+            500,
+        )
+        near = [{**question, "m": question["m"] + 8} for question in asked]
+        yield measure(
+            "GET /best, a problem nobody tuned",
+            lambda i: http.get("/best", params=near[i % len(near)]),
+            300,
+        )
+
+
+def main() -> int:
+    """Print the table, or with --json the figures and the machine."""
+    parser = argparse.ArgumentParser(description="What gemmsmith itself costs, without a GPU.")
+    parser.add_argument("--json", action="store_true", dest="as_json")
+    options = parser.parse_args()
+    measured = []
+    with tempfile.TemporaryDirectory() as folder:
+        for figure in figures(Path(folder)):
+            measured.append(figure)
+            if not options.as_json:
+                print(
+                    f"{figure.median_ms:10.2f} ms   p99 {figure.p99_ms:8.2f} ms   {figure.what}",
+                    flush=True,
+                )
+    if options.as_json:
+        machine = {"cores": os.cpu_count(), "python": platform.python_version()}
+        print(json.dumps({"machine": machine, "figures": [asdict(f) for f in measured]}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
