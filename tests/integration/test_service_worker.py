@@ -18,7 +18,7 @@ from gemmsmith.answer import Conditions, Correctness
 from gemmsmith.launch import Candidate
 from gemmsmith.problem import Problem
 from tests.integration.test_service_events import read_events
-from tests.integration.test_service_process import commands, serving, until
+from tests.support.processes import commands, serving, until
 from tests.support.serving import ENVIRONMENT, H200
 from tuner.devices.recording import Header, RecordedProblem, RecordedTrial, SweepWriter
 from tuner.space import kernels, launches

@@ -1,0 +1,44 @@
+"""A user's whole path on a real GPU: serve, order, watch, look up, fetch the pack, run it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemmsmith import Client, Match, Use, runtime
+from gemmsmith.problem import DType, Layout
+from gemmsmith.runtime.launch import torch_dtype
+from tests.support.processes import serving
+
+M, N, K = 384, 1536, 1024
+
+
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.FP8_E4M3])
+def test_from_an_order_to_the_winner_in_torch(torch: Any, tmp_path: Path, dtype: DType) -> None:
+    packs = os.environ.get("GEMMSMITH_PACKS", str(tmp_path / "packs"))
+    with serving(tmp_path, "worker", GEMMSMITH_DEVICE="cuda:0", GEMMSMITH_PACKS=packs) as (_, said):
+        url = re.findall(r"http://[0-9.:]+", said)[0]
+        with Client(url, cache_dir=tmp_path / "cache") as client:
+            phases: list[str] = []
+            job = client.tune(M, N, K, dtype=dtype, effort="quick")
+            answer = job.wait(timeout=400, on_progress=lambda status: phases.append(status.phase))
+            assert answer == client.best(M, N, K, dtype=dtype)
+            assert "screen" in phases
+            assert answer.match is Match.EXACT
+            assert not answer.replayed
+            assert answer.config is not None
+            assert answer.config.pack is not None
+            assert answer.speedup is not None
+            assert (answer.use is Use.CUTLASS) == (answer.speedup.ci_low > 1.0)
+            pack = client.pack(answer.config.pack)
+    a = torch.randn(M, K, device="cuda").to(torch_dtype(dtype.a))
+    w = torch.randn(N, K, device="cuda").to(torch_dtype(dtype.b))
+    got = runtime.run(answer.config, a, w.t(), pack_path=pack)
+    wanted = a.double() @ w.double().t()
+    error = torch.linalg.norm(got.double() - wanted) / torch.linalg.norm(wanted)
+    assert answer.config.kernel.layout is Layout.TN
+    assert error < 1e-2

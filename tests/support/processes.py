@@ -1,0 +1,64 @@
+"""The service in a process of its own, as `gemmsmith serve` runs it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SERVE = """
+import sys
+from service.serve import serve
+from service.settings import Settings
+sys.exit(serve(Settings.load(), worker="worker" in sys.argv))
+"""
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+@contextmanager
+def serving(
+    folder: Path, *arguments: str, **environ: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`serve` in a process of its own: the process and its banner."""
+    settings = {
+        "GEMMSMITH_DATABASE": f"sqlite:///{folder}/state/gemmsmith.db",
+        "GEMMSMITH_PACKS": f"{folder}/state/packs",
+        "GEMMSMITH_WINNERS": f"{folder}/winners",
+        "GEMMSMITH_SWEEPS": f"{folder}/sweeps",
+        "GEMMSMITH_PORT": "0",
+    }
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-c", SERVE, *arguments],
+            env={**os.environ, **settings, **environ},
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+    assert process.stdout is not None
+    try:
+        banner = ""
+        while "/events" not in banner:
+            line = process.stdout.readline()
+            assert line, (folder / "log").read_text()
+            banner += line
+        yield process, banner
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def commands(banner: str) -> list[list[str]]:
+    return [shlex.split(line) for line in banner.splitlines() if line.startswith("  curl ")]
