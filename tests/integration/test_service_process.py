@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 
 from gemmsmith.problem import Problem
-from tests.support.processes import commands, serving
+from tests.support.processes import SERVE, commands, serving
 from tests.support.serving import new_settings, promote, winner
 from tuner.store import Store
 
