@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,9 @@ M, N, K = 384, 1536, 1024
 
 
 @pytest.mark.parametrize("dtype", [DType.BF16, DType.FP8_E4M3])
-def test_from_an_order_to_the_winner_in_torch(torch: Any, tmp_path: Path, dtype: DType) -> None:
+def test_from_an_order_to_the_winner_in_torch(tmp_path: Path, dtype: DType) -> None:
+    import torch
+
     packs = os.environ.get("GEMMSMITH_PACKS", str(tmp_path / "packs"))
     with serving(tmp_path, "worker", GEMMSMITH_DEVICE="cuda:0", GEMMSMITH_PACKS=packs) as (_, said):
         url = re.findall(r"http://[0-9.:]+", said)[0]
