@@ -22,6 +22,7 @@ from tuner.trial import Winner
 ROOT = Path(__file__).resolve().parent.parent
 WINNERS = ROOT / "configs" / "winners"
 PICTURE = ROOT / "benchmarks" / "results" / "speedup.svg"
+TOP = 1.4  # upper edge of the picture
 MARKERS = re.compile(r"(<!-- results -->\n).*?(<!-- /results -->)", re.DOTALL)
 COLOURS = {DType.BF16: "#1b6ca8", DType.FP16: "#3a9d5d", DType.FP8_E4M3: "#c8553d"}
 
@@ -40,9 +41,9 @@ def geometric_mean(values: list[float]) -> float:
 def table(winners: list[Winner]) -> str:
     """The honest table, one row a precision."""
     rows = [
-        "| precision | problems | geometric mean | minimum | maximum | cuBLAS stays the answer "
-        "| geometric mean of what you get |",
-        "|---|---|---|---|---|---|---|",
+        "| precision | problems | geometric mean | median | minimum | maximum "
+        "| cuBLAS stays the answer | geometric mean of what you get |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for dtype in DType:
         mine = [w for w in winners if w.problem.dtype is dtype]
@@ -52,8 +53,9 @@ def table(winners: list[Winner]) -> str:
         kept = sum(w.use is Use.CUBLAS for w in mine)
         got = [w.speedup.median if w.use is Use.CUTLASS and w.speedup else 1.0 for w in mine]
         rows.append(
-            f"| {dtype} | {len(mine)} | {geometric_mean(ratios):.3f} | {min(ratios):.2f} "
-            f"| {max(ratios):.2f} | {kept} of {len(mine)} ({kept / len(mine):.0%}) "
+            f"| {dtype} | {len(mine)} | {geometric_mean(ratios):.3f} "
+            f"| {statistics.median(ratios):.3f} | {min(ratios):.2f} | {max(ratios):.2f} "
+            f"| {kept} of {len(mine)} ({kept / len(mine):.0%}) "
             f"| {geometric_mean(got):.3f} |"
         )
     models = sorted({w.device.name for w in winners})
@@ -95,8 +97,20 @@ def picture(winners: list[Winner]) -> None:
         panel.errorbar(
             xs, medians, yerr=spread, fmt="o", markersize=3, color=colour, elinewidth=0.8
         )
+        above = [(x, ratio) for x, ratio in enumerate(medians) if ratio > TOP]
+        for line, (x, ratio) in enumerate(above):  # drawn at the edge of the scale, with a number
+            panel.plot(x, TOP, "^", markersize=6, color=colour, clip_on=False)
+            panel.annotate(
+                f"{ratio:.1f}",
+                (x, TOP),
+                xytext=(0, -12 * (line + 1)),
+                textcoords="offset points",
+                ha="center",
+                fontsize=8,
+            )
         panel.set_yscale("log", base=2)
-        ticks = [0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0]
+        panel.set_ylim(0.42, TOP)
+        ticks = [0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3]
         panel.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
         panel.set_yticks([], minor=True)
         panel.set_title(f"{dtype}: {len(mine)} problems", fontsize=10)
