@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 
 import structlog
 
@@ -34,6 +35,9 @@ log = structlog.get_logger("gemmsmith.worker")
 
 RECORDED_DEVICE = "replay:nvidia-h200-132sm"
 """What stands in for a GPU where there is none: the sweeps shipped with gemmsmith."""
+
+KEEP_DEVICE_S = 30.0
+"""How long the device stays entered after a job: starting its process again costs about 4 s."""
 
 PROGRESS_EVERY_S = 0.2
 """Least time between two progress events of a phase; each is a durable write."""
@@ -59,8 +63,9 @@ def open_worker_device(settings: Settings) -> Device:
 class Tuning:
     """Works on one job after the other; what `tuner.jobs.Worker` calls.
 
-    The device is entered per job, so an idle worker holds no GPU memory. Compiler and artifact
-    store are looked for when the first job needs them.
+    The device stays entered from one job to the next, so that a queue of jobs starts the measuring
+    process once; `rest` leaves it when no job has come for a while, so an idle worker holds no GPU
+    memory. Compiler and artifact store are looked for when the first job needs them.
     """
 
     def __init__(self, settings: Settings, store: Store, device: Device) -> None:
@@ -68,22 +73,38 @@ class Tuning:
         self._store = store
         self._device = device
         self._builder: Builder | None = None
+        self._entered = ExitStack()
+        self._worked_at: float | None = None  # None: the device is not entered
+
+    def rest(self) -> None:
+        """Leave the device if the last job ended KEEP_DEVICE_S ago or earlier."""
+        if self._worked_at is not None and time.monotonic() - self._worked_at >= KEEP_DEVICE_S:
+            self.close()
+
+    def close(self) -> None:
+        """Leave the device; the next job enters it again."""
+        self._worked_at = None
+        self._entered.close()
 
     def __call__(self, leased: LeasedJob) -> int:
         """Tune the job's problem; the winner's revision."""
         job = leased.job
-        with self._device as device:
+        if self._worked_at is None:
+            self._entered.enter_context(self._device)
+        try:
             winner = tune(
                 job.problem,
-                device=device,
+                device=self._device,
                 store=self._store,
-                builder=self._find_builder() if device.needs_packs else None,
+                builder=self._find_builder() if self._device.needs_packs else None,
                 ranker=AnalyticModel(),
                 effort=job.effort,
                 job=job.id,
                 on_event=_reporter(leased),
                 should_stop=leased.should_stop,
             )
+        finally:
+            self._worked_at = time.monotonic()
         median = winner.statistics.median_us if winner.statistics else None
         leased.event(
             "winner",
@@ -113,13 +134,17 @@ def run(settings: Settings, *, until_idle: bool = False) -> int:
     """
     with Store.open(settings.database) as store:
         device = open_worker_device(settings)
-        worker = Worker(
-            Queue(store),
-            Tuning(settings, store, device),
-            devices=[device.model.slug, device.name],
-        )
-        log.info("worker ready", device=device.name, model=device.model.name, owner=worker.owner)
-        return worker.run(until_idle=until_idle)
+        with closing(Tuning(settings, store, device)) as tuning:
+            worker = Worker(
+                Queue(store),
+                tuning,
+                devices=[device.model.slug, device.name],
+                on_idle=tuning.rest,
+            )
+            log.info(
+                "worker ready", device=device.name, model=device.model.name, owner=worker.owner
+            )
+            return worker.run(until_idle=until_idle)
 
 
 def _reporter(leased: LeasedJob) -> Callable[[Progress], None]:

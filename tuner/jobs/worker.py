@@ -74,6 +74,7 @@ class Worker:
         devices: names the worker answers to: its device model's slug, and what the user calls it.
         ttl_s: silence after which other workers may take over; heartbeats come at a third of it.
         poll_s: time between two looks at an empty queue.
+        on_idle: called after each look that found nothing to do.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Worker:
         owner: str | None = None,
         ttl_s: float = 60.0,
         poll_s: float = 1.0,
+        on_idle: Callable[[], None] = lambda: None,
     ) -> None:
         self.owner = owner or unique_owner()
         self._queue = queue
@@ -92,6 +94,7 @@ class Worker:
         self._devices = tuple(devices)
         self._ttl_s = ttl_s
         self._poll_s = poll_s
+        self._on_idle = on_idle
         self._stopping = False
         self._leased: LeasedJob | None = None
 
@@ -128,6 +131,7 @@ class Worker:
                 elif until_idle:
                     break
                 else:
+                    self._on_idle()
                     self._idle(self._poll_s)
         return worked
 
