@@ -10,4 +10,4 @@ class Effort(StrEnum):
 
     QUICK = "quick"  # a first good answer: about a dozen trials
     DEFAULT = "default"  # what the cost model thinks worth compiling and measuring
-    EXHAUSTIVE = "exhaustive"  # every legal candidate
+    EXHAUSTIVE = "exhaustive"  # every candidate of the curated (core) space
