@@ -14,15 +14,9 @@ import pytest
 
 from gemmsmith.answer import Answer, Config, Match, Ratio, Statistics, Use
 from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.kernel import (
-    Backend,
-    EpilogueSchedule,
-    Kernel,
-    MainloopSchedule,
-    TileScheduler,
-)
 from gemmsmith.launch import Launch
 from gemmsmith.problem import Problem
+from tests.support.candidates import KERNEL
 from tests.unit.client.misbehaving import Handler, Misbehaving, Say
 
 H200 = DeviceModel(
@@ -60,22 +54,7 @@ def server() -> Iterator[Misbehaving]:
 @pytest.fixture
 def answer() -> Answer:
     problem = Problem(m=256, n=4096, k=4096)
-    kernel = Kernel(
-        name="cutlass3x_sm90_example",
-        backend=Backend.CUTLASS3X,
-        arch="sm90",
-        dtype=problem.dtype,
-        layout=problem.layout,
-        alignment_a=8,
-        alignment_b=8,
-        alignment_d=8,
-        tile=(128, 128, 64),
-        cluster=(2, 1),
-        stages=0,
-        mainloop=MainloopSchedule.PINGPONG,
-        epilogue=EpilogueSchedule.TMA,
-        scheduler=TileScheduler.PERSISTENT,
-    )
+    kernel = replace(KERNEL, name="cutlass3x_sm90_example")
     timing = Statistics(median_us=15.7, ci_low_us=15.6, ci_high_us=15.8, samples=25)
     return Answer(
         problem=problem,

@@ -9,28 +9,10 @@ from cutlass_library.gemm_operation import EmitGemmUniversal3xInstance
 
 from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.problem import DType, Layout
+from tests.support.compiled import PINGPONG, STREAM_K
 from tuner.codegen import HEADERS, kernel_digest, unit_source
 from tuner.space.operation import kernel, operation
 
-PINGPONG = kernel(
-    dtype=DType.BF16,
-    layout=Layout.TN,
-    tile=(64, 128, 64),
-    mainloop=MainloopSchedule.PINGPONG,
-    epilogue=EpilogueSchedule.TMA,
-    scheduler=TileScheduler.PERSISTENT,
-    alignment=8,
-)
-STREAM_K = kernel(
-    dtype=DType.BF16,
-    layout=Layout.TN,
-    tile=(128, 128, 64),
-    cluster=(2, 1),
-    mainloop=MainloopSchedule.COOPERATIVE,
-    epilogue=EpilogueSchedule.TMA,
-    scheduler=TileScheduler.STREAM_K,
-    alignment=8,
-)
 SWAPPED = kernel(
     dtype=DType.BF16,
     layout=Layout.TT,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.kernel import Kernel
 from gemmsmith.problem import DType, Layout, Problem
+from tests.support.candidates import KERNEL
 from tuner.errors import ReferenceBroken
 from tuner.measure import reference as checking
 from tuner.measure.operands import HOST, Operands, poison
@@ -30,23 +32,7 @@ PROBLEMS = [
 
 
 def kernel(problem: Problem, *, fast: bool = False) -> Kernel:
-    return Kernel(
-        name="k",
-        backend=Backend.CUTLASS3X,
-        arch="sm90",
-        dtype=problem.dtype,
-        layout=problem.layout,
-        alignment_a=8,
-        alignment_b=8,
-        alignment_d=8,
-        tile=(64, 64, 64),
-        cluster=(1, 1),
-        stages=0,
-        mainloop=MainloopSchedule.PINGPONG,
-        epilogue=EpilogueSchedule.TMA,
-        scheduler=TileScheduler.PERSISTENT,
-        fast_accumulation=fast,
-    )
+    return replace(KERNEL, dtype=problem.dtype, layout=problem.layout, fast_accumulation=fast)
 
 
 def right_answer(operands: Operands) -> torch.Tensor:
