@@ -5,13 +5,13 @@
 #   make bench      what gemmsmith itself costs, without a GPU
 #   make wheels     download the wheels that a GPU host without internet needs into .wheels/
 #   make gpu-test   tests/gpu on the local GPU;  make gpu-bench: tune the suite on it
-#                   (both take wheels from .wheels/ and need no internet)
+#                   (with wheels in .wheels/ they need no internet; without, they use .venv)
 #   make lock       refresh requirements.lock from what is installed in .venv
 
 PYTHON ?= python3
 PIP = .venv/bin/pip install --quiet --disable-pip-version-check -c requirements.lock
 # Torch and the compiler are gigabytes: `make run` takes them only where a GPU can use them.
-GPU_EXTRA = $(if $(wildcard /dev/nvidia0),[gpu],)
+GPU_EXTRA = $(if $(or $(wildcard /dev/nvidia0),$(shell command -v nvidia-smi)),[gpu],)
 PROJECT = pyproject.toml client/pyproject.toml requirements.lock
 
 .PHONY: run test lint format bench wheels gpu-test gpu-bench lock clean
@@ -55,11 +55,15 @@ GPU_PYTHON ?= 3.12
 wheels: .venv/bin/python
 	benchmarks/wheels.sh $(GPU_PYTHON) .wheels
 
-gpu-test:
-	$(PYTHON) benchmarks/gpu_session.py test
+# With wheels in .wheels/ the host's own Python (which must have torch) runs; else .venv does.
+GPU_RUN = $(if $(wildcard .wheels/*.whl),$(PYTHON),.venv/bin/python)
+GPU_SETUP = $(if $(wildcard .wheels/*.whl),,.venv/.test)
 
-gpu-bench:
-	$(PYTHON) benchmarks/gpu_session.py cold compile tune record
+gpu-test: $(GPU_SETUP)
+	$(GPU_RUN) benchmarks/gpu_session.py test
+
+gpu-bench: $(GPU_SETUP)
+	$(GPU_RUN) benchmarks/gpu_session.py cold compile tune record
 
 clean:
 	rm -rf .venv .wheels .packs .state .gpu-out .gpu-site

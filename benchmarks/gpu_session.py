@@ -84,6 +84,11 @@ class Session:
 def prepare(session: Session) -> int:
     """Install the wheels into a folder of their own and unpack carried packs."""
     session.out.mkdir(parents=True, exist_ok=True)
+    if not session.dry_run and not (
+        any(Path("/dev").glob("nvidia*")) or shutil.which("nvidia-smi")
+    ):
+        print("no NVIDIA GPU on this machine; these steps need one (see `gemmsmith doctor`)")
+        return 2
     wheels = sorted(str(path) for path in (ROOT / ".wheels").glob("*.whl"))
     if wheels and not SITE.exists():
         code = session.command(
