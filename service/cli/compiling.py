@@ -12,6 +12,7 @@ from service.cli.options import (
     AsJson,
     Batch,
     Database,
+    DTypeNames,
     LayoutName,
     LevelName,
     Limit,
@@ -48,14 +49,7 @@ def compile_(
     winners: Annotated[
         bool, typer.Option("--winners", help="The kernels of the current winners.")
     ] = False,
-    dtype: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--dtype",
-            help="bf16 (default), fp16, fp8_e4m3, fp8_e5m2; repeatable.",
-            show_default=False,
-        ),
-    ] = None,
+    dtype: DTypeNames = None,
     layout: LayoutName = "tn",
     batch: Batch = 1,
     level: LevelName = "core",

@@ -81,6 +81,16 @@ Sweeps = Annotated[
         show_default=False,
     ),
 ]
+DTypeNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dtype",
+        "--dtypes",
+        help="Element types: bf16, fp16, fp8_e4m3, fp8_e5m2; repeatable, or with commas. "
+        "Default bf16.",
+        show_default=False,
+    ),
+]
 DeviceName = Annotated[
     str | None,
     typer.Option(

@@ -17,6 +17,7 @@ from service.cli.options import (
     Batch,
     Database,
     DeviceName,
+    DTypeNames,
     LayoutName,
     LevelName,
     Limit,
@@ -52,15 +53,7 @@ def record(
     suite: Annotated[
         Path | None, typer.Option("--suite", help="Every problem of this file instead of M N K.")
     ] = None,
-    dtype: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--dtype",
-            "--dtypes",
-            help="bf16 (default), fp16, fp8_e4m3, fp8_e5m2; repeatable.",
-            show_default=False,
-        ),
-    ] = None,
+    dtype: DTypeNames = None,
     layout: LayoutName = "tn",
     batch: Batch = 1,
     level: LevelName = "core",

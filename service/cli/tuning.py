@@ -12,6 +12,7 @@ from service.cli.options import (
     Batch,
     Database,
     DeviceName,
+    DTypeNames,
     LayoutName,
     Limit,
     OptionalK,
@@ -38,16 +39,7 @@ def tune(
         Path | None,
         typer.Option("--suite", help="Tune every problem of this file instead of M N K."),
     ] = None,
-    dtype: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--dtype",
-            "--dtypes",
-            help="Element types: bf16, fp16, fp8_e4m3, fp8_e5m2; repeatable, or with commas. "
-            "Default bf16.",
-            show_default=False,
-        ),
-    ] = None,
+    dtype: DTypeNames = None,
     layout: LayoutName = "tn",
     batch: Batch = 1,
     effort: Annotated[str, typer.Option(help="quick, default or exhaustive.")] = "default",

@@ -50,10 +50,6 @@ class Stream:
         """Context manager that makes this torch's current stream."""
         return torch.cuda.stream(self._external)
 
-    def synchronize(self) -> None:
-        """Wait for everything enqueued so far."""
-        checked("cuStreamSynchronize", driver.cuStreamSynchronize(self.handle))
-
 
 class Event:
     """A timing event. Reused over and over: creating one costs more than recording it."""

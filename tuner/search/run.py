@@ -32,6 +32,7 @@ from tuner.trial import Finals, Phase, Trial, Winner
 
 Listener = Callable[[Progress], None]
 StopSignal = Callable[[], bool]
+Groups = dict[str, list[Candidate]]
 
 
 def tune(
@@ -72,9 +73,9 @@ def tune(
         on_event=on_event,
         should_stop=should_stop,
     )
-    order = run.enumerate(ranker)
-    run.screen_kernels(order)
-    run.refine_launches(order)
+    groups = run.enumerate(ranker)
+    run.screen_kernels(groups)
+    run.refine_launches(groups)
     return run.promote(run.finals())
 
 
@@ -96,11 +97,14 @@ class _Run:
         self.trials: dict[str, Trial] = {}
         self.packs: dict[str, Built] = {}
         self.planned = 0
+        self.best: Trial | None = None
         if self.job is not None:
             done = self.store.trials(problem=self.problem, job=self.job, phase=Phase.SCREEN)
-            self.trials = {stored.trial.candidate.key: stored.trial for stored in done}
+            for stored in done:
+                self._keep(stored.trial)
 
-    def enumerate(self, ranker: Ranker) -> list[Candidate]:
+    def enumerate(self, ranker: Ranker) -> Groups:
+        """Candidates by kernel, the most promising kernel and launch first."""
         recorded = self.device.recorded(self.problem)
         model = self.device.model
         found = (
@@ -119,22 +123,20 @@ class _Run:
         order = ranked(
             self.problem, found, model, ranker, near_winners(self.store, self.problem, model.slug)
         )
-        kernels = len(by_kernel(order))
-        self._say(Step.ENUMERATE, 0, len(order), f"{len(order)} candidates of {kernels} kernels")
-        return order
-
-    def screen_kernels(self, order: Sequence[Candidate]) -> None:
-        """Measure the most promising kernels, each with its most promising launch."""
         groups = by_kernel(order)
+        said = f"{len(order)} candidates of {len(groups)} kernels"
+        self._say(Step.ENUMERATE, 0, len(order), said)
+        return groups
+
+    def screen_kernels(self, groups: Groups) -> None:
+        """Measure the most promising kernels, each with its most promising launch."""
         leaders = [launches[0] for launches in groups.values()][: self.budget.kernels]
         self.planned = len(leaders)
-        ready = self._ready(leaders)
-        for batch in ready:
+        for batch in self._ready(leaders):
             self._screen(batch)
 
-    def refine_launches(self, order: Sequence[Candidate]) -> None:
+    def refine_launches(self, groups: Groups) -> None:
         """Measure further launches of the kernels that did best."""
-        groups = by_kernel(order)
         best = [trial.candidate.kernel.name for trial in self._leaders()]
         wanted: list[Candidate] = []
         for name in dict.fromkeys(best):
@@ -201,16 +203,16 @@ class _Run:
 
     def _record(self, trial: Trial) -> None:
         self.store.add_trial(trial)
+        self._keep(trial)
+
+    def _keep(self, trial: Trial) -> None:
         self.trials[trial.candidate.key] = trial
+        if trial.measured and (self.best is None or _speed(trial) < _speed(self.best)):
+            self.best = trial
 
     def _leaders(self) -> list[Trial]:
         """Measured trials, fastest first."""
-        timed = [
-            (trial.statistics.median_us, trial.candidate.key, trial)
-            for trial in self.trials.values()
-            if trial.failure is None and trial.statistics is not None
-        ]
-        return [trial for _, _, trial in sorted(timed, key=lambda item: item[:2])]
+        return sorted((trial for trial in self.trials.values() if trial.measured), key=_speed)
 
     def _contender(self, candidate: Candidate) -> Contender:
         built = self.packs.get(candidate.kernel.name)
@@ -272,8 +274,7 @@ class _Run:
         )
 
     def _say(self, step: Step, done: int, total: int, message: str) -> None:
-        leaders = self._leaders()
-        best = leaders[0] if leaders else None
+        best = self.best
         self.on_event(
             Progress(
                 phase=step,
@@ -284,6 +285,12 @@ class _Run:
                 message=message,
             )
         )
+
+
+def _speed(trial: Trial) -> tuple[float, str]:
+    """What measured trials are sorted by: time, then the candidate's key."""
+    assert trial.statistics is not None  # noqa: S101 - a measured trial has them
+    return trial.statistics.median_us, trial.candidate.key
 
 
 def _verdict(decision: Decision) -> str:
