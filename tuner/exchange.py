@@ -7,13 +7,12 @@ itself is never replaced by an import, and importing a file twice changes nothin
 
 from __future__ import annotations
 
-import os
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
+from gemmsmith.files import publish
 from gemmsmith.problem import DType
 from tuner.errors import TunerError
 from tuner.store import Store
@@ -51,19 +50,7 @@ def export_winners(
     )
     lines = [_Header(format=FORMAT, version=VERSION, count=len(winners)), *winners]
     text = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    publish(path, text, durable=True, shared=True)
     return len(winners)
 
 

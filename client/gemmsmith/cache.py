@@ -15,7 +15,6 @@ import logging
 import os
 import re
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -24,6 +23,7 @@ import msgspec
 
 from gemmsmith.answer import Answer
 from gemmsmith.errors import InvalidProblem, PackCorrupt
+from gemmsmith.files import publish
 from gemmsmith.problem import Problem
 from gemmsmith.wire import Query
 
@@ -145,27 +145,6 @@ class AnswerCache:
         """Forget the entry if there is one."""
         with contextlib.suppress(OSError):
             self._path(self._key(query)).unlink(missing_ok=True)
-
-
-def publish(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Write aside, then rename: readers see the old file, none, or all of the new one.
-
-    Raises:
-        OSError: no space, no permission; nothing of it stays behind.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 class PackCache:

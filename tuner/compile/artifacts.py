@@ -13,15 +13,16 @@ import errno
 import hashlib
 import os
 import re
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from gemmsmith.files import publish
 from gemmsmith.kernel import Kernel
 from tuner.codegen import kernel_digest
 from tuner.compile.toolchain import Toolchain
@@ -29,6 +30,7 @@ from tuner.errors import DiskFull
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 _ASIDE = ".aside-"
+_write = partial(publish, durable=True, shared=True, aside=_ASIDE)
 _STALE_S = 3600.0
 """Files that a killed process left aside are removed after this long."""
 _SETTLE_NS = 2_000_000_000
@@ -136,8 +138,8 @@ class ArtifactStore:
         try:
             self._prepare()
             if self.get(pack_hash) is None:
-                self._write(self._pack_path(pack_hash), content)
-            self._write(self._manifest_path(pack_hash), msgspec.json.encode(manifest))
+                _write(self._pack_path(pack_hash), content)
+            _write(self._manifest_path(pack_hash), msgspec.json.encode(manifest))
         except OSError as error:
             if error.errno not in _NO_SPACE:
                 raise
@@ -162,26 +164,6 @@ class ArtifactStore:
     def _age_key(self, pack_hash: str) -> tuple[str, str]:
         manifest = self._manifests.get(pack_hash)
         return (manifest.created_at if manifest else "", pack_hash)
-
-    def _write(self, path: Path, content: bytes) -> None:
-        """Write aside, flush to the disk, rename: the name never shows half a file."""
-        descriptor, name = tempfile.mkstemp(prefix=_ASIDE, dir=self.root)
-        aside = Path(name)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            aside.chmod(0o644)
-            aside.replace(path)
-        except BaseException:
-            aside.unlink(missing_ok=True)
-            raise
-        directory = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
 
     def _refresh(self) -> None:
         """Read the manifests that appeared since the last look; forget those that went."""

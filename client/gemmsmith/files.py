@@ -1,0 +1,50 @@
+"""Publishing a file whole: the one way in which anything here writes what others may be reading."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def publish(
+    path: Path,
+    data: bytes,
+    *,
+    durable: bool = False,
+    shared: bool = False,
+    aside: str | None = None,
+) -> None:
+    """Write aside, then rename: readers see the old file, none, or all of the new one.
+
+    Args:
+        path: where readers look; its folder is made if need be.
+        data: the whole content.
+        durable: on disk, its name too, when this returns.
+        shared: readable by everyone; else by the owner only.
+        aside: prefix of the file written aside, for whoever clears up after killed processes.
+
+    Raises:
+        OSError: no space, no permission; nothing of it stays behind.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=aside or f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        if shared:
+            temporary.chmod(0o644)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
