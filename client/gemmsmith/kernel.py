@@ -17,6 +17,7 @@ class Backend(StrEnum):
 
     CUTLASS3X = "cutlass3x"  # CollectiveBuilder kernels: TMA or cp.async with wgmma
     CUTLASS2X = "cutlass2x"  # multistage mma.sync kernels: any alignment
+    CUTE = "cute"  # our own kernels, written on CUTLASS's CuTe
 
 
 class MainloopSchedule(StrEnum):
@@ -43,6 +44,8 @@ class TileScheduler(StrEnum):
     GRID = "grid"  # one thread block per tile (not persistent)
     PERSISTENT = "persistent"  # as many thread blocks as fit, each takes tiles in turn
     STREAM_K = "stream_k"  # persistent; tiles may be split along K between thread blocks
+    SPLIT_K = "split_k"  # persistent over slices of K; a second kernel adds the FP32 partials
+    CLUSTER_SPLIT_K = "cluster_split_k"  # a cluster shares a tile along K, adds in shared memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
