@@ -134,4 +134,5 @@ def _answer(problem: Problem, winner: Winner, match: Match, pack_of: PackOf) -> 
         revision=winner.revision,
         promoted_at=winner.promoted_at,
         replayed=winner.replayed,
+        baseline_kernels=winner.baseline_kernels,
     )

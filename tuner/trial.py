@@ -99,6 +99,7 @@ class Winner:
 
     `candidate` is the best CUTLASS candidate even where `use` is cuBLAS, so that the record
     shows how close it came; it is None only where no candidate survived verification.
+    `baseline_kernels` names what one launch of cuBLAS ran, in order; empty where not known.
     """
 
     problem: Problem
@@ -112,6 +113,7 @@ class Winner:
     correctness: Correctness | None
     conditions: Conditions | None
     ties: tuple[str, ...] = ()
+    baseline_kernels: tuple[str, ...] = ()
     replayed: bool = False
     pack: str | None = None
     revision: int = 0

@@ -108,6 +108,7 @@ class Answer:
         ties: keys of candidates whose time could not be told from the winner's.
         replayed: found on a recorded GPU.
         revision: grows with every promotion for this problem and device.
+        baseline_kernels: names of what one launch of cuBLAS ran, in order; empty if not known.
     """
 
     problem: Problem
@@ -127,3 +128,4 @@ class Answer:
     revision: int
     promoted_at: str
     replayed: bool
+    baseline_kernels: tuple[str, ...] = ()

@@ -68,6 +68,13 @@ class Device(Protocol):
         """
         ...
 
+    def baseline_kernels(self, problem: Problem) -> tuple[str, ...]:
+        """Names of the kernels and memsets of one launch of cuBLAS, in order.
+
+        A hint: empty where it cannot be known, never an error, whatever goes wrong.
+        """
+        ...
+
     def screen(
         self, problem: Problem, contenders: Sequence[Contender], policy: Policy
     ) -> Iterator[Trial]:

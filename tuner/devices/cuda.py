@@ -2,11 +2,13 @@
 
 The child lives as long as the device is entered. When it hangs or crashes it is killed, the
 candidate it was busy with gets the blame as a failed trial, a new child is started and goes on
-with the rest. A file lock per GPU is held while a batch is measured, never between batches.
+with the rest. A file lock per GPU is held while a batch is measured, never between batches. A
+second child, which times nothing, profiles cuBLAS (tuner.measure.profile says why).
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -31,6 +33,8 @@ from tuner.measure.protocol import (
     Entrant,
     FinalsDone,
     Outcome,
+    Profile,
+    ProfileDone,
     Reply,
     Request,
     Screen,
@@ -39,6 +43,8 @@ from tuner.measure.protocol import (
 )
 from tuner.measure.statistics import summarize
 from tuner.trial import Failure, FailureKind, Finals, Phase, Trial
+
+_LOG = logging.getLogger(__name__)
 
 MAX_BLAMELESS = 2
 """Children lost in a row without a candidate to blame, before the device gives up."""
@@ -77,6 +83,7 @@ class CudaDevice:
         self.name = f"cuda:{ordinal}"
         self.model = found
         self._supervisor = Supervisor(ordinal, command, setup_timeout_s)
+        self._profiler: Supervisor | None = Supervisor(ordinal, command, setup_timeout_s)
         self._uuid = gpu_uuid(ordinal) if uuid is None else uuid
         self._locks = locks
         self._best_us: dict[Problem, float] = {}
@@ -93,6 +100,26 @@ class CudaDevice:
     def recorded(self, problem: Problem) -> Sequence[Candidate] | None:  # noqa: ARG002
         """None: anything goes on a real device."""
         return None
+
+    def baseline_kernels(self, problem: Problem) -> tuple[str, ...]:
+        """See `Device.baseline_kernels`. Takes seconds, the first time those to start a child.
+
+        A profiler that hangs or crashes is not asked again.
+        """
+        if self._profiler is None:
+            return ()
+        try:
+            check_fits(problem, self.model)
+            with gpu_lock(self._uuid, self._locks):
+                request = Profile(problem=problem, seed=_seed())
+                *_, done = self._profiler.exchange(request, Policy())
+        except (Blamed, DeviceError) as error:
+            _LOG.warning("what cuBLAS runs on %s stays unknown: %s", problem, error)
+            if isinstance(error, Blamed):
+                self._profiler = None  # its child is dead already
+            return ()
+        assert isinstance(done, ProfileDone)  # noqa: S101 - the answer to that request
+        return done.kernels
 
     def screen(
         self, problem: Problem, contenders: Sequence[Contender], policy: Policy
@@ -206,11 +233,14 @@ class CudaDevice:
             further_conditions=more.conditions,
             discarded_rounds=common.discarded_rounds + more.discarded_rounds,
             trials=tuple(sorted(trials, key=lambda trial: trial.candidate.key)),
+            baseline_kernels=self.baseline_kernels(problem),
         )
 
     def close(self) -> None:
-        """End the child; the device can be used again, with a new one."""
+        """End the children; the device can be used again, with new ones."""
         self._supervisor.close()
+        if self._profiler is not None:
+            self._profiler.close()
 
     def __enter__(self) -> Self:
         return self

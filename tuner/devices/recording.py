@@ -66,7 +66,10 @@ class RecordedTrial:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedProblem:
-    """Everything measured on one problem. Rounds are paired with the baseline's by position."""
+    """Everything measured on one problem. Rounds are paired with the baseline's by position.
+
+    `baseline_kernels`: what cuBLAS ran, in order; empty where that was not recorded.
+    """
 
     problem: Problem
     baseline_common_us: tuple[float, ...]
@@ -75,6 +78,7 @@ class RecordedProblem:
     further_conditions: Conditions
     discarded_rounds: int
     trials: tuple[RecordedTrial, ...]
+    baseline_kernels: tuple[str, ...] = ()
 
 
 class _KernelLine(msgspec.Struct, frozen=True, kw_only=True, tag="kernel", tag_field="line"):
@@ -90,6 +94,7 @@ class _ProblemLine(msgspec.Struct, frozen=True, kw_only=True, tag="problem", tag
     further_conditions: Conditions
     discarded: int
     trials: int
+    baseline_kernels: tuple[str, ...] = ()
 
 
 class _TrialLine(
@@ -209,6 +214,7 @@ class SweepWriter:
                 further_conditions=recorded.further_conditions,
                 discarded=recorded.discarded_rounds,
                 trials=len(trials),
+                baseline_kernels=recorded.baseline_kernels,
             )
         )
         self._write(lines + trials)
@@ -355,6 +361,7 @@ def _problem(line: _ProblemLine, trials: Sequence[RecordedTrial]) -> RecordedPro
         further_conditions=line.further_conditions,
         discarded_rounds=line.discarded,
         trials=tuple(trials),
+        baseline_kernels=line.baseline_kernels,
     )
 
 

@@ -67,6 +67,11 @@ class ReplayDevice:
         """See `Device.recorded`. Raises NotRecorded."""
         return [trial.candidate for trial in self._recorded(problem)[0].trials]
 
+    def baseline_kernels(self, problem: Problem) -> tuple[str, ...]:
+        """See `Device.baseline_kernels`; recordings of before it was recorded do not know."""
+        found = self._problems.get(problem)
+        return () if found is None else found[0].baseline_kernels
+
     def screen(
         self,
         problem: Problem,

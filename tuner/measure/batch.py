@@ -1,4 +1,4 @@
-"""The three things the child does with a batch of candidates: screen, finals, sweep.
+"""What the child does with a batch of candidates (screen, finals, sweep), and naming cuBLAS's.
 
 Every batch draws fresh operands. Whatever the host is about to wait for is announced first, so
 that the parent knows whom to blame when the wait does not end.
@@ -20,12 +20,16 @@ from tuner.measure.baseline import Baseline
 from tuner.measure.bench import Bench, CandidateFailed, Prepared
 from tuner.measure.conditions import Monitor, conditions_of
 from tuner.measure.graphs import Replay, Stream, TorchGraph
+from tuner.measure.operands import Operands
+from tuner.measure.profile import kernels_run
 from tuner.measure.protocol import (
     NOBODY,
     Entrant,
     Finals,
     FinalsDone,
     Outcome,
+    Profile,
+    ProfileDone,
     Reply,
     Screen,
     ScreenDone,
@@ -108,6 +112,13 @@ class Batches:
         chosen = {index: field[index] for index in best}
         further = self._race(bench, chosen, (), request.policy.final_rounds, request.seed + 1)
         return SweepDone(common=common, further=further)
+
+    def profile(self, request: Profile) -> ProfileDone:
+        """What cuBLAS runs; this process must not time anything afterwards."""
+        self.send(Started(index=NOBODY))
+        with self.stream.torch():
+            operands = Operands(request.problem, self.model, self.ordinal, request.seed)
+        return ProfileDone(kernels=kernels_run(Baseline(operands, self.stream), self.stream))
 
     def _bench(self, problem: Problem, seed: int) -> Bench:
         self.send(Started(index=NOBODY))

@@ -23,6 +23,7 @@ from tuner.measure.protocol import (
     Finals,
     Hello,
     Outcome,
+    Profile,
     Quit,
     Ready,
     Refused,
@@ -114,6 +115,8 @@ def _answer(batches: Batches, request: Request) -> Reply:
                 return batches.finals(request)
             case Sweep():
                 return batches.sweep(request)
+            case Profile():
+                return batches.profile(request)
             case _:
                 return Refused(error="DeviceError", message="unexpected request")
     finally:

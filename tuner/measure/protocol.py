@@ -2,9 +2,9 @@
 
 The parent sends a request, the child answers with any number of `Started` and `Outcome` lines
 and closes the answer with exactly one closing line: `Ready`, `ScreenDone`, `FinalsDone`,
-`SweepDone` or `Refused`. `Dead` comes instead when a launch ruined the CUDA context; the child
-exits right after it. Indices count the request's own contenders. A `Started` with index -1 is
-work that no candidate is to blame for.
+`SweepDone`, `ProfileDone` or `Refused`. `Dead` comes instead when a launch ruined the CUDA
+context; the child exits right after it. Indices count the request's own contenders. A `Started`
+with index -1 is work that no candidate is to blame for.
 """
 
 from __future__ import annotations
@@ -67,11 +67,18 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, tag="sweep"):
     best: int
 
 
+class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
+    """Name the kernels of one launch of cuBLAS. A child that did so must not time anything."""
+
+    problem: Problem
+    seed: int
+
+
 class Quit(msgspec.Struct, frozen=True, kw_only=True, tag="quit"):
     """Exit."""
 
 
-Request = Hello | Screen | Finals | Sweep | Quit
+Request = Hello | Screen | Finals | Sweep | Profile | Quit
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
@@ -121,6 +128,12 @@ class SweepDone(msgspec.Struct, frozen=True, kw_only=True, tag="sweep_done"):
     further: FinalsDone
 
 
+class ProfileDone(msgspec.Struct, frozen=True, kw_only=True, tag="profile_done"):
+    """What cuBLAS ran, in order; empty where the profiler is of no use."""
+
+    kernels: tuple[str, ...]
+
+
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     """The request as a whole cannot be done; `error` is the exception's name."""
 
@@ -135,7 +148,9 @@ class Dead(msgspec.Struct, frozen=True, kw_only=True, tag="dead"):
     message: str
 
 
-Reply = Ready | Started | Outcome | ScreenDone | FinalsDone | SweepDone | Refused | Dead
+Reply = (
+    Ready | Started | Outcome | ScreenDone | FinalsDone | SweepDone | ProfileDone | Refused | Dead
+)
 
 _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 _replies: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply)

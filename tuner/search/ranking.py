@@ -34,10 +34,15 @@ def ranked(
     """`candidates`, most promising first; `seeds` (winners of near problems) lead if they occur."""
     times = ranker.predict(problem, candidates, device)
     by_time = sorted(zip(times, candidates, strict=True), key=lambda pair: (pair[0], pair[1].key))
-    seeded = {seed.key: place for place, seed in enumerate(seeds)}
-    ordered = [candidate for _, candidate in by_time]
-    ordered.sort(key=lambda candidate: seeded.get(candidate.key, len(seeded)))
-    return ordered
+    return led([candidate for _, candidate in by_time], seeds)
+
+
+def led(ordered: Sequence[Candidate], seeds: Sequence[Candidate]) -> list[Candidate]:
+    """`ordered` with those of `seeds` that occur in it put in front, in the order of `seeds`."""
+    seeded: dict[str, int] = {}
+    for place, seed in enumerate(seeds):
+        seeded.setdefault(seed.key, place)
+    return sorted(ordered, key=lambda candidate: seeded.get(candidate.key, len(seeds)))
 
 
 def by_kernel(candidates: Sequence[Candidate]) -> dict[str, list[Candidate]]:

@@ -22,9 +22,10 @@ from tuner.devices.base import Contender, Device
 from tuner.errors import JobAborted, NoLegalCandidate
 from tuner.measure.statistics import summarize
 from tuner.search.budget import BUDGETS, Budget
+from tuner.search.hints import HINTS, choice_of, hinted
 from tuner.search.progress import Progress, Step
 from tuner.search.promotion import Decision, decide
-from tuner.search.ranking import Ranker, by_kernel, ranked
+from tuner.search.ranking import Ranker, by_kernel, led, ranked
 from tuner.search.transfer import near_winners
 from tuner.space import candidates as legal_candidates
 from tuner.store import Store
@@ -33,6 +34,10 @@ from tuner.trial import Finals, Phase, Trial, Winner
 Listener = Callable[[Progress], None]
 StopSignal = Callable[[], bool]
 Groups = dict[str, list[Candidate]]
+
+_HINTED_SHARE = 4
+"""At most one kernel in so many is measured because cuBLAS runs one like it: a quick run, with few
+kernels, is for the cost model's favourites too."""
 
 
 def tune(
@@ -98,6 +103,7 @@ class _Run:
         self.packs: dict[str, Built] = {}
         self.planned = 0
         self.best: Trial | None = None
+        self.baseline_kernels: tuple[str, ...] = ()
         if self.job is not None:
             done = self.store.trials(problem=self.problem, job=self.job, phase=Phase.SCREEN)
             for stored in done:
@@ -120,13 +126,21 @@ class _Run:
                 raise NoLegalCandidate(
                     f"no kernel for {self.problem} is compiled yet; run `gemmsmith compile` first"
                 )
-        order = ranked(
-            self.problem, found, model, ranker, near_winners(self.store, self.problem, model.slug)
-        )
+        order = ranked(self.problem, found, model, ranker)
+        seeds = near_winners(self.store, self.problem, model.slug)
+        order = led(order, [*seeds, *self._like_cublas(order)])
         groups = by_kernel(order)
         said = f"{len(order)} candidates of {len(groups)} kernels"
         self._say(Step.ENUMERATE, 0, len(order), said)
         return groups
+
+    def _like_cublas(self, order: Sequence[Candidate]) -> list[Candidate]:
+        """The few candidates that are nearest to what cuBLAS runs, as far as its names tell."""
+        self.baseline_kernels = self.device.baseline_kernels(self.problem)
+        choice = choice_of(self.baseline_kernels)
+        if choice is None:
+            return []
+        return hinted(order, choice, limit=min(HINTS, self.budget.kernels // _HINTED_SHARE))
 
     def screen_kernels(self, groups: Groups) -> None:
         """Measure the most promising kernels, each with its most promising launch."""
@@ -268,6 +282,7 @@ class _Run:
             correctness=decision.correctness,
             conditions=finals.conditions,
             ties=decision.ties,
+            baseline_kernels=self.baseline_kernels,
             replayed=self.device.replayed,
             pack=built.pack.hash if built and built.pack else None,
             job=self.job,

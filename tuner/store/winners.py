@@ -51,6 +51,7 @@ class _Record:
     correctness: Correctness | None
     conditions: Conditions | None
     ties: tuple[str, ...]
+    baseline_kernels: tuple[str, ...] = ()
 
 
 class Winners:
@@ -68,7 +69,7 @@ class Winners:
         the current one; a pin still holds. Gives the winner as it is kept, with its revision.
         """
         origin = _origin(winner, imported=imported)
-        fingerprint = digest(replace(winner, revision=0, promoted_at="", pack=None, job=None))
+        fingerprint = _fingerprint(winner)
         with self._database.write() as session:
             self._database.lock(session, _PROMOTION_LOCK)
             ids = self._dictionary.ids(session, _entries(winner))
@@ -227,6 +228,7 @@ class Winners:
             correctness=record.correctness,
             conditions=record.conditions,
             ties=record.ties,
+            baseline_kernels=record.baseline_kernels,
             replayed=row.replayed,
             pack=row.pack,
             revision=row.revision,
@@ -256,6 +258,14 @@ def _make_current(session: Session, row: WinnerRow, current: WinnerRow | None) -
         session.flush()  # there must never be two, not even within the transaction
     row.is_current = True
     row.sequence = 1 + (session.scalar(select(func.max(WinnerRow.sequence))) or 0)
+
+
+def _fingerprint(winner: Winner) -> str:
+    """A hash of what was found, whenever and by whomever: equal ones are one revision."""
+    found = to_json(replace(winner, revision=0, promoted_at="", pack=None, job=None))
+    if not winner.baseline_kernels:
+        del found["baseline_kernels"]  # as it was before there was such a field
+    return digest(found)
 
 
 def _origin(winner: Winner, *, imported: bool) -> Origin:
@@ -293,6 +303,7 @@ def _new_row(winner: Winner, ids: Ids, origin: Origin, fingerprint: str) -> Winn
                 correctness=winner.correctness,
                 conditions=winner.conditions,
                 ties=winner.ties,
+                baseline_kernels=winner.baseline_kernels,
             )
         ),
         replayed=winner.replayed,

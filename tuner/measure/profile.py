@@ -1,0 +1,55 @@
+"""Which kernels cuBLAS runs: one launch of the baseline under torch's profiler.
+
+The profiler loads CUPTI, which stays attached to the process once it was used; taking it down again
+breaks CUDA graphs. So a process that profiles must never time anything: `CudaDevice` keeps a
+child of its own for it. Names are a hint, never a measurement: where the profiler is of no use
+(no CUPTI, no permission to use it) there are none, a warning says why, and the run goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import torch
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity, profile, supported_activities
+
+from tuner.measure.baseline import Baseline
+from tuner.measure.graphs import Event, Stream
+
+MAX_NAMES = 16
+"""A batched FP8 launch is a call per batch entry: the first few tell what the others are."""
+
+_LOG = logging.getLogger(__name__)
+
+
+def kernels_run(baseline: Baseline, stream: Stream) -> tuple[str, ...]:
+    """Names of the kernels and memsets of one launch, in the order they started; () if unknown.
+
+    The first MAX_NAMES only.
+    """
+    if ProfilerActivity.CUDA not in supported_activities():  # type: ignore[no-untyped-call]
+        _LOG.warning("this torch (%s) cannot trace CUDA kernels", torch.__version__)
+        return ()
+    try:
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as trace:
+            with stream.torch():
+                baseline.launch(0)
+            launched = Event()
+            launched.record(stream)
+            launched.wait()
+        names = names_in(trace.events() or ())
+    except Exception as error:  # noqa: BLE001 - whatever ails the profiler, it is a hint only
+        _LOG.warning("profiling cuBLAS failed: %s", error)
+        return ()
+    if not names:
+        _LOG.warning("the profiler saw no kernel of cuBLAS: CUPTI is missing, or not permitted")
+    return names
+
+
+def names_in(events: Iterable[FunctionEvent]) -> tuple[str, ...]:
+    """The names of what ran on the GPU, by its start; the first MAX_NAMES."""
+    on_gpu = [event for event in events if event.device_type.name == "CUDA"]
+    on_gpu.sort(key=lambda event: event.time_range.start)
+    return tuple(event.name for event in on_gpu[:MAX_NAMES])

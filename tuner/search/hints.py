@@ -1,0 +1,191 @@
+"""cuBLAS's own choice as a hint: what its kernels' names tell, and our kernels nearest to it.
+
+The names are undocumented; what they mean was read off profiles. `nvjet`'s are
+`nvjet_<types>_<M>x<N>_<K>x<stages>_<cluster M>x<N>_<raster>_…_<layout>`, tile and cluster in
+cuBLAS's column-major view: our row-major D is its D transposed, so its M runs along our N. (A
+product of 16×3584×4096 ran `32x64_64x16_4x1`: a cluster of 4 is of use along 3584 only.) A name
+that is not understood is no hint, and a wrong hint costs the measuring of a few kernels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import log2
+
+from gemmsmith.kernel import Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.launch import Candidate, Decomposition
+
+HINTS = 6
+"""Kernels a hint puts in front. cuBLAS leaves the tile's orientation, the tile's depth and the
+scheduler open; beyond the few that share its tile, they are only neighbours. Not measured yet."""
+
+# Penalties in octaves of one tile extent: a tile half as wide differs by 1. They only say what
+# matters less than the tile. Not measured yet.
+_SPLIT = 0.75  # one splits along K and the other does not: of all but the tile, it changes most
+_CLUSTER = 0.25  # per octave of a cluster's extent: multicast saves L2 reads, no more
+_SCHEDULE = 0.25  # one is cooperative and the other is not
+_ACCUMULATION = 0.25  # FP8: the baseline accumulates fast
+_DEPTH = 0.125  # per octave of the tile's K: more stages make up for less depth
+
+_MAX_NAME = 400  # the rest of a long C++ name holds its arguments
+
+_NUMBER = r"[1-9]\d{0,3}"
+_TILE = rf"(?P<m>{_NUMBER})x(?P<n>{_NUMBER})"
+_DEPTH_STAGES = rf"(?P<k>{_NUMBER})x(?P<stages>{_NUMBER})"
+_FORMS = tuple(
+    re.compile(pattern, re.ASCII)
+    for pattern in (
+        # nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNN, nvjet_sm90_hss_64x8_64x16_1x1_h_bz_splitK_NNT
+        rf"nvjet_(?:sm\d+_)?[a-z]+_{_TILE}_{_DEPTH_STAGES}"
+        rf"_(?P<cluster_m>{_NUMBER})x(?P<cluster_n>{_NUMBER})(?P<rest>\w*)",
+        # sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute…
+        rf"sm\d+_xmma_gemm_\w*?(?P<layout>[tn]{{2}}_[tn])_tilesize{_TILE}x(?P<k>{_NUMBER})"
+        rf"(?:_stages?(?P<stages>{_NUMBER}))?"
+        rf"(?:_cgasize(?P<cluster_m>{_NUMBER})x(?P<cluster_n>{_NUMBER})x\d+)?(?P<rest>\w*)",
+        # cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_32x3_tn_align1
+        rf"cutlass_\d+_\w*?gemm_(?:\w*?_)?{_TILE}(?:_{_DEPTH_STAGES})?_(?P<layout>[tn]{{2}})_align",
+        # ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x3_tn
+        rf"ampere_\w*?gemm_(?:\w*?_)?{_TILE}_\w*?stages_{_DEPTH_STAGES}_(?P<layout>[tn]{{2}})",
+    )
+)
+_NVJET_LAYOUT = re.compile(r"_([NT]{3})(?:_|$)")
+_RASTER = re.compile(r"_([vh])(?:_|$)")
+_COOPERATIVE = re.compile(r"_coop([AB])(?:_|$)")
+_WARPGROUPS = re.compile(r"warpgroupsize(\d)x(\d)x\d", re.ASCII)
+_SPLITTING = re.compile(r"split_?k(?!_off)", re.IGNORECASE)
+_REDUCTION = re.compile(r"splitKreduce", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CublasChoice:
+    """What the name of a cuBLAS kernel tells, in cuBLAS's column-major orientation.
+
+    Attributes:
+        tile: (M, N) of a thread block's tile; M runs along our N.
+        depth: K of the tile, in elements; 0: the name does not say.
+        stages: depth of the pipeline; 0: the name does not say.
+        cluster: thread blocks per cluster along (M, N).
+        raster: `v` or `h`, the way neighbouring tiles follow each other; "": not said.
+        split_k: the product is split along K; another kernel may add the parts.
+        cooperative: `A` or `B`, the operand along whose side warpgroups share a tile; "": none do.
+        transposed: layout letters of A, B and, where the name says, D: `TNN`, `TN`.
+    """
+
+    tile: tuple[int, int]
+    depth: int = 0
+    stages: int = 0
+    cluster: tuple[int, int] = (1, 1)
+    raster: str = ""
+    split_k: bool = False
+    cooperative: str = ""
+    transposed: str = ""
+
+
+def parse(name: str) -> CublasChoice | None:
+    """What one kernel's name tells; None where it is no matrix product of a known form."""
+    name = name[:_MAX_NAME]
+    for form in _FORMS:
+        found = form.search(name)
+        if found is not None:
+            return _choice(found.groupdict())
+    return None
+
+
+def choice_of(names: Iterable[str]) -> CublasChoice | None:
+    """What a launch of cuBLAS chose, from the names of all it ran; None if no name is known."""
+    names = tuple(names)
+    choice = next((found for found in map(parse, names) if found is not None), None)
+    if choice is not None and any(_REDUCTION.search(name) for name in names):
+        return replace(choice, split_k=True)
+    return choice
+
+
+def _choice(fields: dict[str, str | None]) -> CublasChoice:
+    def number(field: str, default: int) -> int:
+        return int(fields.get(field) or default)
+
+    rest = fields.get("rest") or ""
+    layout = fields.get("layout") or _first(_NVJET_LAYOUT, rest)
+    return CublasChoice(
+        tile=(number("m", 1), number("n", 1)),
+        depth=number("k", 0),
+        stages=number("stages", 0),
+        cluster=(number("cluster_m", 1), number("cluster_n", 1)),
+        raster=_first(_RASTER, rest),
+        split_k=_SPLITTING.search(rest) is not None,
+        cooperative=_first(_COOPERATIVE, rest) or _shared_by_warpgroups(rest),
+        transposed=layout.replace("_", "").upper(),
+    )
+
+
+def _first(pattern: re.Pattern[str], text: str) -> str:
+    found = pattern.search(text)
+    return found.group(1) if found else ""
+
+
+def _shared_by_warpgroups(rest: str) -> str:
+    found = _WARPGROUPS.search(rest)
+    if found is None or found.groups() == ("1", "1"):
+        return ""
+    return "B" if found.group(1) == "1" else "A"
+
+
+def distance(choice: CublasChoice, candidate: Candidate) -> float:
+    """How unlike cuBLAS's choice a candidate is, in octaves of a tile's extent; 0: the same.
+
+    Tiles and clusters are compared as they lie on the problem, so that a swapped kernel and an
+    unswapped one with tile M and N exchanged are equally near.
+    """
+    kernel = candidate.kernel
+    tile_m, tile_n = _on_problem(kernel, (kernel.tile[0], kernel.tile[1]))
+    cluster_m, cluster_n = _on_problem(kernel, kernel.cluster)
+    (their_n, their_m), (their_cluster_n, their_cluster_m) = choice.tile, choice.cluster
+    far = _octaves(tile_m, their_m) + _octaves(tile_n, their_n)
+    far += _CLUSTER * (_octaves(cluster_m, their_cluster_m) + _octaves(cluster_n, their_cluster_n))
+    if choice.depth:
+        far += _DEPTH * _octaves(kernel.tile[2], choice.depth)
+    if splits(candidate) != choice.split_k:
+        far += _SPLIT
+    if (kernel.mainloop is MainloopSchedule.COOPERATIVE) != bool(choice.cooperative):
+        far += _SCHEDULE
+    if kernel.dtype.is_fp8 and not kernel.fast_accumulation:
+        far += _ACCUMULATION
+    return far
+
+
+def splits(candidate: Candidate) -> bool:
+    """Whether several thread blocks share an output tile along K."""
+    match candidate.kernel.scheduler:
+        case TileScheduler.SPLIT_K | TileScheduler.CLUSTER_SPLIT_K:
+            return True
+        case TileScheduler.STREAM_K:
+            return candidate.launch.decomposition is not Decomposition.DATA_PARALLEL
+        case _:
+            return False
+
+
+def hinted(
+    candidates: Sequence[Candidate], choice: CublasChoice, limit: int = HINTS
+) -> list[Candidate]:
+    """The nearest candidates to what cuBLAS chose, at most `limit`, each of another kernel.
+
+    Among equally near ones the earlier in `candidates` comes first, launches of one kernel
+    included: give them ranked.
+    """
+    nearest: dict[str, Candidate] = {}
+    for candidate in sorted(candidates, key=lambda each: distance(choice, each)):  # stable
+        if len(nearest) >= limit:
+            break
+        nearest.setdefault(candidate.kernel.name, candidate)
+    return list(nearest.values())
+
+
+def _on_problem(kernel: Kernel, extents: tuple[int, int]) -> tuple[int, int]:
+    """The kernel's (M, N) extents along the problem's M and N."""
+    return (extents[1], extents[0]) if kernel.swapped else extents
+
+
+def _octaves(ours: int, theirs: int) -> float:
+    return abs(log2(ours / theirs))
