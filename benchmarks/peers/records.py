@@ -1,0 +1,95 @@
+"""What is asked of the measuring process, what it says, and what is kept of it.
+
+Messages are JSON lines; the report is one JSON file per element type, rewritten after each problem.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gemmsmith.answer import Conditions, Ratio, Statistics
+from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.launch import Candidate
+from gemmsmith.problem import DType, Problem
+
+BASELINE = "cublas"
+"""The peer that the others are divided into; always measured, and last in line in a round."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """Measure these peers on one problem. `reason`: why there is no candidate."""
+
+    problem: Problem
+    peers: tuple[str, ...]
+    rounds: int
+    seed: int
+    candidate: Candidate | None = None
+    pack: str | None = None
+    reason: str = ""
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One peer on one problem: `ratio` and the rest, or the `reason` why it has none.
+
+    Attributes:
+        ratio: the baseline's time over the peer's, paired round by round: above 1 is faster.
+        error: relative Frobenius error against FP32.
+        tuning_s: wall time of preparing it, compilation and its own tuning included.
+    """
+
+    reason: str | None = None
+    statistics: Statistics | None = None
+    ratio: Ratio | None = None
+    error: float | None = None
+    tuning_s: float = 0.0
+    note: str = ""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """All peers on one problem. `failure`: why nothing at all could be measured."""
+
+    problem: Problem
+    entries: dict[str, Entry] = {}
+    conditions: Conditions | None = None
+    discarded_rounds: int = 0
+    origin: str = ""
+    use: str = ""
+    """What gemmsmith's record tells callers to run: cutlass or cublas."""
+    failure: str | None = None
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The measuring process has its GPU."""
+
+    device: DeviceModel
+    environment: Environment
+
+
+class Busy(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """From now on `peer` is to blame; the next message comes within `limit_s`."""
+
+    peer: str
+    limit_s: float
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The problem is measured, or could not be (`row.failure`)."""
+
+    row: Row
+
+
+Message = Ready | Busy | Done
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """The file peers-<dtype>.json. `unavailable`: peers that cannot run here, and why."""
+
+    dtype: DType
+    suite: str
+    recorded_at: str
+    seed: int
+    rounds: int
+    unavailable: dict[str, str] = {}
+    device: DeviceModel | None = None
+    environment: Environment | None = None
+    rows: list[Row] = []

@@ -1,0 +1,66 @@
+"""gemmsmith's winners for a device model, and their compiled packs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from gemmsmith.device import DeviceModel
+from gemmsmith.kernel import Kernel
+from gemmsmith.problem import Problem
+from tuner.exchange import read_winners
+from tuner.trial import Winner
+
+
+def find_winners(
+    files: Sequence[Path], database: str | None, device: DeviceModel | None
+) -> dict[Problem, Winner]:
+    """Winners by problem, of this device model only (of any without one).
+
+    Later files replace earlier ones, and the database, being this machine's own, all of them.
+    """
+    found = [winner for path in files for winner in read_winners(path)]
+    if database is not None:
+        from tuner.store import Store
+
+        with Store.open(database) as store:
+            found += store.winners(device=None if device is None else device.slug)
+    return {
+        winner.problem: winner
+        for winner in found
+        if device is None or winner.device.slug == device.slug
+    }
+
+
+def find_packs(
+    kernels: Sequence[Kernel], folder: Path, deadline: float
+) -> tuple[dict[str, Path], dict[str, str]]:
+    """Packs by kernel name, from the store or built now; and why others have none."""
+    from tuner.compile import ArtifactStore, Builder, find_toolchain
+    from tuner.errors import TunerError
+
+    store = ArtifactStore(folder)
+    packs: dict[str, Path] = {}
+    absent = []
+    for kernel in kernels:
+        pack = store.find(kernel)
+        if pack is None:
+            absent.append(kernel)
+        else:
+            packs[kernel.name] = pack.path
+    reasons = {kernel.name: "not compiled within the time limit" for kernel in absent}
+    if not absent:
+        return packs, reasons
+    try:
+        for built in Builder(store, find_toolchain()).build(absent):
+            if built.pack is not None:
+                packs[built.kernel.name] = built.pack.path
+                del reasons[built.kernel.name]
+            elif built.failure is not None:
+                reasons[built.kernel.name] = f"does not compile: {built.failure.message}"
+            if time.monotonic() > deadline:
+                break
+    except TunerError as error:
+        reasons |= {name: str(error) for name in reasons}
+    return packs, reasons
