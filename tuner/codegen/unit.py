@@ -14,9 +14,11 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 from cutlass_library.gemm_operation import EmitGemmUniversal3xInstance, EmitGemmUniversalInstance
+from cutlass_library.library import DataTypeTag, KernelScheduleTag, LayoutTag
 
-from gemmsmith.kernel import Backend, Kernel
-from tuner.space.operation import operation
+from gemmsmith.kernel import Backend, Kernel, TileScheduler
+from tuner.space.footprint import stages
+from tuner.space.operation import DATA_TYPES, is_padded, operation
 
 HEADERS = Path(__file__).parent / "include"
 """Directory for the compiler's `-I`: the C ABI and its adapters."""
@@ -31,10 +33,21 @@ _FP8_EPILOGUE_2X = (
 )
 """The emitters know CUTLASS's functors by enumerator only; ours, with the scales, is text."""
 
-_ADAPTER_HEADERS = {
-    Backend.CUTLASS3X: "gemmsmith/gemm3x.hpp",
-    Backend.CUTLASS2X: "gemmsmith/gemm2x.hpp",
-}
+_STREAM_K_TAG = ("cutlass::gemm::StreamKScheduler>", "gemmsmith::StreamKScheduler>")
+"""CUTLASS's scheduler does not compile with programmatic dependent launch; see stream_k.hpp."""
+
+_MAINLOOP = """using {name} =
+  typename cutlass::gemm::collective::CollectiveBuilder<
+    cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp,
+    {a},
+    {b},
+    float,
+    cute::Shape<{tile}>,
+    cute::Shape<cute::_1, cute::_1, cute::_1>,
+    cutlass::gemm::collective::StageCount<{stages}>,
+    {schedule}
+  >::CollectiveOp;
+"""
 
 
 def unit_source(kernels: Sequence[Kernel]) -> str:
@@ -48,13 +61,14 @@ def unit_source(kernels: Sequence[Kernel]) -> str:
     names = [kernel.name for kernel in kernels]
     if len(set(names)) != len(names):
         raise ValueError("a unit cannot hold two kernels of the same name")
-    backends = sorted({kernel.backend for kernel in kernels})
-    headers = [*(_ADAPTER_HEADERS[backend] for backend in backends), "gemmsmith/table.hpp"]
+    headers = [*sorted({_adapter_header(kernel) for kernel in kernels}), "gemmsmith/table.hpp"]
+    # Two kernels can be made of one definition: with and without copies of unaligned operands.
+    definitions = dict.fromkeys(_definition(kernel) for kernel in kernels)
     entries = ",\n".join(f"    {_entry(kernel)}" for kernel in kernels)
     return "\n".join(
         [
             *(f'#include "{header}"' for header in headers),
-            *(_definition(kernel) for kernel in kernels),
+            *definitions,
             "namespace gemmsmith {",
             f"const Entry kernel_table[] = {{\n{entries},\n}};",
             f"const int32_t kernel_table_size = {len(kernels)};",
@@ -81,8 +95,23 @@ def headers_digest() -> str:
     return digest.hexdigest()
 
 
+def _adapter_header(kernel: Kernel) -> str:
+    """The header with the adapter that the kernel's entry names."""
+    if kernel.backend is Backend.CUTLASS2X:
+        return "gemmsmith/gemm2x.hpp"
+    if is_padded(kernel):
+        return "gemmsmith/padded.hpp"
+    return {
+        TileScheduler.STREAM_K: "gemmsmith/stream_k.hpp",
+        TileScheduler.SPLIT_K: "gemmsmith/split_k.hpp",
+        TileScheduler.CLUSTER_SPLIT_K: "gemmsmith/cluster_split_k.hpp",
+    }.get(kernel.scheduler, "gemmsmith/gemm3x.hpp")
+
+
 def _definition(kernel: Kernel) -> str:
-    """CUTLASS's text that defines a struct of the kernel's own name."""
+    """CUTLASS's text that defines a struct of the operation's name; of ours, a mainloop."""
+    if kernel.backend is Backend.CUTE:
+        return _mainloop(kernel)
     if kernel.backend is Backend.CUTLASS3X:
         emitter = EmitGemmUniversal3xInstance()
         scaled = _FP8_EPILOGUE_3X
@@ -92,26 +121,57 @@ def _definition(kernel: Kernel) -> str:
     if kernel.dtype.is_fp8:
         emitter.builtin_epilogue_functor_template = scaled
     text: str = emitter.emit(operation(kernel))
-    return text.strip() + "\n"
+    return text.strip().replace(*_STREAM_K_TAG) + "\n"
+
+
+def _mainloop(kernel: Kernel) -> str:
+    described = operation(kernel)
+    tile = ", ".join(f"cute::Int<{extent}>" for extent in kernel.tile)
+    a, b = (
+        f"{DataTypeTag[each.element]}, {LayoutTag[each.layout]}, {each.alignment}"
+        for each in (described.A, described.B)
+    )
+    return _MAINLOOP.format(
+        name=kernel.name,
+        a=a,
+        b=b,
+        tile=tile,
+        stages=stages(kernel),
+        schedule=KernelScheduleTag[described.kernel_schedule],
+    )
 
 
 def _entry(kernel: Kernel) -> str:
     """The table's line: the adapter around the struct, told the problem's own orientation."""
-    traits = ", ".join(
-        [
-            _boolean(kernel.layout.a_row_major),
-            _boolean(kernel.layout.b_row_major),
-            str(kernel.alignment_a),
-            str(kernel.alignment_b),
-            str(kernel.alignment_d),
-        ]
-    )
-    parameters = f"{kernel.name}, gemmsmith::Traits<{traits}>"
-    if kernel.backend is Backend.CUTLASS3X:
-        adapter = f"gemmsmith::Gemm3x<{parameters}, {_boolean(kernel.swapped)}>"
+    described = operation(kernel)
+    alignment_a = described.A.alignment if is_padded(kernel) else kernel.alignment_a
+    alignment_b = described.B.alignment if is_padded(kernel) else kernel.alignment_b
+    traits = _traits(kernel, alignment_a, alignment_b)
+    swapped = _boolean(kernel.swapped)
+    struct = described.procedural_name()
+    element_d = DataTypeTag[DATA_TYPES[kernel.dtype.d]]
+    if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
+        adapter = f"ClusterSplitKGemm<{kernel.name}, {element_d}, {traits}, {swapped}>"
+    elif kernel.scheduler is TileScheduler.SPLIT_K:
+        adapter = f"SplitKGemm<{struct}, {traits}, {swapped}, {element_d}>"
+    elif kernel.backend is Backend.CUTLASS2X:
+        adapter = f"Gemm2x<{struct}, {traits}>"
     else:
-        adapter = f"gemmsmith::Gemm2x<{parameters}>"
-    return f'entry<{adapter}>("{kernel.name}")'
+        adapter = f"Gemm3x<{struct}, {traits}, {swapped}>"
+    if is_padded(kernel):
+        adapter = f"PaddedGemm<gemmsmith::{adapter}, {_traits(kernel, 1, 1)}>"
+    return f'entry<gemmsmith::{adapter}>("{kernel.name}")'
+
+
+def _traits(kernel: Kernel, alignment_a: int, alignment_b: int) -> str:
+    values = (
+        _boolean(kernel.layout.a_row_major),
+        _boolean(kernel.layout.b_row_major),
+        str(alignment_a),
+        str(alignment_b),
+        str(kernel.alignment_d),
+    )
+    return f"gemmsmith::Traits<{', '.join(values)}>"
 
 
 def _boolean(value: bool) -> str:

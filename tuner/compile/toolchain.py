@@ -36,6 +36,9 @@ FLAGS = (
     # Without it, tiles whose N is not in CUTLASS's short list run as N=16 instructions:
     # 30% slower for 128×144 on 4096×576×7168 (H200, 2026-11-20).
     "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED",
+    # Programmatic dependent launch: a launch's prologue overlaps the tail of the one before it.
+    # 1.5 to 9% on products of 8 to 20 µs (NVIDIA H200, 2026-11-21; benchmarks/NOTES.md).
+    "-DCUTLASS_ENABLE_GDC_FOR_SM90",
     # CuTe calls constexpr host functions from device code.
     "--expt-relaxed-constexpr",
     # CUTLASS's own warnings are not ours to act on; errors must not drown in them.
@@ -48,8 +51,6 @@ FLAGS = (
     "-cudart=static",
     "-Xfatbin=-compress-all",
 )
-"""`CUTLASS_ENABLE_GDC_FOR_SM90` is not among them: with it, CUTLASS 4.2.0's stream-K scheduler
-does not compile."""
 
 _STANDARD_NVCC = Path("/usr/local/cuda/bin/nvcc")
 _RELEASE = re.compile(r"\bV(\d+)\.(\d+)\.(\d+)")

@@ -19,6 +19,7 @@ import torch
 from gemmsmith.answer import Correctness
 from gemmsmith.device import DeviceModel
 from gemmsmith.errors import LaunchFailed, PackError
+from gemmsmith.kernel import TileScheduler
 from gemmsmith.launch import Candidate, Decomposition
 from gemmsmith.problem import Problem
 from gemmsmith.runtime.abi import Arguments, status_text
@@ -212,11 +213,16 @@ class Bench:
 def claims_fixed_order(candidate: Candidate) -> bool:
     """Whether the schedule sums each output element in one order, run after run.
 
-    Data-parallel launches do: one thread block computes a whole tile. For split-K, stream-K and
-    the heuristic that picks among them the order is CUTLASS's business; whether two runs agreed
-    is recorded, not demanded.
+    Data-parallel launches do: one thread block computes a whole tile. So do our own split-K
+    kernels, which add slices in their order. For CUTLASS's split-K, stream-K and the heuristic
+    that picks among them the order is CUTLASS's business; whether two runs agreed is recorded,
+    not demanded.
     """
-    return candidate.launch.decomposition is Decomposition.DATA_PARALLEL
+    ours = (TileScheduler.SPLIT_K, TileScheduler.CLUSTER_SPLIT_K)
+    return (
+        candidate.launch.decomposition is Decomposition.DATA_PARALLEL
+        or candidate.kernel.scheduler in ours
+    )
 
 
 def _first_line(error: Exception) -> str:

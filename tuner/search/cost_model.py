@@ -18,6 +18,7 @@ from gemmsmith.launch import Candidate, Decomposition, Launch, RasterOrder
 from gemmsmith.problem import Problem
 from tuner.space import footprint
 from tuner.space.grid import TileGrid, extents, heuristic_raster, resident_blocks, tile_grid
+from tuner.space.operation import is_padded
 
 CLOCK_BURST = 1.75e9
 """SM clock, Hz, of a kernel too short to reach the power limit (256×4096×4096 in 15.7 µs)."""
@@ -57,6 +58,13 @@ MEMSET_US = 2.0
 """Zeroing the stream-K scheduler's barriers before each launch: about 2 µs of a 10 µs problem."""
 REDUCE_BYTES_PER_CLOCK = 32.0
 """FP32 partials one SM adds to a workspace tile per clock; splits of a tile take turns."""
+CLUSTER_REDUCE_US = 1.0
+"""A cluster adding up its blocks' sums through each other's shared memory. A guess."""
+REDUCE_LAUNCH_US = 1.2
+"""The second kernel of a split-K product, after what overlaps the first one's tail: cuBLAS's
+take 1.7 to 2.5 µs in all."""
+L2_BANDWIDTH = 5.5e12
+"""Bytes per second of partials written to L2 and read back."""
 
 PRECISE_FP8 = 1.18
 """Cost of promoting FP8 partial sums to FP32 registers, relative to fast accumulation."""
@@ -83,6 +91,7 @@ class _Costs:
     store_us: float
     overlapped: bool
     clock: float
+    copies_us: float
 
 
 class AnalyticModel:
@@ -114,7 +123,7 @@ def _costs(kernel: Kernel, problem: Problem, device: DeviceModel) -> _Costs:
     resident = resident_blocks(device.sm_count, kernel.cluster[0] * kernel.cluster[1])
     m, n, _ = kernel.tile
     store = m * n * kernel.dtype.d.bytes / STORE_BYTES_PER_CLOCK / clock * 1e6
-    if kernel.scheduler is TileScheduler.GRID:
+    if kernel.scheduler in (TileScheduler.GRID, TileScheduler.CLUSTER_SPLIT_K):
         shared = max(footprint.shared_bytes(kernel), 1)
         per_sm = max(1, min(4, footprint.SHARED_MEMORY_BYTES // shared))
     else:
@@ -128,7 +137,24 @@ def _costs(kernel: Kernel, problem: Problem, device: DeviceModel) -> _Costs:
         store_us=store,
         overlapped=kernel.mainloop is MainloopSchedule.PINGPONG or per_sm > 1,
         clock=clock,
+        copies_us=_copies_us(kernel, problem),
     )
+
+
+def _copies_us(kernel: Kernel, problem: Problem) -> float:
+    """Copying operands that TMA cannot read, where the kernel does so: read and written once."""
+    if not is_padded(kernel):
+        return 0.0
+    width = problem.dtype.a.bytes
+    copied = sum(
+        2 * extents * problem.k * problem.batch * width
+        for extents, contiguous in (
+            (problem.m, problem.contiguous_a),
+            (problem.n, problem.contiguous_b),
+        )
+        if contiguous * width % 16
+    )
+    return REDUCE_LAUNCH_US + copied / MEMORY_BANDWIDTH * 1e6
 
 
 def _k_tile(kernel: Kernel) -> tuple[float, float]:
@@ -166,7 +192,7 @@ def _time(
     kernel: Kernel, launch: Launch, cost: _Costs, problem: Problem, device: DeviceModel
 ) -> float:
     grid, resident = cost.grid, cost.resident
-    fixed = LAUNCH_US + PROLOGUE_US + EPILOGUE_US
+    fixed = LAUNCH_US + PROLOGUE_US + EPILOGUE_US + cost.copies_us
     if kernel.cluster != (1, 1):
         fixed += CLUSTER_SYNC_US
     extra = 0.0
@@ -177,6 +203,20 @@ def _time(
         tiles = grid.tiles / resident
         # The blocks that share a tile add to it in turn; at least one began it, another ends it.
         extra = MEMSET_US + max(2.0, resident / grid.tiles) * _partial_us(kernel, cost)
+    elif kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
+        blocks = min(grid.tiles * launch.splits, device.sm_count)
+        waves = ceil(grid.tiles * launch.splits / device.sm_count)
+        work = waves * ceil(grid.k_tiles / launch.splits)
+        tiles = float(waves)
+        extra = CLUSTER_REDUCE_US + CLUSTER_SYNC_US
+    elif kernel.scheduler is TileScheduler.SPLIT_K:
+        units = grid.tiles * launch.splits
+        blocks = min(units, resident)
+        waves = ceil(units / resident)
+        work = waves * ceil(grid.k_tiles / launch.splits)
+        tiles = float(waves)
+        partials = 2 * 4 * problem.m * problem.n * launch.splits
+        extra = REDUCE_LAUNCH_US + partials / L2_BANDWIDTH * 1e6
     elif launch.decomposition is Decomposition.SPLIT_K and launch.splits > 1:
         units = grid.tiles * launch.splits
         blocks = min(units, resident)

@@ -1,8 +1,10 @@
 """Which kernels and launches are legal for a problem, per architecture.
 
 Kernels come in families, by what their copies need of a problem's rows: TMA (16 bytes everywhere),
-TMA with stores from registers (D unaligned), cp.async (4 bytes), multistage (anything). A problem
-is offered the first family it qualifies for: the later ones compute the same, slower.
+TMA with stores from registers (D unaligned), and for rows that TMA cannot read TMA after a copy,
+cp.async (4 bytes) or multistage (anything). A problem is offered the first family it qualifies
+for: the later ones compute the same, slower. To the curated kernels come those whose tiles fit
+the problem's own extents (`fitted`).
 
 Invariants: the order is deterministic, every kernel passes `legality.refusal`, no two kernels
 share a name, and the list is never empty: `NoLegalCandidate` is raised instead.
@@ -17,9 +19,15 @@ from gemmsmith.kernel import EpilogueSchedule, Kernel
 from gemmsmith.launch import Candidate
 from gemmsmith.problem import Problem
 from tuner.errors import NoLegalCandidate
-from tuner.space import core, full
+from tuner.space import core, fitted, full
 from tuner.space.launches import launches
-from tuner.space.legality import CPASYNC_MIN_BYTES, PROBLEM_RULES, TMA_BYTES, refusal
+from tuner.space.legality import (
+    CPASYNC_MIN_BYTES,
+    PROBLEM_RULES,
+    TMA_BYTES,
+    TMA_MAINLOOPS,
+    refusal,
+)
 from tuner.space.operation import operation
 
 __all__ = ["Level", "candidates", "kernels", "launches", "operation", "refusal"]
@@ -30,7 +38,7 @@ ARCHITECTURES = ("sm90",)
 class Level(StrEnum):
     """How much of the space to look at."""
 
-    CORE = "core"  # the curated list, up to 200 kernels: where winners have been found
+    CORE = "core"  # the curated list and what fits the problem: where winners have been found
     FULL = "full"  # every legal kernel, thousands
 
 
@@ -58,9 +66,17 @@ def candidates(
     problem: Problem, device: DeviceModel, *, level: Level = Level.CORE
 ) -> list[Candidate]:
     """Every legal kernel with every launch worth measuring."""
+    offered = kernels(problem, device.arch, level=level)
+    if level is Level.CORE and offered[0].mainloop in TMA_MAINLOOPS:
+        known = {kernel.name for kernel in offered}
+        offered += [
+            kernel
+            for kernel in fitted.kernels(offered[0], problem, device)
+            if kernel.name not in known
+        ]
     return [
         Candidate(kernel=kernel, launch=launch)
-        for kernel in kernels(problem, device.arch, level=level)
+        for kernel in offered
         for launch in launches(kernel, problem, device)
     ]
 
@@ -75,11 +91,15 @@ def _families(problem: Problem, level: Level) -> list[tuple[Kernel, ...]]:
         if problem.n * dtype.d.bytes % TMA_BYTES == 0:
             found.append(source.tma_kernels(dtype, layout, EpilogueSchedule.TMA))
         found.append(source.tma_kernels(dtype, layout, EpilogueSchedule.NO_SMEM))
+    whole = problem.n * dtype.d.bytes % TMA_BYTES == 0
+    padded = source.padded_kernels(
+        dtype, layout, EpilogueSchedule.TMA if whole else EpilogueSchedule.NO_SMEM
+    )
     for size in (16, 8, CPASYNC_MIN_BYTES):
         if _rows_aligned(problem, size // width):
-            found.append(source.cpasync_kernels(dtype, layout, size // width))
+            found.append((*padded, *source.cpasync_kernels(dtype, layout, size // width)))
             break
-    found.append(full.multistage_kernels(dtype, layout))
+    found.append((*padded, *full.multistage_kernels(dtype, layout)))
     return found
 
 

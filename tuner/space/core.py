@@ -23,6 +23,9 @@ _WS = (MainloopSchedule.WARP_SPECIALIZED, TileScheduler.GRID)
 _PINGPONG = (MainloopSchedule.PINGPONG, TileScheduler.PERSISTENT)
 _COOPERATIVE = (MainloopSchedule.COOPERATIVE, TileScheduler.PERSISTENT)
 _STREAM_K = (MainloopSchedule.COOPERATIVE, TileScheduler.STREAM_K)
+_PINGPONG_SPLIT = (MainloopSchedule.PINGPONG, TileScheduler.SPLIT_K)
+_COOPERATIVE_SPLIT = (MainloopSchedule.COOPERATIVE, TileScheduler.SPLIT_K)
+_CLUSTER_SPLIT = (MainloopSchedule.WARP_SPECIALIZED, TileScheduler.CLUSTER_SPLIT_K)
 
 _ONE = ((1, 1),)
 _M2 = ((1, 1), (2, 1))
@@ -107,7 +110,41 @@ _TMA = (
     ),
     _Line(schedule=_COOPERATIVE, m=256, ns=(80, 112, 160), clusters=((2, 1),), swapped=_PLAIN),
     _Line(schedule=_COOPERATIVE, m=256, ns=(64, 128), clusters=((2, 1),), swapped=_SWAPPED),
-    # Too few tiles to fill the GPU: split along K.
+    # Too few tiles to fill the GPU: split along K, within a cluster while tiles are small.
+    _Line(schedule=_CLUSTER_SPLIT, m=64, ns=(8, 16, 32), clusters=_ONE, swapped=_SWAPPED, depth=256),
+    _Line(schedule=_CLUSTER_SPLIT, m=64, ns=(32,), clusters=_ONE, swapped=_PLAIN, depth=256),
+    _Line(schedule=_CLUSTER_SPLIT, m=64, ns=(64, 96, 128), clusters=_ONE, swapped=_BOTH, depth=256),
+    # … with two thread blocks per SM, …
+    _Line(
+        schedule=_CLUSTER_SPLIT,
+        m=64,
+        ns=(16, 32, 64),
+        clusters=_ONE,
+        swapped=_SWAPPED,
+        depth=256,
+        stages=4,
+    ),
+    _Line(schedule=_CLUSTER_SPLIT, m=128, ns=(64, 128), clusters=_ONE, swapped=_PLAIN, depth=256),
+    # … and otherwise in two kernels.
+    _Line(schedule=_PINGPONG_SPLIT, m=64, ns=(64, 128), clusters=_ONE, swapped=_PLAIN, precise=True),
+    _Line(schedule=_PINGPONG_SPLIT, m=64, ns=(192, 256), clusters=_ONE, swapped=_BOTH),
+    _Line(
+        schedule=_PINGPONG_SPLIT,
+        m=128,
+        ns=(128, 192),
+        clusters=((1, 1), (2, 1)),
+        swapped=_PLAIN,
+        precise=True,
+    ),
+    _Line(
+        schedule=_COOPERATIVE_SPLIT,
+        m=128,
+        ns=(128, 192, 256),
+        clusters=((1, 1), (2, 1)),
+        swapped=_PLAIN,
+        precise=True,
+    ),
+    _Line(schedule=_COOPERATIVE_SPLIT, m=256, ns=(128,), clusters=((2, 1),), swapped=_BOTH),
     _Line(schedule=_STREAM_K, m=128, ns=(16, 32, 64), clusters=_ONE, swapped=_SWAPPED, depth=256),
     _Line(
         schedule=_STREAM_K,
@@ -137,7 +174,10 @@ _NO_SMEM = (
         schedule=_COOPERATIVE, m=256, ns=(128,), clusters=((2, 1),), swapped=_PLAIN, precise=True
     ),
     _Line(schedule=_STREAM_K, m=128, ns=(64, 128), clusters=_ONE, swapped=_PLAIN, precise=True),
+    _Line(schedule=_CLUSTER_SPLIT, m=64, ns=(16, 32, 64), clusters=_ONE, swapped=_BOTH, depth=256),
 )
+
+_PADDED = tuple(line for line in _NO_SMEM if line.schedule in (_PINGPONG, _COOPERATIVE))
 
 _CPASYNC_TILES = ((64, 32), (64, 64), (64, 128), (128, 64), (128, 128))
 _CPASYNC_COOPERATIVE_TILES = ((128, 64), (128, 128), (128, 256))
@@ -150,10 +190,23 @@ def tma_kernels(dtype: DType, layout: Layout, epilogue: EpilogueSchedule) -> tup
     return tuple(_legal(each for line in lines for each in _expand(line, dtype, layout, epilogue)))
 
 
+@lru_cache(maxsize=16)
+def padded_kernels(dtype: DType, layout: Layout, epilogue: EpilogueSchedule) -> tuple[Kernel, ...]:
+    """The curated kernels that copy operands which TMA cannot read."""
+    lines = (each for line in _PADDED for each in _expand(line, dtype, layout, epilogue, 1))
+    return tuple(_legal(lines))
+
+
 def _expand(
-    line: _Line, dtype: DType, layout: Layout, epilogue: EpilogueSchedule
+    line: _Line,
+    dtype: DType,
+    layout: Layout,
+    epilogue: EpilogueSchedule,
+    alignment: int | None = None,
 ) -> Iterator[Kernel]:
     mainloop, scheduler = line.schedule
+    if scheduler is TileScheduler.CLUSTER_SPLIT_K:
+        epilogue = EpilogueSchedule.NO_SMEM  # it stores at any alignment
     accumulation = (True, False) if line.precise else (True,)
     for n in line.ns:
         for cluster in line.clusters:
@@ -168,7 +221,7 @@ def _expand(
                         mainloop=mainloop,
                         epilogue=epilogue,
                         scheduler=scheduler,
-                        alignment=TMA_BYTES // dtype.a.bytes,
+                        alignment=alignment or TMA_BYTES // dtype.a.bytes,
                         swapped=swapped,
                         fast_accumulation=fast,
                         name=False,

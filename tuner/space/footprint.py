@@ -10,6 +10,7 @@ from __future__ import annotations
 from math import gcd
 
 from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.problem import Element
 
 SHARED_MEMORY_BYTES = 232448
 """Shared memory one thread block may own on sm_90: 227 KiB (`sm90_smem_capacity_bytes`)."""
@@ -62,7 +63,13 @@ def epilogue_bytes(kernel: Kernel) -> int:
     if kernel.epilogue is not EpilogueSchedule.TMA:
         return 0
     m, n = epilogue_tile(kernel)
-    return m * n * kernel.dtype.d.bytes * _epilogue_stages(kernel)
+    return m * n * stored_bytes(kernel) * _epilogue_stages(kernel)
+
+
+def stored_bytes(kernel: Kernel) -> int:
+    """Bytes of one element as the kernel's epilogue stores it: FP32 where slices are added."""
+    partial = kernel.scheduler is TileScheduler.SPLIT_K
+    return (Element.F32 if partial else kernel.dtype.d).bytes
 
 
 def _epilogue_stages(kernel: Kernel) -> int:
@@ -79,6 +86,8 @@ def stages(kernel: Kernel) -> int:
         return kernel.stages
     if kernel.backend is Backend.CUTLASS2X:
         return 2
+    if kernel.backend is Backend.CUTE:
+        return (SHARED_MEMORY_BYTES - _LINE) // (stage_bytes(kernel) + _BARRIERS)
     per_stage = _round_up(stage_bytes(kernel), _LINE) + _BARRIERS
     carveout = _round_up(_epilogue_storage(kernel), _LINE)
     return (SHARED_MEMORY_BYTES - carveout) // per_stage
@@ -93,6 +102,10 @@ def shared_bytes(kernel: Kernel) -> int:
     mainloop = depth * stage_bytes(kernel)
     if kernel.backend is Backend.CUTLASS2X:
         return mainloop  # the epilogue reuses it
+    if kernel.backend is Backend.CUTE:
+        # The tile's FP32 sums take the operands' place (`cluster_split_k.hpp`).
+        tile = max(mainloop, _sums_bytes(kernel))
+        return _round_up(_round_up(tile, _LINE) + _BARRIERS * depth, _LINE)
     barriers = _BARRIERS * (depth + _epilogue_stages(kernel))
     if kernel.epilogue is not EpilogueSchedule.TMA:
         return mainloop + _round_up(barriers + _SCHEDULER_BARRIERS, _LINE) + _LINE
@@ -116,8 +129,15 @@ def _epilogue_storage(kernel: Kernel) -> int:
 def _swizzle_bytes(kernel: Kernel) -> int:
     """Alignment of the epilogue's buffers: eight rows of the widest swizzle that fits them."""
     m, n = epilogue_tile(kernel)
-    row = (m if kernel.swapped else n) * kernel.dtype.d.bytes
+    row = (m if kernel.swapped else n) * stored_bytes(kernel)
     return 8 * next(width for width in (128, 64, 32, 16) if row % width == 0)
+
+
+def _sums_bytes(kernel: Kernel) -> int:
+    """A tile of FP32 sums, its rows padded against bank conflicts (`kPitch`)."""
+    m, n, _ = kernel.tile
+    rows, pitch = (n, m + 4) if kernel.swapped else (m, n + 8)
+    return rows * pitch * Element.F32.bytes
 
 
 def _uses_tma(kernel: Kernel) -> bool:

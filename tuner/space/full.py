@@ -6,7 +6,7 @@ search and a legality question need. Deterministic: the order is that of the loo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import product
 
@@ -28,7 +28,15 @@ _TMA_SCHEDULES = (
     (MainloopSchedule.PINGPONG, TileScheduler.PERSISTENT),
     (MainloopSchedule.COOPERATIVE, TileScheduler.PERSISTENT),
     (MainloopSchedule.COOPERATIVE, TileScheduler.STREAM_K),
+    (MainloopSchedule.PINGPONG, TileScheduler.SPLIT_K),
+    (MainloopSchedule.COOPERATIVE, TileScheduler.SPLIT_K),
+    (MainloopSchedule.WARP_SPECIALIZED, TileScheduler.CLUSTER_SPLIT_K),
 )
+_PADDED_SCHEDULES = (
+    (MainloopSchedule.PINGPONG, TileScheduler.PERSISTENT),
+    (MainloopSchedule.COOPERATIVE, TileScheduler.PERSISTENT),
+)
+_SHARING_SM = (TileScheduler.GRID, TileScheduler.CLUSTER_SPLIT_K)
 
 
 def tiles_k(dtype: DType) -> tuple[int, ...]:
@@ -39,15 +47,29 @@ def tiles_k(dtype: DType) -> tuple[int, ...]:
 @lru_cache(maxsize=16)
 def tma_kernels(dtype: DType, layout: Layout, epilogue: EpilogueSchedule) -> tuple[Kernel, ...]:
     """Kernels with a TMA mainloop and the given epilogue."""
-    return tuple(_legal(_tma(dtype, layout, epilogue)))
+    return tuple(_legal(_tma(_TMA_SCHEDULES, dtype, layout, epilogue, TMA_BYTES // dtype.a.bytes)))
 
 
-def _tma(dtype: DType, layout: Layout, epilogue: EpilogueSchedule) -> Iterator[Kernel]:
+@lru_cache(maxsize=16)
+def padded_kernels(dtype: DType, layout: Layout, epilogue: EpilogueSchedule) -> tuple[Kernel, ...]:
+    """Kernels with a TMA mainloop that copy operands which TMA cannot read."""
+    return tuple(_legal(_tma(_PADDED_SCHEDULES, dtype, layout, epilogue, 1)))
+
+
+def _tma(
+    schedules: Sequence[tuple[MainloopSchedule, TileScheduler]],
+    dtype: DType,
+    layout: Layout,
+    wanted_epilogue: EpilogueSchedule,
+    alignment: int,
+) -> Iterator[Kernel]:
     accumulation = (True, False) if dtype.is_fp8 else (False,)
     choices = product(
-        _TMA_SCHEDULES, TILES_M, TILES_N, tiles_k(dtype), CLUSTERS, (False, True), accumulation
+        schedules, TILES_M, TILES_N, tiles_k(dtype), CLUSTERS, (False, True), accumulation
     )
     for (mainloop, scheduler), m, n, k, cluster, swapped, fast in choices:
+        in_cluster = scheduler is TileScheduler.CLUSTER_SPLIT_K
+        epilogue = EpilogueSchedule.NO_SMEM if in_cluster else wanted_epilogue
         automatic = kernel(
             dtype=dtype,
             layout=layout,
@@ -56,13 +78,13 @@ def _tma(dtype: DType, layout: Layout, epilogue: EpilogueSchedule) -> Iterator[K
             mainloop=mainloop,
             epilogue=epilogue,
             scheduler=scheduler,
-            alignment=TMA_BYTES // dtype.a.bytes,
+            alignment=alignment,
             swapped=swapped,
             fast_accumulation=fast,
             name=False,
         )
         yield automatic
-        if scheduler is not TileScheduler.GRID or choice_refusal(automatic):
+        if scheduler not in _SHARING_SM or choice_refusal(automatic):
             continue
         deepest = footprint.stages(automatic)
         for stages in EXPLICIT_STAGES:
@@ -76,7 +98,7 @@ def _tma(dtype: DType, layout: Layout, epilogue: EpilogueSchedule) -> Iterator[K
                     mainloop=mainloop,
                     epilogue=epilogue,
                     scheduler=scheduler,
-                    alignment=TMA_BYTES // dtype.a.bytes,
+                    alignment=alignment,
                     swapped=swapped,
                     fast_accumulation=fast,
                     name=False,

@@ -82,4 +82,7 @@ def resident_blocks(sm_count: int, cluster_size: int) -> int:
 
 def needs_grid_limits(kernel: Kernel) -> bool:
     """Whether tiles and batches become grid dimensions (not for persistent kernels)."""
-    return kernel.backend is Backend.CUTLASS2X or kernel.scheduler is TileScheduler.GRID
+    return kernel.backend is Backend.CUTLASS2X or kernel.scheduler in (
+        TileScheduler.GRID,
+        TileScheduler.CLUSTER_SPLIT_K,
+    )

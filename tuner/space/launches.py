@@ -22,9 +22,12 @@ from tuner.space.grid import (
 
 SWIZZLES = (1, 2, 4, 8)
 SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
+CLUSTER_SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
+"""Sizes of a cluster along K: hardware allows 16 thread blocks."""
 
 MIN_K_TILES_PER_SPLIT = 4
 """Fewer cannot even fill the pipeline: the split would cost more than it saves."""
+MIN_K_TILES_PER_CLUSTER_SPLIT = 2
 MAX_SPLIT_WAVES = 2
 """Tiles times splits beyond this many waves only add reduction traffic."""
 
@@ -38,9 +41,13 @@ def launches(kernel: Kernel, problem: Problem, device: DeviceModel) -> list[Laun
     if kernel.backend is Backend.CUTLASS2X or kernel.scheduler is TileScheduler.GRID:
         return [Launch()]
     grid = tile_grid(kernel, problem)
+    if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
+        return _cluster_splits(grid, device.sm_count)
     resident = resident_blocks(device.sm_count, kernel.cluster[0] * kernel.cluster[1])
     if kernel.scheduler is TileScheduler.STREAM_K:
         return _splitting(grid, resident)
+    if kernel.scheduler is TileScheduler.SPLIT_K:
+        return _slices(grid, resident, problem, kernel.alignment_a)
     return _orders(grid, kernel.cluster, resident)
 
 
@@ -54,6 +61,32 @@ def _orders(grid: TileGrid, cluster: tuple[int, int], resident: int) -> list[Lau
         Launch(raster=raster, swizzle=swizzle)
         for raster in (RasterOrder.ALONG_M, RasterOrder.ALONG_N)
         for swizzle in swizzles
+    ]
+
+
+def _cluster_splits(grid: TileGrid, sm_count: int) -> list[Launch]:
+    """A cluster's blocks share a tile; without splits it is a plain kernel of few tiles."""
+    found = [
+        splits
+        for splits in CLUSTER_SPLITS
+        if grid.k_tiles >= splits * MIN_K_TILES_PER_CLUSTER_SPLIT
+        and grid.tiles * splits <= MAX_SPLIT_WAVES * sm_count
+    ]
+    return [
+        Launch(decomposition=Decomposition.SPLIT_K, splits=splits) if splits > 1 else Launch()
+        for splits in found
+    ]
+
+
+def _slices(grid: TileGrid, resident: int, problem: Problem, alignment: int) -> list[Launch]:
+    """Equal slices of K, each starting where TMA can read (`SplitKGemm`)."""
+    raster = heuristic_raster(grid)
+    return [
+        Launch(raster=raster, decomposition=Decomposition.SPLIT_K, splits=splits)
+        for splits in sorted({*SPLITS, 7, *_even_splits(grid, resident)})
+        if problem.k % (splits * alignment) == 0
+        and grid.k_tiles >= splits * MIN_K_TILES_PER_SPLIT
+        and grid.tiles * splits <= MAX_SPLIT_WAVES * resident
     ]
 
 

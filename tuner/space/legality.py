@@ -21,7 +21,7 @@ from gemmsmith.kernel import (
 from gemmsmith.problem import Layout, Problem
 from tuner.space import footprint
 from tuner.space.grid import needs_grid_limits, tile_grid
-from tuner.space.operation import operands, operation, warps_2x
+from tuner.space.operation import name_of, operands, warps_2x
 
 TMA_MAINLOOPS = frozenset(
     {MainloopSchedule.WARP_SPECIALIZED, MainloopSchedule.PINGPONG, MainloopSchedule.COOPERATIVE}
@@ -72,10 +72,15 @@ def fast_accumulation_is_fp8(kernel: Kernel) -> str | None:
 
 
 def backend_matches_mainloop(kernel: Kernel) -> str | None:
-    """Multistage kernels are CUTLASS 2.x, all others 3.x."""
-    multistage = kernel.mainloop is MainloopSchedule.MULTISTAGE
-    if multistage != (kernel.backend is Backend.CUTLASS2X):
-        return f"{kernel.mainloop} is not a mainloop of {kernel.backend}"
+    """Multistage kernels are CUTLASS 2.x, those that add up in a cluster ours, all others 3.x."""
+    if kernel.mainloop is MainloopSchedule.MULTISTAGE:
+        backend = Backend.CUTLASS2X
+    elif kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
+        backend = Backend.CUTE
+    else:
+        backend = Backend.CUTLASS3X
+    if kernel.backend is not backend:
+        return f"{kernel.mainloop} with {kernel.scheduler} is not a kernel of {kernel.backend}"
     return None
 
 
@@ -90,15 +95,23 @@ def scheduler_matches_mainloop(kernel: Kernel) -> str | None:
 _SCHEDULERS = {
     MainloopSchedule.MULTISTAGE: (TileScheduler.GRID,),
     MainloopSchedule.CPASYNC_WARP_SPECIALIZED: (TileScheduler.GRID, TileScheduler.PERSISTENT),
-    MainloopSchedule.WARP_SPECIALIZED: (TileScheduler.GRID,),
-    MainloopSchedule.PINGPONG: (TileScheduler.PERSISTENT,),
-    MainloopSchedule.COOPERATIVE: (TileScheduler.PERSISTENT, TileScheduler.STREAM_K),
+    MainloopSchedule.WARP_SPECIALIZED: (TileScheduler.GRID, TileScheduler.CLUSTER_SPLIT_K),
+    MainloopSchedule.PINGPONG: (TileScheduler.PERSISTENT, TileScheduler.SPLIT_K),
+    MainloopSchedule.COOPERATIVE: (
+        TileScheduler.PERSISTENT,
+        TileScheduler.STREAM_K,
+        TileScheduler.SPLIT_K,
+    ),
 }
 
 
 def epilogue_matches_mainloop(kernel: Kernel) -> str | None:
     """TMA epilogues go with TMA mainloops; cp.async stores from registers; 2.x has its own."""
-    if kernel.mainloop in TMA_MAINLOOPS:
+    if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
+        legal = kernel.epilogue is EpilogueSchedule.NO_SMEM
+    elif kernel.scheduler is TileScheduler.SPLIT_K:
+        legal = kernel.epilogue is EpilogueSchedule.TMA
+    elif kernel.mainloop in TMA_MAINLOOPS:
         legal = kernel.epilogue in (EpilogueSchedule.TMA, EpilogueSchedule.NO_SMEM)
     elif kernel.mainloop is MainloopSchedule.MULTISTAGE:
         legal = kernel.epilogue is EpilogueSchedule.THREADBLOCK
@@ -172,6 +185,8 @@ def cluster_is_portable(kernel: Kernel) -> str | None:
     m, n = kernel.cluster
     if kernel.mainloop not in TMA_MAINLOOPS:
         return None if (m, n) == (1, 1) else f"{kernel.mainloop} takes clusters of 1×1 only"
+    if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K and (m, n) != (1, 1):
+        return "the cluster lies along K: its size is the launch's number of splits"
     powers = m in (1, 2, 4) and n in (1, 2, 4)
     if not powers or m * n > MAX_CLUSTER_BLOCKS:
         return f"cluster {m}×{n} is not 1, 2 or {MAX_CLUSTER_SIDE} a side, 8 in all"
@@ -205,10 +220,14 @@ def shared_memory_suffices(kernel: Kernel) -> str | None:
 
 
 def alignment_suits_mainloop(kernel: Kernel) -> str | None:
-    """TMA copies rows of 16 bytes' alignment, cp.async 4 to 16, 2.x is kept for alignment 1."""
+    """TMA copies rows of 16 bytes' alignment, cp.async 4 to 16, 2.x is kept for alignment 1.
+
+    A plain TMA kernel at alignment 1 copies what TMA cannot read (`padded.hpp`).
+    """
     size = kernel.alignment_a * kernel.dtype.a.bytes
     if kernel.mainloop in TMA_MAINLOOPS:
-        legal = size == TMA_BYTES
+        can_pad = kernel.scheduler is TileScheduler.PERSISTENT
+        legal = size == TMA_BYTES or (can_pad and kernel.alignment_a == 1)
     elif kernel.mainloop is MainloopSchedule.MULTISTAGE:
         legal = kernel.alignment_a == 1
     else:
@@ -239,7 +258,7 @@ def fields_follow_name(kernel: Kernel) -> str | None:
         return "A and B share one alignment, and D's follows from the epilogue"
     if kernel.swapped and kernel.backend is Backend.CUTLASS2X:
         return "CUTLASS 2.x kernels are not swapped"
-    if kernel.name != operation(kernel).procedural_name():
+    if kernel.name != name_of(kernel):
         return "the name is not CUTLASS's procedural name"
     return None
 
@@ -281,6 +300,21 @@ def grid_is_launchable(kernel: Kernel, problem: Problem) -> str | None:
     return None
 
 
+def cluster_sums_accumulate_fast(kernel: Kernel) -> str | None:
+    """`ClusterSplitKKernel` leaves FP8 sums in the tensor core: K is short in each slice."""
+    precise = kernel.dtype.is_fp8 and not kernel.fast_accumulation
+    if precise and kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
+        return "splitting K within a cluster accumulates FP8 in the tensor core only"
+    return None
+
+
+def splitting_takes_one_matrix(kernel: Kernel, problem: Problem) -> str | None:
+    """Slices of K take the place of batches; FP32 partials leave in quads (`SplitKGemm`)."""
+    if kernel.scheduler not in (TileScheduler.SPLIT_K, TileScheduler.CLUSTER_SPLIT_K):
+        return None
+    return "K is split for single matrices only" if problem.batch > 1 else None
+
+
 RULES: MappingProxyType[str, KernelRule] = MappingProxyType(
     {
         rule.__name__: rule
@@ -288,6 +322,7 @@ RULES: MappingProxyType[str, KernelRule] = MappingProxyType(
             architecture_is_known,
             fp8_is_k_major,
             fast_accumulation_is_fp8,
+            cluster_sums_accumulate_fast,
             backend_matches_mainloop,
             scheduler_matches_mainloop,
             epilogue_matches_mainloop,
@@ -312,7 +347,12 @@ RULES: MappingProxyType[str, KernelRule] = MappingProxyType(
 PROBLEM_RULES: MappingProxyType[str, ProblemRule] = MappingProxyType(
     {
         rule.__name__: rule
-        for rule in (serves_types_and_layout, rows_are_aligned, grid_is_launchable)
+        for rule in (
+            serves_types_and_layout,
+            rows_are_aligned,
+            grid_is_launchable,
+            splitting_takes_one_matrix,
+        )
     }
 )
 """What a kernel must satisfy for a problem."""

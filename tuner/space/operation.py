@@ -1,7 +1,8 @@
 """`Kernel` ↔ `cutlass_library.GemmOperation`: what codegen emits, and what gives a kernel its name.
 
-Invariant: `operation(kernel).procedural_name() == kernel.name`, and no two kernels of the space
-share a name. CUTLASS's name leaves out a few fields, so these conventions hold throughout:
+Invariant: `name_of(kernel) == kernel.name`, CUTLASS's procedural name of `operation(kernel)` where
+a kernel is just that operation, and no two kernels of the space share a name. CUTLASS's name
+leaves out a few fields, so these conventions hold throughout:
 
 * The scheduler follows from the mainloop, stream-K apart (which the name tells): ping-pong and
   cooperative kernels are persistent, plain warp-specialized ones launch one block per tile.
@@ -10,6 +11,9 @@ share a name. CUTLASS's name leaves out a few fields, so these conventions hold 
 * A swapped kernel is CUTLASS's kernel with column-major D: Dᵀ[N,M] = Bᵀ[N,K] · Aᵀ[K,M]. Reading
   a matrix transposed flips its layout letter, so problem layout `xy` becomes kernel layout
   `ȳx̄` (tn→tn, tt→nn, nt→nt, nn→tt) and the third letter, `n`, says that it is swapped.
+* Kernels that are more than one operation say so in their name: `_split_k` ones compute FP32
+  partials with a CUTLASS kernel and add them with ours, `gemmsmith…_cluster_split_k` ones are our
+  own around CUTLASS's mainloop, and TMA kernels with `align1` copy operands that TMA cannot read.
 * CUTLASS 2.x operations are column-major-D in CUTLASS's library, and its emitter transposes them
   back: the emitted kernel has the problem's own orientation, and is not swapped.
 """
@@ -39,7 +43,7 @@ from cutlass_library.library import (
 from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.problem import DType, Element, Layout
 
-_DATA_TYPES = {
+DATA_TYPES = {
     Element.BF16: DataType.bf16,
     Element.F16: DataType.f16,
     Element.E4M3: DataType.e4m3,
@@ -68,6 +72,8 @@ _TILE_SCHEDULERS = {
     TileScheduler.GRID: TileSchedulerType.Default,
     TileScheduler.PERSISTENT: TileSchedulerType.Persistent,
     TileScheduler.STREAM_K: TileSchedulerType.StreamK,
+    TileScheduler.SPLIT_K: TileSchedulerType.Persistent,
+    TileScheduler.CLUSTER_SPLIT_K: TileSchedulerType.Default,
 }
 
 _WARPS_2X = {
@@ -123,10 +129,15 @@ def kernel(
     Naming is most of the cost: an enumerator that will drop most kernels passes `name=False` and
     names the others itself.
     """
-    legacy = mainloop is MainloopSchedule.MULTISTAGE
+    if mainloop is MainloopSchedule.MULTISTAGE:
+        backend = Backend.CUTLASS2X
+    elif scheduler is TileScheduler.CLUSTER_SPLIT_K:
+        backend = Backend.CUTE
+    else:
+        backend = Backend.CUTLASS3X
     unnamed = Kernel(
         name="",
-        backend=Backend.CUTLASS2X if legacy else Backend.CUTLASS3X,
+        backend=backend,
         arch=arch,
         dtype=dtype,
         layout=layout,
@@ -146,15 +157,37 @@ def kernel(
 
 
 def named(kernel: Kernel) -> Kernel:
-    """The same kernel with the name CUTLASS gives it."""
-    return replace(kernel, name=operation(kernel).procedural_name())
+    """The same kernel with its name."""
+    return replace(kernel, name=name_of(kernel))
+
+
+def name_of(kernel: Kernel) -> str:
+    """CUTLASS's procedural name, and what our own part adds to it."""
+    name: str = operation(kernel).procedural_name()
+    if kernel.scheduler is TileScheduler.SPLIT_K:
+        return f"{name}_split_k"
+    if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
+        return name.replace("cutlass3x", "gemmsmith", 1) + "_cluster_split_k"
+    if is_padded(kernel):
+        return name.replace(f"_align{tma_alignment(kernel.dtype)}_", "_align1_", 1)
+    return name
+
+
+def is_padded(kernel: Kernel) -> bool:
+    """Whether operands that TMA cannot read are copied into the workspace first."""
+    return kernel.backend is Backend.CUTLASS3X and kernel.alignment_a == 1
+
+
+def tma_alignment(dtype: DType) -> int:
+    """Elements of A and B in the 16 bytes that TMA aligns rows to."""
+    return 128 // dtype.a.bits
 
 
 def operation(kernel: Kernel) -> GemmOperation:
     """The operation that CUTLASS's own emitters turn into C++.
 
     Use `EmitGemmUniversal3xInstance` for `cutlass3x` kernels and `EmitGemmUniversalInstance` for
-    `cutlass2x` ones.
+    `cutlass2x` ones. Of `cute` kernels only the mainloop is CUTLASS's.
     """
     return _operation_2x(kernel) if kernel.backend is Backend.CUTLASS2X else _operation_3x(kernel)
 
@@ -163,11 +196,14 @@ def _tensors(
     kernel: Kernel, *, transposed: bool
 ) -> tuple[TensorDescription, TensorDescription, TensorDescription]:
     seen = operands(kernel.dtype, kernel.layout, swapped=transposed)
-    d = _DATA_TYPES[kernel.dtype.d]
+    alignment = tma_alignment(kernel.dtype) if is_padded(kernel) else kernel.alignment_a
+    d, alignment_d = kernel.dtype.d, kernel.alignment_d
+    if kernel.scheduler is TileScheduler.SPLIT_K:
+        d, alignment_d = Element.F32, 4
     return (
-        _tensor(_DATA_TYPES[seen.element_a], seen.a_row_major, kernel.alignment_a),
-        _tensor(_DATA_TYPES[seen.element_b], seen.b_row_major, kernel.alignment_b),
-        _tensor(d, not transposed, kernel.alignment_d),
+        _tensor(DATA_TYPES[seen.element_a], seen.a_row_major, alignment),
+        _tensor(DATA_TYPES[seen.element_b], seen.b_row_major, alignment),
+        _tensor(DATA_TYPES[d], not transposed, alignment_d),
     )
 
 

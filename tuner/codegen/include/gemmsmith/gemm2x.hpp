@@ -28,7 +28,7 @@ struct Gemm2x {
   using ProblemOperands =
       Operands<Traits, typename Kernel::ElementA, typename Kernel::ElementB, ElementD>;
   static constexpr int kSharedBytes = sizeof(typename Kernel::SharedStorage);
-  using Launch = Launcher<Params, cutlass::Kernel2<Kernel>, kSharedBytes>;
+  using Launch = Launcher<Params, cutlass::Kernel2<Kernel>, kSharedBytes, Start::kInOrder>;
 
   template <bool IsRowMajor>
   using LayoutOf =

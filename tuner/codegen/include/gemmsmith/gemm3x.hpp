@@ -44,6 +44,12 @@ struct SplitsWork : std::false_type {};
 template <class Scheduler>
 struct SplitsWork<Scheduler, std::void_t<decltype(Scheduler::splits)>> : std::true_type {};
 
+template <class Collective, class = void>
+struct ReadsWithTma : std::false_type {};
+template <class Collective>
+struct ReadsWithTma<Collective, std::void_t<decltype(Collective::Params::tma_load_a)>>
+    : std::true_type {};
+
 /* Kernels that hand out one tile per thread block keep no scheduler in their parameters. */
 template <class Params, class = void>
 struct IsPersistent : std::false_type {};
@@ -67,7 +73,11 @@ struct Gemm3x {
   using ElementC = typename Kernel::ElementC;
   using ElementD = typename Kernel::ElementD;
   using ProblemOperands = Operands<Traits, ProblemElementA, ProblemElementB, ElementD>;
-  using Launch = Launcher<Params, cutlass::device_kernel<Kernel>, Kernel::SharedStorageSize>;
+  static constexpr bool kTakesScales = TakesScales<EpilogueScalars>::value;
+  static constexpr int kClusterBlocks = cute::size(ClusterShape{});
+  /* CUTLASS's TMA kernels wait for the grid before them; its cp.async kernels do not. */
+  using Launch = Launcher<Params, cutlass::device_kernel<Kernel>, Kernel::SharedStorageSize,
+                          ReadsWithTma<Collective>::value ? Start::kOverlaps : Start::kInOrder>;
 
   /* A (M,K) row-major means K contiguous; B is (N,K) to CuTe, so B row-major means N contiguous. */
   static constexpr bool kAFirst = kFirstModeContiguous<typename Kernel::StrideA>;
@@ -106,35 +116,54 @@ struct Gemm3x {
   static int32_t run(gs_arguments const& g, void* workspace, void* stream_handle) {
     cutlass::Status status = check(g);
     if (status != cutlass::Status::kSuccess) return status_code(status);
+    return run_checked(g, workspace, stream_handle);
+  }
+
+  /* `run` for arguments whose legality the caller vouches for. */
+  static int32_t run_checked(gs_arguments const& g, void* workspace, void* stream_handle) {
     auto stream = static_cast<cudaStream_t>(stream_handle);
     DeviceScope device(g.device);
     if (device.error() != cudaSuccess) return status_code(device.error());
     Arguments arguments = to_arguments(g);
+    dim3 cluster(cute::size<0>(ClusterShape{}), cute::size<1>(ClusterShape{}),
+                 cute::size<2>(ClusterShape{}));
+    /* CUTLASS's guess at how many clusters fit assumes GPCs of 18; the device knows its own. */
+    if (kClusterBlocks > 2 && !SplitsWork<SchedulerArguments>::value) {
+      int32_t resident = Launch::resident_clusters(Kernel::get_block_shape(), cluster, g.device);
+      int32_t allowed = g.sm_count / kClusterBlocks;
+      arguments.hw_info.max_active_clusters = resident < allowed ? resident : allowed;
+    }
     if (workspace == nullptr && Kernel::get_workspace_size(arguments) > 0) {
       return status_code(cutlass::Status::kErrorWorkspaceNull);
     }
     /* Stream-K's barriers count up and are never reset: this clears them on the stream, before
      * every launch. It does nothing for the other schedulers. */
-    status = Kernel::initialize_workspace(arguments, workspace, stream);
+    cutlass::Status status = Kernel::initialize_workspace(arguments, workspace, stream);
     if (status != cutlass::Status::kSuccess) return status_code(status);
     Params params = Kernel::to_underlying_arguments(arguments, workspace);
-    dim3 cluster(cute::size<0>(ClusterShape{}), cute::size<1>(ClusterShape{}),
-                 cute::size<2>(ClusterShape{}));
     return status_code(Launch::launch(params, Kernel::get_grid_shape(params),
                                       Kernel::get_block_shape(), cluster, g.device, stream));
   }
 
- private:
-  static cutlass::Status check(gs_arguments const& g) {
+  /* All of `check` that does not depend on how the operands are aligned. */
+  static cutlass::Status check_launch(gs_arguments const& g) {
     using cutlass::Status;
     Status status = check_problem(g);
     if (status != Status::kSuccess) return status;
     if (!scales_supported<EpilogueScalars>(g)) return Status::kErrorNotSupported;
     if (!splits_supported(g)) return Status::kErrorNotSupported;
     if (g.beta != 0.0f && g.c == nullptr) return Status::kErrorInvalidProblem;
+    if (!IsPersistent<Params>::value && !fits_grid(g)) return Status::kErrorInvalidProblem;
+    return Status::kSuccess;
+  }
+
+ private:
+  static cutlass::Status check(gs_arguments const& g) {
+    using cutlass::Status;
+    Status status = check_launch(g);
+    if (status != Status::kSuccess) return status;
     status = ProblemOperands(g).check(g.batch);
     if (status != Status::kSuccess) return status;
-    if (!IsPersistent<Params>::value && !fits_grid(g)) return Status::kErrorInvalidProblem;
     return Kernel::can_implement(to_arguments(g)) ? Status::kSuccess : Status::kInvalid;
   }
 

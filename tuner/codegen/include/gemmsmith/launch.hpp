@@ -32,32 +32,45 @@ class DeviceScope {
   cudaError_t error_ = cudaSuccess;
 };
 
+/* Whether a function executes griddepcontrol.wait before it touches what earlier grids wrote. */
+enum class Start {
+  kInOrder,   /* after all earlier work of the stream */
+  kOverlaps,  /* while the grid before it drains: programmatic dependent launch */
+};
+
 /* A `__global__` function with its fixed launch configuration.
  *
- * Shared memory beyond the default 48 KB is asked for once per device. Two threads may both ask
- * the first time: the call is idempotent.
+ * What a device must be told once (shared memory beyond 48 KB, clusters of more than eight) is
+ * told on first use. Two threads may both do so: the calls are idempotent.
  */
-template <class Params, void (*Function)(Params), int SharedBytes>
+template <class Params, void (*Function)(Params), int SharedBytes, Start How>
 class Launcher {
  public:
   static cudaError_t launch(Params const& params, dim3 grid, dim3 block, dim3 cluster, int device,
                             cudaStream_t stream) {
     cudaError_t error = configure(device);
     if (error != cudaSuccess) return error;
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {cluster.x, cluster.y, cluster.z};
-    cudaLaunchConfig_t config{};
-    config.gridDim = grid;
-    config.blockDim = block;
-    config.dynamicSmemBytes = SharedBytes;
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = cluster.x * cluster.y * cluster.z > 1 ? 1 : 0;
+    Configuration configuration(grid, block, cluster);
+    configuration.config.stream = stream;
     void* arguments[] = {const_cast<Params*>(&params)};
-    error = cudaLaunchKernelExC(&config, address(), arguments);
+    error = cudaLaunchKernelExC(&configuration.config, address(), arguments);
     if (error != cudaSuccess) cudaGetLastError();  // the code is returned; leave no sticky state
     return error;
+  }
+
+  /* Clusters that run at once on an idle device; 0 if the device does not say. Asked once. */
+  static int32_t resident_clusters(dim3 block, dim3 cluster, int device) {
+    if (device >= kDevices || configure(device) != cudaSuccess) return 0;
+    int32_t known = clusters_[device].load(std::memory_order_relaxed);
+    if (known > 0) return known;
+    int found = 0;
+    Configuration configuration(cluster, block, cluster);
+    if (cudaOccupancyMaxActiveClusters(&found, address(), &configuration.config) != cudaSuccess) {
+      cudaGetLastError();
+      return 0;
+    }
+    clusters_[device].store(found, std::memory_order_relaxed);
+    return found;
   }
 
   /* Registers and spills, once a device has been used: asking earlier would create a context. */
@@ -74,13 +87,40 @@ class Launcher {
   }
 
  private:
+  static constexpr int kDevices = 64;
+
+  struct Configuration {
+    cudaLaunchAttribute attributes[2]{};
+    cudaLaunchConfig_t config{};
+
+    Configuration(dim3 grid, dim3 block, dim3 cluster) {
+      config.gridDim = grid;
+      config.blockDim = block;
+      config.dynamicSmemBytes = SharedBytes;
+      config.attrs = attributes;
+      if (cluster.x * cluster.y * cluster.z > 1) {
+        cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+        attribute.id = cudaLaunchAttributeClusterDimension;
+        attribute.val.clusterDim = {cluster.x, cluster.y, cluster.z};
+      }
+      if (How == Start::kOverlaps) {
+        cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+        attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attribute.val.programmaticStreamSerializationAllowed = 1;
+      }
+    }
+  };
+
   static void const* address() { return reinterpret_cast<void const*>(Function); }
 
   static cudaError_t configure(int device) {
-    uint64_t bit = device < 64 ? uint64_t(1) << device : 0;
+    uint64_t bit = device < kDevices ? uint64_t(1) << device : 0;
     if (configured_.load(std::memory_order_relaxed) & bit) return cudaSuccess;
     cudaError_t error = cudaFuncSetAttribute(
         address(), cudaFuncAttributeMaxDynamicSharedMemorySize, SharedBytes);
+    if (error == cudaSuccess) {
+      error = cudaFuncSetAttribute(address(), cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    }
     if (error != cudaSuccess) {
       cudaGetLastError();
       return error;
@@ -90,6 +130,7 @@ class Launcher {
   }
 
   static inline std::atomic<uint64_t> configured_{0};
+  static inline std::atomic<int32_t> clusters_[kDevices]{};
 };
 
 }  // namespace gemmsmith

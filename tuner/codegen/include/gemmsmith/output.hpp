@@ -1,0 +1,80 @@
+/* D = alpha * scale_a * scale_b * sum + beta * C for our own kernels, four elements at a time.
+ *
+ * D and C are row-major, in the problem's orientation. Any alignment and any N: four neighbours
+ * leave in one store where they are whole and aligned, else one by one.
+ */
+#pragma once
+
+#include "cutlass/cutlass.h"
+#include "cutlass/numeric_conversion.h"
+#include "gemmsmith/abi.h"
+#include "gemmsmith/operands.hpp"
+
+namespace gemmsmith {
+
+template <class ElementD>
+struct Output {
+  ElementD* d;
+  ElementD const* c; /* null where beta is zero */
+  float const* scale_a;
+  float const* scale_b;
+  int64_t ldc, ldd;
+  int32_t m, n;
+  float alpha, beta;
+  bool vectors; /* rows of D and C start where four elements can be moved at once */
+
+  Output() = default;
+
+  template <class ProblemOperands>
+  Output(gs_arguments const& g, ProblemOperands const& operands)
+      : d(static_cast<ElementD*>(g.d)),
+        c(g.beta != 0.0f ? static_cast<ElementD const*>(g.c) : nullptr),
+        scale_a(g.scale_a),
+        scale_b(g.scale_b),
+        ldc(operands.c.row_stride()),
+        ldd(operands.d.row_stride()),
+        m(g.m),
+        n(g.n),
+        alpha(g.alpha),
+        beta(g.beta),
+        vectors(in_vectors(operands.d) && (c == nullptr || in_vectors(operands.c))) {}
+
+  /* The factor of every sum; one read of each scale. */
+  CUTLASS_DEVICE float factor() const {
+    float product = alpha;
+    if (scale_a) product *= *scale_a;
+    if (scale_b) product *= *scale_b;
+    return product;
+  }
+
+  CUTLASS_DEVICE void store(int32_t row, int32_t column, float4 sum, float factor) const {
+    if (row >= m || column >= n) return;
+    using Four = cutlass::Array<ElementD, 4>;
+    float values[4] = {sum.x * factor, sum.y * factor, sum.z * factor, sum.w * factor};
+    ElementD* to = d + row * ldd + column;
+    ElementD const* from = c ? c + row * ldc + column : nullptr;
+    if (vectors && column + 4 <= n) {
+      if (from) {
+        Four source = *reinterpret_cast<Four const*>(from);
+        for (int i = 0; i < 4; ++i) values[i] += beta * static_cast<float>(source[i]);
+      }
+      Four result;
+      for (int i = 0; i < 4; ++i) result[i] = static_cast<ElementD>(values[i]);
+      *reinterpret_cast<Four*>(to) = result;
+      return;
+    }
+    for (int i = 0; i < 4 && column + i < n; ++i) {
+      float value = values[i];
+      if (from) value += beta * static_cast<float>(from[i]);
+      to[i] = static_cast<ElementD>(value);
+    }
+  }
+
+ private:
+  static bool in_vectors(Operand const& operand) {
+    return reinterpret_cast<uintptr_t>(operand.data) % (4 * sizeof(ElementD)) == 0 &&
+           operand.row_stride() % 4 == 0;
+  }
+};
+
+}  // namespace gemmsmith
