@@ -65,6 +65,28 @@ def test_exported_winners_come_back_as_they_were(store: Store, tmp_path: Path) -
         assert again.read_bytes() == path.read_bytes()
 
 
+def test_a_file_that_does_not_name_cublas_kernels_is_read_and_changes_nothing_twice(
+    store: Store, tmp_path: Path
+) -> None:
+    path = tmp_path / "winners.jsonl"
+    store.promote(WINNER)
+    export_winners(store, path)
+    text = path.read_bytes()
+    assert b'"baseline_kernels":[],' in text
+    path.write_bytes(text.replace(b'"baseline_kernels":[],', b""))
+    assert read_winners(path) == [replace(WINNER, revision=1)]
+    assert import_winners(store, path).added == 0
+    assert len(store.history(PROBLEM, MODEL.slug)) == 1
+
+
+def test_names_of_cublas_kernels_travel(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "winners.jsonl"
+    told = replace(WINNER, baseline_kernels=("Memset (Device)", "nvjet"))
+    store.promote(told)
+    export_winners(store, path)
+    assert read_winners(path) == [replace(told, revision=1)]
+
+
 def test_an_import_never_replaces_what_was_measured_here(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "winners.jsonl"
     store.promote(WINNER)

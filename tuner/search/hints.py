@@ -31,6 +31,8 @@ _DEPTH = 0.125  # per octave of the tile's K: more stages make up for less depth
 
 _MAX_NAME = 400  # the rest of a long C++ name holds its arguments
 
+_GRANULE = 8  # tensor cores compute multiples of 8 only: anything else was misread
+
 _NUMBER = r"[1-9]\d{0,3}"
 _TILE = rf"(?P<m>{_NUMBER})x(?P<n>{_NUMBER})"
 _DEPTH_STAGES = rf"(?P<k>{_NUMBER})x(?P<stages>{_NUMBER})"
@@ -89,7 +91,8 @@ def parse(name: str) -> CublasChoice | None:
     for form in _FORMS:
         found = form.search(name)
         if found is not None:
-            return _choice(found.groupdict())
+            choice = _choice(found.groupdict())
+            return None if any(extent % _GRANULE for extent in choice.tile) else choice
     return None
 
 

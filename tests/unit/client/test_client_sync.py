@@ -87,6 +87,16 @@ def test_an_unchanged_answer_is_not_sent_again(client, server, served, answer) -
     assert not client.last_from_cache
 
 
+def test_an_answer_from_before_cublas_kernels_were_named_is_read(
+    client: Client, server: Misbehaving, answer
+) -> None:
+    body = msgspec.to_builtins(answer)
+    del body["baseline_kernels"]
+    server.say(Say(body=msgspec.json.encode(body)))
+    assert client.best(256, 4096, 4096) == answer
+    assert answer.baseline_kernels == ()
+
+
 def test_retries_until_it_works(client, server, served, answer) -> None:
     server.say(UNAVAILABLE, Say(502, b"<html>"), served)
     assert client.best(256, 4096, 4096) == answer

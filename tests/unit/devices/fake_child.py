@@ -3,6 +3,7 @@
 Names: `hang` never answers, `crash` aborts, `dead` reports a ruined context, `wrong` fails
 verification, `slow-rounds` hangs in the finals' rounds only, `refuse` makes the whole request
 fail, `garbage` breaks the protocol. Anything else is measured: 10 µs plus its tile M.
+Profiling cuBLAS names two kernels, unless FAKE_CHILD_PROFILE says `hang`, `crash` or `refuse`.
 Every request is appended to the file named by FAKE_CHILD_LOG.
 """
 
@@ -23,6 +24,8 @@ from tuner.measure.protocol import (
     FinalsDone,
     Hello,
     Outcome,
+    Profile,
+    ProfileDone,
     Quit,
     Ready,
     Refused,
@@ -47,6 +50,7 @@ ENVIRONMENT = Environment(
     cublas="13",
     gemmsmith="0.1.0",
 )
+CUBLAS = ("Memset (Device)", "nvjet_tst_128x128_64x6_2x1_v_bz_TNN")
 CORRECT = Correctness(error=1.5e-3, max_error=2e-3, tolerance=5e-3, repeatable=True)
 CALM = Conditions(sm_clock_mhz=1980.0, power_w=500.0, temperature_c=40.0)
 
@@ -140,6 +144,17 @@ def main() -> None:
                 send(ScreenDone())
             case protocol.Finals():
                 send(race(request.entrants, request.policy.final_rounds))
+            case Profile():
+                send(Started(index=NOBODY))
+                match os.environ.get("FAKE_CHILD_PROFILE"):
+                    case "hang":
+                        time.sleep(600)
+                    case "crash":
+                        os.abort()
+                    case "refuse":
+                        send(Refused(error="DoesNotFit", message="out of memory"))
+                        continue
+                send(ProfileDone(kernels=CUBLAS))
             case Sweep():
                 common = race(request.entrants, request.rounds)
                 order = sorted(common.finalists, key=lambda o: time_us(request.entrants[o.index]))

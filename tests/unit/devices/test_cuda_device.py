@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from tuner.errors import DeviceError, DoesNotFit, NoGpu, ReferenceBroken
 from tuner.trial import FailureKind, Phase
 
 from .conftest import PROBLEM, DeviceFactory, candidate, contenders
-from .fake_child import ENVIRONMENT, MODEL
+from .fake_child import CUBLAS, ENVIRONMENT, MODEL
 
 QUICK = Policy(screen_samples=3, final_rounds=5, candidate_timeout_s=1.0)
 
@@ -207,6 +208,61 @@ def test_sweep_records_everything(fake_device: DeviceFactory) -> None:
     assert len(recorded.baseline_common_us) == 7
     assert len(recorded.baseline_further_us) == 5
     assert recorded.discarded_rounds == 1
+    assert recorded.baseline_kernels == CUBLAS
+
+
+def requests(log: Path, kind: str) -> int:
+    return sum(f'"type":"{kind}"' in line for line in log.read_text().splitlines())
+
+
+def test_cublas_is_profiled_in_a_process_that_times_nothing(
+    fake_device: DeviceFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    monkeypatch.setenv("FAKE_CHILD_LOG", str(log))
+    with fake_device() as device:
+        assert device.baseline_kernels(PROBLEM) == CUBLAS
+        assert all(t.measured for t in device.screen(PROBLEM, contenders("a"), QUICK))
+        assert device.baseline_kernels(Problem(m=1, n=1, k=1)) == CUBLAS
+    assert (requests(log, "hello"), requests(log, "profile")) == (2, 2)
+    with device:
+        assert device.baseline_kernels(PROBLEM) == CUBLAS
+    assert requests(log, "quit") == 3
+
+
+@pytest.mark.parametrize(
+    ("trouble", "asked"),
+    [("hang", 1), ("crash", 1), ("refuse", 2)],
+)
+def test_a_profiler_in_trouble_costs_the_hint_only(
+    fake_device: DeviceFactory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    trouble: str,
+    asked: int,
+) -> None:
+    log = tmp_path / "log"
+    monkeypatch.setenv("FAKE_CHILD_LOG", str(log))
+    monkeypatch.setenv("FAKE_CHILD_PROFILE", trouble)
+    with fake_device(setup_timeout_s=3.0) as device, caplog.at_level(logging.WARNING):
+        assert device.baseline_kernels(PROBLEM) == ()
+        assert str(PROBLEM) in caplog.text
+        assert device.baseline_kernels(PROBLEM) == ()
+        assert requests(log, "profile") == asked
+        assert next(iter(device.screen(PROBLEM, contenders("a"), QUICK))).measured
+
+
+def test_a_problem_that_does_not_fit_is_not_profiled(fake_device: DeviceFactory) -> None:
+    with fake_device() as device:
+        assert device.baseline_kernels(Problem(m=2**20, n=2**20, k=64)) == ()
+        assert device.baseline_kernels(PROBLEM) == CUBLAS
+
+
+def test_no_child_no_names(fake_device: DeviceFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_CHILD_STILLBORN", "1")
+    with fake_device() as device:
+        assert device.baseline_kernels(PROBLEM) == ()
 
 
 def test_the_real_child_says_when_there_is_no_gpu(tmp_path: Path) -> None:

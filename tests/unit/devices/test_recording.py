@@ -77,6 +77,7 @@ def recorded(problem: Problem, kernels: int = 4) -> RecordedProblem:
         further_conditions=BUSY,
         discarded_rounds=2,
         trials=tuple(trials),
+        baseline_kernels=("Memset (Device)", "nvjet_tst_128x128_64x6_2x1_v_bz_TNN"),
     )
 
 
@@ -184,6 +185,21 @@ def test_a_newer_schema_says_upgrade(sweep_file: Path) -> None:
         Sweep.load(sweep_file)
 
 
+def test_a_recording_that_does_not_name_cublas_kernels_is_read(sweep_file: Path) -> None:
+    def older(lines: list[bytes]) -> list[bytes]:
+        decoded = [msgspec.json.decode(line) for line in lines]
+        named = [line.pop("baseline_kernels", None) for line in decoded]
+        assert sum(map(bool, named)) == len(PROBLEMS)
+        return [msgspec.json.encode(line) + b"\n" for line in decoded]
+
+    rewritten(sweep_file, older)
+    assert Sweep.load(sweep_file).problems == {
+        problem: replace(recorded(problem), baseline_kernels=()) for problem in PROBLEMS
+    }
+    with open_device(f"replay:{sweep_file}") as device:
+        assert device.baseline_kernels(PROBLEMS[0]) == ()
+
+
 def test_a_thousand_trials_stay_small(tmp_path: Path) -> None:
     path = tmp_path / "big.jsonl.zst"
     with SweepWriter(path, header()) as writer:
@@ -197,6 +213,8 @@ def test_replay_serves_what_was_recorded(sweep_file: Path) -> None:
         assert device.replayed
         assert not device.needs_packs
         assert device.model == MODEL
+        assert device.baseline_kernels(PROBLEMS[0]) == want.baseline_kernels
+        assert device.baseline_kernels(Problem(m=2, n=2, k=2)) == ()
         candidates = device.recorded(PROBLEMS[0])
         assert candidates == [trial.candidate for trial in want.trials]
         contenders = [Contender(candidate=c) for c in candidates]

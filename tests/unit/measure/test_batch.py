@@ -29,10 +29,15 @@ from tuner.measure.protocol import (
     Entrant,
     Finals,
     Outcome,
+    Profile,
+    ProfileDone,
     Reply,
     Screen,
     Started,
     Sweep,
+    decode_reply,
+    decode_request,
+    encode,
 )
 from tuner.trial import FailureKind
 
@@ -208,6 +213,16 @@ def test_a_sweep_measures_all_and_then_the_best(batches: Batches, pack: Path) ->
     assert {o.index for o in done.further.finalists} <= {0, 6, 7}
     assert all(len(samples) == 5 for samples in done.further.samples_us)
     assert len(done.further.baseline_us) == 5
+
+
+def test_profiling_and_its_answer_travel(batches: Batches, said: list[Reply]) -> None:
+    request = decode_request(encode(Profile(problem=PROBLEM, seed=7)))
+    assert isinstance(request, Profile)
+    done = batches.profile(request)  # the host has no kernels to name
+    assert said == [Started(index=NOBODY)]
+    assert decode_reply(encode(done)) == done == ProfileDone(kernels=())
+    named = ProfileDone(kernels=("nvjet_tst_64x8_64x16_4x1_v_bz_splitK_TNT", "µ"))
+    assert decode_reply(encode(named)) == named
 
 
 def test_fp8_without_cublas_support_has_a_bf16_baseline(batches: Batches) -> None:

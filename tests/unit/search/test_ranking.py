@@ -9,7 +9,7 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.launch import Candidate, Launch
 from gemmsmith.problem import Problem
 from tests.support.candidates import PROBLEM, named
-from tuner.search.ranking import by_kernel, ranked
+from tuner.search.ranking import by_kernel, led, ranked
 
 MODEL = DeviceModel(
     name="NVIDIA H200", arch="sm90", sm_count=132, memory_bytes=2**37, l2_bytes=60 * 2**20
@@ -39,6 +39,11 @@ def test_seeds_lead_in_their_own_order_and_unknown_ones_are_ignored() -> None:
     field = [named("a"), named("b"), named("c")]
     order = ranked(PROBLEM, field, MODEL, ByTable(), [named("c"), named("zz"), named("b")])
     assert [c.kernel.name for c in order] == ["c", "b", "a"]
+
+
+def test_a_seed_named_twice_keeps_its_first_place() -> None:
+    field = [named("a"), named("b"), named("c")]
+    assert led(field, [named("c"), named("b"), named("c")]) == [named("c"), named("b"), named("a")]
 
 
 def test_candidates_group_by_kernel_in_rank_order() -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gemmsmith.answer import Use
+from gemmsmith.device import DeviceModel
+from gemmsmith.launch import Candidate
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
 from tests.support.recordings import best_of, record, some_candidates
+from tests.support.serving import winner as winner_of
 from tuner.devices import open_device
 from tuner.devices.base import Contender, Device, Policy
 from tuner.errors import JobAborted, NoLegalCandidate, NotRecorded
+from tuner.search.budget import BUDGETS
 from tuner.search.cost_model import AnalyticModel
 from tuner.search.progress import Progress, Step
 from tuner.search.run import tune
@@ -112,6 +117,66 @@ def test_a_problem_that_was_not_recorded_is_an_error(device: Device, store: Stor
             Problem(m=5, n=5, k=5), device=device, store=store, builder=None, ranker=AnalyticModel()
         )
     assert store.winners() == []
+
+
+class Profiled(Counting):
+    """A device that knows what cuBLAS runs."""
+
+    def __init__(self, inner: Device, *names: str) -> None:
+        super().__init__(inner)
+        self._names = names
+
+    def baseline_kernels(self, problem: Problem) -> tuple[str, ...]:
+        return self._names
+
+
+class ByName:
+    """A ranker to which the kernel named is the best, and any other as good as the next."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def predict(
+        self, problem: Problem, candidates: Sequence[Candidate], device: DeviceModel
+    ) -> list[float]:
+        return [float(c.kernel.name != self._name) for c in candidates]
+
+
+def test_what_cublas_runs_is_kept_with_the_winner(device: Device, store: Store) -> None:
+    assert run(device, store).baseline_kernels == ()  # type: ignore[attr-defined]
+    names = ("Memset (Device)", "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNN", "an unknown kernel")
+    winner = run(Profiled(device, *names), store)
+    assert winner.baseline_kernels == names  # type: ignore[attr-defined]
+    assert store.winner(PROBLEM, device.model.slug) == winner
+
+
+def test_kernels_like_those_of_cublas_follow_the_near_winners(device: Device, store: Store) -> None:
+    found = some_candidates(PROBLEM)
+    tiles = {c.kernel.name: c.kernel for c in found}
+    favourite, _, _, near, _, like, *_ = tiles
+    (m, n, k), (cluster_m, cluster_n) = tiles[like].tile, tiles[like].cluster
+    if not tiles[like].swapped:
+        m, n, cluster_m, cluster_n = n, m, cluster_n, cluster_m
+    name = f"nvjet_tst_{m}x{n}_{k}x4_{cluster_m}x{cluster_n}_v_bz_TNN"
+    few = replace(BUDGETS[Effort.QUICK], kernels=4)
+
+    def order(profiled: Profiled) -> list[str]:
+        with pytest.raises(JobAborted):  # or its winner would lead the next run
+            run(
+                profiled,
+                store,
+                ranker=ByName(favourite),
+                budget=few,
+                should_stop=lambda: len(profiled.screened) == 3,
+            )
+        return [key.split("@")[0] for key in profiled.screened]
+
+    assert order(Profiled(device))[0] == favourite
+    assert order(Profiled(device, "unheard of"))[0] == favourite
+    # One kernel in four may be there for being like cuBLAS's.
+    assert order(Profiled(device, name))[:2] == [like, favourite]
+    store.promote(replace(winner_of(replace(PROBLEM, m=128)), candidate=found[3]))
+    assert order(Profiled(device, name))[:3] == [near, like, favourite]
 
 
 class AllFail(Counting):

@@ -111,6 +111,12 @@ def test_a_winner_comes_back_as_it_was(store: Store) -> None:
     assert store.winner(replace(PROBLEM, n=7), H200) is None
 
 
+def test_what_cublas_ran_is_kept(store: Store) -> None:
+    told = store.promote(replace(winner(), baseline_kernels=("Memset (Device)", "nvjet")))
+    assert store.winner(PROBLEM, H200) == told
+    assert told.baseline_kernels == ("Memset (Device)", "nvjet")
+
+
 def test_a_winner_without_any_candidate_is_kept(store: Store) -> None:
     bare = replace(
         winner(), use=Use.CUBLAS, candidate=None, statistics=None, speedup=None, correctness=None
