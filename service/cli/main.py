@@ -14,10 +14,12 @@ import typer
 from gemmsmith.version import VERSION
 from service.cli import (
     best,
+    ceilings,
     compiling,
     database,
     doctor,
     recording,
+    report,
     results,
     running,
     space,
@@ -44,6 +46,8 @@ app.command("enumerate", cls=ProblemCommand)(space.enumerate_)
 app.command("compile", cls=ProblemCommand)(compiling.compile_)
 app.command("record", cls=ProblemCommand)(recording.record)
 app.command("results")(results.results)
+app.command("report")(report.report)
+app.command("ceilings")(ceilings.ceilings)
 app.add_typer(database.app, name="db")
 app.command("export")(winners.export)
 app.command("import")(winners.import_)

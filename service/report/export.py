@@ -1,0 +1,130 @@
+"""The rows as CSV and JSON: one list of columns serves both, so that they cannot differ.
+
+Units are in the names: `_us` microseconds, `_tflops` 10¹² FLOP a second, `_gb_per_s` 10⁹ bytes a
+second; shares are fractions. What is not known is an empty field and null.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from gemmsmith.answer import Statistics
+from service.report.reasons import baseline_note, notes, why
+from service.report.rows import DeviceReport, Row, Side
+from tuner.measure.ceilings import document
+
+FORMAT = "gemmsmith-report"
+VERSION = 1
+
+
+def record(row: Row) -> dict[str, Any]:
+    """A row's columns by name, as JSON takes them."""
+    winner, problem = row.winner, row.problem
+    speedup, conditions = winner.speedup, winner.conditions
+    return {
+        "problem": str(problem),
+        "device": winner.device.slug,
+        "m": problem.m,
+        "n": problem.n,
+        "k": problem.k,
+        "batch": problem.batch,
+        "dtype": problem.dtype.value,
+        "layout": problem.layout.value,
+        "classes": [kind.value for kind in row.classes],
+        "use": winner.use.value,
+        "ratio": speedup.median if speedup else None,
+        "ratio_low": speedup.ci_low if speedup else None,
+        "ratio_high": speedup.ci_high if speedup else None,
+        **_time("cutlass", winner.statistics),
+        **_time("cublas", winner.baseline),
+        **_side("cutlass", row.cutlass),
+        **_side("cublas", row.cublas),
+        "flop_per_byte": row.intensity,
+        "ridge_flop_per_byte": row.ridge,
+        "bound": row.bound.value if row.bound else None,
+        **_won(row),
+        "sm_clock_mhz": conditions.sm_clock_mhz if conditions else None,
+        "power_w": conditions.power_w if conditions else None,
+        "throttle": list(conditions.throttle) if conditions else [],
+        "ties": len(winner.ties),
+        "replayed": winner.replayed,
+        "promoted_at": winner.promoted_at,
+        "driver": winner.environment.driver,
+        "baseline": baseline_note(problem),
+        "why": why(row),
+    }
+
+
+def _time(name: str, time: Statistics | None) -> dict[str, Any]:
+    return {
+        f"{name}_us": time.median_us if time else None,
+        f"{name}_us_low": time.ci_low_us if time else None,
+        f"{name}_us_high": time.ci_high_us if time else None,
+        f"{name}_samples": time.samples if time else None,
+    }
+
+
+def _side(name: str, side: Side | None) -> dict[str, Any]:
+    return {
+        f"{name}_tflops": side.flops_per_second / 1e12 if side else None,
+        f"{name}_gb_per_s": side.bytes_per_second / 1e9 if side else None,
+        f"{name}_peak_share": side.peak_share if side else None,
+        f"{name}_bandwidth_share": side.bandwidth_share if side else None,
+        f"{name}_copy_share": side.copy_share if side else None,
+    }
+
+
+_KERNEL = (
+    "backend", "tile", "cluster", "stages", "mainloop", "epilogue", "scheduler", "swapped",
+    "fast_accumulation",
+)  # fmt: skip
+
+
+def _won(row: Row) -> dict[str, Any]:
+    """The best CUTLASS candidate, kernel and launch."""
+    candidate = row.winner.candidate
+    if candidate is None:
+        return dict.fromkeys(
+            ("kernel", *_KERNEL, "raster", "swizzle", "decomposition", "splits", "sm_budget")
+        )
+    kernel, launch = msgspec.to_builtins(candidate.kernel), msgspec.to_builtins(candidate.launch)
+    kernel["tile"] = "x".join(map(str, candidate.kernel.tile))
+    kernel["cluster"] = "x".join(map(str, candidate.kernel.cluster))
+    return {"kernel": kernel["name"], **{name: kernel[name] for name in _KERNEL}, **launch}
+
+
+def to_csv(reports: Sequence[DeviceReport]) -> str:
+    """All rows of all devices, lists joined by spaces."""
+    records = [record(row) for report in reports for row in report.rows]
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    for found in records:
+        writer.writerow({name: _cell(value) for name, value in found.items()})
+    return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    return " ".join(value) if isinstance(value, list) else value
+
+
+def to_json(reports: Sequence[DeviceReport]) -> bytes:
+    """The whole report."""
+    content = {"format": FORMAT, "version": VERSION, "devices": [_device(r) for r in reports]}
+    return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
+
+
+def _device(report: DeviceReport) -> dict[str, Any]:
+    return {
+        "device": {"slug": report.device.slug} | msgspec.to_builtins(report.device),
+        "notes": notes(report),
+        "ceilings": document(report.ceilings) if report.ceilings else None,
+        "summary": [asdict(summary) for summary in report.summaries],
+        "problems": [record(row) for row in report.rows],
+    }

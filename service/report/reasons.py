@@ -1,0 +1,212 @@
+"""Why a problem is still below cuBLAS: one line, of facts on record only, and what to know besides.
+
+Nothing is guessed: a fact is the interval, a share of a measured ceiling, how the winner's tiles
+fall into waves, what a split adds in traffic, rows that TMA cannot load, a throttle reason. Where
+none of them speaks, the line says by how much ours is behind and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gemmsmith.kernel import Backend, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.launch import Candidate, Decomposition
+from gemmsmith.problem import Problem
+from service.report.rows import Bound, DeviceReport, Row, unaligned_operands
+from tuner.space.grid import resident_blocks, tile_grid
+
+FULL = 0.95
+"""Waves filled beyond this are not worth a word."""
+
+PADDED = 1.15
+"""Tiles that cover this many times the output are: the tensor cores' work grows alike."""
+
+FP8_MULTIPLE = 16
+"""K and N that cuBLAS takes in FP8 (tuner.measure.baseline, which needs torch, has the same)."""
+
+_SPLIT_SCHEDULERS = (TileScheduler.SPLIT_K, TileScheduler.CLUSTER_SPLIT_K)
+
+
+def why(row: Row) -> str:
+    """One line for a ratio below 1.00; empty for the others."""
+    speedup, candidate = row.winner.speedup, row.winner.candidate
+    if candidate is None:
+        return "no CUTLASS candidate survived verification"
+    if speedup is None or speedup.median >= 1.0:
+        return ""
+    facts = []
+    if speedup.ci_high >= 1.0:
+        facts.append(f"a tie: {speedup.ci_low:.3f}–{speedup.ci_high:.3f}")
+    facts += [fact for fact in _facts(row, candidate) if fact]
+    if not facts:
+        facts.append("no cause on record")
+    behind = row.cutlass.time.median_us * (1 - speedup.median) if row.cutlass else 0.0
+    return "; ".join((*facts, f"{behind:.2g} µs behind"))
+
+
+def _facts(row: Row, candidate: Candidate) -> Iterator[str]:
+    yield roof(row)
+    yield alignment(row.problem, candidate.kernel)
+    yield waves(row.problem, candidate, row.winner.device.sm_count)
+    yield alone(row.problem, candidate, row.winner.device.sm_count)
+    yield partials(row.problem, candidate)
+    if row.bound is not Bound.MEMORY:
+        yield padding(row.problem, candidate.kernel)
+        yield throttling(row)
+
+
+def roof(row: Row) -> str:
+    """How near both come to what bounds the problem; empty where that was not measured."""
+    ours, theirs = row.cutlass, row.cublas
+    if ours is None or theirs is None or row.bound is None:
+        return ""
+    if row.bound is Bound.COMPUTE:
+        return _both(ours.peak_share, theirs.peak_share, "the measured peak", "compute-bound")
+    if ours.copy_share is not None:
+        of = "the bandwidth of a copy of as many bytes"
+        return _both(ours.copy_share, theirs.copy_share, of, "memory-bound")
+    return _both(ours.bandwidth_share, theirs.bandwidth_share, "copy bandwidth", "memory-bound")
+
+
+def _both(ours: float | None, theirs: float | None, of: str, bound: str) -> str:
+    if ours is None or theirs is None:
+        return ""
+    here, there = f"{ours:.0%}", f"{theirs:.0%}"
+    if here == there:
+        return f"{bound}: both at {here} of {of}"
+    return f"{bound}: at {here} of {of}, cuBLAS at {there}"
+
+
+def alignment(problem: Problem, kernel: Kernel) -> str:
+    """Rows that TMA cannot load or store, and what the winner does instead."""
+    operands = unaligned_operands(problem)
+    if not operands:
+        return ""
+    rows = f"rows of {', '.join(operands)} are not 16-byte aligned"
+    if kernel.backend is Backend.CUTLASS2X:
+        return f"{rows}: a CUTLASS 2.x kernel without TMA and wgmma"
+    if kernel.mainloop is MainloopSchedule.CPASYNC_WARP_SPECIALIZED:
+        return f"{rows}: loads by cp.async instead of TMA"
+    return rows
+
+
+def waves(problem: Problem, candidate: Candidate, sm_count: int) -> str:
+    """How many SMs the winner's tiles keep busy; empty where nearly all, or where not known.
+
+    Known for one thread block an SM: a kernel of CUTLASS 3.x whose pipeline fills shared memory.
+    Others may run several at once, so for them only too few blocks for all SMs is a fact. Stream-K
+    spreads its last wave evenly and has no such loss.
+    """
+    kernel, launch = candidate.kernel, candidate.launch
+    blocks = tile_grid(kernel, problem).tiles
+    if kernel.scheduler in _SPLIT_SCHEDULERS:
+        blocks *= launch.splits
+    elif kernel.scheduler is TileScheduler.STREAM_K:
+        if launch.decomposition in (Decomposition.STREAM_K, Decomposition.HEURISTIC):
+            return ""
+        if launch.decomposition is Decomposition.SPLIT_K:
+            blocks *= launch.splits
+    allowed = min(sm_count, launch.sm_budget) if launch.sm_budget else sm_count
+    together = kernel.cluster[0] * kernel.cluster[1]
+    if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
+        together = launch.splits
+    resident = resident_blocks(allowed, together)
+    if blocks <= resident:
+        if blocks >= FULL * sm_count:
+            return ""
+        return f"{blocks} of {sm_count} SMs busy in the only wave"
+    one_each = kernel.backend is Backend.CUTLASS3X and kernel.stages == 0
+    if not one_each:
+        return ""
+    full, last = divmod(blocks, resident)
+    count = full + bool(last)
+    if blocks >= FULL * count * sm_count:
+        return ""
+    filled = f"{last or resident} of {sm_count} SMs busy in the last of {count} waves"
+    if resident < FULL * sm_count:
+        filled += f", clusters of {together} fit on {resident}"
+    return filled
+
+
+def alone(problem: Problem, candidate: Candidate, sm_count: int) -> str:
+    """Ping-pong's second consumer warpgroup has nothing to do where an SM gets a single tile."""
+    kernel = candidate.kernel
+    together = kernel.cluster[0] * kernel.cluster[1]
+    if kernel.mainloop is not MainloopSchedule.PINGPONG:
+        return ""
+    if kernel.scheduler is not TileScheduler.PERSISTENT:
+        return ""
+    if tile_grid(kernel, problem).tiles > resident_blocks(sm_count, together):
+        return ""
+    return "ping-pong with one tile an SM: one of two consumer warpgroups idle"
+
+
+def partials(problem: Problem, candidate: Candidate) -> str:
+    """FP32 sums that a split writes to memory and reads again; within a cluster it needs none."""
+    kernel, launch = candidate.kernel, candidate.launch
+    stream_k = kernel.scheduler is TileScheduler.STREAM_K
+    by_stream_k = stream_k and launch.decomposition is Decomposition.SPLIT_K
+    if launch.splits <= 1 or not (by_stream_k or kernel.scheduler is TileScheduler.SPLIT_K):
+        return ""
+    size = launch.splits * problem.m * problem.n * problem.batch * 4
+    return (
+        f"split {launch.splits} times along K, {size / 1e6:.1f} MB of FP32 partials beside "
+        f"{problem.operand_bytes / 1e6:.1f} MB of operands"
+    )
+
+
+def padding(problem: Problem, kernel: Kernel) -> str:
+    """Output that tiles cover in vain."""
+    grid = tile_grid(kernel, problem)
+    covered = grid.tiles * kernel.tile[0] * kernel.tile[1]
+    share = covered / (problem.m * problem.n * problem.batch)
+    return f"tiles cover {share:.2f} × the output" if share >= PADDED else ""
+
+
+def throttling(row: Row) -> str:
+    """The power cap, where it was active while measuring."""
+    conditions, most = row.winner.conditions, row.winner.device.max_clock_mhz
+    if conditions is None or "sw_power_cap" not in conditions.throttle:
+        return ""
+    of = f" of {most}" if most else ""
+    return f"power-capped at {conditions.sm_clock_mhz:.0f}{of} MHz"
+
+
+def baseline_note(problem: Problem) -> str:
+    """Where cuBLAS was not asked for this very product in one call: what was timed instead."""
+    if not problem.dtype.is_fp8:
+        return ""
+    if problem.k % FP8_MULTIPLE or problem.n % FP8_MULTIPLE:
+        return "cuBLAS refuses these extents in FP8; timed: a bf16 product of operands cast before"
+    return f"timed: {problem.batch} calls, torch has no batched FP8" if problem.batch > 1 else ""
+
+
+def notes(report: DeviceReport) -> list[str]:
+    """What a device's report lacks, and what in it does not match."""
+    winners = [row.winner for row in report.rows]
+    said = []
+    unpaired = sum(winner.speedup is None for winner in winners)
+    if unpaired:
+        said.append(f"{unpaired} of {len(winners)} problems have no paired ratio.")
+    replayed = sum(winner.replayed for winner in winners)
+    if replayed:
+        said.append(f"{replayed} of {len(winners)} winners were found on a recorded GPU.")
+    ceilings = report.ceilings
+    if ceilings is None:
+        return [
+            f"No ceilings were measured for {report.device.slug}: shares of peak and of bandwidth "
+            "and the roofline's ridge are left out. Measure them on such a GPU: `gemmsmith "
+            "ceilings --device cuda:0`.",
+            *said,
+        ]
+    missing = [str(dtype) for dtype in report.dtypes if ceilings.peak(dtype) is None]
+    if missing:
+        said.append(f"No peak was measured for {', '.join(missing)}: its shares are left out.")
+    theirs = ceilings.environment
+    others = sum(not winner.environment.same_software(theirs) for winner in winners)
+    if others:
+        said.append(
+            f"{others} of {len(winners)} winners were measured with other software than the "
+            f"ceilings (driver {theirs.driver}, torch {theirs.torch}, cuBLAS {theirs.cublas})."
+        )
+    return said

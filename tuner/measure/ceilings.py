@@ -1,0 +1,304 @@
+"""What a GPU does at best: copy bandwidth, and the rate of a large cuBLAS product.
+
+These are the ceilings that `gemmsmith report` judges times against. Both are measured the way
+candidates are: CUDA-graph replays over rotating buffers that leave L2 cold, the GPU's lock held,
+rounds with a low clock repeated, medians with their bootstrap intervals. A copy moves as many bytes
+in as out, so a product that mostly reads may come out a little above it. The matrix rate is what
+the power cap leaves of it, with normal random operands.
+
+The records at the top need no torch; what touches the GPU imports it when called.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gemmsmith.answer import Conditions, Statistics
+from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.files import publish
+from gemmsmith.problem import DType, Problem
+from tuner.devices.lock import gpu_lock
+from tuner.errors import DeviceError, NoGpu, TunerError
+from tuner.measure.footprint import CACHE_FACTOR, MAX_SETS
+from tuner.measure.statistics import summarize
+
+if TYPE_CHECKING:
+    from tuner.measure.graphs import Stream
+    from tuner.measure.timing import Timer
+
+FORMAT = "gemmsmith-ceilings"
+VERSION = 1
+FOLDER = Path("configs/ceilings")
+
+COPY_READ_BYTES = tuple(megabytes * 10**6 for megabytes in (4, 8, 16, 32, 64, 128, 256))
+"""Sizes of small copies: as many bytes as a decoding step's weight matrices have."""
+
+LARGE_READ_BYTES = 4 * 10**9
+"""Large enough that launching, filling and draining the GPU no longer count."""
+
+PEAK_EXTENT = 8192
+"""M, N and K of the product whose rate counts as the peak."""
+
+PEAK_DTYPES = (DType.BF16, DType.FP16, DType.FP8_E4M3)
+ROUNDS = 25
+_WARM_LAUNCHES = 3
+_SEED = 0
+
+
+class CeilingsError(TunerError):
+    """A ceilings file that cannot be read; the message names it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Copy:
+    """A device-to-device copy of `read_bytes`, rotating over `sets` pairs of buffers."""
+
+    read_bytes: int
+    sets: int
+    statistics: Statistics
+    conditions: Conditions
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes read and bytes written."""
+        return 2 * self.read_bytes
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Read and written bytes per second, at the median time."""
+        return self.moved_bytes / self.statistics.median_us * 1e6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peak:
+    """cuBLAS, through torch, on a large problem."""
+
+    problem: Problem
+    statistics: Statistics
+    conditions: Conditions
+
+    @property
+    def flops_per_second(self) -> float:
+        """FLOP per second at the median time."""
+        return self.problem.flops / self.statistics.median_us * 1e6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ceilings:
+    """What one GPU did at best, and when. `copy` is the large one, `copies` the small ones."""
+
+    device: DeviceModel
+    environment: Environment
+    measured_at: str
+    copy: Copy
+    copies: tuple[Copy, ...]
+    peaks: tuple[Peak, ...]
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second of the large copy, read and written."""
+        return self.copy.bytes_per_second
+
+    def peak(self, dtype: DType) -> float | None:
+        """Measured FLOP per second for these element types; None where none was measured."""
+        found = (p.flops_per_second for p in self.peaks if p.problem.dtype is dtype)
+        return next(found, None)
+
+    def bandwidth_at(self, moved_bytes: int) -> float | None:
+        """Bytes per second of a copy that moves as many bytes in all.
+
+        Between two measured sizes the time is interpolated, which is a fixed cost and a rate.
+        None below the smallest one: nothing that small was measured.
+        """
+        points = sorted((c.moved_bytes, c.statistics.median_us) for c in (*self.copies, self.copy))
+        if moved_bytes < points[0][0]:
+            return None
+        for (low, low_us), (high, high_us) in itertools.pairwise(points):
+            if moved_bytes <= high:
+                time_us = low_us + (high_us - low_us) * (moved_bytes - low) / (high - low)
+                return moved_bytes / time_us * 1e6
+        return points[-1][0] / points[-1][1] * 1e6
+
+
+def path_for(slug: str, folder: Path = FOLDER) -> Path:
+    """The ceilings file of a device model. A slug is not trusted to be a file's name."""
+    return folder / f"{re.sub(r'[^a-z0-9._-]+', '-', slug)}.json"
+
+
+def write_ceilings(ceilings: Ceilings, path: Path) -> None:
+    """Write as JSON, atomically; the rates are written for readers and computed when read back."""
+    publish(path, msgspec.json.format(msgspec.json.encode(document(ceilings))) + b"\n", shared=True)
+
+
+def document(ceilings: Ceilings) -> dict[str, Any]:
+    """The JSON of a ceilings file."""
+    found: dict[str, Any] = msgspec.to_builtins(ceilings)
+    found["copy"]["bytes_per_second"] = ceilings.bandwidth
+    for entry, copy in zip(found["copies"], ceilings.copies, strict=True):
+        entry["bytes_per_second"] = copy.bytes_per_second
+    for entry, peak in zip(found["peaks"], ceilings.peaks, strict=True):
+        entry["flops_per_second"] = peak.flops_per_second
+    return {"format": FORMAT, "version": VERSION} | found
+
+
+def read_ceilings(path: Path) -> Ceilings:
+    """Parse a ceilings file.
+
+    Raises:
+        CeilingsError: not one, or written by a newer gemmsmith.
+        FileNotFoundError: no such file.
+    """
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        if found.get("format") != FORMAT or not isinstance(found.get("version"), int):
+            raise CeilingsError(f"{path} is not a ceilings file")
+        if found["version"] > VERSION:
+            raise CeilingsError(
+                f"{path} has format version {found['version']}, this gemmsmith reads {VERSION}: "
+                "upgrade"
+            )
+        return msgspec.convert(found, Ceilings)
+    except msgspec.MsgspecError as error:
+        raise CeilingsError(f"{path} is not a ceilings file: {error}") from None
+
+
+def copy_sets(read_bytes: int, l2_bytes: int) -> int:
+    """Pairs of buffers to rotate over, so that each copy finds L2 cold (see tuner.measure)."""
+    return max(1, min(MAX_SETS, -(-CACHE_FACTOR * l2_bytes // (2 * read_bytes))))
+
+
+def measure(ordinal: int, *, on_step: Callable[[str], None] = lambda _: None) -> Ceilings:
+    """Measure the local GPU with this ordinal, alone on it: some ten seconds.
+
+    Raises:
+        NoGpu: no such GPU, or a torch that cannot use it.
+        DeviceError: what torch or CUDA said.
+    """
+    from tuner.devices.local import gpu_uuid, local_gpu
+
+    model = local_gpu(ordinal)
+    if model is None:
+        raise NoGpu(
+            f"no CUDA device {ordinal} on this machine; ceilings are measured on the GPU itself. "
+            "Run `gemmsmith doctor`"
+        )
+    uuid = gpu_uuid(ordinal)
+    with gpu_lock(uuid):
+        try:
+            return _Gpu(model, ordinal, uuid).ceilings(on_step)
+        except RuntimeError as error:  # torch's, for CUDA's
+            raise DeviceError(f"{model.name}: {str(error).strip().splitlines()[0]}") from error
+
+
+class _Gpu:
+    """The GPU with a CUDA context in this process, a stream and a timer."""
+
+    def __init__(self, model: DeviceModel, ordinal: int, uuid: str) -> None:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise NoGpu(
+                f"the driver has {model.name}, but torch {torch.__version__} has no CUDA support: "
+                "install a CUDA build of torch"
+            )
+        from tuner.measure.conditions import Monitor
+        from tuner.measure.environment import environment
+        from tuner.measure.graphs import Stream
+        from tuner.measure.timing import Timer
+
+        torch.cuda.set_device(ordinal)
+        torch.zeros(1, device=f"cuda:{ordinal}")  # creates the context that driver calls use
+        monitor = Monitor(uuid)
+        self._model = model
+        self._ordinal = ordinal
+        self._environment = environment(uuid, monitor.driver_version)
+        self._stream: Stream = Stream()
+        self._timer: Timer = Timer(self._stream, monitor)
+
+    def ceilings(self, on_step: Callable[[str], None]) -> Ceilings:
+        """Copies first, the power-hungry products last."""
+        copies = []
+        for read_bytes in COPY_READ_BYTES:
+            on_step(f"copy of {read_bytes / 1e6:g} MB")
+            copies.append(self._copy(read_bytes))
+        on_step(f"copy of {LARGE_READ_BYTES / 1e6:g} MB")
+        large = self._copy(LARGE_READ_BYTES)
+        peaks = []
+        for dtype in PEAK_DTYPES:
+            on_step(f"{dtype} product of {PEAK_EXTENT}×{PEAK_EXTENT}×{PEAK_EXTENT}")
+            peaks.append(self._peak(dtype))
+        return Ceilings(
+            device=self._model,
+            environment=self._environment,
+            measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            copy=large,
+            copies=tuple(copies),
+            peaks=tuple(peaks),
+        )
+
+    def _copy(self, read_bytes: int) -> Copy:
+        import torch
+
+        sets = copy_sets(read_bytes, self._model.l2_bytes)
+        with self._stream.torch():
+            buffers = torch.empty(
+                (sets, 2, read_bytes), dtype=torch.uint8, device=f"cuda:{self._ordinal}"
+            )
+            buffers.random_()
+
+        def launch(i: int) -> None:
+            source, target = buffers[i % sets]
+            target.copy_(source)
+
+        statistics, conditions = self._time(launch, sets)
+        return Copy(read_bytes=read_bytes, sets=sets, statistics=statistics, conditions=conditions)
+
+    def _peak(self, dtype: DType) -> Peak:
+        from tuner.measure.baseline import Baseline
+        from tuner.measure.operands import Operands
+
+        problem = Problem(m=PEAK_EXTENT, n=PEAK_EXTENT, k=PEAK_EXTENT, dtype=dtype)
+        with self._stream.torch():
+            operands = Operands(problem, self._model, self._ordinal, _SEED)
+        baseline = Baseline(operands, self._stream)
+        statistics, conditions = self._time(baseline.launch, len(operands.sets))
+        return Peak(problem=problem, statistics=statistics, conditions=conditions)
+
+    def _time(self, launch: Callable[[int], None], sets: int) -> tuple[Statistics, Conditions]:
+        """Time per launch over ROUNDS replays; gives the memory back that earlier calls held."""
+        import torch
+
+        from tuner.measure.conditions import conditions_of
+        from tuner.measure.graphs import Event, TorchGraph
+        from tuner.measure.timing import FINAL_REPLAY_US, launches_per_replay
+
+        gc.collect()
+        torch.cuda.empty_cache()
+        start, end = Event(), Event()
+        with self._stream.torch():
+            launch(0)  # loads the kernel
+            start.record(self._stream)
+            for i in range(_WARM_LAUNCHES):
+                launch(i)
+            end.record(self._stream)
+        end.wait()
+        estimate_us = end.microseconds_since(start) / _WARM_LAUNCHES
+        graph = TorchGraph(
+            self._stream, launches_per_replay(estimate_us, sets, FINAL_REPLAY_US), launch
+        )
+        try:
+            self._timer.warm_up(graph, estimate_us)
+            rounds = self._timer.rounds([graph], ROUNDS, seed=_SEED, announce=lambda _: None)
+        finally:
+            torch.cuda.synchronize()
+            graph.close()
+        return summarize(rounds.samples_us[0]), conditions_of(rounds.readings)
