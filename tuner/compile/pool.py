@@ -3,8 +3,8 @@
 `Builder.build` yields one `Built` per kernel: those already in the store at once, the others as
 their units finish. A kernel that does not compile is one `Built` with a failure; the others of
 its unit are built again without it. Compilation goes on in the background while the caller is
-busy with a result, and ends (compilers killed) when the generator is closed or the process
-exits. Only a fault of the machine (full disk, broken compiler) raises.
+busy with a result, and ends (compilers killed) when the generator is closed, at `Builder.stop`, or
+when the process exits. Only a fault of the machine (full disk, broken compiler) raises.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tuner.compile import nvcc, plan
 from tuner.compile.artifacts import ArtifactStore, Pack
 from tuner.compile.nvcc import Compilation
 from tuner.compile.toolchain import Toolchain
-from tuner.errors import TunerError
+from tuner.errors import JobAborted, TunerError
 from tuner.trial import Failure, FailureKind
 
 TIME_LIMIT_S = 900.0
@@ -69,6 +69,7 @@ class Builder:
         self._workers = workers
         self._memory_per_unit = memory_per_unit
         self._time_limit_s = time_limit_s
+        self._run: _Run | None = None
 
     def has(self, kernel: Kernel) -> bool:
         """Whether the store holds the kernel, built by this toolchain."""
@@ -80,6 +81,7 @@ class Builder:
         Raises:
             DiskFull: no space for the compiler or for a pack; finished packs are kept.
             CompileFailed: the compiler does not work on this machine at all.
+            JobAborted: `stop` was called meanwhile; finished packs are kept.
         """
         digest = self.toolchain.digest
         missing = []
@@ -92,12 +94,20 @@ class Builder:
         if not missing:
             return
         parallel = plan.workers(self._workers, self._memory_per_unit)
-        run = _Run(self.store, self.toolchain, parallel, self._time_limit_s)
+        self._run = run = _Run(self.store, self.toolchain, parallel, self._time_limit_s)
         run.start(plan.units(missing, parallel))
         try:
             yield from run.results(len(missing))
         finally:
             run.stop()
+
+    def stop(self) -> None:
+        """Kill the compilers of a `build` that another thread waits for. Harmless if there is none.
+
+        The builder can build again afterwards.
+        """
+        if self._run is not None:
+            self._run.stop()
 
 
 class _Run:
@@ -153,6 +163,8 @@ class _Run:
             for compilation in self._running:
                 compilation.stop()
                 compilation.discard()
+            if self._stopping.is_set():
+                self._results.put(JobAborted("compilation was stopped; finished packs are kept"))
 
     def _attend(self, compilation: Compilation) -> None:
         """Look at one compilation; if it has ended, deliver or retry its kernels."""

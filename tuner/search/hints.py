@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import log2
 
-from gemmsmith.kernel import Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.kernel import Kernel, MainloopSchedule
 from gemmsmith.launch import Candidate, Decomposition
 
 HINTS = 6
@@ -160,13 +160,7 @@ def distance(choice: CublasChoice, candidate: Candidate) -> float:
 
 def splits(candidate: Candidate) -> bool:
     """Whether several thread blocks share an output tile along K."""
-    match candidate.kernel.scheduler:
-        case TileScheduler.SPLIT_K | TileScheduler.CLUSTER_SPLIT_K:
-            return True
-        case TileScheduler.STREAM_K:
-            return candidate.launch.decomposition is not Decomposition.DATA_PARALLEL
-        case _:
-            return False
+    return candidate.launch.decomposition is not Decomposition.DATA_PARALLEL
 
 
 def hinted(

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from gemmsmith.kernel import Kernel
@@ -146,8 +147,9 @@ class _Run:
         """Measure the most promising kernels, each with its most promising launch."""
         leaders = [launches[0] for launches in groups.values()][: self.budget.kernels]
         self.planned = len(leaders)
-        for batch in self._ready(leaders):
-            self._screen(batch)
+        with closing(self._ready(leaders)) as batches:  # compilers end with the run, at once
+            for batch in batches:
+                self._screen(batch)
 
     def refine_launches(self, groups: Groups) -> None:
         """Measure further launches of the kernels that did best."""
@@ -180,7 +182,7 @@ class _Run:
         self._say(Step.PROMOTE, self.planned, self.planned, _verdict(decision))
         return winner
 
-    def _ready(self, leaders: Sequence[Candidate]) -> Iterator[list[Contender]]:
+    def _ready(self, leaders: Sequence[Candidate]) -> Generator[list[Contender], None, None]:
         """Batches of contenders whose kernels are built, as soon as they are."""
         todo = {c.kernel.name: c for c in leaders if c.key not in self.trials}
         if self.builder is None or not self.device.needs_packs:
@@ -188,23 +190,28 @@ class _Run:
             return
         # Packs of finished trials are needed again in the finals; the store gives them at once.
         kernels = [c.kernel for c in leaders]
-        for built in _batched(self.builder.build(kernels), self.should_stop):
-            contenders = []
-            for item in built:
-                self.packs[item.kernel.name] = item
-                candidate = todo.get(item.kernel.name)
-                if candidate is None:
-                    continue
-                if item.failure is not None:
-                    failed = self._trial(candidate, Phase.SCREEN)
-                    self._record(replace(failed, failure=item.failure))
-                else:
-                    contenders.append(self._contender(candidate))
-            self._say(
-                Step.COMPILE, len(self.packs), len(kernels), f"{len(self.packs)} kernels built"
-            )
-            if contenders:
-                yield contenders
+        with closing(_batched(self.builder, kernels, self.should_stop)) as batches:
+            for built in batches:
+                contenders = self._contenders(built, todo)
+                said = f"{len(self.packs)} kernels built"
+                self._say(Step.COMPILE, len(self.packs), len(kernels), said)
+                if contenders:
+                    yield contenders
+
+    def _contenders(self, built: list[Built], todo: dict[str, Candidate]) -> list[Contender]:
+        """Those of `todo` that were built; of the others that were to be, a failed trial each."""
+        contenders = []
+        for item in built:
+            self.packs[item.kernel.name] = item
+            candidate = todo.get(item.kernel.name)
+            if candidate is None:
+                continue
+            if item.failure is not None:
+                failed = self._trial(candidate, Phase.SCREEN)
+                self._record(replace(failed, failure=item.failure))
+            else:
+                contenders.append(self._contender(candidate))
+        return contenders
 
     def _screen(self, contenders: Sequence[Contender]) -> None:
         if not contenders:
@@ -315,27 +322,23 @@ def _verdict(decision: Decision) -> str:
     return f"{decision.use}: {decision.candidate.key} {decision.statistics.median_us:.2f} µs{gain}"
 
 
-def _batched(items: Iterable[Built], should_stop: StopSignal) -> Iterator[list[Built]]:
-    """Everything `items` has produced since last asked; compilation goes on meanwhile.
+def _batched(
+    builder: Builder, kernels: Sequence[Kernel], should_stop: StopSignal
+) -> Generator[list[Built], None, None]:
+    """Everything the builder has built since last asked; compilation goes on meanwhile.
 
-    The source runs in a thread of its own, so that kernels are measured while others compile.
+    Its results are awaited in a thread of their own, so that kernels are measured while others
+    compile, and a signal to stop is noticed. Closing this kills the compilers.
     """
     arrived: queue.SimpleQueue[Built | BaseException | None] = queue.SimpleQueue()
-    abandoned = threading.Event()
 
     def pump() -> None:
         try:
-            for item in items:
+            for item in builder.build(kernels):
                 arrived.put(item)
-                if abandoned.is_set():
-                    break
+            arrived.put(None)
         except BaseException as error:  # noqa: BLE001 - handed to the consumer, which raises it
             arrived.put(error)
-        finally:
-            close = getattr(items, "close", None)
-            if close is not None:
-                close()
-            arrived.put(None)
 
     thread = threading.Thread(target=pump, name="gemmsmith-compile", daemon=True)
     thread.start()
@@ -357,7 +360,9 @@ def _batched(items: Iterable[Built], should_stop: StopSignal) -> Iterator[list[B
             if batch:
                 yield batch
     finally:
-        abandoned.set()
+        while thread.is_alive():  # again and again: it may be about to start the compilers
+            builder.stop()
+            thread.join(timeout=0.1)
 
 
 def _next(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileSch
 from gemmsmith.problem import DType, Layout
 from tests.support import fake_nvcc
 from tuner.compile import ArtifactStore, Builder, nvcc
-from tuner.errors import CompileFailed, DiskFull
+from tuner.errors import CompileFailed, DiskFull, JobAborted
 from tuner.space.operation import kernel
 from tuner.trial import FailureKind
 
@@ -129,6 +130,25 @@ def test_closing_the_generator_kills_the_compilers_and_their_helpers(
     assert list(scratch.iterdir()) == []
     assert store.find(quick) is not None
     assert store.find(slow) is None
+
+
+def test_another_thread_can_stop_a_build(
+    store: ArtifactStore, scratch: Path, tmp_path: Path
+) -> None:
+    quick, slow = kernels(2)
+    builder = Builder(store, fake_nvcc.toolchain(tmp_path, slow=[slow.name]), workers=2)
+    builder.stop()  # nothing to stop yet: harmless
+    results = builder.build([quick, slow])
+    assert next(results).kernel == quick
+    helper = fake_nvcc.helper(tmp_path)
+    stopper = threading.Timer(0.2, builder.stop)
+    stopper.start()
+    with pytest.raises(JobAborted, match="finished packs are kept"):
+        next(results)
+    stopper.join()
+    wait_for(lambda: not alive(helper))
+    assert list(scratch.iterdir()) == []
+    assert [item.cached for item in builder.build([quick])] == [True]
 
 
 def test_compilation_goes_on_while_the_caller_is_busy(

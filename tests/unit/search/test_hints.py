@@ -148,6 +148,7 @@ def candidate(tile: tuple[int, int, int], **changes: object) -> Candidate:
     return Candidate(kernel=kernel, launch=launch)
 
 
+SPLIT = Launch(decomposition=Decomposition.SPLIT_K, splits=4)
 WIDE = CublasChoice(tile=(256, 128), depth=64, cluster=(2, 1), cooperative="A")
 LIKE_WIDE = {"mainloop": MainloopSchedule.COOPERATIVE}
 
@@ -166,7 +167,7 @@ def test_the_tile_counts_most_then_splitting_then_the_rest() -> None:
         candidate((128, 256, 64), **best),
         candidate((128, 256, 128), **best),
         candidate((128, 256, 64), cluster=(1, 2)),
-        candidate((128, 256, 64), **best, scheduler=TileScheduler.SPLIT_K),
+        candidate((128, 256, 64), **best, scheduler=TileScheduler.SPLIT_K, launch=SPLIT),
         candidate((128, 128, 64), **best),
         candidate((64, 64, 64), **best),
     ]
@@ -175,13 +176,17 @@ def test_the_tile_counts_most_then_splitting_then_the_rest() -> None:
 
 
 def test_only_launches_that_split_are_near_a_split_product() -> None:
-    split = Launch(decomposition=Decomposition.SPLIT_K, splits=4)
-    stream_k = TileScheduler.STREAM_K
-    assert splits(candidate((64, 64, 64), scheduler=stream_k, launch=split))
-    assert not splits(candidate((64, 64, 64), scheduler=stream_k))
-    assert splits(candidate((64, 64, 64), scheduler=TileScheduler.SPLIT_K))
-    assert splits(candidate((64, 64, 64), scheduler=TileScheduler.CLUSTER_SPLIT_K))
-    assert not splits(candidate((64, 64, 64)))
+    stream_k = Launch(decomposition=Decomposition.STREAM_K)
+    assert splits(candidate((64, 64, 64), scheduler=TileScheduler.STREAM_K, launch=stream_k))
+    for scheduler in (TileScheduler.STREAM_K, TileScheduler.SPLIT_K, TileScheduler.CLUSTER_SPLIT_K):
+        assert splits(candidate((64, 64, 64), scheduler=scheduler, launch=SPLIT))
+        assert not splits(candidate((64, 64, 64), scheduler=scheduler))
+    name = "nvjet_tst_64x64_64x8_1x1_v_bz_splitK_TNN"
+    choice = choice_of([name])
+    assert choice is not None
+    field = candidates(Problem(m=128, n=128, k=16384), H200)
+    assert all(splits(each) for each in hinted(field, choice))
+    assert not any(splits(each) for each in hinted(field, replace(choice, split_k=False)))
 
 
 def test_fp8_with_fast_accumulation_is_nearer() -> None:

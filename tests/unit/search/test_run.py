@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +15,10 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.launch import Candidate
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
+from tests.support import fake_nvcc
 from tests.support.recordings import best_of, record, some_candidates
 from tests.support.serving import winner as winner_of
+from tuner.compile import ArtifactStore, Builder
 from tuner.devices import open_device
 from tuner.devices.base import Contender, Device, Policy
 from tuner.errors import JobAborted, NoLegalCandidate, NotRecorded
@@ -177,6 +181,53 @@ def test_kernels_like_those_of_cublas_follow_the_near_winners(device: Device, st
     assert order(Profiled(device, name))[:2] == [like, favourite]
     store.promote(replace(winner_of(replace(PROBLEM, m=128)), candidate=found[3]))
     assert order(Profiled(device, name))[:3] == [near, like, favourite]
+
+
+class Compiling(Counting):
+    """A device that wants its kernels compiled, and then looks nothing up in their packs."""
+
+    needs_packs = True
+
+
+def slow_builder(folder: Path) -> Builder:
+    """A builder of which every unit but that of the best kernel takes five minutes."""
+    best = best_of(PROBLEM).kernel.name
+    slow = [c.kernel.name for c in some_candidates(PROBLEM) if c.kernel.name != best]
+    toolchain = fake_nvcc.toolchain(folder / "nvcc", slow=slow)
+    return Builder(ArtifactStore(folder / "packs"), toolchain, workers=len(slow) + 1)
+
+
+def gone(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
+def test_kernels_are_measured_while_others_compile_and_stopping_kills_the_compilers(
+    device: Device, store: Store, tmp_path: Path
+) -> None:
+    compiling = Compiling(device)
+    began = time.monotonic()
+    with pytest.raises(JobAborted):
+        run(
+            compiling,
+            store,
+            builder=slow_builder(tmp_path),
+            should_stop=lambda: bool(compiling.screened),
+        )
+    assert compiling.screened == [best_of(PROBLEM).key]
+    assert time.monotonic() - began < 30
+    assert gone(fake_nvcc.helper(tmp_path / "nvcc"))
+    assert not [t for t in threading.enumerate() if "compile" in t.name]
+
+
+def test_a_run_is_stopped_while_it_compiles(device: Device, store: Store, tmp_path: Path) -> None:
+    everything = [c.kernel.name for c in some_candidates(PROBLEM)]
+    toolchain = fake_nvcc.toolchain(tmp_path / "nvcc", slow=everything)
+    builder = Builder(ArtifactStore(tmp_path / "packs"), toolchain, workers=2)
+    with pytest.raises(JobAborted, match="while compiling"):
+        run(Compiling(device), store, builder=builder, should_stop=lambda: True)
+    assert gone(fake_nvcc.helper(tmp_path / "nvcc"))
+    assert not [t for t in threading.enumerate() if "compile" in t.name]
 
 
 class AllFail(Counting):
