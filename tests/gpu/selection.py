@@ -7,11 +7,12 @@ are taken greedily, each the one that shows most pairs of features not seen yet 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import combinations
 
-from gemmsmith.kernel import Kernel, MainloopSchedule
+from gemmsmith.kernel import Backend, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.launch import Decomposition, Launch
 from gemmsmith.problem import DType, Layout, Problem
 from tuner.space import Level, kernels, refusal
 
@@ -19,6 +20,44 @@ FAMILIES = tuple(
     (dtype, layout) for dtype in DType for layout in (Layout if not dtype.is_fp8 else (Layout.TN,))
 )
 EXTENTS = (1, 7, 13, 127, 129, 1000, 8191)
+
+TMA_MAINLOOPS = (
+    MainloopSchedule.WARP_SPECIALIZED,
+    MainloopSchedule.PINGPONG,
+    MainloopSchedule.COOPERATIVE,
+)
+
+
+def _plain(kernel: Kernel, mainloop: MainloopSchedule) -> bool:
+    """A TMA kernel of CUTLASS's own that neither splits K nor copies its operands first."""
+    whole = kernel.scheduler in (TileScheduler.GRID, TileScheduler.PERSISTENT)
+    return kernel.mainloop is mainloop and whole and kernel.alignment_a > 1
+
+
+KINDS: dict[str, Callable[[Kernel], bool]] = {
+    "warp_specialized": lambda k: _plain(k, MainloopSchedule.WARP_SPECIALIZED),
+    "pingpong": lambda k: _plain(k, MainloopSchedule.PINGPONG),
+    "cooperative": lambda k: _plain(k, MainloopSchedule.COOPERATIVE),
+    "stream_k": lambda k: k.scheduler is TileScheduler.STREAM_K,
+    "split_k_pingpong": lambda k: (
+        k.scheduler is TileScheduler.SPLIT_K and k.mainloop is MainloopSchedule.PINGPONG
+    ),
+    "split_k_cooperative": lambda k: (
+        k.scheduler is TileScheduler.SPLIT_K and k.mainloop is MainloopSchedule.COOPERATIVE
+    ),
+    "cluster_split_k": lambda k: k.backend is Backend.CUTE and not k.swapped,
+    "cluster_split_k_swapped": lambda k: k.backend is Backend.CUTE and k.swapped,
+    "padded": lambda k: padded(k) and k.alignment_d > 1,
+    "padded_any_d": lambda k: padded(k) and k.alignment_d == 1,
+    "cpasync": lambda k: k.mainloop is MainloopSchedule.CPASYNC_WARP_SPECIALIZED,
+    "multistage": lambda k: k.backend is Backend.CUTLASS2X,
+}
+"""Every schedule of the space, told by what a kernel is, not by what it is called."""
+
+HAND_WRITTEN = tuple(kind for kind in KINDS if kind.startswith(("split", "cluster", "padded")))
+KIND_DTYPES = (DType.BF16, DType.FP8_E4M3)
+EVEN_SPLITS = (2, 3, 5, 7, 16)
+CLUSTER_SPLITS = (1, 2, 3, 5, 7, 8, 11, 13, 16)
 
 _PER_FAMILY = {DType.BF16: 7, DType.FP16: 6, DType.FP8_E4M3: 12, DType.FP8_E5M2: 7}
 _PER_ODD_FAMILY = 1
@@ -83,8 +122,66 @@ def chosen(dtype: DType, layout: Layout) -> tuple[Kernel, ...]:
 
 @cache
 def everything() -> tuple[Kernel, ...]:
-    """All kernels of all families, each once."""
-    return tuple(dict.fromkeys(k for family in FAMILIES for k in chosen(*family)))
+    """All kernels of all families and kinds, each once."""
+    families = [kernel for family in FAMILIES for kernel in chosen(*family)]
+    kinds = [kernel for kind in KINDS for dtype in KIND_DTYPES if (kernel := of_kind(kind, dtype))]
+    return tuple(dict.fromkeys([*families, *kinds]))
+
+
+def padded(kernel: Kernel) -> bool:
+    """Copies operands that TMA cannot read into workspace before it runs."""
+    tma = kernel.backend is Backend.CUTLASS3X and kernel.mainloop in TMA_MAINLOOPS
+    return tma and kernel.alignment_a == 1
+
+
+@cache
+def of_kind(kind: str, dtype: DType) -> Kernel | None:
+    """One tn kernel of a kind, one that is built already if possible; None if there is none."""
+    matches = KINDS[kind]
+    for kernel in chosen(dtype, Layout.TN):
+        if matches(kernel):
+            return kernel
+    problems = (aligned(dtype, Layout.TN), *less_aligned(dtype, Layout.TN))
+    extra = Problem(m=528, n=784, k=1031, dtype=dtype)  # only A and B unaligned
+    for level in Level:
+        for problem in (*problems, extra):
+            for kernel in kernels(problem, level=level):
+                if matches(kernel):
+                    return kernel
+    return None
+
+
+def splits_of(kernel: Kernel) -> tuple[Launch, ...]:
+    """The launches that a kind's tests take."""
+    if kernel.backend is Backend.CUTE:
+        return tuple(map(_split, CLUSTER_SPLITS))
+    if kernel.scheduler is TileScheduler.SPLIT_K:
+        return tuple(map(_split, EVEN_SPLITS))
+    if kernel.scheduler is TileScheduler.STREAM_K:
+        return (
+            Launch(decomposition=Decomposition.STREAM_K),
+            Launch(decomposition=Decomposition.HEURISTIC),
+            *map(_split, (2, 5)),
+        )
+    return (Launch(),)
+
+
+def suited(kernel: Kernel, m: int, n: int, k: int, *, splits: int = 1) -> Problem:
+    """The tn problem m×n×k with N and K rounded up to what the kernel needs, and no further."""
+    whole = kernel.alignment_a * (splits if kernel.scheduler is TileScheduler.SPLIT_K else 1)
+    return Problem(
+        m=m,
+        n=-(-n // kernel.alignment_d) * kernel.alignment_d,
+        k=-(-k // whole) * whole,
+        dtype=kernel.dtype,
+        layout=Layout.TN,
+    )
+
+
+def _split(splits: int) -> Launch:
+    if splits == 1:
+        return Launch()
+    return Launch(decomposition=Decomposition.SPLIT_K, splits=splits)
 
 
 def legal(problem: Problem, most: int = 2) -> list[Kernel]:

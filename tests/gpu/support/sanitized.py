@@ -1,0 +1,136 @@
+"""A small program to run under compute-sanitizer: one kernel, a few launches, no torch.
+
+    python -m tests.gpu.support.sanitized JOB.json
+
+Operands are device allocations of exactly their size, so that a read past an end is one. Their
+elements are small integers, so that sampled elements of D can be checked exactly but for rounding.
+Prints "right" and exits 0, or says what is wrong and exits 1.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from cuda.bindings import driver
+
+from gemmsmith.problem import DType, Problem
+from gemmsmith.runtime.abi import ABI_VERSION, Arguments
+from gemmsmith.runtime.pack import LoadedPack
+from tests.gpu.support.jobs import Job
+
+SAMPLES = 300
+VALUES = (-2, -1, 0, 1, 2)
+
+
+def main(job: Job) -> str:
+    """What is wrong; empty if nothing is."""
+    problem = job.problem
+    assert problem.dtype is DType.BF16
+    _call(driver.cuInit(0))
+    context = _call(driver.cuDevicePrimaryCtxRetain(0))
+    _call(driver.cuCtxSetCurrent(context))
+    sms = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+    sm_count = int(_call(driver.cuDeviceGetAttribute(sms, 0)))
+    chooser = random.Random(7)
+    a = chooser.choices(VALUES, k=problem.m * problem.k)
+    b = chooser.choices(VALUES, k=problem.n * problem.k)
+    device_a, device_b = _upload(_bf16(a)), _upload(_bf16(b))
+    d_bytes = problem.m * problem.n * 2
+    device_d = _upload(b"\xed\x7f" * (problem.m * problem.n))
+    kernel = LoadedPack.open(job.pack).kernel(job.kernel.name)
+    for launch in job.launches:
+        arguments = _arguments(problem, device_a, device_b, device_d)
+        arguments.set_launch(launch, sm_count=sm_count)
+        status = kernel.can_implement(arguments)
+        if status:
+            return f"{launch.key}: refused with status {status}"
+        size = kernel.workspace_bytes(arguments)
+        workspace = _upload(b"\xa5" * size) if size else 0
+        _call(driver.cuMemsetD16(device_d, 0x7FED, problem.m * problem.n))
+        for _ in range(2):
+            kernel.run(arguments, workspace, 0)
+        _call(driver.cuCtxSynchronize())
+        wrong = _wrong(problem, a, b, _download(device_d, d_bytes), chooser)
+        if wrong:
+            return f"{launch.key}: {wrong}"
+        if workspace:
+            _call(driver.cuMemFree(workspace))
+    return ""
+
+
+def _arguments(problem: Problem, a: int, b: int, d: int) -> Arguments:
+    return Arguments(
+        abi=ABI_VERSION,
+        m=problem.m,
+        n=problem.n,
+        k=problem.k,
+        batch=1,
+        a=a,
+        b=b,
+        c=d,
+        d=d,
+        lda=problem.k,
+        ldb=problem.k,
+        ldc=problem.n,
+        ldd=problem.n,
+        batch_stride_a=problem.m * problem.k,
+        batch_stride_b=problem.n * problem.k,
+        batch_stride_c=problem.m * problem.n,
+        batch_stride_d=problem.m * problem.n,
+        alpha=1.0,
+        beta=0.0,
+        device=0,
+    )
+
+
+def _wrong(problem: Problem, a: list[int], b: list[int], d: bytes, chooser: random.Random) -> str:
+    got = [struct.unpack("<f", b"\0\0" + d[i : i + 2])[0] for i in range(0, len(d), 2)]
+    strange = sum(value != value for value in got)
+    if strange:
+        return f"{strange} elements were not written or are NaN"
+    k = problem.k
+    corners = [(0, 0), (problem.m - 1, problem.n - 1)]
+    for row, column in corners + [
+        (chooser.randrange(problem.m), chooser.randrange(problem.n)) for _ in range(SAMPLES)
+    ]:
+        left, right = a[row * k : (row + 1) * k], b[column * k : (column + 1) * k]
+        wanted = sum(x * y for x, y in zip(left, right, strict=True))
+        value = got[row * problem.n + column]
+        if abs(value - wanted) > abs(wanted) / 256:
+            return f"D[{row}, {column}] is {value}, not {wanted}"
+    return ""
+
+
+def _bf16(values: list[int]) -> bytes:
+    bits = {value: struct.pack("<f", value)[2:] for value in VALUES}
+    return b"".join(bits[value] for value in values)
+
+
+def _upload(data: bytes) -> int:
+    pointer = int(_call(driver.cuMemAlloc(len(data))))
+    _call(driver.cuMemcpyHtoD(pointer, data, len(data)))
+    return pointer
+
+
+def _download(pointer: int, size: int) -> bytes:
+    data = bytearray(size)
+    _call(driver.cuMemcpyDtoH(data, pointer, size))
+    return bytes(data)
+
+
+def _call(result: tuple[Any, ...]) -> Any:
+    status, *values = result
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(driver.CUresult(status).name)
+    return values[0] if values else None
+
+
+if __name__ == "__main__":
+    said = main(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Job))
+    print(said or "right", flush=True)
+    sys.exit(1 if said else 0)

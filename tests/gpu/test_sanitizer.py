@@ -1,0 +1,98 @@
+"""compute-sanitizer on one kernel of each hand-written kind, in a process of its own.
+
+A tool that finds fault with CUTLASS's own ping-pong kernel does not understand TMA pipelines: it
+then says nothing about ours, and the test is skipped with that reason.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gemmsmith.kernel import Kernel
+from gemmsmith.launch import Launch
+from gemmsmith.problem import DType, Problem
+from tests.gpu import selection
+from tests.gpu.conftest import Packs
+from tests.gpu.support.jobs import Job
+
+ROOT = Path(__file__).resolve().parents[2]
+TIME_LIMIT_S = 300
+FOUND = 86
+UNSUPPORTED = re.compile(r"not supported|unsupported|[Uu]nable to|driver version", re.IGNORECASE)
+CONTROL = "pingpong"
+
+
+def _sanitizer() -> str:
+    program = shutil.which("compute-sanitizer")
+    for home in filter(None, (os.environ.get("CUDA_HOME"), "/usr/local/cuda")):
+        program = program or shutil.which(f"{home}/bin/compute-sanitizer")
+    if program is None:
+        pytest.skip("compute-sanitizer is not installed")
+    return program
+
+
+def _run(
+    tool: str, kernel: Kernel, launches: tuple[Launch, ...], packs: Packs, folder: Path
+) -> tuple[int, str]:
+    """Exit status and output; FOUND says that the tool found something."""
+    problem: Problem = selection.suited(kernel, 200, 136, 512, splits=2)
+    if kernel.alignment_a == 1:
+        problem = selection.suited(kernel, 200, 136, 509)
+    pack = packs.contender(kernel).pack
+    job = Job(check="", kernel=kernel, launches=launches, pack=str(pack), problem=problem)
+    path = folder / "job.json"
+    path.write_bytes(msgspec.json.encode(job))
+    command = [_sanitizer(), "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "10"]
+    search = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+    try:
+        done = subprocess.run(
+            [*command, sys.executable, "-m", "tests.gpu.support.sanitized", str(path)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": search},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=TIME_LIMIT_S,
+        )
+    except subprocess.TimeoutExpired as expired:
+        said = expired.stdout.decode() if isinstance(expired.stdout, bytes) else expired.stdout
+        return FOUND, f"{said or ''}\nno end within {TIME_LIMIT_S} s"
+    return done.returncode, done.stdout
+
+
+@pytest.fixture(scope="module", params=["memcheck", "racecheck"])
+def tool(
+    request: pytest.FixtureRequest, packs: Packs, tmp_path_factory: pytest.TempPathFactory
+) -> str:
+    """A tool that works here and has nothing to say about CUTLASS's own kernel."""
+    name = str(request.param)
+    control = selection.of_kind(CONTROL, DType.BF16)
+    assert control is not None
+    code, said = _run(name, control, (Launch(),), packs, tmp_path_factory.mktemp(name))
+    if code and "right" not in said.splitlines():
+        if UNSUPPORTED.search(said):
+            pytest.skip(f"{name} does not work here: {said.strip().splitlines()[-1]}")
+        pytest.fail(f"the control did not run under {name}:\n{said[-2000:]}")
+    if code:
+        pytest.skip(f"{name} finds fault with CUTLASS's own {CONTROL} kernel:\n{said[-500:]}")
+    return name
+
+
+@pytest.mark.parametrize("kind", selection.HAND_WRITTEN)
+def test_hand_written_kernels_are_clean(kind: str, tool: str, packs: Packs, tmp_path: Path) -> None:
+    kernel = selection.of_kind(kind, DType.BF16)
+    if kernel is None:
+        pytest.skip(f"the space has no {kind} kernel")
+    some = selection.splits_of(kernel)
+    launches = tuple(launch for launch in some if launch.splits in (1, 2))
+    code, said = _run(tool, kernel, launches, packs, tmp_path)
+    assert code == 0, f"{kernel.name} under {tool}:\n{said[-4000:]}"
+    assert "right" in said.splitlines(), said[-2000:]
