@@ -57,6 +57,7 @@ def record(row: Row) -> dict[str, Any]:
         "promoted_at": winner.promoted_at,
         "driver": winner.environment.driver,
         "baseline": baseline_note(problem),
+        "baseline_kernels": list(winner.baseline_kernels),
         "why": why(row),
     }
 

@@ -156,7 +156,7 @@ def _tflops(side: Side) -> float:
     return side.flops_per_second / 1e12
 
 
-def _mark(shape: str, x: float, y: float, size: float = 4) -> str:
+def _mark(shape: str, x: float, y: float, size: float = 3) -> str:
     """A disc above 1, a triangle below, a ring for a tie."""
     if shape == "behind":
         a = size * 1.2

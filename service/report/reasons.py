@@ -7,16 +7,17 @@ none of them speaks, the line says by how much ours is behind and no more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gemmsmith.kernel import Backend, Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.launch import Candidate, Decomposition
 from gemmsmith.problem import Problem
 from service.report.rows import Bound, DeviceReport, Row, unaligned_operands
+from tuner.search.hints import choice_of
 from tuner.space.grid import resident_blocks, tile_grid
 
 FULL = 0.95
-"""Waves filled beyond this are not worth a word."""
+"""Waves filled and clocks held beyond this are not worth a word."""
 
 PADDED = 1.15
 """Tiles that cover this many times the output are: the tensor cores' work grows alike."""
@@ -24,6 +25,7 @@ PADDED = 1.15
 FP8_MULTIPLE = 16
 """K and N that cuBLAS takes in FP8 (tuner.measure.baseline, which needs torch, has the same)."""
 
+_MOST_OF_A_NAME = 60
 _SPLIT_SCHEDULERS = (TileScheduler.SPLIT_K, TileScheduler.CLUSTER_SPLIT_K)
 
 
@@ -53,6 +55,7 @@ def _facts(row: Row, candidate: Candidate) -> Iterator[str]:
     if row.bound is not Bound.MEMORY:
         yield padding(row.problem, candidate.kernel)
         yield throttling(row)
+    yield cublas_ran(row.winner.baseline_kernels)
 
 
 def roof(row: Row) -> str:
@@ -168,8 +171,23 @@ def throttling(row: Row) -> str:
     conditions, most = row.winner.conditions, row.winner.device.max_clock_mhz
     if conditions is None or "sw_power_cap" not in conditions.throttle:
         return ""
-    of = f" of {most}" if most else ""
-    return f"power-capped at {conditions.sm_clock_mhz:.0f}{of} MHz"
+    if not 0 < conditions.sm_clock_mhz < FULL * most:
+        return ""
+    return f"power-capped at {conditions.sm_clock_mhz:.0f} of {most} MHz"
+
+
+def cublas_ran(names: Sequence[str]) -> str:
+    """What cuBLAS ran, tile and cluster along the problem's M and N; its own name if not known."""
+    if not names:
+        return ""
+    choice = choice_of(names)
+    if choice is None:
+        return f"cuBLAS ran {' + '.join(name[:_MOST_OF_A_NAME] for name in names)}"
+    (tile_n, tile_m), (cluster_n, cluster_m) = choice.tile, choice.cluster  # its M is our N
+    said = f"cuBLAS ran tiles of {tile_m}×{tile_n}"
+    if cluster_m * cluster_n > 1:
+        said += f" in clusters of {cluster_m}×{cluster_n}"
+    return said + (", split along K" if choice.split_k else "")
 
 
 def baseline_note(problem: Problem) -> str:

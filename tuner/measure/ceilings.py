@@ -1,10 +1,9 @@
 """What a GPU does at best: copy bandwidth, and the rate of a large cuBLAS product.
 
-These are the ceilings that `gemmsmith report` judges times against. Both are measured the way
-candidates are: CUDA-graph replays over rotating buffers that leave L2 cold, the GPU's lock held,
-rounds with a low clock repeated, medians with their bootstrap intervals. A copy moves as many bytes
-in as out, so a product that mostly reads may come out a little above it. The matrix rate is what
-the power cap leaves of it, with normal random operands.
+`gemmsmith report` judges times against them. They are measured as candidates are: CUDA-graph
+replays over rotating buffers that leave L2 cold, the GPU's lock held, rounds with a low clock
+repeated. A copy writes as much as it reads, so a product that mostly reads may come out a little
+above it. The matrix rate is what the power cap leaves of it, with normal random operands.
 
 The records at the top need no torch; what touches the GPU imports it when called.
 """
@@ -45,9 +44,7 @@ COPY_READ_BYTES = tuple(megabytes * 10**6 for megabytes in (4, 8, 16, 32, 64, 12
 LARGE_READ_BYTES = 4 * 10**9
 """Large enough that launching, filling and draining the GPU no longer count."""
 
-PEAK_EXTENT = 8192
-"""M, N and K of the product whose rate counts as the peak."""
-
+PEAK_EXTENT = 8192  # M, N and K of the product whose rate counts as the peak
 PEAK_DTYPES = (DType.BF16, DType.FP16, DType.FP8_E4M3)
 ROUNDS = 25
 _WARM_LAUNCHES = 3
@@ -162,10 +159,7 @@ def read_ceilings(path: Path) -> Ceilings:
         if found.get("format") != FORMAT or not isinstance(found.get("version"), int):
             raise CeilingsError(f"{path} is not a ceilings file")
         if found["version"] > VERSION:
-            raise CeilingsError(
-                f"{path} has format version {found['version']}, this gemmsmith reads {VERSION}: "
-                "upgrade"
-            )
+            raise CeilingsError(f"{path} was written by a newer gemmsmith: upgrade this one")
         return msgspec.convert(found, Ceilings)
     except msgspec.MsgspecError as error:
         raise CeilingsError(f"{path} is not a ceilings file: {error}") from None
@@ -177,7 +171,7 @@ def copy_sets(read_bytes: int, l2_bytes: int) -> int:
 
 
 def measure(ordinal: int, *, on_step: Callable[[str], None] = lambda _: None) -> Ceilings:
-    """Measure the local GPU with this ordinal, alone on it: some ten seconds.
+    """Measure the local GPU with this ordinal, under its lock.
 
     Raises:
         NoGpu: no such GPU, or a torch that cannot use it.

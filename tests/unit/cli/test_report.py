@@ -1,0 +1,223 @@
+"""`gemmsmith report` on the shipped winners, and `gemmsmith ceilings` without a GPU."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gemmsmith.answer import Conditions, Statistics
+from gemmsmith.problem import DType, Problem
+from service.cli.main import app
+from service.report.page import page
+from service.report.rows import device_report
+from tests.support.serving import H100, H200, new_settings, promote, winner
+from tuner.exchange import read_winners
+from tuner.measure.ceilings import Ceilings, Copy, Peak, path_for, write_ceilings
+
+ROOT = Path(__file__).resolve().parents[3]
+FILES = sorted((ROOT / "configs" / "winners").glob("*.jsonl"))
+SHIPPED = [winner for path in FILES for winner in read_winners(path)]
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+
+@pytest.fixture(autouse=True)
+def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An empty database, and a folder to work in."""
+    settings = new_settings(tmp_path)
+    for name, value in settings.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    return settings
+
+
+def run(*arguments: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+class Page(HTMLParser):
+    """Checks that every element is closed, and collects the texts of table cells."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.cells: set[str] = set()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "td":
+            self.cells.add(data)
+
+
+def ceilings_of(device: Any = SHIPPED[0].device) -> Ceilings:
+    def time(us: float) -> Statistics:
+        return Statistics(median_us=us, ci_low_us=us, ci_high_us=us, samples=25)
+
+    state = Conditions(sm_clock_mhz=1900.0, power_w=600.0, temperature_c=50.0)
+    large = Copy(read_bytes=4 * 10**9, sets=1, statistics=time(2000.0), conditions=state)
+    small = Copy(read_bytes=4 * 10**6, sets=24, statistics=time(4.0), conditions=state)
+    peaks = tuple(
+        Peak(
+            problem=Problem(m=8192, n=8192, k=8192, dtype=dtype),
+            statistics=time(1400.0),
+            conditions=state,
+        )
+        for dtype in (DType.BF16, DType.FP16, DType.FP8_E4M3)
+    )
+    return Ceilings(
+        device=device,
+        environment=SHIPPED[0].environment,
+        measured_at="2026-11-21T00:00:00+00:00",
+        copy=large,
+        copies=(small,),
+        peaks=peaks,
+    )
+
+
+def test_every_shipped_problem_is_in_every_file(tmp_path: Path) -> None:
+    result = run("report", "--winners", *FILES, "-o", tmp_path / "out")
+    html = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    with (tmp_path / "out" / "report.csv").open(encoding="utf-8", newline="") as file:
+        rows = {row["problem"]: row for row in csv.DictReader(file)}
+    document = json.loads((tmp_path / "out" / "report.json").read_bytes())
+    assert len(document["devices"]) == 1
+    problems = {each["problem"]: each for each in document["devices"][0]["problems"]}
+    cells = Page(html).cells
+    assert len(rows) == len(problems) == len(SHIPPED)
+    for shipped in SHIPPED:
+        name = str(shipped.problem)
+        assert shipped.speedup
+        assert shipped.statistics
+        assert float(rows[name]["ratio"]) == problems[name]["ratio"] == shipped.speedup.median
+        assert float(rows[name]["ratio_low"]) == shipped.speedup.ci_low
+        assert float(rows[name]["cutlass_us"]) == shipped.statistics.median_us
+        tflops = shipped.problem.flops / shipped.statistics.median_us / 1e6
+        assert problems[name]["cutlass_tflops"] == pytest.approx(tflops)
+        assert rows[name]["cutlass_peak_share"] == ""
+        assert problems[name]["cutlass_peak_share"] is None
+        assert shipped.candidate
+        assert rows[name]["kernel"] == shipped.candidate.kernel.name
+        assert bool(rows[name]["why"]) == (shipped.speedup.median < 1)
+        assert name in cells
+        assert f"{shipped.speedup.ci_low:.3f}–{shipped.speedup.ci_high:.3f}" in cells
+    assert document["devices"][0]["ceilings"] is None
+    assert "No ceilings were measured for nvidia-h200-132sm" in html
+    assert "No ceilings were measured" in result.stderr
+    for path in ("report.html", "report.csv", "report.json"):
+        assert str(tmp_path / "out" / path) in result.stdout
+    assert "geometric mean" in result.stdout
+    again = tmp_path / "again"
+    run("report", *FILES, "-o", again)
+    assert (again / "report.html").read_text(encoding="utf-8") == html
+
+
+def test_ceilings_give_shares_and_a_roof(tmp_path: Path) -> None:
+    found = ceilings_of()
+    write_ceilings(found, path_for(found.device.slug, tmp_path / "ceilings"))
+    run("report", *FILES, "-o", tmp_path, "--ceilings", tmp_path / "ceilings", "--dtype", "bf16")
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    device = json.loads((tmp_path / "report.json").read_bytes())["devices"][0]
+    assert 'class="roof"' in html
+    assert "No ceilings" not in html
+    assert device["ceilings"]["copy"]["bytes_per_second"] == pytest.approx(4e12)
+    peak = 2 * 8192**3 / 1400e-6
+    for each in device["problems"]:
+        assert each["dtype"] == "bf16"
+        assert each["cublas_peak_share"] == pytest.approx(each["cublas_tflops"] * 1e12 / peak)
+        assert each["cutlass_bandwidth_share"] == pytest.approx(each["cutlass_gb_per_s"] / 4000)
+        memory = each["flop_per_byte"] < peak / 4e12
+        assert each["bound"] == ("memory" if memory else "compute")
+
+
+def test_the_page_needs_nothing_else() -> None:
+    read = Page(page([device_report(SHIPPED, ceilings_of())]))
+    assert read.tags.count("svg") == 9  # three precisions, three pictures each
+    assert not {"script", "link", "img", "iframe"} & set(read.tags)
+    assert not {"src", "href"} & {name for name, _ in read.attributes}
+
+
+def test_hostile_names_are_escaped() -> None:
+    name = '<script>alert("1")</script>&</title>'
+    hostile = replace(SHIPPED[0].device, name=name)
+    environment = replace(SHIPPED[0].environment, driver=name)
+    winners = [
+        replace(w, device=hostile, environment=environment, baseline_kernels=(name,))
+        for w in SHIPPED[:30]
+    ]
+    html = page([device_report(winners, None)])
+    assert "script" not in Page(html).tags
+    assert "<script>" not in html
+    assert "&lt;script&gt;" in html
+
+
+def test_a_slug_is_no_path(tmp_path: Path) -> None:
+    outside = tmp_path / "secret.json"
+    outside.write_text("not ceilings")
+    assert not path_for("../secret", tmp_path / "ceilings").exists()
+
+
+def test_ceilings_of_another_device_are_refused(tmp_path: Path) -> None:
+    write_ceilings(ceilings_of(H100), path_for(H200.slug, tmp_path))
+    result = run("report", *FILES, "--ceilings", tmp_path, code=1)
+    assert H100.slug in result.stderr
+
+
+def test_an_empty_database_says_what_to_do() -> None:
+    result = run("report", code=1)
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert "gemmsmith import configs/winners/*.jsonl" in result.stderr
+    assert not Path("report").exists()
+
+
+def test_the_database_is_the_default(database: Any) -> None:
+    problem = Problem(m=4096, n=4096, k=4096)
+    promote(database, winner(problem, us=190.0), winner(problem, device=H100, us=250.0))
+    found = json.loads(run("report", "--json").stdout)
+    assert {each["device"] for each in found["devices"]} == {H200.slug, H100.slug}
+    assert Path(found["files"]["html"]).is_file()
+    only = json.loads(run("report", "--json", "--device", H100.slug, "-o", "other").stdout)
+    assert [each["device"] for each in only["devices"]] == [H100.slug]
+    result = run("report", "--device", "h900", code=1)
+    assert f"bf16 on {H200.slug}" in result.stderr
+
+
+def test_wrong_input() -> None:
+    assert "got 'int8'" in run("report", *FILES, "--dtype", "int8", code=2).stderr
+    assert "cannot read none.jsonl" in run("report", "--winners", "none.jsonl", code=1).stderr
+    assert "got 'replay:x'" in run("ceilings", "--device", "replay:x", code=2).stderr
+
+
+def test_no_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.devices.local.local_gpu", lambda _=0: None)
+    result = run("ceilings", code=1)
+    assert result.stderr.startswith("error: no CUDA device 0 on this machine")
+    assert "gemmsmith doctor" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not Path("configs").exists()
