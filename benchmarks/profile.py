@@ -1,0 +1,116 @@
+"""Launches gemmsmith's winner of one problem and cuBLAS a few times, for a profiler to look at.
+
+    ncu --profile-from-start off … python -m benchmarks.profile M N K [--dtype bf16] [--launches 3]
+
+What comes before the launches (operands, pack, cuBLAS's choice, verification) is not profiled.
+Run it as a module: as a script, its name would hide the standard library's `profile`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.peers.winners import find_packs, find_winners
+from gemmsmith.problem import DType, Layout, Problem
+from tuner.devices.local import local_gpu
+from tuner.trial import Winner
+
+if TYPE_CHECKING:
+    from benchmarks.peers.peer import Setting
+    from gemmsmith.device import DeviceModel
+
+ROOT = Path(__file__).resolve().parent.parent
+SEED = 20261121
+BUILD_LIMIT_S = 300.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 if both ran and both were right."""
+    options = _parse(arguments)
+    problem = Problem(
+        m=options.m, n=options.n, k=options.k, dtype=options.dtype, layout=options.layout
+    )
+    model = local_gpu()
+    files = options.winners or sorted((ROOT / "configs" / "winners").glob("*.jsonl"))
+    winner = find_winners(files, options.database or None, model).get(problem)
+    if winner is None or winner.candidate is None:
+        print(f"no winner for {problem}; tune it first (`gemmsmith tune`)")
+        return 1
+    print(f"{problem}: {winner.candidate.key}", flush=True)
+    if model is None:
+        print("no CUDA GPU on this machine")
+        return 2
+    packs, reasons = find_packs(
+        [winner.candidate.kernel], options.packs, time.monotonic() + BUILD_LIMIT_S
+    )
+    pack = packs.get(winner.candidate.kernel.name)
+    if pack is None:
+        print(f"no pack: {reasons[winner.candidate.kernel.name]}")
+        return 1
+    return _launch(problem, winner, pack, model, options.launches)
+
+
+def _launch(problem: Problem, winner: Winner, pack: Path, model: DeviceModel, launches: int) -> int:
+    import torch
+    from torch.cuda import profiler
+
+    from benchmarks.peers.cublas import CuBlas
+    from benchmarks.peers.gemmsmith import Gemmsmith
+    from benchmarks.peers.judge import Judge
+    from benchmarks.peers.peer import Setting
+    from tuner.measure.graphs import Stream
+    from tuner.measure.operands import Operands
+
+    torch.zeros(1, device="cuda")
+    stream = Stream()
+    with stream.torch():
+        operands = Operands(problem, model, 0, SEED)
+        judge = Judge(operands)
+        setting: Setting = Setting(
+            problem=problem,
+            device=model,
+            operands=operands,
+            stream=stream,
+            candidate=winner.candidate,
+            pack=pack,
+            time_us=lambda _: 0.0,
+            wrong=judge.wrong,
+        )
+        for peer in (CuBlas(), Gemmsmith()):
+            ready = peer.prepare(setting)
+            wrong = judge.wrong(ready.launch)
+            if wrong is not None and peer.name == Gemmsmith.name:
+                print(f"{peer.name} is wrong: {wrong}")
+                return 1
+            torch.cuda.synchronize()
+            profiler.start()  # type: ignore[no-untyped-call]
+            for i in range(launches):
+                ready.launch(i + 1)
+            torch.cuda.synchronize()
+            profiler.stop()  # type: ignore[no-untyped-call]
+            print(f"{peer.name}: {launches} launches ({ready.note})", flush=True)
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.profile", description=__doc__)
+    for extent in "mnk":
+        parser.add_argument(extent, type=int)
+    parser.add_argument("--dtype", type=DType, choices=list(DType), default=DType.BF16)
+    parser.add_argument("--layout", type=Layout, choices=list(Layout), default=Layout.TN)
+    parser.add_argument("--launches", type=int, default=3)
+    parser.add_argument("--winners", type=Path, action="append", help="winners files")
+    parser.add_argument("--database", default=os.environ.get("GEMMSMITH_DATABASE"))
+    default = Path(os.environ.get("GEMMSMITH_PACKS", ROOT / ".state" / "packs"))
+    parser.add_argument("--packs", type=Path, default=default)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

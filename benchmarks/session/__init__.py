@@ -1,0 +1,1 @@
+"""What benchmarks/gpu_session.py is made of. Standard library only: nothing is installed yet."""

@@ -1,0 +1,152 @@
+"""A session: where its files go, what its commands see, and how it is prepared.
+
+Several sessions may share a host: each has a device of its own, a database and log names of its
+own, and one pack store with the others.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SITE = ROOT / ".gpu-site"
+STATE = ROOT / ".state"
+CARRIED = ROOT / ".packs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """Where things go, and how long each step may take.
+
+    Attributes:
+        suite: of `compile` and `tune`, and of `peers` if one was given.
+        tag: device and element types, in the names of this session's files.
+    """
+
+    out: Path
+    dry_run: bool
+    dtypes: tuple[str, ...]
+    time_limit: int
+    effort: str
+    limit: int | None
+    device: str
+    suite: str | None
+    problems: tuple[str, ...]
+    tag: str
+
+    @property
+    def ordinal(self) -> int:
+        """N of cuda:N."""
+        return int(self.device.partition(":")[2] or 0)
+
+    def file(self, stem: str, suffix: str, dtype: str | None = None) -> Path:
+        """A file of this session in --out: `tune-cuda1-bf16.log`."""
+        middle = self.tag if dtype is None else f"{self.tag.partition('-')[0]}-{dtype}"
+        return self.out / f"{stem}-{middle}{suffix}"
+
+    def database(self, stem: str = "gemmsmith") -> str:
+        """URL of a database of this session's own."""
+        return f"sqlite:///{self.file(stem, '.db')}"
+
+    def only_device(self) -> dict[str, str]:
+        """Environment in which the session's GPU is the only one, and cuda:0."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        names = visible.split(",") if visible else []
+        name = names[self.ordinal] if self.ordinal < len(names) else str(self.ordinal)
+        return {"CUDA_VISIBLE_DEVICES": name}
+
+    def command(self, *words: str, log: Path, env: dict[str, str] | None = None) -> int:
+        """Run a command with the carried packages, its output shown and kept in `log`."""
+        print(f"$ {' '.join(words)}", flush=True)
+        if self.dry_run:
+            return 0
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(SITE), str(ROOT / "client"), str(ROOT)]),
+            "PYTHONUNBUFFERED": "1",
+            "GEMMSMITH_DATABASE": self.database(),
+            "GEMMSMITH_PACKS": str(STATE / "packs"),
+            **(env or {}),
+        }
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+            assert process.stdout is not None
+            for line in process.stdout:
+                file.write(line)
+                sys.stdout.write(line.decode(errors="replace"))
+                sys.stdout.flush()
+            return process.wait()
+
+    def gemmsmith(self, *words: str, log: Path, env: dict[str, str] | None = None) -> int:
+        """Run the command line of this checkout."""
+        return self.command(sys.executable, "-m", "service.cli.main", *words, log=log, env=env)
+
+
+class Deadline:
+    """What is left of the session's time limit, for steps that divide it."""
+
+    def __init__(self, session: Session) -> None:
+        self._at = time.monotonic() + session.time_limit
+
+    def left(self) -> str:
+        """Seconds, as an option's value; at least ten."""
+        return str(max(10, int(self._at - time.monotonic())))
+
+
+def prepare(session: Session) -> int:
+    """Install the wheels into a folder of their own and unpack carried packs."""
+    session.out.mkdir(parents=True, exist_ok=True)
+    if not session.dry_run and not (
+        any(Path("/dev").glob("nvidia*")) or shutil.which("nvidia-smi")
+    ):
+        print("no NVIDIA GPU on this machine; these steps need one (see `gemmsmith doctor`)")
+        return 2
+    log = session.file("setup", ".log")
+    with _alone():
+        code = _install(session, log)
+        if code:
+            return code
+        (STATE / "packs").mkdir(parents=True, exist_ok=True)
+        for archive in sorted(CARRIED.glob("packs-*.tar*")):
+            print(f"unpacking {archive.name}", flush=True)
+            with tarfile.open(archive) as tar:
+                tar.extractall(STATE / "packs", filter="data")
+    return session.gemmsmith("db", "upgrade", log=log)
+
+
+def _install(session: Session, log: Path) -> int:
+    """Into a folder beside, renamed when it is whole: a session that starts later finds all."""
+    wheels = sorted(str(path) for path in (ROOT / ".wheels").glob("*.whl"))
+    if not wheels or SITE.exists():
+        return 0
+    aside = SITE.with_name(f"{SITE.name}.part")
+    shutil.rmtree(aside, ignore_errors=True)
+    code = session.command(
+        *(sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"),
+        *("--no-compile", "--target", str(aside), *wheels),
+        log=log,
+    )
+    if code == 0 and not session.dry_run:
+        aside.rename(SITE)
+    return code
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One session at a time."""
+    STATE.mkdir(exist_ok=True)
+    with (STATE / "session.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

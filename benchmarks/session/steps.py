@@ -1,0 +1,168 @@
+"""The steps of a session. Each gives an exit status, and keeps what it has on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+
+from benchmarks.session.core import STATE, Deadline, Session
+from benchmarks.session.profiling import profile
+
+SUITE = "configs/suites/llm.toml"
+SWEEPS = "configs/suites/sweeps.toml"
+PEERS_SUITE = "benchmarks/peers/problems.toml"
+ARCHIVE_BYTES = 15 * 2**20
+COLD_PROBLEM = ("4096", "6144", "4096")
+
+
+def test(session: Session) -> int:
+    """tests/gpu, with its report."""
+    return session.command(
+        *(sys.executable, "-m", "pytest", "tests/gpu", "-q", "-x" if session.dry_run else "-q"),
+        *("-p", "no:cacheprovider"),
+        log=session.file("gpu-tests", ".log"),
+        env={
+            **session.only_device(),
+            "GEMMSMITH_GPU_REPORT": str(session.file("gpu-tests", ".json")),
+        },
+    )
+
+
+def cold(session: Session) -> int:
+    """One bf16 problem, first with an empty pack store, then warm."""
+    packs = STATE / f"cold-packs-{session.tag}"
+    if not session.dry_run:
+        shutil.rmtree(packs, ignore_errors=True)
+    log = session.file("cold", ".log")
+    env = {"GEMMSMITH_PACKS": str(packs), "GEMMSMITH_DATABASE": session.database("cold")}
+    session.gemmsmith("db", "upgrade", log=log, env=env)
+    seconds = {}
+    for which in ("cold", "warm"):
+        began = time.monotonic()
+        code = session.gemmsmith(
+            "tune", *COLD_PROBLEM, "--device", session.device, "--again", log=log, env=env
+        )
+        seconds[which] = round(time.monotonic() - began, 1)
+        if code:
+            return code
+    result = {"problem": COLD_PROBLEM, "cores": os.cpu_count(), "seconds": seconds}
+    print(json.dumps(result), flush=True)
+    if not session.dry_run:
+        session.file("cold", ".json").write_text(json.dumps(result) + "\n")
+    return 0
+
+
+def compile_kernels(session: Session) -> int:
+    """Everything the default effort may want for the suite, or the best of each problem."""
+    words = [word for dtype in session.dtypes for word in ("--dtype", dtype)]
+    if session.limit is not None:
+        words += ["--limit", str(session.limit)]
+    suite = session.suite or SUITE
+    return session.gemmsmith(
+        "compile", "--suite", suite, *words, log=session.file("compile", ".log")
+    )
+
+
+def tune(session: Session) -> int:
+    """The suite, one precision after the other, exporting what there is after each."""
+    deadline = Deadline(session)
+    worst = 0
+    for dtype in session.dtypes:
+        log = session.file("tune", ".log", dtype)
+        code = session.gemmsmith(
+            *("tune", "--suite", session.suite or SUITE, "--dtype", dtype),
+            *("--device", session.device, "--time-limit", deadline.left()),
+            *("--effort", session.effort, "--compiled-only"),
+            log=log,
+        )
+        worst = worst or code
+        winners = session.file("winners", ".jsonl", dtype)
+        session.gemmsmith("export", str(winners), "--dtype", dtype, log=log)
+    return worst
+
+
+def record(session: Session) -> int:
+    """Exhaustive sweeps of a few varied problems."""
+    worst = 0
+    for dtype in session.dtypes:
+        if dtype == "fp16":
+            continue
+        code = session.gemmsmith(
+            *("record", "--suite", SWEEPS, "--dtype", dtype, "--device", session.device),
+            *("-o", str(session.file("sweep", ".jsonl.zst", dtype))),
+            log=session.file("record", ".log", dtype),
+        )
+        worst = worst or code
+    return worst
+
+
+def peers(session: Session) -> int:
+    """Every library on the same problems: peers-<dtype>.json, and a table in the log."""
+    deadline = Deadline(session)
+    worst = 0
+    for dtype in session.dtypes:
+        code = session.command(
+            *(sys.executable, "-m", "benchmarks.peers", "--dtype", dtype),
+            *("--suite", session.suite or PEERS_SUITE, "--device", session.device),
+            *("--time-limit", deadline.left(), "--out", str(session.out)),
+            log=session.file("peers", ".log", dtype),
+        )
+        worst = worst or code
+    return worst
+
+
+def ceilings(session: Session) -> int:
+    """What this GPU's memory and cuBLAS reach at best: ceilings.json."""
+    return session.gemmsmith(
+        *("ceilings", "--device", session.device, "-o", str(session.out / "ceilings.json")),
+        log=session.file("ceilings", ".log"),
+    )
+
+
+def report(session: Session) -> int:
+    """The winners of this session's database as a page."""
+    return session.gemmsmith(
+        "report", "-o", str(session.out / "report"), log=session.file("report", ".log")
+    )
+
+
+def packs(session: Session) -> int:
+    """The pack store, in archives small enough to be carried."""
+    if session.dry_run:
+        return 0
+    total, number, tar = ARCHIVE_BYTES + 1, 0, None
+    for manifest in sorted((STATE / "packs").glob("*.json")):
+        pack = manifest.with_suffix(".so")
+        size = manifest.stat().st_size + pack.stat().st_size
+        if total + size > ARCHIVE_BYTES:
+            if tar is not None:
+                tar.close()
+            number, total = number + 1, 0
+            tar = tarfile.open(session.out / f"packs-{number}.tar", "w")  # noqa: SIM115
+        assert tar is not None
+        for path in (pack, manifest):
+            tar.add(path, arcname=path.name)
+        total += size
+    if tar is not None:
+        tar.close()
+    print(f"{number} archives", flush=True)
+    return 0
+
+
+STEPS: dict[str, Callable[[Session], int]] = {
+    "test": test,
+    "cold": cold,
+    "compile": compile_kernels,
+    "tune": tune,
+    "record": record,
+    "peers": peers,
+    "ceilings": ceilings,
+    "report": report,
+    "profile": profile,
+    "packs": packs,
+}
