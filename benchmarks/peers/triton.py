@@ -2,7 +2,8 @@
 
 Inductor is confined to its Triton templates (with TMA where it has them), else it would hand the
 product to cuBLAS wherever that is faster; that it obeyed is read off the code it generated. The
-compiled function allocates its D: a copy into ours would be charged to Triton.
+compiled function allocates its D: a copy into ours would be charged to Triton. For K ≥ 32 · M, N
+Inductor would try only slices of K multiplied by cuBLAS ("decompose_k"): that is switched off.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Triton:
         from torch._inductor.utils import run_and_get_code
 
         config.max_autotune_gemm_backends = "TRITON"
+        config.triton.num_decompose_k_splits = 0
         if hasattr(config.triton, "enable_persistent_tma_matmul"):
             config.triton.enable_persistent_tma_matmul = True
         operands = setting.operands
