@@ -131,7 +131,7 @@ def _install(session: Session, log: Path) -> int:
     wheels = sorted(str(path) for path in (ROOT / ".wheels").glob("*.whl"))
     if not wheels or SITE.exists():
         return 0
-    aside = SITE.with_name(f"{SITE.name}.part")
+    aside = STATE / "gpu-site.part"
     shutil.rmtree(aside, ignore_errors=True)
     code = session.command(
         *(sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"),
