@@ -204,8 +204,9 @@ def _time(
         # The blocks that share a tile add to it in turn; at least one began it, another ends it.
         extra = MEMSET_US + max(2.0, resident / grid.tiles) * _partial_us(kernel, cost)
     elif kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
-        blocks = min(grid.tiles * launch.splits, device.sm_count)
-        waves = ceil(grid.tiles * launch.splits / device.sm_count)
+        resident = resident_blocks(device.sm_count, launch.splits)
+        blocks = min(grid.tiles * launch.splits, resident)
+        waves = ceil(grid.tiles * launch.splits / resident)
         work = waves * ceil(grid.k_tiles / launch.splits)
         tiles = float(waves)
         extra = CLUSTER_REDUCE_US + CLUSTER_SYNC_US

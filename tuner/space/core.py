@@ -111,7 +111,9 @@ _TMA = (
     _Line(schedule=_COOPERATIVE, m=256, ns=(80, 112, 160), clusters=((2, 1),), swapped=_PLAIN),
     _Line(schedule=_COOPERATIVE, m=256, ns=(64, 128), clusters=((2, 1),), swapped=_SWAPPED),
     # Too few tiles to fill the GPU: split along K, within a cluster while tiles are small.
-    _Line(schedule=_CLUSTER_SPLIT, m=64, ns=(8, 16, 32), clusters=_ONE, swapped=_SWAPPED, depth=256),
+    _Line(
+        schedule=_CLUSTER_SPLIT, m=64, ns=(8, 16, 32), clusters=_ONE, swapped=_SWAPPED, depth=256
+    ),
     _Line(schedule=_CLUSTER_SPLIT, m=64, ns=(32,), clusters=_ONE, swapped=_PLAIN, depth=256),
     _Line(schedule=_CLUSTER_SPLIT, m=64, ns=(64, 96, 128), clusters=_ONE, swapped=_BOTH, depth=256),
     # … with two thread blocks per SM, …
@@ -126,7 +128,22 @@ _TMA = (
     ),
     _Line(schedule=_CLUSTER_SPLIT, m=128, ns=(64, 128), clusters=_ONE, swapped=_PLAIN, depth=256),
     # … and otherwise in two kernels.
-    _Line(schedule=_PINGPONG_SPLIT, m=64, ns=(64, 128), clusters=_ONE, swapped=_PLAIN, precise=True),
+    # Small tiles read much from L2: cuBLAS's run in clusters of 2×1 to 2×4.
+    _Line(
+        schedule=_PINGPONG_SPLIT,
+        m=64,
+        ns=(32, 64),
+        clusters=((2, 2), (2, 4)),
+        swapped=_PLAIN,
+    ),
+    _Line(
+        schedule=_PINGPONG_SPLIT,
+        m=64,
+        ns=(64, 128),
+        clusters=_ALL,
+        swapped=_PLAIN,
+        precise=True,
+    ),
     _Line(schedule=_PINGPONG_SPLIT, m=64, ns=(192, 256), clusters=_ONE, swapped=_BOTH),
     _Line(
         schedule=_PINGPONG_SPLIT,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import ceil
 
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import Kernel, MainloopSchedule, TileScheduler
@@ -61,18 +62,19 @@ def _widths(
     m: int, extents: tuple[int, int], batch: int, sm_count: int
 ) -> Iterator[tuple[int, tuple[int, int]]]:
     """(tile N, cluster) pairs that fill one to a few waves."""
-    tiles_m = -(-extents[0] // m)
+    tiles_m = ceil(extents[0] / m)
     for waves in range(1, MOST_WAVES + 1):
         across = waves * sm_count // (tiles_m * batch)
         if across < 1:
             continue
-        n = -(-(-(-extents[1] // across)) // 16) * 16
-        tiles = tiles_m * batch * -(-extents[1] // n)
+        n = ceil(ceil(extents[1] / across) / 16) * 16
+        tiles_n = ceil(extents[1] / n)
+        tiles = tiles_m * batch * tiles_n
         useful = extents[0] * extents[1] * batch / (waves * sm_count * m * n)
         if n < NARROWEST or n > 256 or useful < LEAST_FILL:
             continue
         yield n, (1, 1)
         if tiles_m % 2 == 0 and tiles <= waves * (sm_count - sm_count % 2):
             yield n, (2, 1)
-        if -(-extents[1] // n) % 2 == 0 and tiles <= waves * (sm_count - sm_count % 2):
+        if tiles_n % 2 == 0 and tiles <= waves * (sm_count - sm_count % 2):
             yield n, (1, 2)

@@ -14,6 +14,12 @@ from gemmsmith.problem import Problem
 
 _SMS_PER_GPC = 18
 """Streaming multiprocessors of a whole GPU processing cluster of GH100: a cluster stays inside."""
+_RESIDENT = {
+    132: {4: 120, 6: 102, 8: 120, 10: 70, 12: 84, 14: 98, 16: 112},
+}
+"""Blocks in clusters that run at once, by SM count and cluster size, as
+`cudaOccupancyMaxActiveClusters` said on one NVIDIA H200 (2026-11-21). GPCs differ from one GPU to
+the next, so it is an estimate there too; a launch asks its own device."""
 
 MIN_K_TILES_PER_STREAM_K_UNIT = 8
 """`min_iters_per_sk_unit_`: stream-K gives no block less than this many K tiles."""
@@ -70,11 +76,12 @@ def heuristic_raster(grid: TileGrid) -> RasterOrder:
 def resident_blocks(sm_count: int, cluster_size: int) -> int:
     """Thread blocks that run at once, one per SM, clusters inside their GPC.
 
-    CUTLASS's `get_max_cta_occupancy`; real GPUs have GPCs of unequal size, so it is an estimate
-    for clusters of 4 and more.
+    What was measured, else CUTLASS's `get_max_cta_occupancy`, which takes all GPCs for whole ones.
     """
     if cluster_size == 1:
         return sm_count
+    if measured := _RESIDENT.get(sm_count, {}).get(cluster_size):
+        return measured
     whole, rest = divmod(sm_count, _SMS_PER_GPC)
     per_gpc = _SMS_PER_GPC - _SMS_PER_GPC % cluster_size
     return min(sm_count, whole * per_gpc + rest - rest % cluster_size)

@@ -70,6 +70,7 @@ struct ClusterSplitKKernel {
   static constexpr uint32_t MinBlocksPerMultiprocessor = SharedStorageSize <= 113 * 1024 ? 2 : 1;
 
   CUTLASS_DEVICE void operator()(Params const& params, char* memory) {
+    cutlass::arch::launch_dependent_grids();
     using namespace cute;  // NOLINT: function scope
     auto& shared = *reinterpret_cast<SharedStorage*>(memory);
     bool producer = threadIdx.x >= kConsumers;
@@ -80,14 +81,17 @@ struct ClusterSplitKKernel {
       }
       cutlass::arch::fence_barrier_init();
     }
-    if (threadIdx.x == kConsumers) Mainloop::prefetch_tma_descriptors(params.mainloop);
-    __syncthreads();
-    cutlass::arch::wait_on_dependent_grids();
-
     auto slices = static_cast<int32_t>(cute::cluster_shape().z);
     auto slice = static_cast<int32_t>(cute::block_id_in_cluster().z);
     auto first = static_cast<int32_t>(int64_t(params.k_tiles) * slice / slices);
     auto end = static_cast<int32_t>(int64_t(params.k_tiles) * (slice + 1) / slices);
+    if (producer && cute::elect_one_sync()) {
+      int count = end - first < kStages ? end - first : kStages;
+      prefetch_tiles<Mainloop>(params.mainloop, params.shape, int(blockIdx.x), int(blockIdx.y), 0,
+                               first, count, 0);
+    }
+    __syncthreads();
+    cutlass::arch::wait_on_dependent_grids();
     if (producer) {
       if (cute::elect_one_sync()) load(params, shared, first, end - first);
       __syncwarp();
@@ -173,7 +177,6 @@ struct ClusterSplitKKernel {
     }
     warpgroup_wait<0>();
     warpgroup_fence_operand(sums);
-    cutlass::arch::launch_dependent_grids();
     /* The operands' memory is reused: every warp must have read the last of them. */
     cutlass::arch::NamedBarrier::sync(kConsumers, uint32_t(0));
     Tensor places = thread.partition_C(make_identity_tensor(take<0, 2>(TileShape{})));

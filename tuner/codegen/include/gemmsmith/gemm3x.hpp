@@ -18,6 +18,7 @@
 #include "gemmsmith/epilogue3x.hpp"
 #include "gemmsmith/launch.hpp"
 #include "gemmsmith/operands.hpp"
+#include "gemmsmith/overlap.hpp"
 
 namespace gemmsmith {
 
@@ -50,12 +51,6 @@ template <class Collective>
 struct ReadsWithTma<Collective, std::void_t<decltype(Collective::Params::tma_load_a)>>
     : std::true_type {};
 
-/* Kernels that hand out one tile per thread block keep no scheduler in their parameters. */
-template <class Params, class = void>
-struct IsPersistent : std::false_type {};
-template <class Params>
-struct IsPersistent<Params, std::void_t<decltype(Params::scheduler)>> : std::true_type {};
-
 template <class Kernel, class Traits, bool Swapped>
 struct Gemm3x {
   using Arguments = typename Kernel::Arguments;
@@ -76,8 +71,10 @@ struct Gemm3x {
   static constexpr bool kTakesScales = TakesScales<EpilogueScalars>::value;
   static constexpr int kClusterBlocks = cute::size(ClusterShape{});
   /* CUTLASS's TMA kernels wait for the grid before them; its cp.async kernels do not. */
-  using Launch = Launcher<Params, cutlass::device_kernel<Kernel>, Kernel::SharedStorageSize,
-                          ReadsWithTma<Collective>::value ? Start::kOverlaps : Start::kInOrder>;
+  static constexpr bool kWaits = ReadsWithTma<Collective>::value;
+  using Device = std::conditional_t<kWaits, Overlapped<Kernel>, Kernel>;
+  using Launch = Launcher<Params, cutlass::device_kernel<Device>, Kernel::SharedStorageSize,
+                          kWaits ? Start::kOverlaps : Start::kInOrder>;
 
   /* A (M,K) row-major means K contiguous; B is (N,K) to CuTe, so B row-major means N contiguous. */
   static constexpr bool kAFirst = kFirstModeContiguous<typename Kernel::StrideA>;

@@ -19,7 +19,11 @@ struct ReduceParams {
   int32_t splits;
 };
 
-constexpr int kReduceThreads = 128;
+constexpr int kReduceThreads = 256;
+
+/* Two blocks to an SM: without this limit those that start early would crowd on the few SMs that
+ * the first kernel leaves idle, instead of spreading over all of them. */
+constexpr int kReduceSharedBytes = 96 * 1024;
 
 /* A thread adds four neighbours of D (N is a multiple of four). */
 template <class ElementD>
@@ -57,7 +61,7 @@ struct SplitKGemm {
   using ProblemOperands = Operands<Traits, typename Partial::ProblemElementA,
                                    typename Partial::ProblemElementB, ElementD>;
   using Reduce =
-      Launcher<ReduceParams<ElementD>, reduce_partials<ElementD>, 0, Start::kOverlaps>;
+      Launcher<ReduceParams<ElementD>, reduce_partials<ElementD>, kReduceSharedBytes, Start::kOverlaps>;
   static_assert(std::is_same_v<typename Partial::ElementD, float>, "partials are FP32");
   static_assert(Traits::AlignmentD % 4 == 0, "D in quads");
 
