@@ -23,6 +23,7 @@ _WS = (MainloopSchedule.WARP_SPECIALIZED, TileScheduler.GRID)
 _PINGPONG = (MainloopSchedule.PINGPONG, TileScheduler.PERSISTENT)
 _COOPERATIVE = (MainloopSchedule.COOPERATIVE, TileScheduler.PERSISTENT)
 _STREAM_K = (MainloopSchedule.COOPERATIVE, TileScheduler.STREAM_K)
+_WS_SPLIT = (MainloopSchedule.WARP_SPECIALIZED, TileScheduler.SPLIT_K)
 _PINGPONG_SPLIT = (MainloopSchedule.PINGPONG, TileScheduler.SPLIT_K)
 _COOPERATIVE_SPLIT = (MainloopSchedule.COOPERATIVE, TileScheduler.SPLIT_K)
 _CLUSTER_SPLIT = (MainloopSchedule.WARP_SPECIALIZED, TileScheduler.CLUSTER_SPLIT_K)
@@ -48,6 +49,7 @@ class _Line:
     depth: int = 128
     stages: int = 0
     precise: bool = False  # FP8: offered with precise accumulation as well
+    direct: bool = False  # stores from registers even where TMA could store
 
 
 _TMA = (
@@ -60,6 +62,9 @@ _TMA = (
     ),
     _Line(schedule=_WS, m=64, ns=(8, 16, 32, 64), clusters=_ONE, swapped=_SWAPPED, depth=256),
     _Line(schedule=_PINGPONG, m=64, ns=(48, 96, 128), clusters=_M2, swapped=_SWAPPED, depth=256),
+    # More rows of the weights per block for the few tokens they meet: cuBLAS's 128×16 … 512×16.
+    _Line(schedule=_PINGPONG, m=128, ns=(8, 16, 32), clusters=_M2, swapped=_SWAPPED),
+    _Line(schedule=_COOPERATIVE, m=256, ns=(8, 16, 32), clusters=_M2, swapped=_SWAPPED),
     # Two thread blocks per SM: one block's prologue hides the other's epilogue.
     _Line(
         schedule=_WS, m=64, ns=(16, 32, 64), clusters=_ONE, swapped=_SWAPPED, depth=256, stages=4
@@ -69,6 +74,12 @@ _TMA = (
     _Line(schedule=_PINGPONG, m=64, ns=(128,), clusters=_ALL, swapped=_BOTH, precise=True),
     _Line(schedule=_PINGPONG, m=64, ns=(192, 256), clusters=_M2, swapped=_BOTH),
     _Line(schedule=_PINGPONG, m=64, ns=(64, 128), clusters=_ONE, swapped=_BOTH, depth=256),
+    # Stores straight from registers: no staging to wait for, and room for another stage.
+    _Line(schedule=_WS, m=64, ns=(8, 16), clusters=_ONE, swapped=_SWAPPED, depth=256, direct=True),
+    _Line(schedule=_PINGPONG, m=64, ns=(64, 128), clusters=_ONE, swapped=_PLAIN, direct=True),
+    _Line(
+        schedule=_COOPERATIVE, m=128, ns=(96, 128, 144), clusters=_M2, swapped=_PLAIN, direct=True
+    ),
     # Large outputs, ping-pong: epilogues overlap. Winners 128×144, 128×176, 128×192.
     _Line(schedule=_PINGPONG, m=128, ns=(64, 96, 128), clusters=_ALL, swapped=_PLAIN, precise=True),
     _Line(schedule=_PINGPONG, m=128, ns=(144, 160, 176), clusters=_ALL, swapped=_PLAIN),
@@ -77,6 +88,7 @@ _TMA = (
     _Line(
         schedule=_PINGPONG, m=128, ns=(64, 96, 144, 160, 176), clusters=((2, 1),), swapped=_SWAPPED
     ),
+    _Line(schedule=_PINGPONG, m=128, ns=(128, 160), clusters=((4, 2),), swapped=_PLAIN),
     # Large outputs, cooperative: the widest tiles. Winners 128×224, 128×256.
     _Line(schedule=_COOPERATIVE, m=128, ns=(128,), clusters=_ALL, swapped=_PLAIN, precise=True),
     _Line(
@@ -128,7 +140,31 @@ _TMA = (
     ),
     _Line(schedule=_CLUSTER_SPLIT, m=128, ns=(64, 128), clusters=_ONE, swapped=_PLAIN, depth=256),
     # … and otherwise in two kernels.
-    # Small tiles read much from L2: cuBLAS's run in clusters of 2×1 to 2×4.
+    # Small tiles read much from L2: cuBLAS's run in clusters of 2×1 to 2×4. With rows of a long K
+    # far apart in memory, deeper tiles read more of a DRAM page at a time.
+    _Line(
+        schedule=_WS_SPLIT,
+        m=64,
+        ns=(32, 64, 128),
+        clusters=((1, 1), (2, 1)),
+        swapped=_PLAIN,
+        depth=256,
+    ),
+    _Line(
+        schedule=_WS_SPLIT,
+        m=64,
+        ns=(64, 128),
+        clusters=((2, 1), (1, 2)),
+        swapped=_PLAIN,
+    ),
+    _Line(
+        schedule=_PINGPONG_SPLIT,
+        m=64,
+        ns=(128,),
+        clusters=((2, 1),),
+        swapped=_PLAIN,
+        depth=256,
+    ),
     _Line(
         schedule=_PINGPONG_SPLIT,
         m=64,
@@ -222,8 +258,8 @@ def _expand(
     alignment: int | None = None,
 ) -> Iterator[Kernel]:
     mainloop, scheduler = line.schedule
-    if scheduler is TileScheduler.CLUSTER_SPLIT_K:
-        epilogue = EpilogueSchedule.NO_SMEM  # it stores at any alignment
+    if line.direct or scheduler is TileScheduler.CLUSTER_SPLIT_K:
+        epilogue = EpilogueSchedule.NO_SMEM
     accumulation = (True, False) if line.precise else (True,)
     for n in line.ns:
         for cluster in line.clusters:

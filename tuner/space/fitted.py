@@ -8,23 +8,25 @@ business.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from math import ceil
 
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.problem import Problem
+from tuner.space.grid import resident_blocks
 from tuner.space.legality import choice_refusal
 from tuner.space.operation import named
 
-MOST_WAVES = 4
+MOST_WAVES = 3
 """Beyond, what the last wave leaves idle is a few percent, and the curated widths fill it."""
 
 LEAST_FILL = 0.8
 """Share of the waves' tiles that must be the problem's."""
 
-NARROWEST = 32
+WIDEST = 256
+NARROWEST = 24
 """Narrower tiles read more operand bytes per product than L2 delivers."""
 
 _SCHEDULES = (
@@ -33,48 +35,46 @@ _SCHEDULES = (
     (MainloopSchedule.COOPERATIVE, 128),
     (MainloopSchedule.COOPERATIVE, 256),
 )
+_CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4))
 
 
 def kernels(like: Kernel, problem: Problem, device: DeviceModel) -> list[Kernel]:
     """Legal kernels with fitted tiles, of the types, layout, alignment and epilogue of `like`."""
     found: dict[str, Kernel] = {}
-    for mainloop, m in _SCHEDULES:
-        for swapped in (False, True):
-            extents = (problem.n, problem.m) if swapped else (problem.m, problem.n)
-            for n, cluster in _widths(m, extents, problem.batch, device.sm_count):
-                kernel = replace(
-                    like,
-                    tile=(m, n, 128 // problem.dtype.a.bytes),
-                    cluster=cluster,
-                    stages=0,
-                    mainloop=mainloop,
-                    scheduler=TileScheduler.PERSISTENT,
-                    swapped=swapped,
-                    fast_accumulation=problem.dtype.is_fp8,
-                )
-                if choice_refusal(kernel) is None:
-                    kernel = named(kernel)
-                    found.setdefault(kernel.name, kernel)
+    for (mainloop, m), swapped in product(_SCHEDULES, (False, True)):
+        extents = (problem.n, problem.m) if swapped else (problem.m, problem.n)
+        for cluster, waves in product(_CLUSTERS, range(1, MOST_WAVES + 1)):
+            if cluster[0] * cluster[1] == 4 and waves > 1:
+                continue  # large clusters spare L2 where one wave reads everything at once
+            resident = resident_blocks(device.sm_count, cluster[0] * cluster[1]) * waves
+            n = _width(m, extents, problem, cluster, resident)
+            if n is None:
+                continue
+            kernel = replace(
+                like,
+                tile=(m, n, 128 // problem.dtype.a.bytes),
+                cluster=cluster,
+                stages=0,
+                mainloop=mainloop,
+                scheduler=TileScheduler.PERSISTENT,
+                swapped=swapped,
+                fast_accumulation=problem.dtype.is_fp8,
+            )
+            if choice_refusal(kernel) is None:
+                kernel = named(kernel)
+                found.setdefault(kernel.name, kernel)
     return list(found.values())
 
 
-def _widths(
-    m: int, extents: tuple[int, int], batch: int, sm_count: int
-) -> Iterator[tuple[int, tuple[int, int]]]:
-    """(tile N, cluster) pairs that fill one to a few waves."""
-    tiles_m = ceil(extents[0] / m)
-    for waves in range(1, MOST_WAVES + 1):
-        across = waves * sm_count // (tiles_m * batch)
-        if across < 1:
-            continue
-        n = ceil(ceil(extents[1] / across) / 16) * 16
-        tiles_n = ceil(extents[1] / n)
-        tiles = tiles_m * batch * tiles_n
-        useful = extents[0] * extents[1] * batch / (waves * sm_count * m * n)
-        if n < NARROWEST or n > 256 or useful < LEAST_FILL:
-            continue
-        yield n, (1, 1)
-        if tiles_m % 2 == 0 and tiles <= waves * (sm_count - sm_count % 2):
-            yield n, (2, 1)
-        if tiles_n % 2 == 0 and tiles <= waves * (sm_count - sm_count % 2):
-            yield n, (1, 2)
+def _width(
+    m: int, extents: tuple[int, int], problem: Problem, cluster: tuple[int, int], blocks: int
+) -> int | None:
+    """The least tile N with which all tiles are in `blocks` at once; None if that is no fit."""
+    tiles_m = ceil(extents[0] / (m * cluster[0])) * cluster[0]
+    across = blocks // (tiles_m * problem.batch) // cluster[1] * cluster[1]
+    if across < 1:
+        return None
+    step = 8 if problem.dtype.is_fp8 else 16
+    n = ceil(ceil(extents[1] / across) / step) * step
+    useful = extents[0] * extents[1] * problem.batch / (blocks * m * n)
+    return n if NARROWEST <= n <= WIDEST and useful >= LEAST_FILL else None

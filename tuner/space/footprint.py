@@ -111,7 +111,7 @@ def shared_bytes(kernel: Kernel) -> int:
         return mainloop + _round_up(barriers + _SCHEDULER_BARRIERS, _LINE) + _LINE
     align = _swizzle_bytes(kernel)
     buffers = _round_up(epilogue_bytes(kernel) + 1, align)
-    if kernel.scheduler is TileScheduler.GRID:
+    if kernel.mainloop is MainloopSchedule.WARP_SPECIALIZED:
         # Not persistent: the epilogue starts when the mainloop is over, in the same memory.
         return _round_up(max(mainloop, buffers) + barriers, align)
     return mainloop + buffers + _round_up(barriers + _SCHEDULER_BARRIERS, align)

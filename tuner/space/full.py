@@ -28,6 +28,7 @@ _TMA_SCHEDULES = (
     (MainloopSchedule.PINGPONG, TileScheduler.PERSISTENT),
     (MainloopSchedule.COOPERATIVE, TileScheduler.PERSISTENT),
     (MainloopSchedule.COOPERATIVE, TileScheduler.STREAM_K),
+    (MainloopSchedule.WARP_SPECIALIZED, TileScheduler.SPLIT_K),
     (MainloopSchedule.PINGPONG, TileScheduler.SPLIT_K),
     (MainloopSchedule.COOPERATIVE, TileScheduler.SPLIT_K),
     (MainloopSchedule.WARP_SPECIALIZED, TileScheduler.CLUSTER_SPLIT_K),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gemmsmith.kernel import Backend, Kernel, TileScheduler
+from gemmsmith.kernel import Backend, Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.launch import RasterOrder
 from gemmsmith.problem import Problem
 
@@ -89,7 +89,8 @@ def resident_blocks(sm_count: int, cluster_size: int) -> int:
 
 def needs_grid_limits(kernel: Kernel) -> bool:
     """Whether tiles and batches become grid dimensions (not for persistent kernels)."""
-    return kernel.backend is Backend.CUTLASS2X or kernel.scheduler in (
-        TileScheduler.GRID,
-        TileScheduler.CLUSTER_SPLIT_K,
+    return (
+        kernel.backend is Backend.CUTLASS2X
+        or kernel.mainloop is MainloopSchedule.WARP_SPECIALIZED
+        or kernel.scheduler is TileScheduler.GRID
     )

@@ -95,7 +95,11 @@ def scheduler_matches_mainloop(kernel: Kernel) -> str | None:
 _SCHEDULERS = {
     MainloopSchedule.MULTISTAGE: (TileScheduler.GRID,),
     MainloopSchedule.CPASYNC_WARP_SPECIALIZED: (TileScheduler.GRID, TileScheduler.PERSISTENT),
-    MainloopSchedule.WARP_SPECIALIZED: (TileScheduler.GRID, TileScheduler.CLUSTER_SPLIT_K),
+    MainloopSchedule.WARP_SPECIALIZED: (
+        TileScheduler.GRID,
+        TileScheduler.SPLIT_K,
+        TileScheduler.CLUSTER_SPLIT_K,
+    ),
     MainloopSchedule.PINGPONG: (TileScheduler.PERSISTENT, TileScheduler.SPLIT_K),
     MainloopSchedule.COOPERATIVE: (
         TileScheduler.PERSISTENT,

@@ -241,6 +241,9 @@ def _operation_3x(kernel: Kernel) -> GemmOperation:
     description = TileDescription(
         list(kernel.tile), kernel.stages, [4, 1, 1], instruction, 90, 90, [*kernel.cluster, 1]
     )
+    scheduler = _TILE_SCHEDULERS[kernel.scheduler]
+    if kernel.mainloop is MainloopSchedule.WARP_SPECIALIZED:
+        scheduler = TileSchedulerType.Default  # one block per tile, and per slice
     if kernel.mainloop is MainloopSchedule.CPASYNC_WARP_SPECIALIZED:
         schedule = _CPASYNC_SCHEDULES[kernel.scheduler]
     else:
@@ -262,7 +265,7 @@ def _operation_3x(kernel: Kernel) -> GemmOperation:
         D=d,
         kernel_schedule=schedule,
         epilogue_schedule=epilogue,
-        tile_scheduler=_TILE_SCHEDULERS[kernel.scheduler],
+        tile_scheduler=scheduler,
     )
 
 
