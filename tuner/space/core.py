@@ -89,6 +89,7 @@ _TMA = (
         schedule=_PINGPONG, m=128, ns=(64, 96, 144, 160, 176), clusters=((2, 1),), swapped=_SWAPPED
     ),
     _Line(schedule=_PINGPONG, m=128, ns=(128, 160), clusters=((4, 2),), swapped=_PLAIN),
+    _Line(schedule=_PINGPONG, m=192, ns=(128,), clusters=_M2, swapped=_BOTH),
     # Large outputs, cooperative: the widest tiles. Winners 128×224, 128×256.
     _Line(schedule=_COOPERATIVE, m=128, ns=(128,), clusters=_ALL, swapped=_PLAIN, precise=True),
     _Line(

@@ -30,10 +30,12 @@ NARROWEST = 24
 """Narrower tiles read more operand bytes per product than L2 delivers."""
 
 _SCHEDULES = (
-    (MainloopSchedule.PINGPONG, 64),
-    (MainloopSchedule.PINGPONG, 128),
-    (MainloopSchedule.COOPERATIVE, 128),
-    (MainloopSchedule.COOPERATIVE, 256),
+    (MainloopSchedule.WARP_SPECIALIZED, TileScheduler.GRID, 64),
+    (MainloopSchedule.PINGPONG, TileScheduler.PERSISTENT, 64),
+    (MainloopSchedule.PINGPONG, TileScheduler.PERSISTENT, 128),
+    (MainloopSchedule.PINGPONG, TileScheduler.PERSISTENT, 192),
+    (MainloopSchedule.COOPERATIVE, TileScheduler.PERSISTENT, 128),
+    (MainloopSchedule.COOPERATIVE, TileScheduler.PERSISTENT, 256),
 )
 _CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4))
 
@@ -41,11 +43,11 @@ _CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4))
 def kernels(like: Kernel, problem: Problem, device: DeviceModel) -> list[Kernel]:
     """Legal kernels with fitted tiles, of the types, layout, alignment and epilogue of `like`."""
     found: dict[str, Kernel] = {}
-    for (mainloop, m), swapped in product(_SCHEDULES, (False, True)):
+    for (mainloop, scheduler, m), swapped in product(_SCHEDULES, (False, True)):
         extents = (problem.n, problem.m) if swapped else (problem.m, problem.n)
         for cluster, waves in product(_CLUSTERS, range(1, MOST_WAVES + 1)):
-            if cluster[0] * cluster[1] == 4 and waves > 1:
-                continue  # large clusters spare L2 where one wave reads everything at once
+            if waves > 1 and (cluster[0] * cluster[1] == 4 or scheduler is TileScheduler.GRID):
+                continue  # these are for a single wave: all reads at once, no tile after the first
             resident = resident_blocks(device.sm_count, cluster[0] * cluster[1]) * waves
             n = _width(m, extents, problem, cluster, resident)
             if n is None:
@@ -56,7 +58,7 @@ def kernels(like: Kernel, problem: Problem, device: DeviceModel) -> list[Kernel]
                 cluster=cluster,
                 stages=0,
                 mainloop=mainloop,
-                scheduler=TileScheduler.PERSISTENT,
+                scheduler=scheduler,
                 swapped=swapped,
                 fast_accumulation=problem.dtype.is_fp8,
             )

@@ -48,14 +48,15 @@ def launches(kernel: Kernel, problem: Problem, device: DeviceModel) -> list[Laun
         return _splitting(grid, resident)
     if kernel.scheduler is TileScheduler.SPLIT_K:
         return _slices(grid, resident, problem, kernel.alignment_a)
-    return _orders(grid, kernel.cluster, resident)
+    return _orders(grid, kernel.cluster)
 
 
-def _orders(grid: TileGrid, cluster: tuple[int, int], resident: int) -> list[Launch]:
-    in_a_row = grid.tiles_m == cluster[0] or grid.tiles_n == cluster[1]
-    if in_a_row or grid.tiles <= resident:
-        # One line of tiles, or all of them at once: every order is the same.
-        return [Launch(raster=heuristic_raster(grid))]
+def _orders(grid: TileGrid, cluster: tuple[int, int]) -> list[Launch]:
+    """Also where all tiles run at once: which SMs are neighbours decides what they share on the
+    way to L2. 256×6144×4096 took 24.1 µs along M and 25.6 along N (NVIDIA H200, 2026-11-21).
+    """
+    if grid.tiles_m == cluster[0] or grid.tiles_n == cluster[1]:
+        return [Launch(raster=heuristic_raster(grid))]  # one line of tiles has one order
     swizzles = dict.fromkeys(effective_swizzle(grid, largest) for largest in SWIZZLES)
     return [
         Launch(raster=raster, swizzle=swizzle)

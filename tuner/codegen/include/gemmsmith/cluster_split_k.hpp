@@ -70,7 +70,6 @@ struct ClusterSplitKKernel {
   static constexpr uint32_t MinBlocksPerMultiprocessor = SharedStorageSize <= 113 * 1024 ? 2 : 1;
 
   CUTLASS_DEVICE void operator()(Params const& params, char* memory) {
-    cutlass::arch::launch_dependent_grids();
     using namespace cute;  // NOLINT: function scope
     auto& shared = *reinterpret_cast<SharedStorage*>(memory);
     bool producer = threadIdx.x >= kConsumers;
@@ -85,11 +84,7 @@ struct ClusterSplitKKernel {
     auto slice = static_cast<int32_t>(cute::block_id_in_cluster().z);
     auto first = static_cast<int32_t>(int64_t(params.k_tiles) * slice / slices);
     auto end = static_cast<int32_t>(int64_t(params.k_tiles) * (slice + 1) / slices);
-    if (producer && cute::elect_one_sync()) {
-      int count = end - first < kStages ? end - first : kStages;
-      prefetch_tiles<Mainloop>(params.mainloop, params.shape, int(blockIdx.x), int(blockIdx.y), 0,
-                               first, count, 0);
-    }
+    if (threadIdx.x == kConsumers) Mainloop::prefetch_tma_descriptors(params.mainloop);
     __syncthreads();
     cutlass::arch::wait_on_dependent_grids();
     if (producer) {
@@ -177,6 +172,7 @@ struct ClusterSplitKKernel {
     }
     warpgroup_wait<0>();
     warpgroup_fence_operand(sums);
+    cutlass::arch::launch_dependent_grids();
     /* The operands' memory is reused: every warp must have read the last of them. */
     cutlass::arch::NamedBarrier::sync(kConsumers, uint32_t(0));
     Tensor places = thread.partition_C(make_identity_tensor(take<0, 2>(TileShape{})));
@@ -205,15 +201,8 @@ struct ClusterSplitKKernel {
     for (int quad = kSize * slice / slices + threadIdx.x; quad < end; quad += kConsumers) {
       int r = quad / kQuads, c = quad % kQuads * 4;
       uint32_t local = base + (r * kPitch + c) * int(sizeof(float));
-      float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 4
-      for (int32_t other = 0; other < slices; ++other) {
-        float4 each = load_from(local, other);
-        sum.x += each.x;
-        sum.y += each.y;
-        sum.z += each.z;
-        sum.w += each.w;
-      }
+      float4 sum =
+          sum_in_order(slices, [&](int32_t other) { return load_from(local, other); });
       output.store(row + r, column + c, sum, factor);
     }
   }

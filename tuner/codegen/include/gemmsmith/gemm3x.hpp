@@ -18,7 +18,6 @@
 #include "gemmsmith/epilogue3x.hpp"
 #include "gemmsmith/launch.hpp"
 #include "gemmsmith/operands.hpp"
-#include "gemmsmith/overlap.hpp"
 
 namespace gemmsmith {
 
@@ -44,6 +43,12 @@ template <class Scheduler, class = void>
 struct SplitsWork : std::false_type {};
 template <class Scheduler>
 struct SplitsWork<Scheduler, std::void_t<decltype(Scheduler::splits)>> : std::true_type {};
+
+/* Kernels that hand out one tile per thread block keep no scheduler in their parameters. */
+template <class Params, class = void>
+struct IsPersistent : std::false_type {};
+template <class Params>
+struct IsPersistent<Params, std::void_t<decltype(Params::scheduler)>> : std::true_type {};
 
 template <class Collective, class = void>
 struct ReadsWithTma : std::false_type {};
@@ -71,10 +76,8 @@ struct Gemm3x {
   static constexpr bool kTakesScales = TakesScales<EpilogueScalars>::value;
   static constexpr int kClusterBlocks = cute::size(ClusterShape{});
   /* CUTLASS's TMA kernels wait for the grid before them; its cp.async kernels do not. */
-  static constexpr bool kWaits = ReadsWithTma<Collective>::value;
-  using Device = std::conditional_t<kWaits, Overlapped<Kernel>, Kernel>;
-  using Launch = Launcher<Params, cutlass::device_kernel<Device>, Kernel::SharedStorageSize,
-                          kWaits ? Start::kOverlaps : Start::kInOrder>;
+  using Launch = Launcher<Params, cutlass::device_kernel<Kernel>, Kernel::SharedStorageSize,
+                          ReadsWithTma<Collective>::value ? Start::kOverlaps : Start::kInOrder>;
 
   /* A (M,K) row-major means K contiguous; B is (N,K) to CuTe, so B row-major means N contiguous. */
   static constexpr bool kAFirst = kFirstModeContiguous<typename Kernel::StrideA>;

@@ -12,6 +12,29 @@
 
 namespace gemmsmith {
 
+/* The sum of `load(0)` … `load(count - 1)`, added in this order. Loads are issued in batches before
+ * the first is waited for: each takes hundreds of clocks, and a thread has few of them. */
+template <class Load>
+CUTLASS_DEVICE float4 sum_in_order(int32_t count, Load load) {
+  constexpr int kBatch = 8;
+  float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+  for (int32_t first = 0; first < count; first += kBatch) {
+    float4 each[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      each[i] = first + i < count ? load(first + i) : float4{0.0f, 0.0f, 0.0f, 0.0f};
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      sum.x += each[i].x;
+      sum.y += each[i].y;
+      sum.z += each[i].z;
+      sum.w += each[i].w;
+    }
+  }
+  return sum;
+}
+
 template <class ElementD>
 struct Output {
   ElementD* d;

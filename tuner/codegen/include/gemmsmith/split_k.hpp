@@ -38,15 +38,8 @@ __global__ void __launch_bounds__(kReduceThreads)
   auto partial = reinterpret_cast<float4 const*>(params.partials) + quad;
   cutlass::arch::wait_on_dependent_grids();
   float factor = output.factor();
-  float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 8
-  for (int32_t split = 0; split < params.splits; ++split) {
-    float4 each = __ldcg(partial + split * size);
-    sum.x += each.x;
-    sum.y += each.y;
-    sum.z += each.z;
-    sum.w += each.w;
-  }
+  float4 sum = sum_in_order(params.splits,
+                            [&](int32_t split) { return __ldcg(partial + split * size); });
   auto row = static_cast<int32_t>(quad / quads);
   output.store(row, static_cast<int32_t>(quad - int64_t(row) * quads) * 4, sum, factor);
 }
