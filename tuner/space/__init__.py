@@ -57,8 +57,8 @@ def kernels(problem: Problem, arch: str = "sm90", *, level: Level = Level.CORE) 
         if legal:
             return legal
     raise NoLegalCandidate(
-        f"no kernel can launch {problem}: its rows are not aligned to 4 bytes, and there are more "
-        "tiles or batches than a grid holds; pad K (and N) to multiples of 8 elements"
+        f"no kernel can launch {problem}: its output has more tiles than a 32-bit count holds; "
+        "compute it in parts"
     )
 
 
@@ -86,12 +86,16 @@ def _families(problem: Problem, level: Level) -> list[tuple[Kernel, ...]]:
     source = core if level is Level.CORE else full
     dtype, layout = problem.dtype, problem.layout
     width = dtype.a.bytes
+    whole = problem.n * dtype.d.bytes % TMA_BYTES == 0
     found: list[tuple[Kernel, ...]] = []
     if _rows_aligned(problem, TMA_BYTES // width):
-        if problem.n * dtype.d.bytes % TMA_BYTES == 0:
-            found.append(source.tma_kernels(dtype, layout, EpilogueSchedule.TMA))
-        found.append(source.tma_kernels(dtype, layout, EpilogueSchedule.NO_SMEM))
-    whole = problem.n * dtype.d.bytes % TMA_BYTES == 0
+        from_registers = source.tma_kernels(dtype, layout, EpilogueSchedule.NO_SMEM)
+        if whole:
+            either = source.tma_kernels(dtype, layout, EpilogueSchedule.TMA)
+            if level is Level.FULL:
+                either = tuple(dict.fromkeys((*either, *from_registers)))
+            found.append(either)
+        found.append(from_registers)
     padded = source.padded_kernels(
         dtype, layout, EpilogueSchedule.TMA if whole else EpilogueSchedule.NO_SMEM
     )

@@ -137,7 +137,7 @@ def tile_m_is_whole_warpgroups(kernel: Kernel) -> str | None:
 def tile_n_fits_instruction(kernel: Kernel) -> str | None:
     """`wgmma` has N = 8, 16 … 256."""
     n = kernel.tile[1]
-    if kernel.backend is Backend.CUTLASS3X and (n % 8 or not 8 <= n <= 256):
+    if kernel.backend is not Backend.CUTLASS2X and (n % 8 or not 8 <= n <= 256):
         return f"tile N must be a multiple of 8 up to 256, not {n}"
     return None
 

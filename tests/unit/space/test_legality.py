@@ -40,6 +40,35 @@ GOOD_CPASYNC = kernel(
     scheduler=TileScheduler.GRID,
     alignment=2,
 )
+GOOD_SPLIT_K = kernel(
+    dtype=DType.BF16,
+    layout=Layout.TN,
+    tile=(64, 64, 64),
+    mainloop=MainloopSchedule.PINGPONG,
+    epilogue=EpilogueSchedule.TMA,
+    scheduler=TileScheduler.SPLIT_K,
+    alignment=8,
+)
+GOOD_CLUSTER = kernel(
+    dtype=DType.FP8_E4M3,
+    layout=Layout.TN,
+    tile=(64, 16, 256),
+    mainloop=MainloopSchedule.WARP_SPECIALIZED,
+    epilogue=EpilogueSchedule.NO_SMEM,
+    scheduler=TileScheduler.CLUSTER_SPLIT_K,
+    alignment=16,
+    swapped=True,
+    fast_accumulation=True,
+)
+GOOD_PADDED = kernel(
+    dtype=DType.BF16,
+    layout=Layout.TN,
+    tile=(128, 128, 64),
+    mainloop=MainloopSchedule.PINGPONG,
+    epilogue=EpilogueSchedule.NO_SMEM,
+    scheduler=TileScheduler.PERSISTENT,
+    alignment=1,
+)
 GOOD_2X = kernel(
     dtype=DType.FP16,
     layout=Layout.NN,
@@ -55,35 +84,55 @@ BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
     ("architecture_is_known", GOOD, {"arch": "sm75"}),
     ("fp8_is_k_major", GOOD_FP8, {"layout": Layout.NT}),
     ("fast_accumulation_is_fp8", GOOD, {"fast_accumulation": True}),
+    ("cluster_sums_accumulate_fast", GOOD_CLUSTER, {"fast_accumulation": False}),
     ("backend_matches_mainloop", GOOD, {"backend": Backend.CUTLASS2X}),
+    ("backend_matches_mainloop", GOOD, {"backend": Backend.CUTE}),
+    ("backend_matches_mainloop", GOOD_CLUSTER, {"backend": Backend.CUTLASS3X}),
     ("scheduler_matches_mainloop", GOOD, {"scheduler": TileScheduler.GRID}),
+    ("scheduler_matches_mainloop", GOOD, {"scheduler": TileScheduler.CLUSTER_SPLIT_K}),
+    ("scheduler_matches_mainloop", GOOD_2X, {"scheduler": TileScheduler.SPLIT_K}),
     ("epilogue_matches_mainloop", GOOD_CPASYNC, {"epilogue": EpilogueSchedule.TMA}),
+    ("epilogue_matches_mainloop", GOOD_SPLIT_K, {"epilogue": EpilogueSchedule.NO_SMEM}),
+    ("epilogue_matches_mainloop", GOOD_CLUSTER, {"epilogue": EpilogueSchedule.TMA}),
     ("tile_m_is_whole_warpgroups", GOOD, {"tile": (64, 128, 64)}),
     ("tile_n_fits_instruction", GOOD, {"tile": (128, 264, 64)}),
+    ("tile_n_fits_instruction", GOOD_CLUSTER, {"tile": (64, 12, 256)}),
     ("tile_k_fits_swizzle", GOOD, {"tile": (128, 128, 32)}),
     ("tile_is_built_in_2x", GOOD_2X, {"tile": (96, 64, 32)}),
     ("promotion_interval_divides", GOOD_FP8, {"tile": (128, 64, 256)}),
     ("cluster_is_portable", GOOD, {"cluster": (4, 4)}),
     ("cluster_is_portable", GOOD, {"cluster": (3, 1)}),
     ("cluster_is_portable", GOOD_CPASYNC, {"cluster": (2, 1)}),
+    ("cluster_is_portable", GOOD_CLUSTER, {"cluster": (2, 1)}),
     ("registers_suffice", GOOD, {"tile": (256, 208, 64)}),
     ("registers_suffice", GOOD_FP8, {"tile": (128, 208, 128)}),
+    ("registers_suffice", GOOD_CLUSTER, {"tile": (128, 200, 64)}),
     ("registers_suffice", GOOD_CPASYNC, {"tile": (128, 256, 64)}),
     ("pipeline_is_deep_enough", GOOD, {"stages": 1}),
     ("pipeline_is_deep_enough", GOOD_2X, {"stages": 3}),
     ("shared_memory_suffices", GOOD, {"stages": 8}),
+    ("shared_memory_suffices", GOOD_SPLIT_K, {"stages": 13}),  # FP32 is staged
+    ("shared_memory_suffices", GOOD_CLUSTER, {"stages": 12}),
     ("k_major_b_fills_swizzle_atoms", GOOD, {"tile": (128, 24, 64)}),
     ("alignment_suits_mainloop", GOOD, {"alignment_a": 4, "alignment_b": 4}),
+    ("alignment_suits_mainloop", GOOD_PADDED, {"alignment_a": 2, "alignment_b": 2}),
+    ("alignment_suits_mainloop", GOOD_SPLIT_K, {"alignment_a": 1, "alignment_b": 1}),
+    ("alignment_suits_mainloop", GOOD_CLUSTER, {"alignment_a": 1, "alignment_b": 1}),
     ("alignment_suits_mainloop", GOOD_CPASYNC, {"alignment_a": 1, "alignment_b": 1}),
     ("alignment_suits_mainloop", GOOD_2X, {"alignment_a": 8, "alignment_b": 8}),
     ("cpasync_threads_cover_tile", GOOD_CPASYNC, {"tile": (64, 48, 64)}),
     ("fields_follow_name", GOOD, {"name": "mine"}),
     ("fields_follow_name", GOOD, {"alignment_d": 1}),
     ("fields_follow_name", GOOD_2X, {"swapped": True}),
+    ("fields_follow_name", GOOD_PADDED, {"alignment_a": 8, "alignment_b": 8}),
+    ("fields_follow_name", GOOD_SPLIT_K, {"scheduler": TileScheduler.PERSISTENT}),
 ]
 
 
-@pytest.mark.parametrize("subject", [GOOD, GOOD_FP8, GOOD_CPASYNC, GOOD_2X])
+@pytest.mark.parametrize(
+    "subject",
+    [GOOD, GOOD_FP8, GOOD_SPLIT_K, GOOD_CLUSTER, GOOD_PADDED, GOOD_CPASYNC, GOOD_2X],
+)
 def test_good_kernels_pass(subject: Kernel) -> None:
     assert legality.refusal(subject) is None
 
@@ -102,26 +151,71 @@ def test_every_rule_is_tested() -> None:
     assert {rule for rule, _, _ in BROKEN} == set(legality.RULES)
 
 
+FP16_NN: dict[str, Any] = {"dtype": DType.FP16, "layout": Layout.NN}
+UNSUITED: list[tuple[str, Kernel, Problem, str]] = [
+    ("serves_types_and_layout", GOOD, Problem(m=1, n=8, k=8, dtype=DType.FP16), "built for"),
+    ("serves_types_and_layout", GOOD, Problem(m=8, n=8, k=8, layout=Layout.NT), "built for"),
+    ("rows_are_aligned", GOOD, Problem(m=1, n=8, k=12), "rows of A"),
+    ("rows_are_aligned", GOOD, Problem(m=1, n=12, k=8), "rows of D"),
+    ("rows_are_aligned", GOOD_CPASYNC, Problem(m=64, n=63, k=7, layout=Layout.NT), "rows of B"),
+    (
+        "grid_is_launchable",
+        GOOD_2X,
+        Problem(m=7, n=7, k=7, batch=1 << 17, **FP16_NN),
+        "exceed the grid",
+    ),
+    (
+        "grid_is_launchable",
+        GOOD_CLUSTER,
+        Problem(m=1 << 21, n=16, k=4096, dtype=DType.FP8_E4M3),
+        "exceed the grid",
+    ),
+    ("grid_is_launchable", GOOD, Problem(m=1 << 24, n=1 << 24, k=8), "do not fit"),
+    (
+        "splitting_takes_one_matrix",
+        GOOD_SPLIT_K,
+        Problem(m=64, n=64, k=4096, batch=2),
+        "single matrices",
+    ),
+    (
+        "splitting_takes_one_matrix",
+        GOOD_CLUSTER,
+        Problem(m=64, n=64, k=4096, batch=2, dtype=DType.FP8_E4M3),
+        "single matrices",
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "subject", "problem", "reason"), UNSUITED)
+def test_problem_rule_refuses(rule: str, subject: Kernel, problem: Problem, reason: str) -> None:
+    for name, each in legality.PROBLEM_RULES.items():
+        assert (each(subject, problem) is None) is (name != rule)
+    assert reason in (legality.refusal(subject, problem) or "")
+
+
+def test_every_problem_rule_is_tested() -> None:
+    assert {rule for rule, *_ in UNSUITED} == set(legality.PROBLEM_RULES)
+
+
 @pytest.mark.parametrize(
-    ("subject", "problem", "reason"),
+    ("subject", "problem"),
     [
-        (GOOD, Problem(m=1, n=8, k=8), None),
-        (GOOD, Problem(m=1, n=8, k=8, dtype=DType.FP16), "built for"),
-        (GOOD, Problem(m=1, n=8, k=8, layout=Layout.NT), "built for"),
-        (GOOD, Problem(m=1, n=8, k=12), "rows of A"),
-        (GOOD, Problem(m=1, n=12, k=8), "rows of D"),
-        (GOOD_CPASYNC, Problem(m=64, n=63, k=7, layout=Layout.NT), "rows of B"),
-        (GOOD_2X, Problem(m=7, n=7, k=7, dtype=DType.FP16, layout=Layout.NN), None),
-        (
-            GOOD_2X,
-            Problem(m=7, n=7, k=7, batch=1 << 17, dtype=DType.FP16, layout=Layout.NN),
-            "exceed the grid",
-        ),
+        (GOOD, Problem(m=1, n=8, k=8)),
+        (GOOD, Problem(m=1, n=8, k=8, batch=1 << 20)),
+        (GOOD_SPLIT_K, Problem(m=1, n=8, k=8)),
+        (GOOD_CLUSTER, Problem(m=1, n=7, k=16, dtype=DType.FP8_E4M3)),
+        (GOOD_PADDED, Problem(m=7, n=7, k=7, batch=1 << 20)),
+        (GOOD_2X, Problem(m=7, n=7, k=7, **FP16_NN)),
     ],
 )
-def test_problem_rules(subject: Kernel, problem: Problem, reason: str | None) -> None:
-    refusal = legality.refusal(subject, problem)
-    assert refusal is None if reason is None else reason in (refusal or "")
+def test_suited_problems_pass(subject: Kernel, problem: Problem) -> None:
+    assert legality.refusal(subject, problem) is None
+
+
+def test_fp32_partials_take_the_room_of_a_stage() -> None:
+    sibling = replace(GOOD_SPLIT_K, scheduler=TileScheduler.PERSISTENT)
+    assert footprint.stages(sibling) == footprint.stages(GOOD_SPLIT_K) + 1 == 13
+    assert legality.shared_memory_suffices(replace(sibling, stages=13)) is None
 
 
 def test_precise_fp8_holds_two_accumulators() -> None:

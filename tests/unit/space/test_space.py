@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import Backend, EpilogueSchedule, MainloopSchedule, TileScheduler
+from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.problem import DType, Layout, Problem
 from tuner.errors import NoLegalCandidate
 from tuner.space import Level, candidates, cutlass, full, kernels, operation, refusal
+from tuner.space.legality import TMA_MAINLOOPS
+from tuner.space.operation import is_padded, name_of, tma_alignment
 
 FAMILIES = [
     (dtype, layout)
@@ -61,7 +63,7 @@ problems = st.builds(
 @given(problem=problems)
 def test_every_problem_has_legal_kernels_of_unique_names(problem: Problem) -> None:
     found = kernels(problem)
-    assert 1 <= len(found) <= 200
+    assert 1 <= len(found) <= 300
     assert len({kernel.name for kernel in found}) == len(found)
     for kernel in found:
         assert refusal(kernel, problem) is None
@@ -76,6 +78,14 @@ def test_every_problem_has_distinct_candidates(problem: Problem) -> None:
     found = candidates(problem, device)
     assert found
     assert len({candidate.key for candidate in found}) == len(found)
+    for kernel in {candidate.kernel.name: candidate.kernel for candidate in found}.values():
+        assert refusal(kernel, problem) is None  # those fitted to the problem included
+
+
+def _is_one_operation(kernel: Kernel) -> bool:
+    """CUTLASS's kernel and nothing of ours: its name is CUTLASS's to the letter."""
+    splits = (TileScheduler.SPLIT_K, TileScheduler.CLUSTER_SPLIT_K)
+    return kernel.scheduler not in splits and not is_padded(kernel)
 
 
 @pytest.mark.parametrize(("dtype", "layout"), FAMILIES)
@@ -86,31 +96,55 @@ def test_names_tell_every_core_kernel_apart_and_follow_its_operation(
     for m, n, k in ((4096,) * 3, (4096, 4095, 4096), (4092,) * 3, (4094,) * 3, (4095,) * 3):
         for kernel in kernels(Problem(m=m, n=n, k=k, dtype=dtype, layout=layout)):
             assert every.setdefault(kernel.name, kernel) == kernel
-            assert operation(kernel).procedural_name() == kernel.name
+            assert name_of(kernel) == kernel.name
             assert kernel.name.isidentifier()
+            procedural = operation(kernel).procedural_name()
+            assert (procedural == kernel.name) is _is_one_operation(kernel)
+
+
+def test_names_say_what_is_ours() -> None:
+    aligned = kernels(Problem(m=4096, n=4096, k=4096))
+    for kernel in aligned:
+        assert ("_split_k" in kernel.name) is ("split_k" in kernel.scheduler)
+        assert kernel.name.startswith("gemmsmith_") is (kernel.backend is Backend.CUTE)
+        assert "_align8_" in kernel.name
+    for kernel in kernels(Problem(m=4096, n=4096, k=4095)):
+        assert f"{kernel.name}_".count("_align1_") == 1
+        assert is_padded(kernel) is (kernel.mainloop in TMA_MAINLOOPS)
 
 
 def test_names_are_injective_over_the_full_space_of_all_layouts() -> None:
     """Across layouts too: problem layout and orientation are both in CUTLASS's three letters."""
-    seen: dict[str, object] = {}
-    count = 0
+    seen: dict[str, Kernel] = {}
+
+    def add(found: tuple[Kernel, ...]) -> None:
+        for kernel in found:
+            # Kernels that add up in a cluster store any D: they are in the lists of both epilogues.
+            known = seen.setdefault(kernel.name, kernel)
+            assert known is kernel or (known == kernel and kernel.backend is Backend.CUTE)
+
     for layout in Layout:
         for epilogue in (EpilogueSchedule.TMA, EpilogueSchedule.NO_SMEM):
-            for kernel in full.tma_kernels(DType.BF16, layout, epilogue):
-                seen[kernel.name] = kernel
-                count += 1
+            add(full.tma_kernels(DType.BF16, layout, epilogue))
+            add(full.padded_kernels(DType.BF16, layout, epilogue))
         for alignment in (2, 4, 8):
-            for kernel in full.cpasync_kernels(DType.BF16, layout, alignment):
-                seen[kernel.name] = kernel
-                count += 1
-        for kernel in full.multistage_kernels(DType.BF16, layout):
-            seen[kernel.name] = kernel
-            count += 1
-    assert len(seen) == count > 50_000
+            add(full.cpasync_kernels(DType.BF16, layout, alignment))
+        add(full.multistage_kernels(DType.BF16, layout))
+    assert len(seen) > 50_000
 
 
-def test_full_holds_core() -> None:
-    problem = Problem(m=4096, n=4096, k=4096, layout=Layout.NN)
+@pytest.mark.parametrize(
+    ("dtype", "layout", "n", "k"),
+    [
+        (DType.BF16, Layout.NN, 4096, 4096),
+        (DType.BF16, Layout.NN, 4095, 4096),
+        (DType.BF16, Layout.NN, 4092, 4092),
+        (DType.BF16, Layout.NN, 4095, 4095),
+        (DType.FP8_E4M3, Layout.TN, 4096, 4096),
+    ],
+)
+def test_full_holds_core(dtype: DType, layout: Layout, n: int, k: int) -> None:
+    problem = Problem(m=4096, n=n, k=k, dtype=dtype, layout=layout)
     names = {kernel.name for kernel in kernels(problem, level=Level.FULL)}
     assert {kernel.name for kernel in kernels(problem)} <= names
 
@@ -118,7 +152,7 @@ def test_full_holds_core() -> None:
 @pytest.mark.parametrize(("dtype", "layout"), FAMILIES)
 def test_core_covers_what_wins(dtype: DType, layout: Layout) -> None:
     found = kernels(Problem(m=4096, n=4096, k=4096, dtype=dtype, layout=layout))
-    assert 100 <= len(found) <= 200
+    assert 100 <= len(found) <= 300
     assert {kernel.mainloop for kernel in found} == {
         MainloopSchedule.WARP_SPECIALIZED,
         MainloopSchedule.PINGPONG,
@@ -131,45 +165,59 @@ def test_core_covers_what_wins(dtype: DType, layout: Layout) -> None:
     )
 
 
+CPASYNC = MainloopSchedule.CPASYNC_WARP_SPECIALIZED
+MULTISTAGE = MainloopSchedule.MULTISTAGE
+
+
 @pytest.mark.parametrize(
-    ("dtype", "layout", "mnk", "mainloop", "epilogue"),
+    ("dtype", "layout", "mnk", "other", "alignment", "whole_d"),
     [
         # tn: K is contiguous in A and B, N in D.
-        (DType.BF16, Layout.TN, (7, 4096, 4096), "tma", EpilogueSchedule.TMA),
-        (DType.BF16, Layout.TN, (4096, 4097, 4096), "tma", EpilogueSchedule.NO_SMEM),
-        (DType.BF16, Layout.TN, (4096, 4096, 4098), "cpasync", EpilogueSchedule.NO_SMEM),
-        (DType.BF16, Layout.TN, (4096, 4096, 4097), "multistage", EpilogueSchedule.THREADBLOCK),
+        (DType.BF16, Layout.TN, (7, 4096, 4096), None, 8, True),
+        (DType.BF16, Layout.TN, (4096, 4097, 4096), None, 8, False),
+        (DType.BF16, Layout.TN, (4096, 4096, 4100), CPASYNC, 4, True),
+        (DType.BF16, Layout.TN, (4096, 4096, 4098), CPASYNC, 2, True),
+        (DType.BF16, Layout.TN, (4096, 4098, 4098), CPASYNC, 2, False),
+        (DType.BF16, Layout.TN, (4096, 4096, 4097), MULTISTAGE, 1, True),
+        (DType.BF16, Layout.TN, (4096, 4097, 4097), MULTISTAGE, 1, False),
         # tt: K in A, N in B and D; M may be anything.
-        (DType.BF16, Layout.TT, (4097, 4096, 4096), "tma", EpilogueSchedule.TMA),
-        (DType.BF16, Layout.TT, (4096, 4098, 4096), "cpasync", EpilogueSchedule.NO_SMEM),
+        (DType.BF16, Layout.TT, (4097, 4096, 4096), None, 8, True),
+        (DType.BF16, Layout.TT, (4096, 4098, 4096), CPASYNC, 2, False),
         # nt: M in A, N in B and D; K may be anything.
-        (DType.FP16, Layout.NT, (4096, 4096, 4097), "tma", EpilogueSchedule.TMA),
-        (DType.FP16, Layout.NT, (4097, 4096, 4096), "multistage", EpilogueSchedule.THREADBLOCK),
+        (DType.FP16, Layout.NT, (4096, 4096, 4097), None, 8, True),
+        (DType.FP16, Layout.NT, (4097, 4096, 4096), MULTISTAGE, 1, True),
         # nn: M in A, K in B, N in D.
-        (DType.BF16, Layout.NN, (4096, 4097, 4096), "tma", EpilogueSchedule.NO_SMEM),
-        (DType.BF16, Layout.NN, (4098, 4096, 4096), "cpasync", EpilogueSchedule.NO_SMEM),
+        (DType.BF16, Layout.NN, (4096, 4097, 4096), None, 8, False),
+        (DType.BF16, Layout.NN, (4098, 4096, 4096), CPASYNC, 2, True),
         # FP8: 16 elements to 16 bytes, 8 of D.
-        (DType.FP8_E4M3, Layout.TN, (4096, 4104, 4096), "tma", EpilogueSchedule.TMA),
-        (DType.FP8_E4M3, Layout.TN, (4096, 4096, 4104), "cpasync", EpilogueSchedule.NO_SMEM),
-        (DType.FP8_E4M3, Layout.TN, (4096, 4096, 4100), "cpasync", EpilogueSchedule.NO_SMEM),
-        (DType.FP8_E5M2, Layout.TN, (4096, 4096, 4098), "multistage", EpilogueSchedule.THREADBLOCK),
+        (DType.FP8_E4M3, Layout.TN, (4096, 4104, 4096), None, 16, True),
+        (DType.FP8_E4M3, Layout.TN, (4096, 4096, 4104), CPASYNC, 8, True),
+        (DType.FP8_E4M3, Layout.TN, (4096, 4096, 4100), CPASYNC, 4, True),
+        (DType.FP8_E5M2, Layout.TN, (4096, 4096, 4098), MULTISTAGE, 1, True),
     ],
 )
 def test_alignment_chooses_the_family(
     dtype: DType,
     layout: Layout,
     mnk: tuple[int, int, int],
-    mainloop: str,
-    epilogue: EpilogueSchedule,
+    other: MainloopSchedule | None,
+    alignment: int,
+    whole_d: bool,
 ) -> None:
+    """Rows that TMA cannot read are copied for it, or read by the kernels that take them."""
     m, n, k = mnk
-    for kernel in kernels(Problem(m=m, n=n, k=k, dtype=dtype, layout=layout)):
-        kind = {
-            MainloopSchedule.MULTISTAGE: "multistage",
-            MainloopSchedule.CPASYNC_WARP_SPECIALIZED: "cpasync",
-        }.get(kernel.mainloop, "tma")
-        assert (kind, kernel.epilogue) == (mainloop, epilogue)
-        assert (kernel.backend is Backend.CUTLASS2X) == (mainloop == "multistage")
+    found = kernels(Problem(m=m, n=n, k=k, dtype=dtype, layout=layout))
+    tma = [kernel for kernel in found if kernel.mainloop in TMA_MAINLOOPS]
+    others = [kernel for kernel in found if kernel.mainloop not in TMA_MAINLOOPS]
+    assert tma
+    assert all(is_padded(kernel) is (other is not None) for kernel in tma)
+    assert {kernel.alignment_a for kernel in tma} == {1 if other else tma_alignment(dtype)}
+    assert (EpilogueSchedule.TMA in {kernel.epilogue for kernel in tma}) is whole_d
+    assert {kernel.mainloop for kernel in others} == ({other} if other else set())
+    assert {kernel.alignment_a for kernel in others} == ({alignment} if other else set())
+    for kernel in others:
+        assert kernel.epilogue is not EpilogueSchedule.TMA
+        assert (kernel.backend is Backend.CUTLASS2X) == (other is MULTISTAGE)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +245,8 @@ def test_swapping_exchanges_fp8_element_types() -> None:
     found = kernels(Problem(m=4096, n=4096, k=4096, dtype=DType.FP8_E5M2))
     for kernel in found:
         types = "e4m3_e5m2" if kernel.swapped else "e5m2_e4m3"
-        assert f"gemm_{types}_f32_bf16_bf16" in kernel.name
+        stored = "f32_f32" if kernel.scheduler is TileScheduler.SPLIT_K else "bf16_bf16"
+        assert f"gemm_{types}_f32_{stored}_" in kernel.name
 
 
 def test_order_is_deterministic() -> None:
@@ -212,6 +261,16 @@ def test_unknown_architecture_says_which_there_are() -> None:
         kernels(Problem(m=1, n=1, k=1), "sm75")
 
 
-def test_unlaunchable_grid_is_an_error_that_says_what_to_do() -> None:
-    with pytest.raises(NoLegalCandidate, match="pad K"):
-        kernels(Problem(m=1, n=1, k=1, batch=1 << 20))
+@pytest.mark.parametrize("extent", [2**31 - 8, 2**31 - 1])
+def test_unlaunchable_grid_is_an_error_that_says_what_to_do(extent: int) -> None:
+    with pytest.raises(NoLegalCandidate, match="compute it in parts"):
+        kernels(Problem(m=extent, n=extent, k=8))
+
+
+def test_more_batches_than_a_grid_holds_are_left_to_persistent_kernels() -> None:
+    for k in (1, 2, 8):
+        found = kernels(Problem(m=1, n=1, k=k, batch=1 << 20))
+        assert {kernel.scheduler for kernel in found} <= {
+            TileScheduler.PERSISTENT,
+            TileScheduler.STREAM_K,
+        }
