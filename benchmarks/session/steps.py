@@ -77,7 +77,7 @@ def tune(session: Session) -> int:
         code = session.gemmsmith(
             *("tune", "--suite", session.suite or SUITE, "--dtype", dtype),
             *("--device", session.device, "--time-limit", deadline.left()),
-            *("--effort", session.effort, "--compiled-only"),
+            *("--effort", session.effort, "--compiled-only", "--again"),
             log=log,
         )
         worst = worst or code
@@ -94,6 +94,7 @@ def record(session: Session) -> int:
             continue
         code = session.gemmsmith(
             *("record", "--suite", SWEEPS, "--dtype", dtype, "--device", session.device),
+            "--compiled-only",
             *("-o", str(session.file("sweep", ".jsonl.zst", dtype))),
             log=session.file("record", ".log", dtype),
         )

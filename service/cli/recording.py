@@ -62,6 +62,10 @@ def record(
         int | None,
         typer.Option(min=1, help="Of each problem only so many, the best predicted ones."),
     ] = None,
+    compiled_only: Annotated[
+        bool,
+        typer.Option("--compiled-only", help="Only kernels compiled before: no waiting for nvcc."),
+    ] = False,
     device: DeviceName = None,
     database: Database = None,
     packs: Packs = None,
@@ -82,7 +86,7 @@ def record(
                 f"{session.device.name} is a recording itself; recording needs a GPU (--device "
                 "cuda:0)"
             )
-        recorder = _Recorder(session, says, stop)
+        recorder = _Recorder(session, says, stop, compiled_only)
         recorder.run(found, wanted, candidates, output)
     if as_json:
         emit(
@@ -119,6 +123,7 @@ class _Recorder:
     session: Session
     says: Reporter
     stop: StopFlag
+    compiled_only: bool
     problems: int = 0
     trials: int = 0
     failed_trials: int = 0
@@ -130,7 +135,11 @@ class _Recorder:
 
         model = self.session.device.model
         wanted = {
-            task.problem: [c for _, c in predicted(task.problem, model, level)[:most]]
+            task.problem: [
+                candidate
+                for _, candidate in predicted(task.problem, model, level)
+                if self._may_run(candidate)
+            ][:most]
             for task in found
         }
         built = self._compile([c for listed in wanted.values() for c in listed])
@@ -156,6 +165,10 @@ class _Recorder:
             self.problems = len(writer.done)
             if not self.problems:
                 raise CommandError(f"nothing could be recorded: {self.failures[0]['error']}")
+
+    def _may_run(self, candidate: Candidate) -> bool:
+        builder = self.session.builder
+        return not self.compiled_only or builder is None or builder.has(candidate.kernel)
 
     def _compile(self, candidates: Sequence[Candidate]) -> dict[str, Built]:
         """All kernels of all problems at once, so that no core waits for the GPU."""

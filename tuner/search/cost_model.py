@@ -46,6 +46,9 @@ L2_USABLE = 0.55
 
 LAUNCH_US = 2.2
 """Start of a kernel until the first instruction, and its drain."""
+PERSISTENT_US = 0.3
+"""What a persistent kernel takes more than one with a block per tile, for the same tiles:
+128×112×64 at 256×7168×2048 and 1024×1792×768 (NVIDIA H200, 2026-11-21)."""
 PROLOGUE_US = 0.9
 """Barriers, descriptors, and the first tiles' way through an empty pipeline."""
 EPILOGUE_US = 0.7
@@ -193,6 +196,8 @@ def _time(
 ) -> float:
     grid, resident = cost.grid, cost.resident
     fixed = LAUNCH_US + PROLOGUE_US + EPILOGUE_US + cost.copies_us
+    if kernel.mainloop in (MainloopSchedule.PINGPONG, MainloopSchedule.COOPERATIVE):
+        fixed += PERSISTENT_US
     if kernel.cluster != (1, 1):
         fixed += CLUSTER_SYNC_US
     extra = 0.0

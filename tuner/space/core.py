@@ -74,12 +74,11 @@ _TMA = (
     _Line(schedule=_PINGPONG, m=64, ns=(128,), clusters=_ALL, swapped=_BOTH, precise=True),
     _Line(schedule=_PINGPONG, m=64, ns=(192, 256), clusters=_M2, swapped=_BOTH),
     _Line(schedule=_PINGPONG, m=64, ns=(64, 128), clusters=_ONE, swapped=_BOTH, depth=256),
+    # One tile per block, a wave of them: nothing persistent to set up. 0.3 µs less than the
+    # cooperative kernel of the same tile at 1024×1792×768 and 256×7168×2048 (H200, 2026-11-21).
+    _Line(schedule=_WS, m=128, ns=(64, 96, 112, 128, 144, 160, 192), clusters=_ONE, swapped=_BOTH),
     # Stores straight from registers: no staging to wait for, and room for another stage.
     _Line(schedule=_WS, m=64, ns=(8, 16), clusters=_ONE, swapped=_SWAPPED, depth=256, direct=True),
-    _Line(schedule=_PINGPONG, m=64, ns=(64, 128), clusters=_ONE, swapped=_PLAIN, direct=True),
-    _Line(
-        schedule=_COOPERATIVE, m=128, ns=(96, 128, 144), clusters=_M2, swapped=_PLAIN, direct=True
-    ),
     # Large outputs, ping-pong: epilogues overlap. Winners 128×144, 128×176, 128×192.
     _Line(schedule=_PINGPONG, m=128, ns=(64, 96, 128), clusters=_ALL, swapped=_PLAIN, precise=True),
     _Line(schedule=_PINGPONG, m=128, ns=(144, 160, 176), clusters=_ALL, swapped=_PLAIN),
@@ -89,7 +88,6 @@ _TMA = (
         schedule=_PINGPONG, m=128, ns=(64, 96, 144, 160, 176), clusters=((2, 1),), swapped=_SWAPPED
     ),
     _Line(schedule=_PINGPONG, m=128, ns=(128, 160), clusters=((4, 2),), swapped=_PLAIN),
-    _Line(schedule=_PINGPONG, m=192, ns=(128,), clusters=_M2, swapped=_BOTH),
     # Large outputs, cooperative: the widest tiles. Winners 128×224, 128×256.
     _Line(schedule=_COOPERATIVE, m=128, ns=(128,), clusters=_ALL, swapped=_PLAIN, precise=True),
     _Line(
@@ -170,7 +168,7 @@ _TMA = (
         schedule=_PINGPONG_SPLIT,
         m=64,
         ns=(32, 64),
-        clusters=((2, 2), (2, 4)),
+        clusters=((2, 2),),
         swapped=_PLAIN,
     ),
     _Line(

@@ -31,9 +31,9 @@ NARROWEST = 24
 
 _SCHEDULES = (
     (MainloopSchedule.WARP_SPECIALIZED, TileScheduler.GRID, 64),
+    (MainloopSchedule.WARP_SPECIALIZED, TileScheduler.GRID, 128),
     (MainloopSchedule.PINGPONG, TileScheduler.PERSISTENT, 64),
     (MainloopSchedule.PINGPONG, TileScheduler.PERSISTENT, 128),
-    (MainloopSchedule.PINGPONG, TileScheduler.PERSISTENT, 192),
     (MainloopSchedule.COOPERATIVE, TileScheduler.PERSISTENT, 128),
     (MainloopSchedule.COOPERATIVE, TileScheduler.PERSISTENT, 256),
 )

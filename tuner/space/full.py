@@ -16,7 +16,7 @@ from tuner.space import footprint
 from tuner.space.legality import TMA_BYTES, choice_refusal
 from tuner.space.operation import kernel, named
 
-TILES_M = (64, 128, 192, 256)
+TILES_M = (64, 128, 256)
 TILES_N = tuple(range(8, 257, 8))
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4))
 EXPLICIT_STAGES = (2, 3, 4, 6, 8, 12)
