@@ -169,10 +169,12 @@ def splits_of(kernel: Kernel) -> tuple[Launch, ...]:
 def suited(kernel: Kernel, m: int, n: int, k: int, *, splits: int = 1) -> Problem:
     """The tn problem m×n×k with N and K rounded up to what the kernel needs, and no further."""
     whole = kernel.alignment_a * (splits if kernel.scheduler is TileScheduler.SPLIT_K else 1)
+    # A cluster's blocks have a K tile each at least.
+    least = splits * kernel.tile[2] if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K else 1
     return Problem(
         m=m,
         n=-(-n // kernel.alignment_d) * kernel.alignment_d,
-        k=-(-k // whole) * whole,
+        k=-(-max(k, least) // whole) * whole,
         dtype=kernel.dtype,
         layout=Layout.TN,
     )
