@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import combinations
 
+from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import Backend, Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.launch import Decomposition, Launch
 from gemmsmith.problem import DType, Layout, Problem
-from tuner.space import Level, kernels, refusal
+from tuner.space import Level, kernels, launches, refusal
 
 FAMILIES = tuple(
     (dtype, layout) for dtype in DType for layout in (Layout if not dtype.is_fp8 else (Layout.TN,))
@@ -39,6 +40,9 @@ KINDS: dict[str, Callable[[Kernel], bool]] = {
     "pingpong": lambda k: _plain(k, MainloopSchedule.PINGPONG),
     "cooperative": lambda k: _plain(k, MainloopSchedule.COOPERATIVE),
     "stream_k": lambda k: k.scheduler is TileScheduler.STREAM_K,
+    "split_k_warp_specialized": lambda k: (
+        k.scheduler is TileScheduler.SPLIT_K and k.mainloop is MainloopSchedule.WARP_SPECIALIZED
+    ),
     "split_k_pingpong": lambda k: (
         k.scheduler is TileScheduler.SPLIT_K and k.mainloop is MainloopSchedule.PINGPONG
     ),
@@ -102,13 +106,7 @@ def chosen(dtype: DType, layout: Layout) -> tuple[Kernel, ...]:
     if (dtype, layout) == (DType.BF16, Layout.TN):
         wide = kernels(aligned(dtype, layout), level=Level.FULL)
         picked += _greedy(
-            [
-                k
-                for k in wide
-                if k.stages in (3, 4, 6)
-                and k.cluster in ((2, 4), (4, 2))
-                and k.mainloop is not MainloopSchedule.WARP_SPECIALIZED
-            ],
+            [k for k in wide if k.stages in (3, 4, 6) or k.cluster in ((2, 4), (4, 2))],
             4,
         )
     for problem in (*less_aligned(dtype, layout), *odd_problems(dtype, layout)):
@@ -167,17 +165,28 @@ def splits_of(kernel: Kernel) -> tuple[Launch, ...]:
 
 
 def suited(kernel: Kernel, m: int, n: int, k: int, *, splits: int = 1) -> Problem:
-    """The tn problem m×n×k with N and K rounded up to what the kernel needs, and no further."""
+    """The tn problem m×n×k with N and K rounded up to what the kernel needs, and no further.
+
+    Slices of K that a second kernel adds must be equal; a cluster along K needs a K tile for each
+    of its `splits` blocks, so K grows by whole tiles, and its last tile stays as ragged as it was.
+    """
     whole = kernel.alignment_a * (splits if kernel.scheduler is TileScheduler.SPLIT_K else 1)
-    # A cluster's blocks have a K tile each at least.
-    least = splits * kernel.tile[2] if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K else 1
+    if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
+        depth = kernel.tile[2]
+        k += max(0, -(-(splits * depth - k) // depth)) * depth
     return Problem(
         m=m,
         n=-(-n // kernel.alignment_d) * kernel.alignment_d,
-        k=-(-max(k, least) // whole) * whole,
+        k=-(-k // whole) * whole,
         dtype=kernel.dtype,
         layout=Layout.TN,
     )
+
+
+def launches_of(kernel: Kernel, problem: Problem, device: DeviceModel) -> list[Launch]:
+    """The launches that the space offers; where it offers none, one that the kernel takes."""
+    split = kernel.scheduler is TileScheduler.SPLIT_K
+    return launches(kernel, problem, device) or [_split(2) if split else Launch()]
 
 
 def _split(splits: int) -> Launch:

@@ -13,13 +13,12 @@ import pytest
 
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import Kernel
-from gemmsmith.launch import Launch
 from gemmsmith.problem import DType, Layout, Problem
 from tests.gpu import selection
 from tests.gpu.conftest import Packs
 from tuner.devices.base import Contender, Policy
 from tuner.devices.cuda import CudaDevice
-from tuner.space import launches, refusal
+from tuner.space import refusal
 from tuner.trial import Trial
 
 CHECKED = Policy(screen_samples=1, candidate_timeout_s=20.0)
@@ -65,7 +64,7 @@ def test_kernel_with_every_launch(
     record_property: Callable[[str, object], None],
 ) -> None:
     problem = _problem_for(kernel)
-    found = launches(kernel, problem, model) or [Launch()]
+    found = selection.launches_of(kernel, problem, model)
     contenders = [packs.contender(kernel, launch) for launch in found]
     trials = list(device.screen(problem, contenders, CHECKED))
     record_property("launches", len(found))
@@ -93,7 +92,7 @@ def test_batches(
     for problem in selection.batched(dtype, layout):
         contenders: list[Contender] = []
         for kernel in selection.legal(problem, most=4):
-            found = launches(kernel, problem, model) or [Launch()]
+            found = selection.launches_of(kernel, problem, model)
             contenders += [packs.contender(kernel, launch) for launch in found[:3]]
         assert contenders
         _assert_right(list(device.screen(problem, contenders, CHECKED)), len(contenders))
@@ -108,6 +107,6 @@ def test_large_k_stays_within_tolerance(
     contenders: list[Contender] = []
     for kernel in selection.chosen(dtype, Layout.TN):
         if refusal(kernel, problem) is None:
-            found = launches(kernel, problem, model) or [Launch()]
+            found = selection.launches_of(kernel, problem, model)
             contenders += [packs.contender(kernel, launch) for launch in found]
     _assert_right(list(device.screen(problem, contenders, CHECKED)), len(contenders))

@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from gemmsmith.kernel import Kernel
-from gemmsmith.problem import DType, Problem
-from gemmsmith.runtime.abi import ABI_VERSION, Arguments, KernelInfo, declare
+from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, TileScheduler
+from gemmsmith.problem import DType
+from gemmsmith.runtime.abi import ABI_VERSION, KernelInfo
 from tests.support.compiled import (
     ALIGN_1,
+    CLUSTER_SPLIT_K,
     FP8_FAST,
     FP8_NO_SMEM,
     IMPOSSIBLE,
     KERNELS,
+    PADDED,
     PINGPONG,
+    SPLIT_K,
     STREAM_K,
+    SWAPPED,
     CompiledPacks,
-    packed_arguments,
+    Loaded,
+    arguments_of,
 )
 from tuner.compile import ArtifactStore, Builder
+from tuner.space import footprint
+from tuner.space.operation import operation
 from tuner.trial import FailureKind
 
 pytestmark = [pytest.mark.compiles, pytest.mark.timeout(900)]
 
 GOOD = [member for member in KERNELS if member is not IMPOSSIBLE]
+SINGLE = (SPLIT_K, CLUSTER_SPLIT_K)  # slices of K take the place of batches
+ANY_ALIGNMENT = (ALIGN_1, PADDED)
 MISALIGNED, INVALID_LAYOUT, INVALID_PROBLEM, NOT_SUPPORTED = 1, 3, 4, 5
 REFUSED = 11
 BAD_INDEX, BAD_ABI = -1, -2
@@ -39,32 +47,6 @@ BAD_INDEX, BAD_ABI = -1, -2
 def member(request: pytest.FixtureRequest) -> Kernel:
     chosen: Kernel = request.param
     return chosen
-
-
-class Loaded:
-    """One kernel of a pack, through ctypes and nothing else."""
-
-    def __init__(self, packs: CompiledPacks, member: Kernel) -> None:
-        pack = packs.pack(member)
-        self.library = ctypes.CDLL(str(pack.path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
-        declare(self.library)
-        self.index = pack.kernels.index(member.name)
-
-    def can_implement(self, arguments: Arguments) -> int:
-        status: int = self.library.gs_can_implement(self.index, ctypes.byref(arguments))
-        return status
-
-    def workspace_bytes(self, arguments: Arguments) -> int:
-        size: int = self.library.gs_workspace_bytes(self.index, ctypes.byref(arguments))
-        return size
-
-    def run(self, arguments: Arguments) -> int:
-        status: int = self.library.gs_run(self.index, ctypes.byref(arguments), None, None)
-        return status
-
-
-def problem(member: Kernel, m: int = 256, n: int = 512, k: int = 1024, batch: int = 1) -> Problem:
-    return Problem(m=m, n=n, k=k, batch=batch, dtype=member.dtype, layout=member.layout)
 
 
 def sass(pack: Path) -> str:
@@ -113,18 +95,21 @@ def test_kernels_of_one_family_share_a_pack(compiled_packs: CompiledPacks) -> No
 
 
 def test_description_needs_no_device(compiled_packs: CompiledPacks, member: Kernel) -> None:
-    loaded = Loaded(compiled_packs, member)
-    info = KernelInfo(abi=ABI_VERSION)
-    assert loaded.library.gs_kernel_describe(loaded.index, ctypes.byref(info)) == 0
-    assert info.threads in (128, 256, 384)
+    info = Loaded(compiled_packs, member).describe()
+    threads = {Backend.CUTLASS3X: 384, Backend.CUTE: 160, Backend.CUTLASS2X: 128}
+    assert info.threads == threads[member.backend]
     assert 0 < info.shared_bytes <= 227 * 1024
-    assert info.stages == member.stages if member.stages else info.stages >= 2
+    assert info.stages == footprint.stages(member)
+    if member.epilogue is EpilogueSchedule.TMA or member.backend is Backend.CUTE:
+        assert info.shared_bytes == footprint.shared_bytes(member)
+    elif member.backend is Backend.CUTLASS3X:
+        assert 0 <= footprint.shared_bytes(member) - info.shared_bytes <= 256
     assert (info.registers, info.local_bytes) == (-1, -1)
 
 
 def test_misuse_is_told_apart(compiled_packs: CompiledPacks) -> None:
     library = Loaded(compiled_packs, PINGPONG).library
-    arguments = packed_arguments(problem(PINGPONG))
+    arguments = arguments_of(PINGPONG)
     assert library.gs_can_implement(99, ctypes.byref(arguments)) == BAD_INDEX
     assert library.gs_run(-1, ctypes.byref(arguments), None, None) == BAD_INDEX
     arguments.abi = ABI_VERSION + 1
@@ -139,16 +124,21 @@ def test_aligned_problems_are_taken(
     compiled_packs: CompiledPacks, member: Kernel, batch: int
 ) -> None:
     loaded = Loaded(compiled_packs, member)
-    arguments = packed_arguments(problem(member, batch=batch))
+    arguments = arguments_of(member, batch=batch)
+    if member in SINGLE and batch > 1:
+        assert loaded.can_implement(arguments) == NOT_SUPPORTED
+        assert loaded.workspace_bytes(arguments) == -NOT_SUPPORTED
+        return
     assert loaded.can_implement(arguments) == 0
-    assert loaded.workspace_bytes(arguments) == 0
+    partials = 2 * 256 * 512 * 4 if member is SPLIT_K else 0
+    assert loaded.workspace_bytes(arguments) == partials
 
 
 def test_padded_rows_are_taken_and_short_ones_refused(
     compiled_packs: CompiledPacks, member: Kernel
 ) -> None:
     loaded = Loaded(compiled_packs, member)
-    arguments = packed_arguments(problem(member))
+    arguments = arguments_of(member)
     arguments.lda += 64
     arguments.ldb += 32
     arguments.ldd += 16
@@ -159,11 +149,11 @@ def test_padded_rows_are_taken_and_short_ones_refused(
     assert loaded.can_implement(arguments) == 0
 
 
-def test_misaligned_k_needs_the_low_alignment_kernel(
+def test_misaligned_k_needs_a_kernel_of_any_alignment(
     compiled_packs: CompiledPacks, member: Kernel
 ) -> None:
-    arguments = packed_arguments(problem(member, k=1001))
-    expected = 0 if member is ALIGN_1 else MISALIGNED
+    arguments = arguments_of(member, k=1002)
+    expected = 0 if member in ANY_ALIGNMENT else MISALIGNED
     assert Loaded(compiled_packs, member).can_implement(arguments) == expected
 
 
@@ -174,22 +164,23 @@ def test_misaligned_k_needs_the_low_alignment_kernel(
 def test_addresses_and_strides_that_tma_cannot_encode_are_refused(
     compiled_packs: CompiledPacks, field: str, value: int
 ) -> None:
-    arguments = packed_arguments(problem(STREAM_K, batch=2))
+    arguments = arguments_of(STREAM_K, batch=2)
     setattr(arguments, field, value)
     assert Loaded(compiled_packs, STREAM_K).can_implement(arguments) == MISALIGNED
-    assert Loaded(compiled_packs, ALIGN_1).can_implement(arguments) == 0
+    for member in ANY_ALIGNMENT:
+        assert Loaded(compiled_packs, member).can_implement(arguments) == 0
     assert Loaded(compiled_packs, STREAM_K).run(arguments) == MISALIGNED
 
 
 def test_unaligned_n_needs_an_epilogue_without_tma(compiled_packs: CompiledPacks) -> None:
-    for member, expected in [(FP8_FAST, MISALIGNED), (FP8_NO_SMEM, 0)]:
-        arguments = packed_arguments(problem(member, n=513))
+    for member, expected in [(FP8_FAST, MISALIGNED), (FP8_NO_SMEM, 0), (CLUSTER_SPLIT_K, 0)]:
+        arguments = arguments_of(member, n=513)
         assert Loaded(compiled_packs, member).can_implement(arguments) == expected
 
 
 def test_c_counts_only_where_beta_does(compiled_packs: CompiledPacks, member: Kernel) -> None:
     loaded = Loaded(compiled_packs, member)
-    arguments = packed_arguments(problem(member))
+    arguments = arguments_of(member)
     arguments.ldc, arguments.c = 3, 0x1001
     assert loaded.can_implement(arguments) == 0
     arguments.beta = 0.5
@@ -201,7 +192,7 @@ def test_c_counts_only_where_beta_does(compiled_packs: CompiledPacks, member: Ke
 
 
 def test_scales_belong_to_fp8(compiled_packs: CompiledPacks, member: Kernel) -> None:
-    arguments = packed_arguments(problem(member))
+    arguments = arguments_of(member)
     arguments.scale_a = arguments.scale_b = 0x1000
     expected = 0 if member.dtype is DType.FP8_E4M3 else NOT_SUPPORTED
     assert Loaded(compiled_packs, member).can_implement(arguments) == expected
@@ -222,22 +213,26 @@ def test_scales_belong_to_fp8(compiled_packs: CompiledPacks, member: Kernel) -> 
         ("decomposition", -1),
     ],
 )
-def test_nonsense_is_refused(compiled_packs: CompiledPacks, field: str, value: int) -> None:
-    for member in (PINGPONG, ALIGN_1):
-        arguments = packed_arguments(problem(member))
-        setattr(arguments, field, value)
-        assert Loaded(compiled_packs, member).can_implement(arguments) == INVALID_PROBLEM
-        assert Loaded(compiled_packs, member).run(arguments) == INVALID_PROBLEM
+def test_nonsense_is_refused(
+    compiled_packs: CompiledPacks, member: Kernel, field: str, value: int
+) -> None:
+    arguments = arguments_of(member)
+    setattr(arguments, field, value)
+    loaded = Loaded(compiled_packs, member)
+    assert loaded.can_implement(arguments) == INVALID_PROBLEM
+    assert loaded.workspace_bytes(arguments) == -INVALID_PROBLEM
+    assert loaded.run(arguments) == INVALID_PROBLEM
 
 
-def test_only_the_stream_k_scheduler_splits(compiled_packs: CompiledPacks) -> None:
-    stream_k, persistent = Loaded(compiled_packs, STREAM_K), Loaded(compiled_packs, PINGPONG)
-    arguments = packed_arguments(problem(STREAM_K, m=128, n=128, k=16384))
-    arguments.decomposition, arguments.splits = 1, 8
+def test_only_schedulers_that_split_take_splits(compiled_packs: CompiledPacks) -> None:
+    stream_k = Loaded(compiled_packs, STREAM_K)
+    arguments = arguments_of(STREAM_K, m=128, n=128, k=16384, splits=8)
     assert stream_k.can_implement(arguments) == 0
     assert stream_k.workspace_bytes(arguments) > 7 * 128 * 128
-    assert persistent.can_implement(arguments) == NOT_SUPPORTED
-    assert persistent.workspace_bytes(arguments) == -NOT_SUPPORTED
+    for member in (PINGPONG, SWAPPED, PADDED):
+        persistent = Loaded(compiled_packs, member)
+        assert persistent.can_implement(arguments) == NOT_SUPPORTED
+        assert persistent.workspace_bytes(arguments) == -NOT_SUPPORTED
     arguments.decomposition, arguments.splits = 2, 1
     assert stream_k.workspace_bytes(arguments) > 0
     arguments.decomposition, arguments.splits = 0, 2
@@ -248,8 +243,7 @@ def test_split_k_of_the_low_alignment_kernel_needs_semaphores(
     compiled_packs: CompiledPacks,
 ) -> None:
     loaded = Loaded(compiled_packs, ALIGN_1)
-    arguments = packed_arguments(problem(ALIGN_1, k=4097))
-    arguments.decomposition, arguments.splits = 1, 4
+    arguments = arguments_of(ALIGN_1, k=4097, splits=4)
     assert loaded.can_implement(arguments) == 0
     assert loaded.workspace_bytes(arguments) > 0
     arguments.batch = 2
@@ -260,11 +254,12 @@ def test_split_k_of_the_low_alignment_kernel_needs_semaphores(
 def test_run_without_a_gpu_is_an_error_of_cuda(
     compiled_packs: CompiledPacks, member: Kernel
 ) -> None:
-    assert Loaded(compiled_packs, member).run(packed_arguments(problem(member))) > 1000
+    assert Loaded(compiled_packs, member).run(arguments_of(member), workspace=0x1000) > 1000
 
 
 @pytest.mark.parametrize(
-    ("member", "instruction"), [(PINGPONG, "HGMMA"), (FP8_FAST, "QGMMA"), (ALIGN_1, "HMMA")]
+    ("member", "instruction"),
+    [(PINGPONG, "HGMMA"), (CLUSTER_SPLIT_K, "HGMMA"), (FP8_FAST, "QGMMA"), (ALIGN_1, "HMMA")],
 )
 def test_machine_code_uses_the_tensor_cores(
     compiled_packs: CompiledPacks, member: Kernel, instruction: str
@@ -272,8 +267,11 @@ def test_machine_code_uses_the_tensor_cores(
     pack = compiled_packs.pack(member)
     code = sass(pack.path)
     assert instruction in code
-    assert code.count("Function :") == len(pack.kernels)
     assert "sm_90a" in code
+    together = [each for each in GOOD if each.name in pack.kernels]
+    functions = {operation(each).procedural_name() for each in together}  # siblings share theirs
+    ours = any(each.scheduler is TileScheduler.SPLIT_K for each in together) + (PADDED in together)
+    assert code.count("Function :") == len(functions) + ours
 
 
 def test_pack_exports_the_interface_and_little_else(

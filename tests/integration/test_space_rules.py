@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from cutlass_library.gemm_operation import (
     EmitGemmUniversal3xInstance,
     EmitGemmUniversalInstance,
 )
+from cutlass_library.library import DataTypeTag
 
 from gemmsmith.kernel import (
     Backend,
@@ -26,9 +28,10 @@ from gemmsmith.kernel import (
     TileScheduler,
 )
 from gemmsmith.problem import DType, Layout, Problem
+from tuner.codegen import unit_source
 from tuner.compile.toolchain import Toolchain, find_toolchain
 from tuner.space import footprint, kernels, legality, operation
-from tuner.space.operation import kernel
+from tuner.space.operation import DATA_TYPES, kernel, named
 
 pytestmark = pytest.mark.compiles
 
@@ -52,6 +55,8 @@ MULTISTAGE = MainloopSchedule.MULTISTAGE
 GRID = TileScheduler.GRID
 PERSISTENT = TileScheduler.PERSISTENT
 STREAM_K = TileScheduler.STREAM_K
+SPLIT_K = TileScheduler.SPLIT_K
+CLUSTER_SPLIT_K = TileScheduler.CLUSTER_SPLIT_K
 
 
 def variant(
@@ -141,23 +146,36 @@ def emitted(subject: Kernel) -> str:
     return str(EmitGemmUniversal3xInstance().emit(operation(subject)))
 
 
+def struct_of(subject: Kernel) -> str:
+    """CUTLASS's name of what was emitted: parts of ours around it are in the kernel's name only."""
+    return str(operation(subject).procedural_name())
+
+
 def types_of(subject: Kernel) -> str:
     """Statements that make the compiler work out everything about a kernel but its code."""
+    struct = struct_of(subject)
     if subject.backend is Backend.CUTLASS2X:
-        return f"static_assert(sizeof({subject.name}::SharedStorage) > 0);"
+        return f"static_assert(sizeof({struct}::SharedStorage) > 0);"
     return (
-        f"static_assert({subject.name}::SharedStorageSize <= {footprint.SHARED_MEMORY_BYTES}); "
-        f"static_assert(sizeof(typename {subject.name}::Params) > 0);"
+        f"static_assert({struct}::SharedStorageSize <= {footprint.SHARED_MEMORY_BYTES}); "
+        f"static_assert(sizeof(typename {struct}::Params) > 0);"
     )
+
+
+def our_kernel(subject: Kernel) -> tuple[str, str]:
+    """The definition of a `cute` kernel's mainloop as a unit has it, and the kernel's type."""
+    unit = unit_source([subject])
+    definition = unit[unit.index(f"using {subject.name} =") : unit.index("namespace gemmsmith {")]
+    swapped = "true" if subject.swapped else "false"
+    element = DataTypeTag[DATA_TYPES[subject.dtype.d]]
+    return definition, f"gemmsmith::ClusterSplitKKernel<{subject.name}, {element}, {swapped}>"
 
 
 def code_of(subject: Kernel) -> str:
     """A function that makes the compiler generate a kernel's code."""
     entry = "Kernel2" if subject.backend is Backend.CUTLASS2X else "device_kernel"
-    return (
-        f"void const* code_{subject.name}() "
-        f"{{ return (void const*)&cutlass::{entry}<{subject.name}>; }}\n"
-    )
+    struct = struct_of(subject)
+    return f"void const* code_{struct}() {{ return (void const*)&cutlass::{entry}<{struct}>; }}\n"
 
 
 @pytest.fixture(scope="module")
@@ -197,6 +215,12 @@ def sample() -> list[Kernel]:
         variant(PINGPONG, (64, 24, 64), layout=Layout.TT),
         variant(PINGPONG, (64, 24, 128), dtype=DType.FP8_E5M2),
         variant(PLAIN, (64, 64, 64), scheduler=GRID, stages=3),
+        variant(PLAIN, (64, 64, 128), scheduler=SPLIT_K),
+        variant(PINGPONG, (64, 64, 64), scheduler=SPLIT_K),
+        variant(PINGPONG, (64, 192, 64), scheduler=SPLIT_K, layout=Layout.NT),
+        variant(COOPERATIVE, (256, 128, 64), scheduler=SPLIT_K),
+        variant(COOPERATIVE, (128, 128, 128), scheduler=SPLIT_K, dtype=DType.FP8_E4M3),
+        variant(PINGPONG, (128, 112, 64), alignment=1),
         variant(CPASYNC, (128, 64, 64), scheduler=GRID, alignment=2),
         variant(MULTISTAGE, (128, 64, 32), stages=2, scheduler=GRID, alignment=1),
         variant(
@@ -209,6 +233,31 @@ def sample() -> list[Kernel]:
         (DType.FP8_E4M3, Layout.TN, 10),
     ):
         found += kernels(Problem(m=4096, n=4096, k=4096, dtype=dtype, layout=layout))[offset::30]
+    found = [each for each in found if each.backend is not Backend.CUTE]
+    assert all(legality.refusal(each) is None for each in found)
+    return list({struct_of(each): each for each in found}.values())
+
+
+def sample_of_ours() -> list[Kernel]:
+    """Kernels that add up in a cluster: deep and shallow, both orientations, all layouts."""
+    found = [
+        named(
+            replace(
+                variant(PLAIN, tile, scheduler=CLUSTER_SPLIT_K, layout=layout, stages=stages),
+                epilogue=EpilogueSchedule.NO_SMEM,
+                alignment_d=1,
+                swapped=swapped,
+            )
+        )
+        for tile, layout, stages, swapped in (
+            ((64, 8, 128), Layout.TN, 0, True),
+            ((64, 32, 128), Layout.NN, 4, True),
+            ((64, 96, 128), Layout.NT, 0, False),
+            ((128, 128, 64), Layout.TT, 2, False),  # the sums need more room than the operands
+        )
+    ]
+    fp8 = Problem(m=4096, n=4096, k=4096, dtype=DType.FP8_E5M2)
+    found += [each for each in kernels(fp8) if each.backend is Backend.CUTE][::6]
     assert all(legality.refusal(each) is None for each in found)
     return found
 
@@ -218,20 +267,27 @@ def test_legal_kernels_compile_to_the_footprint_we_say(
 ) -> None:
     subjects = sample()
     modern = [each for each in subjects if each.backend is Backend.CUTLASS3X]
-    facts = ", ".join(
-        f"int({each.name}::SharedStorageSize), "
-        f"int({each.name}::CollectiveMainloop::DispatchPolicy::Stages)"
+    facts = [
+        f"int({struct_of(each)}::SharedStorageSize), "
+        f"int({struct_of(each)}::CollectiveMainloop::DispatchPolicy::Stages)"
         for each in modern
-    )
+    ]
     source = HEADERS + "".join(emitted(each) + types_of(each) + "\n" for each in subjects)
-    source += f'extern "C" __device__ int facts[] = {{{facts}}};\n'
+    source += '#include "gemmsmith/cluster_split_k.hpp"\n'
+    ours = sample_of_ours()
+    for each in ours:
+        definition, ours_is = our_kernel(each)
+        source += definition
+        facts.append(f"int({ours_is}::SharedStorageSize), int({ours_is}::kStages)")
+    source += f'extern "C" __device__ int facts[] = {{{", ".join(facts)}}};\n'
     output = tmp_path / "sample.ptx"
     done = run_nvcc(toolchain, source, output, "-arch=sm_90a", "-ptx")
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    told = numbers(output.read_text(), 2 * len(modern))
-    for subject, shared, stages in zip(modern, told[::2], told[1::2], strict=True):
+    told = numbers(output.read_text(), 2 * len(facts))
+    for subject, shared, stages in zip([*modern, *ours], told[::2], told[1::2], strict=True):
         assert footprint.stages(subject) == stages, subject.name
-        assert 0 <= footprint.shared_bytes(subject) - shared <= 384, subject.name
+        spare = footprint.shared_bytes(subject) - shared
+        assert 0 <= spare <= (0 if subject in ours else 384), subject.name
 
 
 def numbers(ptx: str, count: int) -> Sequence[int]:

@@ -1,11 +1,13 @@
 """A few real kernels, compiled once per test session with the wheels' nvcc and nothing else.
 
-Between them they cover what a unit can hold: ping-pong and stream-K schedulers, swapped operands,
-FP8 with both epilogues, a low-alignment CUTLASS 2.x kernel, and one that cannot compile.
+Between them they cover what a unit can hold: ping-pong and stream-K schedulers, split-K in two
+kernels and within a cluster, swapped operands, unaligned operands copied first, FP8 with both
+epilogues, a low-alignment CUTLASS 2.x kernel, and one that cannot compile.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ import pytest
 
 from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.problem import DType, Layout, Problem
-from gemmsmith.runtime.abi import ABI_VERSION, Arguments
+from gemmsmith.runtime.abi import ABI_VERSION, Arguments, KernelInfo, declare
 from tuner.compile import ArtifactStore, Builder, Built, Pack, Toolchain, find_toolchain
 from tuner.space.operation import kernel
 
@@ -47,6 +49,34 @@ SWAPPED = kernel(
     scheduler=TileScheduler.PERSISTENT,
     alignment=8,
     swapped=True,
+)
+SPLIT_K = kernel(
+    dtype=DType.BF16,
+    layout=Layout.TN,
+    tile=(64, 64, 64),
+    mainloop=MainloopSchedule.PINGPONG,
+    epilogue=EpilogueSchedule.TMA,
+    scheduler=TileScheduler.SPLIT_K,
+    alignment=8,
+)
+CLUSTER_SPLIT_K = kernel(
+    dtype=DType.BF16,
+    layout=Layout.TN,
+    tile=(64, 16, 128),
+    mainloop=MainloopSchedule.WARP_SPECIALIZED,
+    epilogue=EpilogueSchedule.NO_SMEM,
+    scheduler=TileScheduler.CLUSTER_SPLIT_K,
+    alignment=8,
+    swapped=True,
+)
+PADDED = kernel(  # PINGPONG's sibling: one definition, compiled once
+    dtype=DType.BF16,
+    layout=Layout.TN,
+    tile=(64, 128, 64),
+    mainloop=MainloopSchedule.PINGPONG,
+    epilogue=EpilogueSchedule.TMA,
+    scheduler=TileScheduler.PERSISTENT,
+    alignment=1,
 )
 FP8_FAST = kernel(
     dtype=DType.FP8_E4M3,
@@ -87,7 +117,18 @@ IMPOSSIBLE = kernel(
     scheduler=TileScheduler.GRID,
     alignment=1,
 )
-KERNELS = [PINGPONG, STREAM_K, SWAPPED, FP8_FAST, FP8_NO_SMEM, ALIGN_1, IMPOSSIBLE]
+KERNELS = [
+    PINGPONG,
+    STREAM_K,
+    SPLIT_K,
+    CLUSTER_SPLIT_K,
+    PADDED,
+    SWAPPED,
+    FP8_FAST,
+    FP8_NO_SMEM,
+    ALIGN_1,
+    IMPOSSIBLE,
+]
 
 STORE_VARIABLE = "GEMMSMITH_TEST_PACKS"
 """Names a directory that keeps the packs from one test session to the next."""
@@ -121,6 +162,57 @@ def build(directory: Path) -> CompiledPacks:
         store = ArtifactStore(root)
         built = {item.kernel: item for item in Builder(store, toolchain).build(KERNELS)}
         return CompiledPacks(store=store, toolchain=toolchain, built=built, path=os.environ["PATH"])
+
+
+class Loaded:
+    """One kernel of a pack, through ctypes and nothing else."""
+
+    def __init__(self, packs: CompiledPacks, member: Kernel) -> None:
+        pack = packs.pack(member)
+        self.library = ctypes.CDLL(str(pack.path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+        declare(self.library)
+        self.index = pack.kernels.index(member.name)
+
+    def can_implement(self, arguments: Arguments) -> int:
+        status: int = self.library.gs_can_implement(self.index, ctypes.byref(arguments))
+        return status
+
+    def workspace_bytes(self, arguments: Arguments) -> int:
+        size: int = self.library.gs_workspace_bytes(self.index, ctypes.byref(arguments))
+        return size
+
+    def describe(self) -> KernelInfo:
+        info = KernelInfo(abi=ABI_VERSION)
+        assert self.library.gs_kernel_describe(self.index, ctypes.byref(info)) == 0
+        return info
+
+    def run(self, arguments: Arguments, workspace: int | None = None) -> int:
+        status: int = self.library.gs_run(self.index, ctypes.byref(arguments), workspace, None)
+        return status
+
+
+def problem_of(
+    member: Kernel, m: int = 256, n: int = 512, k: int = 1024, batch: int = 1
+) -> Problem:
+    """A problem of the kernel's types and layout."""
+    return Problem(m=m, n=n, k=k, batch=batch, dtype=member.dtype, layout=member.layout)
+
+
+def arguments_of(
+    member: Kernel,
+    m: int = 256,
+    n: int = 512,
+    k: int = 1024,
+    batch: int = 1,
+    splits: int | None = None,
+) -> Arguments:
+    """Packed arguments with a launch that the kernel takes: two slices where it must split K."""
+    arguments = packed_arguments(problem_of(member, m, n, k, batch))
+    if splits is None:
+        splits = 2 if member.scheduler is TileScheduler.SPLIT_K else 1
+    if splits > 1 or member.scheduler is TileScheduler.SPLIT_K:
+        arguments.decomposition, arguments.splits = 1, splits
+    return arguments
 
 
 def packed_arguments(

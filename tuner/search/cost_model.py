@@ -126,7 +126,8 @@ def _costs(kernel: Kernel, problem: Problem, device: DeviceModel) -> _Costs:
     resident = resident_blocks(device.sm_count, kernel.cluster[0] * kernel.cluster[1])
     m, n, _ = kernel.tile
     store = m * n * kernel.dtype.d.bytes / STORE_BYTES_PER_CLOCK / clock * 1e6
-    if kernel.scheduler in (TileScheduler.GRID, TileScheduler.CLUSTER_SPLIT_K):
+    one_each = kernel.mainloop is MainloopSchedule.WARP_SPECIALIZED
+    if one_each or kernel.scheduler is TileScheduler.GRID:  # a block per tile, or per slice
         shared = max(footprint.shared_bytes(kernel), 1)
         per_sm = max(1, min(4, footprint.SHARED_MEMORY_BYTES // shared))
     else:

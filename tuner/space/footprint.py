@@ -96,7 +96,7 @@ def stages(kernel: Kernel) -> int:
 def shared_bytes(kernel: Kernel) -> int:
     """Dynamic shared memory of one thread block, barriers and padding included.
 
-    Exact for TMA epilogues, at most 256 bytes too much for others.
+    Never too little; exact for our own kernels, at most 384 bytes too much for CUTLASS's.
     """
     depth = stages(kernel)
     mainloop = depth * stage_bytes(kernel)

@@ -63,6 +63,7 @@ _TMA_SCHEDULES = {
     ): KernelScheduleType.TmaWarpSpecializedCooperativeFP8FastAccum,
 }
 
+_CPASYNC = MainloopSchedule.CPASYNC_WARP_SPECIALIZED
 _CPASYNC_SCHEDULES = {
     TileScheduler.GRID: KernelScheduleType.CpAsyncWarpSpecialized,
     TileScheduler.PERSISTENT: KernelScheduleType.CpAsyncWarpSpecializedCooperative,
@@ -175,7 +176,8 @@ def name_of(kernel: Kernel) -> str:
 
 def is_padded(kernel: Kernel) -> bool:
     """Whether operands that TMA cannot read are copied into the workspace first."""
-    return kernel.backend is Backend.CUTLASS3X and kernel.alignment_a == 1
+    tma = kernel.backend is Backend.CUTLASS3X and kernel.mainloop is not _CPASYNC
+    return tma and kernel.alignment_a == 1
 
 
 def tma_alignment(dtype: DType) -> int:
@@ -242,9 +244,12 @@ def _operation_3x(kernel: Kernel) -> GemmOperation:
         list(kernel.tile), kernel.stages, [4, 1, 1], instruction, 90, 90, [*kernel.cluster, 1]
     )
     scheduler = _TILE_SCHEDULERS[kernel.scheduler]
-    if kernel.mainloop is MainloopSchedule.WARP_SPECIALIZED:
+    if (kernel.mainloop, kernel.scheduler) == (
+        MainloopSchedule.WARP_SPECIALIZED,
+        TileScheduler.SPLIT_K,
+    ):
         scheduler = TileSchedulerType.Default  # one block per tile, and per slice
-    if kernel.mainloop is MainloopSchedule.CPASYNC_WARP_SPECIALIZED:
+    if kernel.mainloop is _CPASYNC:
         schedule = _CPASYNC_SCHEDULES[kernel.scheduler]
     else:
         schedule = _TMA_SCHEDULES[kernel.mainloop, kernel.fast_accumulation]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 from cutlass_library.gemm_operation import EmitGemmUniversal3xInstance
 
 from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
-from gemmsmith.problem import DType, Layout
-from tests.support.compiled import PINGPONG, STREAM_K
+from gemmsmith.problem import DType, Layout, Problem
+from tests.support.compiled import CLUSTER_SPLIT_K, PADDED, PINGPONG, SPLIT_K, STREAM_K
 from tuner.codegen import HEADERS, kernel_digest, unit_source
+from tuner.space import kernels as legal_kernels
+from tuner.space.footprint import stages
 from tuner.space.operation import kernel, operation
 
 SWAPPED = kernel(
@@ -73,10 +77,99 @@ def test_adapter_is_told_the_problem_s_own_orientation() -> None:
     )
 
 
-def test_only_the_headers_of_the_backends_in_use_are_included() -> None:
-    assert "gemm2x.hpp" not in unit_source([PINGPONG])
-    assert "gemm3x.hpp" not in unit_source([ALIGN_1])
-    assert ALIGN_1.backend is Backend.CUTLASS2X
+def test_split_k_computes_fp32_partials_and_stores_the_problem_s_own_type() -> None:
+    source = unit_source([SPLIT_K])
+    partial = operation(SPLIT_K).procedural_name()
+    assert f"struct {partial} :" in source
+    assert "_f32_f32_f32_" in partial
+    assert (
+        f"entry<gemmsmith::SplitKGemm<{partial}, gemmsmith::Traits<true, false, 8, 8, 8>, false, "
+        f'cutlass::bfloat16_t>>("{SPLIT_K.name}")'
+    ) in source
+
+
+def test_cluster_split_k_is_our_kernel_around_cutlass_s_mainloop() -> None:
+    source = unit_source([CLUSTER_SPLIT_K])
+    assert f"using {CLUSTER_SPLIT_K.name} =" in source
+    assert f"StageCount<{stages(CLUSTER_SPLIT_K)}>" in source
+    assert "cute::Shape<cute::Int<64>, cute::Int<16>, cute::Int<128>>" in source
+    assert "epilogue::collective" not in source
+    assert (
+        f"entry<gemmsmith::ClusterSplitKGemm<{CLUSTER_SPLIT_K.name}, cutlass::bfloat16_t, "
+        f'gemmsmith::Traits<true, false, 8, 8, 1>, true>>("{CLUSTER_SPLIT_K.name}")'
+    ) in source
+
+
+def test_padded_kernel_wraps_its_aligned_sibling() -> None:
+    sibling = operation(PADDED).procedural_name()
+    assert sibling == PINGPONG.name
+    assert (
+        f"entry<gemmsmith::PaddedGemm<gemmsmith::Gemm3x<{sibling}, "
+        "gemmsmith::Traits<true, false, 8, 8, 8>, false>, "
+        f'gemmsmith::Traits<true, false, 1, 1, 8>>>("{PADDED.name}")'
+    ) in unit_source([PADDED])
+
+
+def test_padded_kernel_and_its_sibling_share_one_definition() -> None:
+    source = unit_source([PADDED, PINGPONG])
+    assert source.count(f"struct {PINGPONG.name} :") == 1
+    assert f'("{PADDED.name}")' in source
+    assert f'("{PINGPONG.name}")' in source
+    assert "kernel_table_size = 2;" in source
+
+
+@pytest.mark.parametrize(
+    ("dtype", "layout"), [(DType.BF16, Layout.NN), (DType.FP8_E4M3, Layout.TN)]
+)
+def test_one_unit_could_hold_every_core_kernel_of_a_family(dtype: DType, layout: Layout) -> None:
+    """No two different definitions have one name, whatever kernels share a unit."""
+    members: dict[str, Kernel] = {}
+    for m, n, k in ((4096,) * 3, (4096, 4095, 4096), (4092,) * 3, (4095,) * 3):
+        for each in legal_kernels(Problem(m=m, n=n, k=k, dtype=dtype, layout=layout)):
+            members[each.name] = each
+    source = unit_source(list(members.values()))
+    defined = Counter(re.findall(r"^(?:struct|using) (\w+) [:=]", source, re.MULTILINE))
+    assert set(defined.values()) == {1}
+    table = source[source.index("kernel_table[]") :]
+    assert set(re.findall(r'\("(\w+)"\)', table)) == set(members)
+    used = set(re.findall(r"(?:Gemm3x|Gemm2x|SplitKGemm)<(?!gemmsmith::)(\w+)", table))
+    assert used <= set(defined)
+
+
+def test_stream_k_units_name_our_scheduler() -> None:
+    """CUTLASS's own does not compile with programmatic dependent launch."""
+    source = unit_source([STREAM_K])
+    assert "gemmsmith::StreamKScheduler>" in source
+    assert "cutlass::gemm::StreamKScheduler" not in source
+    assert '#include "gemmsmith/stream_k.hpp"' in source
+    assert "StreamKScheduler" not in unit_source([PINGPONG, SPLIT_K, PADDED, CLUSTER_SPLIT_K])
+
+
+@pytest.mark.parametrize(
+    ("member", "header"),
+    [
+        (PINGPONG, "gemm3x"),
+        (SWAPPED, "gemm3x"),
+        (STREAM_K, "stream_k"),
+        (SPLIT_K, "split_k"),
+        (CLUSTER_SPLIT_K, "cluster_split_k"),
+        (PADDED, "padded"),
+        (ALIGN_1, "gemm2x"),
+    ],
+)
+def test_a_unit_includes_the_header_that_its_adapter_needs_and_no_other(
+    member: Kernel, header: str
+) -> None:
+    assert (HEADERS / "gemmsmith" / f"{header}.hpp").is_file()
+    included = re.findall(r'#include "gemmsmith/(\w+)\.hpp"', unit_source([member]))
+    assert included == [header, "table"]
+
+
+def test_headers_are_included_once_each() -> None:
+    everything = [PINGPONG, STREAM_K, SPLIT_K, CLUSTER_SPLIT_K, PADDED, SWAPPED]
+    included = re.findall(r'#include "gemmsmith/(\w+)\.hpp"', unit_source(everything))
+    assert included == ["cluster_split_k", "gemm3x", "padded", "split_k", "stream_k", "table"]
+    assert CLUSTER_SPLIT_K.backend is Backend.CUTE
 
 
 @pytest.mark.parametrize("kernels", [[], [PINGPONG, STREAM_K, PINGPONG]])
@@ -87,10 +180,21 @@ def test_a_unit_needs_kernels_of_different_names(kernels: list[Kernel]) -> None:
 
 def test_digest_covers_what_the_kernel_compiles_from() -> None:
     assert kernel_digest(PINGPONG) == kernel_digest(replace(PINGPONG))
-    variants = [PINGPONG, STREAM_K, SWAPPED, ALIGN_1, replace(PINGPONG, alignment_d=16)]
+    variants = [
+        PINGPONG,
+        PADDED,
+        STREAM_K,
+        SPLIT_K,
+        CLUSTER_SPLIT_K,
+        SWAPPED,
+        ALIGN_1,
+        replace(PINGPONG, alignment_d=16),
+    ]
     assert len({kernel_digest(variant) for variant in variants}) == len(variants)
 
 
 def test_headers_bring_no_names_of_cute_into_file_scope() -> None:
+    """Inside functions they may: nothing at file or namespace scope is indented there."""
     for header in HEADERS.rglob("*.h*"):
-        assert "using namespace" not in header.read_text(encoding="utf-8"), header
+        for line in header.read_text(encoding="utf-8").splitlines():
+            assert not line.startswith("using namespace"), header
