@@ -20,7 +20,7 @@ from gemmsmith.launch import Candidate
 from gemmsmith.problem import Problem
 from tuner.errors import NoLegalCandidate
 from tuner.space import core, fitted, full
-from tuner.space.launches import launches
+from tuner.space.launches import launches, splits_refusal
 from tuner.space.legality import (
     CPASYNC_MIN_BYTES,
     PROBLEM_RULES,
@@ -30,7 +30,15 @@ from tuner.space.legality import (
 )
 from tuner.space.operation import operation
 
-__all__ = ["Level", "candidates", "kernels", "launches", "operation", "refusal"]
+__all__ = [
+    "Level",
+    "candidates",
+    "kernels",
+    "launches",
+    "operation",
+    "refusal",
+    "splits_refusal",
+]
 
 ARCHITECTURES = ("sm90",)
 

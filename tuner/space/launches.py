@@ -47,8 +47,27 @@ def launches(kernel: Kernel, problem: Problem, device: DeviceModel) -> list[Laun
     if kernel.scheduler is TileScheduler.STREAM_K:
         return _splitting(grid, resident)
     if kernel.scheduler is TileScheduler.SPLIT_K:
-        return _slices(grid, resident, problem, kernel.alignment_a)
+        return [
+            launch
+            for launch in _slices(grid, resident)
+            if splits_refusal(kernel, launch, problem) is None
+        ]
     return _orders(grid, kernel.cluster)
+
+
+def splits_refusal(kernel: Kernel, launch: Launch, problem: Problem) -> str | None:
+    """Why the kernel cannot split the problem's K as the launch says; None when it can.
+
+    A launch that was found for one K need not be legal for another. (`can_implement`.)
+    """
+    k_tiles = tile_grid(kernel, problem).k_tiles
+    if launch.splits > k_tiles:
+        return f"{launch.splits} splits have {k_tiles} K tiles between them"
+    # Equal slices, each starting where TMA can read (`SplitKGemm`).
+    sliced = kernel.scheduler is TileScheduler.SPLIT_K
+    if sliced and problem.k % (launch.splits * kernel.alignment_a):
+        return f"{problem.k} is not {launch.splits} equal slices that start on 16 bytes"
+    return None
 
 
 def _orders(grid: TileGrid, cluster: tuple[int, int]) -> list[Launch]:
@@ -79,14 +98,12 @@ def _cluster_splits(grid: TileGrid, sm_count: int) -> list[Launch]:
     ]
 
 
-def _slices(grid: TileGrid, resident: int, problem: Problem, alignment: int) -> list[Launch]:
-    """Equal slices of K, each starting where TMA can read (`SplitKGemm`)."""
+def _slices(grid: TileGrid, resident: int) -> list[Launch]:
     raster = heuristic_raster(grid)
     return [
         Launch(raster=raster, decomposition=Decomposition.SPLIT_K, splits=splits)
         for splits in sorted({*SPLITS, 7, *_even_splits(grid, resident)})
-        if problem.k % (splits * alignment) == 0
-        and grid.k_tiles >= splits * MIN_K_TILES_PER_SPLIT
+        if grid.k_tiles >= splits * MIN_K_TILES_PER_SPLIT
         and grid.tiles * splits <= MAX_SPLIT_WAVES * resident
     ]
 

@@ -196,7 +196,7 @@ def test_waves() -> None:
     assert "8 of 132 SMs busy in the last of 2 waves" in why(
         row_of(behind(longer, CLEAR, **persistent), None)
     )
-    assert "clusters of 4 fit on 116" in why(
+    assert "clusters of 4 fit on 120" in why(
         row_of(behind(longer, CLEAR, **persistent | {"cluster": (4, 1)}), None)
     )
     stream_k = kernel | {"scheduler": TileScheduler.STREAM_K}

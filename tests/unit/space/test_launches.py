@@ -10,7 +10,7 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.launch import Decomposition, Launch, RasterOrder
 from gemmsmith.problem import DType, Layout, Problem
-from tuner.space import launches
+from tuner.space import candidates, launches, splits_refusal
 from tuner.space.grid import effective_swizzle, resident_blocks, tile_grid
 from tuner.space.operation import kernel
 
@@ -223,3 +223,33 @@ def test_clusters_along_k_come_in_every_useful_size(h200: DeviceModel) -> None:
     few_rows = launches(CLUSTER_SPLIT_K[0], Problem(m=16, n=512, k=8192), h200)
     assert [launch.splits for launch in few_rows] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16]
     assert launches(CLUSTER_SPLIT_K[0], Problem(m=4096, n=4096, k=8192), h200) == []
+
+
+@pytest.mark.parametrize(
+    ("splitting", "k", "splits", "reason"),
+    [
+        (SPLIT_K[0], 4096, 16, None),
+        (SPLIT_K[0], 4104, 16, "equal slices"),  # a launch of 4096, asked of a near problem
+        (SPLIT_K[0], 4112, 2, None),
+        (SPLIT_K[0], 4112, 4, "start on 16 bytes"),  # 1028 elements are 2056 bytes
+        (SPLIT_K[0], 512, 16, "K tiles"),
+        (CLUSTER_SPLIT_K[0], 4104, 16, None),
+        (CLUSTER_SPLIT_K[0], 1024, 8, None),
+        (CLUSTER_SPLIT_K[0], 1024, 10, "K tiles"),
+        (STREAM_K, 4104, 16, None),
+        (STREAM_K, 64, 2, "K tiles"),
+    ],
+)
+def test_splits_of_one_k_need_not_be_legal_for_another(
+    splitting: Kernel, k: int, splits: int, reason: str | None
+) -> None:
+    launch = Launch(decomposition=Decomposition.SPLIT_K, splits=splits)
+    refused = splits_refusal(splitting, launch, Problem(m=64, n=64, k=k))
+    assert refused is None if reason is None else reason in (refused or "")
+
+
+@pytest.mark.parametrize("k", [64, 2080, 4096, 13440])
+def test_no_candidate_s_splits_are_refused(k: int, h200: DeviceModel) -> None:
+    problem = Problem(m=256, n=512, k=k)
+    for candidate in candidates(problem, h200):
+        assert splits_refusal(candidate.kernel, candidate.launch, problem) is None
