@@ -15,8 +15,7 @@ from typing import Protocol
 from gemmsmith.answer import Answer, Config, Match, Use
 from gemmsmith.launch import Candidate
 from gemmsmith.problem import Problem
-from tuner.space import refusal
-from tuner.space.grid import tile_grid
+from tuner.space import refusal, splits_refusal
 from tuner.trial import Winner
 
 MAX_DISTANCE = 2.0
@@ -95,11 +94,9 @@ def find(
 
 
 def _legal(candidate: Candidate, problem: Problem) -> bool:
-    """Whether the kernel takes the problem, and each of its splits along K has work to do."""
+    """Whether the kernel takes the problem, and can split its K as the launch says."""
     kernel, launch = candidate.kernel, candidate.launch
-    if refusal(kernel, problem) is not None:
-        return False
-    return launch.splits <= tile_grid(kernel, problem).k_tiles
+    return refusal(kernel, problem) is None and splits_refusal(kernel, launch, problem) is None
 
 
 def _kind(problem: Problem, device_slug: str) -> tuple[str, ...]:

@@ -90,12 +90,18 @@ def shrunk(text: str) -> str:
     rows = list(csv.reader(lines))
     if not rows:
         return ""
-    kept = [i for i, name in enumerate(rows[0]) if name in KEPT_COLUMNS or "__" in name]
+    kept = [i for i, name in enumerate(rows[0]) if _tells(name)]
     output = []
     for row in rows:
         cells = [_short(row[i]) for i in kept if i < len(row)]
         output.append(",".join('"' + cell.replace('"', '""') + '"' for cell in cells))
     return "\n".join(output) + "\n"
+
+
+def _tells(column: str) -> bool:
+    """ncu adds every attribute of the device to what it was asked for."""
+    asked = (*METRICS, *LAUNCH_METRICS)
+    return column in KEPT_COLUMNS or column in asked or column.startswith(TENSOR_PREFIX)
 
 
 def _short(cell: str) -> str:

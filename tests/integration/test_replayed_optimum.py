@@ -23,6 +23,9 @@ RECORDED = {
     for problem, recorded in Sweep.load(path).problems.items()
 }
 
+RESOLUTION_US = 0.01
+"""Of the times in a recording: intervals of products of a few microseconds collapse to a point."""
+
 
 @pytest.fixture(scope="module")
 def device() -> Iterator[Device]:
@@ -54,7 +57,7 @@ def test_the_default_effort_finds_the_recorded_optimum(
     assert winner.candidate is not None
     found = {trial.candidate.key: trial for trial in recorded.trials}[winner.candidate.key]
     best = optimum(recorded)
-    assert summarize(found.further_us).median_us <= summarize(best).ci_high_us
+    assert summarize(found.further_us).median_us <= summarize(best).ci_high_us + RESOLUTION_US
     assert paired_ratio(found.further_us, best).median <= 1.01
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from gemmsmith.launch import Candidate
 from gemmsmith.problem import DType, Problem
-from tuner.space import refusal
+from tuner.space import refusal, splits_refusal
 from tuner.space.operation import named
 from tuner.store import Store
 
@@ -31,7 +31,8 @@ def near_winners(store: Store, problem: Problem, device: str) -> list[Candidate]
         if winner.candidate is None:
             continue
         candidate = _as(winner.candidate, problem.dtype)
-        if refusal(candidate.kernel, problem) is None:
+        kernel, launch = candidate.kernel, candidate.launch
+        if refusal(kernel, problem) is None and splits_refusal(kernel, launch, problem) is None:
             near.setdefault(candidate.key, candidate)
     return list(near.values())
 
