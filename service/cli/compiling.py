@@ -95,14 +95,21 @@ def _of_problems(
 ) -> list[Kernel]:
     """Kernels of all problems, each once; of each problem the `limit` most promising ones.
 
-    As in a tuning run, winners of near problems come first, then the best predicted ones.
+    As in a tuning run, winners of near problems come first, then what resembles cuBLAS's choice,
+    where an earlier run recorded it, then the best predicted ones.
     """
+    from tuner.search.hints import choice_of, hinted
     from tuner.search.transfer import near_winners
 
     kernels: dict[str, Kernel] = {}
     for task in found:
         order = near_winners(store, task.problem, model.slug)
-        order += [candidate for _, candidate in predicted(task.problem, model, level)]
+        by_time = [candidate for _, candidate in predicted(task.problem, model, level)]
+        known = store.winner(task.problem, model.slug)
+        choice = choice_of(known.baseline_kernels) if known is not None else None
+        if choice is not None:
+            order += hinted(by_time, choice)
+        order += by_time
         mine: dict[str, Kernel] = {}
         for candidate in order:
             mine.setdefault(candidate.kernel.name, candidate.kernel)
