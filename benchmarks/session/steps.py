@@ -24,7 +24,7 @@ def test(session: Session) -> int:
     """tests/gpu, with its report."""
     return session.command(
         *(sys.executable, "-m", "pytest", "tests/gpu", "-q", "-x" if session.dry_run else "-q"),
-        *("-p", "no:cacheprovider"),
+        *("--tb=short", "-p", "no:cacheprovider"),
         log=session.file("gpu-tests", ".log"),
         env={
             **session.only_device(),

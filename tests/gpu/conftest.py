@@ -22,6 +22,7 @@ import pytest
 
 from gemmsmith.answer import Config
 from gemmsmith.device import DeviceModel
+from gemmsmith.files import publish
 from gemmsmith.kernel import Kernel
 from gemmsmith.launch import Candidate, Launch
 from gemmsmith.problem import DType, Layout
@@ -34,6 +35,8 @@ from tuner.devices.cuda import CudaDevice
 HERE = Path(__file__).parent
 TEST_TIMEOUT_S = 1500
 """The first test waits for the compiler."""
+
+MESSAGE_CHARACTERS = 2000
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -150,11 +153,15 @@ class Misbehaving:
 
 
 class Report:
-    """Writes what ran, where, and how it went, as JSON."""
+    """Writes what ran, where, and how it went, as JSON.
+
+    After every test, so that a session that is cut off leaves all but its last one: `exit_status`
+    is null until the end.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
-        self._root = config.rootpath
         self._path = os.environ.get("GEMMSMITH_GPU_REPORT")
+        self._commit = _commit(config.rootpath)
         self._began = time.time()
         self._tests: dict[str, dict[str, Any]] = {}
         self.described: dict[str, Any] = {}
@@ -168,37 +175,49 @@ class Report:
         entry["seconds"] = round(entry["seconds"] + report.duration, 3)
         if report.outcome != "passed":
             entry["outcome"] = report.outcome
-            entry["message"] = report.longreprtext[-2000:]
+            entry.setdefault("message", _message(report))
         for name, value in report.user_properties:
             entry.setdefault("figures", {})[name] = value
+        if report.when == "call" or report.outcome != "passed":
+            self._write(None)
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
+        self._write(int(exitstatus))
+
+    def _write(self, exit_status: int | None) -> None:
         if not self._path:
             return
         outcomes = [entry["outcome"] for entry in self._tests.values()]
         document = {
-            "commit": self._commit(),
+            "commit": self._commit,
             "began": datetime.fromtimestamp(self._began, UTC).isoformat(timespec="seconds"),
             "seconds": round(time.time() - self._began, 1),
             **self.described,
-            "exit_status": int(exitstatus),
+            "exit_status": exit_status,
             "passed": outcomes.count("passed"),
             "failed": outcomes.count("failed"),
             "skipped": outcomes.count("skipped"),
             "tests": list(self._tests.values()),
         }
-        path = Path(self._path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+        publish(Path(self._path), text.encode(), shared=True)
 
-    def _commit(self) -> str:
-        named = os.environ.get("GEMMSMITH_COMMIT")
-        if named:
-            return named
-        try:
-            done = subprocess.run(
-                ["git", "rev-parse", "HEAD"], cwd=self._root, capture_output=True, text=True
-            )
-        except FileNotFoundError:
-            return "unknown"
-        return done.stdout.strip() or "unknown"
+
+def _message(report: pytest.TestReport) -> str:
+    """Where and why, as far as 2000 characters go; the whole traceback is in the log."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = f"{crash.path}:{crash.lineno}: {crash.message}" if crash else report.longreprtext
+    return text[:MESSAGE_CHARACTERS]
+
+
+def _commit(root: Path) -> str:
+    named = os.environ.get("GEMMSMITH_COMMIT")
+    if named:
+        return named
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True
+        )
+    except FileNotFoundError:
+        return "unknown"
+    return done.stdout.strip() or "unknown"

@@ -15,7 +15,7 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import Backend, Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.launch import Decomposition, Launch
 from gemmsmith.problem import DType, Layout, Problem
-from tuner.space import Level, kernels, launches, refusal
+from tuner.space import Level, kernels, launches, refusal, splits_refusal
 
 FAMILIES = tuple(
     (dtype, layout) for dtype in DType for layout in (Layout if not dtype.is_fp8 else (Layout.TN,))
@@ -80,6 +80,11 @@ def less_aligned(dtype: DType, layout: Layout) -> tuple[Problem, ...]:
     )
 
 
+def unaligned_operands(dtype: DType, layout: Layout) -> Problem:
+    """TMA can store D, but not read A."""
+    return Problem(m=527, n=784, k=1031, dtype=dtype, layout=layout)
+
+
 def odd_problems(dtype: DType, layout: Layout) -> tuple[Problem, ...]:
     """Every awkward extent in every position, the other two moderate; then all three at once."""
     found = []
@@ -140,9 +145,8 @@ def of_kind(kind: str, dtype: DType) -> Kernel | None:
         if matches(kernel):
             return kernel
     problems = (aligned(dtype, Layout.TN), *less_aligned(dtype, Layout.TN))
-    extra = Problem(m=528, n=784, k=1031, dtype=dtype)  # only A and B unaligned
     for level in Level:
-        for problem in (*problems, extra):
+        for problem in (*problems, unaligned_operands(dtype, Layout.TN)):
             for kernel in kernels(problem, level=level):
                 if matches(kernel):
                     return kernel
@@ -185,8 +189,17 @@ def suited(kernel: Kernel, m: int, n: int, k: int, *, splits: int = 1) -> Proble
 
 def launches_of(kernel: Kernel, problem: Problem, device: DeviceModel) -> list[Launch]:
     """The launches that the space offers; where it offers none, one that the kernel takes."""
-    split = kernel.scheduler is TileScheduler.SPLIT_K
-    return launches(kernel, problem, device) or [_split(2) if split else Launch()]
+    return launches(kernel, problem, device) or [plain_launch(kernel, problem)]
+
+
+def plain_launch(kernel: Kernel, problem: Problem) -> Launch:
+    """A launch that the kernel takes: data-parallel but for those that do nothing but split K."""
+    if kernel.scheduler is not TileScheduler.SPLIT_K:
+        return Launch()
+    halves = _split(2)
+    if splits_refusal(kernel, halves, problem) is None:
+        return halves
+    return Launch(decomposition=Decomposition.SPLIT_K)
 
 
 def _split(splits: int) -> Launch:

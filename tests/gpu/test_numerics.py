@@ -30,9 +30,12 @@ def _names(kernel: Kernel) -> str:
 
 
 def _problem_for(kernel: Kernel) -> Problem:
-    """The first of the family's problems that the kernel takes."""
+    """The first of the family's problems that the kernel takes; for padded ones, must copy."""
     family = (kernel.dtype, kernel.layout)
-    for problem in (selection.aligned(*family), *selection.less_aligned(*family)):
+    moderate = [selection.aligned(*family), *selection.less_aligned(*family)]
+    if selection.padded(kernel):
+        moderate = [*reversed(moderate[1:]), selection.unaligned_operands(*family)]
+    for problem in moderate:
         if refusal(kernel, problem) is None:
             return problem
     for problem in (*selection.odd_problems(*family), *selection.batched(*family)):
@@ -81,7 +84,10 @@ def test_awkward_sizes(
     single = problems[: 3 * len(selection.EXTENTS)]
     some = single[offset::3] if offset is not None else problems[len(single) :]
     for problem in some:
-        contenders = [packs.contender(kernel) for kernel in selection.legal(problem)]
+        contenders = [
+            packs.contender(kernel, selection.plain_launch(kernel, problem))
+            for kernel in selection.legal(problem)
+        ]
         _assert_right(list(device.screen(problem, contenders, CHECKED)), len(contenders))
 
 

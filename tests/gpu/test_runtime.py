@@ -14,11 +14,12 @@ from gemmsmith import runtime
 from gemmsmith.device import DeviceModel
 from gemmsmith.errors import LaunchFailed
 from gemmsmith.kernel import Kernel, MainloopSchedule, TileScheduler
-from gemmsmith.launch import Decomposition, Launch, RasterOrder
+from gemmsmith.launch import Candidate, Decomposition, Launch, RasterOrder
 from gemmsmith.problem import DType, Layout, Problem
 from gemmsmith.runtime.launch import torch_dtype
 from tests.gpu import selection
 from tests.gpu.conftest import Packs
+from tuner.measure.bench import claims_fixed_order
 from tuner.space import refusal
 
 M, N, K = 528, 784, 1056
@@ -63,21 +64,36 @@ def _bound(kernel: Kernel) -> float:
     return 8e-3 if kernel.fast_accumulation else 5e-3
 
 
-def _kernels(dtype: DType, layout: Layout) -> list[Kernel]:
-    """Chosen kernels that take M×N×K: one per mainloop, scheduler and orientation."""
-    problem = Problem(m=M, n=N, k=K, dtype=dtype, layout=layout)
+def _kernels(dtype: DType, layout: Layout, *, batch: int = 1) -> list[Kernel]:
+    """Chosen kernels that take M×N×K: one per mainloop, scheduler, orientation and alignment.
+
+    The first is one of CUTLASS's own that reads aligned operands with TMA.
+    """
+    problem = Problem(m=M, n=N, k=K, batch=batch, dtype=dtype, layout=layout)
     kinds: dict[object, Kernel] = {}
     for kernel in selection.chosen(dtype, layout):
         if refusal(kernel, problem) is None:
-            kinds.setdefault((kernel.mainloop, kernel.scheduler, kernel.swapped), kernel)
+            kind = (kernel.mainloop, kernel.scheduler, kernel.swapped, kernel.alignment_a)
+            kinds.setdefault(kind, kernel)
     return list(kinds.values())
+
+
+def _launch(kernel: Kernel) -> Launch:
+    """One that the kernel takes on M×N×K."""
+    problem = Problem(m=M, n=N, k=K, dtype=kernel.dtype, layout=kernel.layout)
+    return selection.plain_launch(kernel, problem)
+
+
+def _pad(kernel: Kernel) -> int:
+    """Elements between rows: such that TMA can read them, unless the kernel copies what it cannot."""
+    return 3 if kernel.alignment_a == 1 else 16
 
 
 @pytest.mark.parametrize(("dtype", "layout"), FAMILIES)
 def test_alpha_beta_and_padded_rows(torch: Any, packs: Packs, dtype: DType, layout: Layout) -> None:
     for kernel in _kernels(dtype, layout):
-        config, pack = packs.config(kernel)
-        a, b = _operands(torch, kernel, pad=16)
+        config, pack = packs.config(kernel, _launch(kernel))
+        a, b = _operands(torch, kernel, pad=_pad(kernel))
         c = _matrix(torch, torch_dtype(dtype.d), M, N + 8)[:, :N]
         store = torch.full((M, N + 24), 7.0, device="cuda", dtype=torch_dtype(dtype.d))
         out = store[:, 8 : 8 + N]
@@ -108,7 +124,7 @@ def test_in_place_update_and_plain_call(
 @pytest.mark.parametrize("dtype", [DType.FP8_E4M3, DType.FP8_E5M2])
 def test_fp8_scales(torch: Any, packs: Packs, dtype: DType) -> None:
     for kernel in _kernels(dtype, Layout.TN):
-        config, pack = packs.config(kernel)
+        config, pack = packs.config(kernel, _launch(kernel))
         a, b = _operands(torch, kernel)
         scale_a = torch.tensor([0.25], device="cuda")
         scale_b = torch.tensor(3.0, device="cuda")
@@ -127,9 +143,9 @@ def test_fp8_scales(torch: Any, packs: Packs, dtype: DType) -> None:
 def test_batches_with_their_own_strides(
     torch: Any, packs: Packs, dtype: DType, layout: Layout
 ) -> None:
-    for kernel in _kernels(dtype, layout)[:3]:
+    for kernel in _kernels(dtype, layout, batch=3):
         config, pack = packs.config(kernel)
-        a, b = _operands(torch, kernel, batch=6, pad=16)
+        a, b = _operands(torch, kernel, batch=6, pad=_pad(kernel))
         a, b = a[::2], b[1::2]
         out = runtime.run(config, a, b, pack_path=pack)
         assert out.shape == (3, M, N)
@@ -152,9 +168,15 @@ def test_launch_choices_change_nothing_but_speed(
                 Launch(decomposition=Decomposition.SPLIT_K, splits=2),
                 Launch(decomposition=Decomposition.SPLIT_K, splits=5),
             ]
+        elif kernel.scheduler in (TileScheduler.SPLIT_K, TileScheduler.CLUSTER_SPLIT_K):
+            choices = [
+                Launch(raster=raster, decomposition=Decomposition.SPLIT_K, splits=splits)
+                for raster in RasterOrder
+                for splits in (1, 2, 3, 4)  # slices of K that start on 16 bytes
+            ]
         elif kernel.scheduler is TileScheduler.GRID:
             choices = [Launch()]
-        a, b = _operands(torch, kernel)
+        a, b = _operands(torch, kernel, pad=_pad(kernel))
         reference = a.double() @ b.double()
         for launch in choices:
             config, pack = packs.config(kernel, launch)
@@ -165,11 +187,12 @@ def test_launch_choices_change_nothing_but_speed(
 def test_graph_capture_and_replay(torch: Any, packs: Packs) -> None:
     for dtype in (DType.BF16, DType.FP8_E4M3):
         for kernel in _kernels(dtype, Layout.TN):
-            launch = Launch()
-            if kernel.scheduler is TileScheduler.STREAM_K:
+            launch = _launch(kernel)
+            if kernel.scheduler in (TileScheduler.STREAM_K, TileScheduler.CLUSTER_SPLIT_K):
                 launch = Launch(decomposition=Decomposition.SPLIT_K, splits=3)
             config, pack = packs.config(kernel, launch)
-            a, b = _operands(torch, kernel)
+            exact = claims_fixed_order(Candidate(kernel=kernel, launch=launch))
+            a, b = _operands(torch, kernel, pad=_pad(kernel))
             out = runtime.run(config, a, b, pack_path=pack)
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
@@ -184,7 +207,7 @@ def test_graph_capture_and_replay(torch: Any, packs: Packs) -> None:
                 graph.replay()
                 out = runtime.run(config, a, b, pack_path=pack)
                 torch.cuda.synchronize()
-                if launch.decomposition is Decomposition.DATA_PARALLEL:
+                if exact:
                     assert torch.equal(out, captured), kernel.name
                 reference = a.double() @ b.double()
                 assert _error(torch, captured, reference) < _bound(kernel), kernel.name
@@ -229,11 +252,11 @@ def test_kernels_report_what_they_occupy(
     torch: Any, packs: Packs, dtype: DType, layout: Layout
 ) -> None:
     for kernel in _kernels(dtype, layout):
-        config, pack = packs.config(kernel)
+        config, pack = packs.config(kernel, _launch(kernel))
         runtime.run(config, *_operands(torch, kernel), pack_path=pack)  # known once it has run
         occupancy = runtime.LoadedPack.open(pack).kernel(kernel.name).describe()
-        assert 0 < occupancy.threads <= 1024
-        assert 0 < occupancy.shared_bytes <= 232_448
-        assert occupancy.registers > 0
+        assert 0 < occupancy.threads <= 1024, kernel.name
+        assert 0 < occupancy.shared_bytes <= 232_448, kernel.name
+        assert occupancy.registers > 0, kernel.name
         if kernel.mainloop is not MainloopSchedule.MULTISTAGE:
             assert occupancy.local_bytes == 0, kernel.name

@@ -186,7 +186,7 @@ def _view(name: str, tensor: torch.Tensor, row_major: bool, layout: str) -> _Vie
         else (rows, columns, row_stride, column_stride)
     )
     if outer == 1:
-        leading = max(leading, inner)
+        leading = inner
     if (contiguous != 1 and inner != 1) or leading < inner:
         order = "row-major" if row_major else "column-major"
         raise LaunchFailed(

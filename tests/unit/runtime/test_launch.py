@@ -52,6 +52,8 @@ def test_operands_on_the_host_are_refused(tmp_path: Path) -> None:
         (torch.zeros(3, 6, 4).transpose(1, 2), False, (4, 6, 3, 4, 24)),
         (torch.zeros(1, 6), True, (1, 6, 1, 6, 6)),
         (torch.zeros(6, 1).t(), True, (1, 6, 1, 6, 6)),
+        (torch.zeros(1, 7)[:, :6], True, (1, 6, 1, 6, 6)),
+        (torch.zeros(3, 1, 8)[..., :6], True, (1, 6, 3, 6, 8)),
         (torch.zeros(4, 1), False, (4, 1, 1, 4, 4)),
     ],
 )
