@@ -85,7 +85,7 @@ def _launch(kernel: Kernel) -> Launch:
 
 
 def _pad(kernel: Kernel) -> int:
-    """Elements between rows: such that TMA can read them, unless the kernel copies what it cannot."""
+    """Elements between rows: as TMA wants them, but for kernels that copy what it cannot read."""
     return 3 if kernel.alignment_a == 1 else 16
 
 
