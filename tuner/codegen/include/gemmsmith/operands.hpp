@@ -24,8 +24,11 @@ struct Operand {
   int64_t leading, batch_stride;
   int alignment, element_bytes;
 
-  /* The stride between rows; a single row has none, whatever its tensor says. */
-  int64_t row_stride() const { return rows > 1 ? leading : extent; }
+  /* The stride between rows. A single row has none, whatever its tensor says; TMA wants one that
+   * it could read with all the same. */
+  int64_t row_stride() const {
+    return rows > 1 ? leading : (extent + alignment - 1) / alignment * alignment;
+  }
 
   cutlass::Status check(int32_t batch) const {
     /* TMA holds byte strides below 2^40; no allocation comes near. */
