@@ -222,7 +222,7 @@ def marks(measured: Measured, ranker: Ranker) -> Marks:
     good = [any(us[c.key] <= NEAR * best for c in launches) for launches in kernels]
     ratios = [p / t for p, t in zip(predicted, measured.times_us, strict=True)]
     return Marks(
-        rank=good.index(True) + 1,
+        rank=good.index(True) + 1.0,
         regret=us[order[0].key] / best - 1,
         spearman=_spearman(predicted, measured.times_us),
         error=statistics.median(abs(log(ratio)) for ratio in ratios),

@@ -3,7 +3,8 @@
 A candidate is one row of numbers, always the same columns: pure arithmetic on the problem, the
 candidate and the device model. Extents, tiles and clusters are in the kernel's own orientation.
 Whoever changes what a column means, or which there are, counts `FEATURES_VERSION` up: older models
-are refused then.
+are refused then. What the analytic model predicts is a column, and what a model corrects: a change
+of its constants is such a change too.
 """
 
 from __future__ import annotations

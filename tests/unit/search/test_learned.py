@@ -97,6 +97,7 @@ def test_two_fits_are_the_same_to_the_byte(model: LearnedModel, tmp_path: Path) 
 
 def test_a_saved_model_is_the_same_when_loaded(model: LearnedModel, tmp_path: Path) -> None:
     path = tmp_path / f"m{SUFFIX}"
+    model = model.judged({"learned": {"rank_median": 1.0}})
     model.save(path)
     loaded = LearnedModel.load(path, arch="sm90")
     assert loaded.card == model.card
@@ -238,7 +239,7 @@ def test_the_shipped_model_knows_the_shipped_sweeps() -> None:
         (slug,) = {one.device.slug for one in shipped}
         ranker = best_ranker(slug, SHIPPED)
         assert isinstance(ranker, LearnedModel)
-        assert sum(map(_error, shipped, [ranker] * len(shipped))) / len(shipped) < 0.08
+        assert sum(_error(one, ranker) for one in shipped) / len(shipped) < 0.07  # 0.057, 0.051
 
 
 def _error(one: Measured, ranker: LearnedModel) -> float:
