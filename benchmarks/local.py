@@ -2,7 +2,8 @@
 
 Every figure is the median of repeated runs on this machine, with its 99th percentile. The service
 is a real uvicorn process on a real port with the shipped winners; the tuning run is the default
-effort on the shipped recordings.
+effort on the shipped recordings. Last comes how close the search comes to the recorded optima, in
+how many trials: what `gemmsmith eval` prints.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 import httpx
 
 from gemmsmith.problem import DType, Problem
+from service.cli import evaluate
 from tuner.devices import open_device
 from tuner.exchange import import_winners, read_winners
 from tuner.search.cost_model import AnalyticModel
@@ -167,9 +169,14 @@ def main() -> int:
                     f"{figure.median_ms:10.2f} ms   p99 {figure.p99_ms:8.2f} ms   {figure.what}",
                     flush=True,
                 )
+    judged = evaluate.Judged.of(evaluate.load(SWEEPS), AnalyticModel())
     if options.as_json:
         machine = {"cores": os.cpu_count(), "python": platform.python_version()}
-        print(json.dumps({"machine": machine, "figures": [asdict(f) for f in measured]}, indent=1))
+        costs = [asdict(figure) for figure in measured]
+        found = {"machine": machine, "figures": costs, "search": judged.summary()}
+        print(json.dumps(found, indent=1))
+    else:
+        judged.print()
     return 0
 
 

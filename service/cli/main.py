@@ -18,6 +18,7 @@ from service.cli import (
     compiling,
     database,
     doctor,
+    evaluate,
     model,
     recording,
     report,
@@ -49,6 +50,7 @@ app.command("record", cls=ProblemCommand)(recording.record)
 app.command("results")(results.results)
 app.command("report")(report.report)
 app.command("ceilings")(ceilings.ceilings)
+app.command("eval")(evaluate.evaluate)
 app.add_typer(model.app, name="model")
 app.add_typer(database.app, name="db")
 app.command("export")(winners.export)

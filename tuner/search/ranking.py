@@ -6,7 +6,7 @@ candidate's key, so no dictionary or set order leaks into which kernel is compil
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from gemmsmith.device import DeviceModel
@@ -32,9 +32,20 @@ def ranked(
     seeds: Sequence[Candidate] = (),
 ) -> list[Candidate]:
     """`candidates`, most promising first; `seeds` (winners of near problems) lead if they occur."""
+    return led(by_time(candidates, predictions(problem, candidates, device, ranker)), seeds)
+
+
+def predictions(
+    problem: Problem, candidates: Sequence[Candidate], device: DeviceModel, ranker: Ranker
+) -> dict[str, float]:
+    """Predicted microseconds per launch by candidate's key."""
     times = ranker.predict(problem, candidates, device)
-    by_time = sorted(zip(times, candidates, strict=True), key=lambda pair: (pair[0], pair[1].key))
-    return led([candidate for _, candidate in by_time], seeds)
+    return {candidate.key: time for candidate, time in zip(candidates, times, strict=True)}
+
+
+def by_time(candidates: Sequence[Candidate], times: Mapping[str, float]) -> list[Candidate]:
+    """`candidates`, the soonest first; equal times fall to the key."""
+    return sorted(candidates, key=lambda candidate: (times[candidate.key], candidate.key))
 
 
 def led(ordered: Sequence[Candidate], seeds: Sequence[Candidate]) -> list[Candidate]:

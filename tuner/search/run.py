@@ -8,8 +8,6 @@ a failed trial with its reason; the run fails only if nothing can be measured at
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -22,23 +20,20 @@ from tuner.compile import Builder, Built
 from tuner.devices.base import Contender, Device
 from tuner.errors import JobAborted, NoLegalCandidate
 from tuner.measure.statistics import summarize
+from tuner.search.batches import StopSignal, in_batches
 from tuner.search.budget import BUDGETS, Budget
-from tuner.search.hints import HINTS, choice_of, hinted
+from tuner.search.exploration import Plan
+from tuner.search.finals import hold_finals
+from tuner.search.hints import choice_of, hinted
 from tuner.search.progress import Progress, Step
 from tuner.search.promotion import Decision, decide
-from tuner.search.ranking import Ranker, by_kernel, led, ranked
+from tuner.search.ranking import Ranker, by_time, predictions
 from tuner.search.transfer import near_winners
 from tuner.space import candidates as legal_candidates
 from tuner.store import Store
 from tuner.trial import Finals, Phase, Trial, Winner
 
 Listener = Callable[[Progress], None]
-StopSignal = Callable[[], bool]
-Groups = dict[str, list[Candidate]]
-
-_HINTED_SHARE = 4
-"""At most one kernel in so many is measured because cuBLAS runs one like it: a quick run, with few
-kernels, is for the cost model's favourites too."""
 
 
 def tune(
@@ -79,9 +74,9 @@ def tune(
         on_event=on_event,
         should_stop=should_stop,
     )
-    groups = run.enumerate(ranker)
-    run.screen_kernels(groups)
-    run.refine_launches(groups)
+    plan = run.enumerate(ranker)
+    run.screen_kernels(plan)
+    run.screen_launches(plan)
     return run.promote(run.finals())
 
 
@@ -103,6 +98,7 @@ class _Run:
         self.trials: dict[str, Trial] = {}
         self.packs: dict[str, Built] = {}
         self.planned = 0
+        self.kernels = 0
         self.best: Trial | None = None
         self.baseline_kernels: tuple[str, ...] = ()
         if self.job is not None:
@@ -110,8 +106,8 @@ class _Run:
             for stored in done:
                 self._keep(stored.trial)
 
-    def enumerate(self, ranker: Ranker) -> Groups:
-        """Candidates by kernel, the most promising kernel and launch first."""
+    def enumerate(self, ranker: Ranker) -> Plan:
+        """What there is to measure, and in which order."""
         recorded = self.device.recorded(self.problem)
         model = self.device.model
         found = (
@@ -127,41 +123,39 @@ class _Run:
                 raise NoLegalCandidate(
                     f"no kernel for {self.problem} is compiled yet; run `gemmsmith compile` first"
                 )
-        order = ranked(self.problem, found, model, ranker)
-        seeds = near_winners(self.store, self.problem, model.slug)
-        order = led(order, [*seeds, *self._like_cublas(order)])
-        groups = by_kernel(order)
-        said = f"{len(order)} candidates of {len(groups)} kernels"
+        predicted = predictions(self.problem, found, model, ranker)
+        order = by_time(found, predicted)
+        first = [*self._won_nearby(order), *self._like_cublas(order)]
+        self.kernels = len({candidate.kernel.name for candidate in order})
+        said = f"{len(order)} candidates of {self.kernels} kernels"
         self._say(Step.ENUMERATE, 0, len(order), said)
-        return groups
+        return Plan(order, predicted, self.budget, first)
+
+    def _won_nearby(self, order: Sequence[Candidate]) -> list[Candidate]:
+        """The winners of the nearest problems that are among the candidates."""
+        seeds = near_winners(self.store, self.problem, self.device.model.slug)
+        there = {candidate.key for candidate in order}
+        return [seed for seed in seeds if seed.key in there][: self.budget.seeds]
 
     def _like_cublas(self, order: Sequence[Candidate]) -> list[Candidate]:
         """The few candidates that are nearest to what cuBLAS runs, as far as its names tell."""
         self.baseline_kernels = self.device.baseline_kernels(self.problem)
         choice = choice_of(self.baseline_kernels)
-        if choice is None:
-            return []
-        return hinted(order, choice, limit=min(HINTS, self.budget.kernels // _HINTED_SHARE))
+        return [] if choice is None else hinted(order, choice, limit=self.budget.hints)
 
-    def screen_kernels(self, groups: Groups) -> None:
+    def screen_kernels(self, plan: Plan) -> None:
         """Measure the most promising kernels, each with its most promising launch."""
-        leaders = [launches[0] for launches in groups.values()][: self.budget.kernels]
-        self.planned = len(leaders)
-        with closing(self._ready(leaders)) as batches:  # compilers end with the run, at once
-            for batch in batches:
-                self._screen(batch)
+        while leaders := plan.kernels(self._times()):
+            self.planned += len(leaders)
+            with closing(self._ready(leaders)) as batches:  # compilers end with the run, at once
+                for batch in batches:
+                    self._screen(batch)
 
-    def refine_launches(self, groups: Groups) -> None:
+    def screen_launches(self, plan: Plan) -> None:
         """Measure further launches of the kernels that did best."""
-        best = [trial.candidate.kernel.name for trial in self._leaders()]
-        wanted: list[Candidate] = []
-        for name in dict.fromkeys(best):
-            wanted += groups[name][: self.budget.launches]
-            if len(wanted) >= self.budget.refine * self.budget.launches:
-                break
-        wanted = [c for c in wanted if c.key not in self.trials]
-        self.planned += len(wanted)
-        self._screen([self._contender(c) for c in wanted])
+        while wanted := plan.launches(self._times()):
+            self.planned += len(wanted)
+            self._screen([self._contender(c) for c in wanted if c.key not in self.trials])
 
     def finals(self) -> Finals:
         finalists = [trial.candidate for trial in self._leaders()][: self.budget.finalists]
@@ -172,7 +166,7 @@ class _Run:
             )
         self._say(Step.FINALS, 0, len(finalists), f"{len(finalists)} finalists and cuBLAS")
         contenders = [self._contender(candidate) for candidate in finalists]
-        return self.device.finals(self.problem, contenders, self.budget.policy)
+        return hold_finals(self.device, self.problem, contenders, self.budget.policy)
 
     def promote(self, finals: Finals) -> Winner:
         decision = decide(finals)
@@ -190,11 +184,12 @@ class _Run:
             return
         # Packs of finished trials are needed again in the finals; the store gives them at once.
         kernels = [c.kernel for c in leaders]
-        with closing(_batched(self.builder, kernels, self.should_stop)) as batches:
+        with closing(in_batches(self.builder, kernels, self.should_stop)) as batches:
             for built in batches:
                 contenders = self._contenders(built, todo)
                 said = f"{len(self.packs)} kernels built"
-                self._say(Step.COMPILE, len(self.packs), len(kernels), said)
+                total = min(self.kernels, self.budget.kernels)
+                self._say(Step.COMPILE, len(self.packs), total, said)
                 if contenders:
                     yield contenders
 
@@ -230,6 +225,10 @@ class _Run:
         self.trials[trial.candidate.key] = trial
         if trial.measured and (self.best is None or _speed(trial) < _speed(self.best)):
             self.best = trial
+
+    def _times(self) -> dict[str, float]:
+        """Screened microseconds of everything measured, by candidate's key."""
+        return {key: _speed(trial)[0] for key, trial in self.trials.items() if trial.measured}
 
     def _leaders(self) -> list[Trial]:
         """Measured trials, fastest first."""
@@ -320,58 +319,3 @@ def _verdict(decision: Decision) -> str:
         return "no candidate survived; cuBLAS stays the answer"
     gain = f", {decision.speedup.median:.3f} × cuBLAS" if decision.speedup else ""
     return f"{decision.use}: {decision.candidate.key} {decision.statistics.median_us:.2f} µs{gain}"
-
-
-def _batched(
-    builder: Builder, kernels: Sequence[Kernel], should_stop: StopSignal
-) -> Generator[list[Built], None, None]:
-    """Everything the builder has built since last asked; compilation goes on meanwhile.
-
-    Its results are awaited in a thread of their own, so that kernels are measured while others
-    compile, and a signal to stop is noticed. Closing this kills the compilers.
-    """
-    arrived: queue.SimpleQueue[Built | BaseException | None] = queue.SimpleQueue()
-
-    def pump() -> None:
-        try:
-            for item in builder.build(kernels):
-                arrived.put(item)
-            arrived.put(None)
-        except BaseException as error:  # noqa: BLE001 - handed to the consumer, which raises it
-            arrived.put(error)
-
-    thread = threading.Thread(target=pump, name="gemmsmith-compile", daemon=True)
-    thread.start()
-    try:
-        finished = False
-        while not finished:
-            batch: list[Built] = []
-            first = _next(arrived, should_stop)
-            pending: list[Built | BaseException | None] = [first]
-            while not arrived.empty():
-                pending.append(arrived.get())
-            for item in pending:
-                if item is None:
-                    finished = True
-                elif isinstance(item, BaseException):
-                    raise item
-                else:
-                    batch.append(item)
-            if batch:
-                yield batch
-    finally:
-        while thread.is_alive():  # again and again: it may be about to start the compilers
-            builder.stop()
-            thread.join(timeout=0.1)
-
-
-def _next(
-    arrived: queue.SimpleQueue[Built | BaseException | None], should_stop: StopSignal
-) -> Built | BaseException | None:
-    """The next item; cancellation is noticed within a second even while nvcc is busy."""
-    while True:
-        try:
-            return arrived.get(timeout=1.0)
-        except queue.Empty:
-            if should_stop():
-                raise JobAborted("stopped while compiling; finished kernels are kept") from None

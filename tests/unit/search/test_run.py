@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,9 +21,12 @@ from tests.support.serving import winner as winner_of
 from tuner.compile import ArtifactStore, Builder
 from tuner.devices import open_device
 from tuner.devices.base import Contender, Device, Policy
+from tuner.devices.recording import Sweep
+from tuner.devices.replay import ReplayDevice
 from tuner.errors import JobAborted, NoLegalCandidate, NotRecorded
 from tuner.search.budget import BUDGETS
 from tuner.search.cost_model import AnalyticModel
+from tuner.search.finals import hold_finals
 from tuner.search.progress import Progress, Step
 from tuner.search.run import tune
 from tuner.store import Store
@@ -92,6 +95,9 @@ class Counting:
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
 
+    def reached(self, count: int) -> Callable[[], bool]:
+        return lambda: len(self.screened) >= count
+
     def screen(
         self, problem: Problem, contenders: Sequence[Contender], policy: Policy
     ) -> Iterator[Trial]:
@@ -109,10 +115,52 @@ def test_a_stopped_run_continues_from_its_trials(device: Device, store: Store) -
     assert len(counting.screened) == len(set(counting.screened)) == len(some_candidates(PROBLEM))
 
 
-def test_quick_measures_less(device: Device, store: Store) -> None:
+@pytest.mark.parametrize("effort", [Effort.QUICK, Effort.DEFAULT])
+def test_no_more_is_screened_than_the_budget_has(
+    effort: Effort, device: Device, store: Store
+) -> None:
     counting = Counting(device)
-    run(counting, store, effort=Effort.QUICK)  # type: ignore[arg-type]
-    assert 0 < len(counting.screened) <= 12
+    run(counting, store, effort=effort)  # type: ignore[arg-type]
+    assert 0 < len(counting.screened) <= BUDGETS[effort].trials
+    assert len({key.split("@")[0] for key in counting.screened}) <= BUDGETS[effort].kernels
+
+
+def test_a_run_stopped_at_every_trial_goes_on_as_if_it_had_not_been(
+    device: Device, store: Store
+) -> None:
+    few = replace(BUDGETS[Effort.DEFAULT], waves=(3, 2, 1), trials=7, seeds=0)
+    whole, parts = Counting(device), Counting(device)
+    run(whole, store, budget=few, job="whole")  # type: ignore[arg-type]
+    assert len(whole.screened) > 3
+    for stop in range(1, len(whole.screened)):
+        with pytest.raises(JobAborted):
+            run(parts, store, budget=few, job="parts", should_stop=parts.reached(stop))  # type: ignore[arg-type]
+    run(parts, store, budget=few, job="parts")  # type: ignore[arg-type]
+    assert parts.screened == whole.screened
+
+
+def test_the_recording_decides_by_its_finals_though_not_all_were_in_them(
+    store: Store, tmp_path: Path
+) -> None:
+    """The last by screening has no further rounds: it leaves, and the others' decide."""
+    contenders = [Contender(candidate=c) for c in some_candidates(PROBLEM)[1:4]]
+    last = contenders[-1].candidate
+    record(tmp_path / "sweeps", PROBLEM)
+    sweep = Sweep.load(tmp_path / "sweeps" / "h200.jsonl.zst")
+    recorded = sweep.problems[PROBLEM]
+    sweep.problems[PROBLEM] = replace(
+        recorded,
+        trials=tuple(
+            replace(trial, further_us=()) if trial.candidate == last else trial
+            for trial in recorded.trials
+        ),
+    )
+    device = ReplayDevice("replay", [sweep])
+    finals = hold_finals(device, PROBLEM, contenders, Policy(final_rounds=20))
+    assert finals.candidates == tuple(c.candidate for c in contenders[:-1])
+    assert {len(samples) for samples in finals.samples_us} == {25}
+    everyone = hold_finals(device, PROBLEM, contenders, Policy(final_rounds=7))
+    assert len(everyone.candidates) == 3
 
 
 def test_a_problem_that_was_not_recorded_is_an_error(device: Device, store: Store) -> None:
@@ -162,7 +210,7 @@ def test_kernels_like_those_of_cublas_follow_the_near_winners(device: Device, st
     if not tiles[like].swapped:
         m, n, cluster_m, cluster_n = n, m, cluster_n, cluster_m
     name = f"nvjet_tst_{m}x{n}_{k}x4_{cluster_m}x{cluster_n}_v_bz_TNN"
-    few = replace(BUDGETS[Effort.QUICK], kernels=4)
+    few = replace(BUDGETS[Effort.QUICK], waves=(4,), seeds=1, hints=1)
 
     def order(profiled: Profiled) -> list[str]:
         with pytest.raises(JobAborted):  # or its winner would lead the next run
@@ -177,7 +225,6 @@ def test_kernels_like_those_of_cublas_follow_the_near_winners(device: Device, st
 
     assert order(Profiled(device))[0] == favourite
     assert order(Profiled(device, "unheard of"))[0] == favourite
-    # One kernel in four may be there for being like cuBLAS's.
     assert order(Profiled(device, name))[:2] == [like, favourite]
     store.promote(replace(winner_of(replace(PROBLEM, m=128)), candidate=found[3]))
     assert order(Profiled(device, name))[:3] == [near, like, favourite]
@@ -197,9 +244,19 @@ def slow_builder(folder: Path) -> Builder:
     return Builder(ArtifactStore(folder / "packs"), toolchain, workers=len(slow) + 1)
 
 
-def gone(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+def gone(pid: int, patience_s: float = 5.0) -> bool:
+    """Whether the process has ended, a moment after it was killed: a busy machine takes one."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        if stat.rsplit(")", 1)[1].split()[0] == "Z":
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
 
 
 def test_kernels_are_measured_while_others_compile_and_stopping_kills_the_compilers(

@@ -1,0 +1,196 @@
+"""`gemmsmith eval`: how close the search comes to recorded optima, without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gemmsmith.tuning import Effort
+from service.cli.options import AsJson, Sweeps, load_settings
+from service.cli.output import CommandError, MisuseError, emit, note, say, table
+
+if TYPE_CHECKING:
+    from tuner.search.evaluation import Curve, Flips, Neighbour, Recording, Strategy
+    from tuner.search.ranking import Ranker
+
+
+def evaluate(
+    sweeps: Sweeps = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="FILE.svg", help="Also draw it.", show_default=False
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Judge search strategies on recorded sweeps: the regret of their winner after N trials.
+
+    Regret is how much longer than the recorded optimum the winner takes, in paired rounds.
+    """
+    from tuner.search.cost_model import AnalyticModel
+
+    if output is not None and output.suffix != ".svg":
+        raise MisuseError(f"the picture must be called NAME.svg, got {output.name!r}")
+    recordings = load(load_settings(sweeps=sweeps).sweeps)
+    judged = Judged.of(recordings, AnalyticModel())
+    if output is not None:
+        from gemmsmith.files import publish
+        from service.report.regret import picture
+
+        publish(output, picture(judged.curves).encode(), shared=True)
+    if as_json:
+        emit(judged.summary())
+        return
+    judged.print()
+    if output is not None:
+        say(str(output))
+
+
+def load(folder: Path) -> list[Recording]:
+    """Every recorded problem of the folder's sweeps.
+
+    Raises:
+        CommandError: there is none.
+        RecordingCorrupt: a sweep cannot be read.
+    """
+    from tuner.devices.recording import SUFFIX, Sweep
+    from tuner.search.evaluation import Recording
+
+    loaded = [Sweep.load(path) for path in sorted(folder.glob(f"*{SUFFIX}"))]
+    found = [Recording(sweep, each) for sweep in loaded for each in sweep.problems.values()]
+    if not found:
+        raise CommandError(f"no recorded sweep in {folder}; pass --sweeps with a folder of some")
+    return found
+
+
+def judge(recordings: Sequence[Recording], ranker: Ranker) -> tuple[list[Curve], list[str]]:
+    """The curve of every strategy, with `ranker` as the cost model; and why any is left out."""
+    from tuner.search.budget import BUDGETS
+    from tuner.search.evaluation import SEEDS, curve, planned, predicted_order, shuffled
+    from tuner.search.matmul_heuristics import HeuristicsUnavailable
+
+    default, quick = BUDGETS[Effort.DEFAULT], BUDGETS[Effort.QUICK]
+    strategies: list[tuple[str, Strategy]] = [
+        ("gemmsmith, default", planned(ranker, default)),
+        ("gemmsmith, quick", planned(ranker, quick)),
+        ("predicted order", predicted_order(ranker)),
+    ]
+    left_out = []
+    try:
+        strategies.append(("nvMatmulHeuristics", _heuristics(recordings)))
+    except HeuristicsUnavailable as error:
+        left_out.append(f"without nvMatmulHeuristics: {error}")
+    strategies.append((f"random, mean of {SEEDS}", shuffled()))
+    curves = [
+        curve(name, strategy, recordings, quick if name.endswith("quick") else default)
+        for name, strategy in strategies
+    ]
+    return curves, left_out
+
+
+def _heuristics(recordings: Sequence[Recording]) -> Strategy:
+    from tuner.search.matmul_heuristics import MatmulHeuristics, matched
+
+    asked = {
+        slug: MatmulHeuristics(model)
+        for slug, model in {each.model.slug: each.model for each in recordings}.items()
+    }
+
+    def orders(recording: Recording) -> list[list[Any]]:
+        proposals = asked[recording.model.slug].proposals(recording.problem)
+        return [matched(proposals, recording.candidates)]
+
+    return orders
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """Everything that the command tells.
+
+    Attributes:
+        left_out: why strategies are missing, a line each.
+    """
+
+    curves: Sequence[Curve]
+    left_out: Sequence[str]
+    flips: Flips
+    neighbours: Sequence[Neighbour]
+
+    @classmethod
+    def of(cls, recordings: Sequence[Recording], ranker: Ranker) -> Judged:
+        """Every strategy on the recordings, with `ranker` as the cost model."""
+        from service.lookup import MAX_DISTANCE
+        from tuner.search import evaluation
+
+        curves, left_out = judge(recordings, ranker)
+        return cls(
+            curves=curves,
+            left_out=left_out,
+            flips=evaluation.flips(recordings),
+            neighbours=evaluation.neighbours(recordings, MAX_DISTANCE),
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """All figures, as JSON has them."""
+        return {
+            "problems": self.flips.problems,
+            "strategies": [
+                {
+                    "name": each.name,
+                    "trials": each.trials,
+                    "kernels": each.kernels,
+                    "counts": each.counts,
+                    "median": each.medians,
+                    "worst": each.worst,
+                    "regrets": {str(problem): row for problem, row in each.regrets.items()},
+                }
+                for each in self.curves
+            ],
+            "left_out": list(self.left_out),
+            "flips": {
+                "rate": self.flips.rate,
+                "differences": {str(p): gap for p, gap in self.flips.differences.items()},
+            },
+            "neighbours": [
+                {
+                    "problem": str(each.problem),
+                    "neighbour": None if each.neighbour is None else str(each.neighbour),
+                    "distance": each.distance,
+                    "regret": each.regret,
+                }
+                for each in self.neighbours
+            ],
+        }
+
+    def print(self) -> None:
+        """The table, and what noise and near problems come to."""
+        rows: list[Sequence[object]] = []
+        for each in self.curves:
+            rows.append((each.name, "median", *map(_percent, each.medians)))
+            rows.append(("", "worst", *map(_percent, each.worst)))
+        title = (
+            f"Regret after N trials, % over the recorded optimum; {self.flips.problems} problems"
+        )
+        table(title, ("strategy", "", *map(str, self.curves[0].counts)), rows, left=2)
+        gaps = list(self.flips.differences.values())
+        said = f"; their difference is {_percent(max(gaps))}% at most" if gaps else ""
+        say(f"Two halves of the last rounds name different winners for {len(gaps)} problems{said}.")
+        known = [each.regret for each in self.neighbours if each.regret is not None]
+        if known:
+            say(
+                f"Answered with the nearest recorded neighbour's winner, {len(known)} problems: "
+                f"{_percent(median(known))}% at the median, {_percent(max(known))}% at the worst; "
+                f"{len(self.neighbours) - len(known)} have no such neighbour."
+            )
+        for reason in self.left_out:
+            note(reason)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"

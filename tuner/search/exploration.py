@@ -1,0 +1,203 @@
+"""What to measure next: which kernels, then which of their launches.
+
+Pure: times go in, candidates come out, and the same times give the same candidates. Kernels come
+in waves, since each needs compiling: the first from the cost model alone, the others from the model
+corrected by what was measured. Every second kernel brings a tile that was not tried yet, because
+where the model is wrong, it is wrong about a tile: of 2304×768×4096 `nt` in BF16 its 18 favourites
+share three tiles, all slower by half than the best (NVIDIA H200, 2026-11-21). Launches come in
+batches, around the best launch so far of the kernels that did best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import log, log2
+
+from gemmsmith.kernel import Kernel
+from gemmsmith.launch import Candidate, Launch
+from tuner.search.budget import Budget
+from tuner.search.ranking import by_kernel
+
+# The constants below were chosen on the 22 recorded problems (NVIDIA H200, 2026-11-21), of which
+# each is one sample only. With each goes the winner's worst regret at the default effort.
+_DOUBT = 3.0
+"""Measurements that an effect must outweigh to be believed by half. 2.0% (2, 5: 2.0%, 1: 10%)."""
+_PASSES = 4
+"""Rounds of fitting one trait after the other; more change nothing."""
+_TURN = 0.02
+"""How much slower a kernel counts for each of its launches tried."""
+_SOONEST_US = 1e-3
+"""Below any time there is: a model may predict nothing at all."""
+
+_Trait = tuple[str, object]
+
+
+class Plan:
+    """The candidates of one run, proposed in turn.
+
+    Give to each call the times of everything measured so far; candidates that failed have none.
+    A run that goes on from recorded trials gets the same proposals as one that was never stopped:
+    only times of what this plan proposed before count.
+
+    Args:
+        candidates: most promising first.
+        predicted: microseconds, by candidate's key.
+        first: candidates that lead the first wave, by other evidence than the model's.
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        predicted: Mapping[str, float],
+        budget: Budget,
+        first: Sequence[Candidate] = (),
+    ) -> None:
+        self._groups = by_kernel(candidates)
+        self._budget = budget
+        self._waves = iter(budget.waves)
+        self._leaders = {name: launches[0] for name, launches in self._groups.items()}
+        self._first: dict[str, None] = {}
+        for candidate in first:
+            name = candidate.kernel.name
+            if name in self._groups and name not in self._first:
+                self._leaders[name] = candidate
+                self._first[name] = None
+        self._expected = {
+            name: log(max(predicted[leader.key], _SOONEST_US))
+            for name, leader in self._leaders.items()
+        }
+        self._taken: list[str] = []
+        self._proposed: dict[str, Candidate] = {}
+
+    def kernels(self, times: Mapping[str, float]) -> list[Candidate]:
+        """The next wave, each kernel with its most promising launch; empty: no more kernels."""
+        room = min(next(self._waves, 0), self._budget.trials - len(self._proposed))
+        left = [name for name in self._groups if name not in self._taken]
+        if room < len(left):
+            left = self._chosen(left, times, room)
+        self._taken += left
+        return self._propose(self._leaders[name] for name in left)
+
+    def launches(self, times: Mapping[str, float]) -> list[Candidate]:
+        """The next batch of launches of the kernels proposed so far; empty: none are worth it."""
+        room = self._budget.trials - len(self._proposed)
+        left = [
+            candidate
+            for name in self._taken
+            for candidate in self._groups[name]
+            if candidate.key not in self._proposed
+        ]
+        if room >= len(left):  # as in an exhaustive run: nothing to choose
+            return self._propose(left)
+        return self._propose(self._around(times, min(room, self._budget.batch)))
+
+    def _propose(self, candidates: Iterable[Candidate]) -> list[Candidate]:
+        found = list(candidates)
+        self._proposed.update((candidate.key, candidate) for candidate in found)
+        return found
+
+    def _chosen(self, left: list[str], times: Mapping[str, float], room: int) -> list[str]:
+        """`room` of the kernels: those put first, then the best expected and new tiles in turn."""
+        chosen = [name for name in self._first if name in left][:room]
+        residuals = {
+            name: log(times[key]) - self._expected[name]
+            for name in self._taken
+            if (key := self._leaders[name].key) in times
+        }
+        effects = _effects({self._kernel(name): value for name, value in residuals.items()})
+        rest = [name for name in left if name not in chosen]
+        rest.sort(key=lambda name: self._expected[name] + _shift(effects, self._kernel(name)))
+        tiles = {self._tile(name) for name in (*self._taken, *chosen)}
+        for turn in range(room - len(chosen)):
+            pick = rest[0]
+            if turn % 2:
+                pick = next((name for name in rest if self._tile(name) not in tiles), pick)
+            rest.remove(pick)
+            tiles.add(self._tile(pick))
+            chosen.append(pick)
+        return chosen
+
+    def _around(self, times: Mapping[str, float], room: int) -> Iterator[Candidate]:
+        """Launches nearest to the best ones, of the better kernels sooner and more of them."""
+        best: dict[str, tuple[float, str]] = {}
+        turns: dict[str, int] = {}
+        for key, candidate in self._proposed.items():
+            name = candidate.kernel.name
+            turns[name] = turns.get(name, 0) + 1
+            if key in times:
+                best[name] = min(best.get(name, (times[key], key)), (times[key], key))
+        if not best:
+            return
+        limit = min(best.values())[0] * self._budget.policy.give_up_ratio
+        left = {
+            name: self._nearest(name, self._proposed[key].launch)
+            for name, (time, key) in best.items()
+            if time <= limit
+        }
+        for _ in range(room):
+            names = [name for name, launches in left.items() if launches]
+            if not names:
+                return
+            name = min(names, key=lambda name: (best[name][0] * (1 + _TURN * turns[name]), name))
+            turns[name] += 1
+            yield left[name].pop(0)
+
+    def _nearest(self, name: str, launch: Launch) -> list[Candidate]:
+        """The kernel's launches that were not proposed yet, most like `launch` first."""
+        left = [each for each in self._groups[name] if each.key not in self._proposed]
+        return sorted(left, key=lambda each: launch_distance(launch, each.launch))  # stable
+
+    def _kernel(self, name: str) -> Kernel:
+        return self._leaders[name].kernel
+
+    def _tile(self, name: str) -> tuple[int, int]:
+        return self._kernel(name).tile[:2]
+
+
+def launch_distance(a: Launch, b: Launch) -> float:
+    """How many steps apart two launches of a kernel are: 1 for each choice that is the next one."""
+    return (
+        (a.raster is not b.raster)
+        + (a.decomposition is not b.decomposition)
+        + (a.sm_budget != b.sm_budget)
+        + abs(log2(a.swizzle / b.swizzle))
+        + abs(log2(a.splits / b.splits))
+    )
+
+
+def _traits(kernel: Kernel) -> tuple[_Trait, ...]:
+    """What a cost model may be wrong about in kernels of a kind."""
+    return (
+        ("tile", kernel.tile[:2]),
+        ("depth", kernel.tile[2]),
+        ("cluster", kernel.cluster),
+        ("swapped", kernel.swapped),
+        ("mainloop", kernel.mainloop),
+        ("scheduler", kernel.scheduler),
+    )
+
+
+def _effects(residuals: Mapping[Kernel, float]) -> dict[_Trait, float]:
+    """How much slower than expected each trait makes a kernel, as a logarithm.
+
+    An additive model fitted trait by trait (backfitting: Hastie and Tibshirani 1990, section 4.4),
+    each effect shrunk towards none the fewer kernels show it. What all share is left out.
+    """
+    if not residuals:
+        return {}
+    mean = sum(residuals.values()) / len(residuals)
+    rows = [(_traits(kernel), value - mean) for kernel, value in residuals.items()]
+    effects: dict[_Trait, float] = {}
+    for _ in range(_PASSES):
+        for place in range(len(rows[0][0])):
+            unexplained: dict[_Trait, list[float]] = {}
+            for traits, value in rows:
+                others = (effects.get(trait, 0.0) for trait in traits if trait != traits[place])
+                unexplained.setdefault(traits[place], []).append(value - sum(others))
+            for trait, values in unexplained.items():
+                effects[trait] = sum(values) / (len(values) + _DOUBT)
+    return effects
+
+
+def _shift(effects: Mapping[_Trait, float], kernel: Kernel) -> float:
+    return sum(effects.get(trait, 0.0) for trait in _traits(kernel))
