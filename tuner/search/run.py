@@ -23,7 +23,7 @@ from tuner.measure.statistics import summarize
 from tuner.search.batches import StopSignal, in_batches
 from tuner.search.budget import BUDGETS, Budget
 from tuner.search.exploration import Plan
-from tuner.search.finals import hold_finals
+from tuner.search.finals import finalists, hold_finals
 from tuner.search.hints import choice_of, hinted
 from tuner.search.progress import Progress, Step
 from tuner.search.promotion import Decision, decide
@@ -158,14 +158,15 @@ class _Run:
             self._screen([self._contender(c) for c in wanted if c.key not in self.trials])
 
     def finals(self) -> Finals:
-        finalists = [trial.candidate for trial in self._leaders()][: self.budget.finalists]
-        if not finalists:
+        measured = [trial.candidate for trial in self._leaders()]
+        chosen = finalists(measured, self.budget.finalists)
+        if not chosen:
             reasons = sorted({t.failure.message for t in self.trials.values() if t.failure})
             raise NoLegalCandidate(
                 f"no candidate for {self.problem} survived: " + "; ".join(reasons[:3])
             )
-        self._say(Step.FINALS, 0, len(finalists), f"{len(finalists)} finalists and cuBLAS")
-        contenders = [self._contender(candidate) for candidate in finalists]
+        self._say(Step.FINALS, 0, len(chosen), f"{len(chosen)} finalists and cuBLAS")
+        contenders = [self._contender(candidate) for candidate in chosen]
         return hold_finals(self.device, self.problem, contenders, self.budget.policy)
 
     def promote(self, finals: Finals) -> Winner:
