@@ -83,7 +83,7 @@ def judge(recordings: Sequence[Recording], ranker: Ranker) -> tuple[list[Curve],
     ]
     left_out = []
     try:
-        strategies.append(("nvMatmulHeuristics", _heuristics(recordings)))
+        strategies.append(("nvMatmulHeuristics", _heuristics(recordings, ranker)))
     except HeuristicsUnavailable as error:
         left_out.append(f"without nvMatmulHeuristics: {error}")
     strategies.append((f"random, mean of {SEEDS}", shuffled()))
@@ -94,9 +94,12 @@ def judge(recordings: Sequence[Recording], ranker: Ranker) -> tuple[list[Curve],
     return curves, left_out
 
 
-def _heuristics(recordings: Sequence[Recording]) -> Strategy:
+def _heuristics(recordings: Sequence[Recording], ranker: Ranker) -> Strategy:
+    """The proposals of nvMatmulHeuristics; what they leave open, the cost model decides."""
+    from tuner.search.evaluation import predicted_order
     from tuner.search.matmul_heuristics import MatmulHeuristics, matched
 
+    ranked = predicted_order(ranker)
     asked = {
         slug: MatmulHeuristics(model)
         for slug, model in {each.model.slug: each.model for each in recordings}.items()
@@ -104,7 +107,7 @@ def _heuristics(recordings: Sequence[Recording]) -> Strategy:
 
     def orders(recording: Recording) -> list[list[Any]]:
         proposals = asked[recording.model.slug].proposals(recording.problem)
-        return [matched(proposals, recording.candidates)]
+        return [matched(proposals, order) for order in ranked(recording)]
 
     return orders
 

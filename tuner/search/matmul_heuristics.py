@@ -95,8 +95,12 @@ class MatmulHeuristics:
 
 
 def matched(proposals: Sequence[Proposal], candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Our nearest candidate to each proposal in turn, none twice; equally near ones by key."""
-    left = sorted(candidates, key=lambda candidate: candidate.key)
+    """Our nearest candidate to each proposal in turn, none twice.
+
+    Proposals name no scheduler, no pipeline and no orientation: among candidates equally near, the
+    first in `candidates` is taken, so give them as well ordered as can be.
+    """
+    left = list(candidates)
     order: list[Candidate] = []
     for proposal in proposals:
         if not left:
