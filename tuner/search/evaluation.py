@@ -22,7 +22,7 @@ from tuner.devices.replay import ReplayDevice
 from tuner.measure.statistics import paired_ratio
 from tuner.search.budget import Budget
 from tuner.search.exploration import Plan
-from tuner.search.finals import hold_finals
+from tuner.search.finals import finalists, hold_finals
 from tuner.search.hints import choice_of, hinted
 from tuner.search.promotion import decide
 from tuner.search.ranking import Ranker, by_time, predictions
@@ -73,17 +73,16 @@ class Recording:
 
     def found(self, tried: Sequence[Candidate], budget: Budget) -> str | None:
         """Key of the winner that a run ends with which has screened `tried`; None: nothing ran."""
-        keys = [each.key for each in tried if each.key in self.times]
-        field = sorted(keys, key=lambda key: (self.times[key], key))[: budget.finalists]
+        measured = by_time([each for each in tried if self.knows(each)], self.times)
+        field = finalists(measured, budget.finalists)
         if not field:
             return None
-        known = self._won.get(tuple(field))
-        if known is None:
-            contenders = [Contender(candidate=self._trials[key].candidate) for key in field]
+        keys = tuple(each.key for each in field)
+        if keys not in self._won:
+            contenders = [Contender(candidate=each) for each in field]
             finals = hold_finals(self._device, self.problem, contenders, budget.policy)
-            decided = decide(finals).candidate
-            known = self._won[tuple(field)] = decided.key if decided else field[0]
-        return known
+            self._won[keys] = (decide(finals).candidate or field[0]).key
+        return self._won[keys]
 
     def halves(self) -> tuple[str, str]:
         """Keys of the winners by the even rounds and by the odd ones of the last."""
