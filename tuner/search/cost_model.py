@@ -18,7 +18,7 @@ from gemmsmith.launch import Candidate, Decomposition, Launch, RasterOrder
 from gemmsmith.problem import Problem
 from tuner.space import footprint
 from tuner.space.grid import TileGrid, extents, heuristic_raster, resident_blocks, tile_grid
-from tuner.space.operation import is_padded
+from tuner.space.operation import is_padded, operands
 
 CLOCK_BURST = 1.75e9
 """SM clock, Hz, of a kernel too short to reach the power limit (256×4096×4096 in 15.7 µs)."""
@@ -77,6 +77,10 @@ large winners have clusters of 2 throughout."""
 CLUSTER_SYNC_US = 0.25
 """Clusters start together and release their stages together; seen at one tile a block, where
 1×1 won (256×4096×4096)."""
+NARROW_SWIZZLE = 1.4
+"""Cost of a tile whose operand is contiguous along M or N but does not fill 128-byte rows there:
+its shared memory has a narrower swizzle. 2304×768×4096 `nt` in tiles of 112 and 240 took 36 to
+50 µs, 23.5 in tiles of 128 (NVIDIA H200, 2026-11-21)."""
 CPASYNC_INGEST = 0.45
 """Of TMA's ingest, what producer warps reach with cp.async of 16 bytes (less, the less aligned)."""
 MULTISTAGE_RATE = 0.25
@@ -172,6 +176,11 @@ def _k_tile(kernel: Kernel) -> tuple[float, float]:
     if kernel.dtype.is_fp8 and not kernel.fast_accumulation:
         compute *= PRECISE_FP8
     ingest = float(footprint.stage_bytes(kernel))
+    seen = operands(kernel.dtype, kernel.layout, swapped=kernel.swapped)
+    along_m = 0 if seen.a_row_major else m
+    along_n = n if seen.b_row_major else 0
+    if any(extent * bits % 1024 for extent in (along_m, along_n)):
+        compute *= NARROW_SWIZZLE
     if kernel.mainloop is MainloopSchedule.MULTISTAGE:
         compute /= MULTISTAGE_RATE
         ingest /= MULTISTAGE_RATE
