@@ -2,76 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import subprocess
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-import tuner.codegen
 from benchmarks.peers import measure
 from benchmarks.peers.judge import Judge
 from benchmarks.peers.measure import ContextDead, Runner
 from benchmarks.peers.records import Busy, Request, Row
-from gemmsmith.device import DeviceModel
 from gemmsmith.launch import Candidate
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.candidates import KERNEL
+from tests.support.host import MODEL, HostEvent, HostGraph, HostStream, build_pack
 from tuner.measure import baseline, timing
 from tuner.measure.conditions import Monitor
 from tuner.measure.operands import HOST, Operands
 
-INCLUDE = Path(next(iter(tuner.codegen.__path__))) / "include"
-HOST_PACK = Path(__file__).parents[1] / "measure" / "host_pack.c"
-MODEL = DeviceModel(name="host", arch="sm90", sm_count=4, memory_bytes=16 * 2**30, l2_bytes=20_000)
 PROBLEM = Problem(m=24, n=16, k=40)
-
-
-class HostStream:
-    pointer = 0
-
-    def torch(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-
-class HostEvent:
-    def __init__(self) -> None:
-        self.at = 0.0
-
-    def record(self, stream: object) -> None:
-        self.at = time.perf_counter() * 1e6
-
-    def wait(self) -> None:
-        pass
-
-    def microseconds_since(self, start: HostEvent) -> float:
-        return self.at - start.at
-
-
-class HostGraph:
-    def __init__(self, stream: object, launches: int, launch: Callable[[int], None]) -> None:
-        self.launches, self._launch = launches, launch
-        launch(0)
-
-    def enqueue(self) -> None:
-        for i in range(self.launches):
-            self._launch(i)
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("pack") / "host.so"
-    command = ["gcc", "-O2", "-shared", "-fPIC", f"-I{INCLUDE}", str(HOST_PACK), "-o", str(path)]
-    subprocess.run(command, check=True)
-    return path
+    return build_pack(tmp_path_factory.mktemp("pack"))
 
 
 @pytest.fixture

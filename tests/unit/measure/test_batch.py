@@ -5,20 +5,15 @@ Streams, events and graphs are the only stand-ins; kernels are C compiled into a
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import tuner.codegen
-from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.launch import Candidate, Decomposition, Launch
 from gemmsmith.problem import DType, Layout, Problem
+from tests.support.host import MODEL, HostEvent, HostGraph, HostStream, build_pack
 from tuner.devices.base import Policy
 from tuner.measure import baseline, bench, timing
 from tuner.measure.batch import Batches
@@ -41,54 +36,13 @@ from tuner.measure.protocol import (
 )
 from tuner.trial import FailureKind
 
-INCLUDE = Path(next(iter(tuner.codegen.__path__))) / "include"
-MODEL = DeviceModel(name="host", arch="sm90", sm_count=4, memory_bytes=16 * 2**30, l2_bytes=20_000)
 PROBLEM = Problem(m=24, n=16, k=40)
 POLICY = Policy(screen_samples=3, final_rounds=5, give_up_ratio=1000.0)
 
 
-class HostStream:
-    pointer = 0
-
-    def torch(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-
-class HostEvent:
-    def __init__(self) -> None:
-        self.at = 0.0
-
-    def record(self, stream: object) -> None:
-        self.at = time.perf_counter() * 1e6
-
-    def wait(self) -> None:
-        pass
-
-    def microseconds_since(self, start: HostEvent) -> float:
-        return self.at - start.at
-
-
-class HostGraph:
-    def __init__(self, stream: object, launches: int, launch: Callable[[int], None]) -> None:
-        self.launches, self._launch = launches, launch
-        launch(0)
-
-    def enqueue(self) -> None:
-        for i in range(self.launches):
-            self._launch(i)
-
-    def close(self) -> None:
-        pass
-
-
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("pack") / "host.so"
-    source = Path(__file__).with_name("host_pack.c")
-    subprocess.run(
-        ["gcc", "-O2", "-shared", "-fPIC", f"-I{INCLUDE}", str(source), "-o", str(path)], check=True
-    )
-    return path
+    return build_pack(tmp_path_factory.mktemp("pack"))
 
 
 @pytest.fixture
