@@ -98,7 +98,7 @@ def _of_problems(
     As in a tuning run, winners of near problems come first, then what resembles cuBLAS's choice,
     where an earlier run recorded it, then the best predicted ones.
     """
-    from tuner.search.hints import choice_of, hinted
+    from tuner.search.hints import resembling
     from tuner.search.transfer import near_winners
 
     kernels: dict[str, Kernel] = {}
@@ -106,9 +106,8 @@ def _of_problems(
         order = near_winners(store, task.problem, model.slug)
         by_time = [candidate for _, candidate in predicted(task.problem, model, level)]
         known = store.winner(task.problem, model.slug)
-        choice = choice_of(known.baseline_kernels) if known is not None else None
-        if choice is not None:
-            order += hinted(by_time, choice)
+        if known is not None:
+            order += resembling(by_time, known.baseline_kernels)
         order += by_time
         mine: dict[str, Kernel] = {}
         for candidate in order:

@@ -209,14 +209,12 @@ def _trained(measured: Sequence[Measured]) -> Ranker:
 
 def marks(measured: Measured, ranker: Ranker) -> Marks:
     """Compare a model's predictions with what was measured."""
-    from tuner.search.ranking import by_kernel
+    from tuner.search.ranking import by_kernel, by_time, predictions
 
-    predicted = ranker.predict(measured.problem, measured.candidates, measured.device)
+    times = predictions(measured.problem, measured.candidates, measured.device, ranker)
+    predicted = [times[candidate.key] for candidate in measured.candidates]
     us = {c.key: t for c, t in zip(measured.candidates, measured.times_us, strict=True)}
-    pairs = sorted(
-        zip(predicted, measured.candidates, strict=True), key=lambda pair: (pair[0], pair[1].key)
-    )
-    order = [candidate for _, candidate in pairs]
+    order = by_time(measured.candidates, times)
     best = min(us.values())
     kernels = by_kernel(order).values()
     good = [any(us[c.key] <= NEAR * best for c in launches) for launches in kernels]

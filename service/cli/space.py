@@ -91,11 +91,12 @@ def level_of(name: str) -> Level:
 def predicted(problem: Problem, model: DeviceModel, level: Level) -> list[tuple[float, Candidate]]:
     """Every legal candidate with its predicted microseconds, fastest first."""
     from tuner.search.cost_model import AnalyticModel
+    from tuner.search.ranking import by_time, predictions
     from tuner.space import candidates
 
     found = candidates(problem, model, level=level)
-    times = AnalyticModel().predict(problem, found, model)
-    return sorted(zip(times, found, strict=True), key=lambda item: (item[0], item[1].key))
+    times = predictions(problem, found, model, AnalyticModel())
+    return [(times[candidate.key], candidate) for candidate in by_time(found, times)]
 
 
 def _document(us: float, candidate: Candidate) -> dict[str, Any]:

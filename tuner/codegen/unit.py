@@ -144,9 +144,7 @@ def _mainloop(kernel: Kernel) -> str:
 def _entry(kernel: Kernel) -> str:
     """The table's line: the adapter around the struct, told the problem's own orientation."""
     described = operation(kernel)
-    alignment_a = described.A.alignment if is_padded(kernel) else kernel.alignment_a
-    alignment_b = described.B.alignment if is_padded(kernel) else kernel.alignment_b
-    traits = _traits(kernel, alignment_a, alignment_b)
+    traits = _traits(kernel, described.A.alignment)
     swapped = _boolean(kernel.swapped)
     struct = described.procedural_name()
     element_d = DataTypeTag[DATA_TYPES[kernel.dtype.d]]
@@ -159,16 +157,17 @@ def _entry(kernel: Kernel) -> str:
     else:
         adapter = f"Gemm3x<{struct}, {traits}, {swapped}>"
     if is_padded(kernel):
-        adapter = f"PaddedGemm<gemmsmith::{adapter}, {_traits(kernel, 1, 1)}>"
+        adapter = f"PaddedGemm<gemmsmith::{adapter}, {_traits(kernel, kernel.alignment_a)}>"
     return f'entry<gemmsmith::{adapter}>("{kernel.name}")'
 
 
-def _traits(kernel: Kernel, alignment_a: int, alignment_b: int) -> str:
+def _traits(kernel: Kernel, alignment: int) -> str:
+    """`alignment` of A and B: of the operation, or of what is given to a kernel that copies."""
     values = (
         _boolean(kernel.layout.a_row_major),
         _boolean(kernel.layout.b_row_major),
-        str(alignment_a),
-        str(alignment_b),
+        str(alignment),
+        str(alignment),
         str(kernel.alignment_d),
     )
     return f"gemmsmith::Traits<{', '.join(values)}>"

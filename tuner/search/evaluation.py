@@ -23,7 +23,7 @@ from tuner.measure.statistics import paired_ratio
 from tuner.search.budget import Budget
 from tuner.search.exploration import Plan
 from tuner.search.finals import finalists, hold_finals
-from tuner.search.hints import choice_of, hinted
+from tuner.search.hints import resembling
 from tuner.search.promotion import decide
 from tuner.search.ranking import Ranker, by_time, predictions
 
@@ -117,8 +117,7 @@ def planned(ranker: Ranker, budget: Budget) -> Strategy:
     def orders(recording: Recording) -> list[Order]:
         predicted = predictions(recording.problem, recording.candidates, recording.model, ranker)
         ranked = by_time(recording.candidates, predicted)
-        choice = choice_of(recording.baseline_kernels)
-        first = hinted(ranked, choice, limit=budget.hints) if choice else []
+        first = resembling(ranked, recording.baseline_kernels, limit=budget.hints)
         plan = Plan(ranked, predicted, budget, first)
         tried: Order = []
         for step in (plan.kernels, plan.launches):

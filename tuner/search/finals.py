@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from math import ceil
 
 from gemmsmith.launch import Candidate
 from gemmsmith.problem import Problem
@@ -17,19 +19,16 @@ def finalists(candidates: Sequence[Candidate], places: int) -> list[Candidate]:
     lose the other: of 1536×1536×8192 in BF16 eight variants of 128×160 led the screening, and lost
     by 9% to what 128×144 makes of all SMs (NVIDIA H200, 2026-11-21).
     """
-    chosen: list[Candidate] = []
-    left_out: list[Candidate] = []
-    taken: dict[object, int] = {}
+    most = ceil(places / 2)
+    taken: Counter[object] = Counter()
+    within: list[Candidate] = []
+    beyond: list[Candidate] = []
     for candidate in candidates:
         tile = (candidate.kernel.tile, candidate.kernel.swapped)
-        if len(chosen) < places and taken.get(tile, 0) < -(-places // 2):
-            taken[tile] = taken.get(tile, 0) + 1
-            chosen.append(candidate)
-        else:
-            left_out.append(candidate)
-    chosen += left_out[: places - len(chosen)]
-    place = {candidate.key: i for i, candidate in enumerate(candidates)}
-    return sorted(chosen, key=lambda candidate: place[candidate.key])
+        taken[tile] += 1
+        (within if taken[tile] <= most else beyond).append(candidate)
+    chosen = {candidate.key for candidate in [*within, *beyond][:places]}
+    return [candidate for candidate in candidates if candidate.key in chosen]
 
 
 def hold_finals(

@@ -179,6 +179,14 @@ def hinted(
     return list(nearest.values())
 
 
+def resembling(
+    candidates: Sequence[Candidate], kernels: Sequence[str], limit: int = HINTS
+) -> list[Candidate]:
+    """`hinted` by the names of the kernels that cuBLAS ran; none where they tell nothing."""
+    choice = choice_of(kernels)
+    return [] if choice is None else hinted(candidates, choice, limit)
+
+
 def _on_problem(kernel: Kernel, extents: tuple[int, int]) -> tuple[int, int]:
     """The kernel's (M, N) extents along the problem's M and N."""
     return (extents[1], extents[0]) if kernel.swapped else extents

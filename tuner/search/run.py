@@ -24,7 +24,7 @@ from tuner.search.batches import StopSignal, in_batches
 from tuner.search.budget import BUDGETS, Budget
 from tuner.search.exploration import Plan
 from tuner.search.finals import finalists, hold_finals
-from tuner.search.hints import choice_of, hinted
+from tuner.search.hints import resembling
 from tuner.search.progress import Progress, Step
 from tuner.search.promotion import Decision, decide
 from tuner.search.ranking import Ranker, by_time, predictions
@@ -140,8 +140,7 @@ class _Run:
     def _like_cublas(self, order: Sequence[Candidate]) -> list[Candidate]:
         """The few candidates that are nearest to what cuBLAS runs, as far as its names tell."""
         self.baseline_kernels = self.device.baseline_kernels(self.problem)
-        choice = choice_of(self.baseline_kernels)
-        return [] if choice is None else hinted(order, choice, limit=self.budget.hints)
+        return resembling(order, self.baseline_kernels, limit=self.budget.hints)
 
     def screen_kernels(self, plan: Plan) -> None:
         """Measure the most promising kernels, each with its most promising launch."""

@@ -7,6 +7,8 @@ that takes effect.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import Backend, Kernel, TileScheduler
 from gemmsmith.launch import Decomposition, Launch, RasterOrder
@@ -22,6 +24,8 @@ from tuner.space.grid import (
 
 SWIZZLES = (1, 2, 4, 8)
 SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
+SLICES = (*SPLITS, 7)
+"""Equal slices must divide K, and models' widths often have a factor of 7."""
 CLUSTER_SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
 """Sizes of a cluster along K: hardware allows 16 thread blocks."""
 
@@ -49,7 +53,7 @@ def launches(kernel: Kernel, problem: Problem, device: DeviceModel) -> list[Laun
     if kernel.scheduler is TileScheduler.SPLIT_K:
         return [
             launch
-            for launch in _slices(grid, resident)
+            for launch in _split_k(grid, resident, SLICES)
             if splits_refusal(kernel, launch, problem) is None
         ]
     return _orders(grid, kernel.cluster)
@@ -98,27 +102,22 @@ def _cluster_splits(grid: TileGrid, sm_count: int) -> list[Launch]:
     ]
 
 
-def _slices(grid: TileGrid, resident: int) -> list[Launch]:
+def _splitting(grid: TileGrid, resident: int) -> list[Launch]:
+    found = _split_k(grid, resident, SPLITS)
+    if grid.tiles % resident and grid.k_tiles > MIN_K_TILES_PER_STREAM_K_UNIT:
+        found.append(Launch(raster=heuristic_raster(grid), decomposition=Decomposition.STREAM_K))
+    return found
+
+
+def _split_k(grid: TileGrid, resident: int, counts: Sequence[int]) -> list[Launch]:
+    """`counts`, and what fills one wave and two, as far as the splits are worth measuring."""
     raster = heuristic_raster(grid)
     return [
         Launch(raster=raster, decomposition=Decomposition.SPLIT_K, splits=splits)
-        for splits in sorted({*SPLITS, 7, *_even_splits(grid, resident)})
+        for splits in sorted({*counts, *_even_splits(grid, resident)})
         if grid.k_tiles >= splits * MIN_K_TILES_PER_SPLIT
         and grid.tiles * splits <= MAX_SPLIT_WAVES * resident
     ]
-
-
-def _splitting(grid: TileGrid, resident: int) -> list[Launch]:
-    raster = heuristic_raster(grid)
-    found = [
-        Launch(raster=raster, decomposition=Decomposition.SPLIT_K, splits=splits)
-        for splits in sorted({*SPLITS, *_even_splits(grid, resident)})
-        if grid.k_tiles >= splits * MIN_K_TILES_PER_SPLIT
-        and grid.tiles * splits <= MAX_SPLIT_WAVES * resident
-    ]
-    if grid.tiles % resident and grid.k_tiles > MIN_K_TILES_PER_STREAM_K_UNIT:
-        found.append(Launch(raster=raster, decomposition=Decomposition.STREAM_K))
-    return found
 
 
 def _even_splits(grid: TileGrid, resident: int) -> list[int]:

@@ -21,7 +21,7 @@ from gemmsmith.kernel import (
 from gemmsmith.problem import Layout, Problem
 from tuner.space import footprint
 from tuner.space.grid import needs_grid_limits, tile_grid
-from tuner.space.operation import name_of, operands, warps_2x
+from tuner.space.operation import backend_of, name_of, operands, warps_2x
 
 TMA_MAINLOOPS = frozenset(
     {MainloopSchedule.WARP_SPECIALIZED, MainloopSchedule.PINGPONG, MainloopSchedule.COOPERATIVE}
@@ -73,13 +73,7 @@ def fast_accumulation_is_fp8(kernel: Kernel) -> str | None:
 
 def backend_matches_mainloop(kernel: Kernel) -> str | None:
     """Multistage kernels are CUTLASS 2.x, those that add up in a cluster ours, all others 3.x."""
-    if kernel.mainloop is MainloopSchedule.MULTISTAGE:
-        backend = Backend.CUTLASS2X
-    elif kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
-        backend = Backend.CUTE
-    else:
-        backend = Backend.CUTLASS3X
-    if kernel.backend is not backend:
+    if kernel.backend is not backend_of(kernel.mainloop, kernel.scheduler):
         return f"{kernel.mainloop} with {kernel.scheduler} is not a kernel of {kernel.backend}"
     return None
 

@@ -130,15 +130,9 @@ def kernel(
     Naming is most of the cost: an enumerator that will drop most kernels passes `name=False` and
     names the others itself.
     """
-    if mainloop is MainloopSchedule.MULTISTAGE:
-        backend = Backend.CUTLASS2X
-    elif scheduler is TileScheduler.CLUSTER_SPLIT_K:
-        backend = Backend.CUTE
-    else:
-        backend = Backend.CUTLASS3X
     unnamed = Kernel(
         name="",
-        backend=backend,
+        backend=backend_of(mainloop, scheduler),
         arch=arch,
         dtype=dtype,
         layout=layout,
@@ -155,6 +149,13 @@ def kernel(
         fast_accumulation=fast_accumulation,
     )
     return named(unnamed) if name else unnamed
+
+
+def backend_of(mainloop: MainloopSchedule, scheduler: TileScheduler) -> Backend:
+    """Multistage kernels are CUTLASS 2.x, those that add up in a cluster ours, all others 3.x."""
+    if mainloop is MainloopSchedule.MULTISTAGE:
+        return Backend.CUTLASS2X
+    return Backend.CUTE if scheduler is TileScheduler.CLUSTER_SPLIT_K else Backend.CUTLASS3X
 
 
 def named(kernel: Kernel) -> Kernel:
