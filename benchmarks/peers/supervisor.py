@@ -19,6 +19,7 @@ from typing import IO
 import msgspec
 
 from benchmarks.peers.records import BASELINE, Busy, Done, Entry, Message, Ready, Request, Row
+from tuner.devices.process import reap
 
 START_LIMIT_S = 180.0
 """Importing torch and creating a CUDA context, on a machine that has just booted."""
@@ -79,13 +80,7 @@ class Supervisor:
         if self._process is None:
             return
         self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except OSError:  # unsent bytes of a request nobody will read
-                    continue
+        reap(self._process)
         self._process = None
 
     def _start(self) -> None:

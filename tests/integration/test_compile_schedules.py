@@ -6,6 +6,7 @@ import pytest
 
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import Kernel
+from tests.support.arguments import packed_arguments
 from tests.support.compiled import (
     CLUSTER_SPLIT_K,
     PADDED,
@@ -14,7 +15,6 @@ from tests.support.compiled import (
     CompiledPacks,
     Loaded,
     arguments_of,
-    packed_arguments,
     problem_of,
 )
 from tuner.space import launches, refusal

@@ -18,6 +18,7 @@ import pytest
 from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.problem import DType, Layout, Problem
 from gemmsmith.runtime.abi import ABI_VERSION, Arguments, KernelInfo, declare
+from tests.support.arguments import packed_arguments
 from tuner.compile import ArtifactStore, Builder, Built, Pack, Toolchain, find_toolchain
 from tuner.space.operation import kernel
 
@@ -213,36 +214,6 @@ def arguments_of(
     if splits > 1 or member.scheduler is TileScheduler.SPLIT_K:
         arguments.decomposition, arguments.splits = 1, splits
     return arguments
-
-
-def packed_arguments(
-    problem: Problem, *, alpha: float = 1.0, beta: float = 0.0, sm_count: int = 132
-) -> Arguments:
-    """Arguments of a problem with densely packed operands and no pointers."""
-    m, n, k = problem.m, problem.n, problem.k
-    return Arguments(
-        abi=ABI_VERSION,
-        m=m,
-        n=n,
-        k=k,
-        batch=problem.batch,
-        lda=problem.contiguous_a,
-        ldb=problem.contiguous_b,
-        ldc=n,
-        ldd=n,
-        batch_stride_a=m * k,
-        batch_stride_b=n * k,
-        batch_stride_c=m * n,
-        batch_stride_d=m * n,
-        alpha=alpha,
-        beta=beta,
-        raster_order=0,
-        swizzle=1,
-        decomposition=0,
-        splits=1,
-        device=0,
-        sm_count=sm_count,
-    )
 
 
 def _has_nvcc(folder: str) -> bool:

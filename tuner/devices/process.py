@@ -100,14 +100,7 @@ class Child:
         self._reap()
 
     def _reap(self) -> None:
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is None:
-                continue
-            try:
-                pipe.close()
-            except OSError:  # unsent bytes of a request nobody will read
-                continue
+        reap(self._process)
         self._reader.join(timeout=_QUIT_GRACE_S)
         self._stderr.close()
 
@@ -133,3 +126,15 @@ class Child:
         self._stderr.seek(max(0, self._stderr.tell() - _STDERR_TAIL))
         said = self._stderr.read().decode(errors="replace").strip()
         return f"the measuring process ended ({how})" + (f": {said}" if said else "")
+
+
+def reap(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a process that is ending, and close the pipes to it."""
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is None:
+            continue
+        try:
+            pipe.close()
+        except OSError:  # unsent bytes of a request nobody will read
+            continue

@@ -6,10 +6,11 @@ import torch
 
 from gemmsmith.kernel import Kernel
 from gemmsmith.problem import Element, Problem
-from gemmsmith.runtime.abi import ABI_VERSION, Arguments
+from gemmsmith.runtime.abi import Arguments
 from gemmsmith.runtime.launch import torch_dtype
 from gemmsmith.runtime.pack import LoadedPack
 from tests.gpu.support.jobs import Job
+from tests.support.arguments import packed_arguments
 from tuner.measure.reference import accumulates_in_tensor_core, tolerance
 
 
@@ -22,29 +23,7 @@ class Launcher:
         self.sm_count = torch.cuda.get_device_properties(0).multi_processor_count
 
     def arguments(self, i: int, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> Arguments:
-        p = self.job.problem
-        made = Arguments(
-            abi=ABI_VERSION,
-            m=p.m,
-            n=p.n,
-            k=p.k,
-            batch=1,
-            a=a.data_ptr(),
-            b=b.data_ptr(),
-            c=d.data_ptr(),
-            d=d.data_ptr(),
-            lda=p.k,
-            ldb=p.k,
-            ldc=p.n,
-            ldd=p.n,
-            batch_stride_a=p.m * p.k,
-            batch_stride_b=p.k * p.n,
-            batch_stride_c=p.m * p.n,
-            batch_stride_d=p.m * p.n,
-            alpha=1.0,
-            beta=0.0,
-            device=0,
-        )
+        made = packed_arguments(self.job.problem, a=a.data_ptr(), b=b.data_ptr(), d=d.data_ptr())
         made.set_launch(self.job.launches[i % len(self.job.launches)], sm_count=self.sm_count)
         return made
 

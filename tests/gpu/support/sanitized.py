@@ -19,9 +19,9 @@ import msgspec
 from cuda.bindings import driver
 
 from gemmsmith.problem import DType, Problem
-from gemmsmith.runtime.abi import ABI_VERSION, Arguments
 from gemmsmith.runtime.pack import LoadedPack
 from tests.gpu.support.jobs import Job
+from tests.support.arguments import packed_arguments
 
 SAMPLES = 300
 VALUES = (-2, -1, 0, 1, 2)
@@ -44,7 +44,7 @@ def main(job: Job) -> str:
     device_d = _upload(b"\xed\x7f" * (problem.m * problem.n))
     kernel = LoadedPack.open(job.pack).kernel(job.kernel.name)
     for launch in job.launches:
-        arguments = _arguments(problem, device_a, device_b, device_d)
+        arguments = packed_arguments(problem, a=device_a, b=device_b, d=device_d)
         arguments.set_launch(launch, sm_count=sm_count)
         status = kernel.can_implement(arguments)
         if status:
@@ -61,31 +61,6 @@ def main(job: Job) -> str:
         if workspace:
             _call(driver.cuMemFree(workspace))
     return ""
-
-
-def _arguments(problem: Problem, a: int, b: int, d: int) -> Arguments:
-    return Arguments(
-        abi=ABI_VERSION,
-        m=problem.m,
-        n=problem.n,
-        k=problem.k,
-        batch=1,
-        a=a,
-        b=b,
-        c=d,
-        d=d,
-        lda=problem.k,
-        ldb=problem.k,
-        ldc=problem.n,
-        ldd=problem.n,
-        batch_stride_a=problem.m * problem.k,
-        batch_stride_b=problem.n * problem.k,
-        batch_stride_c=problem.m * problem.n,
-        batch_stride_d=problem.m * problem.n,
-        alpha=1.0,
-        beta=0.0,
-        device=0,
-    )
 
 
 def _wrong(problem: Problem, a: list[int], b: list[int], d: bytes, chooser: random.Random) -> str:

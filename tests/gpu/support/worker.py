@@ -18,6 +18,7 @@ from typing import IO
 import msgspec
 
 from tests.gpu.support.jobs import Job, Verdict
+from tuner.devices.process import reap
 
 ROOT = Path(__file__).resolve().parents[3]
 JOB_LIMIT_S = 120.0
@@ -87,13 +88,7 @@ class Worker:
         if self._process is None:
             return
         self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except OSError:  # an unsent job
-                    continue
+        reap(self._process)
         self._process = None
 
 
