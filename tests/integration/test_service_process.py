@@ -72,11 +72,16 @@ def test_an_open_stream_does_not_hold_up_the_end(tmp_path: Path) -> None:
         with subprocess.Popen(events, stdout=subprocess.PIPE, text=True) as stream:
             assert stream.stdout
             assert stream.stdout.readline() == "retry: 1000\n"
+            said = ""
+            while "event: created" not in said:  # the stream is open before the event is on it
+                line = stream.stdout.readline()
+                assert line, said
+                said += line
             began = time.monotonic()
             process.send_signal(signal.SIGINT)
             assert process.wait(20) == 0
             assert time.monotonic() - began < 8
-            assert "event: created" in stream.stdout.read()
+            assert "event: created" in said + stream.stdout.read()
 
 
 def test_a_port_in_use_is_said_before_anything_is_done(tmp_path: Path) -> None:
