@@ -6,12 +6,20 @@ A shipped winner has no pack of its own; once its kernel is compiled here for wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 
 from gemmsmith.kernel import Kernel
 from service.settings import Settings
-from tuner.compile import ArtifactStore, Builder, Built, Pack, Toolchain, find_toolchain
+from tuner.compile import (
+    ArtifactStore,
+    Builder,
+    Built,
+    Pack,
+    SizeLimit,
+    Toolchain,
+    find_toolchain,
+)
 from tuner.store import Store
 
 
@@ -32,22 +40,38 @@ class RecordingBuilder(Builder):
     def build(self, kernels: Sequence[Kernel]) -> Iterator[Built]:
         """See `Builder.build`."""
         known = {kernel.name: kernel for kernel in kernels}
+        fresh: set[str] = set()
         # Closed with this generator, so that abandoned compilers are killed at once.
         with closing(super().build(kernels)) as results:  # type: ignore[type-var]
             for built in results:
-                if built.pack is not None and built.pack.hash not in self._recorded:
-                    self._record(built.pack, known)
+                pack = built.pack
+                if pack is not None and not built.cached and pack.hash not in fresh:
+                    # It may have been here before, recorded, and evicted.
+                    fresh.add(pack.hash)
+                    self._recorded.discard(pack.hash)
+                if pack is not None and pack.hash not in self._recorded:
+                    record(self._records, pack, known)
+                    self._recorded.add(pack.hash)
                 yield built
 
-    def _record(self, pack: Pack, known: dict[str, Kernel]) -> None:
-        held = [known.get(name) or self._records.kernel(name) for name in pack.kernels]
-        kernels = [kernel for kernel in held if kernel is not None]
-        # A pack from elsewhere may hold kernels that nothing here has ever described.
-        if len(kernels) == len(held):
-            self._records.add_pack(
-                pack.hash, self.toolchain.digest, kernels, pack.path.stat().st_size
-            )
-        self._recorded.add(pack.hash)
+
+def record(records: Store, pack: Pack, known: Mapping[str, Kernel]) -> None:
+    """Record a pack of the packs folder, so that lookups can name it.
+
+    `known` kernels, by name, are those that the store may not have met yet.
+    """
+    held = [known.get(name) or records.kernel(name) for name in pack.kernels]
+    records.add_pack(pack.hash, pack.toolchain, held, pack.path.stat().st_size)
+
+
+def open_artifacts(settings: Settings, records: Store) -> ArtifactStore:
+    """The packs folder, held to its limit; winners' packs stay, and the store forgets what goes."""
+    limit = SizeLimit(
+        bytes=int(settings.packs_limit_gb * 1e9),
+        keep=records.winners_packs,
+        evicted=records.remove_pack,
+    )
+    return ArtifactStore(settings.packs, limit=limit)
 
 
 def open_builder(settings: Settings, records: Store, workers: int | None = None) -> Builder:
@@ -56,4 +80,4 @@ def open_builder(settings: Settings, records: Store, workers: int | None = None)
     Raises:
         CompilerNotFound: no nvcc; the message says how to get one.
     """
-    return RecordingBuilder(ArtifactStore(settings.packs), find_toolchain(), records, workers)
+    return RecordingBuilder(open_artifacts(settings, records), find_toolchain(), records, workers)

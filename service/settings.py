@@ -27,6 +27,8 @@ class Settings(BaseModel):
     Attributes:
         database: SQLAlchemy URL of the store; SQLite on a local disk, or PostgreSQL.
         packs: folder of the compiled kernel packs.
+        packs_limit_gb: what that folder may hold, in units of 10⁹ bytes; above it, packs that were
+            not used for longest go, winners' packs never.
         winners: folder of shipped winners, loaded at start; absent is the same as empty.
         sweeps: folder of recorded sweeps, for `replay:` devices.
         host, port: where to listen; port 0 takes a free one.
@@ -45,6 +47,7 @@ class Settings(BaseModel):
 
     database: str = "sqlite:///.state/gemmsmith.db"
     packs: Path = Path(".state/packs")
+    packs_limit_gb: float = Field(default=4.0, gt=0, allow_inf_nan=False)
     winners: Path = Path("configs/winners")
     sweeps: Path = Path("configs/sweeps")
     host: str = "127.0.0.1"

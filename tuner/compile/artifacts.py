@@ -4,7 +4,8 @@ A pack is `<hash>.so` with a manifest `<hash>.json` that says which kernels it h
 which toolchain built it. Publication is atomic: both files are written aside, flushed and renamed,
 the manifest last, and a pack without a manifest does not exist. What is damaged or truncated is
 removed and counts as a miss. Several processes may publish the same kernels at once: each
-pack is whole, and any of them is found.
+pack is whole, and any of them is found. With a size limit, publishing removes the packs that were
+not used for longest (`tuner.compile.eviction`); "used" is found or got.
 """
 
 from __future__ import annotations
@@ -13,24 +14,26 @@ import errno
 import hashlib
 import os
 import re
+import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from gemmsmith.errors import PackCorrupt
 from gemmsmith.files import publish
 from gemmsmith.kernel import Kernel
 from tuner.codegen import kernel_digest
+from tuner.compile.eviction import ASIDE, Evictor, SizeLimit, locked, mark_used
 from tuner.compile.toolchain import Toolchain
 from tuner.errors import DiskFull
 
 _HASH = re.compile(r"[0-9a-f]{64}")
-_ASIDE = ".aside-"
-_write = partial(publish, durable=True, shared=True, aside=_ASIDE)
+_write = partial(publish, durable=True, shared=True, aside=ASIDE)
 _STALE_S = 3600.0
 """Files that a killed process left aside are removed after this long."""
 _SETTLE_NS = 2_000_000_000
@@ -40,14 +43,18 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pack:
-    """A compiled shared object; a kernel's index in it is its position in `kernels`."""
+    """A compiled shared object; a kernel's index in it is its position in `kernels`.
+
+    `toolchain` is the digest of what built it.
+    """
 
     hash: str
     path: Path
     kernels: tuple[str, ...]
+    toolchain: str = field(compare=False)  # several may make the same bytes
 
 
-class _Manifest(msgspec.Struct, frozen=True):
+class Manifest(msgspec.Struct, frozen=True):
     """What `<hash>.json` holds; `digests` are kernel digests in the order of `kernels`."""
 
     kernels: list[str]
@@ -59,13 +66,24 @@ class _Manifest(msgspec.Struct, frozen=True):
     created_at: str
     format: int = 1
 
+    def __post_init__(self) -> None:
+        """Refuse a manifest that was put together wrongly; decoding reports it as damaged."""
+        if len(self.kernels) != len(self.digests):
+            raise ValueError(f"{len(self.kernels)} kernels, but {len(self.digests)} digests")
+
 
 class ArtifactStore:
-    """The packs below one directory, which is created when first written to."""
+    """The packs below one directory, which is created when first written to.
 
-    def __init__(self, root: Path) -> None:
+    Safe to share between threads. With a `limit` the directory is held to it by what is published
+    through this object.
+    """
+
+    def __init__(self, root: Path, *, limit: SizeLimit | None = None) -> None:
         self.root = root
-        self._manifests: dict[str, _Manifest] = {}
+        self._evictor = None if limit is None else Evictor(root, limit)
+        self._index_lock = threading.RLock()
+        self._manifests: dict[str, Manifest] = {}
         self._by_kernel: dict[str, list[str]] = {}
         self._listed_ns = -1
         self._verified: dict[str, tuple[int, int]] = {}
@@ -91,6 +109,16 @@ class ArtifactStore:
 
     def get(self, pack_hash: str) -> Pack | None:
         """The pack of this hash if it is here and its bytes are whole; else None."""
+        pack = self._whole(pack_hash)
+        if pack is not None:
+            try:
+                mark_used(self._manifest_path(pack_hash))
+            except FileNotFoundError:  # evicted by another process just now
+                self._forget(pack_hash)
+                return None
+        return pack
+
+    def _whole(self, pack_hash: str) -> Pack | None:
         if not _HASH.fullmatch(pack_hash):
             return None
         path = self._pack_path(pack_hash)
@@ -110,13 +138,36 @@ class ArtifactStore:
         except FileNotFoundError:
             self._discard(pack_hash)
             return None
-        return Pack(hash=pack_hash, path=path, kernels=tuple(manifest.kernels))
+        return self._pack(pack_hash, manifest)
 
     def packs(self) -> list[Pack]:
-        """Every whole pack, the newest first."""
+        """Every whole pack, the newest first. Does not count as using them."""
         self._refresh()
         hashes = sorted(self._manifests, key=self._age_key, reverse=True)
-        return [pack for pack in map(self.get, hashes) if pack is not None]
+        return [pack for pack in map(self._whole, hashes) if pack is not None]
+
+    def manifests(
+        self, *, toolchain: str | None = None, after: str = "", limit: int | None = None
+    ) -> list[tuple[str, Manifest]]:
+        """Packs and what they hold, by hash; a look at the folder that uses none of them.
+
+        Args:
+            toolchain: digest of the only toolchain to list; any by default.
+            after: the cursor of the next page: only hashes beyond this one, whether it is still
+                here or not.
+            limit: at most so many.
+        """
+        self._refresh()
+        found: list[tuple[str, Manifest]] = []
+        for pack_hash in sorted(self._manifests):
+            manifest = self._manifests.get(pack_hash)
+            if pack_hash <= after or manifest is None:
+                continue
+            if toolchain in (None, manifest.toolchain) and self._looks_whole(pack_hash, manifest):
+                found.append((pack_hash, manifest))
+                if len(found) == limit:
+                    break
+        return found
 
     def publish(self, compiled: Path, kernels: Sequence[Kernel], toolchain: Toolchain) -> Pack:
         """Take a freshly compiled shared object in, under the hash of its bytes.
@@ -125,8 +176,7 @@ class ArtifactStore:
             DiskFull: nothing was published, and nothing half-written is left.
         """
         content = compiled.read_bytes()
-        pack_hash = hashlib.sha256(content).hexdigest()
-        manifest = _Manifest(
+        manifest = Manifest(
             kernels=[kernel.name for kernel in kernels],
             digests=[kernel_digest(kernel) for kernel in kernels],
             toolchain=toolchain.digest,
@@ -135,11 +185,34 @@ class ArtifactStore:
             bytes=len(content),
             created_at=datetime.now(UTC).isoformat(),
         )
+        return self._put(hashlib.sha256(content).hexdigest(), content, manifest)
+
+    def adopt(self, pack_hash: str, content: bytes, manifest: Manifest) -> Pack:
+        """Take in a pack that was published elsewhere, with its manifest from there.
+
+        Raises:
+            PackCorrupt: these are not the bytes of that pack; nothing was published.
+            DiskFull: nothing was published, and nothing half-written is left.
+        """
+        actual = hashlib.sha256(content).hexdigest()
+        if actual != pack_hash:
+            raise PackCorrupt(
+                f"pack {pack_hash} is refused: its {len(content)} bytes have the SHA-256 {actual}"
+            )
+        if manifest.bytes != len(content):
+            raise PackCorrupt(
+                f"pack {pack_hash} is refused: it has {len(content)} bytes, its manifest says "
+                f"{manifest.bytes}"
+            )
+        return self._put(pack_hash, content, manifest)
+
+    def _put(self, pack_hash: str, content: bytes, manifest: Manifest) -> Pack:
         try:
             self._prepare()
-            if self.get(pack_hash) is None:
-                _write(self._pack_path(pack_hash), content)
-            _write(self._manifest_path(pack_hash), msgspec.json.encode(manifest))
+            with locked(self.root):
+                if self._whole(pack_hash) is None:
+                    _write(self._pack_path(pack_hash), content)
+                _write(self._manifest_path(pack_hash), msgspec.json.encode(manifest))
         except OSError as error:
             if error.errno not in _NO_SPACE:
                 raise
@@ -151,9 +224,23 @@ class ArtifactStore:
             ) from error
         self._forget(pack_hash)  # the same bytes may have been here under another toolchain
         self._read_manifest(pack_hash)
+        if self._evictor is not None:
+            self._evictor.make_room(pack_hash)
+        return self._pack(pack_hash, manifest)
+
+    def _pack(self, pack_hash: str, manifest: Manifest) -> Pack:
         return Pack(
-            hash=pack_hash, path=self._pack_path(pack_hash), kernels=tuple(manifest.kernels)
+            hash=pack_hash,
+            path=self._pack_path(pack_hash),
+            kernels=tuple(manifest.kernels),
+            toolchain=manifest.toolchain,
         )
+
+    def _looks_whole(self, pack_hash: str, manifest: Manifest) -> bool:
+        try:
+            return self._pack_path(pack_hash).stat().st_size == manifest.bytes
+        except FileNotFoundError:
+            return False
 
     def _pack_path(self, pack_hash: str) -> Path:
         return self.root / f"{pack_hash}.so"
@@ -167,48 +254,51 @@ class ArtifactStore:
 
     def _refresh(self) -> None:
         """Read the manifests that appeared since the last look; forget those that went."""
-        try:
-            changed_ns = self.root.stat().st_mtime_ns
-        except FileNotFoundError:
-            self._manifests.clear()
-            self._by_kernel.clear()
-            return
-        if changed_ns == self._listed_ns:
-            return
-        found = {
-            entry.name.removesuffix(".json")
-            for entry in os.scandir(self.root)
-            if entry.name.endswith(".json")
-        }
-        for gone in self._manifests.keys() - found:
-            self._forget(gone)
-        for pack_hash in found - self._manifests.keys():
-            self._read_manifest(pack_hash)
-        settled = time.time_ns() - changed_ns > _SETTLE_NS
-        self._listed_ns = changed_ns if settled else -1
+        with self._index_lock:
+            try:
+                changed_ns = self.root.stat().st_mtime_ns
+            except FileNotFoundError:
+                self._manifests.clear()
+                self._by_kernel.clear()
+                return
+            if changed_ns == self._listed_ns:
+                return
+            found = {
+                entry.name.removesuffix(".json")
+                for entry in os.scandir(self.root)
+                if entry.name.endswith(".json")
+            }
+            for gone in self._manifests.keys() - found:
+                self._forget(gone)
+            for pack_hash in found - self._manifests.keys():
+                self._read_manifest(pack_hash)
+            settled = time.time_ns() - changed_ns > _SETTLE_NS
+            self._listed_ns = changed_ns if settled else -1
 
-    def _read_manifest(self, pack_hash: str) -> _Manifest | None:
+    def _read_manifest(self, pack_hash: str) -> Manifest | None:
         if not _HASH.fullmatch(pack_hash):
             return None
         try:
             content = self._manifest_path(pack_hash).read_bytes()
-            manifest = msgspec.json.decode(content, type=_Manifest)
+            manifest = msgspec.json.decode(content, type=Manifest)
         except FileNotFoundError:
             return None
         except msgspec.DecodeError:
             self._discard(pack_hash)
             return None
-        self._forget(pack_hash)
-        self._manifests[pack_hash] = manifest
-        for digest in manifest.digests:
-            self._by_kernel.setdefault(digest, []).append(pack_hash)
+        with self._index_lock:
+            self._forget(pack_hash)
+            self._manifests[pack_hash] = manifest
+            for digest in manifest.digests:
+                self._by_kernel.setdefault(digest, []).append(pack_hash)
         return manifest
 
     def _forget(self, pack_hash: str) -> None:
-        manifest = self._manifests.pop(pack_hash, None)
-        self._verified.pop(pack_hash, None)
-        for digest in manifest.digests if manifest else []:
-            self._by_kernel[digest].remove(pack_hash)
+        with self._index_lock:
+            manifest = self._manifests.pop(pack_hash, None)
+            self._verified.pop(pack_hash, None)
+            for digest in manifest.digests if manifest else []:
+                self._by_kernel[digest].remove(pack_hash)
 
     def _discard(self, pack_hash: str) -> None:
         """Remove a pack that is not whole, the manifest first, so that nobody finds it again."""
@@ -222,7 +312,7 @@ class ArtifactStore:
         if self._prepared:
             return
         self._prepared = True
-        for path in self.root.glob(f"{_ASIDE}*"):
+        for path in self.root.glob(f"{ASIDE}*"):
             try:
                 if time.time() - path.stat().st_mtime > _STALE_S:
                     path.unlink()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, update
 
 from gemmsmith.kernel import Kernel
 from tuner.store.clock import now
 from tuner.store.codec import from_json
 from tuner.store.database import Database
 from tuner.store.dictionary import Dictionary
-from tuner.store.models import KernelRow, PackKernelRow, PackRow
+from tuner.store.models import KernelRow, PackKernelRow, PackRow, WinnerRow
 from tuner.store.upsert import insert_ignore
 
 
@@ -22,28 +22,52 @@ class Packs:
         self._database = database
         self._dictionary = dictionary
 
-    def add(self, pack_hash: str, toolchain: str, kernels: Sequence[Kernel], size: int) -> None:
-        """Record a pack of `size` bytes, kernels in its own order; again does nothing."""
+    def add(
+        self, pack_hash: str, toolchain: str, kernels: Sequence[Kernel | None], size: int
+    ) -> None:
+        """Record a pack of `size` bytes, kernels in its own order; again adds what was None.
+
+        None is a kernel that nothing here has ever described, in a pack built elsewhere.
+        """
         with self._database.write() as session:
-            ids = self._dictionary.ids(session, kernels)
+            ids = self._dictionary.ids(session, filter(None, kernels))
             values = {
                 "hash": pack_hash,
                 "toolchain": toolchain,
                 "bytes": size,
                 "created_at": now(),
             }
-            pack_id = insert_ignore(session, PackRow, values)
-            if pack_id is not None:
-                session.add_all(
-                    PackKernelRow(pack_id=pack_id, position=position, kernel_id=ids[kernel])
-                    for position, kernel in enumerate(kernels)
-                )
+            insert_ignore(session, PackRow, values)
+            row = select(PackRow.id).filter_by(hash=pack_hash).with_for_update()
+            pack_id = session.scalars(row).first()
+            if pack_id is None:
+                return  # removed by another machine at this very moment
+            known = select(PackKernelRow.position).filter_by(pack_id=pack_id)
+            there = set(session.scalars(known))
+            for position, kernel in enumerate(kernels):
+                if kernel is not None and position not in there:
+                    place = {"pack_id": pack_id, "position": position, "kernel_id": ids[kernel]}
+                    insert_ignore(session, PackKernelRow, place)
         self._dictionary.keep(ids)
 
     def remove(self, pack_hash: str) -> None:
-        """Forget a pack whose file is gone or damaged."""
+        """Forget a pack whose file is gone or damaged; winners no longer name it either."""
         with self._database.write() as session:
             session.execute(delete(PackRow).where(PackRow.hash == pack_hash))
+            session.execute(update(WinnerRow).where(WinnerRow.pack == pack_hash).values(pack=None))
+
+    def of_winners(self) -> set[str]:
+        """Hashes that current winners name, and those of packs that hold their kernels."""
+        named = select(WinnerRow.pack).where(WinnerRow.is_current, WinnerRow.pack.is_not(None))
+        holding = (
+            select(PackRow.hash)
+            .join(PackKernelRow, PackKernelRow.pack_id == PackRow.id)
+            .join(WinnerRow, WinnerRow.kernel_id == PackKernelRow.kernel_id)
+            .where(WinnerRow.is_current)
+            .distinct()
+        )
+        with self._database.read() as session:
+            return {*filter(None, session.scalars(named)), *session.scalars(holding)}
 
     def holding(self, kernel_name: str) -> str | None:
         """Hash of the newest pack that holds the kernel."""

@@ -183,14 +183,21 @@ class Store:
         return self._winners.sequence()
 
     def add_pack(
-        self, pack_hash: str, toolchain: str, kernels: Sequence[Kernel], size: int
+        self, pack_hash: str, toolchain: str, kernels: Sequence[Kernel | None], size: int
     ) -> None:
-        """Record a compiled pack of `size` bytes, its kernels in its own order."""
+        """Record a compiled pack of `size` bytes, its kernels in its own order.
+
+        None stands for a kernel of a pack from elsewhere that nothing here has described.
+        """
         self._packs.add(pack_hash, toolchain, kernels, size)
 
     def remove_pack(self, pack_hash: str) -> None:
-        """Forget a pack whose file is gone or damaged."""
+        """Forget a pack whose file is gone or damaged; winners no longer name it either."""
         self._packs.remove(pack_hash)
+
+    def winners_packs(self) -> set[str]:
+        """Hashes of the packs that clients fetch: current winners' own and their kernels'."""
+        return self._packs.of_winners()
 
     def pack_for(self, kernel_name: str) -> str | None:
         """Hash of the newest pack that holds the kernel."""

@@ -248,6 +248,27 @@ def test_packs_know_their_kernels(store: Store) -> None:
     assert store.pack_for("kernel_0") == "old"
 
 
+def test_a_pack_from_elsewhere_is_recorded_as_far_as_its_kernels_are_known(store: Store) -> None:
+    kernels = [candidate(n).kernel for n in range(3)]
+    store.add_pack("hash", "toolchain", [None, kernels[1], None], 1000)
+    assert store.pack_for("kernel_1") == "hash"
+    assert store.pack_for("kernel_0") is None
+    store.add_pack("hash", "toolchain", [kernels[0], kernels[1], None], 1000)
+    assert store.pack_for("kernel_0") == store.pack_for("kernel_1") == "hash"
+    assert store.pack_for("kernel_2") is None
+
+
+def test_winners_packs_are_those_they_name_and_those_of_their_kernels(store: Store) -> None:
+    promoted = store.promote(winner())
+    assert promoted.candidate is not None
+    store.add_pack("of its kernel", "toolchain", [promoted.candidate.kernel], 1000)
+    store.add_pack("of another", "toolchain", [candidate(9).kernel], 1000)
+    store.promote(replace(winner(), device=OTHER_DEVICE, pack="named"))
+    assert store.winners_packs() == {"of its kernel", "named"}
+    store.remove_pack("named")
+    assert store.winners_packs() == {"of its kernel"}
+
+
 def test_devices_environments_and_counts(store: Store) -> None:
     store.add_trial(trial())
     store.promote(replace(winner(), device=OTHER_DEVICE))

@@ -1,0 +1,181 @@
+"""Keeps a folder of packs below a size: those that were not used for longest go first.
+
+A manifest's modification time is when its pack was last used, by whichever process, within
+`MARK_EVERY_S`; so all processes that share the folder agree on the order. Publishing and evicting
+exclude each other by a lock on the folder. Finding takes no lock: a manifest is set aside before
+its time is looked at for the last time, so a pack that somebody found a moment ago comes back, and
+somebody who comes later misses. A shared object that a process has open or loaded stays valid
+after its name is gone (Linux keeps the file until the last user closes it).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ASIDE = ".aside-"
+"""Prefix of files that nobody reads: half-written, or about to be removed."""
+
+MARK_EVERY_S = 3600.0
+"""A pack is marked as used at most this often: looking up is not writing."""
+
+SAFE_S = 3600.0
+"""A pack used so recently stays: a tuning run in any process may be about to measure it."""
+
+TARGET = 0.9
+"""Share of the limit to go down to, so that not every publication has to evict."""
+
+_FILE = re.compile(r"([0-9a-f]{64})\.(so|json)")
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SizeLimit:
+    """How large a folder of packs may grow, and who has a say in what goes.
+
+    Attributes:
+        bytes: manifests included; above it, packs go.
+        keep: hashes of packs that never go; asked only when something has to.
+        evicted: told the hash of each pack that went, before anyone can publish it again.
+    """
+
+    bytes: int
+    keep: Callable[[], Collection[str]] = frozenset
+    evicted: Callable[[str], None] = lambda _: None
+
+
+@dataclass(kw_only=True, slots=True)
+class _Files:
+    """A pack's files: their bytes, and when it was last used (Unix time)."""
+
+    bytes: int = 0
+    used: float = 0.0
+    manifest: bool = False
+
+
+class Evictor:
+    """Holds one folder to its limit."""
+
+    def __init__(self, root: Path, limit: SizeLimit) -> None:
+        self._root = root
+        self._limit = limit
+        self._warned = False
+
+    def make_room(self, published: str) -> None:
+        """After a publication: if the folder is above its limit, bring it to TARGET of it.
+
+        The pack just published, those used within SAFE_S and those that `keep` names stay. Where
+        that leaves too much the folder grows on, with one warning.
+        """
+        if _total(_scan(self._root)) <= self._limit.bytes:
+            return
+        keep = {published, *self._limit.keep()}
+        with locked(self._root, exclusive=True):
+            packs = _scan(self._root)  # again: another process may have made room meanwhile
+            total = _total(packs)
+            if total > self._limit.bytes:
+                total = self._evict(packs, keep, total)
+        if total <= self._limit.bytes:
+            self._warned = False
+        elif not self._warned:
+            self._warned = True
+            _LOG.warning(
+                "%s holds %.2f GB of packs, more than its limit of %.2f GB: the others are "
+                "winners' packs or in use. Raise the limit, or give the folder more room",
+                self._root,
+                total / 1e9,
+                self._limit.bytes / 1e9,
+            )
+
+    def _evict(self, packs: dict[str, _Files], keep: Collection[str], total: int) -> int:
+        for pack_hash, files in sorted(packs.items(), key=lambda item: (item[1].used, item[0])):
+            if total <= self._limit.bytes * TARGET or _in_use(files.used):
+                break
+            if pack_hash not in keep and _remove(self._root, pack_hash):
+                total -= files.bytes
+                self._limit.evicted(pack_hash)
+        return total
+
+
+def mark_used(manifest: Path) -> None:
+    """Note that a pack is being used.
+
+    Raises:
+        FileNotFoundError: it has just been evicted.
+    """
+    if time.time() - manifest.stat().st_mtime < MARK_EVERY_S:
+        return
+    try:
+        os.utime(manifest)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return  # another user's folder, or a read-only one: whoever writes there decides
+
+
+@contextmanager
+def locked(root: Path, *, exclusive: bool = False) -> Iterator[None]:
+    """Hold the folder: any number of publishers, or one that evicts."""
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # A network file system may refuse to lock a folder. Then the worst is a pack that is
+        # published as it is evicted, and missing afterwards: it is compiled once more.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)  # releases the lock
+
+
+def _scan(root: Path) -> dict[str, _Files]:
+    """All packs by hash; one without a manifest counts as used when it was written."""
+    packs: dict[str, _Files] = {}
+    with os.scandir(root) as entries:
+        for entry in entries:
+            name = _FILE.fullmatch(entry.name)
+            if name is None:
+                continue
+            try:
+                status = entry.stat()
+            except FileNotFoundError:
+                continue  # another process removed it
+            files = packs.setdefault(name[1], _Files())
+            files.bytes += status.st_size
+            if name[2] == "json" or not files.manifest:
+                files.used = status.st_mtime
+            files.manifest = files.manifest or name[2] == "json"
+    return packs
+
+
+def _total(packs: dict[str, _Files]) -> int:
+    return sum(files.bytes for files in packs.values())
+
+
+def _in_use(used: float) -> bool:
+    # A mark may be as old as MARK_EVERY_S although the pack was used a moment ago.
+    return time.time() - used < SAFE_S + MARK_EVERY_S
+
+
+def _remove(root: Path, pack_hash: str) -> bool:
+    """Remove a pack, the manifest first; False: it was used a moment ago, or is not ours."""
+    manifest, aside = root / f"{pack_hash}.json", root / f"{ASIDE}{pack_hash}"
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            manifest.rename(aside)
+            if _in_use(aside.stat().st_mtime):
+                aside.rename(manifest)
+                return False
+            aside.unlink()
+        (root / f"{pack_hash}.so").unlink(missing_ok=True)
+    except OSError as error:
+        _LOG.debug("cannot evict %s: %s", pack_hash, error)
+        return False
+    return True
