@@ -65,6 +65,9 @@ def test_a_frozen_database_is_upgraded_and_read(asset: Path, tmp_path: Path) -> 
             "finished",
         ]
         assert (waiting.state, waiting.problem) == (JobState.WAITING, FP16)
+        demand = (0, None) if asset.stem < "0002" else (96, 144.0)
+        assert (waiting.calls, waiting.expected_saving_us) == demand
+        assert (done.calls, done.expected_saving_us) == (0, None)
         leased = queue.lease("worker-2", [DEVICE.slug])
         assert leased is not None
         assert leased.job.id == waiting.id

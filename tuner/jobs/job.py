@@ -31,6 +31,9 @@ class Job:
 
     Attributes:
         device: slug or name of the device it is for; "" means any.
+        calls: how often its callers run the problem, all requests together; 0 if none has said.
+        expected_saving_us: microseconds that tuning is expected to save in all these calls; None
+            while there are none.
         phase, done, total, best_us, best: how far it is; `best` is a candidate's key.
         attempt: how many times it was leased.
         max_attempts: how many of those may go wrong.
@@ -43,6 +46,8 @@ class Job:
     effort: Effort
     device: str
     priority: int
+    calls: int
+    expected_saving_us: float | None
     state: JobState
     phase: str
     done: int

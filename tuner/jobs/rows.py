@@ -59,6 +59,8 @@ def job_of(row: JobRow, problem: Problem) -> Job:
         effort=Effort(row.effort),
         device=row.device,
         priority=row.priority,
+        calls=row.calls,
+        expected_saving_us=row.calls * row.saving_us if row.calls else None,
         state=JobState(row.state),
         phase=row.phase,
         done=row.done,

@@ -226,6 +226,8 @@ class JobRow(Base):
 
     Attributes:
         public_id: what the world calls it; `id` only orders.
+        calls: how often its callers run the problem, added up over the requests that joined.
+        saving_us: expected saving of one call in microseconds, see `tuner.search.demand`.
         active_key: problem, device and effort while further requests may join the job; NULL
             once it is cancelled or over. Unique, so that two requests at once make one job.
         attempt: grows with every lease and, with `owner`, fences every write of a worker.
@@ -246,6 +248,8 @@ class JobRow(Base):
     effort: Mapped[str] = mapped_column(String(20))
     device: Mapped[str] = mapped_column(String(200))
     priority: Mapped[int]
+    calls: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
+    saving_us: Mapped[float] = mapped_column(server_default=text("0"))
     active_key: Mapped[str | None] = mapped_column(String(300), unique=True)
     state: Mapped[str] = mapped_column(String(20))
     phase: Mapped[str] = mapped_column(String(40))

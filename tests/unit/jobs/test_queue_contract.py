@@ -104,6 +104,61 @@ def test_priority_then_first_come(queue: Queue) -> None:
     assert [leased(queue).job.problem.m for _ in range(4)] == [2, 4, 1, 3]
 
 
+def test_of_equal_priority_most_time_at_stake_goes_first(queue: Queue) -> None:
+    for m, priority, calls, saving_us in (
+        (1, 0, 0, 9.0),  # nobody says how often it is run
+        (2, 0, 100, 0.5),
+        (3, 0, 10, 6.0),
+        (4, 0, 10**15, 0.0),  # tuned before
+        (5, 1, 1, 0.1),
+        (6, 0, 120, 0.5),
+    ):
+        queue.enqueue(problem(m), priority=priority, calls=calls, saving_us=saving_us)
+    assert [leased(queue).job.problem.m for _ in range(6)] == [5, 3, 6, 2, 1, 4]
+
+
+def test_calls_of_requests_that_join_add_up(queue: Queue) -> None:
+    first, _ = queue.enqueue(problem(1), calls=10, saving_us=2.0)
+    assert (first.calls, first.expected_saving_us) == (10, 20.0)
+    queue.enqueue(problem(2), calls=15, saving_us=2.0)
+    joined, _ = queue.enqueue(problem(1), calls=6, saving_us=2.5)
+    assert (joined.id, joined.calls, joined.expected_saving_us) == (first.id, 16, 40.0)
+    work = leased(queue)
+    assert work.job.id == first.id, "it has overtaken the other one"
+    assert queue.enqueue(problem(1), calls=4, saving_us=2.5)[0].calls == 20
+    work.complete(1)
+    assert queue.get(first.id).calls == 20
+    anew, _ = queue.enqueue(problem(1), calls=1, saving_us=0.0)
+    assert (anew.calls, anew.expected_saving_us) == (1, 0.0)
+    assert queue.enqueue(problem(3), saving_us=1.0)[0].expected_saving_us is None
+
+
+def test_an_idempotency_key_adds_its_calls_once(queue: Queue) -> None:
+    first, _ = queue.enqueue(PROBLEM, calls=10, saving_us=2.0, idempotency_key="a")
+    assert queue.enqueue(PROBLEM, calls=10, saving_us=3.0, idempotency_key="a") == (first, False)
+    joined, _ = queue.enqueue(PROBLEM, calls=10, saving_us=2.0, idempotency_key="b")
+    assert joined.calls == 20
+    assert queue.enqueue(PROBLEM, calls=10, saving_us=2.0, idempotency_key="b")[0].calls == 20
+
+
+def test_no_number_of_requests_overflows_the_calls(queue: Queue) -> None:
+    queue.enqueue(PROBLEM, calls=10**18 - 1, saving_us=1.0)
+    assert queue.enqueue(PROBLEM, calls=10**15, saving_us=1.0)[0].calls == 10**18
+    assert leased(queue).job.expected_saving_us == 1e18
+
+
+def test_calls_of_many_requests_at_once_all_count(queue: Queue) -> None:
+    threads = [
+        threading.Thread(target=queue.enqueue, args=(PROBLEM,), kwargs={"calls": n})
+        for n in range(1, 9)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [job.calls for job in queue.list()] == [36]
+
+
 def test_a_worker_gets_jobs_for_its_devices_only(queue: Queue) -> None:
     queue.enqueue(problem(1), device="h20")
     queue.enqueue(problem(2), device="h200", priority=-1)
