@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from gemmsmith.problem import MAX_EXTENT, DType, Layout, Problem
 from gemmsmith.tuning import Effort
+from gemmsmith.wire import MAX_CALLS
 from tuner.jobs import JobState
 from tuner.trial import Phase
 
@@ -71,6 +72,7 @@ Priority = Annotated[
     BeforeValidator(_integer(-MAX_PRIORITY, MAX_PRIORITY, text=False)),
     _schema(-MAX_PRIORITY, MAX_PRIORITY),
 ]
+Calls = Annotated[int, BeforeValidator(_integer(0, MAX_CALLS, text=False)), _schema(0, MAX_CALLS)]
 Slug = Annotated[str, Field(max_length=200, description="A device model's slug, see /devices")]
 
 
@@ -146,7 +148,15 @@ class TuneBody(ProblemBody):
     """A tuning job to order. `device` empty: whichever worker comes first."""
 
     effort: Effort = Effort.DEFAULT
-    priority: Priority = 0
+    priority: Annotated[Priority, Field(description="Higher goes first, whatever is at stake")] = 0
+    calls: Annotated[
+        Calls,
+        Field(
+            description="How often the caller runs this problem, in any span that is the same for "
+            "all its problems (a training step, a day). Of equal priority, the job goes first that "
+            "is expected to save most time in all its calls; those of joined orders add up."
+        ),
+    ] = 0
     device: Slug = ""
 
 

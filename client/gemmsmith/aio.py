@@ -30,7 +30,7 @@ from gemmsmith.transport import (
     response_of,
 )
 from gemmsmith.tuning import Effort
-from gemmsmith.wire import Query, Reply, Request, effort_of, problem_of
+from gemmsmith.wire import Query, Reply, Request, calls_of, effort_of, problem_of
 
 T = TypeVar("T")
 
@@ -119,14 +119,21 @@ class AsyncClient:
         layout: str = "tn",
         effort: str = Effort.DEFAULT,
         priority: int = 0,
+        calls: int = 0,
         device: str | None = None,
         wait: bool = False,
     ) -> AsyncTuningJob:
         """Order a tuning job, or join the one already on its way; as `Client.tune`."""
         problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
-        checked = effort_of(effort)
         status = await self._run(
-            flows.tune(self._session, problem, effort=checked, priority=priority, device=device)
+            flows.tune(
+                self._session,
+                problem,
+                effort=effort_of(effort),
+                priority=priority,
+                device=device,
+                calls=calls_of(calls),
+            )
         )
         job = AsyncTuningJob(self, status)
         if wait:

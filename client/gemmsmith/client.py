@@ -31,7 +31,7 @@ from gemmsmith.transport import (
     response_of,
 )
 from gemmsmith.tuning import Effort
-from gemmsmith.wire import Query, Reply, Request, effort_of, problem_of
+from gemmsmith.wire import Query, Reply, Request, calls_of, effort_of, problem_of
 
 T = TypeVar("T")
 
@@ -146,23 +146,33 @@ class Client:
         layout: str = "tn",
         effort: str = Effort.DEFAULT,
         priority: int = 0,
+        calls: int = 0,
         device: str | None = None,
         wait: bool = False,
     ) -> TuningJob:
         """Order a tuning job, or join the one already on its way for this problem.
 
-        Of waiting jobs the one of highest `priority` goes first. `device` is a device model's
-        slug, by default whichever worker comes first. With `wait`, returns only when the job has
-        ended, and raises what `TuningJob.wait` raises.
+        Of waiting jobs the one of highest `priority` goes first, then the one that is expected
+        to save most time in all its calls. `calls` is how often you run this problem, in a step
+        or a day: any span, if it is the same for all your problems. Those of a job that is
+        joined add up. `device` is a device model's slug, by default whichever worker comes
+        first. With `wait`, returns only when the job has ended, and raises what
+        `TuningJob.wait` raises.
 
         Raises:
-            InvalidProblem: the problem or the effort makes no sense; nothing was sent.
+            InvalidProblem: the problem, the effort or `calls` makes no sense; nothing was sent.
             ServiceUnavailable, ServiceError: the job could not be ordered.
         """
         problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
-        checked = effort_of(effort)
         status = self._run(
-            flows.tune(self._session, problem, effort=checked, priority=priority, device=device)
+            flows.tune(
+                self._session,
+                problem,
+                effort=effort_of(effort),
+                priority=priority,
+                device=device,
+                calls=calls_of(calls),
+            )
         )
         job = TuningJob(self, status)
         if wait:

@@ -190,10 +190,16 @@ def _all_cached(session: Session, queries: Sequence[Query], error: Exception) ->
 
 
 def tune(
-    session: Session, problem: Problem, *, effort: Effort, priority: int, device: str | None
+    session: Session,
+    problem: Problem,
+    *,
+    effort: Effort,
+    priority: int,
+    device: str | None,
+    calls: int,
 ) -> Flow[JobStatus]:
     """`POST /tune`: a new job, or the one that is already on its way."""
-    request = tune_request(problem, effort=effort, priority=priority, device=device)
+    request = tune_request(problem, effort=effort, priority=priority, device=device, calls=calls)
     return read(check((yield from session.exchange(request))), JobStatus)
 
 

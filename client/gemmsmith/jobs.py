@@ -47,6 +47,9 @@ class JobStatus:
     """A job as it was when the service answered.
 
     Attributes:
+        calls: how often its callers run the problem, all requests together.
+        expected_saving_us: microseconds that tuning is expected to save in these calls together;
+            None where nobody gave any.
         phase: step of the tuning run; empty while waiting.
         done, total: candidates (kernels while compiling) of this phase.
         best_us, best: fastest candidate so far, microseconds per launch, and its key.
@@ -59,6 +62,8 @@ class JobStatus:
     effort: Effort = Effort.DEFAULT
     device: str = ""
     priority: int = 0
+    calls: int = 0
+    expected_saving_us: float | None = None
     phase: str = ""
     done: int = 0
     total: int = 0

@@ -34,6 +34,8 @@ T = TypeVar("T")
 PROBLEM_JSON = "application/problem+json"
 BATCH_LIMIT = 256
 """Problems per `POST /best:batch`; longer lists are sent in several requests."""
+MAX_CALLS = 10**15
+"""Most calls that one order may give its problem: a billion steps of a million calls."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,6 +116,17 @@ def effort_of(effort: str) -> Effort:
     return Effort(effort)
 
 
+def calls_of(calls: int) -> int:
+    """The number of calls, checked.
+
+    Raises:
+        InvalidProblem: not an integer, or out of range; the message has the range.
+    """
+    if isinstance(calls, bool) or not isinstance(calls, int) or not 0 <= calls <= MAX_CALLS:
+        raise InvalidProblem("calls", f"calls must be an integer in 0 … {MAX_CALLS}, got {calls!r}")
+    return calls
+
+
 def _fields(problem: Problem) -> dict[str, Any]:
     return {
         "m": problem.m,
@@ -172,11 +185,15 @@ def batch_request(queries: Sequence[Query]) -> Request:
     return _post("/best:batch", body)
 
 
-def tune_request(problem: Problem, *, effort: Effort, priority: int, device: str | None) -> Request:
+def tune_request(
+    problem: Problem, *, effort: Effort, priority: int, device: str | None, calls: int
+) -> Request:
     """`POST /tune` with an Idempotency-Key, so that repeating it enqueues nothing twice."""
     body = _fields(problem) | {"effort": str(effort), "priority": priority}
     if device is not None:
         body["device"] = device
+    if calls:  # services from before there was such a field refuse it
+        body["calls"] = calls
     return _post("/tune", body, ("idempotency-key", uuid.uuid4().hex))
 
 

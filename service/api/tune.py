@@ -12,6 +12,7 @@ from service.catalogue import check_fits
 from service.problems import ProblemError, invalid_field
 from service.schemas import TuneBody
 from service.state import Service
+from tuner.search import demand
 
 router = APIRouter(tags=["tuning"])
 
@@ -24,18 +25,26 @@ def tune(
     body: TuneBody,
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """Order a tuning job: 202 for a new one, 200 for the one that already does this."""
+    """Order a tuning job: 202 for a new one, 200 for the one that already does this.
+
+    The job's `calls` are those of all orders that joined it, and its `expected_saving_us` what
+    tuning is expected to save in them together, in microseconds: null while there are none. An
+    order that is repeated with its Idempotency-Key adds nothing.
+    """
     if idempotency_key is not None and not _is_key(idempotency_key):
         raise invalid_field(
             "Idempotency-Key", "is not usable", f"1 … {_MAX_KEY} printable ASCII characters"
         )
     problem = body.problem()
-    check_fits(problem, service.catalogue.resolve(None, body.device), measured=True)
+    model = service.catalogue.resolve(None, body.device)
+    check_fits(problem, model, measured=True)
     job, created = service.queue.enqueue(
         problem,
         effort=body.effort,
         device=body.device,
         priority=body.priority,
+        calls=body.calls,
+        saving_us=demand.estimate(service.store, problem, model),
         idempotency_key=idempotency_key,
     )
     if (job.problem, job.effort, job.device) != (problem, body.effort, body.device):

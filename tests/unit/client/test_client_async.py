@@ -67,6 +67,19 @@ def test_wait_resumes(server, served, answer, tmp_path: Path) -> None:
     run(test())
 
 
+def test_tune_says_how_often_a_problem_is_run(server, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with quick(server, tmp_path) as client:
+            server.say(job("waiting", calls=96, expected_saving_us=48.0))
+            handle = await client.tune(256, 4096, 4096, calls=96)
+            assert json.loads(server.seen[0].body)["calls"] == 96
+            assert handle.status.expected_saving_us == 48.0
+            with pytest.raises(InvalidProblem, match="calls must be an integer in 0"):
+                await client.tune(256, 4096, 4096, calls=-1)
+
+    run(test())
+
+
 def test_wait_can_be_cancelled(server, tmp_path: Path) -> None:
     async def test() -> None:
         async with quick(server, tmp_path) as client:

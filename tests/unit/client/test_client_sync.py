@@ -227,6 +227,20 @@ def test_tune_is_repeated_with_one_key(client: Client, server: Misbehaving) -> N
         client.tune(1, 1, 1, effort="maximal")
 
 
+def test_tune_says_how_often_a_problem_is_run(client: Client, server: Misbehaving) -> None:
+    server.say(job("waiting", calls=106, expected_saving_us=53.0), job("waiting"))
+    status = client.tune(256, 4096, 4096, calls=96).status
+    assert json.loads(server.seen[0].body)["calls"] == 96
+    assert (status.calls, status.expected_saving_us) == (106, 53.0)
+    status = client.tune(256, 4096, 4096).status
+    assert "calls" not in json.loads(server.seen[1].body), "an older service knows no calls"
+    assert (status.calls, status.expected_saving_us) == (0, None)
+    for wrong in (-1, 10**15 + 1, 1.0, True, "96", None):
+        with pytest.raises(InvalidProblem, match="calls must be an integer in 0 … 1000000000000"):
+            client.tune(256, 4096, 4096, calls=wrong)
+    assert len(server.seen) == 2
+
+
 def test_wait_resumes_after_a_dropped_stream(client, server, served, answer) -> None:
     progress = {"phase": "screen", "done": 5, "total": 9, "best_us": 15.7, "best": "k"}
     server.say(
