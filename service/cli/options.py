@@ -109,6 +109,16 @@ Url = Annotated[
         show_default=False,
     ),
 ]
+Calls = Annotated[
+    int | None,
+    typer.Option(
+        "--calls",
+        metavar="N",
+        help="How often you run each problem, in a step, a day or any span: of equal priority, "
+        "what saves most time in all its calls goes first. A suite's own figures win.",
+        show_default=False,
+    ),
+]
 LevelName = Annotated[
     str, typer.Option("--level", help="core: the curated kernels; full: every legal one.")
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -19,10 +19,26 @@ from tuner.trial import Winner
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """A problem and where it comes from; `origin` is empty for one typed by hand."""
+    """A problem and where it comes from; `origin` is empty for one typed by hand.
+
+    `calls` is how often the user runs it, 0 where nothing is said about that.
+    """
 
     problem: Problem
     origin: str
+    calls: int = 0
+
+
+def by_stake(tasks: Sequence[Task], saving_us: Callable[[Problem], float]) -> list[Task]:
+    """The tasks, most time at stake first: calls × what tuning is expected to save of one.
+
+    Those with nothing at stake, as all are that say no calls, keep their order and come last.
+    """
+
+    def stake(task: Task) -> float:
+        return task.calls * saving_us(task.problem) if task.calls else 0.0
+
+    return sorted(tasks, key=stake, reverse=True)
 
 
 class Status(StrEnum):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gemmsmith.tuning import Effort
 from service.cli.progress import Reporter, reporter
 from service.cli.session import Session, StopFlag, local
-from service.cli.tasks import Outcome, Status, Task, report
+from service.cli.tasks import Outcome, Status, Task, by_stake, report
 from tuner.errors import (
     CompilerNotFound,
     DeviceError,
@@ -37,16 +37,20 @@ def run(
     as_json: bool,
     whole: bool,
 ) -> int:
-    """Tune every task and print what came of it; the exit status.
+    """Tune every task, most time at stake first, and print what came of it; the exit status.
 
     Raises:
         TunerError: the database, the device or the compiler cannot be used at all; with a single
             problem, also what kept it from being tuned.
     """
+    from tuner.search import demand
+
     began = time.monotonic()
     deadline = None if time_limit is None else began + time_limit
     outcomes: list[Outcome] = []
     with StopFlag() as stop, local(settings) as session, reporter() as says:
+        model = session.device.model
+        tasks = by_stake(tasks, lambda problem: demand.estimate(session.store, problem, model))
         for i, task in enumerate(tasks):
             if stop() or (deadline is not None and time.monotonic() >= deadline):
                 outcomes += [Outcome(task=rest, status=Status.SKIPPED) for rest in tasks[i:]]

@@ -12,7 +12,7 @@ from gemmsmith.tuning import Effort
 from service.cli.options import connect
 from service.cli.output import emit, note, say
 from service.cli.progress import Reporter, reporter
-from service.cli.tasks import Outcome, Status, Task, report
+from service.cli.tasks import Outcome, Status, Task, by_stake, report
 
 
 def run(
@@ -28,26 +28,37 @@ def run(
 ) -> int:
     """Order every task, then wait for each in turn; the exit status.
 
+    Tasks that say how often they are run are ordered with the largest first, as a worker may begin
+    with the first one, and followed in the service's own order, which knows the winners there are.
     Interrupting this leaves the jobs in the service: they go on.
 
     Raises:
         GemmsmithError: the service is away or refuses.
     """
     began = time.monotonic()
+    counted = any(task.calls for task in tasks)
+    if counted:
+        from tuner.search.demand import saving_us
+
+        tasks = by_stake(tasks, lambda problem: saving_us(problem, None, []))
     with connect(url) as client:
-        jobs = [_order(client, task, effort, priority, device) for task in tasks]
+        orders = [(task, _order(client, task, effort, priority, device)) for task in tasks]
+        if counted:
+            orders.sort(key=lambda order: order[1].status.expected_saving_us or 0.0, reverse=True)
         if not wait:
             if as_json:
-                emit({"jobs": [{"id": job.id, "state": job.status.state} for job in jobs]})
+                fields = ("id", "state", "calls", "expected_saving_us")
+                statuses = [job.status for _, job in orders]
+                emit({"jobs": [{name: getattr(s, name) for name in fields} for s in statuses]})
             else:
-                for task, job in zip(tasks, jobs, strict=True):
+                for task, job in orders:
                     say(f"{job.id}  {job.status.state}  {task.problem}")
                 note(f"follow one with: curl -sN {client.url}/jobs/ID/events")
             return 0
         outcomes = []
         with reporter() as says:
-            for i, (task, job) in enumerate(zip(tasks, jobs, strict=True)):
-                says.overall(i, len(tasks), f"{task.problem} {task.origin}".strip())
+            for i, (task, job) in enumerate(orders):
+                says.overall(i, len(orders), f"{task.problem} {task.origin}".strip())
                 outcomes.append(_follow(task, job, says))
                 if whole:
                     says.line(f"  {outcomes[-1].line()}")
@@ -68,6 +79,7 @@ def _order(
         effort=effort,
         priority=priority,
         device=device,
+        calls=task.calls,
     )
 
 

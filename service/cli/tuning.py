@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 from service.cli.options import (
     AsJson,
     Batch,
+    Calls,
     Database,
     DeviceName,
     DTypeNames,
@@ -28,7 +30,10 @@ from service.cli.options import (
 from service.cli.output import MisuseError
 
 if TYPE_CHECKING:
+    from gemmsmith.problem import Layout
     from service.cli.tasks import Task
+
+    Shape = tuple[int, int, int, int, Layout]
 
 
 def tune(
@@ -37,11 +42,16 @@ def tune(
     k: OptionalK = None,
     suite: Annotated[
         Path | None,
-        typer.Option("--suite", help="Tune every problem of this file instead of M N K."),
+        typer.Option(
+            "--suite",
+            help="Tune every problem of this file instead of M N K. Where its [[problem]]s have "
+            "`calls`, what saves most time in all its calls goes first.",
+        ),
     ] = None,
     dtype: DTypeNames = None,
     layout: LayoutName = "tn",
     batch: Batch = 1,
+    calls: Calls = None,
     effort: Annotated[str, typer.Option(help="quick, default or exhaustive.")] = "default",
     device: DeviceName = None,
     url: Url = None,
@@ -78,7 +88,7 @@ def tune(
     from service.cli import tune_local, tune_remote
 
     checked = effort_of(effort)
-    found = tasks(m, n, k, suite, dtype or ["bf16"], layout, batch, limit)
+    found = tasks(m, n, k, suite, dtype or ["bf16"], layout, batch, limit, calls or 0)
     if url:
         code = tune_remote.run(
             url,
@@ -115,16 +125,21 @@ def tasks(
     layout: str,
     batch: int,
     limit: int | None,
+    calls: int = 0,
 ) -> list[Task]:
     """The problems that arguments name: one shape or a suite, in every one of `dtypes`.
 
+    `calls` is how often each is run; what a suite says about that goes before.
+
     Raises:
         MisuseError: neither or both, or an unreadable suite.
-        InvalidProblem: a shape that makes no sense.
+        InvalidProblem: a shape or `calls` that makes no sense.
     """
+    from gemmsmith.wire import calls_of
     from service.cli.tasks import Task
     from tuner.suites import SuiteError, load
 
+    calls = calls_of(calls)
     kinds = dtypes_of(dtypes)
     sizes = [size for size in (m, n, k) if size is not None]
     if suite is not None:
@@ -134,8 +149,13 @@ def tasks(
             loaded = load(suite)
         except SuiteError as error:
             raise MisuseError(str(error)) from error
+        known = _suite_calls(suite)
         found = [
-            Task(problem=problem, origin=entry.origin)
+            Task(
+                problem=problem,
+                origin=entry.origin,
+                calls=known.get((entry.m, entry.n, entry.k, entry.batch, entry.layout), calls),
+            )
             for kind in kinds
             for entry, problem in loaded.problems(kind)
         ]
@@ -146,7 +166,43 @@ def tasks(
             "--suite configs/suites/llm.toml"
         )
     found = [
-        Task(problem=problem_of(m, n, k, batch=batch, dtype=kind, layout=layout), origin="")
+        Task(
+            problem=problem_of(m, n, k, batch=batch, dtype=kind, layout=layout),
+            origin="",
+            calls=calls,
+        )
         for kind in kinds
     ]
     return found[:limit]
+
+
+def _suite_calls(path: Path) -> dict[Shape, int]:
+    """How often each product of a suite is run, where its file says so; it was read once before.
+
+    A product listed twice is run as often as both entries say. Those of a layer take no `calls`,
+    being many products in one entry: list the product as a [[problem]] too.
+
+    Raises:
+        MisuseError: `calls` in a layer, or not a number of calls; names the entry.
+    """
+    from gemmsmith.errors import InvalidProblem
+    from gemmsmith.problem import Layout
+    from gemmsmith.wire import calls_of
+
+    data = tomllib.loads(path.read_text(encoding="utf-8"))
+    for place, entry in enumerate(data.get("layer", []), 1):
+        if "calls" in entry:
+            raise MisuseError(
+                f"{path}: layer {place}: calls goes with one product: list it as a [[problem]] too"
+            )
+    found: dict[Shape, int] = {}
+    for place, entry in enumerate(data.get("problem", []), 1):
+        if "calls" not in entry:
+            continue
+        layout = Layout(entry.get("layout", "tn"))
+        shape = (entry["m"], entry["n"], entry["k"], entry.get("batch", 1), layout)
+        try:
+            found[shape] = found.get(shape, 0) + calls_of(entry["calls"])
+        except InvalidProblem as error:
+            raise MisuseError(f"{path}: problem {place}: {error}") from error
+    return found

@@ -15,6 +15,7 @@ from gemmsmith.problem import DType, Problem
 from service.settings import Settings
 from tests.support.recordings import BEST_US, CUBLAS_US, best_of, record
 from tests.support.serving import H200, new_settings, running
+from tuner.jobs import Queue
 from tuner.store import Store
 
 PROBLEMS = (
@@ -108,6 +109,68 @@ def test_a_suite_is_tuned_once(settings: Settings, tmp_path: Path) -> None:
     assert "first" in again.stdout
     anew = json.loads(gemmsmith(settings, *suite, "--again", "--limit", 1, "--json").stdout)
     assert [o["status"] for o in anew["outcomes"]] == ["tuned"]
+
+
+DEMAND = """
+[[problem]]
+name = "small"
+m = 512
+n = 512
+k = 1024
+calls = 10
+[[problem]]
+name = "unsaid"
+m = 64
+n = 64
+k = 64
+[[problem]]
+name = "large"
+m = 256
+n = 4096
+k = 4096
+calls = 5
+[[problem]]
+name = "small again"
+m = 512
+n = 512
+k = 1024
+calls = 490
+"""
+
+
+def origins(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return [outcome["origin"] for outcome in json.loads(done.stdout)["outcomes"]]
+
+
+def test_a_suite_with_calls_is_tuned_by_the_time_at_stake(
+    settings: Settings, tmp_path: Path
+) -> None:
+    (tmp_path / "demand.toml").write_text(DEMAND)
+    suite = ("tune", "--suite", tmp_path / "demand.toml", "--json")
+    assert origins(gemmsmith(settings, *suite)) == ["small", "large", "unsaid"]
+    # The two have winners now: only what could not be tuned promises to save anything.
+    again = gemmsmith(settings, *suite, "--again", "--calls", 1)
+    assert origins(again) == ["unsaid", "small", "large"]
+
+
+def test_a_service_tunes_a_suite_by_the_time_at_stake(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "demand.toml").write_text(DEMAND)
+    with running(settings) as http:
+        ordered = gemmsmith(
+            settings, "tune", "--suite", tmp_path / "demand.toml", "--url", http.base_url,
+            "--no-wait", "--json",
+        )  # fmt: skip
+    jobs = json.loads(ordered.stdout)["jobs"]
+    assert [job["calls"] for job in jobs] == [500, 5, 0]
+    savings = [job["expected_saving_us"] for job in jobs]
+    assert savings[0] > savings[1] > 0
+    assert savings[2] is None
+    with Store.open(settings.database) as store:
+        queue = Queue(store)
+        for job in jobs:
+            leased = queue.lease("worker", [])
+            assert leased is not None
+            assert leased.job.id == job["id"]
 
 
 def test_no_problem_is_begun_after_the_time_limit(settings: Settings, tmp_path: Path) -> None:

@@ -85,6 +85,8 @@ def test_every_command_explains_itself(command: str) -> None:
         (("tune", 1, 2), "three sizes M N K are needed, got 2"),
         (("tune", 1, 2, 3, "--effort", "max"), "quick, default, exhaustive, got 'max'"),
         (("tune", 1, 2, 3, "--dtype", "bf16,int4"), "fp8_e5m2, got 'int4'"),
+        (("tune", 1, 2, 3, "--calls", -1), "calls must be an integer in 0 … 1000000000000000"),
+        (("tune", 1, 2, 3, "--calls", 10**15 + 1), "calls must be an integer in 0"),
         (("tune", "--suite", "no-such-file.toml"), "no suite file no-such-file.toml"),
         (("tune", 1, 2, 3, "--suite", "x.toml"), "not both"),
         (("compile", 1, 2, 3, "--winners"), "one of them"),
@@ -109,6 +111,28 @@ def test_a_suite_that_is_no_suite(database: str, tmp_path: Path) -> None:
     result = run("tune", "--suite", tmp_path / "bad.toml")
     assert result.exit_code == 2
     assert "m must be in 1" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ("[[problem]]\nname='x'\nm=1\nn=1\nk=1\ncalls=-1", "problem 2: calls must be an integer"),
+        ("[[problem]]\nname='x'\nm=1\nn=1\nk=1\ncalls='9'", "in 0 … 1000000000000000, got '9'"),
+        (
+            "[[layer]]\nmodel='a'\nname='x'\nout=8\nin=8\ntokens=[1]\ncalls=9",
+            "layer 1: calls goes with one product: list it as a [[problem]] too",
+        ),
+    ],
+)
+def test_a_suite_whose_calls_make_no_sense(
+    database: str, tmp_path: Path, entry: str, says: str
+) -> None:
+    first = "[[problem]]\nname = 'fine'\nm = 1\nn = 2\nk = 3\ncalls = 0\n"
+    (tmp_path / "bad.toml").write_text(first + entry)
+    result = run("tune", "--suite", tmp_path / "bad.toml")
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("content", [b"not a database at all, but long enough", b""])
