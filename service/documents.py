@@ -14,6 +14,7 @@ from gemmsmith.answer import Answer, Match
 from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem
 from service.problems import ProblemError
+from tuner.compile import Manifest
 from tuner.jobs import Job, JobEvent, JobState
 from tuner.store import StoredTrial
 
@@ -109,6 +110,13 @@ def device(model: DeviceModel, *, default: bool, local: bool) -> dict[str, Any]:
         "local": local,
         "links": {"results": {"href": f"/results?{urlencode({'device': model.slug})}"}},
     }
+
+
+def pack(pack_hash: str, manifest: Manifest) -> dict[str, Any]:
+    """The JSON of a kernel pack: its manifest, and where its bytes are."""
+    fields: dict[str, Any] = msgspec.to_builtins(manifest)
+    del fields["format"]  # of the file on this machine's disk
+    return {"hash": pack_hash, **fields, "links": {"self": {"href": f"/packs/{pack_hash}"}}}
 
 
 def trial(stored: StoredTrial) -> dict[str, Any]:

@@ -25,6 +25,7 @@ MAX_PAGE = 1000
 MAX_PRIORITY = 100
 
 _DIGITS = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class Arch(StrEnum):
@@ -55,6 +56,16 @@ def _integer(low: int, high: int, *, text: bool) -> Callable[[Any], int]:
     return check
 
 
+def _sha256(value: Any) -> str:
+    if isinstance(value, str) and _SHA256.fullmatch(value):
+        return value
+    raise PydanticCustomError(
+        "sha256",
+        "is not a SHA-256: {shown}",
+        {"shown": repr(value)[:80], "accepted": "64 hexadecimal digits in lower case"},
+    )
+
+
 def _schema(low: int, high: int) -> WithJsonSchema:
     return WithJsonSchema({"type": "integer", "minimum": low, "maximum": high})
 
@@ -73,6 +84,9 @@ Priority = Annotated[
     _schema(-MAX_PRIORITY, MAX_PRIORITY),
 ]
 Calls = Annotated[int, BeforeValidator(_integer(0, MAX_CALLS, text=False)), _schema(0, MAX_CALLS)]
+Sha256 = Annotated[
+    str, BeforeValidator(_sha256), WithJsonSchema({"type": "string", "pattern": _SHA256.pattern})
+]
 Slug = Annotated[str, Field(max_length=200, description="A device model's slug, see /devices")]
 
 
@@ -165,6 +179,14 @@ class JobsQuery(_Strict):
 
     state: JobState | None = None
     after: Annotated[str, Field(max_length=200)] | None = None
+    limit: PageLimit = 50
+
+
+class PacksQuery(_Strict):
+    """The query of `GET /packs`. `after` is a pack's hash, `toolchain` a toolchain's digest."""
+
+    toolchain: Sha256 | None = None
+    after: Sha256 | None = None
     limit: PageLimit = 50
 
 

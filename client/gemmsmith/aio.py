@@ -166,6 +166,16 @@ class AsyncClient:
             for row in pages.take(found):
                 yield row
 
+    async def packs(
+        self, *, toolchain: str | None = None, limit: int | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Manifests of the kernel packs that the service has; as `Client.packs`."""
+        pages = flows.Pages("/packs", "packs", {"toolchain": toolchain}, limit)
+        while not pages.finished:
+            found = await self._run(flows.page(self._session, pages.request()))
+            for row in pages.take(found):
+                yield row
+
     async def pack(self, pack_hash: str) -> Path:
         """The compiled kernel pack as a local file; as `Client.pack`."""
         packs = self._setup.packs()

@@ -205,6 +205,17 @@ class Client:
         while not pages.finished:
             yield from pages.take(self._run(flows.page(self._session, pages.request())))
 
+    def packs(
+        self, *, toolchain: str | None = None, limit: int | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Manifests of the kernel packs that the service has, by hash, fetched page by page.
+
+        At most `limit` of them; `toolchain` is the digest of the only toolchain to list.
+        """
+        pages = flows.Pages("/packs", "packs", {"toolchain": toolchain}, limit)
+        while not pages.finished:
+            yield from pages.take(self._run(flows.page(self._session, pages.request())))
+
     def pack(self, pack_hash: str) -> Path:
         """The compiled kernel pack as a local file, downloaded unless it is here already.
 

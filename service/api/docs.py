@@ -23,7 +23,9 @@ _TEMPLATES = Environment(
 @router.get("/")
 async def index() -> Response:
     """Where to go from here."""
-    places = ("best", "jobs", "results", "devices", "healthz", "readyz", "metrics", "docs")
+    places = (
+        "best", "jobs", "results", "packs", "devices", "healthz", "readyz", "metrics", "docs",
+    )  # fmt: skip
     links = {name: {"href": f"/{name}"} for name in places}
     return documents.json_response({"service": "gemmsmith", "links": links})
 

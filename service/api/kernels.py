@@ -1,15 +1,21 @@
-"""`/kernels/{name}` and `/packs/{hash}`: what a kernel is, and the compiled bytes that hold it."""
+"""`/kernels/{name}`, `/packs` and `/packs/{hash}`: kernels, and the compiled bytes that hold them.
+
+The listing goes by hash, so that a cursor means the same place when its pack has been evicted.
+"""
 
 from __future__ import annotations
 
 import re
+from typing import Annotated
+from urllib.parse import urlencode
 
 import msgspec
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from starlette.responses import FileResponse, Response
 
 from service import documents
 from service.problems import invalid_field, not_found
+from service.schemas import PacksQuery
 from service.state import Service
 
 router = APIRouter(tags=["kernels"])
@@ -27,6 +33,20 @@ def kernel(service: Service, name: str) -> Response:
     pack = service.store.pack_for(name)
     links = {"pack": {"href": f"/packs/{pack}"}} if pack else {}
     return documents.json_response({**msgspec.to_builtins(found), "pack": pack, "links": links})
+
+
+@router.get("/packs")
+def packs(service: Service, query: Annotated[PacksQuery, Query()]) -> Response:
+    """The kernel packs that are here and what they hold, by hash; `after` continues a page."""
+    found = service.artifacts.manifests(
+        toolchain=query.toolchain, after=query.after or "", limit=query.limit
+    )
+    following = None
+    if len(found) == query.limit:
+        given = query.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+        following = f"/packs?{urlencode({**given, 'after': found[-1][0]})}"
+    listed = [documents.pack(pack_hash, manifest) for pack_hash, manifest in found]
+    return documents.json_response(documents.page("packs", listed, following))
 
 
 @router.get("/packs/{pack_hash}", response_class=FileResponse)

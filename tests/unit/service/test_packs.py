@@ -1,0 +1,150 @@
+"""`GET /packs`: what packs there are, page by page."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gemmsmith import AsyncClient, Client
+from gemmsmith.problem import Problem
+from service.settings import Settings
+from tests.support.serving import new_settings, running
+from tuner.codegen import kernel_digest
+from tuner.compile import ArtifactStore, Pack, Toolchain
+from tuner.space import kernels
+
+MEMBERS = kernels(Problem(m=64, n=64, k=64))[:7]
+OLDER = Toolchain(nvcc=Path("nvcc"), version="13.0.88", origin="wheels", cutlass="4.2.0.0")
+NEWER = replace(OLDER, version="13.1.1")
+
+
+def publish(settings: Settings, toolchain: Toolchain, *members: int) -> Pack:
+    compiled = settings.packs.parent / "unit.so"
+    compiled.write_bytes(f"\x7fELF {toolchain.version} {members}".encode())
+    store = ArtifactStore(settings.packs)
+    return store.publish(compiled, [MEMBERS[member] for member in members], toolchain)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return new_settings(tmp_path)
+
+
+@pytest.fixture
+def http(settings: Settings) -> Iterator[httpx.Client]:
+    with running(settings) as client:
+        yield client
+
+
+def pages(http: httpx.Client, href: str) -> Iterator[list[dict[str, Any]]]:
+    while href:
+        reply = http.get(href)
+        assert reply.status_code == 200, reply.text
+        page = reply.json()
+        yield page["packs"]
+        href = page["links"].get("next", {}).get("href", "")
+
+
+def test_an_empty_folder_is_an_empty_page(http: httpx.Client, settings: Settings) -> None:
+    assert http.get("/packs").json() == {"packs": [], "links": {}}
+    settings.packs.rmdir()
+    assert http.get("/packs").json() == {"packs": [], "links": {}}
+
+
+def test_a_pack_is_listed_with_its_manifest(http: httpx.Client, settings: Settings) -> None:
+    pack = publish(settings, OLDER, 0, 1)
+    (entry,) = http.get("/packs").json()["packs"]
+    created_at = entry.pop("created_at")
+    assert created_at.startswith("20")
+    assert entry == {
+        "hash": pack.hash,
+        "bytes": pack.path.stat().st_size,
+        "toolchain": OLDER.digest,
+        "nvcc": "13.0.88",
+        "cutlass": "4.2.0.0",
+        "kernels": [MEMBERS[0].name, MEMBERS[1].name],
+        "digests": [kernel_digest(MEMBERS[0]), kernel_digest(MEMBERS[1])],
+        "links": {"self": {"href": f"/packs/{pack.hash}"}},
+    }
+    assert http.get(entry["links"]["self"]["href"]).content == pack.path.read_bytes()
+
+
+def test_page_by_page_every_pack_once(http: httpx.Client, settings: Settings) -> None:
+    hashes = sorted(publish(settings, OLDER, member).hash for member in range(7))
+    found = list(pages(http, "/packs?limit=3"))
+    assert [len(page) for page in found] == [3, 3, 1]
+    assert [entry["hash"] for page in found for entry in page] == hashes
+
+
+def test_a_toolchain_chooses(http: httpx.Client, settings: Settings) -> None:
+    older = {publish(settings, OLDER, member).hash for member in range(3)}
+    newer = {publish(settings, NEWER, member).hash for member in range(2)}
+    for toolchain, hashes in ((OLDER, older), (NEWER, newer)):
+        found = list(pages(http, f"/packs?toolchain={toolchain.digest}&limit=2"))
+        assert {entry["hash"] for page in found for entry in page} == hashes
+    assert http.get(f"/packs?toolchain={'0' * 64}").json()["packs"] == []
+
+
+def test_a_cursor_means_its_place_when_its_pack_is_gone(
+    http: httpx.Client, settings: Settings
+) -> None:
+    packs = sorted((publish(settings, OLDER, member) for member in range(5)), key=lambda p: p.hash)
+    listing = pages(http, "/packs?limit=2")
+    next(listing)
+    packs[1].path.with_suffix(".json").unlink()
+    packs[1].path.unlink()
+    assert [entry["hash"] for page in listing for entry in page] == [p.hash for p in packs[2:]]
+    assert http.get(f"/packs?after={'f' * 64}").json() == {"packs": [], "links": {}}
+
+
+def test_what_cannot_be_fetched_is_not_listed(http: httpx.Client, settings: Settings) -> None:
+    packs = [publish(settings, OLDER, member) for member in range(3)]
+    packs[0].path.unlink()
+    packs[1].path.write_bytes(b"\x7fELF")
+    assert [entry["hash"] for entry in http.get("/packs").json()["packs"]] == [packs[2].hash]
+
+
+@pytest.mark.parametrize("field", ["toolchain", "after"])
+@pytest.mark.parametrize("value", ["", "none", "A" * 64, "0" * 63, "0" * 65, "%0a" + "0" * 63])
+def test_anything_but_a_hash_is_refused(http: httpx.Client, field: str, value: str) -> None:
+    reply = http.get(f"/packs?{field}={value}")
+    assert reply.status_code == 422
+    (error,) = reply.json()["errors"]
+    assert error["field"] == field
+    assert error["accepted"] == "64 hexadecimal digits in lower case"
+
+
+def test_limits_and_unknown_fields_are_refused_as_everywhere(http: httpx.Client) -> None:
+    for query in ("limit=0", "limit=1001", "toolchains=x"):
+        assert http.get(f"/packs?{query}").status_code == 422
+
+
+def test_the_listing_is_described(http: httpx.Client) -> None:
+    described = http.get("/openapi.json").json()["paths"]["/packs"]["get"]
+    assert {field["name"] for field in described["parameters"]} == {"toolchain", "after", "limit"}
+    assert http.get(http.get("/").json()["links"]["packs"]["href"]).status_code == 200
+
+
+def test_the_clients_go_through_all_pages(
+    http: httpx.Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gemmsmith.flows.PAGE", 2)
+    hashes = sorted(publish(settings, OLDER, member).hash for member in range(5))
+    publish(settings, NEWER, 5)
+    url = str(http.base_url)
+    with Client(url, cache_dir=None) as client:
+        assert [entry["hash"] for entry in client.packs(toolchain=OLDER.digest)] == hashes
+        assert len(list(client.packs())) == 6
+        assert len(list(client.packs(limit=3))) == 3
+
+    async def asynchronously() -> list[str]:
+        async with AsyncClient(url, cache_dir=None) as client:
+            return [entry["hash"] async for entry in client.packs(toolchain=OLDER.digest)]
+
+    assert asyncio.run(asynchronously()) == hashes
