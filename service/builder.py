@@ -1,7 +1,7 @@
 """A builder that also records its packs in the store, so that answers can name them.
 
-A shipped winner has no pack of its own; once its kernel is compiled here for whatever reason,
-`GET /best` says in which pack.
+A shipped winner has no pack of its own; once its kernel is compiled here, or taken from another
+service, for whatever reason, `GET /best` says in which pack.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tuner.compile import (
     find_toolchain,
 )
 from tuner.store import Store
+from tuner.trial import Failure, FailureKind
 
 
 class RecordingBuilder(Builder):
@@ -62,6 +63,34 @@ def record(records: Store, pack: Pack, known: Mapping[str, Kernel]) -> None:
     """
     held = [known.get(name) or records.kernel(name) for name in pack.kernels]
     records.add_pack(pack.hash, pack.toolchain, held, pack.path.stat().st_size)
+
+
+class WithoutCompiler:
+    """In a builder's place where nothing can be compiled: gives what the packs folder holds.
+
+    `reason` says why there is no toolchain, and how to get one.
+    """
+
+    def __init__(self, artifacts: ArtifactStore, records: Store, reason: str) -> None:
+        self.store = artifacts
+        self._records = records
+        self._reason = reason
+
+    def build(self, kernels: Sequence[Kernel]) -> Iterator[Built]:
+        """The newest pack of each kernel, whatever toolchain built it; else a failure."""
+        known = {kernel.name: kernel for kernel in kernels}
+        recorded: set[str] = set()
+        for kernel in known.values():
+            pack = self.store.find(kernel)
+            if pack is None:
+                message = f"in no pack here or at the service, and not compiled: {self._reason}"
+                failure = Failure(kind=FailureKind.COMPILE, message=message)
+                yield Built(kernel=kernel, failure=failure)
+                continue
+            if pack.hash not in recorded:
+                record(self._records, pack, known)
+                recorded.add(pack.hash)
+            yield Built(kernel=kernel, pack=pack, cached=True)
 
 
 def open_artifacts(settings: Settings, records: Store) -> ArtifactStore:

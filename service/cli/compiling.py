@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +23,7 @@ from service.cli.options import (
     OptionalN,
     Packs,
     Sweeps,
+    connect,
     load_settings,
 )
 from service.cli.output import MisuseError, emit, say
@@ -30,11 +33,14 @@ from service.cli.space import level_of, predicted
 from service.cli.tuning import tasks
 
 if TYPE_CHECKING:
+    from gemmsmith.client import Client
     from gemmsmith.device import DeviceModel
     from gemmsmith.kernel import Kernel
+    from service.builder import WithoutCompiler
+    from service.cli.progress import Reporter
     from service.cli.tasks import Task
     from service.settings import Settings
-    from tuner.compile import Built
+    from tuner.compile import ArtifactStore, Builder, Built
     from tuner.space import Level
     from tuner.store import Store
 
@@ -61,6 +67,16 @@ def compile_(
         str | None,
         typer.Option(help="Slug of a device model; default: the local GPU, else the first known."),
     ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="URL",
+            help="Take packs from this service first, and compile what it lacks. Packs are "
+            "programs: name only a service you trust.",
+            show_default=False,
+        ),
+    ] = None,
     database: Database = None,
     packs: Packs = None,
     sweeps: Sweeps = None,
@@ -69,14 +85,19 @@ def compile_(
     """Compile kernels for M N K, a suite or the winners; `--limit` takes the best predicted ones.
 
     What is compiled already costs nothing. A kernel that does not compile is reported and the
-    rest goes on; the status is then 1.
+    rest goes on; the status is then 1. With `--from` no compiler is needed here: without one,
+    packs of any compiler are taken, and kernels that the service lacks count as failed.
     """
     from tuner.store import Store
 
     settings = load_settings(database=database, packs=packs, sweeps=sweeps)
     settings.create_folders()
     wanted_level = level_of(level)
-    with Store.open(settings.database, create=True) as store:
+    with ExitStack() as stack:
+        client = (
+            stack.enter_context(connect(source, cache_dir=None)) if source is not None else None
+        )
+        store = stack.enter_context(Store.open(settings.database, create=True))
         if winners:
             if suite is not None or m is not None:
                 raise MisuseError("give M N K, --suite FILE or --winners, one of them")
@@ -84,8 +105,8 @@ def compile_(
         else:
             found = tasks(m, n, k, suite, dtype or ["bf16"], layout, batch, None)
             kernels = _of_problems(store, found, model_of(settings, device), wanted_level, limit)
-        built = _build(settings, store, kernels, workers)
-    code = _report(built, len(kernels), as_json)
+        outcome = _build(settings, store, kernels, workers, client)
+    code = _report(outcome, len(kernels), as_json)
     if code:
         raise typer.Exit(code)
 
@@ -125,46 +146,118 @@ def _of_winners(store: Store, device: str | None, limit: int | None) -> list[Ker
     return list(kernels.values())[:limit]
 
 
-def _build(
-    settings: Settings, store: Store, kernels: Sequence[Kernel], workers: int | None
-) -> list[Built]:
-    """Build all; the builder records every finished pack, so that lookups can name it."""
-    from service.builder import open_builder
+@dataclass(kw_only=True, slots=True)
+class _Outcome:
+    """What became of the kernels asked for.
 
-    builder = open_builder(settings, store, workers)
-    done: list[Built] = []
+    Attributes:
+        asked: a service was asked for packs.
+        fetched: names of kernels that came from there.
+        refused: packs from there that were not taken, and why.
+    """
+
+    asked: bool
+    built: list[Built] = field(default_factory=list)
+    fetched: set[str] = field(default_factory=set)
+    refused: list[str] = field(default_factory=list)
+
+
+def _build(
+    settings: Settings,
+    store: Store,
+    kernels: Sequence[Kernel],
+    workers: int | None,
+    client: Client | None,
+) -> _Outcome:
+    """Take from the client's service what it has, and build the rest.
+
+    The builder records every pack, so that lookups can name it.
+    """
+    outcome = _Outcome(asked=client is not None)
+    builder, toolchain = _open_builder(settings, store, workers, needed=client is None)
     with StopFlag() as stop, reporter() as says:
+        if client is not None:
+            _fetch(outcome, client, builder.store, kernels, toolchain, stop, says)
         says.update("compile", 0, len(kernels))
-        for built in builder.build(kernels):
-            done.append(built)
+        results = builder.build(kernels)
+        while not stop() and (built := next(results, None)) is not None:
+            outcome.built.append(built)
             if built.failure is not None:
                 says.line(f"  {built.kernel.name}: {built.failure.message}")
-            says.update("compile", len(done), len(kernels))
-            if stop():
-                break
-    return done
+            says.update("compile", len(outcome.built), len(kernels))
+    return outcome
 
 
-def _report(built: Sequence[Built], wanted: int, as_json: bool) -> int:
-    failed = [item for item in built if item.failure is not None]
+def _open_builder(
+    settings: Settings, store: Store, workers: int | None, *, needed: bool
+) -> tuple[Builder | WithoutCompiler, str | None]:
+    """What builds, and the digest of the only toolchain whose packs will do (None: any).
+
+    Raises:
+        CompilerNotFound: there is none, and it is needed.
+    """
+    from service.builder import WithoutCompiler, open_artifacts, open_builder
+    from tuner.errors import CompilerNotFound
+
+    try:
+        builder = open_builder(settings, store, workers)
+    except CompilerNotFound as error:
+        if needed:
+            raise
+        return WithoutCompiler(open_artifacts(settings, store), store, str(error)), None
+    return builder, builder.toolchain.digest
+
+
+def _fetch(
+    outcome: _Outcome,
+    client: Client,
+    artifacts: ArtifactStore,
+    kernels: Sequence[Kernel],
+    toolchain: str | None,
+    stop: StopFlag,
+    says: Reporter,
+) -> None:
+    from tuner.compile.fetch import fetch
+
+    says.update("fetch", 0, len(kernels))
+    for done, item in enumerate(fetch(client, artifacts, kernels, toolchain=toolchain), 1):
+        if item.pack is not None:
+            outcome.fetched.add(item.kernel.name)
+        outcome.refused += item.refused
+        for reason in item.refused:
+            says.line(f"  refused: {reason}")
+        says.update("fetch", done, len(kernels))
+        if stop():
+            break
+    says.line(f"  {len(outcome.fetched)} kernels fetched from {client.url}")
+
+
+def _report(outcome: _Outcome, wanted: int, as_json: bool) -> int:
+    built = outcome.built
+    here = [item for item in built if item.failure is None]
+    cached = [item for item in here if item.cached]
+    fetched = sum(item.kernel.name in outcome.fetched for item in cached)
+    failures = [
+        {"kernel": item.kernel.name, "kind": item.failure.kind, "message": item.failure.message}
+        for item in built
+        if item.failure is not None
+    ]
     counts: dict[str, Any] = {
         "wanted": wanted,
-        "compiled": sum(not item.cached and item.failure is None for item in built),
-        "cached": sum(item.cached and item.failure is None for item in built),
-        "failed": len(failed),
+        "fetched": fetched,
+        "compiled": len(here) - len(cached),
+        "cached": len(cached) - fetched,
+        "failed": len(failures),
         "packs": len({item.pack.hash for item in built if item.pack is not None}),
     }
     if as_json:
-        failures = [
-            {"kernel": item.kernel.name, "kind": item.failure.kind, "message": item.failure.message}
-            for item in failed
-            if item.failure is not None
-        ]
         kernels = {item.kernel.name: item.pack.hash for item in built if item.pack is not None}
-        emit({"counts": counts, "kernels": kernels, "failures": failures})
+        document = {"counts": counts, "kernels": kernels, "failures": failures}
+        emit({**document, "refused": outcome.refused})
     else:
         say(
+            f"{f'{fetched} fetched, ' if outcome.asked else ''}"
             f"{counts['compiled']} compiled, {counts['cached']} compiled before, "
             f"{counts['failed']} failed, of {wanted} kernels, in {counts['packs']} packs"
         )
-    return 1 if failed or len(built) < wanted else 0
+    return 1 if failures or len(built) < wanted else 0

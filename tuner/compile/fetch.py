@@ -1,0 +1,122 @@
+"""Takes kernel packs from a service, so that a machine need not compile what another one has.
+
+A pack is looked for by what its kernels compile from, never by their names alone, and is published
+here only when its bytes have the SHA-256 that it goes by. That proves that it arrived as it was
+sent. It is still a program of whoever runs the service: fetch only from a service you trust.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+
+from gemmsmith.client import Client
+from gemmsmith.errors import PackCorrupt, Rejected, ServiceFault
+from gemmsmith.kernel import Kernel
+from tuner.codegen import kernel_digest
+from tuner.compile.artifacts import ArtifactStore, Manifest, Pack
+
+_Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fetched:
+    """What became of a kernel that was missing here.
+
+    Attributes:
+        pack: the pack that holds it now; None: the service has none that can be used.
+        refused: why a pack that the service named was not taken; empty where none was refused.
+    """
+
+    kernel: Kernel
+    pack: Pack | None
+    refused: tuple[str, ...] = ()
+
+
+class _Offer(NamedTuple):
+    """A pack that the service has."""
+
+    hash: str
+    manifest: Manifest
+
+
+def fetch(
+    client: Client, store: ArtifactStore, kernels: Sequence[Kernel], *, toolchain: str | None
+) -> Iterator[Fetched]:
+    """Take every pack that holds one of the kernels that are missing here, the newest of each.
+
+    Gives one result per missing kernel. What is here already costs no request.
+
+    Args:
+        client: of the service, made without a cache folder: what it downloads is moved to the
+            store.
+        store: where the packs go.
+        kernels: those wanted.
+        toolchain: digest of the only toolchain whose packs will do; None takes any.
+
+    Raises:
+        ServiceUnavailable, ServiceError: the service is away, refuses or cannot be understood;
+            packs that are here by then are whole, and stay.
+        DiskFull: no space for a pack.
+    """
+    missing = [kernel for kernel in kernels if store.find(kernel, toolchain=toolchain) is None]
+    if not missing:
+        return
+    offers = _offers(client, missing, toolchain)
+    taken: dict[str, Pack | None] = {}
+    for kernel in missing:
+        refused: list[str] = []
+        # Of one toolchain's packs any will do: it may have come with another kernel's.
+        pack = None if toolchain is None else store.find(kernel, toolchain=toolchain)
+        for offer in offers[kernel.name, kernel_digest(kernel)]:
+            if pack is not None:
+                break
+            if offer.hash not in taken:
+                try:
+                    taken[offer.hash] = _take(client, store, offer)
+                except PackCorrupt as error:
+                    taken[offer.hash] = None
+                    refused.append(f"pack {offer.hash}: {error}")
+            pack = taken[offer.hash]
+        yield Fetched(kernel=kernel, pack=pack, refused=tuple(refused))
+
+
+def _offers(
+    client: Client, kernels: Sequence[Kernel], toolchain: str | None
+) -> dict[tuple[str, str], list[_Offer]]:
+    """The service's packs with these kernels, by name and digest, the newest first."""
+    offers: dict[tuple[str, str], list[_Offer]] = {
+        (kernel.name, kernel_digest(kernel)): [] for kernel in kernels
+    }
+    listed = [_offer(row) for row in client.packs(toolchain=toolchain)]
+    for offer in sorted(listed, key=lambda offer: offer.manifest.created_at, reverse=True):
+        manifest = offer.manifest
+        if toolchain in (None, manifest.toolchain):
+            for kernel in zip(manifest.kernels, manifest.digests, strict=True):
+                if kernel in offers:
+                    offers[kernel].append(offer)
+    return offers
+
+
+def _offer(row: dict[str, Any]) -> _Offer:
+    try:
+        manifest = msgspec.convert(row, Manifest)
+        return _Offer(msgspec.convert(row.get("hash"), _Sha256), manifest)
+    except msgspec.ValidationError as error:
+        raise ServiceFault(200, "Unreadable answer", f"an entry of GET /packs: {error}") from error
+
+
+def _take(client: Client, store: ArtifactStore, offer: _Offer) -> Pack | None:
+    """Download one pack and publish it here; None: it went between the listing and now."""
+    try:
+        path = client.pack(offer.hash)
+    except Rejected as error:
+        if error.status == 404:
+            return None
+        raise
+    pack = store.adopt(offer.hash, path.read_bytes(), offer.manifest)
+    path.unlink(missing_ok=True)  # a base set is gigabytes: they are not kept twice
+    return pack
