@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemmsmith.kernel import Kernel
-from tuner.codegen import unit_source
+from tuner.codegen import unit_source, write_slim_headers
 from tuner.compile.toolchain import Toolchain
 from tuner.errors import CompileFailed, DiskFull, TunerError
 
@@ -58,17 +58,19 @@ class Compilation:
 
     @classmethod
     def start(cls, kernels: Sequence[Kernel], toolchain: Toolchain) -> Compilation:
-        """Write the unit's source and start nvcc on it.
+        """Write the unit's source and headers, and start nvcc on it.
 
         Raises:
-            DiskFull: no space for the source.
+            DiskFull: no space for them.
         """
         try:
             directory = Path(tempfile.mkdtemp(prefix="gemmsmith-unit-"))
             source = directory / "unit.cu"
             source.write_text(unit_source(kernels), encoding="utf-8")
+            slim = directory / "include"
+            write_slim_headers(slim)
             with (directory / "log").open("wb") as log:
-                command = toolchain.command(source, directory / "unit.so")
+                command = toolchain.command(source, directory / "unit.so", slim)
                 process = subprocess.Popen(
                     ["/bin/sh", "-c", _GUARDED, "gemmsmith-unit", str(directory), *command],
                     stdin=subprocess.PIPE,

@@ -29,10 +29,10 @@ MEMORY_PER_UNIT = int(7.5 * 2**30)
 """Bytes that nvcc's largest process needs for a unit of `MOST_VARIETIES`: 3.4 GB for one variety
 with any number of clusters, 5.2 to 6.6 GB for four (nvcc 13.0.88, bf16, 2026-11-21)."""
 
-BASE_COST, VARIETY_COST, KERNEL_COST = 43.0, 15.0, 4.0
-"""Seconds for a unit, for each variety in it and for each further kernel: 58 s for one kernel, 69 s
-for four clusters of one variety, 102 s for four tiles and for eight kernels of four varieties
-(nvcc 13.0.88, a slow shared core, 2026-11-21). Only their proportions matter."""
+BASE_COST, VARIETY_COST, KERNEL_COST = 24.0, 14.0, 3.0
+"""Seconds for a unit, for each variety in it and for each further kernel: 39 s for one kernel, 46 s
+for four clusters of one variety, 80 s for four tiles and 92 s for eight kernels of four varieties
+(nvcc 13.0.88, a slow core, 2026-11-21). Only their proportions matter."""
 
 
 def workers(jobs: int | None = None, memory_per_unit: int = MEMORY_PER_UNIT) -> int:

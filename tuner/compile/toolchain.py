@@ -88,9 +88,10 @@ class Toolchain:
         text = "\0".join([self.version, *self.flags, self.cutlass, headers_digest()])
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def command(self, source: Path, output: Path) -> list[str]:
-        """The command line that compiles one unit into a pack."""
-        return [str(self.nvcc), *self.flags, *self.search, "-o", str(output), str(source)]
+    def command(self, source: Path, output: Path, *include: Path) -> list[str]:
+        """The command line that compiles one unit into a pack; `include` is searched first."""
+        first = [f"-I{folder}" for folder in include]
+        return [str(self.nvcc), *self.flags, *first, *self.search, "-o", str(output), str(source)]
 
 
 def find_toolchain(

@@ -20,7 +20,6 @@
 #include "cutlass/arch/barrier.h"
 #include "cutlass/arch/grid_dependency_control.h"
 #include "cutlass/cluster_launch.hpp"
-#include "cutlass/device_kernel.h"
 #include "cutlass/gemm/collective/collective_builder.hpp"
 #include "gemmsmith/gemm3x.hpp"
 #include "gemmsmith/output.hpp"
@@ -228,7 +227,7 @@ struct ClusterSplitKGemm {
   using ElementB =
       std::conditional_t<Swapped, typename Mainloop::ElementA, typename Mainloop::ElementB>;
   using ProblemOperands = Operands<Traits, ElementA, ElementB, ElementD>;
-  using Launch = Launcher<Params, cutlass::device_kernel<Kernel>, Kernel::SharedStorageSize,
+  using Launch = Launcher<Params, entry_point<Kernel>, Kernel::SharedStorageSize,
                           Start::kOverlaps>;
   static constexpr int kLargestCluster = 16;
   static constexpr bool kTakesScales = sizeof(ElementA) == 1;

@@ -9,7 +9,6 @@
 
 #include "cutlass/cutlass.h"
 #include "cutlass/detail/layout.hpp"
-#include "cutlass/device_kernel.h"
 #include "cutlass/epilogue/collective/collective_builder.hpp"
 #include "cutlass/gemm/collective/collective_builder.hpp"
 #include "cutlass/gemm/gemm.h"
@@ -76,7 +75,7 @@ struct Gemm3x {
   static constexpr bool kTakesScales = TakesScales<EpilogueScalars>::value;
   static constexpr int kClusterBlocks = cute::size(ClusterShape{});
   /* CUTLASS's TMA kernels wait for the grid before them; its cp.async kernels do not. */
-  using Launch = Launcher<Params, cutlass::device_kernel<Kernel>, Kernel::SharedStorageSize,
+  using Launch = Launcher<Params, entry_point<Kernel>, Kernel::SharedStorageSize,
                           ReadsWithTma<Collective>::value ? Start::kOverlaps : Start::kInOrder>;
 
   /* A (M,K) row-major means K contiguous; B is (N,K) to CuTe, so B row-major means N contiguous. */

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "cutlass/cutlass.h"
 #include "gemmsmith/abi.h"
 #include "gemmsmith/operands.hpp"
 
@@ -37,6 +38,20 @@ enum class Start {
   kInOrder,   /* after all earlier work of the stream */
   kOverlaps,  /* while the grid before it drains: programmatic dependent launch */
 };
+
+/* The grid of a CUTLASS 3.x kernel. The host's half of a compilation needs its address only, so it
+ * is spared the body: instantiating the mainloop a second time took it ten seconds of 27 (nvcc
+ * 13.0.88, 2026-11-21).
+ */
+template <class Kernel>
+__global__ void
+__launch_bounds__(Kernel::MaxThreadsPerBlock, Kernel::MinBlocksPerMultiprocessor)
+    entry_point(CUTLASS_GRID_CONSTANT typename Kernel::Params const params) {
+#if defined(__CUDA_ARCH__)
+  extern __shared__ char shared_storage[];
+  Kernel{}(params, shared_storage);
+#endif
+}
 
 /* A `__global__` function with its fixed launch configuration.
  *
