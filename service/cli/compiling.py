@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,19 +15,18 @@ from service.cli.options import (
     AsJson,
     Batch,
     Database,
-    DTypeNames,
     LayoutName,
     LevelName,
-    Limit,
     OptionalK,
     OptionalM,
     OptionalN,
     Packs,
     Sweeps,
     connect,
+    dtypes_of,
     load_settings,
 )
-from service.cli.output import MisuseError, emit, say
+from service.cli.output import MisuseError, emit, note, say
 from service.cli.progress import reporter
 from service.cli.session import StopFlag, model_of
 from service.cli.space import level_of, predicted
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from service.cli.progress import Reporter
     from service.cli.tasks import Task
     from service.settings import Settings
-    from tuner.compile import ArtifactStore, Builder, Built
+    from tuner.compile import ArtifactStore, Builder, Built, Pack
     from tuner.space import Level
     from tuner.store import Store
 
@@ -55,11 +55,35 @@ def compile_(
     winners: Annotated[
         bool, typer.Option("--winners", help="The kernels of the current winners.")
     ] = False,
-    dtype: DTypeNames = None,
+    base: Annotated[
+        bool,
+        typer.Option(
+            "--base",
+            help="The kernels that win most often, so that a problem nobody has seen is tuned "
+            "without waiting for a compiler.",
+        ),
+    ] = False,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dtype",
+            "--dtypes",
+            help="Element types: bf16, fp16, fp8_e4m3, fp8_e5m2; repeatable, or with commas. "
+            "Default bf16; with --base bf16, fp16 and fp8_e4m3.",
+            show_default=False,
+        ),
+    ] = None,
     layout: LayoutName = "tn",
     batch: Batch = 1,
     level: LevelName = "core",
-    limit: Limit = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="At most so many kernels of each problem; with --winners or --base, in all.",
+            show_default=False,
+        ),
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Compilers at once; default by cores and memory.")
     ] = None,
@@ -82,7 +106,7 @@ def compile_(
     sweeps: Sweeps = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compile kernels for M N K, a suite or the winners; `--limit` takes the best predicted ones.
+    """Compile kernels for M N K, a suite, the winners, or ahead of any problem: the base.
 
     What is compiled already costs nothing. A kernel that does not compile is reported and the
     rest goes on; the status is then 1. With `--from` no compiler is needed here: without one,
@@ -90,6 +114,9 @@ def compile_(
     """
     from tuner.store import Store
 
+    began = time.monotonic()
+    if sum((m is not None, suite is not None, winners, base)) > 1:
+        raise MisuseError("give M N K, --suite FILE, --winners or --base, one of them")
     settings = load_settings(database=database, packs=packs, sweeps=sweeps)
     settings.create_folders()
     wanted_level = level_of(level)
@@ -99,14 +126,14 @@ def compile_(
         )
         store = stack.enter_context(Store.open(settings.database, create=True))
         if winners:
-            if suite is not None or m is not None:
-                raise MisuseError("give M N K, --suite FILE or --winners, one of them")
             kernels = _of_winners(store, device, limit)
+        elif base:
+            kernels = _of_base(settings, store, device, dtype, limit)
         else:
             found = tasks(m, n, k, suite, dtype or ["bf16"], layout, batch, None)
             kernels = _of_problems(store, found, model_of(settings, device), wanted_level, limit)
         outcome = _build(settings, store, kernels, workers, client)
-    code = _report(outcome, len(kernels), as_json)
+    code = _report(outcome, len(kernels), time.monotonic() - began, as_json)
     if code:
         raise typer.Exit(code)
 
@@ -144,6 +171,21 @@ def _of_winners(store: Store, device: str | None, limit: int | None) -> list[Ker
         if winner.candidate is not None
     }
     return list(kernels.values())[:limit]
+
+
+def _of_base(
+    settings: Settings,
+    store: Store,
+    device: str | None,
+    dtypes: list[str] | None,
+    limit: int | None,
+) -> list[Kernel]:
+    from tuner.search.base import BASE_KERNELS, DTYPES, base_kernels
+
+    kinds = dtypes_of(dtypes) if dtypes else DTYPES
+    model = model_of(settings, device)
+    note(f"choosing the base for {model.name}, {', '.join(kinds)}")  # takes seconds
+    return base_kernels(model, kinds, store.winners(device=model.slug), limit or BASE_KERNELS)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -232,8 +274,10 @@ def _fetch(
     says.line(f"  {len(outcome.fetched)} kernels fetched from {client.url}")
 
 
-def _report(outcome: _Outcome, wanted: int, as_json: bool) -> int:
+def _report(outcome: _Outcome, wanted: int, seconds: float, as_json: bool) -> int:
     built = outcome.built
+    packs = {item.pack.hash: item.pack for item in built if item.pack is not None}
+    size = _bytes(packs.values())
     here = [item for item in built if item.failure is None]
     cached = [item for item in here if item.cached]
     fetched = sum(item.kernel.name in outcome.fetched for item in cached)
@@ -248,16 +292,26 @@ def _report(outcome: _Outcome, wanted: int, as_json: bool) -> int:
         "compiled": len(here) - len(cached),
         "cached": len(cached) - fetched,
         "failed": len(failures),
-        "packs": len({item.pack.hash for item in built if item.pack is not None}),
+        "packs": len(packs),
     }
     if as_json:
         kernels = {item.kernel.name: item.pack.hash for item in built if item.pack is not None}
-        document = {"counts": counts, "kernels": kernels, "failures": failures}
-        emit({**document, "refused": outcome.refused})
+        document = {"counts": counts, "seconds": round(seconds, 1), "bytes": size}
+        emit(document | {"kernels": kernels, "failures": failures, "refused": outcome.refused})
     else:
         say(
             f"{f'{fetched} fetched, ' if outcome.asked else ''}"
             f"{counts['compiled']} compiled, {counts['cached']} compiled before, "
-            f"{counts['failed']} failed, of {wanted} kernels, in {counts['packs']} packs"
+            f"{counts['failed']} failed, of {wanted} kernels, in {counts['packs']} packs "
+            f"({size / 1e6:.1f} MB), {seconds:.0f} s"
         )
     return 1 if failures or len(built) < wanted else 0
+
+
+def _bytes(packs: Iterable[Pack]) -> int:
+    """What the packs hold together; one that was evicted meanwhile holds nothing."""
+    total = 0
+    for pack in packs:
+        with suppress(FileNotFoundError):
+            total += pack.path.stat().st_size
+    return total
