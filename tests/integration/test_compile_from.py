@@ -126,7 +126,8 @@ class Meddling(httpx.BaseTransport):
 
 def tampered(pack: Pack) -> Callable[[httpx.Request, bytes], bytes]:
     def meddle(request: httpx.Request, content: bytes) -> bytes:
-        return content[:-1] + b"!" if request.url.path.endswith(pack.hash) else content
+        bad = content[:-1] + bytes([content[-1] ^ 1])
+        return bad if request.url.path.endswith(pack.hash) else content
 
     return meddle
 
