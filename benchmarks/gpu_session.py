@@ -7,10 +7,16 @@ Steps run in the order given. Each writes its results into --out as it goes, so 
 cut off keeps what it had; a failing step is reported and the next one still runs.
 
     test      tests/gpu, with the machine-readable report gpu-tests-*.json
-    cold      one problem with an empty pack store, then again warm: cold-*.json
+    cold      three problems, each with nothing compiled and nothing known: cold-*.json
+    base      what `gemmsmith compile --base` costs on all cores: base-*.json; a session with an
+              empty pack store goes on with its packs
+    waiting   seconds for the problems of configs/suites/unseen.toml, one by one and in one
+              process, and for a suite, with the packs of base: waiting-*.json
+    stability three problems tuned ten times each with those packs, their winners raced against
+              each other: stability-*.json
     compile   the kernels of the suite's problems
     tune      the suite with the compiled kernels; winners are exported as winners-*.jsonl
-    record    exhaustive sweeps: sweep-*.jsonl.zst
+    record    exhaustive sweeps of sweeps.toml or --suite, of what is compiled: sweep-*.jsonl.zst
     peers     other libraries beside the winners: peers-<dtype>.json (tune their suite first:
               `tune peers --suite benchmarks/peers/problems.toml`)
     ceilings  what the GPU's memory and cuBLAS reach at best: ceilings.json
@@ -33,6 +39,7 @@ import os
 import re
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -56,7 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outcomes = {"prepare": prepare(session)}
     for step in steps if outcomes["prepare"] == 0 else []:
         began = time.monotonic()
-        outcomes[step] = STEPS[step](session)
+        try:
+            outcomes[step] = STEPS[step](session)
+        except Exception:  # noqa: BLE001 - the next step still runs
+            traceback.print_exc()
+            outcomes[step] = 1
         print(f"== {step}: exit {outcomes[step]}, {time.monotonic() - began:.0f} s", flush=True)
     print(json.dumps(outcomes), flush=True)
     return max(outcomes.values())
@@ -71,11 +82,16 @@ def parse(arguments: Sequence[str] | None) -> tuple[list[str], Session]:
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ROOT / ".gpu-out")))
     parser.add_argument("--dry-run", action="store_true", help="print the commands only")
     parser.add_argument("--dtype", action="append", help=f"{', '.join(DTYPES)} (default: all)")
-    parser.add_argument("--time-limit", type=int, default=3600, help="seconds for tune, for peers")
+    parser.add_argument(
+        "--time-limit",
+        type=int,
+        default=3600,
+        help="seconds for each of tune, peers, cold, base, waiting and stability",
+    )
     parser.add_argument("--effort", default="default")
-    parser.add_argument("--limit", type=int, help="kernels of each problem to compile")
+    parser.add_argument("--limit", type=int, help="kernels of each problem, or of the base")
     parser.add_argument("--device", default="cuda:0", help="cuda:N")
-    parser.add_argument("--suite", help="problems to compile, tune and compare")
+    parser.add_argument("--suite", help="problems to compile, tune, record, compare")
     parser.add_argument(
         "--problem", type=problem_name, action="append", help=f"MxNxK to profile ({PROFILED})"
     )

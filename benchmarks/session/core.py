@@ -7,16 +7,21 @@ own, and one pack store with the others.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / ".gpu-site"
@@ -29,7 +34,7 @@ class Session:
     """Where things go, and how long each step may take.
 
     Attributes:
-        suite: of `compile` and `tune`, and of `peers` if one was given.
+        suite: of `compile` and `tune`, and of `record` and `peers` if one was given.
         tag: device and element types, in the names of this session's files.
     """
 
@@ -65,8 +70,20 @@ class Session:
         name = names[self.ordinal] if self.ordinal < len(names) else str(self.ordinal)
         return {"CUDA_VISIBLE_DEVICES": name}
 
-    def command(self, *words: str, log: Path, env: dict[str, str] | None = None) -> int:
-        """Run a command with the carried packages, its output shown and kept in `log`."""
+    def command(
+        self,
+        *words: str,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        stdout: IO[bytes] | None = None,
+        time_limit: float | None = None,
+    ) -> int:
+        """Run a command with the carried packages, its output shown and kept in `log`.
+
+        Args:
+            stdout: takes the command's standard output; only the rest is shown then.
+            time_limit: seconds after which it is asked to stop, as by Ctrl-C.
+        """
         print(f"$ {' '.join(words)}", flush=True)
         if self.dry_run:
             return 0
@@ -78,20 +95,74 @@ class Session:
             "GEMMSMITH_PACKS": str(STATE / "packs"),
             **(env or {}),
         }
-        with log.open("ab") as file:
-            process = subprocess.Popen(
-                words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )
-            assert process.stdout is not None
-            for line in process.stdout:
+        with (
+            log.open("ab") as file,
+            subprocess.Popen(
+                words,
+                cwd=ROOT,
+                env=environment,
+                stdout=stdout or subprocess.PIPE,
+                stderr=subprocess.PIPE if stdout else subprocess.STDOUT,
+            ) as process,
+        ):
+            shown = process.stderr if stdout else process.stdout
+            assert shown is not None
+            alarm = threading.Timer(time_limit or 0, process.send_signal, [signal.SIGINT])
+            if time_limit is not None:
+                alarm.start()
+            for line in shown:
                 file.write(line)
                 sys.stdout.write(line.decode(errors="replace"))
                 sys.stdout.flush()
-            return process.wait()
+            code = process.wait()
+            alarm.cancel()
+            return code
 
-    def gemmsmith(self, *words: str, log: Path, env: dict[str, str] | None = None) -> int:
-        """Run the command line of this checkout."""
-        return self.command(sys.executable, "-m", "service.cli.main", *words, log=log, env=env)
+    def gemmsmith(
+        self,
+        *words: str,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        stdout: IO[bytes] | None = None,
+        time_limit: float | None = None,
+    ) -> int:
+        """Run the command line of this checkout; arguments as in `command`."""
+        return self.command(
+            *(sys.executable, "-m", "service.cli.main", *words),
+            log=log,
+            env=env,
+            stdout=stdout,
+            time_limit=time_limit,
+        )
+
+    def ask(
+        self,
+        *words: str,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        time_limit: float | None = None,
+    ) -> tuple[int, Any]:
+        """Run a command of this checkout with --json: its exit status and its document.
+
+        The document is None where the command printed none, as in a dry run.
+        """
+        with tempfile.TemporaryFile() as stdout:
+            code = self.gemmsmith(
+                *words, "--json", log=log, env=env, stdout=stdout, time_limit=time_limit
+            )
+            stdout.seek(0)
+            try:
+                return code, json.loads(stdout.read())
+            except ValueError:
+                return code, None
+
+    def keep(self, stem: str, found: object) -> None:
+        """Write a result to a file of this session; cut off, the file is as it was before."""
+        if not self.dry_run:
+            path = self.file(stem, ".json")
+            aside = path.with_suffix(".part")
+            aside.write_text(json.dumps(found) + "\n")
+            aside.replace(path)
 
 
 class Deadline:
@@ -99,6 +170,10 @@ class Deadline:
 
     def __init__(self, session: Session) -> None:
         self._at = time.monotonic() + session.time_limit
+
+    def over(self) -> bool:
+        """Whether nothing further should begin."""
+        return time.monotonic() >= self._at
 
     def left(self) -> str:
         """Seconds, as an option's value; at least ten."""

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 import sys
 import tarfile
-import time
 from collections.abc import Callable
 
 from benchmarks.session.core import STATE, Deadline, Session
 from benchmarks.session.profiling import profile
+from benchmarks.session.waiting import SUITE, base, cold, stability, waiting
 
-SUITE = "configs/suites/llm.toml"
 SWEEPS = "configs/suites/sweeps.toml"
 PEERS_SUITE = "benchmarks/peers/problems.toml"
 ARCHIVE_BYTES = 15 * 2**20
-COLD_PROBLEM = ("4096", "6144", "4096")
 
 
 def test(session: Session) -> int:
@@ -31,30 +26,6 @@ def test(session: Session) -> int:
             "GEMMSMITH_GPU_REPORT": str(session.file("gpu-tests", ".json")),
         },
     )
-
-
-def cold(session: Session) -> int:
-    """One bf16 problem, first with an empty pack store, then warm."""
-    packs = STATE / f"cold-packs-{session.tag}"
-    if not session.dry_run:
-        shutil.rmtree(packs, ignore_errors=True)
-    log = session.file("cold", ".log")
-    env = {"GEMMSMITH_PACKS": str(packs), "GEMMSMITH_DATABASE": session.database("cold")}
-    session.gemmsmith("db", "upgrade", log=log, env=env)
-    seconds = {}
-    for which in ("cold", "warm"):
-        began = time.monotonic()
-        code = session.gemmsmith(
-            "tune", *COLD_PROBLEM, "--device", session.device, "--again", log=log, env=env
-        )
-        seconds[which] = round(time.monotonic() - began, 1)
-        if code:
-            return code
-    result = {"problem": COLD_PROBLEM, "cores": os.cpu_count(), "seconds": seconds}
-    print(json.dumps(result), flush=True)
-    if not session.dry_run:
-        session.file("cold", ".json").write_text(json.dumps(result) + "\n")
-    return 0
 
 
 def compile_kernels(session: Session) -> int:
@@ -90,11 +61,9 @@ def record(session: Session) -> int:
     """Exhaustive sweeps of a few varied problems."""
     worst = 0
     for dtype in session.dtypes:
-        if dtype == "fp16":
-            continue
         code = session.gemmsmith(
-            *("record", "--suite", SWEEPS, "--dtype", dtype, "--device", session.device),
-            "--compiled-only",
+            *("record", "--suite", session.suite or SWEEPS, "--dtype", dtype),
+            *("--device", session.device, "--compiled-only"),
             *("-o", str(session.file("sweep", ".jsonl.zst", dtype))),
             log=session.file("record", ".log", dtype),
         )
@@ -158,6 +127,9 @@ def packs(session: Session) -> int:
 STEPS: dict[str, Callable[[Session], int]] = {
     "test": test,
     "cold": cold,
+    "base": base,
+    "waiting": waiting,
+    "stability": stability,
     "compile": compile_kernels,
     "tune": tune,
     "record": record,

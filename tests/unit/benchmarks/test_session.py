@@ -28,11 +28,15 @@ def test_the_script_dry_runs_every_step(tmp_path: Path) -> None:
     said = [line for line in done.stdout.splitlines() if line.startswith("$ ")]
     for wanted in (
         "pytest tests/gpu",
-        "tune 4096 6144 4096 --device cuda:2 --again",
+        "tune 4096 6144 4096 --dtype bf16 --layout tn --device cuda:2",
+        f"compile --base --dtype bf16 --packs {ROOT}/.state/base-packs-cuda2-bf16 --json",
+        "tune 40 5376 2688 --dtype bf16 --layout tn --device cuda:2 --effort default --again",
+        "tune --suite configs/suites/unseen.toml --dtype bf16 --device cuda:2",
+        f"benchmarks.session.stability {tmp_path}/stability-winners-cuda2-bf16.jsonl",
         "compile --suite x.toml --dtype bf16",
         "tune --suite x.toml --dtype bf16 --device cuda:2",
         f"export {tmp_path}/winners-cuda2-bf16.jsonl",
-        "record --suite configs/suites/sweeps.toml --dtype bf16 --device cuda:2",
+        "record --suite x.toml --dtype bf16 --device cuda:2",
         "benchmarks.peers --dtype bf16 --suite x.toml --device cuda:2",
         f"ceilings --device cuda:2 -o {tmp_path}/ceilings.json",
         f"report -o {tmp_path}/report",
@@ -42,6 +46,36 @@ def test_the_script_dry_runs_every_step(tmp_path: Path) -> None:
         assert any(wanted in line for line in said), wanted
     for step in STEPS:
         assert f"== {step}: exit 0" in done.stdout
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_every_precision_is_recorded_and_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = _session("--dry-run", "--out", str(tmp_path))
+    assert STEPS["record"](session) == STEPS["waiting"](session) == STEPS["cold"](session) == 0
+    said = capsys.readouterr().out
+    for dtype in gpu_session.DTYPES:
+        assert f"record --suite configs/suites/sweeps.toml --dtype {dtype}" in said
+        assert f"tune 40 5376 2688 --dtype {dtype} --layout tn" in said
+    assert "tune 1280 3584 4608 --dtype fp16 --layout tt" in said
+    assert "--dtype fp8_e4m3 --layout tt" not in said
+    assert "tune --suite configs/suites/llm.toml --dtype fp8_e4m3" in said
+    assert "tune 512 3584 18944 --dtype fp16 --layout tt" in said
+
+
+def test_a_step_that_breaks_does_not_end_the_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def breaks(_session: Session) -> int:
+        raise OSError("no space left on device")
+
+    monkeypatch.setitem(STEPS, "base", breaks)
+    code = gpu_session.main(["base", "record", "--dry-run", "--out", str(tmp_path)])
+    said = capsys.readouterr()
+    assert code == 1
+    assert "no space left on device" in said.err
+    assert '"base": 1, "record": 0' in said.out
 
 
 def test_every_step_is_in_the_help() -> None:

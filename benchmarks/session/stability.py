@@ -1,0 +1,167 @@
+"""Races the winners that several tuning runs of a problem found: what hangs on which one it was.
+
+    python -m benchmarks.session.stability WINNERS.jsonl --device cuda:0 --packs DIR -o FILE.json
+
+WINNERS.jsonl holds one winner a line, as `gemmsmith tune --json` gives it as its `result`. All
+distinct ones of a problem are timed against each other and cuBLAS in the paired rounds of a run's
+finals. Run by the step `stability` as a program of its own: unlike the session, it needs the
+carried packages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gemmsmith.files import publish
+from gemmsmith.launch import Candidate
+from gemmsmith.problem import Problem
+from gemmsmith.tuning import Effort
+from tuner.compile import ArtifactStore
+from tuner.devices import DEFAULT_SWEEPS, open_device
+from tuner.devices.base import Contender, Device
+from tuner.errors import DeviceError, NoGpu
+from tuner.measure.statistics import paired_ratio, summarize
+from tuner.search.budget import BUDGETS
+from tuner.search.finals import hold_finals
+from tuner.trial import Finals, Winner
+
+ROUNDS = 2 * BUDGETS[Effort.DEFAULT].policy.final_rounds
+"""Twice a run's own: the judge should see more than the judged."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 if the winners of every problem could be raced."""
+    options = _parse(arguments)
+    runs = read(options.winners)
+    if not runs:
+        print(f"no winner in {options.winners}: nothing to race")
+        return 1
+    found: list[dict[str, Any]] = []
+    try:
+        with open_device(options.device, sweeps=options.sweeps) as device:
+            for problem, winners in runs.items():
+                found.append(race(device, problem, winners, ArtifactStore(options.packs)))
+                document = {
+                    "device": device.model.slug,
+                    "environment": device.environment,
+                    "problems": found,
+                }
+                publish(options.output, msgspec.json.encode(document) + b"\n", shared=True)
+                print(line(found[-1]), flush=True)
+    except DeviceError as error:
+        print(error)
+        return 2
+    return 1 if any(row["error"] for row in found) else 0
+
+
+def read(path: Path) -> dict[Problem, list[Winner]]:
+    """The winners of a file by their problem; empty without the file."""
+    runs: dict[Problem, list[Winner]] = {}
+    for text in path.read_bytes().splitlines() if path.is_file() else []:
+        winner = msgspec.json.decode(text, type=Winner)
+        runs.setdefault(winner.problem, []).append(winner)
+    return runs
+
+
+def race(
+    device: Device, problem: Problem, winners: Sequence[Winner], packs: ArtifactStore
+) -> dict[str, Any]:
+    """Times of a problem's distinct winners in common rounds, the fastest first.
+
+    `over_best` is a winner's time over the fastest one's, paired round by round, with its 95%
+    interval; `largest_difference` is the largest of these less 1. cuBLAS is there for comparison.
+    A device that cannot do it is the row's `error`.
+    """
+    found = [winner.candidate for winner in winners if winner.candidate is not None]
+    won = Counter(candidate.key for candidate in found)
+    distinct = {candidate.key: candidate for candidate in found}
+    row: dict[str, Any] = {
+        "problem": str(problem),
+        "runs": len(winners),
+        "uses": Counter(winner.use.value for winner in winners),
+        "distinct": len(distinct),
+        "error": None,
+    }
+    contenders = [_contender(device, candidate, packs) for candidate in distinct.values()]
+    policy = replace(BUDGETS[Effort.DEFAULT].policy, final_rounds=ROUNDS)
+    try:
+        finals = hold_finals(device, problem, contenders, policy)
+    except NoGpu:
+        raise
+    except DeviceError as error:
+        return row | {"error": str(error)}
+    if not finals.candidates:
+        row["error"] = "no winner could be measured"
+    return row | _times(finals, won)
+
+
+def line(row: dict[str, Any]) -> str:
+    """A problem's race in one line, for a log."""
+    if row["error"]:
+        return f"{row['problem']}: {row['error']}"
+    times = ", ".join(f"{entry['median_us']:.2f} µs ({entry['won']}×)" for entry in row["winners"])
+    return (
+        f"{row['problem']}: {row['distinct']} winners of {row['runs']} runs, {times}; "
+        f"largest difference {row['largest_difference']:.2%}"
+    )
+
+
+def _contender(device: Device, candidate: Candidate, packs: ArtifactStore) -> Contender:
+    pack = packs.find(candidate.kernel) if device.needs_packs else None
+    return Contender(candidate=candidate, pack=pack.path if pack else None)
+
+
+def _times(finals: Finals, won: Counter[str]) -> dict[str, Any]:
+    samples = dict(zip((c.key for c in finals.candidates), finals.samples_us, strict=True))
+    medians = {key: summarize(times) for key, times in samples.items()}
+    order = sorted(medians, key=lambda key: medians[key].median_us)
+    over = {key: paired_ratio(samples[key], samples[order[0]]) for key in order}
+    return {
+        "rounds": len(finals.baseline_us),
+        "discarded_rounds": finals.discarded_rounds,
+        "conditions": finals.conditions,
+        "cublas_us": summarize(finals.baseline_us).median_us if finals.baseline_us else None,
+        "winners": [
+            {
+                "candidate": key,
+                "won": won[key],
+                "median_us": medians[key].median_us,
+                "ci_us": (medians[key].ci_low_us, medians[key].ci_high_us),
+                "over_best": over[key],
+            }
+            for key in order
+        ],
+        "largest_difference": max((ratio.median - 1 for ratio in over.values()), default=None),
+        "failures": [
+            {"candidate": candidate.key, "message": failure.message}
+            for candidate, failure in finals.failures
+        ],
+    }
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.session.stability",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("winners", type=Path, help="winners, one a line")
+    parser.add_argument("--device", default="cuda:0", help="cuda:N, or replay:NAME")
+    parser.add_argument("--packs", type=Path, required=True, help="folder of their packs")
+    sweeps = Path(os.environ.get("GEMMSMITH_SWEEPS", DEFAULT_SWEEPS))
+    parser.add_argument("--sweeps", type=Path, default=sweeps, help="of recorded GPUs")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="result to write")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

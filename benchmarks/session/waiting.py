@@ -1,0 +1,311 @@
+"""How long people wait for a winner, and whether it is the same one every time.
+
+`cold`: nothing is compiled. `base`: what compiling ahead of time costs. `waiting`: problems that
+nobody has seen, with the base compiled. `stability`: the same problem tuned again and again.
+
+Every measured command has a pack store and a database of its own in the session's state, empty or
+with the base's packs linked in, so that none learns from another and all find the same kernels.
+What they compiled nevertheless is counted beside their seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.session.core import ROOT, STATE, Deadline, Session
+
+UNSEEN = "configs/suites/unseen.toml"
+SUITE = "configs/suites/llm.toml"
+SUITE_DTYPE = "fp8_e4m3"
+RUNS = 10
+"""Times that `stability` tunes each of its problems."""
+
+_FIELDS = ("m", "n", "k", "dtype", "layout")
+Environment = Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """A problem to tune; as a string `4096x6144x4096 bf16 tn`."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str
+    layout: str = "tn"
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}x{self.k} {self.dtype} {self.layout}"
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The problem as arguments."""
+        sizes = (str(self.m), str(self.n), str(self.k))
+        return (*sizes, "--dtype", self.dtype, "--layout", self.layout)
+
+
+COLD = (
+    Wanted(m=4096, n=6144, k=4096, dtype="bf16"),
+    Wanted(m=64, n=7168, k=2048, dtype="fp8_e4m3"),
+    Wanted(m=512, n=3584, k=18944, dtype="fp16", layout="tt"),
+)
+STABLE = (
+    Wanted(m=4096, n=6144, k=4096, dtype="bf16"),
+    Wanted(m=512, n=512, k=8192, dtype="bf16"),  # won by split-K
+    Wanted(m=256, n=7168, k=2048, dtype="fp8_e4m3"),
+)
+
+
+def cold(session: Session) -> int:
+    """A few problems, each with nothing compiled and nothing known: cold-*.json."""
+    deadline = Deadline(session)
+    worst = 0
+    measured: list[dict[str, Any]] = []
+    for number, wanted in enumerate(_of(session, COLD)):
+        if deadline.over():
+            break
+        env = _place(session, f"cold-{number}")
+        code, row, _ = _tune(session, wanted, env, session.file("cold", ".log"))
+        worst = worst or code
+        measured.append(row)
+        session.keep("cold", {"cores": os.cpu_count(), "problems": measured})
+    return worst
+
+
+def base(session: Session) -> int:
+    """Compile the base into an empty pack store: base-*.json.
+
+    At the time limit the compilers are stopped, and what was built until then is counted. A session
+    whose own pack store is still empty goes on with the base.
+    """
+    packs, normal = _base(session), STATE / "packs"
+    if not session.dry_run:
+        shutil.rmtree(packs, ignore_errors=True)
+        packs.mkdir(parents=True)
+    words = [word for dtype in session.dtypes for word in ("--dtype", dtype)]
+    if session.limit is not None:
+        words += ["--limit", str(session.limit)]
+    began = time.monotonic()
+    code, document = session.ask(
+        *("compile", "--base", *words, "--packs", str(packs)),
+        log=session.file("base", ".log"),
+        time_limit=session.time_limit,
+    )
+    seconds = time.monotonic() - began
+    if not session.dry_run and not any(normal.glob("*.json")):
+        _link(packs, normal)
+    figures = base_figures(document, seconds, os.cpu_count() or 1)
+    print(json.dumps(figures), flush=True)
+    session.keep("base", figures)
+    return code
+
+
+def base_figures(document: Any, seconds: float, cores: int) -> dict[str, Any]:
+    """What compiling the base cost: `seconds` on `cores`, for what the command's document says."""
+    if document is None:
+        return {"seconds": round(seconds, 1), "cores": cores}
+    counts = document["counts"]
+    return {
+        "seconds": round(seconds, 1),
+        "cores": cores,
+        "kernels": counts["wanted"],
+        "compiled": counts["compiled"],
+        "failed": counts["failed"],
+        "packs": counts["packs"],
+        "bytes": document["bytes"],
+        "kernels_per_core_minute": round(counts["compiled"] / cores / (seconds / 60), 2),
+        "failures": document["failures"],
+    }
+
+
+def waiting(session: Session) -> int:
+    """Problems of no suite, one by one and in one process, and a whole suite: waiting-*.json."""
+    deadline = Deadline(session)
+    log = session.file("waiting", ".log")
+    found: dict[str, Any] = {"cores": os.cpu_count(), "one_by_one": [], "together": None}
+    worst = 0
+    for number, wanted in enumerate(_of(session, unseen())):
+        if deadline.over():
+            break
+        env = _place(session, f"waiting-{number}", _compiled(session))
+        code, row, _ = _tune(session, wanted, env, log)
+        worst = worst or code
+        found["one_by_one"].append(row)
+        session.keep("waiting", found)
+    lists = [("together", UNSEEN, session.dtypes)]
+    if SUITE_DTYPE in session.dtypes:
+        lists.append(("suite", SUITE, (SUITE_DTYPE,)))
+    for name, suite, dtypes in lists:
+        env = _place(session, f"waiting-{name}", _compiled(session))
+        code, found[name] = _tune_suite(session, suite, dtypes, deadline, env)
+        worst = worst or code
+        session.keep("waiting", found)
+    return worst
+
+
+def stability(session: Session) -> int:
+    """Tune a few problems again and again, then race their winners: stability-*.json."""
+    deadline = Deadline(session)
+    log = session.file("stability", ".log")
+    winners = session.file("stability-winners", ".jsonl")
+    packs = _place(session, "stability", _compiled(session))["GEMMSMITH_PACKS"]
+    runs: list[dict[str, Any]] = []
+    worst = 0
+    lines: list[str] = []
+    if not session.dry_run:
+        winners.unlink(missing_ok=True)
+    for wanted in _of(session, STABLE):
+        for run in range(RUNS):
+            if deadline.over():
+                break
+            # One pack store: what a run compiles beyond the base, the next ones find as well.
+            env = {**_place(session, f"stability-{run}"), "GEMMSMITH_PACKS": packs}
+            code, row, winner = _tune(session, wanted, env, log)
+            worst = worst or code
+            runs.append(row)
+            if winner is not None:
+                lines.append(json.dumps(winner) + "\n")
+            if not session.dry_run:
+                winners.write_text("".join(lines))
+        session.keep("stability-runs", runs)
+    code = session.command(
+        *(sys.executable, "-m", "benchmarks.session.stability", str(winners)),
+        *("--device", session.device, "--packs", packs),
+        *("-o", str(session.file("stability", ".json"))),
+        log=log,
+    )
+    return worst or code
+
+
+def unseen() -> Iterator[Wanted]:
+    """The problems of configs/suites/unseen.toml in every precision that can do them."""
+    entries = tomllib.loads((ROOT / UNSEEN).read_text(encoding="utf-8"))["problem"]
+    for entry in entries:
+        layout = entry.get("layout", "tn")
+        for dtype in ("bf16", "fp16", "fp8_e4m3"):
+            if layout == "tn" or not dtype.startswith("fp8"):
+                yield Wanted(m=entry["m"], n=entry["n"], k=entry["k"], dtype=dtype, layout=layout)
+
+
+def _of(session: Session, problems: Iterable[Wanted]) -> list[Wanted]:
+    return [wanted for wanted in problems if wanted.dtype in session.dtypes]
+
+
+def _tune(
+    session: Session, wanted: Wanted, env: Environment, log: Path
+) -> tuple[int, dict[str, Any], Any]:
+    """Exit status, what the waiting was like, and the winner that came of it.
+
+    `seconds` are those of the whole command, start-up included; `tuning` those within it.
+    """
+    before = _kernels(env)
+    began = time.monotonic()
+    code, document = session.ask(
+        *("tune", *wanted.words, "--device", session.device),
+        *("--effort", session.effort, "--again"),
+        log=log,
+        env=env,
+    )
+    seconds = time.monotonic() - began
+    row = {"problem": str(wanted), "seconds": round(seconds, 2), "exit": code}
+    row |= {"compiled": _kernels(env) - before, **outcome_figures(document)}
+    print(json.dumps(row), flush=True)
+    return code, row, (document or {}).get("result")
+
+
+def _tune_suite(
+    session: Session, suite: str, dtypes: Sequence[str], deadline: Deadline, env: Environment
+) -> tuple[int, dict[str, Any]]:
+    words = [word for dtype in dtypes for word in ("--dtype", dtype)]
+    before = _kernels(env)
+    began = time.monotonic()
+    code, document = session.ask(
+        *("tune", "--suite", suite, *words, "--device", session.device),
+        *("--effort", session.effort, "--again", "--time-limit", deadline.left()),
+        log=session.file("waiting", ".log"),
+        env=env,
+    )
+    seconds = time.monotonic() - began
+    outcomes = (document or {}).get("outcomes", [])
+    row = {
+        "suite": suite,
+        "dtypes": list(dtypes),
+        "seconds": round(seconds, 1),
+        "exit": code,
+        "compiled": _kernels(env) - before,
+        "totals": (document or {}).get("totals"),
+    }
+    print(json.dumps(row), flush=True)
+    rows = [{"problem": _name(one["problem"]), **outcome_figures(one)} for one in outcomes]
+    return code, row | {"problems": rows}
+
+
+def outcome_figures(outcome: Any) -> dict[str, Any]:
+    """What one outcome that `gemmsmith tune --json` printed says."""
+    if outcome is None:
+        return {"status": "no answer"}
+    winner = outcome["result"] or {}
+    candidate = winner.get("candidate") or {"kernel": {}}
+    return {
+        "status": outcome["status"],
+        "tuning": outcome["seconds"],
+        "use": winner.get("use"),
+        "speedup": (winner.get("speedup") or {}).get("median"),
+        "kernel": candidate["kernel"].get("name"),
+        "error": outcome["error"],
+    }
+
+
+def _name(problem: Mapping[str, Any]) -> str:
+    batch = f" × {problem['batch']}" if problem["batch"] > 1 else ""
+    return str(Wanted(**{name: problem[name] for name in _FIELDS})) + batch
+
+
+def _place(session: Session, name: str, packs: Path | None = None) -> dict[str, str]:
+    """Environment of a command with a new database, and a pack store that is empty or holds what
+    `packs` does."""
+    folder = STATE / f"measured-{session.tag}" / name
+    if not session.dry_run:
+        shutil.rmtree(folder, ignore_errors=True)
+        (folder / "packs").mkdir(parents=True)
+        if packs is not None:
+            _link(packs, folder / "packs")
+    return {
+        "GEMMSMITH_DATABASE": f"sqlite:///{folder / 'gemmsmith.db'}",
+        "GEMMSMITH_PACKS": str(folder / "packs"),
+    }
+
+
+def _link(packs: Path, folder: Path) -> None:
+    """Link the packs into a folder: they are replaced or removed, never written to again."""
+    for path in sorted(packs.glob("*.*")):
+        if path.suffix in (".so", ".json"):
+            try:
+                os.link(path, folder / path.name)
+            except OSError:  # no links here, or half a pack in the way
+                shutil.copy2(path, folder / path.name)
+
+
+def _kernels(env: Environment) -> int:
+    """How many kernels the pack store of a command holds, one in two packs twice."""
+    manifests = Path(env["GEMMSMITH_PACKS"]).glob("*.json")
+    return sum(len(json.loads(path.read_bytes())["kernels"]) for path in manifests)
+
+
+def _base(session: Session) -> Path:
+    """Where `base` puts its packs."""
+    return STATE / f"base-packs-{session.tag}"
+
+
+def _compiled(session: Session) -> Path:
+    """The base's packs, or without them the session's."""
+    return _base(session) if _base(session).is_dir() else STATE / "packs"
