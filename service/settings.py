@@ -31,6 +31,7 @@ class Settings(BaseModel):
             not used for longest go, winners' packs never.
         winners: folder of shipped winners, loaded at start; absent is the same as empty.
         sweeps: folder of recorded sweeps, for `replay:` devices.
+        models: folder of learned cost models, one for each device model; absent: the analytic one.
         host, port: where to listen; port 0 takes a free one.
         allow_remote: listen on more than the loopback interface. There are no API keys yet, so
             whoever reaches the port can order tuning jobs.
@@ -50,6 +51,7 @@ class Settings(BaseModel):
     packs_limit_gb: float = Field(default=4.0, gt=0, allow_inf_nan=False)
     winners: Path = Path("configs/winners")
     sweeps: Path = Path("configs/sweeps")
+    models: Path = Path("configs/models")
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     allow_remote: bool = False

@@ -26,7 +26,7 @@ from tuner.devices import open_device
 from tuner.devices.base import Device
 from tuner.errors import TunerError
 from tuner.jobs import LeasedJob, Queue, Worker
-from tuner.search.cost_model import AnalyticModel
+from tuner.search.learned import best_ranker
 from tuner.search.progress import Progress
 from tuner.search.run import tune
 from tuner.store import Store
@@ -72,6 +72,7 @@ class Tuning:
         self._settings = settings
         self._store = store
         self._device = device
+        self._ranker = best_ranker(device.model.slug, settings.models)
         self._builder: Builder | None = None
         self._entered = ExitStack()
         self._worked_at: float | None = None  # None: the device is not entered
@@ -97,7 +98,7 @@ class Tuning:
                 device=self._device,
                 store=self._store,
                 builder=self._find_builder() if self._device.needs_packs else None,
-                ranker=AnalyticModel(),
+                ranker=self._ranker,
                 effort=job.effort,
                 job=job.id,
                 on_event=_reporter(leased),

@@ -15,6 +15,7 @@ from service.cli.options import AsJson, Sweeps, load_settings
 from service.cli.output import CommandError, MisuseError, emit, note, say, table
 
 if TYPE_CHECKING:
+    from tuner.search.budget import Budget
     from tuner.search.evaluation import Curve, Flips, Neighbour, Recording, Strategy
     from tuner.search.ranking import Ranker
 
@@ -31,14 +32,12 @@ def evaluate(
 ) -> None:
     """Judge search strategies on recorded sweeps: the regret of their winner after N trials.
 
-    Regret is how much longer than the recorded optimum the winner takes, in paired rounds.
+    Regret is how much longer than the recorded optimum the winner takes, in paired rounds. The
+    cost model that a problem is judged with was trained on the other problems only.
     """
-    from tuner.search.cost_model import AnalyticModel
-
     if output is not None and output.suffix != ".svg":
         raise MisuseError(f"the picture must be called NAME.svg, got {output.name!r}")
-    recordings = load(load_settings(sweeps=sweeps).sweeps)
-    judged = Judged.of(recordings, AnalyticModel())
+    judged = Judged.of(load(load_settings(sweeps=sweeps).sweeps))
     if output is not None:
         from gemmsmith.files import publish
         from service.report.regret import picture
@@ -69,29 +68,53 @@ def load(folder: Path) -> list[Recording]:
     return found
 
 
-def judge(recordings: Sequence[Recording], ranker: Ranker) -> tuple[list[Curve], list[str]]:
-    """The curve of every strategy, with `ranker` as the cost model; and why any is left out."""
+def judge(recordings: Sequence[Recording]) -> tuple[list[Curve], list[str]]:
+    """The curve of every strategy; and why any is left out, or is less than it could be."""
     from tuner.search.budget import BUDGETS
-    from tuner.search.evaluation import SEEDS, curve, planned, predicted_order, shuffled
+    from tuner.search.cost_model import AnalyticModel
+    from tuner.search.evaluation import SEEDS, curve, planned, shuffled
     from tuner.search.matmul_heuristics import HeuristicsUnavailable
 
     default, quick = BUDGETS[Effort.DEFAULT], BUDGETS[Effort.QUICK]
-    strategies: list[tuple[str, Strategy]] = [
-        ("gemmsmith, default", planned(ranker, default)),
-        ("gemmsmith, quick", planned(ranker, quick)),
-        ("predicted order", predicted_order(ranker)),
+    analytic = AnalyticModel()
+    model, remarks = held_out(recordings)
+    strategies: list[tuple[str, Strategy, Budget]] = [
+        ("gemmsmith, default", planned(model, default, ()), default),
+        ("… after compile --base", planned(model, default, base(recordings)), default),
+        ("gemmsmith, quick", planned(model, quick, ()), quick),
+        ("analytic model only", planned(analytic, default, ()), default),
     ]
-    left_out = []
     try:
-        strategies.append(("nvMatmulHeuristics", _heuristics(recordings, ranker)))
+        strategies.append(("nvMatmulHeuristics", _heuristics(recordings, analytic), default))
     except HeuristicsUnavailable as error:
-        left_out.append(f"without nvMatmulHeuristics: {error}")
-    strategies.append((f"random, mean of {SEEDS}", shuffled()))
-    curves = [
-        curve(name, strategy, recordings, quick if name.endswith("quick") else default)
-        for name, strategy in strategies
-    ]
-    return curves, left_out
+        remarks.append(f"without nvMatmulHeuristics: {error}")
+    strategies.append((f"random, mean of {SEEDS}", shuffled(), default))
+    return [curve(name, strategy, recordings, budget) for name, strategy, budget in strategies], (
+        remarks
+    )
+
+
+def held_out(recordings: Sequence[Recording]) -> tuple[Ranker, list[str]]:
+    """A cost model that saw of each problem the others only; without LightGBM the analytic one."""
+    from tuner.search.cost_model import AnalyticModel
+    from tuner.search.held_out import HeldOut
+    from tuner.search.learned import ModelUnusable
+
+    model = HeldOut([recording.measured for recording in recordings])
+    first = recordings[0]
+    try:
+        model.predict(first.problem, first.candidates[:1], first.model)
+    except ModelUnusable as error:
+        return AnalyticModel(), [f"without a learned model: {error}"]
+    return model, []
+
+
+def base(recordings: Sequence[Recording]) -> set[str]:
+    """Names of the kernels that `gemmsmith compile --base` builds where nothing has won yet."""
+    from tuner.search.base import base_kernels
+
+    models = {recording.model.slug: recording.model for recording in recordings}
+    return {kernel.name for model in models.values() for kernel in base_kernels(model)}
 
 
 def _heuristics(recordings: Sequence[Recording], ranker: Ranker) -> Strategy:
@@ -126,12 +149,12 @@ class Judged:
     neighbours: Sequence[Neighbour]
 
     @classmethod
-    def of(cls, recordings: Sequence[Recording], ranker: Ranker) -> Judged:
-        """Every strategy on the recordings, with `ranker` as the cost model."""
+    def of(cls, recordings: Sequence[Recording]) -> Judged:
+        """Every strategy on the recordings."""
         from service.lookup import MAX_DISTANCE
         from tuner.search import evaluation
 
-        curves, left_out = judge(recordings, ranker)
+        curves, left_out = judge(recordings)
         return cls(
             curves=curves,
             left_out=left_out,

@@ -94,6 +94,7 @@ def fit_(
     as_json: AsJson = False,
 ) -> None:
     """Train on recorded sweeps and trials; the file tells how well unseen problems are ranked."""
+    from tuner.search.held_out import sizes
     from tuner.search.learned import SUFFIX, fit, path_for
 
     if output is not None and (not output.name.endswith(SUFFIX) or output.name == SUFFIX):
@@ -121,6 +122,8 @@ def eval_(
 ) -> None:
     """Rank every problem by a model that was trained on the others, beside the analytic model."""
     measured = measurements(sweeps, database, device)
+    from tuner.search.held_out import sizes
+
     if len({sizes(one.problem) for one in measured}) < 2:
         raise CommandError("judging takes problems of at least two sizes: one to hold out")
     found = leave_one_out(measured, progress=note)
@@ -167,11 +170,6 @@ def measurements(sweeps: Path | None, database: str | None, device: str | None) 
     return chosen
 
 
-def sizes(problem: Problem) -> tuple[object, ...]:
-    """What problems that differ in nothing but their element types have in common."""
-    return problem.m, problem.n, problem.k, problem.batch, problem.layout
-
-
 def leave_one_out(
     measured: Sequence[Measured],
     *,
@@ -180,6 +178,7 @@ def leave_one_out(
 ) -> list[Judgement]:
     """For each problem, the marks of the analytic model and of one `train`ed without its sizes."""
     from tuner.search.cost_model import AnalyticModel
+    from tuner.search.held_out import sizes
 
     train = train or _trained
     held_out = list(dict.fromkeys(sizes(one.problem) for one in measured))

@@ -40,15 +40,16 @@ def local(settings: Settings) -> Iterator[Session]:
     """
     from service.builder import open_builder
     from service.worker import open_worker_device
-    from tuner.search.cost_model import AnalyticModel
+    from tuner.search.learned import best_ranker
     from tuner.store import Store
 
     settings.create_folders()
     with Store.open(settings.database, create=True) as store:
         device = open_worker_device(settings)
         builder = open_builder(settings, store) if device.needs_packs else None
+        ranker = best_ranker(device.model.slug, settings.models)
         with device:
-            yield Session(store=store, device=device, builder=builder, ranker=AnalyticModel())
+            yield Session(store=store, device=device, builder=builder, ranker=ranker)
 
 
 def model_of(settings: Settings, slug: str | None) -> DeviceModel:

@@ -15,7 +15,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 220, 34, 44
 _FLOOR, _CEILING = 0.001, 2.0
 """Regrets beyond are drawn at the edge: a logarithmic axis has no zero."""
 _TICKS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-_INK = ("#1f6feb", "#d1570a", "#2da44e", "#8250df", "#6e7781")
+_INK = ("#1f6feb", "#d1570a", "#2da44e", "#8250df", "#bf3989", "#6e7781")
 _STYLE = (
     "<style>text{font:13px system-ui,sans-serif;fill:#57606a}"
     ".grid{stroke:#d0d7de}.line{fill:none;stroke-width:2}.worst{stroke-dasharray:6 4}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gemmsmith.tuning import Effort
 from tuner.devices.base import Policy
@@ -14,7 +14,8 @@ class Budget:
     """Bounds of one tuning run.
 
     Attributes:
-        waves: distinct kernels compiled and measured in one go, one figure a wave.
+        waves: distinct kernels measured in one go, one figure a wave.
+        further: kernels compiled after a first winner was found among those built already.
         trials: candidates screened in all, each kernel's first launch included; finals apart.
         batch: launches screened before looking again which kernels are worth more of them.
         seeds: winners of near problems that lead the first wave.
@@ -24,6 +25,7 @@ class Budget:
     """
 
     waves: tuple[int, ...]
+    further: int
     trials: int
     batch: int
     seeds: int
@@ -37,26 +39,30 @@ class Budget:
         """Distinct kernels that may be compiled and measured."""
         return sum(self.waves)
 
+    def in_one_wave(self, kernels: int | None = None) -> Budget:
+        """The same bounds, with all kernels (or this many) at once: to be compiled side by side."""
+        return replace(self, waves=(self.kernels if kernels is None else kernels,))
+
 
 _EVERYTHING = 1_000_000
 
 # The bounds are what `gemmsmith eval` showed to suffice on the recorded sweeps of an NVIDIA H200
 # (22 problems, 2026-11-21): see its table for the regret that each number of trials leaves.
 BUDGETS = {
-    # No hints: on the recordings each kernel counts, and with one hint in eight the worst regret
-    # was 10% instead of 5%.
     Effort.QUICK: Budget(
         waves=(6, 2),
+        further=0,
         trials=12,
         batch=4,
         seeds=2,
-        hints=0,
+        hints=1,
         finalists=3,
         level=Level.CORE,
         policy=Policy(screen_samples=3, final_rounds=15),
     ),
     Effort.DEFAULT: Budget(
         waves=(8, 4, 4),
+        further=8,
         trials=48,
         batch=8,
         seeds=4,
@@ -67,6 +73,7 @@ BUDGETS = {
     ),
     Effort.EXHAUSTIVE: Budget(
         waves=(_EVERYTHING,),
+        further=_EVERYTHING,
         trials=_EVERYTHING,
         batch=_EVERYTHING,
         seeds=0,

@@ -9,7 +9,7 @@ the screening times meet in the finals, whose rounds decide.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
@@ -21,7 +21,8 @@ from tuner.devices.recording import RecordedProblem, RecordedTrial, Sweep
 from tuner.devices.replay import ReplayDevice
 from tuner.measure.statistics import paired_ratio
 from tuner.search.budget import Budget
-from tuner.search.exploration import Plan
+from tuner.search.features import Measured
+from tuner.search.field import Field
 from tuner.search.finals import finalists, hold_finals
 from tuner.search.hints import resembling
 from tuner.search.promotion import decide
@@ -42,6 +43,7 @@ class Recording:
         self.problem = recorded.problem
         self.model: DeviceModel = sweep.header.device
         self.baseline_kernels = recorded.baseline_kernels
+        self._environment = sweep.header.environment
         self.candidates = [trial.candidate for trial in recorded.trials]
         self._device = ReplayDevice("recording", [sweep])
         self._trials = {trial.candidate.key: trial for trial in recorded.trials}
@@ -56,6 +58,18 @@ class Recording:
             raise ValueError(f"nothing was measured of {self.problem}")
         self.optimum = min(deciding, key=lambda key: (deciding[key], key))
         self._won: dict[tuple[str, ...], str] = {}
+
+    @property
+    def measured(self) -> Measured:
+        """What a cost model may learn from it."""
+        keys = sorted(self.times)
+        return Measured(
+            problem=self.problem,
+            device=self.model,
+            environments=(self._environment,),
+            candidates=tuple(self._trials[key].candidate for key in keys),
+            times_us=tuple(self.times[key] for key in keys),
+        )
 
     def knows(self, candidate: Candidate) -> bool:
         """Whether the candidate was recorded, and ran."""
@@ -111,18 +125,21 @@ Strategy = Callable[[Recording], Sequence[Order]]
 """The orders in which a strategy may try a problem's candidates; of several the mean counts."""
 
 
-def planned(ranker: Ranker, budget: Budget) -> Strategy:
-    """What a tuning run does, without winners of near problems to start from."""
+def planned(ranker: Ranker, budget: Budget, built: Collection[str] | None = None) -> Strategy:
+    """What a tuning run does, without winners of near problems to start from.
+
+    `built`: names of the kernels that need no compiling; None: every kernel.
+    """
 
     def orders(recording: Recording) -> list[Order]:
         predicted = predictions(recording.problem, recording.candidates, recording.model, ranker)
         ranked = by_time(recording.candidates, predicted)
         first = resembling(ranked, recording.baseline_kernels, limit=budget.hints)
-        plan = Plan(ranked, predicted, budget, first)
         tried: Order = []
-        for step in (plan.kernels, plan.launches):
-            while proposed := step(_times(recording, tried)):
-                tried += proposed
+        for plan in Field(order=ranked, predicted=predicted, first=first).plans(budget, built):
+            for step in (plan.kernels, plan.launches):
+                while proposed := step(_times(recording, tried)):
+                    tried += proposed
         return [tried]
 
     return orders

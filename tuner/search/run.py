@@ -23,6 +23,7 @@ from tuner.measure.statistics import summarize
 from tuner.search.batches import StopSignal, in_batches
 from tuner.search.budget import BUDGETS, Budget
 from tuner.search.exploration import Plan
+from tuner.search.field import Field
 from tuner.search.finals import finalists, hold_finals
 from tuner.search.hints import resembling
 from tuner.search.progress import Progress, Step
@@ -52,6 +53,9 @@ def tune(
 ) -> Winner:
     """Find, verify and promote the fastest candidate for `problem` on `device`.
 
+    A winner among the kernels that are built is promoted as soon as it is found; a second one may
+    follow when others have been compiled (see `Field.plans`). The last one is returned.
+
     `device` must be entered already: a suite is tuned inside one `with device:`. `builder` may be
     None only where the device needs no packs. `compiled_only` leaves out kernels that would have
     to be compiled first.
@@ -74,10 +78,13 @@ def tune(
         on_event=on_event,
         should_stop=should_stop,
     )
-    plan = run.enumerate(ranker)
-    run.screen_kernels(plan)
-    run.screen_launches(plan)
-    return run.promote(run.finals())
+    winner = None
+    for plan in run.plans(run.enumerate(ranker)):
+        run.screen_kernels(plan)
+        run.screen_launches(plan)
+        winner = run.promote(run.finals())
+    assert winner is not None  # noqa: S101 - there is at least one plan
+    return winner
 
 
 @dataclass(kw_only=True)
@@ -106,8 +113,8 @@ class _Run:
             for stored in done:
                 self._keep(stored.trial)
 
-    def enumerate(self, ranker: Ranker) -> Plan:
-        """What there is to measure, and in which order."""
+    def enumerate(self, ranker: Ranker) -> Field:
+        """What there is to choose from, most promising first."""
         recorded = self.device.recorded(self.problem)
         model = self.device.model
         found = (
@@ -129,7 +136,15 @@ class _Run:
         self.kernels = len({candidate.kernel.name for candidate in order})
         said = f"{len(order)} candidates of {self.kernels} kernels"
         self._say(Step.ENUMERATE, 0, len(order), said)
-        return Plan(order, predicted, self.budget, first)
+        return Field(order=order, predicted=predicted, first=first)
+
+    def plans(self, field: Field) -> list[Plan]:
+        """What to measure, in as many goes as pay."""
+        if self.compiled_only or self.builder is None or not self.device.needs_packs:
+            return field.plans(self.budget, None)
+        kernels = {candidate.kernel.name: candidate.kernel for candidate in field.order}
+        built = {name for name, kernel in kernels.items() if self.builder.has(kernel)}
+        return field.plans(self.budget, built)
 
     def _won_nearby(self, order: Sequence[Candidate]) -> list[Candidate]:
         """The winners of the nearest problems that are among the candidates."""

@@ -32,7 +32,12 @@ def run(*arguments: object) -> str:
 
 def test_the_table_names_every_strategy(sweeps: Path) -> None:
     printed = run("--sweeps", sweeps)
-    for name in ("gemmsmith, default", "gemmsmith, quick", "predicted order", "random, mean of 20"):
+    for name in (
+        "gemmsmith, default",
+        "gemmsmith, quick",
+        "analytic model only",
+        "random, mean of 20",
+    ):
         assert name in printed
     assert "2 problems" in printed
 

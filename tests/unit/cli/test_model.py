@@ -17,13 +17,14 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.launch import Candidate
 from gemmsmith.problem import DType, Layout, Problem
 from service.cli.main import app
-from service.cli.model import leave_one_out, marks, measurements, sizes, summaries
+from service.cli.model import leave_one_out, marks, measurements, summaries
 from tests.support.candidates import PROBLEM, named
 from tests.support.serving import ENVIRONMENT, H100, H200, new_settings
 from tests.support.serving import trial as stored_trial
 from tuner.devices.recording import SUFFIX, Sweep
 from tuner.search.cost_model import AnalyticModel
 from tuner.search.features import Measured
+from tuner.search.held_out import sizes
 from tuner.search.learned import LearnedModel, path_for
 from tuner.search.ranking import Ranker
 from tuner.space import candidates

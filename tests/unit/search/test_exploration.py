@@ -62,10 +62,23 @@ def test_a_plan_keeps_to_its_bounds(trials: int) -> None:
     tried: list[Candidate] = []
     made = plan(MANY, budget(waves=(3, 2), trials=trials))
     for step in (made.kernels, made.launches):
-        while proposed := step({each.key: 10.0 for each in tried}):
+        # Every batch is faster than the last: none is a reason to stop.
+        while proposed := step({each.key: 0.99**place for place, each in enumerate(tried)}):
             tried += proposed
     assert len(tried) == len({each.key for each in tried}) == trials
     assert len(set(names(tried))) == min(5, trials)
+
+
+def test_launches_end_with_a_batch_that_gains_less_than_the_noise() -> None:
+    made = plan(MANY, budget(waves=(3,), trials=20, batch=4))
+    tried = made.kernels({})
+    times = {each.key: 10.0 for each in tried}
+    first = made.launches(times)
+    times |= {each.key: 9.9 for each in first}
+    second = made.launches(times)
+    assert second
+    times |= {each.key: 9.89 for each in second}
+    assert made.launches(times) == []
 
 
 def test_an_exhaustive_plan_is_the_whole_space() -> None:

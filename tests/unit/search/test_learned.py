@@ -123,11 +123,12 @@ def test_the_card_says_what_it_was_trained_on(model: LearnedModel) -> None:
     [
         ({"card": {"features_version": 0}}, "version 0 of the features"),
         ({"card": {"features_version": None}}, "version None of the features"),
-        ({"version": 2}, "format version 2"),
+        ({"version": 1}, "format version 1"),
         ({"format": "gemmsmith-ceilings"}, "no cost model"),
         ({"card": {"arch": "sm100"}}, "a model of sm100, not of sm90"),
         ({"card": {"trials": "many"}}, "damaged"),
         ({"trees": None}, "damaged"),
+        ({"trees": []}, "no trees"),
     ],
 )
 def test_other_models_are_refused(
@@ -168,7 +169,10 @@ def test_trees_of_other_features_are_refused(model: LearnedModel, tmp_path: Path
     path, other = tmp_path / f"m{SUFFIX}", tmp_path / f"o{SUFFIX}"
     model.save(path)
     document = msgspec.json.decode(zstandard.ZstdDecompressor().decompress(path.read_bytes()))
-    trees = document["trees"].replace("feature_names=log2_k ", "feature_names=log3_k ")
+    trees = [
+        forest.replace("feature_names=log2_k ", "feature_names=log3_k ")
+        for forest in document["trees"]
+    ]
     with pytest.raises(ModelUnusable, match="other features"):
         LearnedModel.load(rewritten(path, other, trees=trees))
 

@@ -1,0 +1,46 @@
+"""The kernels compiled ahead of time: who is elected, and that every family has its share."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from tests.unit.search.test_cost_model import H200
+
+from gemmsmith.kernel import Kernel
+from gemmsmith.problem import DType, Layout, Problem
+from tuner.search.base import BASE_KERNELS, DTYPES, base_kernels
+from tuner.space import candidates
+
+
+@pytest.fixture(scope="module")
+def base() -> list[Kernel]:
+    return base_kernels(H200)
+
+
+def test_the_base_is_as_large_as_it_says_and_has_every_family(base: list[Kernel]) -> None:
+    assert len(base) == len({each.name for each in base}) == BASE_KERNELS
+    shares = Counter((each.dtype, each.layout) for each in base)
+    for dtype in DTYPES:
+        for layout in (Layout.TN,) if dtype.is_fp8 else (Layout.TN, Layout.TT, Layout.NT):
+            assert shares[dtype, layout] >= 30
+
+
+def test_a_smaller_base_is_the_beginning_of_a_larger_one(base: list[Kernel]) -> None:
+    assert (
+        base_kernels(H200, [DType.FP8_E4M3], limit=20)
+        == base_kernels(H200, [DType.FP8_E4M3], limit=40)[:20]
+    )
+
+
+@pytest.mark.parametrize("layout", [Layout.TN, Layout.TT, Layout.NT])
+@pytest.mark.parametrize("sizes", [(37, 5120, 13824), (3000, 1280, 5120), (4096, 14336, 4096)])
+def test_an_unseen_problem_has_enough_kernels_in_it(
+    sizes: tuple[int, int, int], layout: Layout, base: list[Kernel]
+) -> None:
+    m, n, k = sizes
+    if layout is Layout.NT:
+        m = -(-m // 8) * 8  # M is contiguous there, and 37 of them is nothing that TMA reads
+    problem = Problem(m=m, n=n, k=k, dtype=DType.BF16, layout=layout)
+    legal = {each.kernel.name for each in candidates(problem, H200)}
+    assert len(legal & {each.name for each in base}) >= 16

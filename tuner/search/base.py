@@ -1,0 +1,113 @@
+"""The base: the kernels that win most often, to be compiled once, ahead of any problem.
+
+With them on a machine a problem that nobody has seen is tuned in seconds, because nothing has to be
+compiled first. They are chosen like a committee: a lattice of problems over all common sizes votes
+for the kernels that a tuning run would begin with, the winners known vote for themselves, and seats
+go to those who speak for the problems that have the fewest so far.
+
+Deterministic: the same device model and winners give the same kernels in the same order, on every
+machine of a fleet. The analytic cost model alone ranks, so that no training changes the choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
+
+from gemmsmith.device import DeviceModel
+from gemmsmith.kernel import Kernel
+from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.tuning import Effort
+from tuner.search.budget import BUDGETS
+from tuner.search.cost_model import AnalyticModel
+from tuner.search.exploration import Plan
+from tuner.search.ranking import by_time, predictions
+from tuner.space import candidates as legal_candidates
+from tuner.trial import Winner
+
+BASE_KERNELS = 400
+"""Kernels in all: about 4 minutes of 16 cores for BF16, FP16 and FP8 together."""
+
+DTYPES = (DType.BF16, DType.FP16, DType.FP8_E4M3)
+
+_M = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_N = _K = (128, 512, 1024, 2048, 4096, 8192, 16384)
+_THIN = 3
+"""One point of the lattice in three is asked: neighbours name nearly the same kernels."""
+_UNALIGNED = 4
+"""Every so many of those also asks for rows that TMA cannot read: K + 1."""
+
+_LEADERS = 16
+"""Kernels that a problem votes for: those of a default tuning run."""
+_HALF = 4
+"""The place on a problem's list whose vote counts half."""
+_WINNER = 4.0
+"""Votes of a measured winner, against 1 for the model's favourite."""
+
+_Ballot = list[tuple[Kernel, float]]
+
+
+def base_kernels(
+    device: DeviceModel,
+    dtypes: Sequence[DType] = DTYPES,
+    winners: Iterable[Winner] = (),
+    limit: int = BASE_KERNELS,
+) -> list[Kernel]:
+    """The kernels to compile ahead of time, the most useful first.
+
+    Args:
+        device: the device model they are to run on.
+        dtypes: element types to serve.
+        winners: what won on this device model so far.
+        limit: kernels in all.
+    """
+    ballots = [_leaders(problem, device) for problem in _probes(dtypes)]
+    ballots += [
+        [(winner.candidate.kernel, _WINNER)]
+        for winner in winners
+        if winner.candidate is not None and winner.problem.dtype in dtypes
+    ]
+    return _elected(ballots, limit)
+
+
+def _probes(dtypes: Sequence[DType]) -> Iterator[Problem]:
+    for dtype in dtypes:
+        for layout in (Layout.TN,) if dtype.is_fp8 else (Layout.TN, Layout.TT, Layout.NT):
+            lattice = product(enumerate(_M), enumerate(_N), enumerate(_K))
+            thinned = [(m, n, k) for (a, m), (b, n), (c, k) in lattice if (a + b + c) % _THIN == 0]
+            thinned += [(m, n, k + 1) for m, n, k in thinned[::_UNALIGNED]]
+            for m, n, k in thinned:
+                yield Problem(m=m, n=n, k=k, dtype=dtype, layout=layout)
+
+
+def _leaders(problem: Problem, device: DeviceModel) -> _Ballot:
+    found = legal_candidates(problem, device)
+    predicted = predictions(problem, found, device, AnalyticModel())
+    plan = Plan(by_time(found, predicted), predicted, BUDGETS[Effort.DEFAULT].in_one_wave(_LEADERS))
+    return [
+        (leader.kernel, 1 / (1 + place / _HALF)) for place, leader in enumerate(plan.kernels({}))
+    ]
+
+
+def _elected(ballots: Sequence[_Ballot], limit: int) -> list[Kernel]:
+    """Greedily, each seat to the kernel with the most votes.
+
+    A ballot's votes weigh the less, the more of them have been heeded.
+    """
+    votes: dict[str, list[tuple[int, float]]] = {}
+    kernels: dict[str, Kernel] = {}
+    for number, ballot in enumerate(ballots):
+        for kernel, weight in ballot:
+            kernels[kernel.name] = kernel
+            votes.setdefault(kernel.name, []).append((number, weight))
+    heeded = [0.0] * len(ballots)
+    elected: list[Kernel] = []
+    while votes and len(elected) < limit:
+        name = min(
+            votes,
+            key=lambda name: (-sum(w / (1 + heeded[i]) for i, w in votes[name]), name),
+        )
+        for number, weight in votes.pop(name):
+            heeded[number] += weight
+        elected.append(kernels[name])
+    return elected
