@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from tests.unit.search.test_cost_model import H200
 
 from gemmsmith.kernel import Kernel
 from gemmsmith.problem import DType, Layout, Problem
+from tests.unit.search.test_cost_model import H200
 from tuner.search.base import BASE_KERNELS, DTYPES, base_kernels
 from tuner.space import candidates
 
