@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil
+from typing import NamedTuple
 
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.launch import Candidate, Decomposition, Launch, RasterOrder
 from gemmsmith.problem import Problem
 from tuner.space import footprint
-from tuner.space.grid import TileGrid, extents, heuristic_raster, resident_blocks, tile_grid
+from tuner.space.grid import TileGrid, heuristic_raster, resident_blocks, tile_grid
 from tuner.space.operation import is_padded, operands
 
 CLOCK_BURST = 1.75e9
@@ -88,17 +90,40 @@ MULTISTAGE_RATE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class _Costs:
-    """What depends on the kernel and the problem only: shared by all launches."""
+class _Traits:
+    """What depends on the kernel only: computed once for all problems."""
 
-    grid: TileGrid
-    resident: int
     compute_clocks: float  # tensor cores, one K tile
     ingest_bytes: float  # copies into shared memory, one K tile, as TMA would do them
-    store_us: float
+    store_clocks: float  # of one output tile
     overlapped: bool
-    clock: float
-    copies_us: float
+    padded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """What depends on the problem and the device only: shared by all kernels."""
+
+    clock: float  # Hz
+    bandwidth: float  # bytes per second of device memory
+    l2_usable: float  # bytes
+    a_bytes: int  # one batch of A
+    b_bytes: int
+    written_bytes: int  # all batches of D
+
+
+class _Costs(NamedTuple):
+    """What depends on the kernel and the problem only: shared by all launches."""
+
+    traits: _Traits
+    setting: _Setting
+    grid: TileGrid
+    tiles: int
+    resident: int
+    fixed_us: float
+    store_us: float  # of one output tile
+    switch_us: float  # from one tile of a block to the next
+    read_bytes: float | None  # None where L2 loses operands between waves: then the launch decides
 
 
 class AnalyticModel:
@@ -108,13 +133,14 @@ class AnalyticModel:
         self, problem: Problem, candidates: Sequence[Candidate], device: DeviceModel
     ) -> list[float]:
         """Predicted microseconds per launch, one for each candidate, in their order."""
+        setting = _setting(problem, device)
         costs: dict[str, _Costs] = {}
         times = []
         for candidate in candidates:
             kernel = candidate.kernel
             cost = costs.get(kernel.name)
             if cost is None:
-                cost = costs[kernel.name] = _costs(kernel, problem, device)
+                cost = costs[kernel.name] = _costs(kernel, problem, device, setting)
             times.append(_time(kernel, candidate.launch, cost, problem, device))
         return times
 
@@ -125,11 +151,48 @@ def _clock(problem: Problem) -> float:
     return CLOCK_BURST + (CLOCK_SUSTAINED - CLOCK_BURST) * share
 
 
-def _costs(kernel: Kernel, problem: Problem, device: DeviceModel) -> _Costs:
-    clock = _clock(problem)
+def _setting(problem: Problem, device: DeviceModel) -> _Setting:
+    width = problem.dtype.a.bytes
+    return _Setting(
+        clock=_clock(problem),
+        bandwidth=device.memory_bandwidth * MEMORY_EFFICIENCY or MEMORY_BANDWIDTH,
+        l2_usable=device.l2_bytes * L2_USABLE,
+        a_bytes=problem.m * problem.k * width,
+        b_bytes=problem.n * problem.k * width,
+        written_bytes=problem.m * problem.n * problem.dtype.d.bytes * problem.batch,
+    )
+
+
+def _costs(kernel: Kernel, problem: Problem, device: DeviceModel, setting: _Setting) -> _Costs:
+    traits = _traits(kernel)
+    grid = tile_grid(kernel, problem)
     resident = resident_blocks(device.sm_count, kernel.cluster[0] * kernel.cluster[1])
+    fixed = LAUNCH_US + PROLOGUE_US + EPILOGUE_US
+    if traits.padded:
+        fixed += _copies_us(problem)
+    if kernel.mainloop in (MainloopSchedule.PINGPONG, MainloopSchedule.COOPERATIVE):
+        fixed += PERSISTENT_US
+    if kernel.cluster != (1, 1):
+        fixed += CLUSTER_SYNC_US
+    store = traits.store_clocks / setting.clock * 1e6
+    once = setting.a_bytes + setting.b_bytes
+    kept = once <= setting.l2_usable or grid.tiles_m * grid.tiles_n <= resident
+    return _Costs(
+        traits=traits,
+        setting=setting,
+        grid=grid,
+        tiles=grid.tiles,
+        resident=resident,
+        fixed_us=fixed,
+        store_us=store,
+        switch_us=TILE_SWITCH_US if traits.overlapped else EPILOGUE_US + store,
+        read_bytes=float(once * problem.batch) if kept else None,
+    )
+
+
+@lru_cache(maxsize=16384)
+def _traits(kernel: Kernel) -> _Traits:
     m, n, _ = kernel.tile
-    store = m * n * kernel.dtype.d.bytes / STORE_BYTES_PER_CLOCK / clock * 1e6
     one_each = kernel.mainloop is MainloopSchedule.WARP_SPECIALIZED
     if one_each or kernel.scheduler is TileScheduler.GRID:  # a block per tile, or per slice
         shared = max(footprint.shared_bytes(kernel), 1)
@@ -137,22 +200,17 @@ def _costs(kernel: Kernel, problem: Problem, device: DeviceModel) -> _Costs:
     else:
         per_sm = 1
     compute, ingest = _k_tile(kernel)
-    return _Costs(
-        grid=tile_grid(kernel, problem),
-        resident=resident,
+    return _Traits(
         compute_clocks=compute,
         ingest_bytes=ingest,
-        store_us=store,
+        store_clocks=m * n * kernel.dtype.d.bytes / STORE_BYTES_PER_CLOCK,
         overlapped=kernel.mainloop is MainloopSchedule.PINGPONG or per_sm > 1,
-        clock=clock,
-        copies_us=_copies_us(kernel, problem),
+        padded=is_padded(kernel),
     )
 
 
-def _copies_us(kernel: Kernel, problem: Problem) -> float:
-    """Copying operands that TMA cannot read, where the kernel does so: read and written once."""
-    if not is_padded(kernel):
-        return 0.0
+def _copies_us(problem: Problem) -> float:
+    """Copying operands that TMA cannot read: read and written once."""
     width = problem.dtype.a.bytes
     copied = sum(
         2 * extents * problem.k * problem.batch * width
@@ -196,37 +254,31 @@ def _k_tile(kernel: Kernel) -> tuple[float, float]:
 
 def _k_tile_us(cost: _Costs, blocks: int) -> float:
     rate = min(INGEST_BYTES_PER_CLOCK, L2_BYTES_PER_CLOCK / blocks)
-    ingest = cost.ingest_bytes / rate
+    ingest = cost.traits.ingest_bytes / rate
     # The two overlap, but not perfectly where they are equal.
-    return float((cost.compute_clocks**6 + ingest**6) ** (1 / 6) / cost.clock * 1e6)
+    return float((cost.traits.compute_clocks**6 + ingest**6) ** (1 / 6) / cost.setting.clock * 1e6)
 
 
 def _time(
     kernel: Kernel, launch: Launch, cost: _Costs, problem: Problem, device: DeviceModel
 ) -> float:
-    grid, resident = cost.grid, cost.resident
-    fixed = LAUNCH_US + PROLOGUE_US + EPILOGUE_US + cost.copies_us
-    if kernel.mainloop in (MainloopSchedule.PINGPONG, MainloopSchedule.COOPERATIVE):
-        fixed += PERSISTENT_US
-    if kernel.cluster != (1, 1):
-        fixed += CLUSTER_SYNC_US
+    grid, all_tiles, resident = cost.grid, cost.tiles, cost.resident
     extra = 0.0
-    switch = TILE_SWITCH_US if cost.overlapped else EPILOGUE_US + cost.store_us
     if launch.decomposition is Decomposition.STREAM_K:
         blocks = resident
-        work = grid.tiles * grid.k_tiles / resident
-        tiles = grid.tiles / resident
+        work = all_tiles * grid.k_tiles / resident
+        tiles = all_tiles / resident
         # The blocks that share a tile add to it in turn; at least one began it, another ends it.
-        extra = MEMSET_US + max(2.0, resident / grid.tiles) * _partial_us(kernel, cost)
+        extra = MEMSET_US + max(2.0, resident / all_tiles) * _partial_us(kernel, cost)
     elif kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
         resident = resident_blocks(device.sm_count, launch.splits)
-        blocks = min(grid.tiles * launch.splits, resident)
-        waves = ceil(grid.tiles * launch.splits / resident)
+        blocks = min(all_tiles * launch.splits, resident)
+        waves = ceil(all_tiles * launch.splits / resident)
         work = waves * ceil(grid.k_tiles / launch.splits)
         tiles = float(waves)
         extra = CLUSTER_REDUCE_US + CLUSTER_SYNC_US
     elif kernel.scheduler is TileScheduler.SPLIT_K:
-        units = grid.tiles * launch.splits
+        units = all_tiles * launch.splits
         blocks = min(units, resident)
         waves = ceil(units / resident)
         work = waves * ceil(grid.k_tiles / launch.splits)
@@ -234,58 +286,48 @@ def _time(
         partials = 2 * 4 * problem.m * problem.n * launch.splits
         extra = REDUCE_LAUNCH_US + partials / L2_BANDWIDTH * 1e6
     elif launch.decomposition is Decomposition.SPLIT_K and launch.splits > 1:
-        units = grid.tiles * launch.splits
+        units = all_tiles * launch.splits
         blocks = min(units, resident)
         waves = ceil(units / resident)
         work = waves * ceil(grid.k_tiles / launch.splits)
         tiles = float(waves)
         extra = MEMSET_US + launch.splits * _partial_us(kernel, cost)
     else:
-        blocks = min(grid.tiles, resident)
-        waves = ceil(grid.tiles / resident)
+        blocks = min(all_tiles, resident)
+        waves = ceil(all_tiles / resident)
         work = waves * grid.k_tiles
         tiles = float(waves)
-    compute = work * _k_tile_us(cost, blocks) + cost.store_us + max(tiles - 1, 0.0) * switch
-    memory = _memory_us(kernel, launch, cost, problem, device, blocks)
+    compute = work * _k_tile_us(cost, blocks) + cost.store_us + max(tiles - 1, 0.0) * cost.switch_us
+    memory = _memory_us(kernel, launch, cost, problem, blocks)
     # Whichever is slower sets the pace; where they are close, each delays the other.
-    return float(fixed + extra + (compute**6 + memory**6) ** (1 / 6))
+    return float(cost.fixed_us + extra + (compute**6 + memory**6) ** (1 / 6))
 
 
 def _partial_us(kernel: Kernel, cost: _Costs) -> float:
     m, n, _ = kernel.tile
-    return m * n * 4 / REDUCE_BYTES_PER_CLOCK / cost.clock * 1e6
+    return m * n * 4 / REDUCE_BYTES_PER_CLOCK / cost.setting.clock * 1e6
 
 
 def _memory_us(
-    kernel: Kernel,
-    launch: Launch,
-    cost: _Costs,
-    problem: Problem,
-    device: DeviceModel,
-    blocks: int,
+    kernel: Kernel, launch: Launch, cost: _Costs, problem: Problem, blocks: int
 ) -> float:
-    bandwidth = device.memory_bandwidth * MEMORY_EFFICIENCY or MEMORY_BANDWIDTH
-    read = _read_bytes(kernel, launch, cost.grid, problem, device, cost.resident)
-    written = problem.m * problem.n * problem.dtype.d.bytes * problem.batch
-    return (read + written) / min(bandwidth, blocks * BLOCK_MEMORY_BANDWIDTH) * 1e6
+    setting = cost.setting
+    read = cost.read_bytes
+    if read is None:
+        read = _read_again_bytes(kernel, launch, cost, problem)
+    paced = min(setting.bandwidth, blocks * BLOCK_MEMORY_BANDWIDTH)
+    return (read + setting.written_bytes) / paced * 1e6
 
 
-def _read_bytes(
-    kernel: Kernel,
-    launch: Launch,
-    grid: TileGrid,
-    problem: Problem,
-    device: DeviceModel,
-    resident: int,
-) -> float:
+def _read_again_bytes(kernel: Kernel, launch: Launch, cost: _Costs, problem: Problem) -> float:
     """Operand bytes from device memory: once each, and again for what L2 lost between waves."""
-    m, n = extents(kernel, problem)
-    width = problem.dtype.a.bytes
-    a, b = m * problem.k * width, n * problem.k * width
-    usable = device.l2_bytes * L2_USABLE
+    grid, resident, setting = cost.grid, cost.resident, cost.setting
+    a, b = setting.a_bytes, setting.b_bytes
+    usable = setting.l2_usable
     per_batch = grid.tiles_m * grid.tiles_n
-    if a + b <= usable or per_batch <= resident:
-        return float((a + b) * problem.batch)
+    width = problem.dtype.a.bytes
+    if kernel.swapped:
+        a, b = b, a
     raster = launch.raster
     if raster is RasterOrder.HEURISTIC:
         raster = heuristic_raster(grid)

@@ -12,7 +12,10 @@ share a name, and the list is never empty: `NoLegalCandidate` is raised instead.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
+from functools import lru_cache
+from math import gcd
 
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import EpilogueSchedule, Kernel
@@ -23,6 +26,8 @@ from tuner.space import core, fitted, full
 from tuner.space.launches import launches, splits_refusal
 from tuner.space.legality import (
     CPASYNC_MIN_BYTES,
+    MAX_CLUSTER_SIDE,
+    MAX_GRID_YZ,
     PROBLEM_RULES,
     TMA_BYTES,
     TMA_MAINLOOPS,
@@ -35,6 +40,7 @@ __all__ = [
     "candidates",
     "kernels",
     "launches",
+    "offered",
     "operation",
     "refusal",
     "splits_refusal",
@@ -60,10 +66,8 @@ def kernels(problem: Problem, arch: str = "sm90", *, level: Level = Level.CORE) 
         raise NoLegalCandidate(
             f"no kernels for architecture {arch!r}: choose one of {', '.join(ARCHITECTURES)}"
         )
-    for family in _families(problem, level):
-        legal = [each for each in family if _suits(each, problem)]
-        if legal:
-            return legal
+    if legal := _legal(_like(problem), level):
+        return list(legal)
     raise NoLegalCandidate(
         f"no kernel can launch {problem}: its output has more tiles than a 32-bit count holds; "
         "compute it in parts"
@@ -73,20 +77,63 @@ def kernels(problem: Problem, arch: str = "sm90", *, level: Level = Level.CORE) 
 def candidates(
     problem: Problem, device: DeviceModel, *, level: Level = Level.CORE
 ) -> list[Candidate]:
-    """Every legal kernel with every launch worth measuring."""
-    offered = kernels(problem, device.arch, level=level)
-    if level is Level.CORE and offered[0].mainloop in TMA_MAINLOOPS:
-        known = {kernel.name for kernel in offered}
-        offered += [
-            kernel
-            for kernel in fitted.kernels(offered[0], problem, device)
-            if kernel.name not in known
-        ]
+    """Every legal kernel with every launch worth measuring.
+
+    Raises:
+        NoLegalCandidate: as `kernels`.
+    """
     return [
         Candidate(kernel=kernel, launch=launch)
-        for kernel in offered
+        for kernel in offered(problem, device, level=level)
         for launch in launches(kernel, problem, device)
     ]
+
+
+def offered(problem: Problem, device: DeviceModel, *, level: Level = Level.CORE) -> list[Kernel]:
+    """The legal kernels for a problem, those fitted to it on this device included.
+
+    Raises:
+        NoLegalCandidate: as `kernels`.
+    """
+    found = kernels(problem, device.arch, level=level)
+    if level is Level.CORE and found[0].mainloop in TMA_MAINLOOPS:
+        known = {kernel.name for kernel in found}
+        found += [
+            kernel
+            for kernel in fitted.kernels(found[0], problem, device)
+            if kernel.name not in known
+        ]
+    return found
+
+
+def _like(problem: Problem) -> Problem:
+    """A small problem that every rule judges as it does `problem`; else `problem` itself.
+
+    The rules look at the alignment of rows, to 16 elements at most, at whether there is a batch,
+    and at the number of tiles. That is no matter as long as even tiles of 8 by 8, padded to the
+    widest cluster, would be few enough.
+    """
+    tiles_m, tiles_n = problem.m // 8 + MAX_CLUSTER_SIDE, problem.n // 8 + MAX_CLUSTER_SIDE
+    if max(tiles_m, tiles_n, problem.batch) > MAX_GRID_YZ:
+        return problem
+    if tiles_m * tiles_n * problem.batch >= 2**31:
+        return problem
+    return replace(
+        problem,
+        m=gcd(problem.m, 16),
+        n=gcd(problem.n, 16),
+        k=gcd(problem.k, 16),
+        batch=min(problem.batch, 2),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _legal(problem: Problem, level: Level) -> tuple[Kernel, ...]:
+    """The first family's kernels that suit the problem; none where no family has any."""
+    for family in _families(problem, level):
+        if legal := tuple(each for each in family if _suits(each, problem)):
+            return legal
+    return ()
 
 
 def _families(problem: Problem, level: Level) -> list[tuple[Kernel, ...]]:

@@ -54,7 +54,7 @@ def launches(kernel: Kernel, problem: Problem, device: DeviceModel) -> list[Laun
         return [
             launch
             for launch in _split_k(grid, resident, SLICES)
-            if splits_refusal(kernel, launch, problem) is None
+            if _refusal(kernel, launch, problem, grid.k_tiles) is None
         ]
     return _orders(grid, kernel.cluster)
 
@@ -64,7 +64,10 @@ def splits_refusal(kernel: Kernel, launch: Launch, problem: Problem) -> str | No
 
     A launch that was found for one K need not be legal for another. (`can_implement`.)
     """
-    k_tiles = tile_grid(kernel, problem).k_tiles
+    return _refusal(kernel, launch, problem, tile_grid(kernel, problem).k_tiles)
+
+
+def _refusal(kernel: Kernel, launch: Launch, problem: Problem, k_tiles: int) -> str | None:
     if launch.splits > k_tiles:
         return f"{launch.splits} splits have {k_tiles} K tiles between them"
     # Equal slices, each starting where TMA can read (`SplitKGemm`).
@@ -90,12 +93,10 @@ def _orders(grid: TileGrid, cluster: tuple[int, int]) -> list[Launch]:
 
 def _cluster_splits(grid: TileGrid, sm_count: int) -> list[Launch]:
     """A cluster's blocks share a tile; without splits it is a plain kernel of few tiles."""
-    found = [
-        splits
-        for splits in CLUSTER_SPLITS
-        if grid.k_tiles >= splits * MIN_K_TILES_PER_CLUSTER_SPLIT
-        and grid.tiles * splits <= MAX_SPLIT_WAVES * sm_count
-    ]
+    most = min(
+        grid.k_tiles // MIN_K_TILES_PER_CLUSTER_SPLIT, MAX_SPLIT_WAVES * sm_count // grid.tiles
+    )
+    found = [splits for splits in CLUSTER_SPLITS if splits <= most]
     return [
         Launch(decomposition=Decomposition.SPLIT_K, splits=splits) if splits > 1 else Launch()
         for splits in found
@@ -111,12 +112,14 @@ def _splitting(grid: TileGrid, resident: int) -> list[Launch]:
 
 def _split_k(grid: TileGrid, resident: int, counts: Sequence[int]) -> list[Launch]:
     """`counts`, and what fills one wave and two, as far as the splits are worth measuring."""
+    most = min(grid.k_tiles // MIN_K_TILES_PER_SPLIT, MAX_SPLIT_WAVES * resident // grid.tiles)
+    if most < min(counts):
+        return []
     raster = heuristic_raster(grid)
     return [
         Launch(raster=raster, decomposition=Decomposition.SPLIT_K, splits=splits)
         for splits in sorted({*counts, *_even_splits(grid, resident)})
-        if grid.k_tiles >= splits * MIN_K_TILES_PER_SPLIT
-        and grid.tiles * splits <= MAX_SPLIT_WAVES * resident
+        if splits <= most
     ]
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.problem import DType, Layout, Problem
+from tuner import space
 from tuner.errors import NoLegalCandidate
 from tuner.space import Level, candidates, cutlass, full, kernels, operation, refusal
 from tuner.space.legality import TMA_MAINLOOPS
@@ -80,6 +81,33 @@ def test_every_problem_has_distinct_candidates(problem: Problem) -> None:
     assert len({candidate.key for candidate in found}) == len(found)
     for kernel in {candidate.kernel.name: candidate.kernel for candidate in found}.values():
         assert refusal(kernel, problem) is None  # those fitted to the problem included
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    problem=st.builds(
+        lambda family, m, n, k, batch: Problem(
+            m=m, n=n, k=k, batch=batch, dtype=family[0], layout=family[1]
+        ),
+        st.sampled_from(FAMILIES),
+        *(
+            st.one_of(
+                st.sampled_from([8, 12, 4096, 524240, 524256, 524280, 2**21, 2**24 + 1, 2**31 - 8]),
+                st.integers(1, 1 << 12),
+            )
+            for _ in range(3)
+        ),
+        st.sampled_from([1, 2, 3, 65535, 65536, 2**20]),
+    )
+)
+def test_remembered_kernels_are_those_that_the_rules_allow(problem: Problem) -> None:
+    """Kernels are remembered for a small problem of the same alignment: the rules must agree."""
+    judged = list(space._legal.__wrapped__(problem, Level.CORE))
+    if judged:
+        assert kernels(problem) == judged
+    else:
+        with pytest.raises(NoLegalCandidate):
+            kernels(problem)
 
 
 def _is_one_operation(kernel: Kernel) -> bool:
