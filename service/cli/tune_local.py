@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gemmsmith.tuning import Effort
@@ -21,6 +22,7 @@ from tuner.errors import (
 )
 
 if TYPE_CHECKING:
+    from gemmsmith.kernel import Kernel
     from service.settings import Settings
     from tuner.search.progress import Progress
     from tuner.trial import Winner
@@ -39,6 +41,9 @@ def run(
 ) -> int:
     """Tune every task, most time at stake first, and print what came of it; the exit status.
 
+    Of a suite every problem is answered first from the kernels that are built. What is worth
+    compiling besides is then compiled all at once, and the problems in question are tuned again.
+
     Raises:
         TunerError: the database, the device or the compiler cannot be used at all; with a single
             problem, also what kept it from being tuned.
@@ -47,24 +52,38 @@ def run(
 
     began = time.monotonic()
     deadline = None if time_limit is None else began + time_limit
-    outcomes: list[Outcome] = []
     with StopFlag() as stop, local(settings) as session, reporter() as says:
         model = session.device.model
         tasks = by_stake(tasks, lambda problem: demand.estimate(session.store, problem, model))
+        tuning = _Tuning(session, effort, compiled_only, stop, says)
+        outcomes: list[Outcome] = []
+        later: dict[int, list[Kernel]] = {}
+
+        def over() -> bool:
+            return stop() or (deadline is not None and time.monotonic() >= deadline)
+
         for i, task in enumerate(tasks):
-            if stop() or (deadline is not None and time.monotonic() >= deadline):
+            if over():
                 outcomes += [Outcome(task=rest, status=Status.SKIPPED) for rest in tasks[i:]]
                 break
             says.overall(i, len(tasks), f"{task.problem} {task.origin}".strip())
             if skip_current and (current := _current(session, task)) is not None:
-                outcome = Outcome(task=task, status=Status.CURRENT, result=current)
+                outcomes.append(Outcome(task=task, status=Status.CURRENT, result=current))
+            elif whole:
+                outcomes.append(tuning.of_suite(task, later.setdefault(i, []).extend))
             else:
-                outcome = _one(
-                    session, task, effort, stop, says, strict=not whole, compiled=compiled_only
-                )
-            outcomes.append(outcome)
+                outcomes.append(tuning.one(task))
             if whole:
-                says.line(f"  {outcome.line()}")
+                says.line(f"  {outcomes[-1].line()}")
+        again = [i for i, kernels in later.items() if kernels]
+        if again and not over():
+            says.line(f"{len(outcomes)} answered in {time.monotonic() - began:.0f} s")
+            tuning.compile([kernel for i in again for kernel in later[i]])
+            for i in again:
+                if over():
+                    break
+                outcomes[i] = tuning.of_suite(tasks[i], lambda _: None, outcomes[i])
+                says.line(f"  {outcomes[i].line()}")
     return report(outcomes, whole=whole, as_json=as_json, seconds=time.monotonic() - began)
 
 
@@ -77,52 +96,88 @@ def _current(session: Session, task: Task) -> Winner | None:
     return current if current.environment.same_software(device.environment) else None
 
 
-def _one(
-    session: Session,
-    task: Task,
-    effort: Effort,
-    stop: StopFlag,
-    says: Reporter,
-    *,
-    strict: bool,
-    compiled: bool,
-) -> Outcome:
-    from tuner.search.run import tune
+@dataclass(frozen=True, slots=True)
+class _Tuning:
+    """How every problem of the command is tuned."""
 
-    def on_event(progress: Progress) -> None:
-        says.update(
+    session: Session
+    effort: Effort
+    compiled_only: bool
+    stop: StopFlag
+    says: Reporter
+
+    def one(self, task: Task, defer: Callable[[Sequence[Kernel]], None] | None = None) -> Outcome:
+        """Tune a problem; with `defer`, from what is built if that is enough for an answer.
+
+        Raises:
+            TunerError: what kept it from being tuned.
+        """
+        from tuner.search.run import tune
+
+        began = time.monotonic()
+        try:
+            winner = tune(
+                task.problem,
+                device=self.session.device,
+                store=self.session.store,
+                builder=self.session.builder,
+                ranker=self.session.ranker,
+                effort=self.effort,
+                compiled_only=self.compiled_only,
+                defer=defer,
+                job=f"local-{secrets.token_hex(6)}",  # so that tuning again keeps new samples too
+                on_event=self._show,
+                should_stop=self.stop,
+            )
+        except JobAborted:
+            return _without(task, Status.SKIPPED, None, began)
+        seconds = time.monotonic() - began
+        return Outcome(task=task, status=Status.TUNED, result=winner, seconds=seconds)
+
+    def of_suite(
+        self, task: Task, defer: Callable[[Sequence[Kernel]], None], before: Outcome | None = None
+    ) -> Outcome:
+        """The same, but what keeps one problem from being tuned does not end the others.
+
+        `before` is what came of it the first time: it stays where there is nothing new.
+        """
+        began = time.monotonic()
+        try:
+            outcome = self.one(task, defer)
+        except (CompilerNotFound, NoGpu):
+            raise  # the next problem would fail alike
+        except (NoLegalCandidate, DeviceError) as error:
+            unrecorded = isinstance(error, NotRecorded)
+            status = Status.UNRECORDED if unrecorded else Status.FAILED
+            outcome = _without(task, status, str(error), began)
+        if before is None:
+            return outcome
+        if outcome.result is None:
+            return before
+        return replace(outcome, seconds=before.seconds + outcome.seconds)
+
+    def compile(self, kernels: Sequence[Kernel]) -> None:
+        """Build what problems have put off, each kernel once."""
+        builder = self.session.builder
+        wanted = list(dict.fromkeys(kernels))
+        if builder is None:
+            return
+        self.says.overall(0, len(wanted), f"compiling {len(wanted)} kernels worth another look")
+        for done, built in enumerate(builder.build(wanted), start=1):
+            if built.failure is not None:
+                self.says.line(f"  {built.kernel.name}: {built.failure.message}")
+            self.says.update("compile", done, len(wanted))
+            if self.stop():
+                return
+
+    def _show(self, progress: Progress) -> None:
+        self.says.update(
             progress.phase,
             progress.done,
             progress.total,
             best_us=progress.best_us,
             message=progress.message,
         )
-
-    began = time.monotonic()
-    try:
-        winner = tune(
-            task.problem,
-            device=session.device,
-            store=session.store,
-            builder=session.builder,
-            ranker=session.ranker,
-            effort=effort,
-            compiled_only=compiled,
-            job=f"local-{secrets.token_hex(6)}",  # so that tuning again keeps the new samples too
-            on_event=on_event,
-            should_stop=stop,
-        )
-    except JobAborted:
-        return _without(task, Status.SKIPPED, None, began)
-    except (CompilerNotFound, NoGpu):
-        raise  # the next problem would fail alike
-    except (NoLegalCandidate, DeviceError) as error:
-        if strict:
-            raise
-        unrecorded = isinstance(error, NotRecorded)
-        status = Status.UNRECORDED if unrecorded else Status.FAILED
-        return _without(task, status, str(error), began)
-    return Outcome(task=task, status=Status.TUNED, result=winner, seconds=time.monotonic() - began)
 
 
 def _without(task: Task, status: Status, error: str | None, began: float) -> Outcome:

@@ -47,6 +47,7 @@ def tune(
     effort: Effort = Effort.DEFAULT,
     budget: Budget | None = None,
     compiled_only: bool = False,
+    defer: Callable[[Sequence[Kernel]], None] | None = None,
     job: str | None = None,
     on_event: Listener = lambda _: None,
     should_stop: StopSignal = lambda: False,
@@ -54,7 +55,8 @@ def tune(
     """Find, verify and promote the fastest candidate for `problem` on `device`.
 
     A winner among the kernels that are built is promoted as soon as it is found; a second one may
-    follow when others have been compiled (see `Field.plans`). The last one is returned.
+    follow when others have been compiled (see `Field.plans`). The last one is returned. With
+    `defer` there is no second: it is given the kernels to compile before tuning again.
 
     `device` must be entered already: a suite is tuned inside one `with device:`. `builder` may be
     None only where the device needs no packs. `compiled_only` leaves out kernels that would have
@@ -80,6 +82,9 @@ def tune(
     )
     winner = None
     for plan in run.plans(run.enumerate(ranker)):
+        if winner is not None and defer is not None:
+            defer([candidate.kernel for candidate in plan.kernels({})])
+            break
         run.screen_kernels(plan)
         run.screen_launches(plan)
         winner = run.promote(run.finals())
