@@ -23,6 +23,7 @@ from service.settings import Settings
 from service.state import State
 from tuner.compile.artifacts import ArtifactStore
 from tuner.jobs import Queue
+from tuner.search.cost_model import AnalyticModel
 from tuner.store import Store
 
 DESCRIPTION = (
@@ -76,4 +77,5 @@ def _state(settings: Settings, store: Store) -> State:
         catalogue=Catalogue(store.devices, usable_gpu()),
         metrics=metrics,
         artifacts=ArtifactStore(settings.packs),
+        ranker=AnalyticModel(),
     )

@@ -53,7 +53,7 @@ def tune_link(problem: Problem, device: str | None = None) -> dict[str, Any]:
 def not_tuned(problem: Problem, device: DeviceModel | None, *, exact: bool) -> ProblemError:
     """The 404 of a lookup that found nothing, with the way to change that."""
     where = f" on {device.name}" if device else ""
-    near = "" if exact else ", nor a neighbour near enough whose kernel is legal for it"
+    near = "" if exact or device is None else ", nor is any kernel legal for it"
     return ProblemError(
         status=404,
         kind="not-tuned",
@@ -66,13 +66,17 @@ def not_tuned(problem: Problem, device: DeviceModel | None, *, exact: bool) -> P
 def answer(found: Answer) -> dict[str, Any]:
     """The JSON of a lookup's answer."""
     links: dict[str, Any] = {"self": {"href": best_url(found.problem, found.device.slug)}}
-    if found.config is not None:
+    # Kernels are described once something ran them; a proposal's may never have been.
+    if found.config is not None and (found.predicted_us is None or found.config.pack is not None):
         links["kernel"] = {"href": f"/kernels/{quote(found.config.kernel.name)}"}
         if found.config.pack is not None:
             links["pack"] = {"href": f"/packs/{found.config.pack}"}
     if found.match is not Match.EXACT:
         links["tune"] = tune_link(found.problem, found.device.slug)
-    return {**msgspec.to_builtins(found), "links": links}
+    fields: dict[str, Any] = msgspec.to_builtins(found)
+    if found.predicted_us is None:
+        del fields["predicted_us"]  # what was measured has no use for it
+    return {**fields, "links": links}
 
 
 def job(item: Job) -> dict[str, Any]:

@@ -1,8 +1,10 @@
-"""From a question to an answer: the exact winner, else the nearest neighbour's that is legal.
+"""From a question to an answer: the exact winner, the nearest legal neighbour's, or a prediction.
 
 Pure over its source: nothing is measured, compiled or written. A neighbour has the question's
 element types, layout, batch and device. Its figures stay those of the problem that was measured,
-and the answer says which that is; nothing is extrapolated.
+and the answer says which that is; nothing is extrapolated. Where no neighbour is near enough, the
+answer is the cost model's proposal without any measured figure, and to run cuBLAS until it is
+tuned: only what was measured may replace that.
 """
 
 from __future__ import annotations
@@ -13,8 +15,11 @@ from dataclasses import replace
 from typing import Protocol
 
 from gemmsmith.answer import Answer, Config, Match, Use
+from gemmsmith.device import DeviceModel
 from gemmsmith.launch import Candidate
 from gemmsmith.problem import Problem
+from tuner.search.predict import Prediction, predict
+from tuner.search.ranking import Ranker
 from tuner.space import refusal, splits_refusal
 from tuner.trial import Winner
 
@@ -68,21 +73,30 @@ class Snapshot:
 
 
 def find(
-    source: WinnerSource, problem: Problem, device_slug: str, *, exact: bool, pack_of: PackOf
+    source: WinnerSource,
+    problem: Problem,
+    device: DeviceModel,
+    *,
+    exact: bool,
+    pack_of: PackOf,
+    ranker: Ranker,
 ) -> Answer | None:
-    """The best answer that is known for `problem` on the device; None: tune it.
+    """The best answer that there is for `problem` on the device.
+
+    None where only an exact one would do and there is none, or where no kernel is legal.
+    `ranker` predicts what has no neighbour.
 
     A neighbour whose answer is cuBLAS answers too: cuBLAS takes every problem. Its CUTLASS
     candidate comes along only where it is legal for the question.
     """
-    winner = source.winner(problem, device_slug)
+    winner = source.winner(problem, device.slug)
     if winner is not None:
         return _answer(problem, winner, Match.EXACT, pack_of)
     if exact:
         return None
-    for neighbour in source.near_winners(problem, device_slug, limit=NEIGHBOURS):
+    for neighbour in source.near_winners(problem, device.slug, limit=NEIGHBOURS):
         if problem.distance(neighbour.problem) > MAX_DISTANCE:
-            return None
+            break
         if neighbour.candidate is not None and not _legal(neighbour.candidate, problem):
             if neighbour.use is Use.CUTLASS:
                 continue
@@ -90,7 +104,8 @@ def find(
                 neighbour, candidate=None, statistics=None, speedup=None, correctness=None, ties=()
             )
         return _answer(problem, neighbour, Match.NEAREST, pack_of)
-    return None
+    prediction = predict(problem, device, ranker)
+    return _predicted(problem, device, prediction, pack_of) if prediction is not None else None
 
 
 def _legal(candidate: Candidate, problem: Problem) -> bool:
@@ -132,4 +147,30 @@ def _answer(problem: Problem, winner: Winner, match: Match, pack_of: PackOf) -> 
         promoted_at=winner.promoted_at,
         replayed=winner.replayed,
         baseline_kernels=winner.baseline_kernels,
+    )
+
+
+def _predicted(
+    problem: Problem, device: DeviceModel, prediction: Prediction, pack_of: PackOf
+) -> Answer:
+    kernel = prediction.candidate.kernel
+    return Answer(
+        problem=problem,
+        match=Match.PREDICTED,
+        measured=None,
+        distance=None,
+        use=Use.CUBLAS,
+        config=Config(kernel=kernel, launch=prediction.candidate.launch, pack=pack_of(kernel.name)),
+        statistics=None,
+        baseline=None,
+        speedup=None,
+        correctness=None,
+        conditions=None,
+        ties=(),
+        device=device,
+        environment=None,
+        revision=None,
+        promoted_at=None,
+        replayed=False,
+        predicted_us=prediction.us,
     )

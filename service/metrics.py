@@ -42,7 +42,7 @@ class Metrics:
         )
         self.lookups = Counter(
             "gemmsmith_lookups",
-            "Lookups by how they were answered: exact, nearest or unknown",
+            "Lookups by how they were answered: exact, nearest, predicted or unknown",
             ["match"],
             registry=self.registry,
         )

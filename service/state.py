@@ -13,6 +13,7 @@ from service.metrics import Metrics
 from service.settings import Settings
 from tuner.compile.artifacts import ArtifactStore
 from tuner.jobs import Queue
+from tuner.search.ranking import Ranker
 from tuner.store import Store
 
 
@@ -21,6 +22,7 @@ class State:
     """The store and what is built on it.
 
     Attributes:
+        ranker: predicts what lookups find no winner for.
         stopping: set when the server begins to stop; event streams then end, and their clients
             resume with `Last-Event-ID` at the next server.
     """
@@ -31,6 +33,7 @@ class State:
     catalogue: Catalogue
     metrics: Metrics
     artifacts: ArtifactStore
+    ranker: Ranker
     stopping: threading.Event = field(default_factory=threading.Event)
 
 

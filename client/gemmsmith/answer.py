@@ -99,22 +99,26 @@ class Answer:
     Attributes:
         problem: the question.
         match: how `measured` relates to it.
-        measured: the problem that was measured; equals `problem` for an exact match.
-        distance: 0 for exact; else the log2 distance that `service` documents.
-        use: whether to run `config` or torch's own operator.
+        measured: the problem that was measured; equals `problem` for an exact match, None for a
+            predicted one, where nothing was.
+        distance: 0 for exact, None for predicted; else the log2 distance that `service` documents.
+        use: whether to run `config` or torch's own operator; for a predicted match, the latter.
         config: the best CUTLASS candidate, present even where cuBLAS stays faster.
         statistics, baseline: of the candidate and of cuBLAS, from the same paired rounds.
         speedup: baseline time over candidate time, paired.
         ties: keys of candidates whose time could not be told from the winner's.
         replayed: found on a recorded GPU.
-        revision: grows with every promotion for this problem and device.
+        environment, revision, promoted_at: of the winner; None for a predicted match, which has
+            none. The revision grows with every promotion for this problem and device.
         baseline_kernels: names of what one launch of cuBLAS ran, in order; empty if not known.
+        predicted_us: microseconds that the cost model expects one launch of `config` to take;
+            None for what was measured.
     """
 
     problem: Problem
     match: Match
-    measured: Problem
-    distance: float
+    measured: Problem | None
+    distance: float | None
     use: Use
     config: Config | None
     statistics: Statistics | None
@@ -124,8 +128,9 @@ class Answer:
     conditions: Conditions | None
     ties: tuple[str, ...]
     device: DeviceModel
-    environment: Environment
-    revision: int
-    promoted_at: str
+    environment: Environment | None
+    revision: int | None
+    promoted_at: str | None
     replayed: bool
     baseline_kernels: tuple[str, ...] = ()
+    predicted_us: float | None = None

@@ -107,11 +107,13 @@ class Client:
         """The fastest known kernel for `D[m,n] = A[m,k] · B[k,n]`.
 
         `device` is a device model's slug (`nvidia-h200-132sm`), by default the service's own, or
-        the only one known of `arch`; `exact` refuses answers measured on a neighbouring problem.
+        the only one known of `arch`. What was not tuned gets the answer of a neighbouring problem
+        (`match` is `nearest`), else the cost model's proposal (`predicted`: nothing was measured,
+        and `use` is `cublas`); `exact` refuses both.
 
         Raises:
             InvalidProblem: the problem makes no sense; nothing was sent.
-            NotTuned: nothing is known yet; `tune` it.
+            NotTuned: not tuned and `exact`, or nothing can be said of it; `tune` it.
             ServiceUnavailable: the service is away and no answer is cached.
             ServiceError: the service refused or failed.
         """

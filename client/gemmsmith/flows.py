@@ -111,7 +111,7 @@ def best(session: Session, query: Query, *, fresh: bool = False) -> Flow[Answer]
     With `fresh`, never from the cache alone.
 
     Raises:
-        NotTuned: the service knows nothing for this problem.
+        NotTuned: the service knows nothing for this problem that the query accepts.
         ServiceError, ServiceUnavailable: no answer, and nothing cached.
     """
     entry = session.cache.load(query)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Header, Query
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from gemmsmith.answer import Answer
+from gemmsmith.answer import Answer, Match
 from gemmsmith.device import DeviceModel
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.problem import Problem
@@ -32,7 +32,10 @@ def best(
     query: Annotated[BestQuery, Query()],
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """The fastest known kernel and launch for a matrix product on a GPU model."""
+    """The fastest known kernel and launch for a matrix product on a GPU model.
+
+    What was never tuned, nor anything like it, gets the cost model's proposal, `predicted`.
+    """
     problem = query.problem()
     device = service.catalogue.resolve(query.arch, query.device)
     answer = _look_up(
@@ -76,7 +79,9 @@ def _look_up(
     check_fits(problem, device)
     answer = None
     if device is not None:
-        answer = lookup.find(source, problem, device.slug, exact=exact, pack_of=pack_of)
+        answer = lookup.find(
+            source, problem, device, exact=exact, pack_of=pack_of, ranker=service.ranker
+        )
     service.metrics.lookups.labels(answer.match if answer else "unknown").inc()
     if answer is None:
         raise documents.not_tuned(problem, device, exact=exact)
@@ -100,7 +105,15 @@ def _problem(item: Any) -> Problem:
 def _etag(answer: Answer) -> str:
     """Weak: the same winner, though a later answer may name a pack compiled since."""
     pack = answer.config.pack if answer.config else None
-    identity = (answer.device.slug, answer.measured, answer.revision, answer.match, pack)
+    identity: tuple[object, ...] = (
+        answer.device.slug,
+        answer.measured,
+        answer.revision,
+        answer.match,
+        pack,
+    )
+    if answer.match is Match.PREDICTED:  # has no revision: another cost model may answer otherwise
+        identity += (answer.config, answer.predicted_us)
     return f'W/"{hashlib.blake2s(repr(identity).encode(), digest_size=8).hexdigest()}"'
 
 

@@ -37,7 +37,7 @@ def best(
         typer.Option(help="Slug of a device model; default: the local GPU, else the first known."),
     ] = None,
     exact: Annotated[
-        bool, typer.Option("--exact", help="Refuse answers measured on a neighbour.")
+        bool, typer.Option("--exact", help="Refuse what was not measured on this very problem.")
     ] = False,
     url: Url = None,
     database: Database = None,
@@ -65,19 +65,33 @@ def _from_database(
 ) -> Answer:
     from service import lookup
     from service.cli.session import model_of
+    from tuner.search.cost_model import AnalyticModel
     from tuner.store import Store
 
     settings = load_settings(database=database)
     with Store.open(settings.database) as store:
         model = model_of(settings, device)
-        answer = lookup.find(store, problem, model.slug, exact=exact, pack_of=store.pack_for)
+        answer = lookup.find(
+            store,
+            problem,
+            model,
+            exact=exact,
+            pack_of=store.pack_for,
+            ranker=AnalyticModel(),
+        )
     if answer is None:
         raise CommandError(
-            f"nothing known about {problem} on {model.name}. Tune it: gemmsmith tune "
-            f"{problem.m} {problem.n} {problem.k} --dtype {problem.dtype} "
-            f"--layout {problem.layout}{f' --batch {problem.batch}' if problem.batch > 1 else ''}"
+            f"nothing known about {problem} on {model.name}. Tune it: {_tune_command(problem)}"
         )
     return answer
+
+
+def _tune_command(problem: Problem) -> str:
+    batch = f" --batch {problem.batch}" if problem.batch > 1 else ""
+    return (
+        f"gemmsmith tune {problem.m} {problem.n} {problem.k} --dtype {problem.dtype} "
+        f"--layout {problem.layout}{batch}"
+    )
 
 
 def _print(answer: Answer) -> None:
@@ -86,7 +100,8 @@ def _print(answer: Answer) -> None:
         case Match.NEAREST:
             say(f"  match      nearest: measured on {answer.measured}")
         case Match.PREDICTED:
-            say("  match      predicted, not measured")
+            _print_predicted(answer)
+            return
         case Match.EXACT:
             say("  match      exact")
     verdict = "cuBLAS: keep torch's own operator" if answer.use is Use.CUBLAS else "CUTLASS"
@@ -105,3 +120,14 @@ def _print(answer: Answer) -> None:
         say(f"  speed-up   {answer.speedup.median:.3f}  ({low:.3f} … {high:.3f})")
     origin = "replayed from a recording" if answer.replayed else "measured"
     say(f"  revision   {answer.revision}, {origin}, {answer.promoted_at}")
+
+
+def _print_predicted(answer: Answer) -> None:
+    say("  match      predicted: not tuned yet, nothing was measured")
+    say("  use        cuBLAS: keep torch's own operator until it is tuned")
+    if answer.config is not None and answer.predicted_us is not None:
+        say(f"  time       the cost model expects {answer.predicted_us:.2f} µs of")
+        say(f"  kernel     {answer.config.kernel.name}")
+        say(f"  launch     {answer.config.launch.key}")
+        say(f"  pack       {answer.config.pack or 'not compiled here yet'}")
+    say(f"  tune it    {_tune_command(answer.problem)}")

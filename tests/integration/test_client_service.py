@@ -24,6 +24,7 @@ from gemmsmith import (
     Problem,
     Rejected,
     ServiceUnavailable,
+    Use,
 )
 from gemmsmith.jobs import JobState
 from service.settings import Settings
@@ -64,6 +65,11 @@ def test_lookups(client: Client) -> None:
     near = client.best(4096, 4096, 5120, device=H200.slug)
     assert (near.match, near.measured) == (Match.NEAREST, KNOWN)
     assert client.best(4096, 4096, 4096, device=H100.slug).device == H100
+    guess = client.best(16, 4096, 640, device=H200.slug)
+    assert (guess.match, guess.use) == (Match.PREDICTED, Use.CUBLAS)
+    assert guess.predicted_us is not None
+    assert (guess.statistics, guess.environment, guess.revision) == (None, None, None)
+    assert client.best(16, 4096, 640, device=H200.slug) == guess  # through the ETag
     with pytest.raises(NotTuned) as caught:
         client.best(4096, 4096, 5120, device=H200.slug, exact=True)
     assert caught.value.document["links"]["tune"]["href"] == "/tune"
@@ -79,6 +85,9 @@ def test_many_lookups(client: Client) -> None:
     assert found[0].problem == KNOWN
     assert all(isinstance(item, NotTuned) for item in found[1:])
     assert len(found) == len(problems)
+    found = client.best_many([KNOWN, OTHER], device=H200.slug)
+    assert [answer.match for answer in found] == [Match.EXACT, Match.PREDICTED]
+    assert client.best(512, 512, 512, device=H200.slug) == found[1]
 
 
 def test_the_cache_stands_in_when_the_service_is_gone(settings: Settings, tmp_path: Path) -> None:
@@ -168,6 +177,9 @@ def test_asynchronously(url: str, settings: Settings, tmp_path: Path) -> None:
             found = await client.best_many([KNOWN, OTHER], device=H200.slug, exact=True)
             assert isinstance(found[0], Answer)
             assert isinstance(found[1], NotTuned)
+            guess = await client.best(512, 512, 512, device=H200.slug)
+            assert (guess.match, guess.use) == (Match.PREDICTED, Use.CUBLAS)
+            assert await client.best_many([OTHER], device=H200.slug) == [guess]
             job = await client.tune(256, 4096, 4096)
             with working(settings):
                 answer = await job.wait(timeout=120)

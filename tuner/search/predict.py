@@ -9,7 +9,6 @@ the same question gets the same answer.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import islice
 
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import Kernel, TileScheduler
@@ -62,9 +61,15 @@ def predict(problem: Problem, device: DeviceModel, ranker: Ranker) -> Prediction
             first.append(Candidate(kernel=kernel, launch=_FIRST))
     times = ranker.predict(problem, first, device)
     order = sorted(range(len(first)), key=lambda i: (times[i], first[i].kernel.name))
-    shortlist = islice(dict.fromkeys(first[index].kernel for index in order), SHORTLIST)
+    shortlist: dict[str, Kernel] = {}
+    for index in order:
+        shortlist.setdefault(first[index].kernel.name, first[index].kernel)
+        if len(shortlist) == SHORTLIST:
+            break
     finalists = [
-        candidate for kernel in shortlist for candidate in _launched(kernel, problem, device)
+        candidate
+        for kernel in shortlist.values()
+        for candidate in _launched(kernel, problem, device)
     ]
     found = predictions(problem, finalists, device, ranker)
     best = by_time(finalists, found)[0]

@@ -56,8 +56,20 @@ def test_best_from_the_database() -> None:
     assert "keep torch's own operator" in run("best", 512, 512, 8192, "--device", H200.slug).stdout
 
 
+def test_best_of_something_unknown_is_predicted() -> None:
+    asked = ("best", 7, 9, 11, "--dtype", "fp16", "--device", H200.slug)
+    text = run(*asked).stdout
+    assert "predicted: not tuned yet, nothing was measured" in text
+    assert "use        cuBLAS" in text
+    assert "gemmsmith tune 7 9 11 --dtype fp16 --layout tn" in text
+    answer = json.loads(run(*asked, "--json").stdout)
+    assert (answer["match"], answer["use"]) == ("predicted", "cublas")
+    assert f"the cost model expects {answer['predicted_us']:.2f} µs" in text
+    assert answer["config"]["kernel"]["name"] in text
+
+
 def test_best_of_something_unknown_says_how_to_tune_it() -> None:
-    result = run("best", 7, 9, 11, "--dtype", "fp16", "--device", H200.slug, code=1)
+    result = run("best", 7, 9, 11, "--dtype", "fp16", "--device", H200.slug, "--exact", code=1)
     assert "gemmsmith tune 7 9 11 --dtype fp16 --layout tn" in result.stderr
     result = run("best", 7, 9, 11, "--device", "h900", code=1)
     assert H200.slug in result.stderr

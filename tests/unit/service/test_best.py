@@ -12,6 +12,7 @@ from gemmsmith.answer import Answer, Match, Use
 from service.lookup import MAX_DISTANCE
 from tests.support.serving import H100, H200
 from tests.unit.service.conftest import CUBLAS_WINS, KNOWN
+from tuner.space import refusal
 
 SIZES = {"m": 4096, "n": 4096, "k": 4096}
 
@@ -31,6 +32,7 @@ def test_exact_answer_is_the_promoted_winner_whole(client: httpx.Client) -> None
     assert answer.statistics
     assert answer.statistics.median_us == 190.0
     assert answer.device == H200
+    assert answer.environment is not None
     assert answer.environment.driver == "580.95"
     links = reply.json()["links"]
     assert client.get(links["self"]["href"]).json() == reply.json()
@@ -56,8 +58,59 @@ def test_nearest_names_what_was_measured(client: httpx.Client) -> None:
 
 
 def test_a_neighbour_with_an_illegal_kernel_is_no_answer(client: httpx.Client) -> None:
-    reply = ask(client, k=4095)  # rows of 8190 bytes: TMA refuses them
+    answer = msgspec.convert(ask(client, k=4095).json(), Answer)  # TMA refuses rows of 8190 bytes
+    assert answer.match is Match.PREDICTED
+
+
+def test_what_nobody_tuned_is_predicted_and_no_reason_to_leave_cublas(
+    client: httpx.Client,
+) -> None:
+    reply = ask(client, m=77, n=7000, k=640, dtype="fp16")
+    assert reply.status_code == 200
+    answer = msgspec.convert(reply.json(), Answer)
+    assert (answer.match, answer.use, answer.device) == (Match.PREDICTED, Use.CUBLAS, H200)
+    assert answer.config is not None
+    assert refusal(answer.config.kernel, answer.problem) is None
+    assert answer.predicted_us is not None
+    assert 5 < answer.predicted_us < 100
+    document = reply.json()
+    for name in (
+        *("measured", "distance", "statistics", "baseline", "speedup", "correctness"),
+        *("conditions", "environment", "revision", "promoted_at"),
+    ):
+        assert document[name] is None, name
+    assert document["links"].keys() == {"self", "tune"}  # the kernel has never been recorded
+    tune = document["links"]["tune"]
+    assert client.request(tune["method"], tune["href"], json=tune["body"]).status_code == 202
+
+
+def test_predictions_are_revalidated_by_what_they_say(client: httpx.Client) -> None:
+    first = ask(client, m=77, n=7000, k=640, dtype="fp16")
+    tag = first.headers["etag"]
+    assert client.get(first.request.url, headers={"If-None-Match": tag}).status_code == 304
+    assert ask(client, m=78, n=7000, k=640, dtype="fp16").headers["etag"] != tag
+
+
+def test_measured_answers_have_no_predicted_time(client: httpx.Client) -> None:
+    assert "predicted_us" not in ask(client).json()
+    assert "predicted_us" not in ask(client, m=8192).json()
+
+
+def test_exact_refuses_predictions(client: httpx.Client) -> None:
+    reply = ask(client, m=77, n=7000, k=640, dtype="fp16", exact="true")
     assert reply.status_code == 404
+    assert reply.json()["type"].endswith(":not-tuned")
+
+
+def test_where_no_kernel_is_legal_the_404_says_so(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Such problems have more than 2³¹ tiles: no GPU that there is has the memory to ask for one.
+    monkeypatch.setattr("service.lookup.predict", lambda *_: None)
+    reply = ask(client, m=77, n=7000, k=640, dtype="fp16")
+    assert reply.status_code == 404
+    assert reply.json()["type"].endswith(":not-tuned")
+    assert "nor is any kernel legal" in reply.json()["detail"]
 
 
 def test_a_cublas_neighbour_answers_without_an_illegal_config(client: httpx.Client) -> None:
@@ -71,8 +124,8 @@ def test_a_cublas_neighbour_answers_without_an_illegal_config(client: httpx.Clie
 
 def test_distance_is_bounded(client: httpx.Client) -> None:
     assert MAX_DISTANCE == 2.0
-    assert ask(client, m=16384).status_code == 200
-    assert ask(client, m=16392).status_code == 404
+    assert ask(client, m=16384).json()["match"] == "nearest"
+    assert ask(client, m=16392).json()["match"] == "predicted"
 
 
 def test_exact_refuses_neighbours_and_the_404_says_how_to_tune(client: httpx.Client) -> None:
@@ -141,7 +194,7 @@ def test_batch_answers_in_order_and_a_wrong_problem_costs_itself_only(
     client: httpx.Client, count: int
 ) -> None:
     problems: list[Any] = [SIZES, {**SIZES, "m": 0}, {**SIZES, "m": 8192}]
-    problems += [{**SIZES, "n": 2**20}] * (count - 3)
+    problems += [{**SIZES, "n": 2**20}] * (count - 3)  # predicted
     reply = client.post("/best:batch", json={"problems": problems, "device": H200.slug})
     answers = reply.json()["answers"]
     assert reply.status_code == 200
@@ -151,7 +204,13 @@ def test_batch_answers_in_order_and_a_wrong_problem_costs_itself_only(
     assert answers[1]["errors"][0]["field"] == "m"
     assert answers[1]["instance"] == "/best:batch#/problems/1"
     assert answers[2] == ask(client, m=8192).json()
-    assert all(answer["type"].endswith(":not-tuned") for answer in answers[3:])
+    assert all(answer == ask(client, n=2**20).json() for answer in answers[3:])
+    reply = client.post(
+        "/best:batch", json={"problems": problems, "device": H200.slug, "exact": True}
+    )
+    answers = reply.json()["answers"]
+    assert answers[0]["match"] == "exact"
+    assert all(answer["type"].endswith(":not-tuned") for answer in answers[2:])
 
 
 @pytest.mark.parametrize("item", [None, 7, "x", [], {}, {**SIZES, "m": 1.5}, {**SIZES, "m": "1"}])

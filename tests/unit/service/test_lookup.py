@@ -1,21 +1,86 @@
-"""An answer carries what the winner's record says of cuBLAS."""
+"""Which answer comes first, and what it carries of the winner's record."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from gemmsmith.answer import Match
+from gemmsmith.answer import Answer, Config, Match, Use
 from gemmsmith.problem import Problem
 from service.lookup import Snapshot, find
 from tests.support.serving import H200, winner
+from tuner.search.cost_model import AnalyticModel
+from tuner.search.predict import predict
 
 KNOWN = Problem(m=4096, n=4096, k=4096)
 NAMES = ("Memset (Device)", "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNN")
 
 
+def ask(source: Snapshot, problem: Problem, *, exact: bool = False) -> Answer | None:
+    return find(source, problem, H200, exact=exact, pack_of=lambda _: None, ranker=AnalyticModel())
+
+
+def test_an_exact_winner_comes_before_a_neighbour_and_that_before_a_prediction() -> None:
+    near = replace(KNOWN, m=8192)
+    far = replace(KNOWN, m=2**20)
+    unaligned = replace(KNOWN, k=4095)
+    matches = [
+        (KNOWN, Match.EXACT),
+        (near, Match.NEAREST),
+        (far, Match.PREDICTED),
+        (unaligned, Match.PREDICTED),  # near, but the winner's kernel is illegal for it
+        (replace(KNOWN, batch=2), Match.PREDICTED),
+    ]
+    for problem, match in matches:
+        answer = ask(Snapshot([winner(KNOWN)]), problem)
+        assert answer is not None
+        assert (answer.problem, answer.match) == (problem, match)
+    for problem, _ in matches[1:]:
+        assert ask(Snapshot([winner(KNOWN)]), problem, exact=True) is None
+    answer = ask(Snapshot([winner(KNOWN), winner(near)]), near)
+    assert answer is not None
+    assert answer.match is Match.EXACT
+
+
+def test_a_prediction_is_the_cost_models_and_measured_by_nobody() -> None:
+    expected = predict(KNOWN, H200, AnalyticModel())
+    assert expected is not None
+    answer = ask(Snapshot([]), KNOWN)
+    kernel = expected.candidate.kernel
+    assert answer == Answer(
+        problem=KNOWN,
+        match=Match.PREDICTED,
+        measured=None,
+        distance=None,
+        use=Use.CUBLAS,
+        config=Config(kernel=kernel, launch=expected.candidate.launch),
+        statistics=None,
+        baseline=None,
+        speedup=None,
+        correctness=None,
+        conditions=None,
+        ties=(),
+        device=H200,
+        environment=None,
+        revision=None,
+        promoted_at=None,
+        replayed=False,
+        predicted_us=expected.us,
+    )
+    compiled = find(
+        Snapshot([]), KNOWN, H200, exact=False, pack_of=str.upper, ranker=AnalyticModel()
+    )
+    assert compiled is not None
+    assert compiled.config is not None
+    assert compiled.config.pack == kernel.name.upper()
+
+
+def test_no_legal_kernel_is_no_answer() -> None:
+    assert ask(Snapshot([]), Problem(m=2**31 - 1, n=2**31 - 1, k=1)) is None
+
+
 def test_an_answer_names_what_cublas_ran() -> None:
     source = Snapshot([replace(winner(KNOWN), baseline_kernels=NAMES)])
     for problem, match in ((KNOWN, Match.EXACT), (replace(KNOWN, m=8192), Match.NEAREST)):
-        answer = find(source, problem, H200.slug, exact=False, pack_of=lambda _: None)
+        answer = ask(source, problem)
         assert answer is not None
         assert (answer.match, answer.baseline_kernels) == (match, NAMES)
