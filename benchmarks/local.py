@@ -153,6 +153,23 @@ def figures(folder: Path) -> Iterator[Figure]:
             lambda i: http.get("/best", params=near[i % len(near)]),
             300,
         )
+        # No shipped winner has these types, so there is no neighbour either.
+        alone = [{**question, "dtype": "fp8_e5m2", "layout": "tn"} for question in near]
+        for question in alone:  # the kernels of each alignment are made once
+            http.get("/best", params=question).raise_for_status()
+        yield measure(
+            "GET /best, predicted, no winner near",
+            lambda i: http.get("/best", params=alone[i % len(alone)]).raise_for_status(),
+            300,
+        )
+        many = [{**alone[i % len(alone)], "k": 64 + 16 * i} for i in range(1000)]
+        yield measure(
+            "POST /best:batch, 1,000 predicted",
+            lambda _: http.post(
+                "/best:batch", json={"problems": many}, timeout=60
+            ).raise_for_status(),
+            3,
+        )
 
 
 def main() -> int:
@@ -169,7 +186,7 @@ def main() -> int:
                     f"{figure.median_ms:10.2f} ms   p99 {figure.p99_ms:8.2f} ms   {figure.what}",
                     flush=True,
                 )
-    judged = evaluate.Judged.of(evaluate.load(SWEEPS), AnalyticModel())
+    judged = evaluate.Judged.of(evaluate.load(SWEEPS))
     if options.as_json:
         machine = {"cores": os.cpu_count(), "python": platform.python_version()}
         costs = [asdict(figure) for figure in measured]
