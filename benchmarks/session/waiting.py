@@ -205,7 +205,8 @@ def _tune(
 ) -> tuple[int, dict[str, Any], Any]:
     """Exit status, what the waiting was like, and the winner that came of it.
 
-    `seconds` are those of the whole command, start-up included; `tuning` those within it.
+    `seconds` are those of the whole command, start-up included; `tuning` those within it, and
+    `answered` those until a first winner was known.
     """
     before = _kernels(env)
     began = time.monotonic()
@@ -258,6 +259,7 @@ def outcome_figures(outcome: Any) -> dict[str, Any]:
     return {
         "status": outcome["status"],
         "tuning": outcome["seconds"],
+        "answered": outcome["answered"],
         "use": winner.get("use"),
         "speedup": (winner.get("speedup") or {}).get("median"),
         "kernel": candidate["kernel"].get("name"),

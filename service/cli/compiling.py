@@ -180,12 +180,12 @@ def _of_base(
     dtypes: list[str] | None,
     limit: int | None,
 ) -> list[Kernel]:
-    from tuner.search.base import BASE_KERNELS, DTYPES, base_kernels
+    from tuner.search.base import DTYPES, base_kernels
 
     kinds = dtypes_of(dtypes) if dtypes else DTYPES
     model = model_of(settings, device)
     note(f"choosing the base for {model.name}, {', '.join(kinds)}")  # takes seconds
-    return base_kernels(model, kinds, store.winners(device=model.slug), limit or BASE_KERNELS)
+    return base_kernels(model, kinds, store.winners(device=model.slug), limit)
 
 
 @dataclass(kw_only=True, slots=True)

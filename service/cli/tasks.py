@@ -54,7 +54,10 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What came of one task; `result` is the winner, or the service's answer."""
+    """What came of one task; `result` is the winner, or the service's answer.
+
+    `answered` is when a first winner was known, `seconds` when the last one was.
+    """
 
     task: Task
     status: Status
@@ -62,6 +65,7 @@ class Outcome:
     error: str | None = None
     job: str | None = None
     seconds: float = 0.0
+    answered: float | None = None
 
     @property
     def chosen(self) -> Candidate | Config | None:
@@ -80,6 +84,7 @@ class Outcome:
             "error": self.error,
             "job": self.job,
             "seconds": round(self.seconds, 3),
+            "answered": None if self.answered is None else round(self.answered, 3),
         }
 
     def line(self) -> str:

@@ -112,9 +112,17 @@ class _Tuning:
         Raises:
             TunerError: what kept it from being tuned.
         """
+        from tuner.search.progress import Step
         from tuner.search.run import tune
 
         began = time.monotonic()
+        answered: list[float] = []
+
+        def on_event(progress: Progress) -> None:
+            if progress.phase is Step.PROMOTE:
+                answered.append(time.monotonic() - began)
+            self._show(progress)
+
         try:
             winner = tune(
                 task.problem,
@@ -126,13 +134,18 @@ class _Tuning:
                 compiled_only=self.compiled_only,
                 defer=defer,
                 job=f"local-{secrets.token_hex(6)}",  # so that tuning again keeps new samples too
-                on_event=self._show,
+                on_event=on_event,
                 should_stop=self.stop,
             )
         except JobAborted:
             return _without(task, Status.SKIPPED, None, began)
-        seconds = time.monotonic() - began
-        return Outcome(task=task, status=Status.TUNED, result=winner, seconds=seconds)
+        return Outcome(
+            task=task,
+            status=Status.TUNED,
+            result=winner,
+            seconds=time.monotonic() - began,
+            answered=answered[0],
+        )
 
     def of_suite(
         self, task: Task, defer: Callable[[Sequence[Kernel]], None], before: Outcome | None = None
@@ -154,7 +167,8 @@ class _Tuning:
             return outcome
         if outcome.result is None:
             return before
-        return replace(outcome, seconds=before.seconds + outcome.seconds)
+        seconds = before.seconds + outcome.seconds
+        return replace(outcome, seconds=seconds, answered=before.answered)
 
     def compile(self, kernels: Sequence[Kernel]) -> None:
         """Build what problems have put off, each kernel once."""

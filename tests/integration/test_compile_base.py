@@ -20,7 +20,7 @@ from service.settings import Settings
 from tests.support import fake_nvcc
 from tests.support.serving import H100, H200, new_settings, promote, running, winner
 from tuner.compile import ArtifactStore, Toolchain
-from tuner.search.base import BASE_KERNELS, DTYPES, base_kernels
+from tuner.search.base import DTYPES, base_kernels
 from tuner.space import kernels
 from tuner.store import Store
 from tuner.trial import Winner
@@ -110,7 +110,7 @@ def test_what_is_asked_by_default_and_in_words(choice: Choice) -> None:
     compile_("--device", H200.slug)
     compile_("--device", H100.slug, "--dtype", "fp16,fp8_e5m2", "--limit", 2)
     assert choice.asked == [
-        (H200.slug, DTYPES, [MEMBERS[3].name], BASE_KERNELS),
+        (H200.slug, DTYPES, [MEMBERS[3].name], None),
         (H100.slug, (DType.FP16, DType.FP8_E5M2), [MEMBERS[4].name], 2),
     ]
     assert set(DTYPES) == {DType.BF16, DType.FP16, DType.FP8_E4M3}

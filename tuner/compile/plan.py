@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gemmsmith.kernel import Kernel
@@ -55,22 +55,29 @@ def units(kernels: Sequence[Kernel], parallel: int) -> list[list[Kernel]]:
     """Split kernels into units, in the order to compile them.
 
     A unit holds kernels of one family, kernels of a variety together. There are as many units as
-    workers, unless they would grow too large; the unit with the kernel that came first is
-    compiled first.
+    workers, or about a multiple where they would grow too large; the unit with the kernel that came
+    first is compiled first.
     """
     rank = {kernel.name: position for position, kernel in enumerate(kernels)}
     families: dict[str, list[Kernel]] = {}
     for kernel in kernels:
         families.setdefault(kernel.family, []).append(kernel)
-    total = sum(map(cost, families.values()))
-    split = [
-        unit
-        for family in families.values()
-        for unit in _pack(family, max(1, int(parallel * cost(family) / total)))
-    ]
+    split = _split(families, parallel)
+    if len(split) > parallel:  # a last round in which every worker has a unit, too
+        split = _split(families, parallel * -(-len(split) // parallel))
     for unit in split:
         unit.sort(key=lambda kernel: rank[kernel.name])
     return sorted(split, key=lambda unit: rank[unit[0].name])
+
+
+def _split(families: Mapping[str, list[Kernel]], number: int) -> list[list[Kernel]]:
+    """About `number` units, as many of each family as its share of the work."""
+    total = sum(map(cost, families.values()))
+    return [
+        unit
+        for family in families.values()
+        for unit in _pack(family, max(1, int(number * cost(family) / total)))
+    ]
 
 
 def cost(unit: Sequence[Kernel]) -> float:
@@ -79,20 +86,24 @@ def cost(unit: Sequence[Kernel]) -> float:
     return BASE_COST + VARIETY_COST * varieties + KERNEL_COST * (len(unit) - varieties)
 
 
+def variety(kernel: Kernel) -> tuple[object, ...]:
+    """What kernels of one family that compile cheaply beside each other have in common."""
+    return (
+        kernel.tile,
+        kernel.mainloop,
+        kernel.epilogue,
+        kernel.scheduler,
+        kernel.swapped,
+        kernel.fast_accumulation,
+        kernel.alignment_a,
+    )
+
+
 def _varieties(kernels: Sequence[Kernel]) -> dict[tuple[object, ...], list[Kernel]]:
     """Kernels by all that their templates depend on, clusters and stages apart."""
     groups: dict[tuple[object, ...], list[Kernel]] = {}
     for kernel in kernels:
-        variety = (
-            kernel.tile,
-            kernel.mainloop,
-            kernel.epilogue,
-            kernel.scheduler,
-            kernel.swapped,
-            kernel.fast_accumulation,
-            kernel.alignment_a,
-        )
-        groups.setdefault(variety, []).append(kernel)
+        groups.setdefault(variety(kernel), []).append(kernel)
     return groups
 
 

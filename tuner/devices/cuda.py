@@ -243,6 +243,9 @@ class CudaDevice:
             self._profiler.close()
 
     def __enter__(self) -> Self:
+        for child in (self._supervisor, self._profiler):  # both import torch: side by side
+            if child is not None:
+                child.start()
         return self
 
     def __exit__(

@@ -1,6 +1,7 @@
 """Keeps one measuring child alive, and says whom to blame when it is lost.
 
-The child is started when it is first needed and again after it was lost. A request is answered by
+The child is started when it is first needed, or when it is said that it will be, and again after it
+was lost. A request is answered by
 a stream of replies; silence beyond the limit, a broken protocol or the end of the process all end
 in `Blamed`, which names the entrant the child was busy with (or nobody).
 """
@@ -8,6 +9,7 @@ in `Blamed`, which names the entrant the child was busy with (or nobody).
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 
 from gemmsmith.device import Environment
 from tuner import errors
@@ -53,6 +55,7 @@ class Supervisor:
         self._command = tuple(command)
         self._setup_timeout_s = setup_timeout_s
         self._child: Child | None = None
+        self._starting: Child | None = None
         self._environment: Environment | None = None
 
     @property
@@ -67,8 +70,18 @@ class Supervisor:
         assert self._environment is not None  # noqa: S101 - a ready child has told it
         return self._environment
 
+    def start(self) -> None:
+        """Let the child begin to import torch; whoever needs it waits for the rest of that."""
+        if self._child is None and self._starting is None:
+            self._starting = Child(self._command)
+            with suppress(ChildLost):  # whoever waits for its answer is told
+                self._starting.send(Hello(ordinal=self._ordinal))
+
     def close(self) -> None:
         """End the child, if there is one."""
+        if self._starting is not None:
+            self._starting.kill()
+            self._starting = None
         if self._child is not None:
             self._child.quit()
             self._child = None
@@ -126,9 +139,11 @@ class Supervisor:
                 return self._child
             self._child.kill()
             self._child = None
-        child = Child(self._command)
+        self.start()
+        child, self._starting = self._starting, None
+        assert child is not None  # noqa: S101 - it was started
         try:
-            reply = _greet(child, self._ordinal, self._setup_timeout_s)
+            reply = _greeting(child, self._setup_timeout_s)
         except DeviceError:
             child.kill()
             raise
@@ -137,9 +152,8 @@ class Supervisor:
         return child
 
 
-def _greet(child: Child, ordinal: int, timeout_s: float) -> Ready:
+def _greeting(child: Child, timeout_s: float) -> Ready:
     try:
-        child.send(Hello(ordinal=ordinal))
         reply = child.receive(timeout_s)
     except (ChildLost, ChildSilent) as error:
         raise DeviceError(

@@ -3,7 +3,7 @@
 With them on a machine a problem that nobody has seen is tuned in seconds, because nothing has to be
 compiled first. They are chosen like a committee: a lattice of problems over all common sizes votes
 for the kernels that a tuning run would begin with, the winners known vote for themselves, and seats
-go to those who speak for the problems that have the fewest so far.
+go to those who speak for the problems that have the fewest so far, and are cheap to compile.
 
 Deterministic: the same device model and winners give the same kernels in the same order, on every
 machine of a fleet. The analytic cost model alone ranks, so that no training changes the choice.
@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
+from math import inf
 
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import Kernel
 from gemmsmith.problem import DType, Layout, Problem
 from gemmsmith.tuning import Effort
+from tuner.compile.plan import BASE_COST, KERNEL_COST, MOST_VARIETIES, VARIETY_COST, variety
 from tuner.search.budget import BUDGETS
 from tuner.search.cost_model import AnalyticModel
 from tuner.search.exploration import Plan
@@ -25,8 +27,9 @@ from tuner.search.ranking import by_time, predictions
 from tuner.space import candidates as legal_candidates
 from tuner.trial import Winner
 
-BASE_KERNELS = 400
-"""Kernels in all: about 4 minutes of 16 cores for BF16, FP16 and FP8 together."""
+BASE_CORE_SECONDS = 3600.0
+"""What compiling the base may cost: four and a half minutes of 16 cores. By `tuner.compile.plan`'s
+figures, which told 6,766 of a base that took 16 cores 421 s (an NVIDIA H200's host, 2026-11-21)."""
 
 DTYPES = (DType.BF16, DType.FP16, DType.FP8_E4M3)
 
@@ -51,7 +54,7 @@ def base_kernels(
     device: DeviceModel,
     dtypes: Sequence[DType] = DTYPES,
     winners: Iterable[Winner] = (),
-    limit: int = BASE_KERNELS,
+    limit: int | None = None,
 ) -> list[Kernel]:
     """The kernels to compile ahead of time, the most useful first.
 
@@ -59,7 +62,7 @@ def base_kernels(
         device: the device model they are to run on.
         dtypes: element types to serve.
         winners: what won on this device model so far.
-        limit: kernels in all.
+        limit: kernels in all; by default what `BASE_CORE_SECONDS` allow, a third of it a type.
     """
     ballots = [_leaders(problem, device) for problem in _probes(dtypes)]
     ballots += [
@@ -67,7 +70,8 @@ def base_kernels(
         for winner in winners
         if winner.candidate is not None and winner.problem.dtype in dtypes
     ]
-    return _elected(ballots, limit)
+    seconds = BASE_CORE_SECONDS * len(dtypes) / len(DTYPES)
+    return _elected(ballots, limit, inf if limit is not None else seconds)
 
 
 def _probes(dtypes: Sequence[DType]) -> Iterator[Problem]:
@@ -89,8 +93,8 @@ def _leaders(problem: Problem, device: DeviceModel) -> _Ballot:
     ]
 
 
-def _elected(ballots: Sequence[_Ballot], limit: int) -> list[Kernel]:
-    """Greedily, each seat to the kernel with the most votes.
+def _elected(ballots: Sequence[_Ballot], limit: int | None, core_seconds: float) -> list[Kernel]:
+    """Greedily, each seat to the kernel with the most votes for what it costs to compile.
 
     A ballot's votes weigh the less, the more of them have been heeded.
     """
@@ -100,14 +104,25 @@ def _elected(ballots: Sequence[_Ballot], limit: int) -> list[Kernel]:
         for kernel, weight in ballot:
             kernels[kernel.name] = kernel
             votes.setdefault(kernel.name, []).append((number, weight))
+    varieties = {name: (kernel.family, variety(kernel)) for name, kernel in kernels.items()}
     heeded = [0.0] * len(ballots)
+    begun: set[object] = set()
     elected: list[Kernel] = []
-    while votes and len(elected) < limit:
+    while votes and (limit is None or len(elected) < limit):
+        cost = {True: KERNEL_COST, False: VARIETY_COST + BASE_COST / MOST_VARIETIES}
         name = min(
             votes,
-            key=lambda name: (-sum(w / (1 + heeded[i]) for i, w in votes[name]), name),
+            key=lambda name: (
+                -sum(weight / (1 + heeded[i]) for i, weight in votes[name])
+                / cost[varieties[name] in begun],
+                name,
+            ),
         )
+        core_seconds -= cost[varieties[name] in begun]
+        if core_seconds < 0:
+            break
         for number, weight in votes.pop(name):
             heeded[number] += weight
+        begun.add(varieties[name])
         elected.append(kernels[name])
     return elected

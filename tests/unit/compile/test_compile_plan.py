@@ -40,7 +40,7 @@ def rename(member: Kernel) -> Kernel:
         (10, 2, [5, 5]),
         (1, 1, [1]),
         (3, 1, [3]),
-        (95, 4, [5] * 19),
+        (95, 4, [4] * 5 + [5] * 15),  # five rounds of four, not four and three units
         (3, 16, [1] * 3),
     ],
 )

@@ -9,7 +9,8 @@ import pytest
 from gemmsmith.kernel import Kernel
 from gemmsmith.problem import DType, Layout, Problem
 from tests.unit.search.test_cost_model import H200
-from tuner.search.base import BASE_KERNELS, DTYPES, base_kernels
+from tuner.compile.plan import cost, units
+from tuner.search.base import BASE_CORE_SECONDS, DTYPES, base_kernels
 from tuner.space import candidates
 
 
@@ -18,12 +19,13 @@ def base() -> list[Kernel]:
     return base_kernels(H200)
 
 
-def test_the_base_is_as_large_as_it_says_and_has_every_family(base: list[Kernel]) -> None:
-    assert len(base) == len({each.name for each in base}) == BASE_KERNELS
+def test_the_base_costs_what_it_may_and_has_every_family(base: list[Kernel]) -> None:
+    assert len(base) == len({each.name for each in base})
+    assert BASE_CORE_SECONDS * 0.9 < sum(map(cost, units(base, 16))) < BASE_CORE_SECONDS * 1.1
     shares = Counter((each.dtype, each.layout) for each in base)
     for dtype in DTYPES:
         for layout in (Layout.TN,) if dtype.is_fp8 else (Layout.TN, Layout.TT, Layout.NT):
-            assert shares[dtype, layout] >= 30
+            assert shares[dtype, layout] >= 25
 
 
 def test_a_smaller_base_is_the_beginning_of_a_larger_one(base: list[Kernel]) -> None:
