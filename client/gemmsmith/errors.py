@@ -8,10 +8,13 @@ GemmsmithError
 │   ├── Busy                429 or 503: try again later (`retry_after` seconds)
 │   └── ServiceFault        5xx
 ├── ServiceUnavailable      no answer: connection refused, time-out
+├── SnapshotCorrupt         a snapshot's winners are not those of its revision, or unreadable
+├── SnapshotUnavailable     rank 0 could not fetch the snapshot that all ranks share
 ├── JobFailed               a tuning job ended without a winner
 ├── JobCancelled            a tuning job was cancelled
 └── PackError               a kernel pack cannot be used
     ├── PackCorrupt         its bytes do not match its hash, or it is truncated
+    ├── PackUntrusted       unsigned or wrongly signed, where only signed packs are taken
     ├── PackIncompatible    built for another C ABI version or architecture
     └── LaunchFailed        the kernel refused or failed to launch
 """
@@ -84,6 +87,14 @@ class ServiceUnavailable(GemmsmithError):
     """No answer from the service, and nothing cached for this problem."""
 
 
+class SnapshotCorrupt(GemmsmithError):
+    """A document that is not a snapshot, or not the one it says. Fetch or save it again."""
+
+
+class SnapshotUnavailable(GemmsmithError):
+    """Rank 0 could not fetch the snapshot that all ranks share; raised on every rank alike."""
+
+
 class JobFailed(GemmsmithError):
     """A tuning job ended without a winner; the message is the job's own error."""
 
@@ -98,6 +109,10 @@ class PackError(GemmsmithError):
 
 class PackCorrupt(PackError):
     """The pack's bytes do not match its hash, or the file is truncated. Fetch or build it again."""
+
+
+class PackUntrusted(PackError):
+    """The pack is not signed with this machine's key (`GEMMSMITH_PACK_KEY`)."""
 
 
 class PackIncompatible(PackError):

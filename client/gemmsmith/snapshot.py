@@ -1,0 +1,222 @@
+"""A device model's winners in memory: one consistent set to choose from for a whole run.
+
+A snapshot is one JSON document, and its revision is the hash of the winners in it: processes that
+hold the same revision choose alike, whichever way the document came to them. It never changes;
+`gemmsmith.lookup` swaps a newer one in. A document whose winners do not match its revision is
+refused as SnapshotCorrupt, whole.
+
+A neighbour's figures are not the question's. What varies in practice is M, the tokens of a batch,
+while N and K are a layer's own; distance counts all three alike, as `GET /best` does, so a layer
+of another width is a neighbour too, no nearer than the same layer at another M.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from gemmsmith.answer import Config, Use
+from gemmsmith.errors import InvalidProblem, SnapshotCorrupt
+from gemmsmith.files import publish
+from gemmsmith.problem import Problem
+from gemmsmith.suits import refusal
+
+FORMAT = 1
+"""Raised when the meaning of a document changes; documents of other formats are refused."""
+
+MAX_DISTANCE = 2.0
+"""Farthest neighbour, as in the service's lookup: a factor of 4 in one of M, N, K."""
+
+NEIGHBOURS = 64
+"""Neighbours looked at, as in the service's lookup."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """What a lookup gives for "run this kernel".
+
+    Attributes:
+        config: kernel, launch and the hash of the pack that holds the kernel, never None here.
+        measured: the problem that it was measured on, and beat cuBLAS.
+        distance: 0.0 for exactly this problem; else the log2 distance of `Problem.distance`.
+        deterministic: whether the order of every sum is fixed: the same inputs, the same bits.
+    """
+
+    config: Config
+    measured: Problem
+    distance: float
+    deterministic: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One winner of a snapshot.
+
+    Attributes:
+        use: whether to run `config` or torch's own operator.
+        config: the best CUTLASS candidate; its pack is None where it is not compiled.
+        deterministic: of the candidate; False where there is none.
+        signature: of the pack, by a service that has a key (`gemmsmith.packs.sign`).
+    """
+
+    problem: Problem
+    use: Use
+    config: Config | None = None
+    deterministic: bool = False
+    signature: str | None = None
+
+
+class _Document(msgspec.Struct, frozen=True):
+    format: int
+    device: str
+    revision: str
+    winners: msgspec.Raw  # as they are written: hashed before anything reads them
+
+
+class Snapshot:
+    """One consistent set of a device model's winners. Immutable, and safe to share.
+
+    Attributes:
+        device: slug of the device model.
+        revision: hash of the content: the same winners, packs included, the same revision.
+        document: the snapshot as bytes, for `parse`.
+        rows: the winners, in the order of their problems.
+    """
+
+    __slots__ = ("_alike", "_exact", "device", "document", "revision", "rows")
+
+    def __init__(self, document: bytes) -> None:
+        try:
+            found = msgspec.json.decode(document, type=_Document)
+            rows = msgspec.json.decode(found.winners, type=tuple[Row, ...])
+        except (msgspec.DecodeError, UnicodeDecodeError, InvalidProblem) as error:
+            raise SnapshotCorrupt(f"not a snapshot of winners: {error}") from error
+        if found.format != FORMAT:
+            raise SnapshotCorrupt(
+                f"the snapshot has format {found.format}, this library reads {FORMAT}: let the "
+                "service and the library be of one version"
+            )
+        if found.revision != _revision(found.device, bytes(found.winners)):
+            raise SnapshotCorrupt(
+                f"the snapshot's winners are not those of its revision {found.revision[:16]}: "
+                "truncated or altered; fetch it again"
+            )
+        self.device: Final = found.device
+        self.revision: Final = found.revision
+        self.document: Final = document
+        self.rows: Final = rows
+        self._exact: Final = {row.problem: row for row in rows}
+        # Logarithms are taken once: a training run asks of many M.
+        self._alike: Final[dict[tuple[object, ...], list[tuple[float, float, float, Row]]]] = {}
+        for row in self._exact.values():
+            alike = self._alike.setdefault(_kind(row.problem), [])
+            alike.append((*row.problem.log_extents, row))
+
+    @classmethod
+    def parse(cls, document: bytes) -> Snapshot:
+        """The snapshot that a document holds.
+
+        Raises:
+            SnapshotCorrupt: it does not hold one, or another than it says.
+        """
+        return cls(document)
+
+    @classmethod
+    def of(cls, device: str, rows: Iterable[Row]) -> Snapshot:
+        """The snapshot of these winners of the device model `device`, in whatever order."""
+        ordered = sorted(rows, key=lambda row: row.problem)
+        winners = msgspec.json.encode(ordered)
+        found = _Document(FORMAT, device, _revision(device, winners), msgspec.Raw(winners))
+        return cls(msgspec.json.encode(found))
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Snapshot:
+        """Read what `save` wrote.
+
+        Raises:
+            SnapshotCorrupt: the file does not hold a snapshot.
+            OSError: there is no such file, or it cannot be read.
+        """
+        return cls(Path(path).read_bytes())
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the document to a file, atomically.
+
+        Raises:
+            OSError: it cannot be written; what was there before stays.
+        """
+        publish(Path(path), self.document, durable=True, shared=True)
+
+    def find(self, problem: Problem) -> Choice | None:
+        """What to run for `problem`; None means torch's own operator.
+
+        The exact winner, else that of the nearest problem within MAX_DISTANCE whose kernel is
+        legal here. None where there is neither, where the winner is cuBLAS, and where its kernel
+        is not compiled: then no farther neighbour stands in, as `GET /best` would not name one.
+        """
+        row = self.row_for(problem)
+        if row is None or row.use is not Use.CUTLASS or row.config is None:
+            return None
+        if row.config.pack is None:
+            return None
+        return Choice(
+            config=row.config,
+            measured=row.problem,
+            distance=problem.distance(row.problem),
+            deterministic=row.deterministic,
+        )
+
+    def row_for(self, problem: Problem) -> Row | None:
+        """The winner that answers for `problem`, cuBLAS or not, compiled or not."""
+        exact = self._exact.get(problem)
+        if exact is not None:
+            return exact
+        alike = self._alike.get(_kind(problem), [])
+        m, n, k = problem.log_extents
+        squares = [(x - m) ** 2 + (y - n) ** 2 + (z - k) ** 2 for x, y, z, _ in alike]
+        for index in heapq.nsmallest(NEIGHBOURS, range(len(alike)), key=squares.__getitem__):
+            row = alike[index][3]
+            if problem.distance(row.problem) > MAX_DISTANCE:
+                return None
+            illegal = row.config is not None and refusal(row.config, problem) is not None
+            if row.use is Use.CUBLAS or (row.config is not None and not illegal):
+                return row  # cuBLAS takes every problem
+        return None
+
+    def packs(self) -> dict[str, str | None]:
+        """Hashes of the packs that choices name, each with its signature, if there is one."""
+        return {
+            row.config.pack: row.signature
+            for row in self.rows
+            if row.use is Use.CUTLASS and row.config is not None and row.config.pack is not None
+        }
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Snapshot) and self.revision == other.revision
+
+    def __hash__(self) -> int:
+        return hash(self.revision)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Snapshot, (self.document,))
+
+    def __repr__(self) -> str:
+        return f"<Snapshot {self.revision[:16]} of {self.device}: {len(self.rows)} winners>"
+
+
+def _revision(device: str, winners: bytes) -> str:
+    return hashlib.sha256(device.encode() + b"\n" + winners).hexdigest()[:32]
+
+
+def _kind(problem: Problem) -> tuple[object, ...]:
+    return (problem.dtype, problem.layout, problem.batch)

@@ -1,0 +1,126 @@
+"""Snapshots: what they choose, and that a revision means its winners."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gemmsmith import Config, Launch, Layout, Problem, Use
+from gemmsmith.errors import SnapshotCorrupt
+from gemmsmith.kernel import TileScheduler
+from gemmsmith.launch import Decomposition
+from gemmsmith.snapshot import Row, Snapshot
+from tests.support.candidates import KERNEL
+
+PACK = "a" * 64
+H200 = "nvidia-h200-132sm"
+CONFIG = Config(kernel=KERNEL, launch=Launch(), pack=PACK)
+BIG = Problem(m=4096, n=4096, k=4096)
+
+
+def row(problem: Problem, **fields: object) -> Row:
+    return replace(
+        Row(problem=problem, use=Use.CUTLASS, config=CONFIG, deterministic=True), **fields
+    )
+
+
+def snapshot(*rows: Row) -> Snapshot:
+    return Snapshot.of(H200, rows)
+
+
+def test_the_exact_winner_comes_first_then_the_nearest_legal_one() -> None:
+    near = Problem(m=2048, n=4096, k=4096)
+    found = snapshot(row(BIG), row(near, deterministic=False))
+    exact = found.find(BIG)
+    assert exact is not None
+    assert (exact.config, exact.measured, exact.distance, exact.deterministic) == (
+        CONFIG, BIG, 0.0, True,
+    )  # fmt: skip
+    other = found.find(replace(BIG, m=1500))
+    assert other is not None
+    assert (other.measured, other.deterministic) == (near, False)
+    assert other.distance == replace(BIG, m=1500).distance(near)
+    assert found.find(replace(BIG, m=511)) is None  # more than a factor of 4 from either
+    assert found.find(replace(BIG, k=4100)) is None  # rows of A off the kernel's alignment
+    assert found.find(replace(BIG, batch=2)) is None
+    assert found.find(replace(BIG, layout=Layout.NT)) is None
+
+
+def test_an_illegal_neighbour_gives_way_to_the_next() -> None:
+    split = replace(KERNEL, scheduler=TileScheduler.SPLIT_K)
+    launch = Launch(decomposition=Decomposition.SPLIT_K, splits=7)
+    illegal = row(replace(BIG, k=3584), config=Config(kernel=split, launch=launch, pack=PACK))
+    choice = snapshot(illegal, row(replace(BIG, k=2048))).find(replace(BIG, k=3000 // 8 * 8))
+    assert choice is not None
+    assert choice.measured.k == 2048
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        row(BIG, use=Use.CUBLAS),
+        row(BIG, use=Use.CUBLAS, config=None),
+        row(BIG, config=replace(CONFIG, pack=None)),
+    ],
+    ids=["cublas", "no candidate", "not compiled"],
+)
+def test_what_is_not_to_be_run_is_none_though_a_neighbour_could_be(known: Row) -> None:
+    found = snapshot(known, row(replace(BIG, m=2048)))
+    assert found.find(BIG) is None
+    assert found.find(replace(BIG, m=4000)) is None
+    assert found.find(replace(BIG, m=2000)) is not None
+
+
+def test_the_same_winners_are_the_same_revision() -> None:
+    rows = [row(BIG), row(replace(BIG, m=64))]
+    one, other = snapshot(*rows), snapshot(*reversed(rows))
+    assert one == other
+    assert one.document == other.document
+    assert hash(one) == hash(other)
+    assert snapshot(rows[0]) != one
+    assert Snapshot.of("nvidia-h100-132sm", rows) != one
+    assert snapshot(row(BIG, config=replace(CONFIG, pack="b" * 64)), rows[1]) != one
+    assert pickle.loads(pickle.dumps(one)) == one
+
+
+def test_a_file_brings_it_back(tmp_path: Path) -> None:
+    kept = snapshot(row(BIG, signature="0" * 64), row(replace(BIG, m=64), use=Use.CUBLAS))
+    path = tmp_path / "a" / "winners.json"
+    kept.save(path)
+    found = Snapshot.load(path)
+    assert (found.device, found.revision, found.rows) == (H200, kept.revision, kept.rows)
+    assert found.packs() == {PACK: "0" * 64}
+    assert [entry.name for entry in path.parent.iterdir()] == ["winners.json"]
+    with pytest.raises(FileNotFoundError):
+        Snapshot.load(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda b: b[: len(b) // 2], "not a snapshot"),
+        (lambda b: b"", "not a snapshot"),
+        (lambda b: b"\xff" + b, "not a snapshot"),
+        (lambda b: b"[]", "not a snapshot"),
+        (lambda b: b.replace(b'"m":4096', b'"m":0'), "not a snapshot"),
+        (lambda b: b.replace(b'"m":4096', b'"m":4097'), "revision"),
+        (lambda b: b.replace(PACK.encode(), b"c" * 64), "revision"),
+        (lambda b: b.replace(H200.encode(), b"nvidia-h100-132sm"), "revision"),
+        (lambda b: b.replace(b'"format":1', b'"format":2'), "format 2"),
+    ],
+)
+def test_a_damaged_document_is_refused(tmp_path: Path, damage, message: str) -> None:
+    path = tmp_path / "s.json"
+    path.write_bytes(damage(snapshot(row(BIG)).document))
+    with pytest.raises(SnapshotCorrupt, match=message):
+        Snapshot.load(path)
+
+
+def test_fields_of_a_newer_service_are_ignored() -> None:
+    kept = snapshot(row(BIG))
+    newer = msgspec.json.decode(kept.document) | {"made_by": "0.9"}
+    assert Snapshot.parse(msgspec.json.encode(newer)) == kept
