@@ -24,6 +24,8 @@ from pathlib import Path
 
 import httpx
 
+from gemmsmith.client import Client
+from gemmsmith.lookup import Lookup
 from gemmsmith.problem import DType, Problem
 from service.cli import evaluate
 from tuner.devices import open_device
@@ -131,6 +133,21 @@ def figures(folder: Path) -> Iterator[Figure]:
                 3,
             )
     with serving(folder) as url, httpx.Client(base_url=url) as http:
+        with Client(url, cache_dir=None) as client:
+            lookup = Lookup(client.snapshot(model.slug))
+            yield measure(
+                "GET /snapshot, every winner of one device, read by the client",
+                lambda _: client.snapshot(model.slug),
+                20,
+            )
+        keys = [(str(p.dtype), str(p.layout), p.m, p.n, p.k) for p in (w.problem for w in winners)]
+        repeated = (keys * (1000 // len(keys) + 1))[:1000]
+
+        def look_up(_: int) -> None:
+            for dtype, layout, m, n, k in repeated:
+                lookup.lookup(dtype, layout, m, n, k)
+
+        yield measure("1,000 lookups in memory: as many µs each", look_up, 200)
         asked = [
             {
                 "m": w.problem.m,

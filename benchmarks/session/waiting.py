@@ -58,11 +58,7 @@ COLD = (
     Wanted(m=64, n=7168, k=2048, dtype="fp8_e4m3"),
     Wanted(m=512, n=3584, k=18944, dtype="fp16", layout="tt"),
 )
-STABLE = (
-    Wanted(m=4096, n=6144, k=4096, dtype="bf16"),
-    Wanted(m=512, n=512, k=8192, dtype="bf16"),  # won by split-K
-    Wanted(m=256, n=7168, k=2048, dtype="fp8_e4m3"),
-)
+STABLE = "configs/suites/stable.toml"
 
 
 def cold(session: Session) -> int:
@@ -128,11 +124,20 @@ def base_figures(document: Any, seconds: float, cores: int) -> dict[str, Any]:
 
 
 def waiting(session: Session) -> int:
-    """Problems of no suite, one by one and in one process, and a whole suite: waiting-*.json."""
+    """A suite from what is built, problems of no suite in one process, then one by one."""
     deadline = Deadline(session)
     log = session.file("waiting", ".log")
-    found: dict[str, Any] = {"cores": os.cpu_count(), "one_by_one": [], "together": None}
+    found: dict[str, Any] = {"cores": os.cpu_count(), "one_by_one": []}
     worst = 0
+    lists: list[tuple[str, str, Sequence[str], tuple[str, ...]]] = []
+    if SUITE_DTYPE in session.dtypes:
+        lists.append(("suite", SUITE, (SUITE_DTYPE,), ("--compiled-only",)))
+    lists.append(("together", UNSEEN, session.dtypes, ()))
+    for name, suite, dtypes, options in lists:
+        env = _place(session, f"waiting-{name}", _compiled(session))
+        code, found[name] = _tune_suite(session, suite, dtypes, options, deadline, env)
+        worst = worst or code
+        session.keep("waiting", found)
     for number, wanted in enumerate(_of(session, unseen())):
         if deadline.over():
             break
@@ -140,14 +145,6 @@ def waiting(session: Session) -> int:
         code, row, _ = _tune(session, wanted, env, log)
         worst = worst or code
         found["one_by_one"].append(row)
-        session.keep("waiting", found)
-    lists = [("together", UNSEEN, session.dtypes)]
-    if SUITE_DTYPE in session.dtypes:
-        lists.append(("suite", SUITE, (SUITE_DTYPE,)))
-    for name, suite, dtypes in lists:
-        env = _place(session, f"waiting-{name}", _compiled(session))
-        code, found[name] = _tune_suite(session, suite, dtypes, deadline, env)
-        worst = worst or code
         session.keep("waiting", found)
     return worst
 
@@ -159,23 +156,27 @@ def stability(session: Session) -> int:
     winners = session.file("stability-winners", ".jsonl")
     packs = _place(session, "stability", _compiled(session))["GEMMSMITH_PACKS"]
     runs: list[dict[str, Any]] = []
-    worst = 0
     lines: list[str] = []
-    if not session.dry_run:
-        winners.unlink(missing_ok=True)
-    for wanted in _of(session, STABLE):
-        for run in range(RUNS):
-            if deadline.over():
-                break
-            # One pack store: what a run compiles beyond the base, the next ones find as well.
-            env = {**_place(session, f"stability-{run}"), "GEMMSMITH_PACKS": packs}
-            code, row, winner = _tune(session, wanted, env, log)
-            worst = worst or code
-            runs.append(row)
-            if winner is not None:
-                lines.append(json.dumps(winner) + "\n")
-            if not session.dry_run:
-                winners.write_text("".join(lines))
+    worst = 0
+    dtypes = [word for dtype in session.dtypes for word in ("--dtype", dtype)]
+    for run in range(RUNS):
+        if deadline.over():
+            break
+        # One pack store: what a run compiles beyond the base, the next ones find as well.
+        env = {**_place(session, f"stability-{run}"), "GEMMSMITH_PACKS": packs}
+        code, document = session.ask(
+            *("tune", "--suite", STABLE, *dtypes, "--device", session.device),
+            *("--effort", session.effort, "--again"),
+            log=log,
+            env=env,
+        )
+        worst = worst or code
+        for outcome in (document or {}).get("outcomes", []):
+            runs.append({"problem": _name(outcome["problem"]), **outcome_figures(outcome)})
+            if outcome["result"] is not None:
+                lines.append(json.dumps(outcome["result"]) + "\n")
+        if not session.dry_run:
+            winners.write_text("".join(lines))
         session.keep("stability-runs", runs)
     code = session.command(
         *(sys.executable, "-m", "benchmarks.session.stability", str(winners)),
@@ -224,14 +225,19 @@ def _tune(
 
 
 def _tune_suite(
-    session: Session, suite: str, dtypes: Sequence[str], deadline: Deadline, env: Environment
+    session: Session,
+    suite: str,
+    dtypes: Sequence[str],
+    options: Sequence[str],
+    deadline: Deadline,
+    env: Environment,
 ) -> tuple[int, dict[str, Any]]:
     words = [word for dtype in dtypes for word in ("--dtype", dtype)]
     before = _kernels(env)
     began = time.monotonic()
     code, document = session.ask(
         *("tune", "--suite", suite, *words, "--device", session.device),
-        *("--effort", session.effort, "--again", "--time-limit", deadline.left()),
+        *("--effort", session.effort, "--again", "--time-limit", deadline.left(), *options),
         log=session.file("waiting", ".log"),
         env=env,
     )

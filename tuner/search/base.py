@@ -1,9 +1,9 @@
 """The base: the kernels that win most often, to be compiled once, ahead of any problem.
 
 With them on a machine a problem that nobody has seen is tuned in seconds, because nothing has to be
-compiled first. They are chosen like a committee: a lattice of problems over all common sizes votes
-for the kernels that a tuning run would begin with, the winners known vote for themselves, and seats
-go to those who speak for the problems that have the fewest so far, and are cheap to compile.
+compiled first. They are chosen like a committee: problems of all sizes vote for the kernels that a
+tuning run would begin with, the winners known vote for themselves, and seats go to those who speak
+for the problems that have the fewest so far, and are cheap to compile.
 
 Deterministic: the same device model and winners give the same kernels in the same order, on every
 machine of a fleet. The analytic cost model alone ranks, so that no training changes the choice.
@@ -12,8 +12,9 @@ machine of a fleet. The analytic cost model alone ranks, so that no training cha
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import product
-from math import inf
+from dataclasses import replace
+from math import exp, inf, log
+from random import Random
 
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import Kernel
@@ -25,19 +26,19 @@ from tuner.search.cost_model import AnalyticModel
 from tuner.search.exploration import Plan
 from tuner.search.ranking import by_time, predictions
 from tuner.space import candidates as legal_candidates
+from tuner.space.operation import name_of
 from tuner.trial import Winner
 
-BASE_CORE_SECONDS = 3600.0
-"""What compiling the base may cost: four and a half minutes of 16 cores. By `tuner.compile.plan`'s
-figures, which told 6,766 of a base that took 16 cores 421 s (an NVIDIA H200's host, 2026-11-21)."""
+BASE_CORE_SECONDS = 4200.0
+"""What compiling the base may cost by `tuner.compile.plan`'s figures, which err to the high side:
+3,830 took the 16 cores of an NVIDIA H200's host 232 s, choosing included (2026-11-21)."""
 
 DTYPES = (DType.BF16, DType.FP16, DType.FP8_E4M3)
 
-_M = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-_N = _K = (128, 512, 1024, 2048, 4096, 8192, 16384)
-_THIN = 3
-"""One point of the lattice in three is asked: neighbours name nearly the same kernels."""
-_UNALIGNED = 4
+_PROBLEMS = 200
+"""Asked of each family. Problems drawn log-uniformly leave fewer unseen ones without a kernel than
+the same number on a lattice of powers of two: M = 320 wants tiles of 80 that no power does."""
+_UNALIGNED = 10
 """Every so many of those also asks for rows that TMA cannot read: K + 1."""
 
 _LEADERS = 16
@@ -64,7 +65,14 @@ def base_kernels(
         winners: what won on this device model so far.
         limit: kernels in all; by default what `BASE_CORE_SECONDS` allow, a third of it a type.
     """
-    ballots = [_leaders(problem, device) for problem in _probes(dtypes)]
+    asked: dict[DType, list[_Ballot]] = {}
+    ballots: list[_Ballot] = []
+    for dtype in dtypes:
+        # Sixteen bits are sixteen bits: what suits BF16 suits FP16, and is looked for once.
+        twin = DType.BF16 if dtype is DType.FP16 else dtype
+        if twin not in asked:
+            asked[twin] = [_leaders(problem, device) for problem in _probes(twin)]
+        ballots += [[(_in(dtype, kernel), w) for kernel, w in each] for each in asked[twin]]
     ballots += [
         [(winner.candidate.kernel, _WINNER)]
         for winner in winners
@@ -74,14 +82,34 @@ def base_kernels(
     return _elected(ballots, limit, inf if limit is not None else seconds)
 
 
-def _probes(dtypes: Sequence[DType]) -> Iterator[Problem]:
-    for dtype in dtypes:
-        for layout in (Layout.TN,) if dtype.is_fp8 else (Layout.TN, Layout.TT, Layout.NT):
-            lattice = product(enumerate(_M), enumerate(_N), enumerate(_K))
-            thinned = [(m, n, k) for (a, m), (b, n), (c, k) in lattice if (a + b + c) % _THIN == 0]
-            thinned += [(m, n, k + 1) for m, n, k in thinned[::_UNALIGNED]]
-            for m, n, k in thinned:
-                yield Problem(m=m, n=n, k=k, dtype=dtype, layout=layout)
+def _probes(dtype: DType) -> Iterator[Problem]:
+    """Always the same problems."""
+    for layout in (Layout.TN,) if dtype.is_fp8 else (Layout.TN, Layout.TT, Layout.NT):
+        draw = Random(f"{dtype} {layout}")  # noqa: S311 - a sample, no secret
+        for number in range(_PROBLEMS):
+            problem = Problem(
+                m=_size(draw, 2**4, 2**13.5, 8),
+                n=_size(draw, 2**8, 2**14.5, 64),
+                k=_size(draw, 2**8, 2**14, 64),
+                dtype=dtype,
+                layout=layout,
+            )
+            yield problem
+            if number % _UNALIGNED == 0:
+                yield replace(problem, k=problem.k + 1)
+
+
+def _size(draw: Random, least: float, most: float, step: int) -> int:
+    """A multiple of `step`, log-uniformly between two bounds."""
+    return max(1, round(exp(draw.uniform(log(least), log(most))) / step)) * step
+
+
+def _in(dtype: DType, kernel: Kernel) -> Kernel:
+    """The same kernel for other element types of the same size."""
+    if kernel.dtype is dtype:
+        return kernel
+    twin = replace(kernel, dtype=dtype)
+    return replace(twin, name=name_of(twin))
 
 
 def _leaders(problem: Problem, device: DeviceModel) -> _Ballot:

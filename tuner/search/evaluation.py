@@ -21,6 +21,7 @@ from tuner.devices.recording import RecordedProblem, RecordedTrial, Sweep
 from tuner.devices.replay import ReplayDevice
 from tuner.measure.statistics import paired_ratio
 from tuner.search.budget import Budget
+from tuner.search.exploration import Plan
 from tuner.search.features import Measured
 from tuner.search.field import Field
 from tuner.search.finals import finalists, hold_finals
@@ -44,6 +45,7 @@ class Recording:
         self.model: DeviceModel = sweep.header.device
         self.baseline_kernels = recorded.baseline_kernels
         self._environment = sweep.header.environment
+        self._baseline_us = median(recorded.baseline_common_us or (0.0,))
         self.candidates = [trial.candidate for trial in recorded.trials]
         self._device = ReplayDevice("recording", [sweep])
         self._trials = {trial.candidate.key: trial for trial in recorded.trials}
@@ -79,6 +81,11 @@ class Recording:
     def winner(self) -> Candidate:
         """The candidate that was fastest in the last rounds."""
         return self._trials[self.optimum].candidate
+
+    def speedup(self, tried: Sequence[Candidate]) -> float | None:
+        """Over cuBLAS, of the best of those tried; None where that was not recorded."""
+        times = [self.times[each.key] for each in tried if self.knows(each)]
+        return self._baseline_us / min(times) if times and self._baseline_us else None
 
     def regret(self, key: str) -> float:
         """Of answering with this candidate; 0 for any that the rounds do not tell from the best."""
@@ -135,11 +142,15 @@ def planned(ranker: Ranker, budget: Budget, built: Collection[str] | None = None
         predicted = predictions(recording.problem, recording.candidates, recording.model, ranker)
         ranked = by_time(recording.candidates, predicted)
         first = resembling(ranked, recording.baseline_kernels, limit=budget.hints)
+        field = Field(order=ranked, predicted=predicted, first=first, built=built)
         tried: Order = []
-        for plan in Field(order=ranked, predicted=predicted, first=first).plans(budget, built):
+        plan: Plan | None = field.plan(budget)
+        while plan is not None:
+            again = bool(tried)
             for step in (plan.kernels, plan.launches):
                 while proposed := step(_times(recording, tried)):
                     tried += proposed
+            plan = None if again else field.further(budget, recording.speedup(tried))
         return [tried]
 
     return orders

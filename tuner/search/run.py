@@ -55,7 +55,7 @@ def tune(
     """Find, verify and promote the fastest candidate for `problem` on `device`.
 
     A winner among the kernels that are built is promoted as soon as it is found; a second one may
-    follow when others have been compiled (see `Field.plans`). The last one is returned. With
+    follow when others have been compiled (see `Field.further`). The last one is returned. With
     `defer` there is no second: it is given the kernels to compile before tuning again.
 
     `device` must be entered already: a suite is tuned inside one `with device:`. `builder` may be
@@ -65,7 +65,7 @@ def tune(
     Raises:
         NoLegalCandidate: nothing in the space fits the problem, or nothing survived screening
             because nothing could be compiled.
-        JobAborted: `should_stop` said so; all trials so far are kept.
+        JobAborted: `should_stop` said so before there was a winner; all trials so far are kept.
         DeviceError: the device cannot take the problem at all.
     """
     budget = budget or BUDGETS[effort]
@@ -80,16 +80,18 @@ def tune(
         on_event=on_event,
         should_stop=should_stop,
     )
-    winner = None
-    for plan in run.plans(run.enumerate(ranker)):
-        if winner is not None and defer is not None:
-            defer([candidate.kernel for candidate in plan.kernels({})])
-            break
-        run.screen_kernels(plan)
-        run.screen_launches(plan)
-        winner = run.promote(run.finals())
-    assert winner is not None  # noqa: S101 - there is at least one plan
-    return winner
+    field = run.enumerate(ranker)
+    winner = run.go(field.plan(budget))
+    further = field.further(budget, winner.speedup.median if winner.speedup else None)
+    if further is None:
+        return winner
+    if defer is not None:
+        defer([candidate.kernel for candidate in further.kernels({})])
+        return winner
+    try:
+        return run.go(further)
+    except JobAborted:
+        return winner  # what there is was asked for
 
 
 @dataclass(kw_only=True)
@@ -141,15 +143,21 @@ class _Run:
         self.kernels = len({candidate.kernel.name for candidate in order})
         said = f"{len(order)} candidates of {self.kernels} kernels"
         self._say(Step.ENUMERATE, 0, len(order), said)
-        return Field(order=order, predicted=predicted, first=first)
+        built = self._built(order)
+        return Field(order=order, predicted=predicted, first=first, built=built)
 
-    def plans(self, field: Field) -> list[Plan]:
-        """What to measure, in as many goes as pay."""
+    def go(self, plan: Plan) -> Winner:
+        """Measure what the plan says, and promote the best of all measured so far."""
+        self.screen_kernels(plan)
+        self.screen_launches(plan)
+        return self.promote(self.finals())
+
+    def _built(self, order: Sequence[Candidate]) -> set[str] | None:
+        """Names of the kernels that need no compiling; None where none does."""
         if self.compiled_only or self.builder is None or not self.device.needs_packs:
-            return field.plans(self.budget, None)
-        kernels = {candidate.kernel.name: candidate.kernel for candidate in field.order}
-        built = {name for name, kernel in kernels.items() if self.builder.has(kernel)}
-        return field.plans(self.budget, built)
+            return None
+        kernels = {candidate.kernel.name: candidate.kernel for candidate in order}
+        return {name for name, kernel in kernels.items() if self.builder.has(kernel)}
 
     def _won_nearby(self, order: Sequence[Candidate]) -> list[Candidate]:
         """The winners of the nearest problems that are among the candidates."""

@@ -163,9 +163,11 @@ def test_a_command_is_stopped_at_its_time_limit(session: Session, tmp_path: Path
 
 
 def test_stability_tunes_again_with_a_new_database_and_races_the_winners(
-    session: Session, monkeypatch: pytest.MonkeyPatch
+    session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(waiting, "STABLE", (WANTED,))
+    suite = tmp_path / "stable.toml"
+    suite.write_text(_entry(WANTED))
+    monkeypatch.setattr(waiting, "STABLE", str(suite))
     monkeypatch.setattr(waiting, "RUNS", 2)
     assert waiting.stability(session) == 0
     assert [row["status"] for row in _kept(session, "stability-runs")] == ["tuned", "tuned"]

@@ -13,15 +13,16 @@ from gemmsmith.tuning import Effort
 from tests.unit.search.test_exploration import LAUNCHES, kernel
 from tuner.search.budget import BUDGETS, Budget
 from tuner.search.exploration import Plan
-from tuner.search.field import GAIN, Field
+from tuner.search.field import BEHIND, GAIN, Field
 
 KERNELS = [kernel(f"k{i}", (64, 8 * (i + 1))) for i in range(30)]
 DEFAULT = BUDGETS[Effort.DEFAULT]
 
 
-def field(times: dict[Kernel, float]) -> Field:
+def field(times: dict[Kernel, float], built: set[str] | None) -> Field:
     order = [Candidate(kernel=each, launch=LAUNCHES[0]) for each in sorted(times, key=times.get)]  # type: ignore[arg-type]
-    return Field(order=order, predicted={each.key: times[each.kernel] for each in order})
+    predicted = {each.key: times[each.kernel] for each in order}
+    return Field(order=order, predicted=predicted, built=built)
 
 
 def proposed(plan: Plan) -> list[str]:
@@ -37,46 +38,57 @@ def names(kernels: Collection[Kernel]) -> set[str]:
     return {each.name for each in kernels}
 
 
+RISING = {each: 10.0 + i for i, each in enumerate(KERNELS)}
+FALLING = {each: 10.0 - i / 10 for i, each in enumerate(KERNELS)}
+
+
 @pytest.mark.parametrize("built", [None, names(KERNELS)])
-def test_where_nothing_needs_compiling_there_is_one_plan(built: set[str] | None) -> None:
-    (plan,) = field({each: 10.0 + i for i, each in enumerate(KERNELS)}).plans(DEFAULT, built)
-    assert len(plan.kernels({})) == DEFAULT.waves[0]
+def test_where_nothing_needs_compiling_there_is_one_go(built: set[str] | None) -> None:
+    chosen = field(RISING, built)
+    assert len(chosen.plan(DEFAULT).kernels({})) == DEFAULT.waves[0]
+    assert chosen.further(DEFAULT, 0.5) is None
 
 
 @pytest.mark.parametrize("built", [set(), names(KERNELS[: DEFAULT.kernels - 1])])
 def test_where_too_little_is_built_all_kernels_compile_side_by_side(built: set[str]) -> None:
-    (plan,) = field({each: 10.0 + i for i, each in enumerate(KERNELS)}).plans(DEFAULT, built)
+    chosen = field(RISING, built)
+    plan = chosen.plan(DEFAULT)
     assert len(plan.kernels({})) == DEFAULT.kernels
     assert plan.kernels({}) == []
+    assert chosen.further(DEFAULT, 0.5) is None
 
 
 def test_built_kernels_answer_alone_where_no_other_is_expected_to_gain() -> None:
-    times = {each: 10.0 + i for i, each in enumerate(KERNELS)}
-    times[KERNELS[-1]] = 10.0 / (1 + GAIN / 2)
-    (plan,) = field(times).plans(DEFAULT, names(KERNELS[:20]))
-    assert set(proposed(plan)) <= names(KERNELS[:20])
+    chosen = field({**RISING, KERNELS[-1]: 10.0 / (1 + GAIN / 2)}, names(KERNELS[:20]))
+    assert set(proposed(chosen.plan(DEFAULT))) <= names(KERNELS[:20])
+    assert chosen.further(DEFAULT, 1.2) is None
+    assert chosen.further(DEFAULT, None) is None
 
 
 def test_kernels_expected_to_gain_are_compiled_after_a_first_answer() -> None:
-    times = {each: 10.0 + i for i, each in enumerate(KERNELS)}
-    times[KERNELS[-1]], times[KERNELS[-2]] = 8.0, 9.9
-    first, second = field(times).plans(DEFAULT, names(KERNELS[:20]))
-    assert set(proposed(first)) <= names(KERNELS[:20])
-    assert proposed(second) == [KERNELS[-1].name, KERNELS[-2].name]
+    chosen = field({**RISING, KERNELS[-1]: 8.0, KERNELS[-2]: 9.9}, names(KERNELS[:20]))
+    assert set(proposed(chosen.plan(DEFAULT))) <= names(KERNELS[:20])
+    further = chosen.further(DEFAULT, 1.2)
+    assert further is not None
+    assert proposed(further) == [KERNELS[-1].name, KERNELS[-2].name]
+
+
+def test_where_cublas_is_ahead_the_model_is_not_believed() -> None:
+    chosen = field(RISING, names(KERNELS[:20]))
+    assert chosen.further(DEFAULT, 1 - BEHIND / 2) is None
+    further = chosen.further(DEFAULT, 1 - 2 * BEHIND)
+    assert further is not None
+    assert set(proposed(further)) == names(KERNELS[20 : 20 + DEFAULT.further])
 
 
 def test_the_second_go_compiles_a_few_kernels_at_most() -> None:
-    times = {each: 10.0 - i / 10 for i, each in enumerate(KERNELS)}
-    _, second = field(times).plans(DEFAULT, names(KERNELS[:16]))
-    assert len(set(proposed(second))) == DEFAULT.further
+    further = field(FALLING, names(KERNELS[:16])).further(DEFAULT, 1.0)
+    assert further is not None
+    assert len(set(proposed(further))) == DEFAULT.further
 
 
 @pytest.mark.parametrize(
-    ("budget", "plans"),
-    [(BUDGETS[Effort.QUICK], 1), (replace(DEFAULT, further=0), 1), (BUDGETS[Effort.EXHAUSTIVE], 1)],
+    "budget", [BUDGETS[Effort.QUICK], replace(DEFAULT, further=0), BUDGETS[Effort.EXHAUSTIVE]]
 )
-def test_quick_runs_never_look_twice_and_exhaustive_ones_need_not(
-    budget: Budget, plans: int
-) -> None:
-    times = {each: 10.0 - i / 10 for i, each in enumerate(KERNELS)}
-    assert len(field(times).plans(budget, names(KERNELS[:16]))) == plans
+def test_quick_runs_never_look_twice_and_exhaustive_ones_need_not(budget: Budget) -> None:
+    assert field(FALLING, names(KERNELS[:16])).further(budget, 0.5) is None
