@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Statistics,
         Use,
     )
+    from gemmsmith.bundle import Bundle
     from gemmsmith.client import Client
     from gemmsmith.device import DeviceModel, Environment
     from gemmsmith.errors import (
@@ -35,15 +36,21 @@ if TYPE_CHECKING:
         PackCorrupt,
         PackError,
         PackIncompatible,
+        PackUntrusted,
         Rejected,
         ServiceError,
         ServiceFault,
         ServiceUnavailable,
+        SnapshotCorrupt,
+        SnapshotUnavailable,
     )
     from gemmsmith.jobs import AsyncTuningJob, JobEvent, JobState, JobStatus, TuningJob
     from gemmsmith.kernel import Kernel
     from gemmsmith.launch import Candidate, Launch
+    from gemmsmith.lookup import Lookup
+    from gemmsmith.packs import Packs
     from gemmsmith.problem import DType, Element, Layout, Problem
+    from gemmsmith.snapshot import Choice, Snapshot
     from gemmsmith.tuning import Effort
 
     __version__: str
@@ -60,6 +67,7 @@ _MODULES = {
         "Statistics",
         "Use",
     ),
+    "bundle": ("Bundle",),
     "client": ("Client",),
     "device": ("DeviceModel", "Environment"),
     "errors": (
@@ -73,15 +81,21 @@ _MODULES = {
         "PackCorrupt",
         "PackError",
         "PackIncompatible",
+        "PackUntrusted",
         "Rejected",
         "ServiceError",
         "ServiceFault",
         "ServiceUnavailable",
+        "SnapshotCorrupt",
+        "SnapshotUnavailable",
     ),
     "jobs": ("AsyncTuningJob", "JobEvent", "JobState", "JobStatus", "TuningJob"),
     "kernel": ("Kernel",),
     "launch": ("Candidate", "Launch"),
+    "lookup": ("Lookup",),
+    "packs": ("Packs",),
     "problem": ("DType", "Element", "Layout", "Problem"),
+    "snapshot": ("Choice", "Snapshot"),
     "tuning": ("Effort",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
@@ -90,8 +104,10 @@ __all__ = [
     "Answer",
     "AsyncClient",
     "AsyncTuningJob",
+    "Bundle",
     "Busy",
     "Candidate",
+    "Choice",
     "Client",
     "Conditions",
     "Config",
@@ -112,17 +128,23 @@ __all__ = [
     "Launch",
     "LaunchFailed",
     "Layout",
+    "Lookup",
     "Match",
     "NotTuned",
     "PackCorrupt",
     "PackError",
     "PackIncompatible",
+    "PackUntrusted",
+    "Packs",
     "Problem",
     "Ratio",
     "Rejected",
     "ServiceError",
     "ServiceFault",
     "ServiceUnavailable",
+    "Snapshot",
+    "SnapshotCorrupt",
+    "SnapshotUnavailable",
     "Statistics",
     "TuningJob",
     "Use",
@@ -132,8 +154,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         value = getattr(import_module(f"gemmsmith.{_HOME[name]}"), name)
-    elif name == "runtime":
-        value = import_module("gemmsmith.runtime")
+    elif name in ("distributed", "runtime"):
+        value = import_module(f"gemmsmith.{name}")
     elif name == "__version__":
         value = import_module("gemmsmith.version").VERSION
     else:
@@ -143,4 +165,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "runtime", "__version__"})
+    return sorted({*globals(), *__all__, "distributed", "runtime", "__version__"})

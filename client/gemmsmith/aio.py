@@ -21,6 +21,7 @@ from gemmsmith.errors import NotTuned
 from gemmsmith.flows import Flow
 from gemmsmith.jobs import AsyncTuningJob, EventCursor, JobEvent, JobStatus
 from gemmsmith.problem import Problem
+from gemmsmith.snapshot import Shelf, Snapshot
 from gemmsmith.transport import (
     DEFAULT_TIMEOUT_S,
     DEFAULT_URL,
@@ -155,6 +156,15 @@ class AsyncClient:
     async def devices(self) -> list[DeviceModel]:
         """Device models that the service knows winners or trials of."""
         return await self._run(flows.devices(self._session))
+
+    async def snapshot(
+        self, device: str | None = None, *, arch: str | None = None, known: Snapshot | None = None
+    ) -> Snapshot:
+        """All current winners of a device model; as `Client.snapshot`."""
+        shelf = Shelf(self._setup.cache_dir, self.url, device, arch)
+        return await self._run(
+            flows.snapshot(self._session, shelf, device=device, arch=arch, known=known)
+        )
 
     async def results(
         self, *, limit: int | None = None, **filters: Any

@@ -22,6 +22,7 @@ from gemmsmith.errors import NotTuned
 from gemmsmith.flows import Flow
 from gemmsmith.jobs import EventCursor, JobEvent, JobStatus, TuningJob
 from gemmsmith.problem import Problem
+from gemmsmith.snapshot import Shelf, Snapshot
 from gemmsmith.transport import (
     DEFAULT_TIMEOUT_S,
     DEFAULT_URL,
@@ -85,6 +86,11 @@ class Client:
     def url(self) -> str:
         """The service's base URL."""
         return self._setup.url
+
+    @property
+    def cache_folder(self) -> Path:
+        """Where answers and packs are kept; a temporary folder where nothing is to be cached."""
+        return self._setup.packs().root.parent
 
     @property
     def last_from_cache(self) -> bool:
@@ -197,6 +203,25 @@ class Client:
         """Device models that the service knows winners or trials of."""
         return self._run(flows.devices(self._session))
 
+    def snapshot(
+        self, device: str | None = None, *, arch: str | None = None, known: Snapshot | None = None
+    ) -> Snapshot:
+        """All current winners of a device model, for lookups without the service.
+
+        `device` and `arch` as in `best`. Given the snapshot that is `known`, that very object
+        comes back while nothing has changed. When the service is away the last snapshot that was
+        cached is given, with a warning in the log, unless one is known.
+
+        Raises:
+            ServiceUnavailable: the service is away, and nothing is cached or one is known.
+            Rejected: no such device model, or no winners of any yet.
+            ServiceError: the service refused or failed.
+        """
+        shelf = Shelf(self._setup.cache_dir, self.url, device, arch)
+        return self._run(
+            flows.snapshot(self._session, shelf, device=device, arch=arch, known=known)
+        )
+
     def results(self, *, limit: int | None = None, **filters: Any) -> Iterator[dict[str, Any]]:
         """Trials, oldest first, fetched page by page as they are consumed.
 
@@ -221,15 +246,19 @@ class Client:
     def pack(self, pack_hash: str) -> Path:
         """The compiled kernel pack as a local file, downloaded unless it is here already.
 
+        Checks its hash; signatures are `gemmsmith.packs`' to check.
+
         Raises:
             PackCorrupt: what arrived is not what the service announced.
             ServiceError, ServiceUnavailable: the service has no such pack, or is away.
         """
         packs = self._setup.packs()
         found = packs.find(pack_hash)
-        if found is not None:
-            return found
-        return packs.store(pack_hash, self._run(flows.pack(self._session, pack_hash)).body)
+        return found if found is not None else packs.store(pack_hash, self.pack_bytes(pack_hash))
+
+    def pack_bytes(self, pack_hash: str) -> bytes:
+        """What the service sends for the pack: not checked, not kept. See `pack`."""
+        return self._run(flows.pack(self._session, pack_hash)).body
 
     def winner_of(self, status: JobStatus, device: str | None = None) -> Answer:
         """The answer a finished job led to on `device`; never one from the cache."""

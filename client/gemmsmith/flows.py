@@ -21,6 +21,7 @@ from gemmsmith.errors import Busy, NotTuned, ServiceError, ServiceFault, Service
 from gemmsmith.jobs import JobStatus
 from gemmsmith.problem import Problem
 from gemmsmith.retry import RetryPolicy
+from gemmsmith.snapshot import Shelf, Snapshot
 from gemmsmith.tuning import Effort
 from gemmsmith.wire import (
     BATCH_LIMIT,
@@ -37,6 +38,8 @@ from gemmsmith.wire import (
     read,
     read_answers,
     read_devices,
+    read_snapshot,
+    snapshot_request,
     tune_request,
 )
 
@@ -221,6 +224,34 @@ def cancel(session: Session, identifier: str) -> Flow[JobStatus]:
 def devices(session: Session) -> Flow[list[DeviceModel]]:
     """`GET /devices`."""
     return read_devices(check((yield from session.exchange(get("/devices")))))
+
+
+def snapshot(
+    session: Session, shelf: Shelf, *, device: str | None, arch: str | None, known: Snapshot | None
+) -> Flow[Snapshot]:
+    """`GET /snapshot`, revalidated against the one that is `known`, else the shelf's.
+
+    The shelf's stands in when the service is away; who knows one already has that.
+
+    Raises:
+        ServiceError, ServiceUnavailable: no snapshot, and none on the shelf, or one known.
+    """
+    before = known if known is not None else shelf.load()
+    revision = None if before is None else before.revision
+    try:
+        response = yield from session.exchange(snapshot_request(device, arch, revision))
+        if response.status == 304 and before is not None:
+            session.answered()
+            return before
+        found = read_snapshot(check(response))
+    except (ServiceUnavailable, Busy, ServiceFault) as error:
+        if before is None or known is not None:
+            raise
+        session.away(error)
+        return before
+    session.answered()
+    shelf.store(found)
+    return found
 
 
 def page(session: Session, request: Request) -> Flow[dict[str, Any]]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from os import PathLike
@@ -27,6 +28,8 @@ from gemmsmith.errors import InvalidProblem, SnapshotCorrupt
 from gemmsmith.files import publish
 from gemmsmith.problem import Problem
 from gemmsmith.suits import refusal
+
+log = logging.getLogger("gemmsmith")
 
 FORMAT = 1
 """Raised when the meaning of a document changes; documents of other formats are refused."""
@@ -95,8 +98,7 @@ class Snapshot:
     def __init__(self, document: bytes) -> None:
         try:
             found = msgspec.json.decode(document, type=_Document)
-            rows = msgspec.json.decode(found.winners, type=tuple[Row, ...])
-        except (msgspec.DecodeError, UnicodeDecodeError, InvalidProblem) as error:
+        except msgspec.DecodeError as error:
             raise SnapshotCorrupt(f"not a snapshot of winners: {error}") from error
         if found.format != FORMAT:
             raise SnapshotCorrupt(
@@ -108,6 +110,10 @@ class Snapshot:
                 f"the snapshot's winners are not those of its revision {found.revision[:16]}: "
                 "truncated or altered; fetch it again"
             )
+        try:
+            rows = msgspec.json.decode(found.winners, type=tuple[Row, ...])
+        except (msgspec.DecodeError, InvalidProblem) as error:
+            raise SnapshotCorrupt(f"the snapshot's winners cannot be read: {error}") from error
         self.device: Final = found.device
         self.revision: Final = found.revision
         self.document: Final = document
@@ -204,14 +210,45 @@ class Snapshot:
     def __hash__(self) -> int:
         return hash(self.revision)
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
     def __reduce__(self) -> tuple[Any, ...]:
         return (Snapshot, (self.document,))
 
     def __repr__(self) -> str:
         return f"<Snapshot {self.revision[:16]} of {self.device}: {len(self.rows)} winners>"
+
+
+class Shelf:
+    """The last snapshot that a service gave, on disk, for a start while it is away.
+
+    `folder` is the cache's; None keeps nothing. A file that cannot be read is none, and one that
+    cannot be written costs the cache, not the snapshot.
+    """
+
+    def __init__(
+        self, folder: Path | str | None, url: str, device: str | None, arch: str | None
+    ) -> None:
+        self._path: Path | None = None
+        if folder is not None:
+            key = hashlib.sha256(msgspec.json.encode([url, device, arch])).hexdigest()[:40]
+            self._path = Path(folder) / "snapshots" / f"{key}.json"
+
+    def load(self) -> Snapshot | None:
+        """What was stored last."""
+        if self._path is None:
+            return None
+        try:
+            return Snapshot.load(self._path)
+        except (OSError, SnapshotCorrupt):
+            return None
+
+    def store(self, snapshot: Snapshot) -> None:
+        """Replace what was stored."""
+        if self._path is None:
+            return
+        try:
+            snapshot.save(self._path)
+        except OSError as error:
+            log.warning("the snapshot is not cached: %s: %s", self._path, error.strerror)
 
 
 def _revision(device: str, winners: bytes) -> str:

@@ -25,8 +25,10 @@ from gemmsmith.errors import (
     Rejected,
     ServiceError,
     ServiceFault,
+    SnapshotCorrupt,
 )
 from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.snapshot import Snapshot
 from gemmsmith.tuning import Effort
 
 T = TypeVar("T")
@@ -197,6 +199,14 @@ def tune_request(
     return _post("/tune", body, ("idempotency-key", uuid.uuid4().hex))
 
 
+def snapshot_request(device: str | None, arch: str | None, revision: str | None) -> Request:
+    """`GET /snapshot`, of the device model's winners unless they are still `revision`."""
+    request = get("/snapshot", device=device, arch=arch)
+    if revision is None:
+        return request
+    return replace(request, headers=(*request.headers, ("if-none-match", f'"{revision}"')))
+
+
 def document(response: Response) -> dict[str, Any]:
     """The JSON object in a response.
 
@@ -253,6 +263,18 @@ def read_answers(response: Response) -> list[Answer | ServiceError]:
         except (msgspec.ValidationError, InvalidProblem) as error:
             raise _unreadable(response, f"answers ({error})") from error
     return answers
+
+
+def read_snapshot(response: Response) -> Snapshot:
+    """The snapshot of `GET /snapshot`.
+
+    Raises:
+        ServiceFault: the body is not a snapshot.
+    """
+    try:
+        return Snapshot.parse(response.body)
+    except SnapshotCorrupt as error:
+        raise _unreadable(response, f"a snapshot of winners ({error})") from error
 
 
 def read_devices(response: Response) -> list[DeviceModel]:

@@ -15,21 +15,12 @@ from gemmsmith.kernel import TileScheduler
 from gemmsmith.launch import Decomposition
 from gemmsmith.snapshot import Row, Snapshot
 from tests.support.candidates import KERNEL
-
-PACK = "a" * 64
-H200 = "nvidia-h200-132sm"
-CONFIG = Config(kernel=KERNEL, launch=Launch(), pack=PACK)
-BIG = Problem(m=4096, n=4096, k=4096)
+from tests.support.snapshots import BIG, CONFIG, H200, PACK, row, snapshot
 
 
-def row(problem: Problem, **fields: object) -> Row:
-    return replace(
-        Row(problem=problem, use=Use.CUTLASS, config=CONFIG, deterministic=True), **fields
-    )
-
-
-def snapshot(*rows: Row) -> Snapshot:
-    return Snapshot.of(H200, rows)
+class Odd(msgspec.Struct):
+    problem: Problem
+    use: str = "triton"
 
 
 def test_the_exact_winner_comes_first_then_the_nearest_legal_one() -> None:
@@ -106,7 +97,7 @@ def test_a_file_brings_it_back(tmp_path: Path) -> None:
         (lambda b: b"", "not a snapshot"),
         (lambda b: b"\xff" + b, "not a snapshot"),
         (lambda b: b"[]", "not a snapshot"),
-        (lambda b: b.replace(b'"m":4096', b'"m":0'), "not a snapshot"),
+        (lambda b: b.replace(b'"m":4096', b'"m":0'), "revision"),
         (lambda b: b.replace(b'"m":4096', b'"m":4097'), "revision"),
         (lambda b: b.replace(PACK.encode(), b"c" * 64), "revision"),
         (lambda b: b.replace(H200.encode(), b"nvidia-h100-132sm"), "revision"),
@@ -118,6 +109,11 @@ def test_a_damaged_document_is_refused(tmp_path: Path, damage, message: str) -> 
     path.write_bytes(damage(snapshot(row(BIG)).document))
     with pytest.raises(SnapshotCorrupt, match=message):
         Snapshot.load(path)
+
+
+def test_winners_of_a_kind_not_known_here_are_refused() -> None:
+    with pytest.raises(SnapshotCorrupt, match="cannot be read"):
+        Snapshot.of(H200, [Odd(problem=BIG)])  # type: ignore[list-item]
 
 
 def test_fields_of_a_newer_service_are_ignored() -> None:

@@ -1,0 +1,56 @@
+"""All ranks of a distributed job read one snapshot, so that all of them choose alike.
+
+Ranks that choose differently compute different bits from the same inputs, and those that find a
+kernel to load where others find none drift apart in time. Only one rank asks the service; what it
+gets, or why it got nothing, reaches every rank through the process group, so none waits for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gemmsmith.errors import SnapshotUnavailable
+from gemmsmith.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    import torch.distributed
+
+
+def shared_snapshot(
+    fetch: Callable[[], Snapshot | None], group: torch.distributed.ProcessGroup | None = None
+) -> Snapshot | None:
+    """What `fetch` gives on the group's rank 0, on every rank of the group.
+
+    A collective: every rank of `group` (default: all) calls it, and `fetch` is called on rank 0
+    only. Works on gloo and NCCL (for NCCL, call `torch.cuda.set_device` first). The group's time
+    limit must be longer than rank 0 takes. Without a process group, rank 0 is this process. Use
+    the result pinned: `Lookup(snapshot, pin=True)`.
+
+    Raises:
+        SnapshotUnavailable: `fetch` raised on rank 0; the same on every rank.
+    """
+    import torch.distributed as dist
+
+    together = dist.is_available() and dist.is_initialized()
+    document: bytes | None = None
+    reason = ""
+    cause: BaseException | None = None
+    if not together or dist.get_rank(group) == 0:
+        try:
+            found = fetch()
+        except BaseException as error:  # noqa: BLE001 - the other ranks wait for an answer
+            cause = error
+            # An exception of somebody else's need not survive pickling; its words do.
+            reason = f"{type(error).__name__}: {error}"
+        else:
+            document = None if found is None else found.document
+    if together:
+        shared = [(document, reason)]
+        dist.broadcast_object_list(shared, group=group, group_src=0)
+        document, reason = shared[0]
+    if cause is not None and not isinstance(cause, Exception):
+        raise cause  # Ctrl-C is no failure to fetch
+    if reason:
+        raise SnapshotUnavailable(f"rank 0 could not fetch the snapshot: {reason}") from cause
+    return None if document is None else Snapshot.parse(document)

@@ -1,0 +1,27 @@
+"""Snapshots made up for tests that need no service."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+from gemmsmith.answer import Config, Use
+from gemmsmith.launch import Launch
+from gemmsmith.problem import Problem
+from gemmsmith.snapshot import Row, Snapshot
+from tests.support.candidates import KERNEL
+
+H200 = "nvidia-h200-132sm"
+CONTENT = b"\x7fELF the bytes of a pack"
+PACK = hashlib.sha256(CONTENT).hexdigest()
+CONFIG = Config(kernel=KERNEL, launch=Launch(), pack=PACK)
+BIG = Problem(m=4096, n=4096, k=4096)
+
+
+def row(problem: Problem, **fields: object) -> Row:
+    made = Row(problem=problem, use=Use.CUTLASS, config=CONFIG, deterministic=True)
+    return replace(made, **fields)
+
+
+def snapshot(*rows: Row) -> Snapshot:
+    return Snapshot.of(H200, rows)

@@ -1,0 +1,133 @@
+"""Bundles: winners and packs in one file, refused when damaged."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gemmsmith import Bundle, Lookup, PackCorrupt, PackUntrusted, SnapshotCorrupt, Use
+from gemmsmith.bundle import write_bundle
+from gemmsmith.packs import KEY_VARIABLE, sign
+from tests.support.snapshots import BIG, CONFIG, CONTENT, PACK, row, snapshot
+
+KEY = b"0123456789abcdef"
+OTHER_CONTENT = CONTENT * 1000
+OTHER = hashlib.sha256(OTHER_CONTENT).hexdigest()
+WINNERS = snapshot(
+    row(BIG),
+    row(replace(BIG, m=64), config=replace(CONFIG, pack=OTHER)),
+    row(replace(BIG, m=4), use=Use.CUBLAS, config=replace(CONFIG, pack="f" * 64)),
+    row(replace(BIG, m=2), config=replace(CONFIG, pack=None)),
+)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    folder = tmp_path / "built"
+    folder.mkdir()
+    files = {}
+    for name, content in ((PACK, CONTENT), (OTHER, OTHER_CONTENT)):
+        files[name] = folder / f"{name}.so"
+        files[name].write_bytes(content)
+    return files
+
+
+@pytest.fixture
+def baked(tmp_path: Path, files: dict[str, Path]) -> Path:
+    path = tmp_path / "winners.gspack"
+    assert write_bundle(path, WINNERS, files) == path.stat().st_size
+    return path
+
+
+def test_a_bundle_brings_winners_and_packs(baked: Path, tmp_path: Path) -> None:
+    bundle = Bundle.open(baked, folder=tmp_path / "cache")
+    assert bundle.snapshot == WINNERS
+    choice = Lookup(bundle.snapshot, pin=True).lookup("bf16", "tn", 4096, 4096, 4096)
+    assert choice is not None
+    assert choice.config.pack is not None
+    path = bundle.packs.path(choice.config.pack)
+    assert path.read_bytes() == CONTENT
+    assert path.parent == tmp_path / "cache" / "packs"
+    assert bundle.packs.path(OTHER).read_bytes() == OTHER_CONTENT
+    with pytest.raises(PackCorrupt, match="bake it again"):
+        bundle.packs.path("f" * 64)  # of a winner that is cuBLAS: nobody runs it
+    with zipfile.ZipFile(baked) as archive:
+        stored = {info.filename: info.compress_type for info in archive.infolist()}
+    assert stored == dict.fromkeys(
+        ["snapshot.json", *sorted([f"packs/{PACK}.so", f"packs/{OTHER}.so"])], zipfile.ZIP_STORED
+    )
+
+
+def test_the_same_winners_give_the_same_bytes(
+    baked: Path, tmp_path: Path, files: dict[str, Path]
+) -> None:
+    again = tmp_path / "again.gspack"
+    write_bundle(again, WINNERS, files)
+    assert again.read_bytes() == baked.read_bytes()
+
+
+def test_any_flipped_byte_of_a_pack_or_of_the_winners_is_noticed(
+    baked: Path, tmp_path: Path
+) -> None:
+    whole = baked.read_bytes()
+    for place in (whole.index(CONTENT) + 5, whole.index(b'"m":4096') + 5):
+        baked.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises((PackCorrupt, SnapshotCorrupt)):
+            Bundle.open(baked, folder=tmp_path / "cache").packs.path(PACK)
+        assert not list(tmp_path.glob("cache/packs/*"))
+
+
+def test_a_pack_put_in_the_place_of_another_is_refused(baked: Path, tmp_path: Path) -> None:
+    """Whoever writes a valid zip with other bytes under a pack's name."""
+    with zipfile.ZipFile(baked) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    members[f"packs/{PACK}.so"] = b"something else"
+    with zipfile.ZipFile(baked, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    with pytest.raises(PackCorrupt, match=PACK[:16]):
+        Bundle.open(baked, folder=tmp_path / "cache").packs.path(PACK)
+    assert not list(tmp_path.glob("cache/packs/*"))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.999])
+def test_a_truncated_bundle_is_refused(baked: Path, share: float) -> None:
+    whole = baked.read_bytes()
+    baked.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(PackCorrupt, match="not a whole bundle"):
+        Bundle.open(baked)
+
+
+def test_a_bundle_without_a_pack_is_refused(baked: Path) -> None:
+    with zipfile.ZipFile(baked, "w") as archive:
+        archive.writestr("snapshot.json", WINNERS.document)
+    with pytest.raises(PackCorrupt, match="lacks 2 of 2 packs"):
+        Bundle.open(baked)
+
+
+def test_nothing_is_baked_from_damaged_or_missing_packs(
+    tmp_path: Path, files: dict[str, Path]
+) -> None:
+    target = tmp_path / "out" / "x.gspack"
+    with pytest.raises(PackCorrupt, match="not here"):
+        write_bundle(target, WINNERS, {PACK: files[PACK]})
+    files[OTHER].write_bytes(b"damaged")
+    with pytest.raises(PackCorrupt, match="SHA-256"):
+        write_bundle(target, WINNERS, files)
+    assert list(target.parent.iterdir()) == []
+
+
+def test_signatures_go_along(
+    tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, KEY.decode())
+    path = tmp_path / "w.gspack"
+    write_bundle(path, snapshot(row(BIG, signature=sign(KEY, PACK))), files)
+    assert Bundle.open(path, folder=tmp_path / "cache").packs.path(PACK)
+    write_bundle(path, snapshot(row(BIG)), files)
+    with pytest.raises(PackUntrusted):
+        Bundle.open(path, folder=tmp_path / "cache").packs.path(PACK)

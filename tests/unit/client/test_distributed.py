@@ -1,0 +1,146 @@
+"""One snapshot on all ranks: real processes on gloo, one with a warm cache and one with none."""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemmsmith import Client, ServiceUnavailable, Snapshot, SnapshotUnavailable
+from gemmsmith.distributed import shared_snapshot
+from tests.support.snapshots import BIG, row, snapshot
+from tests.unit.client.misbehaving import Misbehaving, Say
+
+WINNERS = snapshot(row(BIG))
+
+
+def _run(
+    rank: int, meeting: str, answer: Connection, task: Callable[..., Any], *arguments: object
+) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    try:
+        answer.send(task(rank, *arguments))
+    except BaseException as error:  # noqa: BLE001 - what it was is the test's to judge
+        answer.send((type(error).__name__, str(error), "".join(traceback.format_exception(error))))
+    finally:
+        dist.destroy_process_group()
+
+
+def on_two_ranks(folder: Path, task: Callable[..., Any], *arguments: object) -> list[Any]:
+    context = multiprocessing.get_context("spawn")
+    folder.mkdir(exist_ok=True)
+    ends, workers = [], []
+    for rank in range(2):
+        receiver, sender = context.Pipe(duplex=False)
+        worker = context.Process(
+            target=_run, args=(rank, str(folder / "meeting"), sender, task, *arguments)
+        )
+        worker.start()
+        ends.append(receiver)
+        workers.append(worker)
+    try:
+        found = []
+        for end in ends:
+            assert end.poll(90), "a rank hangs"
+            found.append(end.recv())
+        return found
+    finally:
+        for worker in workers:
+            worker.join(20)
+            worker.kill()
+
+
+def _from_caches(rank: int, url: str, folders: tuple[str, str]) -> tuple[str, str, bool]:
+    asked = False
+
+    def fetch() -> Snapshot:
+        nonlocal asked
+        asked = True
+        with Client(url, cache_dir=folders[rank], retries=0, timeout=5) as client:
+            return client.snapshot()
+
+    found = shared_snapshot(fetch)
+    assert found is not None
+    choice = found.find(BIG)
+    assert choice is not None
+    return found.revision, choice.config.kernel.name, asked
+
+
+def _failing(rank: int) -> object:
+    def fetch() -> Snapshot:
+        raise ServiceUnavailable("no answer from anywhere")
+
+    return shared_snapshot(fetch)
+
+
+def _interrupted(rank: int) -> object:
+    def fetch() -> Snapshot:
+        raise KeyboardInterrupt
+
+    return shared_snapshot(fetch)
+
+
+def _nothing(rank: int) -> object:
+    return shared_snapshot(lambda: None)
+
+
+def _in_a_group(rank: int) -> object:
+    """Rank 0 of the group is rank 1 of the job."""
+    import torch.distributed as dist
+
+    group = dist.new_group([1])
+    if rank == 0:
+        return "outside"
+    found = shared_snapshot(lambda: WINNERS, group)
+    return found and found.revision
+
+
+@pytest.mark.parametrize("warm", [0, 1])
+def test_a_warm_and_a_cold_rank_choose_alike(
+    tmp_path: Path, server: Misbehaving, warm: int
+) -> None:
+    folders = (str(tmp_path / "0"), str(tmp_path / "1"))
+    server.say(Say(body=WINNERS.document))
+    with Client(server.url, cache_dir=folders[warm]) as client:
+        assert client.snapshot() == WINNERS
+    if warm == 0:  # what is cached must do; the other rank would have nothing
+        server.stop()
+    found = on_two_ranks(tmp_path / "job", _from_caches, server.url, folders)
+    name = WINNERS.rows[0].config.kernel.name  # type: ignore[union-attr]
+    assert found == [(WINNERS.revision, name, True), (WINNERS.revision, name, False)]
+
+
+def test_all_ranks_fail_alike(tmp_path: Path) -> None:
+    kinds, messages, _ = zip(*on_two_ranks(tmp_path, _failing), strict=True)
+    assert set(kinds) == {"SnapshotUnavailable"}
+    assert set(messages) == {
+        "rank 0 could not fetch the snapshot: ServiceUnavailable: no answer from anywhere"
+    }
+
+
+def test_an_interrupt_on_rank_0_lets_the_others_go(tmp_path: Path) -> None:
+    found = on_two_ranks(tmp_path, _interrupted)
+    assert [kind for kind, *_ in found] == ["KeyboardInterrupt", "SnapshotUnavailable"]
+
+
+def test_no_snapshot_is_none_everywhere(tmp_path: Path) -> None:
+    assert on_two_ranks(tmp_path, _nothing) == [None, None]
+
+
+def test_a_group_has_its_own_rank_0(tmp_path: Path) -> None:
+    assert on_two_ranks(tmp_path, _in_a_group) == ["outside", WINNERS.revision]
+
+
+def test_without_a_process_group_this_process_is_rank_0() -> None:
+    assert shared_snapshot(lambda: WINNERS) == WINNERS
+    assert shared_snapshot(lambda: None) is None
+    with pytest.raises(SnapshotUnavailable, match="no answer") as caught:
+        _failing(0)
+    assert isinstance(caught.value.__cause__, ServiceUnavailable)
