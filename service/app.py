@@ -12,14 +12,15 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from gemmsmith.answer import Match
+from gemmsmith.packs import key_of
 from gemmsmith.version import VERSION
 from service import problems
-from service.api import best, devices, docs, health, jobs, kernels, results, tune
+from service.api import best, devices, docs, health, jobs, kernels, results, snapshot, tune
 from service.catalogue import Catalogue
 from service.local import usable_gpu
 from service.metrics import Metrics
 from service.middleware import LimitBody, Observe
-from service.settings import Settings
+from service.settings import Settings, SettingsError
 from service.state import State
 from tuner.compile.artifacts import ArtifactStore
 from tuner.jobs import Queue
@@ -33,7 +34,15 @@ DESCRIPTION = (
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The application for `settings`; it opens the store when the server starts it."""
+    """The application for `settings`; it opens the store when the server starts it.
+
+    Raises:
+        SettingsError: the key that packs are to be signed with is too short.
+    """
+    try:
+        key_of()  # now, not when somebody first asks for a snapshot
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -57,7 +66,7 @@ def create_app(settings: Settings) -> FastAPI:
     problems.install(app)
     app.add_middleware(LimitBody, limit=settings.max_body_bytes)
     app.add_middleware(Observe)
-    for module in (best, tune, jobs, kernels, results, devices, health, docs):
+    for module in (best, snapshot, tune, jobs, kernels, results, devices, health, docs):
         app.include_router(module.router)
     return app
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -10,13 +10,17 @@ from urllib.parse import quote, urlencode
 import msgspec
 from starlette.responses import Response
 
-from gemmsmith.answer import Answer, Match
+from gemmsmith.answer import Answer, Config, Match
 from gemmsmith.device import DeviceModel
+from gemmsmith.packs import sign
 from gemmsmith.problem import Problem
+from gemmsmith.snapshot import Row, Snapshot
 from service.problems import ProblemError
 from tuner.compile import Manifest
 from tuner.jobs import Job, JobEvent, JobState
+from tuner.search.promotion import reduces_across_blocks
 from tuner.store import StoredTrial
+from tuner.trial import Winner
 
 
 def json_response(
@@ -114,6 +118,34 @@ def device(model: DeviceModel, *, default: bool, local: bool) -> dict[str, Any]:
         "local": local,
         "links": {"results": {"href": f"/results?{urlencode({'device': model.slug})}"}},
     }
+
+
+def snapshot(
+    device: str,
+    winners: Iterable[Winner],
+    *,
+    pack_of: Callable[[str], str | None],
+    key: bytes | None,
+) -> Snapshot:
+    """The winners of the device model `device` (its slug) as clients hold them.
+
+    `pack_of` names the pack of a kernel whose winner does not; packs are signed with `key`.
+    """
+    return Snapshot.of(device, [_row(winner, pack_of, key) for winner in winners])
+
+
+def _row(winner: Winner, pack_of: Callable[[str], str | None], key: bytes | None) -> Row:
+    candidate = winner.candidate
+    if candidate is None:
+        return Row(problem=winner.problem, use=winner.use)
+    pack = winner.pack or pack_of(candidate.kernel.name)
+    return Row(
+        problem=winner.problem,
+        use=winner.use,
+        config=Config(kernel=candidate.kernel, launch=candidate.launch, pack=pack),
+        deterministic=not reduces_across_blocks(candidate),
+        signature=None if key is None or pack is None else sign(key, pack),
+    )
 
 
 def pack(pack_hash: str, manifest: Manifest) -> dict[str, Any]:

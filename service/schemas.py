@@ -118,6 +118,13 @@ class BestQuery(_Strict):
         )
 
 
+class SnapshotQuery(_Strict):
+    """The query of `GET /snapshot`."""
+
+    arch: Arch | None = None
+    device: Slug | None = None
+
+
 class ProblemBody(_Strict):
     """A problem as JSON."""
 

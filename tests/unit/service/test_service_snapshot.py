@@ -1,0 +1,253 @@
+"""`GET /snapshot` and the clients' snapshots of it, over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gemmsmith import (
+    AsyncClient,
+    Client,
+    Lookup,
+    Packs,
+    PackUntrusted,
+    Problem,
+    Rejected,
+    ServiceError,
+    ServiceUnavailable,
+    Snapshot,
+    Use,
+)
+from gemmsmith.kernel import TileScheduler
+from gemmsmith.launch import Candidate
+from gemmsmith.packs import KEY_VARIABLE, sign
+from service.app import create_app
+from service.settings import Settings, SettingsError
+from tests.support import fake_nvcc
+from tests.support.serving import H100, H200, new_settings, promote, running, winner
+from tuner.compile import ArtifactStore, Pack
+from tuner.space import launches, offered
+from tuner.store import Store
+from tuner.trial import Winner
+
+KNOWN = Problem(m=4096, n=4096, k=4096)
+CUBLAS_WINS = Problem(m=512, n=512, k=8192)
+NO_CANDIDATE = Problem(m=1, n=1, k=1)
+KEY = "0123456789abcdef"
+
+
+def splitting(problem: Problem) -> Winner:
+    """A winner whose reduction order is scheduled."""
+    kernel = next(
+        kernel
+        for kernel in offered(problem, H200)
+        if kernel.scheduler is TileScheduler.STREAM_K and launches(kernel, problem, H200)
+    )
+    launch = launches(kernel, problem, H200)[0]
+    return replace(winner(problem), candidate=Candidate(kernel=kernel, launch=launch))
+
+
+STREAM_K = splitting(Problem(m=256, n=4096, k=16384))
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    monkeypatch.setattr("service.app.usable_gpu", lambda: None)
+    settings = new_settings(tmp_path / "service")
+    promote(
+        settings,
+        winner(KNOWN),
+        winner(CUBLAS_WINS, use=Use.CUBLAS),
+        replace(winner(NO_CANDIDATE, use=Use.CUBLAS), candidate=None),
+        STREAM_K,
+        winner(KNOWN, device=H100),
+    )
+    return settings
+
+
+@pytest.fixture
+def http(settings: Settings) -> Iterator[httpx.Client]:
+    with running(settings) as client:
+        yield client
+
+
+@pytest.fixture
+def client(http: httpx.Client, tmp_path: Path) -> Iterator[Client]:
+    with Client(str(http.base_url), cache_dir=tmp_path / "cache", retries=0) as found:
+        yield found
+
+
+def built(settings: Settings, item: Winner) -> Pack:
+    """A pack with the winner's kernel; its bytes are no real shared object."""
+    assert item.candidate is not None
+    folder = settings.packs.parent
+    compiled = folder / "unit.so"
+    compiled.write_bytes(b"\x7fELF" + item.candidate.kernel.name.encode())
+    pack = ArtifactStore(settings.packs).publish(
+        compiled, [item.candidate.kernel], fake_nvcc.toolchain(folder / "toolchain")
+    )
+    with Store.open(settings.database) as store:
+        store.add_pack(pack.hash, pack.toolchain, [item.candidate.kernel], pack.path.stat().st_size)
+    return pack
+
+
+def test_it_holds_every_winner_of_one_device(client: Client) -> None:
+    found = client.snapshot(H200.slug)
+    assert found.device == H200.slug
+    rows = {row.problem: row for row in found.rows}
+    assert set(rows) == {KNOWN, CUBLAS_WINS, NO_CANDIDATE, STREAM_K.problem}
+    assert (rows[KNOWN].use, rows[KNOWN].deterministic) == (Use.CUTLASS, True)
+    assert rows[CUBLAS_WINS].use is Use.CUBLAS
+    assert (rows[NO_CANDIDATE].use, rows[NO_CANDIDATE].config) == (Use.CUBLAS, None)
+    config = rows[STREAM_K.problem].config
+    assert config is not None
+    assert Candidate(kernel=config.kernel, launch=config.launch) == STREAM_K.candidate
+    assert not rows[STREAM_K.problem].deterministic
+    assert found.packs() == {}
+    assert [row.problem for row in client.snapshot(H100.slug).rows] == [KNOWN]
+    assert client.snapshot(arch="sm90").device in (H100.slug, H200.slug)
+
+
+def test_it_answers_as_the_service_does(client: Client, settings: Settings) -> None:
+    for item in (winner(KNOWN), STREAM_K):
+        built(settings, item)
+    found = client.snapshot(H200.slug)
+    asked = [replace(KNOWN, m=m, n=n, k=k) for m in (96, 2048, 5000) for n in (4096, 4100)
+             for k in (2048, 8192, 16384)]  # fmt: skip
+    asked += [KNOWN, CUBLAS_WINS, replace(CUBLAS_WINS, m=511), STREAM_K.problem]
+    chosen = 0
+    for problem in asked:
+        answer = client.best(problem.m, problem.n, problem.k, device=H200.slug)
+        choice = found.find(problem)
+        if answer.use is Use.CUBLAS:
+            assert choice is None
+            continue
+        assert choice is not None
+        assert choice.config == answer.config
+        assert (choice.measured, choice.distance) == (answer.measured, answer.distance)
+        chosen += 1
+    assert chosen >= 8
+
+
+def test_the_revision_follows_the_winners(
+    client: Client, http: httpx.Client, settings: Settings
+) -> None:
+    first = client.snapshot(H200.slug)
+    assert client.snapshot(H200.slug, known=first) is first
+    reply = http.get("/snapshot", params={"device": H200.slug})
+    assert reply.headers["etag"] == f'"{first.revision}"'
+    for tags in (reply.headers["etag"], f'"x", W/{reply.headers["etag"]}'):
+        again = http.get("/snapshot", params={"device": H200.slug}, headers={"If-None-Match": tags})
+        assert (again.status_code, again.content) == (304, b"")
+        assert again.headers["etag"] == reply.headers["etag"]
+    pack = built(settings, winner(KNOWN))
+    second = client.snapshot(H200.slug, known=first)
+    assert second.revision != first.revision
+    assert second.packs() == {pack.hash: None}
+    promote(settings, winner(Problem(m=64, n=64, k=64)))
+    assert len(client.snapshot(H200.slug, known=second).rows) == len(second.rows) + 1
+
+
+def test_bad_questions_name_the_field(http: httpx.Client) -> None:
+    for query, field in (("device=nope", "device"), ("arch=sm80", "arch"), ("devise=x", "devise")):
+        reply = http.get(f"/snapshot?{query}")
+        assert reply.status_code == 422
+        assert reply.json()["errors"][0]["field"] == field
+    described = http.get("/openapi.json").json()["paths"]["/snapshot"]["get"]
+    assert {p["name"] for p in described["parameters"]} >= {"device", "arch"}
+
+
+def test_nothing_tuned_yet_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.app.usable_gpu", lambda: None)
+    with running(new_settings(tmp_path / "empty")) as http:
+        reply = http.get("/snapshot")
+        assert reply.status_code == 404
+        assert reply.json()["links"]["tune"]["href"] == "/tune"
+        with Client(str(http.base_url), cache_dir=None) as client, pytest.raises(Rejected):
+            client.snapshot()
+
+
+def test_the_last_snapshot_stands_in_when_the_service_is_gone(
+    settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running(settings) as http:
+        url = str(http.base_url)
+        with Client(url, cache_dir=tmp_path / "cache", retries=0) as client:
+            last = client.snapshot(H200.slug)
+            lookup = Lookup.of(client, H200.slug, interval=None)
+    with (
+        Client(url, cache_dir=tmp_path / "cache", retries=0) as client,
+        Client(url, cache_dir=None, retries=0) as cold,
+        caplog.at_level(logging.WARNING, "gemmsmith"),
+    ):
+        assert client.snapshot(H200.slug) == last
+        assert client.last_from_cache
+        assert "serving cached answers" in caplog.text
+        with pytest.raises(ServiceUnavailable):
+            client.snapshot(H200.slug, known=last)  # who knows one is told
+        with pytest.raises(ServiceUnavailable):
+            client.snapshot(H100.slug)
+        with pytest.raises(ServiceUnavailable):
+            cold.snapshot(H200.slug)
+    assert not lookup.refresh()  # its client is closed, and the service gone
+    assert lookup.snapshot == last
+
+
+def test_a_lookup_follows_the_service(client: Client, settings: Settings) -> None:
+    lookup = Lookup.of(client, H200.slug, interval=None)
+    assert not lookup.refresh()
+    asked = ("bf16", "tn", KNOWN.m, KNOWN.n, KNOWN.k)
+    assert lookup.lookup(*asked) is None  # not compiled
+    pack = built(settings, winner(KNOWN))
+    assert lookup.refresh()
+    choice = lookup.lookup(*asked)
+    assert choice is not None
+    assert choice.config.pack == pack.hash
+    packs = Packs.of(client, signed=lambda: lookup.snapshot)
+    path = packs.path(pack.hash)
+    assert path.read_bytes() == pack.path.read_bytes()
+    assert path == client.pack(pack.hash)
+    with pytest.raises(ServiceError):
+        packs.path("0" * 64)
+
+
+def test_packs_are_signed_where_there_is_a_key(
+    client: Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = built(settings, winner(KNOWN))
+    unsigned = client.snapshot(H200.slug)
+    monkeypatch.setenv(KEY_VARIABLE, KEY)  # of the service and of the client: one process here
+    signed = client.snapshot(H200.slug)
+    assert signed.packs() == {pack.hash: sign(KEY.encode(), pack.hash)}
+    assert Packs.of(client, signed=lambda: signed).path(pack.hash)
+    with pytest.raises(PackUntrusted):
+        Packs.of(client, signed=lambda: unsigned).path(pack.hash)
+    monkeypatch.setenv(KEY_VARIABLE, KEY + "0")
+    with pytest.raises(PackUntrusted, match="another key"):
+        Packs.of(client, signed=lambda: signed).path(pack.hash)
+
+
+def test_a_service_does_not_start_with_a_short_key(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "short")
+    with pytest.raises(SettingsError, match="GEMMSMITH_PACK_KEY must have 16"):
+        create_app(settings)
+
+
+def test_asynchronously(http: httpx.Client, tmp_path: Path) -> None:
+    async def test() -> Snapshot:
+        async with AsyncClient(str(http.base_url), cache_dir=tmp_path / "cache") as client:
+            found = await client.snapshot(H200.slug)
+            assert await client.snapshot(H200.slug, known=found) is found
+            return found
+
+    with Client(str(http.base_url), cache_dir=None) as client:
+        assert asyncio.run(test()) == client.snapshot(H200.slug)
