@@ -13,6 +13,7 @@ import typer
 
 from gemmsmith.version import VERSION
 from service.cli import (
+    bake,
     best,
     ceilings,
     compiling,
@@ -46,6 +47,7 @@ app.command("tune", cls=ProblemCommand)(tuning.tune)
 app.command("best", cls=ProblemCommand)(best.best)
 app.command("enumerate", cls=ProblemCommand)(space.enumerate_)
 app.command("compile", cls=ProblemCommand)(compiling.compile_)
+app.command("bake")(bake.bake)
 app.command("record", cls=ProblemCommand)(recording.record)
 app.command("results")(results.results)
 app.command("report")(report.report)

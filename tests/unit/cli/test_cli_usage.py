@@ -16,7 +16,7 @@ from tuner.store import upgrade
 
 COMMANDS = (
     "serve", "worker", "tune", "best", "enumerate", "compile", "record", "results", "export",
-    "import", "doctor", "db",
+    "import", "doctor", "db", "bake",
 )  # fmt: skip
 
 

@@ -1,0 +1,187 @@
+"""`gemmsmith bake`: winners and their packs in one file, for machines without a service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.options import AsJson, Database, Packs, Sweeps, dtypes_of, load_settings
+from service.cli.output import CommandError, MisuseError, emit, note, say
+from service.cli.progress import reporter
+from service.cli.session import model_of
+from service.cli.tuning import tasks
+
+if TYPE_CHECKING:
+    from gemmsmith.kernel import Kernel
+    from gemmsmith.problem import DType, Problem
+    from gemmsmith.snapshot import Row, Snapshot
+    from service.settings import Settings
+    from tuner.store import Store
+    from tuner.trial import Winner
+
+
+def bake(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="File to write, such as winners.gspack.")
+    ],
+    suite: Annotated[
+        Path | None,
+        typer.Option("--suite", help="What answers for the problems of this file, and no more."),
+    ] = None,
+    winners: Annotated[bool, typer.Option("--winners", help="All current winners.")] = False,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dtype",
+            "--dtypes",
+            help="Only these element types; repeatable, or with commas. Default all.",
+            show_default=False,
+        ),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Slug of a device model; default: the local GPU, else the first known."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Compilers at once; default by cores and memory.")
+    ] = None,
+    database: Database = None,
+    packs: Packs = None,
+    sweeps: Sweeps = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write winners and the packs that hold their kernels to one file.
+
+    `gemmsmith.Bundle` opens it where there is no service. Kernels that are in no pack yet are
+    compiled first. A pack goes in whole, the kernels in it that did not win included. With
+    GEMMSMITH_PACK_KEY set, packs are signed.
+    """
+    from gemmsmith.bundle import write_bundle
+    from gemmsmith.problem import DType
+    from tuner.store import Store
+
+    if winners == (suite is not None):
+        raise MisuseError("give --suite FILE or --winners, one of them")
+    kinds = dtypes_of(dtype) if dtype else list(DType)
+    problems = _problems(suite, kinds) if suite is not None else None
+    settings = load_settings(database=database, packs=packs, sweeps=sweeps)
+    settings.create_folders()
+    slug = model_of(settings, device).slug
+    with Store.open(settings.database) as store:
+        found = [w for w in store.winners(device=slug) if w.problem.dtype in kinds]
+        snapshot = _snapshot(slug, found, {})
+        rows = list(snapshot.rows)
+        missing = 0
+        if problems is not None:
+            rows, missing = _answering(snapshot, problems)
+        if not rows:
+            raise CommandError(f"no winner to bake on {slug}: run `gemmsmith tune --suite` first")
+        chosen = {row.problem for row in rows}
+        kept = [w for w in found if w.problem in chosen]
+        files = _packs(settings, store, kept, workers)
+    hashes = {kernel: path.stem for kernel, path in files.items()}
+    baked = _snapshot(slug, kept, hashes)
+    size = write_bundle(output, baked, {path.stem: path for path in files.values()})
+    counts = {
+        "winners": len(baked.rows),
+        "packs": len(baked.packs()),
+        "kernels": len(files),
+        "without_winner": missing,
+    }
+    if as_json:
+        emit({"file": str(output), "bytes": size, "revision": baked.revision, "counts": counts})
+        return
+    if missing:
+        note(f"{missing} of the suite's problems have no winner near: torch runs them")
+    say(
+        f"{output}: {counts['winners']} winners of {slug}, {counts['kernels']} kernels in "
+        f"{counts['packs']} packs, {size / 1e6:.1f} MB, snapshot {baked.revision[:16]}"
+    )
+
+
+def _problems(suite: Path, kinds: Sequence[DType]) -> list[Problem]:
+    return [task.problem for task in tasks(None, None, None, suite, list(kinds), "tn", 1, None)]
+
+
+def _snapshot(slug: str, winners: Sequence[Winner], packs: Mapping[str, str]) -> Snapshot:
+    """The winners as clients hold them, their kernels in these packs and no others."""
+    from gemmsmith.packs import key_of
+    from service import documents
+
+    try:
+        key = key_of()
+    except ValueError as error:
+        raise MisuseError(str(error)) from error
+    bare = [replace(winner, pack=None) for winner in winners]
+    return documents.snapshot(slug, bare, pack_of=packs.get, key=key)
+
+
+def _answering(snapshot: Snapshot, problems: Sequence[Problem]) -> tuple[list[Row], int]:
+    """The winners that answer for the problems, neighbours too; how many have none."""
+    found = [snapshot.row_for(problem) for problem in problems]
+    rows = {row.problem: row for row in found if row is not None}
+    return list(rows.values()), sum(row is None for row in found)
+
+
+def _packs(
+    settings: Settings, store: Store, winners: Sequence[Winner], workers: int | None
+) -> dict[str, Path]:
+    """The files of the packs that hold the winners' kernels, by kernel; compiles what is in none.
+
+    Raises:
+        CommandError: some are in no pack, and there is no compiler or they do not compile.
+    """
+    from gemmsmith.answer import Use
+    from service.builder import open_artifacts
+
+    artifacts = open_artifacts(settings, store)
+    kernels: dict[str, Kernel] = {}
+    files: dict[str, Path] = {}
+    for winner in winners:
+        if winner.use is not Use.CUTLASS or winner.candidate is None:
+            continue
+        kernel = winner.candidate.kernel
+        kernels[kernel.name] = kernel
+        pack = artifacts.get(winner.pack) if winner.pack else None
+        pack = pack or artifacts.find(kernel)
+        if pack is not None:
+            files[kernel.name] = pack.path
+    missing = [kernel for name, kernel in kernels.items() if name not in files]
+    if missing:
+        files |= _compiled(settings, store, missing, len(kernels), workers)
+    return files
+
+
+def _compiled(
+    settings: Settings, store: Store, missing: Sequence[Kernel], of: int, workers: int | None
+) -> dict[str, Path]:
+    from service.builder import open_builder
+    from tuner.errors import CompilerNotFound
+
+    try:
+        builder = open_builder(settings, store, workers)
+    except CompilerNotFound as error:
+        raise CommandError(
+            f"{len(missing)} of {of} winners' kernels are in no pack here and cannot be compiled: "
+            f"{error} Or take them from a machine that has them: `gemmsmith compile --winners "
+            "--from URL`."
+        ) from error
+    files: dict[str, Path] = {}
+    failures = []
+    with reporter() as says:
+        says.update("compile", 0, len(missing))
+        for done, built in enumerate(builder.build(missing), 1):
+            if built.pack is not None:
+                files[built.kernel.name] = built.pack.path
+            elif built.failure is not None:
+                failures.append(f"{built.kernel.name}: {built.failure.message}")
+            says.update("compile", done, len(missing))
+    if failures:
+        raise CommandError(
+            f"{len(failures)} of {of} winners' kernels do not compile, first {failures[0]}"
+        )
+    return files

@@ -1,0 +1,193 @@
+"""`gemmsmith bake`: winners and packs in one file that a machine without a service can use."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gemmsmith import Bundle, Client, Lookup, Problem, Use
+from gemmsmith.launch import Candidate, Launch
+from gemmsmith.packs import KEY_VARIABLE, sign
+from service.cli.main import app
+from service.settings import Settings
+from tests.support import fake_nvcc
+from tests.support.serving import H100, H200, new_settings, promote, running, winner
+from tuner.compile import ArtifactStore, Toolchain
+from tuner.errors import CompilerNotFound
+from tuner.space import kernels
+
+MEMBERS = kernels(Problem(m=64, n=64, k=64))[:5]
+PROBLEMS = [Problem(m=64 << i, n=64, k=64) for i in range(4)]
+STAYS = Problem(m=64, n=512, k=8192)
+SUITE = """
+name = "small"
+[[problem]]
+name = "first"
+m = 64
+n = 64
+k = 64
+[[problem]]
+name = "near the second"
+m = 130
+n = 64
+k = 64
+[[problem]]
+name = "cublas"
+m = 64
+n = 512
+k = 8192
+[[problem]]
+name = "far"
+m = 8192
+n = 8192
+k = 8192
+"""
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Winners MEMBERS 0 … 3 on an H200 and one elsewhere; nothing is compiled."""
+    made = new_settings(tmp_path)
+    for name, value in made.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    monkeypatch.setattr("tuner.devices.local_gpu", lambda *_: None)
+    toolchain = fake_nvcc.toolchain(tmp_path / "toolchain")
+    monkeypatch.setattr("service.builder.find_toolchain", lambda: toolchain)
+    for member, problem in zip(MEMBERS, PROBLEMS, strict=False):
+        candidate = Candidate(kernel=member, launch=Launch())
+        promote(made, replace(winner(problem), candidate=candidate))
+    unbuilt = Candidate(kernel=MEMBERS[4], launch=Launch())
+    promote(made, replace(winner(STAYS, use=Use.CUBLAS), candidate=unbuilt))
+    promote(made, winner(Problem(m=4096, n=4096, k=4096), device=H100))
+    return made
+
+
+def bake(*arguments: object, code: int = 0) -> Result:
+    given = ["bake", "--device", H200.slug, *map(str, arguments)]
+    result = CliRunner().invoke(app, given)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def document(result: Result) -> Any:
+    return json.loads(result.stdout[result.stdout.index("{\n") :])
+
+
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing() -> Toolchain:
+        raise CompilerNotFound("no nvcc ≥ 12.8. Install one.")
+
+    monkeypatch.setattr("service.builder.find_toolchain", nothing)
+
+
+def test_all_winners_are_compiled_and_baked(settings: Settings, tmp_path: Path) -> None:
+    path = tmp_path / "out" / "w.gspack"
+    text = bake("--winners", "-o", path).stdout
+    bundle = Bundle.open(path, folder=tmp_path / "cache")
+    assert f"5 winners of {H200.slug}, 4 kernels in {len(bundle.snapshot.packs())} packs" in text
+    assert f"{path.stat().st_size / 1e6:.1f} MB" in text
+    assert bundle.snapshot.revision[:16] in text
+    lookup = Lookup(bundle.snapshot, pin=True)
+    for member, problem in zip(MEMBERS, PROBLEMS, strict=False):
+        choice = lookup.lookup("bf16", "tn", problem.m, problem.n, problem.k)
+        assert choice is not None
+        assert (choice.config.kernel, choice.distance) == (member, 0.0)
+        assert choice.config.pack is not None
+        content = bundle.packs.path(choice.config.pack).read_bytes()
+        assert content == (settings.packs / f"{choice.config.pack}.so").read_bytes()
+    assert lookup.lookup("bf16", "tn", STAYS.m, STAYS.n, STAYS.k) is None
+    # The same winners, the same revision, wherever they come from; nothing is compiled twice.
+    calls = fake_nvcc.calls(tmp_path / "toolchain")
+    found = document(bake("--winners", "-o", path, "--json"))
+    assert fake_nvcc.calls(tmp_path / "toolchain") == calls
+    assert found["revision"] == bundle.snapshot.revision
+    assert found["bytes"] == path.stat().st_size
+    assert found["counts"] == {
+        "winners": 5, "packs": len(bundle.snapshot.packs()), "kernels": 4, "without_winner": 0,
+    }  # fmt: skip
+    with running(settings) as http, Client(str(http.base_url), cache_dir=None) as client:
+        served = client.snapshot(H200.slug)
+        assert [row.problem for row in served.rows] == [row.problem for row in bundle.snapshot.rows]
+        for problem in PROBLEMS:
+            assert served.find(problem) == bundle.snapshot.find(problem)
+
+
+def test_a_suite_is_baked_with_what_answers_for_it(settings: Settings, tmp_path: Path) -> None:
+    suite, path = tmp_path / "small.toml", tmp_path / "w.gspack"
+    suite.write_text(SUITE)
+    result = bake("--suite", suite, "-o", path, "--dtype", "bf16")
+    assert "1 of the suite's problems have no winner near" in result.stderr
+    snapshot = Bundle.open(path).snapshot
+    assert {row.problem for row in snapshot.rows} == {PROBLEMS[0], PROBLEMS[1], STAYS}
+    near = snapshot.find(Problem(m=130, n=64, k=64))
+    assert near is not None
+    assert near.measured == PROBLEMS[1]
+    assert len(ArtifactStore(settings.packs).packs()) == len(snapshot.packs())
+
+
+def test_without_a_compiler_what_is_missing_is_counted(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = tmp_path / "unit.so"
+    compiled.write_bytes(b"\x7fELF one")
+    ArtifactStore(settings.packs).publish(
+        compiled, MEMBERS[:1], fake_nvcc.toolchain(tmp_path / "elsewhere")
+    )
+    no_compiler(monkeypatch)
+    result = bake("--winners", "-o", tmp_path / "w.gspack", code=1)
+    assert "error: 3 of 4 winners' kernels are in no pack here" in result.stderr
+    assert "Install one." in result.stderr
+    assert "compile --winners --from URL" in result.stderr
+    assert not (tmp_path / "w.gspack").exists()
+    compiled.write_bytes(b"\x7fELF others")
+    ArtifactStore(settings.packs).publish(
+        compiled, MEMBERS[1:4], fake_nvcc.toolchain(tmp_path / "elsewhere")
+    )
+    assert "4 kernels in 2 packs" in bake("--winners", "-o", tmp_path / "w.gspack").stdout
+
+
+def test_a_kernel_that_does_not_compile_is_named(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = fake_nvcc.toolchain(tmp_path / "bad", bad=[MEMBERS[2].name])
+    monkeypatch.setattr("service.builder.find_toolchain", lambda: bad)
+    result = bake("--winners", "-o", tmp_path / "w.gspack", code=1)
+    assert f"1 of 4 winners' kernels do not compile, first {MEMBERS[2].name}" in result.stderr
+    assert not (tmp_path / "w.gspack").exists()
+
+
+def test_a_key_signs(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = "0123456789abcdef"
+    monkeypatch.setenv(KEY_VARIABLE, key)
+    path = tmp_path / "w.gspack"
+    bake("--winners", "-o", path)
+    bundle = Bundle.open(path, folder=tmp_path / "cache")
+    for pack_hash, signature in bundle.snapshot.packs().items():
+        assert signature == sign(key.encode(), pack_hash)
+        assert bundle.packs.path(pack_hash)
+    monkeypatch.setenv(KEY_VARIABLE, "short")
+    assert "16 characters or more" in bake("--winners", "-o", path, code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "give --suite FILE or --winners"),
+        (("--winners", "--suite", "x.toml"), "give --suite FILE or --winners"),
+        (("--suite", "none.toml"), "no suite file none.toml"),
+        (("--winners", "--dtype", "fp32"), "dtype must be one of"),
+    ],
+)
+def test_misuse(settings: Settings, tmp_path: Path, arguments: tuple[str], message: str) -> None:
+    assert message in bake(*arguments, "-o", tmp_path / "w", code=2).stderr
+
+
+def test_nothing_to_bake_is_an_error(settings: Settings, tmp_path: Path) -> None:
+    result = bake("--winners", "--dtype", "fp16", "-o", tmp_path / "w", code=1)
+    assert "no winner to bake" in result.stderr
