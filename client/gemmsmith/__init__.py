@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from gemmsmith.kernel import Kernel
     from gemmsmith.launch import Candidate, Launch
     from gemmsmith.lookup import Lookup
+    from gemmsmith.ops import Shapes, capture, linear, matmul, patch, scaled_mm, use
     from gemmsmith.packs import Packs
     from gemmsmith.problem import DType, Element, Layout, Problem
     from gemmsmith.snapshot import Choice, Snapshot
@@ -93,6 +94,7 @@ _MODULES = {
     "kernel": ("Kernel",),
     "launch": ("Candidate", "Launch"),
     "lookup": ("Lookup",),
+    "ops": ("Shapes", "capture", "linear", "matmul", "patch", "scaled_mm", "use"),
     "packs": ("Packs",),
     "problem": ("DType", "Element", "Layout", "Problem"),
     "snapshot": ("Choice", "Snapshot"),
@@ -142,12 +144,19 @@ __all__ = [
     "ServiceError",
     "ServiceFault",
     "ServiceUnavailable",
+    "Shapes",
     "Snapshot",
     "SnapshotCorrupt",
     "SnapshotUnavailable",
     "Statistics",
     "TuningJob",
     "Use",
+    "capture",
+    "linear",
+    "matmul",
+    "patch",
+    "scaled_mm",
+    "use",
 ]
 
 

@@ -1,0 +1,12 @@
+"""Training code's side: operators, the patch that puts them in, and the capture of shapes.
+
+Importing this needs torch; `import gemmsmith` does not, and takes these names from here when they
+are used.
+"""
+
+from gemmsmith.ops.capturing import Shapes, capture
+from gemmsmith.ops.operators import linear, matmul, scaled_mm
+from gemmsmith.ops.patching import patch
+from gemmsmith.ops.source import use
+
+__all__ = ["Shapes", "capture", "linear", "matmul", "patch", "scaled_mm", "use"]

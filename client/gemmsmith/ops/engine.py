@@ -1,0 +1,273 @@
+"""From torch tensors to a launch: the process's one place that decides who computes a product.
+
+`use` configures it; without it everything runs torch's own operators. A product is decided once
+per form, types, sizes, strides and device, and remembered; the decision is forgotten when the
+lookup takes a newer snapshot. Whatever goes wrong with a kernel ends in torch's operator for that
+product from then on, with one line in the log `gemmsmith` per pack and reason: nothing here raises
+into training.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from gemmsmith.answer import Config
+from gemmsmith.errors import GemmsmithError
+from gemmsmith.ops.forms import Form, Shape, Spec, shapes
+from gemmsmith.ops.plan import Plan, misalignment
+from gemmsmith.ops.platform import Cuda, Platform
+from gemmsmith.problem import DType, Layout
+from gemmsmith.runtime.pack import LoadedPack
+
+log = logging.getLogger("gemmsmith")
+
+BIAS_US = 2.0
+"""Fixed cost of the pass that adds a bias: one more launch. An estimate, not measured yet."""
+BIAS_BYTES_PER_US = 3e6
+"""Device memory moved in a microsecond by that pass, 3 TB/s: below an H200's 4.8 TB/s peak."""
+
+
+class Chosen(Protocol):
+    """What a lookup says to run."""
+
+    @property
+    def config(self) -> Config:
+        """Kernel, launch, and the hash of the pack that holds the kernel."""
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the order of every sum is fixed."""
+
+
+class Chooser(Protocol):
+    """Says which kernel runs a product, as `gemmsmith.lookup.Lookup` does."""
+
+    def lookup(
+        self, dtype: DType, layout: Layout, m: int, n: int, k: int, batch: int = 1
+    ) -> Chosen | None:
+        """The kernel; None means torch's own operator."""
+
+
+@runtime_checkable
+class PackSource(Protocol):
+    """Holds kernel packs as local files."""
+
+    def path(self, pack_hash: str) -> Path:
+        """The pack of that hash, fetched if need be and checked."""
+
+
+class Watcher(Protocol):
+    """Is told of every product; see `gemmsmith.patch(report=True)`."""
+
+    def saw(self, form: Form, a: torch.Tensor, b: torch.Tensor, plan: Plan | None) -> None:
+        """One product; `plan` is None where torch computes it."""
+
+
+class Engine:
+    """Decides and launches. Safe to share between threads.
+
+    Args:
+        chooser: which kernel to run.
+        packs: where compiled kernels lie.
+        deterministic: take only kernels that give the same bits for the same inputs; None: as
+            `torch.use_deterministic_algorithms` says at each call.
+        platform: the devices; CUDA unless a test plays it.
+    """
+
+    def __init__(
+        self,
+        chooser: Chooser,
+        packs: PackSource,
+        *,
+        deterministic: bool | None = None,
+        platform: Platform | None = None,
+    ) -> None:
+        self._chooser, self._packs = chooser, packs
+        self._deterministic = deterministic
+        self._platform = Cuda() if platform is None else platform
+        self._preparing = threading.RLock()
+        self._broken: set[str] = set()
+        self._complaints: set[tuple[str, str]] = set()
+        self.watcher: Watcher | None = None
+        # A pinned lookup never changes its mind, so it is not asked whether it did.
+        refreshes = hasattr(chooser, "snapshot") and not getattr(chooser, "pinned", False)
+        self._refreshing: Any = chooser if refreshes else None
+        self._snapshot: object = getattr(chooser, "snapshot", None)
+        # By whether only deterministic kernels count.
+        self._plans: tuple[dict[Any, Plan | None], dict[Any, Plan | None]] = ({}, {})
+
+    def product(
+        self,
+        form: Form,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        scale_a: torch.Tensor | None = None,
+        scale_b: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
+        """The product by a tuned kernel; None where torch is to compute it."""
+        return self.run(self.plan(form, a, b), form, a, b, scale_a, scale_b)
+
+    def run(
+        self,
+        plan: Plan | None,
+        form: Form,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        scale_a: torch.Tensor | None = None,
+        scale_b: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
+        """The product by `plan`, which is this product's; None where torch is to compute it."""
+        if self.watcher is not None:
+            self.watcher.saw(form, a, b, plan)
+        if plan is None:
+            return None
+        try:
+            return plan(a, b, scale_a, scale_b)
+        except GemmsmithError as error:
+            self._forgo(plan)
+            self._complain(plan.config, error)
+            return None
+
+    def plan(self, form: Form, a: torch.Tensor | Spec, b: torch.Tensor | Spec) -> Plan | None:
+        """How a product is launched; None where torch is to compute it.
+
+        Tensors may be traced ones, if their sizes are numbers.
+        """
+        if self._refreshing is not None and self._refreshing.snapshot is not self._snapshot:
+            self._forget()
+        deterministic = self._deterministic
+        if deterministic is None:
+            deterministic = torch.are_deterministic_algorithms_enabled()
+        plans = self._plans[deterministic]
+        # One flat key: hashing is what a decision that was made before costs.
+        key = (
+            form.value,
+            *((a.dtype, a.device, a.size(), a.stride()) if isinstance(a, torch.Tensor) else a),
+            *((b.dtype, b.device, b.size(), b.stride()) if isinstance(b, torch.Tensor) else b),
+        )
+        try:
+            return plans[key]
+        except KeyError:
+            pass
+        with self._preparing:
+            if key not in plans:
+                plan, keep = self._prepare(form, Spec(*key[1:5]), Spec(*key[5:]), deterministic)
+                if not keep:
+                    return None
+                plans[key] = plan
+            return plans[key]
+
+    def _prepare(
+        self, form: Form, a: Spec, b: Spec, deterministic: bool
+    ) -> tuple[Plan | None, bool]:
+        """The plan, and whether that answer holds for good."""
+        index = self._platform.index(a.device)
+        if index is None:
+            return None, True
+        for shape in shapes(form, a, b):
+            problem = shape.problem
+            try:
+                chosen = self._chooser.lookup(
+                    problem.dtype, problem.layout, problem.m, problem.n, problem.k, problem.batch
+                )
+            except Exception as error:  # noqa: BLE001 - a lookup's fault must not end a training run
+                self._complain(None, error)
+                return None, True
+            if chosen is None or (deterministic and not chosen.deterministic):
+                continue
+            config = chosen.config
+            saving = getattr(chosen, "saving_us", None)
+            if (
+                config.pack is None
+                or config.pack in self._broken
+                or config.kernel.arch != self._platform.arch(index)
+                or misalignment(config, shape)
+                or (form is Form.LINEAR_BIAS and not _pays(saving, shape))
+            ):
+                continue
+            if self._platform.capturing():
+                return None, False  # loading a pack would break the capture; the next call may
+            plan = self._load(config, shape, a.device, index, saving)
+            if plan is not None:
+                return plan, True
+        return None, True
+
+    def _load(
+        self,
+        config: Config,
+        shape: Shape,
+        device: torch.device,
+        index: int,
+        saving: float | None,
+    ) -> Plan | None:
+        pack = str(config.pack)
+        try:
+            kernel = LoadedPack.open(self._packs.path(pack)).kernel(config.kernel.name)
+        except Exception as error:  # noqa: BLE001 - whatever keeps a pack away, torch computes it
+            self._broken.add(pack)
+            self._complain(config, error)
+            return None
+        try:
+            return Plan(config, shape, kernel, self._platform, device, index, saving)
+        except GemmsmithError as error:
+            self._complain(config, error)
+            return None
+
+    def _forget(self) -> None:
+        """Decide everything anew: the lookup has newer winners."""
+        with self._preparing:
+            self._snapshot = self._refreshing.snapshot
+            self._broken.clear()
+            self._plans = ({}, {})
+
+    def _forgo(self, plan: Plan) -> None:
+        """Leave a plan's products to torch from now on."""
+        with self._preparing:
+            for plans in self._plans:
+                for key in [key for key, known in plans.items() if known is plan]:
+                    plans[key] = None
+
+    def _complain(self, config: Config | None, error: Exception) -> None:
+        pack = "" if config is None else str(config.pack)
+        # The text names the problem; the kind of fault and its status make the reason.
+        reason = f"{type(error).__name__} {getattr(error, 'status', '')}"
+        if (pack, reason) not in self._complaints:
+            self._complaints.add((pack, reason))
+            what = f"kernel pack {pack[:16]}" if pack else "the lookup"
+            log.warning("torch's own operators stand in for %s: %s", what, error)
+
+
+def _pays(saving_us: float | None, shape: Shape) -> bool:
+    """Whether a product whose bias is added by a pass of its own still gains on torch's.
+
+    torch adds the bias within the product. No kernel of ours does yet, nor can they read one row
+    as C (its row stride would be 0), so the output is read and written once more. Where nobody
+    knows what the kernel saves, torch computes it: never slower.
+    """
+    if saving_us is None:
+        return False
+    problem = shape.problem
+    moved = 2 * problem.m * problem.n * problem.dtype.d.bytes
+    return saving_us > BIAS_US + moved / BIAS_BYTES_PER_US
+
+
+class _Current:
+    """The process's engine; None until `use` is called."""
+
+    engine: Engine | None = None
+
+
+def current() -> Engine | None:
+    """The process's engine, if there is one."""
+    return _Current.engine
+
+
+def install(engine: Engine | None) -> Engine | None:
+    """Make `engine` the process's; None: everything runs torch. Returns the one before."""
+    before, _Current.engine = _Current.engine, engine
+    return before

@@ -1,0 +1,202 @@
+"""The products that the operators are made of, as kernels see them: from strides to layout letters.
+
+Pure arithmetic on sizes and strides, so that it holds for real and for traced tensors, and costs
+no view. What no kernel can take as it lies in memory has no `Shape`: torch's own operator runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+import torch
+
+from gemmsmith.problem import MAX_EXTENT, DType, Layout, Problem
+
+DTYPES = {
+    (torch.bfloat16, torch.bfloat16): DType.BF16,
+    (torch.float16, torch.float16): DType.FP16,
+    (torch.float8_e4m3fn, torch.float8_e4m3fn): DType.FP8_E4M3,
+    (torch.float8_e5m2, torch.float8_e4m3fn): DType.FP8_E5M2,
+}
+"""Element types of A and B that kernels exist for."""
+
+
+class Form(Enum):
+    """A product of two tensors, by what becomes of their dimensions."""
+
+    MATMUL = "matmul"  # a[..., M, K] · b[K, N] or b[..., K, N] of the same batch
+    LINEAR = "linear"  # a[..., K] · b[N, K]ᵀ
+    LINEAR_BIAS = "linear_bias"  # the same, and a bias is added afterwards
+    WEIGHT_GRADIENT = "weight_gradient"  # a[..., M]ᵀ · b[..., N], over all leading dimensions
+    SCALED = "scaled"  # a[M, K] · b[K, N] in FP8, times two scales
+
+
+class Spec(NamedTuple):
+    """What matters of a tensor, but its address."""
+
+    dtype: torch.dtype
+    device: torch.device
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+class Matrix(NamedTuple):
+    """An operand: `batch` matrices, with strides in elements."""
+
+    batch: int
+    rows: int
+    columns: int
+    batch_stride: int
+    row_stride: int
+    column_stride: int
+
+    def transposed(self) -> Matrix:
+        """Rows and columns exchanged."""
+        return self._replace(
+            rows=self.columns,
+            columns=self.rows,
+            row_stride=self.column_stride,
+            column_stride=self.row_stride,
+        )
+
+    def leading(self, *, row_major: bool) -> int | None:
+        """The leading dimension in that order; None where the memory is not laid out so.
+
+        An extent of 1 makes its stride meaningless, so such an operand may suit both orders.
+        """
+        inner, outer, contiguous, leading = (
+            (self.columns, self.rows, self.column_stride, self.row_stride)
+            if row_major
+            else (self.rows, self.columns, self.row_stride, self.column_stride)
+        )
+        if outer == 1:
+            leading = inner
+        return None if (contiguous != 1 and inner != 1) or leading < inner else leading
+
+    def orders(self) -> tuple[tuple[bool, int], ...]:
+        """(row-major?, leading dimension) of every order it lies in, the one with long rows first.
+
+        Rows of one element suit no vector load, so the other order is what was meant.
+        """
+        found = [
+            (row_major, leading)
+            for row_major in (True, False)
+            if (leading := self.leading(row_major=row_major)) is not None
+        ]
+        return tuple(found if self.columns > 1 else reversed(found))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """A product that kernels could run: the problem, and where its operands lie.
+
+    Attributes:
+        problem: what is computed.
+        lda, ldb: leading dimensions, in elements.
+        stride_a, stride_b: from one batch entry to the next, in elements.
+        output: size of the result, which is contiguous.
+    """
+
+    problem: Problem
+    lda: int
+    ldb: int
+    stride_a: int
+    stride_b: int
+    output: tuple[int, ...]
+
+
+def shapes(form: Form, a: Spec, b: Spec) -> tuple[Shape, ...]:
+    """The ways in which kernels could run this product, the most natural layout first."""
+    dtype = DTYPES.get((a.dtype, b.dtype))
+    if dtype is None or a.device != b.device or dtype.is_fp8 != (form is Form.SCALED):
+        return ()
+    operands = _operands(form, a, b)
+    if operands is None:
+        return ()
+    left, right, output = operands
+    extents = (left.rows, right.columns, left.columns, left.batch)
+    if left.columns != right.rows or not all(1 <= extent <= MAX_EXTENT for extent in extents):
+        return ()
+    m, n, k, batch = extents
+    # B's natural order is the other one: long columns first.
+    orders_b = [(not row, leading) for row, leading in right.transposed().orders()]
+    found = []
+    for (row_a, lda), (row_b, ldb) in itertools.product(left.orders(), orders_b):
+        layout = Layout(("t" if row_a else "n") + ("t" if row_b else "n"))
+        if dtype.is_fp8 and layout is not Layout.TN:
+            continue
+        problem = Problem(m=m, n=n, k=k, batch=batch, dtype=dtype, layout=layout)
+        found.append(
+            Shape(
+                problem=problem,
+                lda=lda,
+                ldb=ldb,
+                stride_a=left.batch_stride,
+                stride_b=right.batch_stride,
+                output=output,
+            )
+        )
+    return tuple(found)
+
+
+def _operands(form: Form, a: Spec, b: Spec) -> tuple[Matrix, Matrix, tuple[int, ...]] | None:
+    """A[M, K], B[K, N] and the size of the result."""
+    left: Matrix | None
+    right: Matrix | None
+    if form is Form.WEIGHT_GRADIENT:
+        if a.size[:-1] != b.size[:-1] or len(a.size) < 2:
+            return None
+        left, right = folded(a.size, a.stride), folded(b.size, b.stride)
+        if left is None or right is None:
+            return None
+        return left.transposed(), right, (left.columns, right.columns)
+    if len(a.size) < 2 or len(b.size) < 2:
+        return None
+    if len(b.size) == 2:
+        left = folded(a.size, a.stride)
+        right = folded(b.size, b.stride)
+        if left is None or right is None:
+            return None
+        if form in (Form.LINEAR, Form.LINEAR_BIAS):
+            right = right.transposed()
+        return left, right, (*a.size[:-1], right.columns)
+    if form is not Form.MATMUL or a.size[:-2] != b.size[:-2]:
+        return None
+    left, right = batched(a.size, a.stride), batched(b.size, b.stride)
+    if left is None or right is None:
+        return None
+    return left, right, (*a.size[:-1], right.columns)
+
+
+def folded(size: tuple[int, ...], stride: tuple[int, ...]) -> Matrix | None:
+    """A tensor as one matrix, its leading dimensions run together; None if they do not."""
+    rows = _collapsed(size[:-1], stride[:-1])
+    return rows and Matrix(1, rows[0], size[-1], 0, rows[1], stride[-1])
+
+
+def batched(size: tuple[int, ...], stride: tuple[int, ...]) -> Matrix | None:
+    """A tensor of three or more dimensions as a batch of matrices; None if it is not evenly laid.
+
+    An entry repeated by `expand` has stride 0, which kernels take.
+    """
+    batch = _collapsed(size[:-2], stride[:-2])
+    if batch is None or batch[1] < 0:
+        return None
+    return Matrix(batch[0], size[-2], size[-1], batch[1], stride[-2], stride[-1])
+
+
+def _collapsed(size: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, int] | None:
+    """Extent and stride of dimensions run together, as `Tensor.view` would."""
+    extent, step = 1, 1
+    for length, distance in zip(reversed(size), reversed(stride), strict=True):
+        if length == 1:
+            continue
+        if extent == 1:
+            step = distance
+        elif distance != extent * step:
+            return None
+        extent *= length
+    return extent, step

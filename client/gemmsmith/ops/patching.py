@@ -1,0 +1,176 @@
+"""`gemmsmith.patch`: tuned kernels in code that calls torch's own operators.
+
+With a model, its `nn.Linear` modules change class for the while: parameters, hooks and
+`state_dict` stay, other code is not touched, and calls cost nothing more, which makes it the way
+to prefer. Without one, a torch function mode catches `F.linear` and the products of `torch`
+everywhere in this thread, at one to two microseconds for every call of any torch function. Autograd
+and `torch.compile` know both: a class is guarded on, and modes are traced.
+
+Either way the operators' own rules hold: what no kernel is tuned for is torch's.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from gemmsmith.ops import operators
+from gemmsmith.ops.engine import current
+from gemmsmith.ops.forms import Form, Spec, shapes
+from gemmsmith.ops.plan import Plan
+
+
+class TunedLinear(torch.nn.Linear):
+    """What a patched model's `nn.Linear` is."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's own name
+        """As `nn.Linear`."""
+        return operators.linear(input, self.weight, self.bias)
+
+
+@contextmanager
+def patch(
+    model: torch.nn.Module | None = None, *, report: bool = False, file: TextIO | None = None
+) -> Iterator[None]:
+    """Run tuned kernels in `model`, or everywhere in this thread, until the end of the block.
+
+    Args:
+        model: replace its `nn.Linear` modules (not those of derived classes); None: replace
+            `F.linear`, `torch.matmul` and `@`, `mm`, `bmm` and `addmm`.
+        report: print at the end what was computed by what, how often, and the expected gain.
+        file: where to; standard error if None.
+    """
+    engine = current()
+    watching = _Report()
+    before = None
+    if engine is not None and report:
+        before, engine.watcher = engine.watcher, watching
+    try:
+        with _everywhere() if model is None else _within(model):
+            yield
+    finally:
+        if engine is not None and report:
+            engine.watcher = before
+        if report:
+            print(watching.text(configured=engine is not None), file=file or sys.stderr)
+
+
+@contextmanager
+def _within(model: torch.nn.Module) -> Iterator[None]:
+    replaced = [module for module in model.modules() if type(module) is torch.nn.Linear]
+    for module in replaced:
+        module.__class__ = TunedLinear
+    try:
+        yield
+    finally:
+        for module in replaced:
+            module.__class__ = torch.nn.Linear
+
+
+def _everywhere() -> TorchFunctionMode:
+    return _Everywhere()
+
+
+def _mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return operators.matmul(a, b) if a.dim() == b.dim() == 2 else torch.mm(a, b)
+
+
+def _bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    plain = a.dim() == b.dim() == 3 and a.shape[0] == b.shape[0]
+    return operators.matmul(a, b) if plain else torch.bmm(a, b)
+
+
+def _addmm(added: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    # A row added to every row is a linear layer's bias.
+    if added.dim() == 1 and a.dim() == b.dim() == 2 and added.shape[0] == b.shape[1]:
+        return operators.linear(a, b.t(), added)
+    return torch.addmm(added, a, b)
+
+
+def _rmatmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return operators.matmul(b, a)
+
+
+_REPLACED: dict[Any, tuple[Callable[..., torch.Tensor], tuple[str, ...]]] = {
+    functional.linear: (operators.linear, ("input", "weight", "bias")),
+    torch.matmul: (operators.matmul, ("input", "other")),
+    torch.Tensor.matmul: (operators.matmul, ("self", "other")),
+    torch.Tensor.__matmul__: (operators.matmul, ("self", "other")),
+    torch.Tensor.__rmatmul__: (_rmatmul, ("self", "other")),
+    torch.mm: (_mm, ("input", "mat2")),
+    torch.Tensor.mm: (_mm, ("self", "mat2")),
+    torch.bmm: (_bmm, ("input", "mat2")),
+    torch.Tensor.bmm: (_bmm, ("self", "mat2")),
+    torch.addmm: (_addmm, ("input", "mat1", "mat2")),
+    torch.Tensor.addmm: (_addmm, ("self", "mat1", "mat2")),
+}
+
+
+class _Everywhere(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        found = _REPLACED.get(func)
+        kwargs = kwargs or {}
+        if found is not None:
+            replacement, names = found
+            values = [*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs)]
+            # `out`, `alpha` and `beta` are not ours, nor are numbers in a tensor's place.
+            if len(values) == len(args) + len(kwargs) and all(
+                isinstance(value, torch.Tensor) or value is None for value in values
+            ):
+                return replacement(*values)
+        return func(*args, **kwargs)
+
+
+class _Report:
+    """Counts products by form, problem and who computes them."""
+
+    def __init__(self) -> None:
+        self._calls: Counter[tuple[str, str, str]] = Counter()
+        self._saved: dict[tuple[str, str, str], float | None] = {}
+
+    def saw(self, form: Form, a: torch.Tensor, b: torch.Tensor, plan: Plan | None) -> None:
+        """One product."""
+        if plan is not None:
+            key = (str(plan.shape.problem), form.value, plan.config.kernel.name)
+            self._saved[key] = plan.saving_us
+        else:
+            ways = shapes(
+                form,
+                Spec(a.dtype, a.device, a.size(), a.stride()),
+                Spec(b.dtype, b.device, b.size(), b.stride()),
+            )
+            what = f"{tuple(a.shape)} and {tuple(b.shape)} {a.dtype}".replace("torch.", "")
+            key = (str(ways[0].problem) if ways else what, form.value, "torch")
+        self._calls[key] += 1
+
+    def text(self, *, configured: bool) -> str:
+        """The report, most called first."""
+        if not configured:
+            return "gemmsmith: nothing replaced: call gemmsmith.use(...) first"
+        if not self._calls:
+            return "gemmsmith: no matrix product ran"
+        tuned = sum(count for key, count in self._calls.items() if key[2] != "torch")
+        lines = [f"gemmsmith: {tuned} of {self._calls.total()} products ran tuned kernels"]
+        gain, unknown = 0.0, False
+        for key, count in self._calls.most_common():
+            problem, form, who = key
+            line = f"  {count:6d} × {problem} ({form}): {who}"
+            if who != "torch":
+                saved = self._saved[key]
+                unknown = unknown or saved is None
+                gain += count * (saved or 0.0)
+                line += "" if saved is None else f", {saved:.2f} µs less each"
+            lines.append(line)
+        known = f"  expected gain: {gain / 1000:.3f} ms in all"
+        if tuned:
+            lines.append(known + (" where it is known" if unknown else ""))
+        return "\n".join(lines)

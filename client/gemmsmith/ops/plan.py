@@ -1,0 +1,188 @@
+"""A prepared launch: everything that does not change from call to call, done once.
+
+`Plan.prepare` makes the checks that `gemmsmith.runtime.run` makes on every call. A call then fills
+in pointers and launches: two allocations from torch's allocator at most, no lock, nothing
+synchronized. Each thread has its own arguments, as ctypes lets go of the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+import torch
+
+from gemmsmith.answer import Config
+from gemmsmith.errors import LaunchFailed
+from gemmsmith.ops.forms import Shape
+from gemmsmith.ops.platform import Platform
+from gemmsmith.runtime.abi import ABI_VERSION, Arguments, status_text
+from gemmsmith.runtime.launch import torch_dtype
+from gemmsmith.runtime.pack import LoadedKernel
+
+_SAMPLE_POINTER = 1 << 20
+"""Stands for every operand in a kernel's own check of arguments, which reads none of them."""
+
+
+class _ThreadArguments(threading.local):
+    """Copies of the arguments, one a thread."""
+
+    def __init__(self, template: bytes) -> None:
+        self.arguments = Arguments.from_buffer_copy(template)
+        self.pointer = ctypes.byref(self.arguments)
+
+
+class Plan:
+    """One kernel, launch, shape and device. Call it with the operands.
+
+    Attributes:
+        config: kernel and launch.
+        shape: the product.
+        saving_us: microseconds that a call is expected to save over torch's; None: not known.
+    """
+
+    __slots__ = (
+        "_cold",
+        "_device",
+        "_dtype",
+        "_index",
+        "_kernel",
+        "_local",
+        "_mask_a",
+        "_mask_b",
+        "_output",
+        "_platform",
+        "_run",
+        "_workspace",
+        "config",
+        "saving_us",
+        "shape",
+    )
+
+    def __init__(
+        self,
+        config: Config,
+        shape: Shape,
+        kernel: LoadedKernel,
+        platform: Platform,
+        device: torch.device,
+        index: int,
+        saving_us: float | None,
+    ) -> None:
+        self.config, self.shape, self.saving_us = config, shape, saving_us
+        self._platform, self._device, self._index = platform, device, index
+        description = config.kernel
+        dtype = description.dtype
+        self._output, self._dtype = shape.output, torch_dtype(dtype.d)
+        # Alignments are powers of two.
+        self._mask_a = description.alignment_a * dtype.a.bytes - 1
+        self._mask_b = description.alignment_b * dtype.b.bytes - 1
+        arguments = self._arguments()
+        status = kernel.can_implement(arguments)
+        if status != 0:
+            raise LaunchFailed(
+                f"{kernel.name} does not take {shape.problem}: {status_text(status)}", status
+            )
+        self._workspace = kernel.workspace_bytes(arguments)
+        self._local = _ThreadArguments(bytes(arguments))
+        self._kernel = kernel.index
+        self._run: Any = kernel.pack.library.gs_run
+        self._cold = True
+
+    def _arguments(self) -> Arguments:
+        problem, shape = self.shape.problem, self.shape
+        arguments = Arguments(
+            abi=ABI_VERSION,
+            m=problem.m,
+            n=problem.n,
+            k=problem.k,
+            batch=problem.batch,
+            a=_SAMPLE_POINTER,
+            b=_SAMPLE_POINTER,
+            c=_SAMPLE_POINTER,
+            d=_SAMPLE_POINTER,
+            lda=shape.lda,
+            ldb=shape.ldb,
+            ldc=problem.n,
+            ldd=problem.n,
+            batch_stride_a=shape.stride_a,
+            batch_stride_b=shape.stride_b,
+            batch_stride_c=problem.m * problem.n,
+            batch_stride_d=problem.m * problem.n,
+            alpha=1.0,
+            beta=0.0,
+            device=self._index,
+        )
+        arguments.set_launch(self.config.launch, sm_count=self._platform.sm_count(self._index))
+        return arguments
+
+    def __call__(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        scale_a: torch.Tensor | None = None,
+        scale_b: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
+        """The product; None where these very operands are not aligned, or it is too early.
+
+        Raises:
+            LaunchFailed: the kernel or CUDA refused; nothing was launched.
+        """
+        platform, index = self._platform, self._index
+        at_a, at_b = a.data_ptr(), b.data_ptr()
+        if at_a & self._mask_a or at_b & self._mask_b:
+            return None
+        if self._cold:
+            # The driver loads a kernel's code when it is first launched, which no capture allows.
+            if platform.capturing():
+                return None
+            self._cold = False
+        if platform.current() != index:
+            with platform.guard(index):
+                return self._launch(at_a, at_b, scale_a, scale_b)
+        return self._launch(at_a, at_b, scale_a, scale_b)
+
+    def _launch(
+        self,
+        at_a: int,
+        at_b: int,
+        scale_a: torch.Tensor | None,
+        scale_b: torch.Tensor | None,
+    ) -> torch.Tensor:
+        out = torch.empty(self._output, dtype=self._dtype, device=self._device)
+        local = self._local
+        arguments = local.arguments
+        arguments.a = at_a
+        arguments.b = at_b
+        arguments.c = arguments.d = out.data_ptr()
+        if scale_a is not None and scale_b is not None:
+            arguments.scale_a, arguments.scale_b = scale_a.data_ptr(), scale_b.data_ptr()
+        workspace = 0
+        if self._workspace:
+            # Freed on return, but to this stream only: the next owner's work comes after ours.
+            held = torch.empty(self._workspace, dtype=torch.uint8, device=self._device)
+            workspace = held.data_ptr()
+        stream = self._platform.stream(self._index)
+        status = self._run(self._kernel, local.pointer, workspace, stream)
+        if status != 0:
+            raise LaunchFailed(f"{self.config.kernel.name}: {status_text(status)}", status)
+        return out
+
+
+def misalignment(config: Config, shape: Shape) -> bool:
+    """Whether rows or batch entries do not start where the kernel's loads and stores must.
+
+    `can_implement` sees it too; but it is no fault of the pack, so it is asked before, silently.
+    """
+    kernel, problem = config.kernel, shape.problem
+    batched = problem.batch > 1
+    checks = (
+        (kernel.alignment_a, shape.lda, shape.stride_a),
+        (kernel.alignment_b, shape.ldb, shape.stride_b),
+        (kernel.alignment_d, problem.n, problem.m * problem.n),
+    )
+    return any(
+        leading % alignment or (batched and stride % alignment)
+        for alignment, leading, stride in checks
+    )

@@ -1,0 +1,111 @@
+"""`gemmsmith.use`: where this process takes its winners and their packs from."""
+
+from __future__ import annotations
+
+import logging
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+
+from gemmsmith.bundle import Bundle
+from gemmsmith.client import Client
+from gemmsmith.device import DeviceModel
+from gemmsmith.distributed import shared_snapshot
+from gemmsmith.errors import GemmsmithError
+from gemmsmith.lookup import Lookup
+from gemmsmith.ops.engine import Chooser, Engine, PackSource, install
+from gemmsmith.packs import Packs
+
+if TYPE_CHECKING:
+    from gemmsmith.snapshot import Snapshot
+
+log = logging.getLogger("gemmsmith")
+
+Source: TypeAlias = "Client | Bundle | str | PathLike[str] | tuple[Chooser | Snapshot, PackSource]"
+
+
+def use(
+    source: Source | None,
+    *,
+    pin: bool = False,
+    deterministic: bool | None = None,
+    device: str | None = None,
+) -> None:
+    """Run the winners of `source` in `gemmsmith.matmul`, `linear`, `scaled_mm` and `patch`.
+
+    Args:
+        source: a Client or a service's URL; a Bundle or the path of one (`winners.gspack`); a pair
+            of a Lookup or Snapshot and where its packs lie; None: torch's own operators again.
+        pin: keep the winners of this moment; else a service's newer ones are taken over.
+        deterministic: True: only kernels that give the same bits for the same inputs; None: as
+            `torch.use_deterministic_algorithms` says at each call.
+        device: slug of the device model; by default that of the current GPU.
+
+    In a distributed job this is a collective: rank 0 asks the service and all ranks keep what it
+    got, pinned. When nothing can be had, the log `gemmsmith` says so and everything runs torch.
+
+    Raises:
+        TypeError: `source` is none of these.
+        ValueError: the URL makes no sense.
+        OSError: there is no such bundle.
+    """
+    if source is None:
+        install(None)
+        return
+    model = device or _local_model()
+    try:
+        chooser, packs = _opened(source, pin, model)
+    except GemmsmithError as error:
+        log.warning("everything runs torch's own operators: %s", error)
+        install(None)
+        return
+    found = getattr(getattr(chooser, "snapshot", None), "device", model)
+    if model is not None and found != model:
+        log.warning(
+            "everything runs torch's own operators: the winners are those of %s, and this is %s",
+            found,
+            model,
+        )
+        install(None)
+        return
+    install(Engine(chooser, packs, deterministic=deterministic))
+
+
+def _opened(source: Source, pin: bool, device: str | None) -> tuple[Chooser, PackSource]:
+    if isinstance(source, tuple) and len(source) == 2:
+        chooser, packs = source
+        return (chooser if hasattr(chooser, "lookup") else Lookup(chooser, pin=True)), packs
+    if isinstance(source, str) and source.startswith(("http://", "https://")):
+        source = Client(source)
+    if isinstance(source, Client):
+        client = source
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            shared = shared_snapshot(lambda: client.snapshot(device))
+            assert shared is not None  # noqa: S101 - a client gives one or raises
+            lookup = Lookup(shared, pin=True)
+        else:
+            lookup = Lookup.of(client, device, pin=pin)
+        return lookup, Packs.of(client, signed=lambda: lookup.snapshot)
+    if isinstance(source, str | PathLike):
+        source = Bundle.open(fspath(source))
+    if isinstance(source, Bundle):
+        return Lookup(source.snapshot, pin=True), source.packs
+    raise TypeError(
+        "source must be a Client, a service's URL, a Bundle or its path, or a pair of a lookup and "
+        f"packs, got {type(source).__name__}"
+    )
+
+
+def _local_model() -> str | None:
+    """Slug of this process's GPU; None without one."""
+    if not torch.cuda.is_available():
+        return None
+    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return DeviceModel(
+        name=found.name,
+        arch=f"sm{found.major}{found.minor}",
+        sm_count=found.multi_processor_count,
+        memory_bytes=found.total_memory,
+        l2_bytes=getattr(found, "L2_cache_size", 0),
+    ).slug

@@ -1,0 +1,108 @@
+"""What a capture sees of a training step, and the suite it makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import gemmsmith
+from gemmsmith.ops.engine import Engine
+from gemmsmith.problem import DType, Layout, Problem
+from tuner.suites import load
+
+BF16 = torch.bfloat16
+
+
+def problem(m: int, n: int, k: int, layout: str, *, batch: int = 1, dtype: str = "bf16") -> Problem:
+    return Problem(m=m, n=n, k=k, batch=batch, dtype=DType(dtype), layout=Layout(layout))
+
+
+def step(x: torch.Tensor, layer: nn.Module) -> None:
+    out = layer(x)
+    out.backward(torch.ones_like(out))
+
+
+THREE = {problem(4, 24, 16, "tn"): 1, problem(4, 16, 24, "tt"): 1, problem(24, 16, 4, "nt"): 1}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_layers_three_products(bias: bool) -> None:
+    layer = nn.Linear(16, 24, bias=bias, dtype=BF16)
+    with gemmsmith.capture() as shapes:
+        step(torch.randn(2, 2, 16, dtype=BF16, requires_grad=True), layer)
+    assert shapes.problems == THREE
+
+
+def test_tuned_operators_are_seen_too(engine: Engine) -> None:
+    layer = nn.Linear(16, 24, bias=False, dtype=BF16)
+    with gemmsmith.capture() as shapes, gemmsmith.patch(layer):
+        step(torch.randn(4, 16, dtype=BF16, requires_grad=True), layer)
+    assert shapes.problems == THREE
+
+
+def test_batches_fp8_inference_and_what_no_kernel_is_for() -> None:
+    a, b = torch.randn(3, 4, 16, dtype=BF16), torch.randn(3, 8, 16, dtype=BF16)
+    fp8 = torch.randn(16, 32).to(torch.float8_e4m3fn)
+    one = torch.ones(())
+    with gemmsmith.capture() as shapes:
+        a @ b.mT
+        torch.bmm(a, b.mT.contiguous())
+        torch._scaled_mm(fp8, fp8.t(), scale_a=one, scale_b=one, out_dtype=BF16)
+        with torch.inference_mode():
+            nn.functional.linear(a[0], b[0])
+        torch.ones(2, 3) @ torch.ones(3, 2)
+        torch.empty(0, 3) @ torch.ones(3, 2)
+    assert shapes.problems == {
+        problem(4, 8, 16, "tn", batch=3): 1,
+        problem(4, 8, 16, "tt", batch=3): 1,
+        problem(16, 16, 32, "tn", dtype="fp8_e4m3"): 1,
+        problem(4, 8, 16, "tn"): 1,
+    }
+    assert shapes.skipped == {"float32 × float32": 1}
+
+
+def test_compiled_code_is_seen() -> None:
+    layer = nn.Linear(16, 24, bias=False, dtype=BF16)
+    compiled = torch.compile(layer, backend="aot_eager")
+    x = torch.randn(4, 16, dtype=BF16, requires_grad=True)
+    step(x, compiled)
+    with gemmsmith.capture() as shapes:
+        step(x, compiled)
+    assert shapes.problems == THREE
+    torch._dynamo.reset()
+
+
+def test_the_suite_is_one_that_tune_reads(tmp_path: Path) -> None:
+    from service.cli.tuning import _suite_calls
+
+    shapes = gemmsmith.Shapes()
+    shapes.problems[problem(4, 24, 16, "tn")] = 2
+    shapes.problems[problem(4, 24, 16, "tn", dtype="fp8_e4m3")] = 5
+    shapes.problems[problem(4, 8, 16, "nt", batch=3)] = 9
+    path = tmp_path / "new" / "suite.toml"
+    shapes.save(path)
+    suite = load(path)
+    assert [(e.m, e.n, e.k, e.batch, e.layout) for e in suite.entries] == [
+        (4, 8, 16, 3, "nt"),
+        (4, 24, 16, 1, "tn"),
+    ]
+    assert list(_suite_calls(path).values()) == [9, 7]
+
+
+def test_tuning_what_was_captured() -> None:
+    ordered: list[tuple[Any, ...]] = []
+
+    class Orders:
+        def tune(self, m: int, n: int, k: int, **more: Any) -> str:
+            ordered.append((m, n, k, *more.values()))
+            return "job"
+
+    shapes = gemmsmith.Shapes()
+    shapes.problems[problem(4, 24, 16, "tn")] = 2
+    shapes.problems[problem(4, 8, 16, "nt", batch=3)] = 9
+    assert shapes.tune(Orders()) == ["job", "job"]  # type: ignore[arg-type]
+    assert ordered == [(4, 8, 16, 3, "bf16", "nt", 9), (4, 24, 16, 1, "bf16", "tn", 2)]

@@ -1,0 +1,116 @@
+"""One line in a training script: what it replaces, and that it leaves everything as it was."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import gemmsmith
+from gemmsmith.ops.engine import Engine
+from tests.unit.ops.conftest import Chooser
+
+BF16 = torch.bfloat16
+Runs = Callable[[], int]
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(16, 24, bias=False), nn.ReLU(), nn.Linear(24, 8)).to(BF16)
+
+
+def step(net: nn.Module) -> list[torch.Tensor]:
+    net.zero_grad()
+    out = net(torch.linspace(-1, 1, 64, dtype=BF16).view(4, 16))
+    out.backward(torch.ones_like(out))
+    return [out.detach(), *(p.grad.clone() for p in net.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize("which", ["model", "everywhere"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_training_step(engine: Engine, runs: Runs, which: str, compiled: bool) -> None:
+    net = model()
+    keys = list(net.state_dict())
+    expected = step(net)
+    assert runs() == 0
+    with gemmsmith.patch(net if which == "model" else None):
+        # The input needs no gradient: five products.
+        found = step(torch.compile(net, backend="aot_eager", fullgraph=True) if compiled else net)
+        assert runs() == 5
+        assert list(net.state_dict()) == keys
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+    assert type(net[0]) is nn.Linear
+    step(net)
+    assert runs() == 0
+
+
+def test_every_way_to_multiply(engine: Engine, runs: Runs) -> None:
+    a, b, c = torch.randn(4, 16).to(BF16), torch.randn(16, 8).to(BF16), torch.randn(8).to(BF16)
+    x, y = torch.randn(3, 4, 16).to(BF16), torch.randn(3, 16, 8).to(BF16)
+    ways: list[Callable[[], torch.Tensor]] = [
+        lambda: a @ b,
+        lambda: torch.matmul(a, b),
+        lambda: torch.matmul(input=a, other=b),
+        lambda: a.matmul(b),
+        lambda: torch.mm(a, mat2=b),
+        lambda: a.mm(b),
+        lambda: torch.bmm(x, y),
+        lambda: x.bmm(y),
+        lambda: torch.addmm(c, a, b),
+        lambda: nn.functional.linear(a, b.t().contiguous(), bias=c),
+    ]
+    for way in ways:
+        expected = way()
+        with gemmsmith.patch():
+            torch.testing.assert_close(way(), expected, rtol=2e-2, atol=5e-2)
+        assert runs() == 1
+    others: list[Callable[[], torch.Tensor]] = [
+        lambda: torch.mm(a, b, out=torch.empty(4, 8, dtype=BF16)),
+        lambda: torch.addmm(c, a, b, beta=0.5),
+        lambda: torch.addmm(torch.ones(4, 8, dtype=BF16), a, b),
+    ]
+    for way in others:
+        expected = way()
+        with gemmsmith.patch():
+            torch.testing.assert_close(way(), expected)
+        assert runs() == 0
+
+
+def test_torchs_own_refusals_stay(engine: Engine) -> None:
+    with gemmsmith.patch(), pytest.raises(RuntimeError, match=r"must be a matrix|2D|3D"):
+        torch.mm(torch.ones(2, 4, 16), torch.ones(16, 8))
+    with gemmsmith.patch(), pytest.raises(RuntimeError):
+        torch.bmm(torch.ones(2, 4, 16), torch.ones(1, 16, 8))
+
+
+def test_the_model_is_restored_after_an_error(engine: Engine) -> None:
+    net = model()
+    with pytest.raises(KeyError), gemmsmith.patch(net):
+        raise KeyError
+    assert type(net[0]) is nn.Linear
+
+
+def test_the_report(engine: Engine, chooser: Chooser) -> None:
+    chooser.answers = lambda problem: problem.n != 8
+    file = io.StringIO()
+    net = model()
+    with gemmsmith.patch(net, report=True, file=file):
+        step(net)
+        step(net)
+    text = file.getvalue().splitlines()
+    assert text[0] == "gemmsmith: 8 of 10 products ran tuned kernels"
+    assert "       2 × 4×24×16 bf16 tn (linear): tn, 1000.00 µs less each" in text
+    assert "       2 × 4×8×24 bf16 tn (linear_bias): torch" in text
+    assert text[-1] == "  expected gain: 8.000 ms in all"
+    assert engine.watcher is None
+
+
+def test_the_report_without_use() -> None:
+    file = io.StringIO()
+    with gemmsmith.patch(report=True, file=file):
+        torch.ones(2, 2) @ torch.ones(2, 2)
+    assert "call gemmsmith.use(...) first" in file.getvalue()
