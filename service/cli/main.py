@@ -15,6 +15,7 @@ from gemmsmith.version import VERSION
 from service.cli import (
     bake,
     best,
+    capture,
     ceilings,
     compiling,
     database,
@@ -49,6 +50,11 @@ app.command("enumerate", cls=ProblemCommand)(space.enumerate_)
 app.command("compile", cls=ProblemCommand)(compiling.compile_)
 app.command("bake")(bake.bake)
 app.command("record", cls=ProblemCommand)(recording.record)
+app.command(
+    "capture",
+    # What follows the script's name is the script's.
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)(capture.capture)
 app.command("results")(results.results)
 app.command("report")(report.report)
 app.command("ceilings")(ceilings.ceilings)
