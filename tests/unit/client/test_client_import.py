@@ -28,6 +28,14 @@ def test_the_client_needs_neither_torch_nor_the_service() -> None:
     assert "httpx" in loaded
 
 
+def test_choosing_in_memory_needs_no_torch() -> None:
+    loaded = loaded_after(
+        "from gemmsmith import Bundle, Lookup, Packs, Snapshot, distributed; "
+        "distributed.shared_snapshot; Lookup(Snapshot.of('x', [])).lookup('bf16', 'tn', 1, 1, 1)"
+    )
+    assert not loaded & {"torch", "numpy", "fastapi", "sqlalchemy", "cuda", "pydantic", "tuner"}
+
+
 def test_every_export_exists_and_is_declared_once() -> None:
     assert sorted(gemmsmith._HOME) == sorted(gemmsmith.__all__)
     for name in gemmsmith.__all__:
