@@ -170,13 +170,17 @@ class Plan:
 
 
 def launch_distance(a: Launch, b: Launch) -> float:
-    """How many steps apart two launches of a kernel are: 1 for each choice that is the next one."""
+    """How many steps apart two launches of a kernel are: 1 for each choice that is the next one.
+
+    Half or twice as many splits come before the numbers between: more hangs on the octave.
+    """
+    octaves = abs(log2(a.splits / b.splits))
     return (
         (a.raster is not b.raster)
         + (a.decomposition is not b.decomposition)
         + (a.sm_budget != b.sm_budget)
         + abs(log2(a.swizzle / b.swizzle))
-        + abs(log2(a.splits / b.splits))
+        + (octaves if octaves.is_integer() else 1 + octaves)
     )
 
 

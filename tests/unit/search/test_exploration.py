@@ -54,7 +54,7 @@ def test_the_efforts_bounds(effort: Effort) -> None:
 
 def test_the_bounds_of_the_default_and_the_quick_effort() -> None:
     assert (BUDGETS[Effort.DEFAULT].kernels, BUDGETS[Effort.DEFAULT].trials) == (16, 48)
-    assert (BUDGETS[Effort.QUICK].kernels, BUDGETS[Effort.QUICK].trials) == (8, 12)
+    assert (BUDGETS[Effort.QUICK].kernels, BUDGETS[Effort.QUICK].trials) == (10, 12)
 
 
 @pytest.mark.parametrize("trials", [1, 3, 5, 7, 20])
