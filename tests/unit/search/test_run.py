@@ -287,6 +287,73 @@ def test_a_run_is_stopped_while_it_compiles(device: Device, store: Store, tmp_pa
     assert not [t for t in threading.enumerate() if "compile" in t.name]
 
 
+class Expecting:
+    """A ranker that expects the slowest recorded kernels first, and the best one before all."""
+
+    def predict(
+        self, problem: Problem, candidates: Sequence[Candidate], device: DeviceModel
+    ) -> list[float]:
+        del device
+        best = best_of(problem).kernel
+        return [1.0 if each.kernel == best else 10.0 for each in candidates]
+
+
+def partly_built(folder: Path) -> Builder:
+    """A builder that has every kernel but the best one."""
+    builder = Builder(ArtifactStore(folder / "packs"), fake_nvcc.toolchain(folder / "nvcc"))
+    kernels = {c.kernel for c in some_candidates(PROBLEM)} - {best_of(PROBLEM).kernel}
+    assert all(built.failure is None for built in builder.build(sorted(kernels, key=str)))
+    return builder
+
+
+FEW = replace(BUDGETS[Effort.DEFAULT], waves=(3,), further=2, seeds=0, hints=0)
+
+
+def test_what_is_built_answers_first_and_a_second_go_finds_what_is_not(
+    device: Device, store: Store, tmp_path: Path
+) -> None:
+    compiling, builder = Compiling(device), partly_built(tmp_path)
+    best = best_of(PROBLEM)
+    winner = run(compiling, store, builder=builder, ranker=Expecting(), budget=FEW)
+    assert winner.candidate == best  # type: ignore[attr-defined]
+    assert winner.revision == 2  # type: ignore[attr-defined]
+    assert compiling.screened.index(best.key) == len(compiling.screened) - 1
+    assert builder.has(best.kernel)
+
+
+def test_a_second_go_can_be_put_off_and_its_kernels_are_told(
+    device: Device, store: Store, tmp_path: Path
+) -> None:
+    builder, put_off = partly_built(tmp_path), []
+    winner = run(
+        Compiling(device),
+        store,
+        builder=builder,
+        ranker=Expecting(),
+        budget=FEW,
+        defer=put_off.extend,
+    )
+    assert winner.revision == 1  # type: ignore[attr-defined]
+    assert put_off == [best_of(PROBLEM).kernel]
+    assert not builder.has(best_of(PROBLEM).kernel)
+
+
+def test_stopping_in_the_second_go_keeps_the_first_answer(
+    device: Device, store: Store, tmp_path: Path
+) -> None:
+    builder = partly_built(tmp_path)
+    winner = run(
+        Compiling(device),
+        store,
+        builder=builder,
+        ranker=Expecting(),
+        budget=FEW,
+        should_stop=lambda: store.winner(PROBLEM, device.model.slug) is not None,
+    )
+    assert winner == store.winner(PROBLEM, device.model.slug)
+    assert winner.revision == 1  # type: ignore[attr-defined]
+
+
 class AllFail(Counting):
     """A device on which nothing survives screening."""
 
