@@ -29,6 +29,9 @@ MAX_DISTANCE = 2.0
 Beyond that the number of tiles, and with it the best tile, is another. Not measured yet.
 """
 
+_REACH = MAX_DISTANCE + 0.01
+"""What is read: databases round logarithms in their own way, the distance decides."""
+
 NEIGHBOURS = 64
 """Neighbours looked at: enough to get past those whose kernels are illegal for the question."""
 
@@ -43,8 +46,13 @@ class WinnerSource(Protocol):
         """The current winner for exactly this problem."""
         ...
 
-    def near_winners(self, problem: Problem, device_slug: str, limit: int) -> Sequence[Winner]:
-        """Current winners of the same types, layout, batch and device, nearest first."""
+    def near_winners(
+        self, problem: Problem, device_slug: str, limit: int, reach: float
+    ) -> Sequence[Winner]:
+        """Current winners of the same types, layout, batch and device, nearest first.
+
+        None is farther than `reach` octaves.
+        """
         ...
 
 
@@ -63,12 +71,15 @@ class Snapshot:
         """The current winner for exactly this problem."""
         return self._exact.get((problem, device_slug))
 
-    def near_winners(self, problem: Problem, device_slug: str, limit: int) -> list[Winner]:
+    def near_winners(
+        self, problem: Problem, device_slug: str, limit: int, reach: float
+    ) -> list[Winner]:
         """Current winners of the same types, layout, batch and device, nearest first."""
         alike = self._alike.get(_kind(problem, device_slug), [])
         m, n, k = problem.log_extents
         squares = [(x - m) ** 2 + (y - n) ** 2 + (z - k) ** 2 for x, y, z, _ in alike]
-        nearest = heapq.nsmallest(limit, range(len(alike)), key=squares.__getitem__)
+        within = [index for index, square in enumerate(squares) if square <= reach * reach]
+        nearest = heapq.nsmallest(limit, within, key=squares.__getitem__)
         return [alike[index][3] for index in nearest]
 
 
@@ -94,7 +105,7 @@ def find(
         return _answer(problem, winner, Match.EXACT, pack_of)
     if exact:
         return None
-    for neighbour in source.near_winners(problem, device.slug, limit=NEIGHBOURS):
+    for neighbour in source.near_winners(problem, device.slug, NEIGHBOURS, _REACH):
         if problem.distance(neighbour.problem) > MAX_DISTANCE:
             break
         if neighbour.candidate is not None and not _legal(neighbour.candidate, problem):

@@ -11,9 +11,9 @@ from sqlalchemy.orm import Session
 from gemmsmith.problem import Problem
 from tuner.store.models import DeviceRow, ProblemRow, WinnerRow
 
-_REACHES = (1.0, 4.0, math.inf)
-"""Half the edge of the cube that is searched: most questions have neighbours within a factor of
-two, and only where there are too few is the whole (dtype, layout, batch) scanned."""
+_STEPS = (1.0, 4.0)
+"""Reaches tried before a longer one: most questions have neighbours within a factor of two, and
+only where there are too few is the whole (dtype, layout, batch) scanned."""
 
 
 def nearest(
@@ -22,8 +22,12 @@ def nearest(
     problem: Problem,
     device: str,
     limit: int,
+    reach: float = math.inf,
 ) -> Sequence[Row[WinnerRow, ProblemRow]]:
-    """Rows of `winners` (which joins problems and devices) nearest first, ties by problem id."""
+    """Rows of `winners` (which joins problems and devices) nearest first, ties by problem id.
+
+    None is farther than `reach`, in octaves.
+    """
     offsets = [
         column - math.log2(extent)
         for column, extent in (
@@ -44,12 +48,12 @@ def nearest(
         .limit(limit)
     )
     rows: Sequence[Row[WinnerRow, ProblemRow]] = []
-    for reach in _REACHES:
-        if math.isinf(reach):
+    for radius in (reach,) if reach <= _STEPS[-1] else (*_STEPS, reach):
+        if math.isinf(radius):
             return session.execute(query).all()
         around = query.where(
-            squared <= reach * reach,
-            ProblemRow.lg_m.between(math.log2(problem.m) - reach, math.log2(problem.m) + reach),
+            squared <= radius * radius,
+            ProblemRow.lg_m.between(math.log2(problem.m) - radius, math.log2(problem.m) + radius),
         )
         rows = session.execute(around).all()
         if len(rows) == limit:

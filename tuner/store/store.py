@@ -7,6 +7,7 @@ What a method has written when it returns is durable, and what raised has change
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from types import TracebackType
 from typing import Self
 
@@ -162,9 +163,14 @@ class Store:
             device=device, dtype=dtype, layout=layout, after=after, limit=limit
         )
 
-    def near_winners(self, problem: Problem, device: str, limit: int = 64) -> list[Winner]:
-        """Current winners of the same dtype, layout and batch; nearest in log2 m, n, k first."""
-        return self._winners.near(problem, device, limit)
+    def near_winners(
+        self, problem: Problem, device: str, limit: int = 64, reach: float = inf
+    ) -> list[Winner]:
+        """Current winners of the same dtype, layout and batch; nearest in log2 m, n, k first.
+
+        None is farther than `reach` octaves.
+        """
+        return self._winners.near(problem, device, limit, reach)
 
     def history(self, problem: Problem, device: str) -> list[Winner]:
         """Every revision promoted for the problem, newest first."""

@@ -182,10 +182,11 @@ class Winners:
             query = query.order_by(WinnerRow.problem_id, WinnerRow.device_id).limit(limit)
             return self._winners(session, session.execute(query).all())
 
-    def near(self, problem: Problem, device: str, limit: int) -> list[Winner]:
+    def near(self, problem: Problem, device: str, limit: int, reach: float) -> list[Winner]:
         """Current winners of the same dtype, layout and batch, nearest first."""
         with self._database.read() as session:
-            return self._winners(session, nearest(session, _select(), problem, device, limit))
+            rows = nearest(session, _select(), problem, device, limit, reach)
+            return self._winners(session, rows)
 
     def history(self, problem: Problem, device: str) -> list[Winner]:
         """Every revision, newest first."""

@@ -232,6 +232,9 @@ def test_near_winners_are_nearest_first(store: Store) -> None:
         found = [(entry.problem.m, entry.problem.n, entry.problem.k) for entry in near]
         assert found == sorted(shapes, key=distance)[:limit]
     assert store.near_winners(asked, OTHER_DEVICE.slug) == []
+    for reach in (0.0, 0.5, 1.5, 4.0, 6.0):
+        within = [w for w in store.near_winners(asked, H200) if asked.distance(w.problem) <= reach]
+        assert store.near_winners(asked, H200, reach=reach) == within
 
 
 def test_packs_know_their_kernels(store: Store) -> None:
