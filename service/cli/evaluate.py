@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,7 @@ from service.cli.options import AsJson, Sweeps, load_settings
 from service.cli.output import CommandError, MisuseError, emit, note, say, table
 
 if TYPE_CHECKING:
+    from gemmsmith.device import DeviceModel
     from tuner.search.budget import Budget
     from tuner.search.evaluation import Curve, Flips, Neighbour, Recording, Strategy
     from tuner.search.ranking import Ranker
@@ -111,10 +113,14 @@ def held_out(recordings: Sequence[Recording]) -> tuple[Ranker, list[str]]:
 
 def base(recordings: Sequence[Recording]) -> set[str]:
     """Names of the kernels that `gemmsmith compile --base` builds where nothing has won yet."""
+    return {name for model in {each.model for each in recordings} for name in _base_of(model)}
+
+
+@cache
+def _base_of(model: DeviceModel) -> frozenset[str]:
     from tuner.search.base import base_kernels
 
-    models = {recording.model.slug: recording.model for recording in recordings}
-    return {kernel.name for model in models.values() for kernel in base_kernels(model)}
+    return frozenset(kernel.name for kernel in base_kernels(model))
 
 
 def _heuristics(recordings: Sequence[Recording], ranker: Ranker) -> Strategy:
