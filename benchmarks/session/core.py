@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tarfile
@@ -82,7 +81,7 @@ class Session:
 
         Args:
             stdout: takes the command's standard output; only the rest is shown then.
-            time_limit: seconds after which it is asked to stop, as by Ctrl-C.
+            time_limit: seconds after which it is asked to stop by SIGTERM, which a background job heeds too.
         """
         print(f"$ {' '.join(words)}", flush=True)
         if self.dry_run:
@@ -107,7 +106,7 @@ class Session:
         ):
             shown = process.stderr if stdout else process.stdout
             assert shown is not None
-            alarm = threading.Timer(time_limit or 0, process.send_signal, [signal.SIGINT])
+            alarm = threading.Timer(time_limit or 0, process.terminate)
             if time_limit is not None:
                 alarm.start()
             for line in shown:

@@ -156,7 +156,11 @@ def test_kernels_are_counted_by_the_minute_of_a_core() -> None:
 
 
 def test_a_command_is_stopped_at_its_time_limit(session: Session, tmp_path: Path) -> None:
-    program = "import time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('stopped')"
+    program = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('stopped')))\n"
+        "time.sleep(60)"
+    )
     log = tmp_path / "log"
     assert session.command(sys.executable, "-c", program, log=log, time_limit=2.0) == 0
     assert log.read_text() == "stopped\n"
