@@ -81,7 +81,7 @@ class Session:
 
         Args:
             stdout: takes the command's standard output; only the rest is shown then.
-            time_limit: seconds after which it is asked to stop by SIGTERM, which a background job heeds too.
+            time_limit: seconds after which it gets a SIGTERM; background jobs ignore SIGINT.
         """
         print(f"$ {' '.join(words)}", flush=True)
         if self.dry_run:
