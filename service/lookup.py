@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from gemmsmith.answer import Answer, Config, Match, Use
+from gemmsmith.answer import MAX_DISTANCE, Answer, Config, Match, Use
 from gemmsmith.device import DeviceModel
 from gemmsmith.launch import Candidate
 from gemmsmith.problem import Problem
@@ -22,12 +22,6 @@ from tuner.search.predict import Prediction, predict
 from tuner.search.ranking import Ranker
 from tuner.space import refusal, splits_refusal
 from tuner.trial import Winner
-
-MAX_DISTANCE = 2.0
-"""Farthest neighbour: a factor of 4 in one of M, N, K, or of 2.2 in each.
-
-Beyond that the number of tiles, and with it the best tile, is another. Not measured yet.
-"""
 
 _REACH = MAX_DISTANCE + 0.01
 """What is read: databases round logarithms in their own way, the distance decides."""

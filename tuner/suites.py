@@ -8,20 +8,22 @@ layout as they are). A linear layer with weight W[out, in] gives, for T tokens:
     weight_gradient  nt   M = out   N = in    K = T
 
 A suite is for any element type; `Suite.problems(dtype)` leaves out what the type cannot do
-(FP8 is `tn` only). Bad files raise SuiteError with the entry's place and what it should hold.
+(FP8 is `tn` only). A problem may say `calls`, how often it is run; listed twice, both count. Bad
+files raise SuiteError with the entry's place and what it should hold.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.wire import calls_of
 from tuner.errors import TunerError
 
 
@@ -39,7 +41,10 @@ class Pass(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SuiteProblem:
-    """One matrix product and where it comes from: `llama-3-8b qkv forward`."""
+    """One matrix product and where it comes from: `llama-3-8b qkv forward`.
+
+    `calls` is how often it is run; None where the file does not say.
+    """
 
     m: int
     n: int
@@ -48,6 +53,7 @@ class SuiteProblem:
     layout: Layout
     origin: str
     group: str
+    calls: int | None = None
 
     def problem(self, dtype: DType) -> Problem:
         """Its Problem in `dtype`; raises InvalidProblem where the type has no such layout."""
@@ -94,7 +100,10 @@ def load(path: Path) -> Suite:
             try:
                 for one in expand(entry):
                     one.problem(DType.BF16)
-                    entries.setdefault((one.m, one.n, one.k, one.batch, one.layout), one)
+                    shape = (one.m, one.n, one.k, one.batch, one.layout)
+                    known = entries.setdefault(shape, one)
+                    if known is not one and one.calls is not None:
+                        entries[shape] = replace(known, calls=(known.calls or 0) + one.calls)
             except (KeyError, ValueError, TypeError, InvalidProblem) as error:
                 reason = f"missing key {error}" if isinstance(error, KeyError) else str(error)
                 raise SuiteError(f"{path}: {kind} {place}: {reason}") from None
@@ -104,6 +113,8 @@ def load(path: Path) -> Suite:
 
 
 def _layer(entry: Mapping[str, Any]) -> list[SuiteProblem]:
+    if "calls" in entry:
+        raise ValueError("calls goes with one product: list it as a [[problem]] too")
     out, inner = entry["out"], entry["in"]
     found = []
     for which in entry.get("passes", [Pass.FORWARD]):
@@ -137,5 +148,6 @@ def _problem(entry: Mapping[str, Any]) -> list[SuiteProblem]:
             layout=Layout(entry.get("layout", "tn")),
             origin=entry["name"],
             group=entry.get("group", "other"),
+            calls=calls_of(entry["calls"]) if "calls" in entry else None,
         )
     ]

@@ -63,6 +63,13 @@ class Conditions:
     throttle: tuple[str, ...] = ()
 
 
+MAX_DISTANCE = 2.0
+"""Farthest neighbour that answers: a factor of 4 in one of M, N, K, or of 2.2 in each.
+
+Beyond that the number of tiles, and with it the best tile, is another. Not measured yet.
+"""
+
+
 class Match(StrEnum):
     """How an answer relates to the question."""
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gemmsmith.answer import Config, Use
+from gemmsmith.answer import MAX_DISTANCE, Config, Use
 from gemmsmith.errors import InvalidProblem, SnapshotCorrupt
 from gemmsmith.files import publish
 from gemmsmith.problem import Problem
@@ -33,9 +33,6 @@ log = logging.getLogger("gemmsmith")
 
 FORMAT = 1
 """Raised when the meaning of a document changes; documents of other formats are refused."""
-
-MAX_DISTANCE = 2.0
-"""Farthest neighbour, as in the service's lookup: a factor of 4 in one of M, N, K."""
 
 NEIGHBOURS = 64
 """Neighbours looked at, as in the service's lookup."""

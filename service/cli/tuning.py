@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,10 +29,7 @@ from service.cli.options import (
 from service.cli.output import MisuseError
 
 if TYPE_CHECKING:
-    from gemmsmith.problem import Layout
     from service.cli.tasks import Task
-
-    Shape = tuple[int, int, int, int, Layout]
 
 
 def tune(
@@ -149,12 +145,11 @@ def tasks(
             loaded = load(suite)
         except SuiteError as error:
             raise MisuseError(str(error)) from error
-        known = _suite_calls(suite)
         found = [
             Task(
                 problem=problem,
                 origin=entry.origin,
-                calls=known.get((entry.m, entry.n, entry.k, entry.batch, entry.layout), calls),
+                calls=calls if entry.calls is None else entry.calls,
             )
             for kind in kinds
             for entry, problem in loaded.problems(kind)
@@ -174,35 +169,3 @@ def tasks(
         for kind in kinds
     ]
     return found[:limit]
-
-
-def _suite_calls(path: Path) -> dict[Shape, int]:
-    """How often each product of a suite is run, where its file says so; it was read once before.
-
-    A product listed twice is run as often as both entries say. Those of a layer take no `calls`,
-    being many products in one entry: list the product as a [[problem]] too.
-
-    Raises:
-        MisuseError: `calls` in a layer, or not a number of calls; names the entry.
-    """
-    from gemmsmith.errors import InvalidProblem
-    from gemmsmith.problem import Layout
-    from gemmsmith.wire import calls_of
-
-    data = tomllib.loads(path.read_text(encoding="utf-8"))
-    for place, entry in enumerate(data.get("layer", []), 1):
-        if "calls" in entry:
-            raise MisuseError(
-                f"{path}: layer {place}: calls goes with one product: list it as a [[problem]] too"
-            )
-    found: dict[Shape, int] = {}
-    for place, entry in enumerate(data.get("problem", []), 1):
-        if "calls" not in entry:
-            continue
-        layout = Layout(entry.get("layout", "tn"))
-        shape = (entry["m"], entry["n"], entry["k"], entry.get("batch", 1), layout)
-        try:
-            found[shape] = found.get(shape, 0) + calls_of(entry["calls"])
-        except InvalidProblem as error:
-            raise MisuseError(f"{path}: problem {place}: {error}") from error
-    return found

@@ -13,7 +13,6 @@ machine of a fleet. The analytic cost model alone ranks, so that no training cha
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from math import exp, inf, log
 from random import Random
 
@@ -27,7 +26,7 @@ from tuner.search.cost_model import AnalyticModel
 from tuner.search.exploration import Plan
 from tuner.search.ranking import by_time, predictions
 from tuner.space import candidates as legal_candidates
-from tuner.space.operation import name_of
+from tuner.space.operation import of_type
 from tuner.trial import Winner
 
 BASE_CORE_SECONDS = 3900.0
@@ -40,8 +39,6 @@ DTYPES = (DType.BF16, DType.FP16, DType.FP8_E4M3)
 _PROBLEMS = 200
 """Asked of each family. Problems drawn log-uniformly leave fewer unseen ones without a kernel than
 the same number on a lattice of powers of two: M = 320 wants tiles of 80 that no power does."""
-_LEADERS = 16
-"""Kernels that a problem votes for: those of a default tuning run."""
 _HALF = 4
 """The place on a problem's list whose vote counts half."""
 _WINNER = 4.0
@@ -71,7 +68,7 @@ def base_kernels(
         twin = DType.BF16 if dtype is DType.FP16 else dtype
         if twin not in asked:
             asked[twin] = [_leaders(problem, device) for problem in _probes(twin)]
-        ballots += [[(_in(dtype, kernel), w) for kernel, w in each] for each in asked[twin]]
+        ballots += [[(of_type(kernel, dtype), w) for kernel, w in each] for each in asked[twin]]
     ballots += [
         [(winner.candidate.kernel, _WINNER)]
         for winner in winners
@@ -100,18 +97,10 @@ def _size(draw: Random, least: float, most: float, step: int) -> int:
     return max(1, round(exp(draw.uniform(log(least), log(most))) / step)) * step
 
 
-def _in(dtype: DType, kernel: Kernel) -> Kernel:
-    """The same kernel for other element types of the same size."""
-    if kernel.dtype is dtype:
-        return kernel
-    twin = replace(kernel, dtype=dtype)
-    return replace(twin, name=name_of(twin))
-
-
 def _leaders(problem: Problem, device: DeviceModel) -> _Ballot:
     found = legal_candidates(problem, device)
     predicted = predictions(problem, found, device, AnalyticModel())
-    plan = Plan(by_time(found, predicted), predicted, BUDGETS[Effort.DEFAULT].in_one_wave(_LEADERS))
+    plan = Plan(by_time(found, predicted), predicted, BUDGETS[Effort.DEFAULT].in_one_wave())
     return [
         (leader.kernel, 1 / (1 + place / _HALF)) for place, leader in enumerate(plan.kernels({}))
     ]

@@ -39,9 +39,9 @@ class Budget:
         """Distinct kernels that may be compiled and measured."""
         return sum(self.waves)
 
-    def in_one_wave(self, kernels: int | None = None) -> Budget:
-        """The same bounds, with all kernels (or this many) at once: to be compiled side by side."""
-        return replace(self, waves=(self.kernels if kernels is None else kernels,))
+    def in_one_wave(self) -> Budget:
+        """The same bounds, with all kernels at once: to be compiled side by side."""
+        return replace(self, waves=(self.kernels,))
 
 
 _EVERYTHING = 1_000_000

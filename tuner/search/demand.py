@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from gemmsmith.answer import Use
+from gemmsmith.answer import MAX_DISTANCE, Use
 from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem
 from tuner.search.cost_model import (
@@ -24,9 +24,6 @@ from tuner.search.cost_model import (
 )
 from tuner.store import Store
 from tuner.trial import Winner
-
-MAX_DISTANCE = 2.0
-"""Farthest neighbour, as `service.lookup` has it: a factor of 4 in one of M, N, K."""
 
 NEIGHBOURS = 8
 """Nearest winners asked: the gain is a mean, and those farther off have little to say about it."""

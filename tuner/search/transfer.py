@@ -11,7 +11,7 @@ from dataclasses import replace
 from gemmsmith.launch import Candidate
 from gemmsmith.problem import DType, Problem
 from tuner.space import refusal, splits_refusal
-from tuner.space.operation import named
+from tuner.space.operation import of_type
 from tuner.store import Store
 
 NEIGHBOURS = 8
@@ -30,15 +30,8 @@ def near_winners(store: Store, problem: Problem, device: str) -> list[Candidate]
     for winner in found:
         if winner.candidate is None:
             continue
-        candidate = _as(winner.candidate, problem.dtype)
-        kernel, launch = candidate.kernel, candidate.launch
+        kernel, launch = of_type(winner.candidate.kernel, problem.dtype), winner.candidate.launch
+        candidate = Candidate(kernel=kernel, launch=launch)
         if refusal(kernel, problem) is None and splits_refusal(kernel, launch, problem) is None:
             near.setdefault(candidate.key, candidate)
     return list(near.values())
-
-
-def _as(candidate: Candidate, dtype: DType) -> Candidate:
-    """The same choices for another element type of the same width."""
-    if candidate.kernel.dtype is dtype:
-        return candidate
-    return replace(candidate, kernel=named(replace(candidate.kernel, dtype=dtype)))

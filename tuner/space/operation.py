@@ -163,6 +163,11 @@ def named(kernel: Kernel) -> Kernel:
     return replace(kernel, name=name_of(kernel))
 
 
+def of_type(kernel: Kernel, dtype: DType) -> Kernel:
+    """The same choices for another element type of the same width."""
+    return kernel if kernel.dtype is dtype else named(replace(kernel, dtype=dtype))
+
+
 def name_of(kernel: Kernel) -> str:
     """CUTLASS's procedural name, and what our own part adds to it."""
     name: str = operation(kernel).procedural_name()

@@ -77,8 +77,6 @@ def test_compiled_code_is_seen() -> None:
 
 
 def test_the_suite_is_one_that_tune_reads(tmp_path: Path) -> None:
-    from service.cli.tuning import _suite_calls
-
     shapes = gemmsmith.Shapes()
     shapes.problems[problem(4, 24, 16, "tn")] = 2
     shapes.problems[problem(4, 24, 16, "tn", dtype="fp8_e4m3")] = 5
@@ -90,7 +88,7 @@ def test_the_suite_is_one_that_tune_reads(tmp_path: Path) -> None:
         (4, 8, 16, 3, "nt"),
         (4, 24, 16, 1, "tn"),
     ]
-    assert list(_suite_calls(path).values()) == [9, 7]
+    assert [entry.calls for entry in suite.entries] == [9, 7]
 
 
 def test_tuning_what_was_captured() -> None:

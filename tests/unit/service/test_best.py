@@ -8,8 +8,7 @@ import httpx
 import msgspec
 import pytest
 
-from gemmsmith.answer import Answer, Match, Use
-from service.lookup import MAX_DISTANCE
+from gemmsmith.answer import MAX_DISTANCE, Answer, Match, Use
 from tests.support.serving import H100, H200
 from tests.unit.service.conftest import CUBLAS_WINS, KNOWN
 from tuner.space import refusal
