@@ -22,6 +22,11 @@ from tests.support.host import INCLUDE
 SOURCE = Path(__file__).with_name("kernels.c")
 
 
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(20261121)
+
+
 class Host:
     """The host as a device of ordinal 3."""
 
