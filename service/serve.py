@@ -45,7 +45,6 @@ def serve(settings: Settings, *, worker: bool = False, say: Callable[[str], None
         SettingsError: the address must not or cannot be bound.
         StoreError: the database cannot be used.
     """
-    settings.check_bind()
     logging.configure(json=settings.log_json)
     # Bound first: a second `serve` must fail before it touches the database or starts a worker.
     with _listening(settings) as listener:

@@ -33,10 +33,13 @@ class Settings(BaseModel):
         sweeps: folder of recorded sweeps, for `replay:` devices.
         models: folder of learned cost models, one for each device model; absent: the analytic one.
         host, port: where to listen; port 0 takes a free one.
-        allow_remote: listen on more than the loopback interface. There are no API keys yet, so
-            whoever reaches the port can order tuning jobs.
+        require_keys: ask for API keys on the loopback interface too (behind a proxy, say); beyond
+            it they are always asked for.
         device: what the worker measures on (`cuda:0`, `replay:<name>`); empty: the local GPU,
             else the recorded one.
+        queue_limit: jobs that may wait at once; further orders get 429 until some are done.
+        key_job_limit: jobs that one API key may have waiting or running, unless the key says else.
+        answers_kept: answers held in memory, the least recently used going first; about 3 KB each.
         max_body_bytes: largest request body; 10,000 problems in one batch are about 1 MB.
         events_poll_s: how often an event stream looks for new events.
         events_heartbeat_s: an idle event stream sends a comment this often, so that proxies and
@@ -54,9 +57,12 @@ class Settings(BaseModel):
     models: Path = Path("configs/models")
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
-    allow_remote: bool = False
+    require_keys: bool = False
     device: str = ""
     log_json: bool = False
+    queue_limit: int = Field(default=10_000, ge=1)
+    key_job_limit: int = Field(default=1_000, ge=1)
+    answers_kept: int = Field(default=50_000, ge=1)
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
     events_poll_s: float = Field(default=0.25, gt=0)
     events_heartbeat_s: float = Field(default=15.0, gt=0)
@@ -92,19 +98,10 @@ class Settings(BaseModel):
             for field, value in self.model_dump(mode="json").items()
         }
 
-    def check_bind(self) -> None:
-        """Refuse to listen beyond this machine unless that was asked for.
-
-        Raises:
-            SettingsError: the host is not a loopback address and `allow_remote` is off.
-        """
-        if self.allow_remote or _is_loopback(self.host):
-            return
-        raise SettingsError(
-            f"refusing to listen on {self.host}: the service has no authentication yet, so anyone "
-            "who reaches it could order tuning jobs. Keep 127.0.0.1 and use an SSH tunnel, or "
-            "pass --allow-remote on a network you trust."
-        )
+    @property
+    def keys_required(self) -> bool:
+        """Whether a request must bring an API key: always, beyond the loopback interface."""
+        return self.require_keys or not _is_loopback(self.host)
 
     def create_folders(self) -> None:
         """Create the folders that the database and the packs go to."""

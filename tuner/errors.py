@@ -18,6 +18,8 @@ TunerError
 └── JobError
     ├── LeaseLost        another worker owns the job now; stop without writing
     ├── JobNotFound
+    ├── QueueFull        as many jobs wait as may; try again later
+    ├── QuotaUsedUp      this key has as many jobs waiting or running as it may
     └── JobAborted       cancellation was asked for
 """
 
@@ -94,6 +96,14 @@ class LeaseLost(JobError):
 
 class JobNotFound(JobError):
     """No job with this identifier."""
+
+
+class QueueFull(JobError):
+    """As many jobs wait as may; nothing was enqueued."""
+
+
+class QuotaUsedUp(JobError):
+    """This key has as many jobs waiting or running as it may; nothing was enqueued."""
 
 
 class JobAborted(JobError):

@@ -118,6 +118,8 @@ class Answer:
         environment, revision, promoted_at: of the winner; None for a predicted match, which has
             none. The revision grows with every promotion for this problem and device.
         baseline_kernels: names of what one launch of cuBLAS ran, in order; empty if not known.
+        stale: measured under another driver, CUDA, CUTLASS or cuBLAS than any GPU of this model
+            runs now; it will be measured again when a worker is idle.
         predicted_us: microseconds that the cost model expects one launch of `config` to take;
             None for what was measured.
     """
@@ -141,3 +143,4 @@ class Answer:
     replayed: bool
     baseline_kernels: tuple[str, ...] = ()
     predicted_us: float | None = None
+    stale: bool = False

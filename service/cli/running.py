@@ -21,11 +21,12 @@ def serve(
     worker: Annotated[
         bool, typer.Option("--worker/--no-worker", help="Run a tuning worker beside it.")
     ] = False,
-    allow_remote: Annotated[
+    require_keys: Annotated[
         bool | None,
         typer.Option(
-            "--allow-remote/--local-only",
-            help="Listen beyond this machine: there is no authentication yet.",
+            "--require-keys",
+            help="Ask for API keys on the loopback interface too (GEMMSMITH_REQUIRE_KEYS); "
+            "beyond it they are always asked for.",
             show_default=False,
         ),
     ] = None,
@@ -51,7 +52,7 @@ def serve(
     settings = load_settings(
         host=host,
         port=port,
-        allow_remote=allow_remote,
+        require_keys=require_keys,
         device=device,
         database=database,
         packs=packs,

@@ -52,8 +52,9 @@ def test_jobs_from_before_keep_their_rows_and_get_calls(empty_database_url: str)
     database.close()
     before = {table: rows(url, table) for table in ("jobs", "job_events", "idempotency_keys")}
 
-    upgrade(url)
+    upgrade(url, "0002")
     assert rows(url, "jobs") == [before["jobs"][0] | {"calls": 0, "saving_us": 0.0}]
+    upgrade(url)
     with Store.open(url) as store:
         queue = Queue(store)
         old = queue.get("old")
@@ -76,7 +77,7 @@ def test_jobs_from_before_keep_their_rows_and_get_calls(empty_database_url: str)
         }
     database.close()
 
-    upgrade(url)
+    upgrade(url, "0002")
     assert rows(url, "jobs") == [before["jobs"][0] | {"calls": 0, "saving_us": 0.0}]
 
 

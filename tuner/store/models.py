@@ -71,6 +71,17 @@ class EnvironmentRow(Base):
     description: Mapped[dict[str, Any]]
 
 
+class GpuRow(Base):
+    """One physical GPU, and the environment that its worker last ran in; see `tuner.store.gpus`."""
+
+    __tablename__ = "gpus"
+
+    uuid: Mapped[str] = mapped_column(String(80), primary_key=True)
+    device_id: Mapped[int] = mapped_column(ForeignKey("devices.id"))
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environments.id"))
+    seen_at: Mapped[float]
+
+
 class ProblemRow(Base):
     """A problem; `lg_*` are log2 of the extents, because SQLite has no logarithm everywhere."""
 
@@ -196,6 +207,13 @@ class WinnerRow(Base):
             postgresql_where=text("is_current"),
         ),
         Index("ix_winners_sequence", "sequence"),
+        Index(
+            "ix_winners_gain",
+            "device_id",
+            "speedup",
+            sqlite_where=text("is_current"),
+            postgresql_where=text("is_current"),
+        ),
         {"sqlite_autoincrement": True},
     )
 
@@ -234,11 +252,14 @@ class JobRow(Base):
         handed_back: leases given back unharmed; they do not count against `max_attempts`.
         available_at: earliest time for the next lease, so that a retry waits a little.
         last_event: number of the newest event.
+        ordered_by: name of the API key that ordered it; NULL without keys.
+        deadline_at: time after which nobody wants the answer any more; NULL for never.
     """
 
     __tablename__ = "jobs"
     __table_args__ = (
         Index("ix_jobs_lease", "state", "priority", "id"),
+        Index("ix_jobs_ordered_by", "ordered_by", "state"),
         {"sqlite_autoincrement": True},
     )
 
@@ -270,6 +291,8 @@ class JobRow(Base):
     started_at: Mapped[float | None]
     finished_at: Mapped[float | None]
     last_event: Mapped[int]
+    ordered_by: Mapped[str | None] = mapped_column(String(200))
+    deadline_at: Mapped[float | None]
 
 
 class JobEventRow(Base):
@@ -295,7 +318,13 @@ class IdempotencyKeyRow(Base):
 
 
 class ApiKeyRow(Base):
-    """A client's key, by its hash only."""
+    """A client's key, by its hash only.
+
+    Attributes:
+        prefix: the key's first characters, by which people tell keys apart.
+        scopes: names of `Scope`, separated by spaces.
+        job_limit: jobs of this key that may wait or run at once; NULL for the service's default.
+    """
 
     __tablename__ = "api_keys"
 
@@ -306,3 +335,20 @@ class ApiKeyRow(Base):
     created_at: Mapped[float]
     last_used_at: Mapped[float | None]
     revoked_at: Mapped[float | None]
+    prefix: Mapped[str] = mapped_column(String(20), server_default=text("''"))
+    expires_at: Mapped[float | None]
+    job_limit: Mapped[int | None]
+
+
+class AuditRow(Base):
+    """Who changed what is served, or who may come in; rows are only ever added."""
+
+    __tablename__ = "audit"
+    __table_args__ = ({"sqlite_autoincrement": True},)
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    at: Mapped[float]
+    actor: Mapped[str] = mapped_column(String(200))
+    action: Mapped[str] = mapped_column(String(40))
+    subject: Mapped[str] = mapped_column(String(300))
+    detail: Mapped[dict[str, Any]]

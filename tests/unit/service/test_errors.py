@@ -171,12 +171,12 @@ def test_no_query_gives_a_fault(client: httpx.Client, params: dict[str, Any]) ->
         check_document(reply)
 
 
-def test_settings_refuse_to_open_the_service_by_accident() -> None:
-    Settings.load({"GEMMSMITH_HOST": "::1"}).check_bind()
-    Settings.load({"GEMMSMITH_HOST": "0.0.0.0", "GEMMSMITH_ALLOW_REMOTE": "true"}).check_bind()
+def test_beyond_the_loopback_interface_keys_are_always_asked_for() -> None:
+    assert not Settings.load({}).keys_required
+    assert not Settings.load({"GEMMSMITH_HOST": "::1"}).keys_required
+    assert Settings.load({"GEMMSMITH_REQUIRE_KEYS": "true"}).keys_required
     for host in ("0.0.0.0", "192.168.1.2", "example.com", "::"):
-        with pytest.raises(SettingsError, match="allow-remote"):
-            Settings.load({}, host=host).check_bind()
+        assert Settings.load({}, host=host).keys_required
     with pytest.raises(SettingsError, match="GEMMSMITH_PORT"):
         Settings.load({"GEMMSMITH_PORT": "many"})
 
