@@ -1,4 +1,4 @@
-"""Keys with limits, who did what, which GPU runs in which environment, jobs' deadlines and owners."""
+"""Keys with limits, an audit, GPUs and their environments, jobs' deadlines and owners."""
 
 from __future__ import annotations
 
