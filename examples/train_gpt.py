@@ -1,0 +1,287 @@
+"""Trains a model twice at once, with stock torch and with gemmsmith's winners, and compares.
+
+    python examples/train_gpt.py --winners winners.gspack           # or a service's URL
+    python examples/train_gpt.py --model llama-8b-blocks --precision fp8 --mode graph
+
+Both models begin with the same weights and see the same synthetic tokens; a few steps of the one
+alternate with a few of the other, so that clocks and temperature are the same for both. Prints
+tokens a second of each, their paired ratio with its interval, the GPU time of matrix products by
+torch's profiler, and how far the loss curves lie apart; `-o` writes all of it as JSON, `--picture`
+the loss curves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import json
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from models import SIZES, Model, Size
+from torch.profiler import ProfilerActivity, profile
+
+import gemmsmith
+
+WARM_STEPS = 3
+BLOCK_STEPS = 5
+PROFILED_STEPS = 2
+_PRODUCT = re.compile(r"gemm|cutlass|nvjet|xmma|splitk|stream_k|split_k|padded", re.IGNORECASE)
+"""Kernels that compute matrix products, or prepare or finish them; attention's are not meant."""
+_ATTENTION = re.compile(r"flash|fmha|attention", re.IGNORECASE)
+
+Step = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(kw_only=True)
+class Side:
+    """One of the two: its step, what it has lost, and how long its blocks of steps took."""
+
+    name: str
+    step: Step
+    context: Callable[[], contextlib.AbstractContextManager[Any]]
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    product_us: float | None = None
+
+
+def main() -> int:
+    """Train and compare."""
+    options = _options()
+    device = torch.device(options.device)
+    size = SIZES[options.model]
+    if options.winners:
+        gemmsmith.use(options.winners, pin=True)
+    torch.manual_seed(options.seed)
+    stock, tuned = _sides(options, size, device)
+    batches = _tokens(size, options.steps, device, options.seed)
+    for side in (stock, tuned):
+        with side.context():
+            side.losses += [float(side.step(batch)) for batch in batches[:WARM_STEPS]]
+    for at in range(WARM_STEPS, options.steps, BLOCK_STEPS):
+        pair = (stock, tuned) if (at // BLOCK_STEPS) % 2 else (tuned, stock)
+        for side in pair:
+            _timed(side, batches[at : at + BLOCK_STEPS], device)
+    for side in (stock, tuned):
+        side.product_us = _product_us(side, batches[-1], device)
+    result = _result(options, size, stock, tuned)
+    if options.output:
+        Path(options.output).write_text(json.dumps(result, indent=1) + "\n")
+    if options.picture:
+        _draw(Path(options.picture), stock, tuned, f"{options.model}, {options.precision}")
+    _print(result)
+    return 0
+
+
+def _sides(options: argparse.Namespace, size: Size, device: torch.device) -> tuple[Side, Side]:
+    fp8 = options.precision == "fp8"
+    first = Model(size, fp8=torch._scaled_mm if fp8 else None).to(device, torch.bfloat16)
+    second = Model(size, fp8=gemmsmith.scaled_mm if fp8 else None).to(device, torch.bfloat16)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    names = ("torch", "gemmsmith")
+    contexts: tuple[Callable[[], Any], ...] = (
+        contextlib.nullcontext,
+        lambda: gemmsmith.patch(second),
+    )
+    sides = []
+    for name, model, context in zip(names, (first, second), contexts, strict=True):
+        with context():
+            step = _step(model, options.mode, size, device)
+        sides.append(Side(name=name, step=step, context=context))
+    return sides[0], sides[1]
+
+
+def _step(model: Model, mode: str, size: Size, device: torch.device) -> Step:
+    """One training step: forward, backward, AdamW."""
+    captured = mode == "graph"
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=3e-4, fused=device.type == "cuda", capturable=captured
+    )
+    forward: Callable[[torch.Tensor], torch.Tensor] = model
+    if mode == "compiled":
+        forward = torch.compile(model, fullgraph=True, dynamic=False)
+
+    def step(tokens: torch.Tensor) -> torch.Tensor:
+        loss = forward(tokens)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=not captured)
+        return loss.detach()
+
+    return _graphed(step, size, device) if captured else step
+
+
+def _graphed(step: Step, size: Size, device: torch.device) -> Step:
+    """The step recorded once as a CUDA graph and replayed."""
+    static = torch.zeros(size.batch, size.length + 1, dtype=torch.long, device=device)
+    graph: torch.cuda.CUDAGraph | None = None
+    loss = torch.zeros((), device=device)
+    stream = torch.cuda.Stream(device)
+
+    def replay(tokens: torch.Tensor) -> torch.Tensor:
+        nonlocal graph, loss
+        static.copy_(tokens)
+        if graph is None:
+            # Eagerly first: kernels are loaded and memory is reserved outside the capture.
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream):
+                first = step(static).clone()
+            torch.cuda.current_stream(device).wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                loss = step(static)
+            return first
+        graph.replay()
+        return loss.clone()
+
+    return replay
+
+
+def _tokens(size: Size, steps: int, device: torch.device, seed: int) -> list[torch.Tensor]:
+    """Synthetic text that can be learnt: nine of ten tokens follow from the one before."""
+    generator = torch.Generator().manual_seed(seed)
+    following = torch.randperm(size.vocabulary, generator=generator)
+    batches = []
+    for _ in range(steps):
+        columns = [torch.randint(size.vocabulary, (size.batch,), generator=generator)]
+        for _ in range(size.length):
+            free = torch.randint(size.vocabulary, (size.batch,), generator=generator)
+            follows = torch.rand(size.batch, generator=generator) < 0.9
+            columns.append(torch.where(follows, following[columns[-1]], free))
+        batches.append(torch.stack(columns, dim=1).to(device))
+    return batches
+
+
+def _timed(side: Side, batches: list[torch.Tensor], device: torch.device) -> None:
+    with side.context():
+        _settle(device)
+        began = time.perf_counter()
+        losses = [side.step(batch) for batch in batches]
+        _settle(device)
+        side.seconds.append((time.perf_counter() - began) / len(batches))
+    side.losses += [float(loss) for loss in losses]
+
+
+def _settle(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _product_us(side: Side, batch: torch.Tensor, device: torch.device) -> float | None:
+    """Microseconds of GPU time in matrix products, a step; None without a GPU."""
+    if device.type != "cuda":
+        return None
+    with side.context(), profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(PROFILED_STEPS):
+            side.step(batch)
+        _settle(device)
+    total = sum(
+        event.device_time_total
+        for event in seen.key_averages()
+        if _PRODUCT.search(event.key) and not _ATTENTION.search(event.key)
+    )
+    return total / PROFILED_STEPS
+
+
+def _result(options: argparse.Namespace, size: Size, stock: Side, tuned: Side) -> dict[str, Any]:
+    ratios = [ours / theirs for ours, theirs in _paired(tuned, stock)]
+    low, high = _interval(ratios)
+    return {
+        "model": options.model,
+        "precision": options.precision,
+        "mode": options.mode,
+        "size": asdict(size),
+        "device": torch.cuda.get_device_name() if options.device == "cuda" else options.device,
+        "torch": torch.__version__,
+        "gemmsmith": gemmsmith.__version__,
+        "winners": options.winners,
+        "steps": options.steps,
+        "tokens_per_second": {
+            side.name: size.tokens / statistics.median(side.seconds) for side in (stock, tuned)
+        },
+        "speedup": {"median": statistics.median(ratios), "ci_low": low, "ci_high": high},
+        "product_us_per_step": {side.name: side.product_us for side in (stock, tuned)},
+        "losses": {side.name: side.losses for side in (stock, tuned)},
+        "largest_difference_of_losses": max(
+            abs(a - b) for a, b in zip(stock.losses, tuned.losses, strict=True)
+        ),
+    }
+
+
+def _paired(tuned: Side, stock: Side) -> Iterator[tuple[float, float]]:
+    """Steps a second of both, block by block."""
+    for ours, theirs in zip(tuned.seconds, stock.seconds, strict=True):
+        yield 1 / ours, 1 / theirs
+
+
+def _interval(ratios: list[float]) -> tuple[float, float]:
+    """A 95% interval of the median by order statistics; the range where there are under six."""
+    ordered, n = sorted(ratios), len(ratios)
+    skipped = max(0, int(n / 2 - 0.98 * n**0.5)) if n >= 6 else 0
+    return ordered[skipped], ordered[-1 - skipped]
+
+
+def _print(result: dict[str, Any]) -> None:
+    rates, speedup = result["tokens_per_second"], result["speedup"]
+    lines = [
+        f"{result['model']}, {result['precision']}, {result['mode']}, {result['device']}, "
+        f"{result['steps']} steps",
+        f"  torch      {rates['torch']:12.0f} tokens/s",
+        f"  gemmsmith  {rates['gemmsmith']:12.0f} tokens/s, {speedup['median']:.3f} × "
+        f"({speedup['ci_low']:.3f} … {speedup['ci_high']:.3f})",
+    ]
+    products = result["product_us_per_step"]
+    if products["torch"]:
+        lines.append(
+            f"  matrix products, a step: {products['torch'] / 1e3:.2f} ms and "
+            f"{products['gemmsmith'] / 1e3:.2f} ms of GPU time"
+        )
+    lines.append(
+        f"  losses end at {result['losses']['torch'][-1]:.4f} and "
+        f"{result['losses']['gemmsmith'][-1]:.4f}; largest difference "
+        f"{result['largest_difference_of_losses']:.4f}"
+    )
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _draw(path: Path, stock: Side, tuned: Side, title: str) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
+    axes.plot(stock.losses, label="torch", linewidth=3, alpha=0.5)
+    axes.plot(tuned.losses, label="gemmsmith", linewidth=1, color="black")
+    axes.set(xlabel="step", ylabel="loss", title=title)
+    axes.legend()
+    figure.savefig(path)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", choices=sorted(SIZES), default="gpt-350m")
+    parser.add_argument("--precision", choices=("bf16", "fp8"), default="bf16")
+    parser.add_argument("--mode", choices=("eager", "compiled", "graph"), default="eager")
+    parser.add_argument("--winners", help="a service's URL or a baked file; without: torch twice")
+    parser.add_argument("--steps", type=int, default=53, help="of each model, 3 of them to warm up")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seed", type=int, default=20261121)
+    parser.add_argument("-o", "--output", help="where to write everything as JSON")
+    parser.add_argument("--picture", help="where to draw the loss curves (needs matplotlib)")
+    options = parser.parse_args()
+    if options.steps < WARM_STEPS + BLOCK_STEPS:
+        parser.error(f"--steps must be at least {WARM_STEPS + BLOCK_STEPS}")
+    return options
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
