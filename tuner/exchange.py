@@ -16,6 +16,7 @@ from gemmsmith.files import publish
 from gemmsmith.problem import DType
 from tuner.errors import TunerError
 from tuner.store import Store
+from tuner.store.audit import Action
 from tuner.trial import Winner
 
 FORMAT = "gemmsmith-winners"
@@ -68,6 +69,10 @@ def import_winners(store: Store, path: Path) -> Imported:
         before = store.sequence()
         store.promote(replace(winner, pack=pack), imported=True)
         added += store.sequence() != before
+    if added:
+        store.audit.add(
+            Action.PROMOTED, str(path), actor="import", added=added, kept=len(winners) - added
+        )
     return Imported(added=added, kept=len(winners) - added)
 
 

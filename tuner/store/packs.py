@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import delete, select, update
 
 from gemmsmith.kernel import Kernel
+from tuner.store.audit import SYSTEM, Action, record
 from tuner.store.clock import now
 from tuner.store.codec import from_json
 from tuner.store.database import Database
@@ -50,11 +51,14 @@ class Packs:
                     insert_ignore(session, PackKernelRow, place)
         self._dictionary.keep(ids)
 
-    def remove(self, pack_hash: str) -> None:
+    def remove(self, pack_hash: str, *, actor: str = SYSTEM) -> None:
         """Forget a pack whose file is gone or damaged; winners no longer name it either."""
         with self._database.write() as session:
-            session.execute(delete(PackRow).where(PackRow.hash == pack_hash))
+            known = delete(PackRow).where(PackRow.hash == pack_hash).returning(PackRow.bytes)
+            size = session.scalar(known)
             session.execute(update(WinnerRow).where(WinnerRow.pack == pack_hash).values(pack=None))
+            if size is not None:
+                record(session, Action.PACK_REMOVED, pack_hash, actor=actor, bytes=size)
 
     def of_winners(self) -> set[str]:
         """Hashes that current winners name, and those of packs that hold their kernels."""

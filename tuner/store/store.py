@@ -18,6 +18,7 @@ from gemmsmith.kernel import Kernel
 from gemmsmith.problem import DType, Layout, Problem
 from tuner.errors import SchemaOutdated
 from tuner.store import schema
+from tuner.store.audit import LOCAL, SYSTEM, Action, Audit
 from tuner.store.codec import from_json
 from tuner.store.database import Database, parse_url, sqlite_path
 from tuner.store.dictionary import Dictionary, device_of
@@ -41,11 +42,13 @@ class Store:
 
     Attributes:
         database: for `tuner.jobs`, which keeps its queue in the same database.
+        audit: who changed what.
     """
 
     def __init__(self, database: Database) -> None:
         self.database = database
         self.dictionary = Dictionary(database)
+        self.audit = Audit(database)
         self._trials = Trials(database, self.dictionary)
         self._winners = Winners(database, self.dictionary)
         self._packs = Packs(database, self.dictionary)
@@ -176,13 +179,21 @@ class Store:
         """Every revision promoted for the problem, newest first."""
         return self._winners.history(problem, device)
 
-    def pin(self, problem: Problem, device: str, revision: int) -> Winner:
+    def pin(
+        self,
+        problem: Problem,
+        device: str,
+        revision: int,
+        *,
+        actor: str = LOCAL,
+        action: Action = Action.PINNED,
+    ) -> Winner:
         """Serve that revision until it is unpinned, whatever is promoted meanwhile."""
-        return self._winners.pin(problem, device, revision)
+        return self._winners.pin(problem, device, revision, actor=actor, action=action)
 
-    def unpin(self, problem: Problem, device: str) -> Winner:
+    def unpin(self, problem: Problem, device: str, *, actor: str = LOCAL) -> Winner:
         """Serve the newest revision of the best origin again."""
-        return self._winners.unpin(problem, device)
+        return self._winners.unpin(problem, device, actor=actor)
 
     def sequence(self) -> int:
         """A number that grows whenever any answer changes."""
@@ -197,9 +208,9 @@ class Store:
         """
         self._packs.add(pack_hash, toolchain, kernels, size)
 
-    def remove_pack(self, pack_hash: str) -> None:
+    def remove_pack(self, pack_hash: str, *, actor: str = SYSTEM) -> None:
         """Forget a pack whose file is gone or damaged; winners no longer name it either."""
-        self._packs.remove(pack_hash)
+        self._packs.remove(pack_hash, actor=actor)
 
     def winners_packs(self) -> set[str]:
         """Hashes of the packs that clients fetch: current winners' own and their kernels'."""

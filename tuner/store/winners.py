@@ -3,7 +3,8 @@
 Which row is current is settled when it changes, never when it is read. A new winner becomes
 current unless the current one is pinned or is of a better origin: what was measured here counts
 more than what was measured elsewhere and imported, and that more than what was replayed. Promoting
-what is current already changes nothing, so importing or replaying twice leaves no trace.
+what is current already changes nothing, so importing or replaying twice leaves no trace. What does
+change is in the audit, but for imports: who imports a whole file writes one entry for it.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from gemmsmith.answer import Conditions, Correctness, Ratio, Statistics, Use
 from gemmsmith.launch import Candidate, Launch
 from gemmsmith.problem import DType, Layout, Problem
 from tuner.errors import StoreError
+from tuner.store.audit import LOCAL, Action, record
 from tuner.store.codec import digest, from_json, to_json
 from tuner.store.database import Database
 from tuner.store.dictionary import Dictionary, Entry, Ids, problem_of
-from tuner.store.models import DeviceRow, ProblemRow, WinnerRow
+from tuner.store.models import DeviceRow, JobRow, ProblemRow, WinnerRow
 from tuner.store.near import nearest
 from tuner.trial import Winner
 
@@ -88,6 +90,8 @@ class Winners:
             pinned = current is not None and current.pinned
             if row is not current and news and outranks and not pinned:
                 _make_current(session, row, current)
+                if not imported:
+                    _record_promotion(session, winner, row, current)
             session.flush()
             kept = replace(
                 winner, revision=row.revision, promoted_at=row.promoted_at, pack=row.pack
@@ -95,24 +99,34 @@ class Winners:
         self._dictionary.keep(ids)
         return kept
 
-    def pin(self, problem: Problem, device: str, revision: int) -> Winner:
+    def pin(
+        self,
+        problem: Problem,
+        device: str,
+        revision: int,
+        *,
+        actor: str = LOCAL,
+        action: Action = Action.PINNED,
+    ) -> Winner:
         """Serve that revision, whatever is promoted later, until it is unpinned.
+
+        `action` is what the audit calls it.
 
         Raises:
             StoreError: there is no such revision; the message lists those there are.
         """
-        return self._choose(problem, device, revision, pinned=True)
+        return self._choose(problem, device, revision, action=action, actor=actor)
 
-    def unpin(self, problem: Problem, device: str) -> Winner:
+    def unpin(self, problem: Problem, device: str, *, actor: str = LOCAL) -> Winner:
         """Serve the newest revision of the best origin again.
 
         Raises:
             StoreError: nothing is known about this problem on this device.
         """
-        return self._choose(problem, device, None, pinned=False)
+        return self._choose(problem, device, None, action=Action.UNPINNED, actor=actor)
 
     def _choose(
-        self, problem: Problem, device: str, revision: int | None, *, pinned: bool
+        self, problem: Problem, device: str, revision: int | None, *, action: Action, actor: str
     ) -> Winner:
         with self._database.write() as session:
             self._database.lock(session, _PROMOTION_LOCK)
@@ -136,7 +150,15 @@ class Winners:
                 other.pinned = False
             if row is not current:
                 _make_current(session, row, current)
-            row.pinned = pinned
+            row.pinned = revision is not None
+            record(
+                session,
+                action,
+                f"{problem} on {device}",
+                actor=actor,
+                revision=row.revision,
+                replaced=current.revision if current else None,
+            )
             return self._winner(session, problem, row)
 
     def current(self, problem: Problem, device: str) -> Winner | None:
@@ -259,6 +281,21 @@ def _make_current(session: Session, row: WinnerRow, current: WinnerRow | None) -
         session.flush()  # there must never be two, not even within the transaction
     row.is_current = True
     row.sequence = 1 + (session.scalar(select(func.max(WinnerRow.sequence))) or 0)
+
+
+def _record_promotion(
+    session: Session, winner: Winner, row: WinnerRow, before: WinnerRow | None
+) -> None:
+    owner = session.scalar(select(JobRow.owner).where(JobRow.public_id == winner.job))
+    record(
+        session,
+        Action.PROMOTED,
+        f"{winner.problem} on {winner.device.slug}",
+        actor=owner or LOCAL,
+        revision=row.revision,
+        replaced=before.revision if before else None,
+        job=winner.job,
+    )
 
 
 def _fingerprint(winner: Winner) -> str:
