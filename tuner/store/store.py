@@ -6,13 +6,14 @@ What a method has written when it returns is durable, and what raised has change
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 from sqlalchemy import func, select
 
+from gemmsmith.answer import Use
 from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.kernel import Kernel
 from gemmsmith.problem import DType, Layout, Problem
@@ -155,15 +156,29 @@ class Store:
         device: str | None = None,
         dtype: DType | None = None,
         layout: Layout | None = None,
+        use: Use | None = None,
+        sizes: Mapping[str, int] = MappingProxyType({}),
+        min_speedup: float | None = None,
         after: Problem | None = None,
         limit: int | None = None,
     ) -> list[Winner]:
         """Current winners in a fixed order; `after` continues behind that problem.
 
-        Pages are exact for one device; without `device` a page may cut a problem's devices apart.
+        `sizes` fixes some of m, n, k and batch; `min_speedup` leaves out what gains less. Pages
+        are exact for one device; without `device` a page may cut a problem's devices apart.
+
+        Raises:
+            InvalidProblem: `after` was never tuned, so no page ended with it.
         """
         return self._winners.find(
-            device=device, dtype=dtype, layout=layout, after=after, limit=limit
+            device=device,
+            dtype=dtype,
+            layout=layout,
+            use=use,
+            sizes=sizes,
+            min_speedup=min_speedup,
+            after=after,
+            limit=limit,
         )
 
     def near_winners(

@@ -9,15 +9,17 @@ change is in the audit, but for imports: who imports a whole file writes one ent
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from types import MappingProxyType
 
 from sqlalchemy import Row, Select, func, select
 from sqlalchemy.orm import Session
 
 from gemmsmith.answer import Conditions, Correctness, Ratio, Statistics, Use
+from gemmsmith.errors import InvalidProblem
 from gemmsmith.launch import Candidate, Launch
 from gemmsmith.problem import DType, Layout, Problem
 from tuner.errors import StoreError
@@ -185,11 +187,25 @@ class Winners:
         device: str | None = None,
         dtype: DType | None = None,
         layout: Layout | None = None,
+        use: Use | None = None,
+        sizes: Mapping[str, int] = MappingProxyType({}),
+        min_speedup: float | None = None,
         after: Problem | None = None,
         limit: int | None = None,
     ) -> list[Winner]:
-        """Current winners in a fixed order (first tuned, first listed), `after` that problem's."""
+        """Current winners in a fixed order (first tuned, first listed), `after` that problem's.
+
+        `sizes` fixes some of m, n, k and batch.
+
+        Raises:
+            InvalidProblem: `after` is not in the database.
+        """
         query = _select().where(WinnerRow.is_current)
+        query = query.where(*(getattr(ProblemRow, name) == size for name, size in sizes.items()))
+        if use is not None:
+            query = query.where(WinnerRow.use == use.value)
+        if min_speedup is not None:
+            query = query.where(WinnerRow.speedup >= min_speedup)
         if device is not None:
             query = query.where(DeviceRow.slug == device)
         if dtype is not None:
@@ -198,9 +214,10 @@ class Winners:
             query = query.where(ProblemRow.layout == layout.value)
         with self._database.read() as session:
             if after is not None:
-                query = query.where(
-                    WinnerRow.problem_id > (self._dictionary.problem_id(session, after) or 0)
-                )
+                last = self._dictionary.problem_id(session, after)
+                if last is None:
+                    raise InvalidProblem("after", f"no page of winners ends with {after}")
+                query = query.where(WinnerRow.problem_id > last)
             query = query.order_by(WinnerRow.problem_id, WinnerRow.device_id).limit(limit)
             return self._winners(session, session.execute(query).all())
 
