@@ -25,6 +25,7 @@ from gemmsmith.snapshot import Shelf, Snapshot
 from gemmsmith.tuning import Effort
 from gemmsmith.wire import (
     BATCH_LIMIT,
+    SCHEMA,
     NoAnswer,
     Query,
     Reply,
@@ -290,8 +291,13 @@ class Pages:
         """The rows of a page; remembers where the next one starts.
 
         Raises:
-            ServiceFault: not a page of this listing.
+            ServiceFault: not a page of this listing, or of a newer schema.
         """
+        schema = found.get("schema", 1)
+        if not isinstance(schema, int) or schema > SCHEMA:
+            raise ServiceFault(
+                200, "Unreadable answer", f"schema {schema}, this gemmsmith reads {SCHEMA}: upgrade"
+            )
         rows = found.get(self._name)
         if not isinstance(rows, list):
             raise ServiceFault(200, "Unreadable answer", f"a page without a list `{self._name}`")

@@ -36,6 +36,8 @@ T = TypeVar("T")
 PROBLEM_JSON = "application/problem+json"
 BATCH_LIMIT = 256
 """Problems per `POST /best:batch`; longer lists are sent in several requests."""
+SCHEMA = 1
+"""Of the listings (`GET /results` and its like): counted up when older readers would misread it."""
 MAX_CALLS = 10**15
 """Most calls that one order may give its problem: a billion steps of a million calls."""
 
