@@ -7,6 +7,7 @@ markup. The same rows always give the same page: nothing of the moment of writin
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
@@ -15,9 +16,12 @@ from markupsafe import Markup
 from gemmsmith.kernel import TileScheduler
 from gemmsmith.launch import Candidate, Decomposition
 from gemmsmith.problem import DType
+from service.pictures.roofline import measured_roof, roofline
 from service.report import pictures
 from service.report.reasons import baseline_note, notes, why
 from service.report.rows import LOW, DeviceReport, Row, Side
+
+_PICTURES = Path(__file__).parent.parent / "static" / "pictures.css"
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c1c1c; --soft: #6b6b6b; --line: #8883; --paper: #fff;
@@ -34,16 +38,6 @@ th, td { padding: .2rem .6rem .2rem 0; text-align: right; vertical-align: top;
   border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { font-weight: 600; } .t { text-align: left; } .why { text-align: left; white-space: normal;
   min-width: 22rem; } .low { color: var(--behind); font-weight: 600; } .soft { color: var(--soft); }
-svg { width: 100%; height: auto; font: 12px system-ui, sans-serif; }
-svg text { fill: var(--soft); } svg path { fill: none; stroke-width: 1; }
-.grid { stroke: var(--line); } .one { stroke: var(--ink); }
-.won path { stroke: var(--won); } .behind path { stroke: var(--behind); }
-.tie path { stroke: var(--tie); } .won .mark { fill: var(--won); }
-.behind .mark { fill: var(--behind); } .tie .mark { fill: var(--paper); stroke: var(--tie); }
-svg .span { stroke-width: 3; opacity: .35; }
-svg .roof { stroke: var(--roof); stroke-width: 1.5; }
-.ridge { stroke: var(--roof); stroke-dasharray: 3 4; } .point path { stroke: var(--line); }
-.cutlass { fill: var(--won); } .cublas { fill: var(--paper); stroke: var(--behind); }
 """
 
 _TEMPLATE = """<!doctype html>
@@ -120,7 +114,7 @@ def page(reports: Sequence[DeviceReport]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     template = environment.from_string(_TEMPLATE)
     return template.render(
-        style=Markup(_STYLE),  # noqa: S704 - ours
+        style=Markup(_STYLE + _PICTURES.read_text()),  # noqa: S704 - ours
         low=LOW,
         devices=[_device(report) for report in reports],
     )
@@ -175,12 +169,12 @@ def _ceilings(report: DeviceReport) -> list[tuple[str, ...]]:
 def _part(report: DeviceReport, dtype: DType) -> dict[str, Any]:
     rows = report.of(dtype)
     ordered = sorted(rows, key=lambda row: (row.ratio is None, row.ratio or 0.0))
-    roofline = pictures.roofline(rows, dtype, report.ceilings)
+    roof = measured_roof(report.ceilings, dtype)
     return {
         "dtype": dtype,
         "ratios": Markup(pictures.ratios(rows)),  # noqa: S704 - the pictures escape their text
         "classes": Markup(pictures.classes(report, dtype)),  # noqa: S704
-        "roofline": Markup(roofline),  # noqa: S704
+        "roofline": Markup(roofline(rows, dtype, [roof] if roof else [])),  # noqa: S704
         "rows": [_row(row) for row in ordered],
     }
 
@@ -193,7 +187,7 @@ def _row(row: Row) -> dict[str, Any]:
         "ratio": f"{speedup.median:.3f}" if speedup else NONE,
         "low": speedup is not None and speedup.median < LOW,
         "figures": (interval, *_figures(row.cutlass, row.cublas), _figure(row.intensity, 1)),
-        "words": (row.bound or NONE, *_won(row.winner.candidate)),
+        "words": (row.bound or NONE, *choices(row.winner.candidate)),
         "why": "; ".join(filter(None, (why(row), baseline_note(row.problem)))),
     }
 
@@ -211,7 +205,7 @@ def _figures(ours: Side | None, theirs: Side | None) -> tuple[str, ...]:
     )
 
 
-def _won(candidate: Candidate | None) -> tuple[str, ...]:
+def choices(candidate: Candidate | None) -> tuple[str, ...]:
     """Tile and cluster, schedule, scheduler, launch: what the winner is."""
     if candidate is None:
         return (NONE,) * 4
