@@ -15,6 +15,7 @@ from gemmsmith.answer import Match
 from gemmsmith.packs import key_of
 from gemmsmith.version import VERSION
 from service import problems
+from service.access import Doorkeeper
 from service.api import best, devices, docs, health, jobs, kernels, results, snapshot, tune
 from service.catalogue import Catalogue
 from service.local import usable_gpu
@@ -48,9 +49,10 @@ def create_app(settings: Settings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         store = Store.open(settings.database)
         try:
-            app.state.service = _state(settings, store)
-            yield
-            app.state.service.stopping.set()
+            app.state.service = state = _state(settings, store)
+            with state.access:
+                yield
+                state.stopping.set()
         finally:
             store.close()
 
@@ -61,6 +63,7 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,  # FastAPI's page loads scripts from elsewhere; ours works offline
         redoc_url=None,
+        openapi_url=None,  # served by service.api.docs, which asks for a key
         redirect_slashes=False,
     )
     problems.install(app)
@@ -87,4 +90,7 @@ def _state(settings: Settings, store: Store) -> State:
         metrics=metrics,
         artifacts=ArtifactStore(settings.packs),
         ranker=AnalyticModel(),
+        access=Doorkeeper(
+            store.keys, required=settings.keys_required, job_limit=settings.key_job_limit
+        ),
     )

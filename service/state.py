@@ -8,6 +8,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from service.access import Doorkeeper
 from service.catalogue import Catalogue
 from service.metrics import Metrics
 from service.settings import Settings
@@ -23,6 +24,7 @@ class State:
 
     Attributes:
         ranker: predicts what lookups find no winner for.
+        access: tells who makes a request, and whether they may.
         stopping: set when the server begins to stop; event streams then end, and their clients
             resume with `Last-Event-ID` at the next server.
     """
@@ -34,6 +36,7 @@ class State:
     metrics: Metrics
     artifacts: ArtifactStore
     ranker: Ranker
+    access: Doorkeeper
     stopping: threading.Event = field(default_factory=threading.Event)
 
 

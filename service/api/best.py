@@ -15,6 +15,7 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.problem import Problem
 from service import documents, lookup
+from service.access import Scope, needs
 from service.catalogue import check_fits
 from service.problems import ProblemError, from_validation, invalid_field
 from service.schemas import BestBatchBody, BestQuery, ProblemBody
@@ -26,7 +27,7 @@ _SNAPSHOT_FROM = 32
 """Lookups in one call from which reading all winners of the device at once is the cheaper way."""
 
 
-@router.get("/best")
+@router.get("/best", dependencies=[needs(Scope.READ)])
 def best(
     service: Service,
     query: Annotated[BestQuery, Query()],
@@ -48,7 +49,7 @@ def best(
     return documents.json_response(documents.answer(answer), headers=headers)
 
 
-@router.post("/best:batch")
+@router.post("/best:batch", dependencies=[needs(Scope.READ)])
 def best_batch(service: Service, body: BestBatchBody) -> Response:
     """Many lookups that agree with each other; a wrong problem costs its own answer only."""
     device = service.catalogue.resolve(body.arch, body.device)

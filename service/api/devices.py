@@ -6,12 +6,13 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from service import documents
+from service.access import Scope, needs
 from service.state import Service
 
 router = APIRouter(tags=["history"])
 
 
-@router.get("/devices")
+@router.get("/devices", dependencies=[needs(Scope.READ)])
 def devices(service: Service) -> Response:
     """Known device models; the first is the one that lookups without `device` mean."""
     known = service.catalogue.known(refresh=True)

@@ -9,6 +9,7 @@ from jinja2 import Environment, FileSystemLoader
 from starlette.responses import HTMLResponse, Response
 
 from service import documents
+from service.access import Scope, needs
 
 router = APIRouter(include_in_schema=False)
 
@@ -20,7 +21,7 @@ _TEMPLATES = Environment(
 )
 
 
-@router.get("/")
+@router.get("/", dependencies=[needs(Scope.READ)])
 async def index() -> Response:
     """Where to go from here."""
     places = (
@@ -30,7 +31,13 @@ async def index() -> Response:
     return documents.json_response({"service": "gemmsmith", "links": links})
 
 
-@router.get("/docs")
+@router.get("/openapi.json", dependencies=[needs(Scope.READ)])
+async def openapi(request: Request) -> Response:
+    """The OpenAPI description."""
+    return documents.json_response(request.app.openapi())
+
+
+@router.get("/docs", dependencies=[needs(Scope.READ)])
 async def docs(request: Request) -> Response:
     """The OpenAPI description as a readable page."""
     page = _TEMPLATES.get_template("docs.html").render(api=request.app.openapi())

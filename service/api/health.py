@@ -6,6 +6,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from service import documents
+from service.access import Scope, needs
 from service.metrics import CONTENT_TYPE
 from service.problems import ProblemError
 from service.state import Service
@@ -37,7 +38,7 @@ def readyz(service: Service) -> Response:
     return documents.json_response({"status": "ok", "schema": current})
 
 
-@router.get("/metrics")
+@router.get("/metrics", dependencies=[needs(Scope.READ)])
 def metrics(service: Service) -> Response:
     """Prometheus text format."""
     return Response(service.metrics.render(), headers={"Content-Type": CONTENT_TYPE})

@@ -14,6 +14,7 @@ from fastapi import APIRouter, Query
 from starlette.responses import FileResponse, Response
 
 from service import documents
+from service.access import Scope, needs
 from service.problems import invalid_field, not_found
 from service.schemas import PacksQuery
 from service.state import Service
@@ -24,7 +25,7 @@ _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _IMMUTABLE = "public, max-age=31536000, immutable"
 
 
-@router.get("/kernels/{name}")
+@router.get("/kernels/{name}", dependencies=[needs(Scope.READ)])
 def kernel(service: Service, name: str) -> Response:
     """A kernel's description, and the pack that holds it if it has been compiled here."""
     found = service.store.kernel(name)
@@ -35,7 +36,7 @@ def kernel(service: Service, name: str) -> Response:
     return documents.json_response({**msgspec.to_builtins(found), "pack": pack, "links": links})
 
 
-@router.get("/packs")
+@router.get("/packs", dependencies=[needs(Scope.READ)])
 def packs(service: Service, query: Annotated[PacksQuery, Query()]) -> Response:
     """The kernel packs that are here and what they hold, by hash; `after` continues a page."""
     found = service.artifacts.manifests(
@@ -49,7 +50,9 @@ def packs(service: Service, query: Annotated[PacksQuery, Query()]) -> Response:
     return documents.json_response(documents.page("packs", listed, following))
 
 
-@router.get("/packs/{pack_hash}", response_class=FileResponse)
+@router.get(
+    "/packs/{pack_hash}", response_class=FileResponse, dependencies=[needs(Scope.READ)]
+)
 def pack(service: Service, pack_hash: str) -> Response:
     """A kernel pack's bytes: a shared object, the same for ever under this hash."""
     # Nothing but a hash ever becomes part of a path.

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from service import documents
+from service.access import Scope, needs
 from service.schemas import Format, ResultsQuery
 from service.state import Service
 from tuner.store import StoredTrial
@@ -25,7 +26,7 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-@router.get("/results")
+@router.get("/results", dependencies=[needs(Scope.READ)])
 def results(service: Service, query: Annotated[ResultsQuery, Query()]) -> Response:
     """Trials in the order they were recorded, as JSON or CSV; `after` continues a page."""
     problem = query.problem()

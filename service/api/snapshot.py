@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from gemmsmith.packs import key_of
 from service import documents
+from service.access import Scope, needs
 from service.problems import not_found
 from service.schemas import SnapshotQuery
 from service.state import Service
@@ -17,7 +18,7 @@ from service.state import Service
 router = APIRouter(tags=["lookup"])
 
 
-@router.get("/snapshot")
+@router.get("/snapshot", dependencies=[needs(Scope.READ)])
 def snapshot(
     service: Service,
     query: Annotated[SnapshotQuery, Query()],
