@@ -92,6 +92,14 @@ class Trials:
             rows = session.execute(query.order_by(TrialRow.id).limit(limit)).all()
             return self._stored(session, rows)
 
+    def of_ids(self, ids: Sequence[int]) -> tuple[StoredTrial, ...]:
+        """The trials with these ids, in this order."""
+        query = select(TrialRow, ProblemRow).join(ProblemRow, ProblemRow.id == TrialRow.problem_id)
+        with self._database.read() as session:
+            rows = session.execute(query.where(TrialRow.id.in_(ids))).all()
+            found = {stored.id: stored for stored in self._stored(session, rows)}
+        return tuple(found[row_id] for row_id in ids)
+
     def _stored(
         self, session: Session, rows: Sequence[Row[TrialRow, ProblemRow]]
     ) -> list[StoredTrial]:

@@ -1,0 +1,332 @@
+"""What people page through: current winners in an order, and a problem's trials by rank.
+
+Read models for the pages: plain data, a transaction of its own for each call, nothing written.
+
+Pages are keyset pages, so that the last costs what the first does. A search that few problems
+meet (`NARROW`) is answered from these, in any order. A wide one walks an index until the page is
+full, `ix_winners_gain` or the problems' own; time has no index, so that order is for narrow
+searches only, and a wide one falls back to the gain. A cursor is the id of the last winner shown:
+what it is sorted by never changes, and history is kept.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, Select, func, or_, select, tuple_
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from gemmsmith.answer import Ratio, Use
+from gemmsmith.kernel import Kernel
+from gemmsmith.problem import DType, Layout, Problem
+from tuner.store.codec import from_json_or_none
+from tuner.store.database import Database
+from tuner.store.dictionary import Dictionary, problem_of
+from tuner.store.models import ProblemRow, TrialRow, WinnerRow
+from tuner.store.trials import StoredTrial, Trials
+from tuner.trial import Phase
+
+NARROW = 5_000
+"""Problems up to which a search's matches are listed first and sorted after."""
+
+
+class Order(StrEnum):
+    """What winners are sorted by."""
+
+    GAIN = "gain"  # farthest ahead of cuBLAS first
+    LOSS = "loss"  # farthest behind first
+    TIME = "time"  # longest first
+    SIZE = "size"  # element types, layout, batch, then M, N and K
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Search:
+    """What problems must meet; None and () are met by all.
+
+    Attributes:
+        extents: sizes that M, N or K must have, each of them.
+    """
+
+    dtype: DType | None = None
+    layout: Layout | None = None
+    m: int | None = None
+    n: int | None = None
+    k: int | None = None
+    batch: int | None = None
+    extents: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listed:
+    """A current winner as a line of a list.
+
+    Attributes:
+        median_us, baseline_us: of the best CUTLASS candidate and of cuBLAS.
+    """
+
+    id: int
+    problem: Problem
+    use: Use
+    kernel: Kernel | None
+    median_us: float | None
+    baseline_us: float | None
+    speedup: Ratio | None
+    revision: int
+    environment_id: int
+    pinned: bool
+    replayed: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Page:
+    """Some winners in order.
+
+    Attributes:
+        order: the one they are in, which is not the one asked for where that was not possible.
+        total: how many there are in all; None where the search is wide.
+        following: cursor of the next page; None at the end.
+    """
+
+    items: tuple[Listed, ...]
+    order: Order
+    total: int | None
+    following: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranking:
+    """A problem's trials: each candidate's latest, in the finals rather than in the screening.
+
+    Attributes:
+        measured: the best, fastest first, those that were in finals before all others.
+        failed: candidates whose latest trial failed, the newest first.
+        finalists: measured trials of the latest finals, fastest first.
+        measured_total, failed_total: how many there are of each, listed or not.
+    """
+
+    measured: tuple[StoredTrial, ...]
+    failed: tuple[StoredTrial, ...]
+    finalists: tuple[StoredTrial, ...]
+    measured_total: int
+    failed_total: int
+
+
+class Listing:
+    """Read models of one database. Threads may share it."""
+
+    def __init__(self, database: Database, dictionary: Dictionary, trials: Trials) -> None:
+        self._database = database
+        self._dictionary = dictionary
+        self._trials = trials
+
+    def winners(
+        self,
+        device: str,
+        search: Search,
+        order: Order = Order.GAIN,
+        *,
+        after: int | None = None,
+        limit: int = 50,
+    ) -> Page:
+        """Current winners of the device model with that slug; `after` is a page's cursor.
+
+        A cursor of a row that does not exist gives the first page.
+        """
+        with self._database.read() as session:
+            device_id = self._dictionary.device_id(session, device)
+            query = _current(device_id)
+            narrow = session.scalars(
+                select(ProblemRow.id).where(*_met(search)).limit(NARROW + 1)
+            ).all()
+            total = None
+            if len(narrow) <= NARROW:
+                query = query.where(WinnerRow.problem_id.in_(narrow))
+                total = session.scalar(select(func.count()).select_from(query.subquery())) or 0
+            else:
+                query = query.where(*_met(search))
+                order = Order.GAIN if order is Order.TIME else order
+            last = None if after is None else _find(session, after)
+            if order is Order.SIZE:
+                rows = _by_size(session, query, last, limit + 1)
+            else:
+                rows = _by_value(session, query, order, last, limit + 1)
+            items = self._listed(session, rows[:limit])
+            return Page(
+                items=items,
+                order=order,
+                total=total,
+                following=items[-1].id if len(rows) > limit else None,
+            )
+
+    def map(
+        self, device: str, dtype: DType, layout: Layout, k: int, batch: int, limit: int
+    ) -> builtins.list[Listed]:
+        """Current winners of these types, layout, K and batch, by M and N."""
+        search = Search(dtype=dtype, layout=layout, k=k, batch=batch)
+        with self._database.read() as session:
+            query = _current(self._dictionary.device_id(session, device)).where(*_met(search))
+            return [*self._listed(session, _by_size(session, query, None, limit))]
+
+    def depths(self, dtype: DType, layout: Layout) -> builtins.list[tuple[int, int, int]]:
+        """K and batch of the known problems and how many have them, most first, 60 at most."""
+        count = func.count()
+        query = (
+            select(ProblemRow.k, ProblemRow.batch, count)
+            .where(*_met(Search(dtype=dtype, layout=layout)))
+            .group_by(ProblemRow.batch, ProblemRow.k)
+            .order_by(count.desc(), ProblemRow.batch, ProblemRow.k)
+            .limit(60)
+        )
+        with self._database.read() as session:
+            return [(k, batch, problems) for k, batch, problems in session.execute(query)]
+
+    def ranking(self, problem: Problem, device: str, limit: int = 50) -> Ranking:
+        """The problem's trials on that device model; `limit` measured and as many failed ones."""
+        query = select(
+            TrialRow.id,
+            TrialRow.kernel_id,
+            TrialRow.launch_key,
+            TrialRow.phase,
+            TrialRow.job,
+            TrialRow.environment_id,
+            TrialRow.median_us,
+        ).order_by(TrialRow.id)
+        with self._database.read() as session:
+            rows = session.execute(
+                query.where(
+                    TrialRow.problem_id == self._dictionary.problem_id(session, problem),
+                    TrialRow.device_id == self._dictionary.device_id(session, device),
+                )
+            ).all()
+        latest: dict[tuple[int, str], Any] = {}
+        for row in rows:
+            known = latest.get((row.kernel_id, row.launch_key))
+            if known is None or not _is_final(known) or _is_final(row):
+                latest[row.kernel_id, row.launch_key] = row
+        measured = sorted(
+            (row for row in latest.values() if row.median_us is not None),
+            key=lambda row: (not _is_final(row), row.median_us, row.id),
+        )
+        failed = [row for row in reversed(latest.values()) if row.median_us is None]
+        finals = [row for row in rows if _is_final(row) and row.median_us is not None]
+        newest = [
+            row
+            for row in finals
+            if (row.job, row.environment_id) == (finals[-1].job, finals[-1].environment_id)
+        ]
+        newest.sort(key=lambda row: (row.median_us, row.id))
+        return Ranking(
+            measured=self._trials.of_ids([row.id for row in measured[:limit]]),
+            failed=self._trials.of_ids([row.id for row in failed[:limit]]),
+            finalists=self._trials.of_ids([row.id for row in newest]),
+            measured_total=len(measured),
+            failed_total=len(failed),
+        )
+
+    def _listed(
+        self, session: Session, rows: Sequence[Row[WinnerRow, ProblemRow]]
+    ) -> tuple[Listed, ...]:
+        kernels = self._dictionary.kernels(
+            session, (row.kernel_id for row, _ in rows if row.kernel_id is not None)
+        )
+        return tuple(
+            Listed(
+                id=row.id,
+                problem=problem_of(problem),
+                use=Use(row.use),
+                kernel=None if row.kernel_id is None else kernels[row.kernel_id],
+                median_us=row.median_us,
+                baseline_us=(row.record["baseline"] or {}).get("median_us"),
+                speedup=from_json_or_none(Ratio, row.record["speedup"]),
+                revision=row.revision,
+                environment_id=row.environment_id,
+                pinned=row.pinned,
+                replayed=row.replayed,
+            )
+            for row, problem in rows
+        )
+
+
+def _current(device_id: int | None) -> Select[WinnerRow, ProblemRow]:
+    return (
+        select(WinnerRow, ProblemRow)
+        .join(ProblemRow, ProblemRow.id == WinnerRow.problem_id)
+        .where(WinnerRow.is_current, WinnerRow.device_id == device_id)
+    )
+
+
+def _met(search: Search) -> builtins.list[ColumnElement[bool]]:
+    """The search as conditions on problems."""
+    equal: dict[InstrumentedAttribute[Any], Any] = {
+        ProblemRow.dtype: search.dtype and search.dtype.value,
+        ProblemRow.layout: search.layout and search.layout.value,
+        ProblemRow.batch: search.batch,
+        ProblemRow.m: search.m,
+        ProblemRow.n: search.n,
+        ProblemRow.k: search.k,
+    }
+    conditions = [column == value for column, value in equal.items() if value is not None]
+    for extent in search.extents:
+        sizes = (ProblemRow.m, ProblemRow.n, ProblemRow.k)
+        conditions.append(or_(*(column == extent for column in sizes)))
+    return conditions
+
+
+def _find(session: Session, winner_id: int) -> Row[WinnerRow, ProblemRow] | None:
+    query = select(WinnerRow, ProblemRow).join(ProblemRow, ProblemRow.id == WinnerRow.problem_id)
+    return session.execute(query.where(WinnerRow.id == winner_id)).one_or_none()
+
+
+_SIZE = (
+    ProblemRow.dtype, ProblemRow.layout, ProblemRow.batch, ProblemRow.m, ProblemRow.n, ProblemRow.k,
+)  # fmt: skip
+
+
+def _by_size(
+    session: Session,
+    query: Select[WinnerRow, ProblemRow],
+    last: Row[WinnerRow, ProblemRow] | None,
+    limit: int,
+) -> Sequence[Row[WinnerRow, ProblemRow]]:
+    if last is not None:
+        values = [getattr(last[1], column.key) for column in _SIZE]
+        query = query.where(tuple_(*_SIZE) > tuple_(*values))
+    return session.execute(query.order_by(*_SIZE).limit(limit)).all()
+
+
+def _by_value(
+    session: Session,
+    query: Select[WinnerRow, ProblemRow],
+    order: Order,
+    last: Row[WinnerRow, ProblemRow] | None,
+    limit: int,
+) -> builtins.list[Row[WinnerRow, ProblemRow]]:
+    """By a column of the winners; those that have no value come last, the newest first."""
+    column = WinnerRow.median_us if order is Order.TIME else WinnerRow.speedup
+    keys = (column, WinnerRow.id)
+    rows: builtins.list[Row[WinnerRow, ProblemRow]] = []
+    value = None if last is None else getattr(last[0], column.key)
+    if last is None or value is not None:
+        some = query.where(column.is_not(None))
+        if last is not None:
+            here, there = tuple_(*keys), tuple_(value, last[0].id)
+            some = some.where(here > there if order is Order.LOSS else here < there)
+        rising = order is Order.LOSS
+        some = some.order_by(*(key.asc() if rising else key.desc() for key in keys))
+        rows += session.execute(some.limit(limit)).all()
+        last = None
+    if len(rows) < limit:
+        none = query.where(column.is_(None))
+        if last is not None:
+            none = none.where(WinnerRow.id < last[0].id)
+        none = none.order_by(WinnerRow.id.desc()).limit(limit - len(rows))
+        rows += session.execute(none).all()
+    return rows
+
+
+def _is_final(row: Any) -> bool:
+    return bool(row.phase == Phase.FINAL.value)
