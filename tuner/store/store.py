@@ -23,6 +23,7 @@ from tuner.store.audit import LOCAL, SYSTEM, Action, Audit
 from tuner.store.codec import from_json
 from tuner.store.database import Database, parse_url, sqlite_path
 from tuner.store.dictionary import Dictionary, device_of
+from tuner.store.listing import Listing
 from tuner.store.models import (
     DeviceRow,
     EnvironmentRow,
@@ -53,6 +54,7 @@ class Store:
         self._trials = Trials(database, self.dictionary)
         self._winners = Winners(database, self.dictionary)
         self._packs = Packs(database, self.dictionary)
+        self.listing = Listing(database, self.dictionary, self._trials)
 
     @classmethod
     def open(cls, url: str, *, create: bool = False) -> Store:
