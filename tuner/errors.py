@@ -9,6 +9,8 @@ TunerError
 │   ├── SchemaTooNew     the database was written by a newer gemmsmith
 │   ├── DatabaseCorrupt  not a database, or damaged
 │   └── DiskFull         nothing was written; free space and try again
+├── KeyNameTaken         an active API key has this name
+├── KeyNotFound          no active API key has this name
 ├── DeviceError
 │   ├── NoGpu            no usable CUDA device
 │   ├── NotRecorded      the recording does not hold this problem or candidate
@@ -60,6 +62,14 @@ class DatabaseCorrupt(StoreError):
 
 class DiskFull(StoreError):
     """No space left; nothing was half-written."""
+
+
+class KeyNameTaken(TunerError):
+    """An active API key has this name already; choose another, or revoke that one."""
+
+
+class KeyNotFound(TunerError):
+    """No active API key has this name."""
 
 
 class DeviceError(TunerError):

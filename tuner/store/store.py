@@ -23,6 +23,7 @@ from tuner.store.audit import LOCAL, SYSTEM, Action, Audit
 from tuner.store.codec import from_json
 from tuner.store.database import Database, parse_url, sqlite_path
 from tuner.store.dictionary import Dictionary, device_of
+from tuner.store.keys import Keys
 from tuner.store.listing import Listing
 from tuner.store.models import (
     DeviceRow,
@@ -45,12 +46,14 @@ class Store:
     Attributes:
         database: for `tuner.jobs`, which keeps its queue in the same database.
         audit: who changed what.
+        keys: API keys.
     """
 
     def __init__(self, database: Database) -> None:
         self.database = database
         self.dictionary = Dictionary(database)
         self.audit = Audit(database)
+        self.keys = Keys(database)
         self._trials = Trials(database, self.dictionary)
         self._winners = Winners(database, self.dictionary)
         self._packs = Packs(database, self.dictionary)
