@@ -16,7 +16,7 @@ from gemmsmith.packs import key_of
 from gemmsmith.version import VERSION
 from service import problems
 from service.access import Doorkeeper
-from service.api import best, devices, docs, health, jobs, kernels, results, snapshot, tune
+from service.api import best, devices, docs, exports, health, jobs, kernels, results, snapshot, tune
 from service.catalogue import Catalogue
 from service.local import usable_gpu
 from service.metrics import Metrics
@@ -69,13 +69,13 @@ def create_app(settings: Settings) -> FastAPI:
     problems.install(app)
     app.add_middleware(LimitBody, limit=settings.max_body_bytes)
     app.add_middleware(Observe)
-    for module in (best, snapshot, tune, jobs, kernels, results, devices, health, docs):
+    for module in (best, snapshot, tune, jobs, kernels, results, exports, devices, health, docs):
         app.include_router(module.router)
     return app
 
 
 def _state(settings: Settings, store: Store) -> State:
-    queue = Queue(store)
+    queue = Queue(store, limit=settings.queue_limit)
     metrics = Metrics(
         jobs=lambda: {state.value: count for state, count in queue.counts().items()},
         records=store.counts,

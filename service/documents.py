@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -15,7 +14,9 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.packs import sign
 from gemmsmith.problem import Problem
 from gemmsmith.snapshot import Row, Snapshot
+from gemmsmith.wire import SCHEMA
 from service.problems import ProblemError
+from service.tables import timestamp as timestamp
 from tuner.compile import Manifest
 from tuner.jobs import Job, JobEvent, JobState
 from tuner.search.promotion import reduces_across_blocks
@@ -91,8 +92,11 @@ def job(item: Job) -> dict[str, Any]:
         links["best"] = {"href": best_url(item.problem)}
     if not item.state.is_final:
         links["cancel"] = {"href": here, "method": "DELETE"}
+    elif item.state is not JobState.DONE:
+        links["retry"] = {"href": f"{here}/retry", "method": "POST"}
     times = {
-        name: timestamp(getattr(item, name)) for name in ("created_at", "started_at", "finished_at")
+        name: timestamp(getattr(item, name))
+        for name in ("created_at", "started_at", "finished_at", "deadline_at")
     }
     return {**msgspec.to_builtins(item), **times, "links": links}
 
@@ -100,13 +104,6 @@ def job(item: Job) -> dict[str, Any]:
 def job_event(event: JobEvent) -> dict[str, Any]:
     """The data of a job's event."""
     return {**event.data, "job": event.job, "at": timestamp(event.at)}
-
-
-def timestamp(seconds: float | None) -> str | None:
-    """Seconds since the epoch in RFC 3339, UTC, to the millisecond."""
-    if seconds is None:
-        return None
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
 def device(model: DeviceModel, *, default: bool, local: bool) -> dict[str, Any]:
@@ -164,6 +161,13 @@ def trial(stored: StoredTrial) -> dict[str, Any]:
     }
 
 
+def winner(found: Winner) -> dict[str, Any]:
+    """The JSON of a current winner."""
+    links = {"best": {"href": best_url(found.problem, found.device.slug)}}
+    return {**msgspec.to_builtins(found), "links": links}
+
+
 def page(name: str, items: Iterable[Any], following: str | None) -> dict[str, Any]:
     """One page of a list; `following` is the next page's URL, if there may be one."""
-    return {name: list(items), "links": {"next": {"href": following}} if following else {}}
+    links = {"next": {"href": following}} if following else {}
+    return {"schema": SCHEMA, name: list(items), "links": links}

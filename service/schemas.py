@@ -11,12 +11,21 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
+from gemmsmith.answer import Use
 from gemmsmith.problem import MAX_EXTENT, DType, Layout, Problem
 from gemmsmith.tuning import Effort
-from gemmsmith.wire import MAX_CALLS
+from gemmsmith.wire import MAX_CALLS, MAX_DEADLINE_S
 from tuner.jobs import JobState
 from tuner.trial import Phase
 
@@ -66,6 +75,25 @@ def _sha256(value: Any) -> str:
     )
 
 
+def winner_cursor(problem: Problem) -> str:
+    """Where a page of winners ends. Opaque to clients."""
+    sizes = f"{problem.batch}-{problem.m}-{problem.n}-{problem.k}"
+    return f"{problem.dtype}-{problem.layout}-{sizes}"
+
+
+def _after_winner(value: Any) -> Problem:
+    try:
+        dtype, layout, *sizes = str(value).split("-")
+        batch, m, n, k = (int(size) for size in sizes if _DIGITS.fullmatch(size))
+        return Problem(m=m, n=n, k=k, batch=batch, dtype=DType(dtype), layout=Layout(layout))
+    except ValueError:
+        raise PydanticCustomError(
+            "cursor",
+            "is no cursor of this list: {shown}",
+            {"shown": repr(value)[:80], "accepted": "the `after` of a page's `links.next`"},
+        ) from None
+
+
 def _schema(low: int, high: int) -> WithJsonSchema:
     return WithJsonSchema({"type": "integer", "minimum": low, "maximum": high})
 
@@ -84,8 +112,16 @@ Priority = Annotated[
     _schema(-MAX_PRIORITY, MAX_PRIORITY),
 ]
 Calls = Annotated[int, BeforeValidator(_integer(0, MAX_CALLS, text=False)), _schema(0, MAX_CALLS)]
+DeadlineSeconds = Annotated[
+    int, BeforeValidator(_integer(1, MAX_DEADLINE_S, text=False)), _schema(1, MAX_DEADLINE_S)
+]
 Sha256 = Annotated[
     str, BeforeValidator(_sha256), WithJsonSchema({"type": "string", "pattern": _SHA256.pattern})
+]
+WinnerCursor = Annotated[
+    Problem,
+    PlainValidator(_after_winner),
+    WithJsonSchema({"type": "string", "description": "From the `links.next` of a page"}),
 ]
 Slug = Annotated[str, Field(max_length=200, description="A device model's slug, see /devices")]
 
@@ -178,6 +214,13 @@ class TuneBody(ProblemBody):
             "is expected to save most time in all its calls; those of joined orders add up."
         ),
     ] = 0
+    deadline_s: Annotated[
+        DeadlineSeconds | None,
+        Field(
+            description="Seconds from now after which nobody needs the answer: a job that has no "
+            "winner by then fails. Of joined orders the latest holds, or none."
+        ),
+    ] = None
     device: Slug = ""
 
 
@@ -198,13 +241,58 @@ class PacksQuery(_Strict):
 
 
 class Format(StrEnum):
-    """How `/results` writes trials."""
+    """How a list is written. Tables have the link to the next page in a Link header."""
 
     JSON = "json"  # a page of documents with a link to the next
-    CSV = "csv"  # the same page as a table, the next page's cursor in a Link header
+    CSV = "csv"  # the same page as a table
+    PARQUET = "parquet"  # the same table with types; needs pyarrow where the service runs
 
 
-class ResultsQuery(_Strict):
+Fields = Annotated[
+    str,
+    Field(
+        max_length=1000,
+        description="Columns to give, separated by commas, in this order. JSON rows are then as "
+        "flat as those of tables; without, JSON has whole documents, tables all columns.",
+    ),
+]
+FormatName = Annotated[
+    Format | None, Field(description="Wins over the Accept header; without both, JSON")
+]
+
+
+class ListQuery(_Strict):
+    """How a list is cut into pages and written."""
+
+    limit: PageLimit = 100
+    format: FormatName = None
+    fields: Fields | None = None
+
+
+class WinnersQuery(ListQuery):
+    """The query of `GET /winners`. Sizes that are not given may be any."""
+
+    device: Slug | None = None
+    dtype: DType | None = None
+    layout: Layout | None = None
+    use: Use | None = None
+    m: QueryExtent | None = None
+    n: QueryExtent | None = None
+    k: QueryExtent | None = None
+    batch: QueryExtent | None = None
+    min_speedup: Annotated[
+        float | None, Field(ge=0, allow_inf_nan=False, description="Least gain over cuBLAS, 1.05")
+    ] = None
+    after: WinnerCursor | None = None
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes that are given, by name."""
+        given = {name: getattr(self, name) for name in ("m", "n", "k", "batch")}
+        return {name: size for name, size in given.items() if size is not None}
+
+
+class ResultsQuery(ListQuery):
     """The query of `GET /results`. A problem is given whole, or not at all."""
 
     m: QueryExtent | None = None
@@ -217,8 +305,6 @@ class ResultsQuery(_Strict):
     phase: Phase | None = None
     job: Annotated[str, Field(max_length=200)] | None = None
     after: Cursor | None = None
-    limit: PageLimit = 100
-    format: Format = Format.JSON
 
     @model_validator(mode="after")
     def _whole_problem(self) -> Self:
