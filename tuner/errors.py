@@ -8,6 +8,9 @@ TunerError
 │   ├── SchemaOutdated   run `gemmsmith db upgrade`
 │   ├── SchemaTooNew     the database was written by a newer gemmsmith
 │   ├── DatabaseCorrupt  not a database, or damaged
+│   ├── NoSuchWinner     the problem has no winner on this device model
+│   ├── NoSuchRevision   it has, but not this one
+│   ├── NothingToUndo    not pinned, or nothing was served before
 │   └── DiskFull         nothing was written; free space and try again
 ├── KeyNameTaken         an active API key has this name
 ├── KeyNotFound          no active API key has this name
@@ -21,6 +24,7 @@ TunerError
     ├── LeaseLost        another worker owns the job now; stop without writing
     ├── JobNotFound
     ├── QueueFull        as many jobs wait as may; try again later
+    ├── NotRetryable     it is done, or not over yet
     ├── QuotaUsedUp      this key has as many jobs waiting or running as it may
     └── JobAborted       cancellation was asked for
 """
@@ -58,6 +62,18 @@ class SchemaTooNew(StoreError):
 
 class DatabaseCorrupt(StoreError):
     """The file is not a database, or is damaged; restore a backup."""
+
+
+class NoSuchWinner(StoreError):
+    """The problem has no winner on this device model; tune it first."""
+
+
+class NoSuchRevision(StoreError):
+    """The problem's winner has no such revision; the message lists those it has."""
+
+
+class NothingToUndo(StoreError):
+    """No revision is pinned, or none was served before this one; nothing was changed."""
 
 
 class DiskFull(StoreError):
@@ -106,6 +122,10 @@ class LeaseLost(JobError):
 
 class JobNotFound(JobError):
     """No job with this identifier."""
+
+
+class NotRetryable(JobError):
+    """Only a job that failed or was cancelled is tried again; this one is done, or not over."""
 
 
 class QueueFull(JobError):

@@ -100,6 +100,8 @@ class Winner:
     `candidate` is the best CUTLASS candidate even where `use` is cuBLAS, so that the record
     shows how close it came; it is None only where no candidate survived verification.
     `baseline_kernels` names what one launch of cuBLAS ran, in order; empty where not known.
+    `stale` and `pinned` are what the store says of a winner that it gives; to one that it is given
+    they mean nothing.
     """
 
     problem: Problem
@@ -119,3 +121,5 @@ class Winner:
     revision: int = 0
     promoted_at: str = ""
     job: str | None = None
+    stale: bool = False
+    pinned: bool = False

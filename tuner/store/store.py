@@ -19,10 +19,11 @@ from gemmsmith.kernel import Kernel
 from gemmsmith.problem import DType, Layout, Problem
 from tuner.errors import SchemaOutdated
 from tuner.store import schema
-from tuner.store.audit import LOCAL, SYSTEM, Action, Audit
+from tuner.store.audit import LOCAL, SYSTEM, Audit
 from tuner.store.codec import from_json
 from tuner.store.database import Database, parse_url, sqlite_path
 from tuner.store.dictionary import Dictionary, device_of
+from tuner.store.gpus import Gpus
 from tuner.store.keys import Keys
 from tuner.store.listing import Listing
 from tuner.store.models import (
@@ -35,6 +36,7 @@ from tuner.store.models import (
     WinnerRow,
 )
 from tuner.store.packs import Packs
+from tuner.store.revisions import Revision, Revisions
 from tuner.store.trials import StoredTrial, Trials
 from tuner.store.winners import Winners
 from tuner.trial import Phase, Trial, Winner
@@ -46,6 +48,7 @@ class Store:
     Attributes:
         database: for `tuner.jobs`, which keeps its queue in the same database.
         audit: who changed what.
+        gpus: what measures for this store.
         keys: API keys.
     """
 
@@ -55,7 +58,9 @@ class Store:
         self.audit = Audit(database)
         self.keys = Keys(database)
         self._trials = Trials(database, self.dictionary)
-        self._winners = Winners(database, self.dictionary)
+        self.gpus = Gpus(database, self.dictionary)
+        self._winners = Winners(database, self.dictionary, self.gpus)
+        self._revisions = Revisions(database, self.dictionary, self._winners)
         self._packs = Packs(database, self.dictionary)
         self.listing = Listing(database, self.dictionary, self._trials)
 
@@ -196,24 +201,38 @@ class Store:
         return self._winners.near(problem, device, limit, reach)
 
     def history(self, problem: Problem, device: str) -> list[Winner]:
-        """Every revision promoted for the problem, newest first."""
-        return self._winners.history(problem, device)
+        """Every winner promoted for the problem, newest first."""
+        return [revision.winner for revision in self._revisions.find(problem, device)]
 
-    def pin(
-        self,
-        problem: Problem,
-        device: str,
-        revision: int,
-        *,
-        actor: str = LOCAL,
-        action: Action = Action.PINNED,
-    ) -> Winner:
-        """Serve that revision until it is unpinned, whatever is promoted meanwhile."""
-        return self._winners.pin(problem, device, revision, actor=actor, action=action)
+    def revisions(
+        self, problem: Problem, device: str, *, before: int | None = None, limit: int | None = None
+    ) -> list[Revision]:
+        """As `history`, with what is known of each revision, older ones than `before` only."""
+        return self._revisions.find(problem, device, before=before, limit=limit)
 
-    def unpin(self, problem: Problem, device: str, *, actor: str = LOCAL) -> Winner:
-        """Serve the newest revision of the best origin again."""
-        return self._winners.unpin(problem, device, actor=actor)
+    def pin(self, problem: Problem, device: str, revision: int, *, actor: str = LOCAL) -> Revision:
+        """Serve that revision until it is unpinned, whatever is promoted meanwhile.
+
+        Raises:
+            NoSuchWinner, NoSuchRevision: nothing is known about this problem, or not this one.
+        """
+        return self._revisions.pin(problem, device, revision, actor=actor)
+
+    def unpin(self, problem: Problem, device: str, *, actor: str = LOCAL) -> Revision:
+        """Serve the newest revision of the best origin again.
+
+        Raises:
+            NoSuchWinner, NothingToUndo: nothing is known about this problem, or none is pinned.
+        """
+        return self._revisions.unpin(problem, device, actor=actor)
+
+    def roll_back(self, problem: Problem, device: str, *, actor: str = LOCAL) -> Revision:
+        """Serve, pinned, the revision that was current before the present one.
+
+        Raises:
+            NoSuchWinner, NothingToUndo: nothing is known about this problem, or none was before.
+        """
+        return self._revisions.roll_back(problem, device, actor=actor)
 
     def sequence(self) -> int:
         """A number that grows whenever any answer changes."""

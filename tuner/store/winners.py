@@ -4,7 +4,8 @@ Which row is current is settled when it changes, never when it is read. A new wi
 current unless the current one is pinned or is of a better origin: what was measured here counts
 more than what was measured elsewhere and imported, and that more than what was replayed. Promoting
 what is current already changes nothing, so importing or replaying twice leaves no trace. What does
-change is in the audit, but for imports: who imports a whole file writes one entry for it.
+change is in the audit, but for imports: who imports a whole file writes one entry for it. Whether
+a winner is stale is told when it is read, see `tuner.store.gpus`.
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ from sqlalchemy.orm import Session
 
 from gemmsmith.answer import Conditions, Correctness, Ratio, Statistics, Use
 from gemmsmith.errors import InvalidProblem
+from gemmsmith.kernel import Kernel
 from gemmsmith.launch import Candidate, Launch
 from gemmsmith.problem import DType, Layout, Problem
-from tuner.errors import StoreError
 from tuner.store.audit import LOCAL, Action, record
 from tuner.store.codec import digest, from_json, to_json
 from tuner.store.database import Database
 from tuner.store.dictionary import Dictionary, Entry, Ids, problem_of
+from tuner.store.gpus import Gpus, InUse
 from tuner.store.models import DeviceRow, JobRow, ProblemRow, WinnerRow
 from tuner.store.near import nearest
 from tuner.trial import Winner
 
-_PROMOTION_LOCK = 0x67656D77  # promotions queue up, so that revisions and sequences have no gaps
+PROMOTION_LOCK = 0x67656D77  # promotions queue up, so that revisions and sequences have no gaps
 
 
 class Origin(StrEnum):
@@ -42,7 +44,7 @@ class Origin(StrEnum):
     REPLAYED = "replayed"  # on a recorded GPU
 
 
-_RANK = {Origin.REPLAYED: 0, Origin.IMPORTED: 1, Origin.MEASURED: 2}
+RANK = {Origin.REPLAYED: 0, Origin.IMPORTED: 1, Origin.MEASURED: 2}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,9 +63,10 @@ class _Record:
 class Winners:
     """The table of winners."""
 
-    def __init__(self, database: Database, dictionary: Dictionary) -> None:
+    def __init__(self, database: Database, dictionary: Dictionary, gpus: Gpus) -> None:
         self._database = database
         self._dictionary = dictionary
+        self._gpus = gpus
 
     def promote(self, winner: Winner, *, imported: bool = False, force: bool = False) -> Winner:
         """Add a winner to the history, and make it current where the module's rule says so.
@@ -75,9 +78,9 @@ class Winners:
         origin = _origin(winner, imported=imported)
         fingerprint = _fingerprint(winner)
         with self._database.write() as session:
-            self._database.lock(session, _PROMOTION_LOCK)
+            self._database.lock(session, PROMOTION_LOCK)
             ids = self._dictionary.ids(session, _entries(winner))
-            history = _history(session, ids[winner.problem], ids[winner.device])
+            history = [*session.scalars(history_of(ids[winner.problem], ids[winner.device]))]
             current = next((row for row in history if row.is_current), None)
             known = history if imported else [current] if current else []
             row = next((row for row in known if row.digest == fingerprint), None)
@@ -87,81 +90,25 @@ class Winners:
                 session.add(row)
             elif winner.pack is not None:
                 row.pack = winner.pack
-            outranks = current is None or force or _RANK[origin] >= _RANK[Origin(current.origin)]
+            outranks = current is None or force or RANK[origin] >= RANK[Origin(current.origin)]
             news = force or row not in history  # an import may be of something replaced long ago
             pinned = current is not None and current.pinned
             if row is not current and news and outranks and not pinned:
-                _make_current(session, row, current)
+                make_current(session, row, current)
                 if not imported:
                     _record_promotion(session, winner, row, current)
             session.flush()
+            in_use = self._gpus.in_use(session)
             kept = replace(
-                winner, revision=row.revision, promoted_at=row.promoted_at, pack=row.pack
+                winner,
+                revision=row.revision,
+                promoted_at=row.promoted_at,
+                pack=row.pack,
+                stale=not row.replayed and in_use.outdates(row.device_id, winner.environment),
+                pinned=row.pinned,
             )
         self._dictionary.keep(ids)
         return kept
-
-    def pin(
-        self,
-        problem: Problem,
-        device: str,
-        revision: int,
-        *,
-        actor: str = LOCAL,
-        action: Action = Action.PINNED,
-    ) -> Winner:
-        """Serve that revision, whatever is promoted later, until it is unpinned.
-
-        `action` is what the audit calls it.
-
-        Raises:
-            StoreError: there is no such revision; the message lists those there are.
-        """
-        return self._choose(problem, device, revision, action=action, actor=actor)
-
-    def unpin(self, problem: Problem, device: str, *, actor: str = LOCAL) -> Winner:
-        """Serve the newest revision of the best origin again.
-
-        Raises:
-            StoreError: nothing is known about this problem on this device.
-        """
-        return self._choose(problem, device, None, action=Action.UNPINNED, actor=actor)
-
-    def _choose(
-        self, problem: Problem, device: str, revision: int | None, *, action: Action, actor: str
-    ) -> Winner:
-        with self._database.write() as session:
-            self._database.lock(session, _PROMOTION_LOCK)
-            problem_id = self._dictionary.problem_id(session, problem)
-            device_id = self._dictionary.device_id(session, device)
-            history = _history(session, problem_id, device_id)
-            if not history:
-                raise StoreError(f"no winner is known for {problem} on {device}; tune it first")
-            if revision is None:
-                row = max(history, key=lambda row: (_RANK[Origin(row.origin)], row.revision))
-            else:
-                known = {row.revision: row for row in history}
-                if revision not in known:
-                    raise StoreError(
-                        f"{problem} on {device} has no revision {revision}; it has "
-                        f"{', '.join(map(str, sorted(known)))}"
-                    )
-                row = known[revision]
-            current = next((row for row in history if row.is_current), None)
-            for other in history:
-                other.pinned = False
-            if row is not current:
-                _make_current(session, row, current)
-            row.pinned = revision is not None
-            record(
-                session,
-                action,
-                f"{problem} on {device}",
-                actor=actor,
-                revision=row.revision,
-                replaced=current.revision if current else None,
-            )
-            return self._winner(session, problem, row)
 
     def current(self, problem: Problem, device: str) -> Winner | None:
         """What is served for exactly this problem: one indexed read."""
@@ -178,8 +125,7 @@ class Winners:
             )
         )
         with self._database.read() as session:
-            row = session.execute(query).first()
-            return None if row is None else self._winner(session, problem, row[0])
+            return next(iter(self._found(session, session.execute(query).all())), None)
 
     def find(
         self,
@@ -219,47 +165,48 @@ class Winners:
                     raise InvalidProblem("after", f"no page of winners ends with {after}")
                 query = query.where(WinnerRow.problem_id > last)
             query = query.order_by(WinnerRow.problem_id, WinnerRow.device_id).limit(limit)
-            return self._winners(session, session.execute(query).all())
+            return self._found(session, session.execute(query).all())
 
     def near(self, problem: Problem, device: str, limit: int, reach: float) -> list[Winner]:
         """Current winners of the same dtype, layout and batch, nearest first."""
         with self._database.read() as session:
             rows = nearest(session, _select(), problem, device, limit, reach)
-            return self._winners(session, rows)
-
-    def history(self, problem: Problem, device: str) -> list[Winner]:
-        """Every revision, newest first."""
-        with self._database.read() as session:
-            problem_id = self._dictionary.problem_id(session, problem)
-            device_id = self._dictionary.device_id(session, device)
-            return [
-                self._winner(session, problem, row)
-                for row in _history(session, problem_id, device_id)
-            ]
+            return self._found(session, rows)
 
     def sequence(self) -> int:
         """A number that grows whenever any answer changes; 0 while there is none."""
         with self._database.read() as session:
             return session.scalar(select(func.max(WinnerRow.sequence))) or 0
 
-    def _winners(
-        self, session: Session, rows: Sequence[Row[WinnerRow, ProblemRow]]
-    ) -> list[Winner]:
-        self._dictionary.kernels(
-            session, (row[0].kernel_id for row in rows if row[0].kernel_id is not None)
-        )
-        return [self._winner(session, problem_of(problem), row) for row, problem in rows]
+    def _found(self, session: Session, rows: Sequence[Row[WinnerRow, ProblemRow]]) -> list[Winner]:
+        return self.read(session, [(row, problem_of(problem)) for row, problem in rows])
 
-    def _winner(self, session: Session, problem: Problem, row: WinnerRow) -> Winner:
+    def read(self, session: Session, rows: Sequence[tuple[WinnerRow, Problem]]) -> list[Winner]:
+        """The winners that rows of the table describe."""
+        kernels = self._dictionary.kernels(
+            session, (row.kernel_id for row, _ in rows if row.kernel_id is not None)
+        )
+        in_use = self._gpus.in_use(session)
+        return [self._winner(session, problem, row, kernels, in_use) for row, problem in rows]
+
+    def _winner(
+        self,
+        session: Session,
+        problem: Problem,
+        row: WinnerRow,
+        kernels: Mapping[int, Kernel],
+        in_use: InUse,
+    ) -> Winner:
         candidate = None
         if row.kernel_id is not None:
-            kernel = self._dictionary.kernels(session, [row.kernel_id])[row.kernel_id]
-            candidate = Candidate(kernel=kernel, launch=from_json(Launch, row.launch))
+            launch = from_json(Launch, row.launch)
+            candidate = Candidate(kernel=kernels[row.kernel_id], launch=launch)
         record = from_json(_Record, row.record)
+        environment = self._dictionary.environment(session, row.environment_id)
         return Winner(
             problem=problem,
             device=self._dictionary.device(session, row.device_id),
-            environment=self._dictionary.environment(session, row.environment_id),
+            environment=environment,
             use=Use(row.use),
             candidate=candidate,
             statistics=record.statistics,
@@ -274,6 +221,8 @@ class Winners:
             revision=row.revision,
             promoted_at=row.promoted_at,
             job=row.job,
+            stale=not row.replayed and in_use.outdates(row.device_id, environment),
+            pinned=row.pinned,
         )
 
 
@@ -285,14 +234,16 @@ def _select() -> Select[WinnerRow, ProblemRow]:
     )
 
 
-def _history(session: Session, problem_id: int | None, device_id: int | None) -> list[WinnerRow]:
+def history_of(problem_id: int, device_id: int) -> Select[WinnerRow]:
+    """Every revision promoted for a problem on a device model, newest first."""
     query = select(WinnerRow).where(
         WinnerRow.problem_id == problem_id, WinnerRow.device_id == device_id
     )
-    return [*session.scalars(query.order_by(WinnerRow.revision.desc()))]
+    return query.order_by(WinnerRow.revision.desc())
 
 
-def _make_current(session: Session, row: WinnerRow, current: WinnerRow | None) -> None:
+def make_current(session: Session, row: WinnerRow, current: WinnerRow | None) -> None:
+    """Serve `row` in place of `current`, under the next sequence."""
     if current is not None:
         current.is_current = False
         session.flush()  # there must never be two, not even within the transaction
@@ -318,6 +269,7 @@ def _record_promotion(
 def _fingerprint(winner: Winner) -> str:
     """A hash of what was found, whenever and by whomever: equal ones are one revision."""
     found = to_json(replace(winner, revision=0, promoted_at="", pack=None, job=None))
+    del found["stale"], found["pinned"]  # come and go
     if not winner.baseline_kernels:
         del found["baseline_kernels"]  # as it was before there was such a field
     return digest(found)

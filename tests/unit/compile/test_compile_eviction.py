@@ -319,7 +319,7 @@ def test_a_winner_of_the_past_no_longer_names_an_evicted_pack(
             store.add_pack(pack.hash, pack.toolchain, [member], SIZE)
         new = publish(open_artifacts(settings, store), toolchain, MEMBERS[5])
         assert here(settings.packs) == {packs[2].hash, new.hash}
-        assert store.pin(PROBLEM, H200.slug, 1).pack is None
+        assert store.pin(PROBLEM, H200.slug, 1).winner.pack is None
 
 
 def test_a_pack_built_again_after_its_eviction_is_recorded_again(

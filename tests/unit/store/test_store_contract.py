@@ -171,11 +171,11 @@ def test_an_imported_winner_stands_between_replayed_and_measured(store: Store) -
 def test_a_pinned_revision_is_served_until_it_is_unpinned(store: Store) -> None:
     for us in (10.0, 9.0):
         store.promote(winner(time=us))
-    pinned = store.pin(PROBLEM, H200, 1)
+    pinned = store.pin(PROBLEM, H200, 1).winner
     assert pinned.revision == 1
     store.promote(winner(time=8.0))
     assert store.winner(PROBLEM, H200) == pinned
-    assert store.unpin(PROBLEM, H200).revision == 3
+    assert store.unpin(PROBLEM, H200).winner.revision == 3
     now = store.winner(PROBLEM, H200)
     assert now is not None
     assert now.revision == 3

@@ -1,0 +1,117 @@
+"""The GPUs that measure for this store, and what runs on them: by that, winners grow stale.
+
+A worker on a real GPU reports its environment now and then; a recorded GPU is none and reports
+nothing. A winner is stale once GPUs of its device model have reported within `SEEN_S` and none of
+them agrees with the winner's environment in driver, CUDA, CUTLASS and cuBLAS: its kernel is still
+the one that was verified, its figures are another software's. Nothing is stored about that; it is
+told whenever a winner is read. Replayed winners are never stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from gemmsmith.device import DeviceModel, Environment
+from tuner.store.clock import now
+from tuner.store.database import Database
+from tuner.store.dictionary import Dictionary
+from tuner.store.models import DeviceRow, EnvironmentRow, GpuRow
+from tuner.store.upsert import insert_ignore
+
+SEEN_S = 30 * 86_400.0
+"""How long a GPU that is silent counts: longer than holidays, shorter than a machine's absence
+from which it comes back with another driver."""
+
+Software = tuple[str, str, str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """A GPU as it last reported; `seen_at` in seconds since the epoch, by the database's clock."""
+
+    uuid: str
+    device: DeviceModel
+    environment: Environment
+    seen_at: float
+
+
+class InUse:
+    """What runs at the moment on the GPUs that have reported; empty while none has.
+
+    Args:
+        software: by the device model's id.
+    """
+
+    def __init__(self, software: Mapping[int, set[Software]]) -> None:
+        self._software = software
+
+    def outdates(self, device_id: int, environment: Environment) -> bool:
+        """Whether GPUs of that model have reported, and none has the environment's software."""
+        there = self._software.get(device_id)
+        return there is not None and software(environment) not in there
+
+
+class Gpus:
+    """The table of GPUs."""
+
+    def __init__(self, database: Database, dictionary: Dictionary) -> None:
+        self._database = database
+        self._dictionary = dictionary
+
+    def report(self, device: DeviceModel, environment: Environment) -> None:
+        """Note what the GPU that the environment names runs now, instead of what it ran before."""
+        with self._database.write() as session:
+            ids = self._dictionary.ids(session, [device, environment])
+            report = {
+                "device_id": ids[device],
+                "environment_id": ids[environment],
+                "seen_at": now(),
+            }
+            insert_ignore(session, GpuRow, {"uuid": environment.gpu_uuid, **report})
+            session.execute(
+                update(GpuRow).where(GpuRow.uuid == environment.gpu_uuid).values(**report)
+            )
+        self._dictionary.keep(ids)
+
+    def known(self) -> list[Gpu]:
+        """Every GPU that has ever reported, by device model and UUID."""
+        query = select(GpuRow).join(DeviceRow, DeviceRow.id == GpuRow.device_id)
+        with self._database.read() as session:
+            return [
+                Gpu(
+                    uuid=row.uuid,
+                    device=self._dictionary.device(session, row.device_id),
+                    environment=self._dictionary.environment(session, row.environment_id),
+                    seen_at=row.seen_at,
+                )
+                for row in session.scalars(query.order_by(DeviceRow.slug, GpuRow.uuid))
+            ]
+
+    def in_use(self, session: Session) -> InUse:
+        """What runs now, for telling which of the winners read in `session` are stale."""
+        query = select(GpuRow.device_id, GpuRow.environment_id).distinct()
+        found: dict[int, set[Software]] = {}
+        for device_id, environment_id in session.execute(
+            query.where(GpuRow.seen_at > now() - SEEN_S)
+        ):
+            environment = self._dictionary.environment(session, environment_id)
+            found.setdefault(device_id, set()).add(software(environment))
+        return InUse(found)
+
+    def outdated_environments(self, session: Session, device_id: int) -> list[int]:
+        """Ids of the environments whose measurements on that device model are stale."""
+        in_use = self.in_use(session)
+        return [
+            row_id
+            for row_id in session.scalars(select(EnvironmentRow.id))
+            if in_use.outdates(device_id, self._dictionary.environment(session, row_id))
+        ]
+
+
+def software(environment: Environment) -> Software:
+    """What changes a kernel's or cuBLAS's time when it changes."""
+    return (environment.driver, environment.cuda, environment.cutlass, environment.cublas)
