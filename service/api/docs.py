@@ -25,7 +25,8 @@ _TEMPLATES = Environment(
 async def index() -> Response:
     """Where to go from here."""
     places = (
-        "best", "jobs", "results", "packs", "devices", "healthz", "readyz", "metrics", "docs",
+        "best", "winners", "jobs", "results", "packs", "devices", "healthz", "readyz", "metrics",
+        "docs",
     )  # fmt: skip
     links = {name: {"href": f"/{name}"} for name in places}
     return documents.json_response({"service": "gemmsmith", "links": links})

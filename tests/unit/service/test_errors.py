@@ -43,7 +43,7 @@ def check_document(reply: httpx.Response) -> dict[str, Any]:
         ("GET", "/jobs/none", 404),
         ("GET", "/jobs/none/events", 404),
         ("DELETE", "/jobs/none", 404),
-        ("GET", "/jobs?after=none", 404),
+        ("GET", "/jobs?after=none", 422),
         ("GET", "/jobs?state=asleep", 422),
         ("GET", "/jobs?limit=0", 422),
         ("GET", "/kernels/none", 404),
