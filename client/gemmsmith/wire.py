@@ -40,6 +40,8 @@ SCHEMA = 1
 """Of the listings (`GET /results` and its like): counted up when older readers would misread it."""
 MAX_CALLS = 10**15
 """Most calls that one order may give its problem: a billion steps of a million calls."""
+MAX_DEADLINE_S = 30 * 86_400
+"""Latest deadline that an order may have, in seconds from then."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,6 +133,23 @@ def calls_of(calls: int) -> int:
     return calls
 
 
+def deadline_of(deadline_s: int | None) -> int | None:
+    """The deadline, checked: seconds from now, or None for none.
+
+    Raises:
+        InvalidProblem: not an integer, or out of range; the message has the range.
+    """
+    if deadline_s is None:
+        return None
+    integer = isinstance(deadline_s, int) and not isinstance(deadline_s, bool)
+    if not integer or not 1 <= deadline_s <= MAX_DEADLINE_S:
+        raise InvalidProblem(
+            "deadline_s",
+            f"deadline_s must be an integer in 1 … {MAX_DEADLINE_S}, got {deadline_s!r}",
+        )
+    return deadline_s
+
+
 def _fields(problem: Problem) -> dict[str, Any]:
     return {
         "m": problem.m,
@@ -190,7 +209,13 @@ def batch_request(queries: Sequence[Query]) -> Request:
 
 
 def tune_request(
-    problem: Problem, *, effort: Effort, priority: int, device: str | None, calls: int
+    problem: Problem,
+    *,
+    effort: Effort,
+    priority: int,
+    device: str | None,
+    calls: int,
+    deadline_s: int | None,
 ) -> Request:
     """`POST /tune` with an Idempotency-Key, so that repeating it enqueues nothing twice."""
     body = _fields(problem) | {"effort": str(effort), "priority": priority}
@@ -198,7 +223,18 @@ def tune_request(
         body["device"] = device
     if calls:  # services from before there was such a field refuse it
         body["calls"] = calls
+    if deadline_s is not None:
+        body["deadline_s"] = deadline_s
     return _post("/tune", body, ("idempotency-key", uuid.uuid4().hex))
+
+
+def retry_request(identifier: str) -> Request:
+    """`POST /jobs/{id}/retry` with an Idempotency-Key, so that repeating it orders one job."""
+    return Request(
+        method="POST",
+        path=f"/jobs/{identifier}/retry",
+        headers=(("idempotency-key", uuid.uuid4().hex),),
+    )
 
 
 def snapshot_request(device: str | None, arch: str | None, revision: str | None) -> Request:

@@ -39,6 +39,8 @@ class Job:
         max_attempts: how many of those may go wrong.
         created_at, started_at, finished_at: seconds since the epoch; `started_at` is that of the
             first attempt.
+        ordered_by: name of the API key that ordered it; None where none was asked for.
+        deadline_at: seconds since the epoch after which nobody needs it; None for never.
     """
 
     id: str
@@ -62,6 +64,8 @@ class Job:
     finished_at: float | None
     cancel_requested: bool
     winner_revision: int | None
+    ordered_by: str | None = None
+    deadline_at: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,13 +3,18 @@
 Each method is one transaction that first checks the fence: the job is running, and its owner and
 attempt are still ours. If not, `LeaseLost` is raised and nothing is written. Methods that write
 renew the lease as well.
+
+The job's deadline is kept on this machine's monotonic clock, and told anew by every write: an order
+that joins the job may have moved it. The database's clock has the last word.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from math import inf
 from typing import Any
 
 from sqlalchemy import select
@@ -17,7 +22,7 @@ from sqlalchemy.orm import Session
 
 from tuner.errors import LeaseLost
 from tuner.jobs.job import Job, JobState
-from tuner.jobs.rows import add_event, attempts_left, end, requeue
+from tuner.jobs.rows import add_event, attempts_left, end, expire, requeue
 from tuner.store.clock import moment
 from tuner.store.database import Database
 from tuner.store.models import JobRow
@@ -29,6 +34,7 @@ class StopReason(StrEnum):
     CANCELLED = "cancelled"  # its cancellation was asked for
     LOST = "lost"  # another worker owns it
     SHUTDOWN = "shutdown"  # this worker is to end
+    DEADLINE = "deadline"  # nobody needs the answer any more
 
 
 class LeasedJob:
@@ -45,6 +51,7 @@ class LeasedJob:
         job: Job,
         *,
         row_id: int,
+        left_s: float | None,
         owner: str,
         ttl_s: float,
         retry_delay_s: float,
@@ -57,15 +64,18 @@ class LeasedJob:
         self._row_id = row_id
         self._retry_delay_s = retry_delay_s
         self._stop_reason: StopReason | None = None
+        self._note_deadline(left_s)
 
     @property
     def stop_reason(self) -> StopReason | None:
         """Why to stop, if so."""
+        if self._stop_reason is None and time.monotonic() >= self._deadline:
+            self._stop_reason = StopReason.DEADLINE
         return self._stop_reason
 
     def should_stop(self) -> bool:
         """Whether to stop before the next candidate. Costs nothing; the heartbeat keeps it true."""
-        return self._stop_reason is not None
+        return self.stop_reason is not None
 
     def ask_to_stop(self, reason: StopReason) -> None:
         """Make `should_stop` true. The first reason stays, unless the lease is lost since.
@@ -159,6 +169,21 @@ class LeasedJob:
             end(session, row, JobState.CANCELLED, {})
         self.settled = True
 
+    def overdue(self) -> None:
+        """The job was stopped because its deadline passed: it has failed.
+
+        If an order has moved the deadline since, it is handed back instead.
+
+        Raises:
+            LeaseLost: as `heartbeat`.
+        """
+        with self._fenced() as (session, row):
+            if row.deadline_at is not None and row.deadline_at <= moment(session):
+                expire(session, row)
+            else:
+                _hand_back(session, row, "its deadline was moved when it had been stopped")
+        self.settled = True
+
     def release(self) -> None:
         """Hand the job back for another worker to continue; the attempt does not count.
 
@@ -166,11 +191,7 @@ class LeasedJob:
             LeaseLost: as `heartbeat`.
         """
         with self._fenced() as (session, row):
-            row.handed_back += 1
-            if row.cancel_requested:
-                end(session, row, JobState.CANCELLED, {})
-            else:
-                requeue(session, row, 0.0, {"reason": "handed back by a worker that ended"})
+            _hand_back(session, row, "handed back by a worker that ended")
         self.settled = True
 
     @contextmanager
@@ -189,5 +210,18 @@ class LeasedJob:
                     f"job {self.job.id}, attempt {self.job.attempt}, is no longer "
                     f"{self.owner}'s: it was taken over, or is over"
                 )
-            row.lease_expires_at = moment(session) + self.ttl_s
+            at = moment(session)
+            row.lease_expires_at = at + self.ttl_s
+            self._note_deadline(None if row.deadline_at is None else row.deadline_at - at)
             yield session, row
+
+    def _note_deadline(self, left_s: float | None) -> None:
+        self._deadline = inf if left_s is None else time.monotonic() + left_s
+
+
+def _hand_back(session: Session, row: JobRow, reason: str) -> None:
+    row.handed_back += 1
+    if row.cancel_requested:
+        end(session, row, JobState.CANCELLED, {})
+    else:
+        requeue(session, row, 0.0, {"reason": reason})

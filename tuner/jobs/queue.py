@@ -5,7 +5,9 @@ with heartbeats. Every write of a worker is fenced on its name and the attempt's
 that was given up for dead and comes back changes nothing. A job whose lease expired is taken over
 by the next worker that asks; attempts that went wrong are bounded. Requests for the same problem,
 device and effort join the job that already waits or runs. Higher priority first, then the most
-time at stake (calls × expected saving of one), then first come, first served.
+time at stake (calls × expected saving of one), then first come, first served. The queue is bounded:
+an order that finds no room raises and leaves nothing behind. A job whose deadline has passed is not
+begun any more.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ from sqlalchemy.orm import Session
 
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
-from tuner.errors import JobNotFound
+from tuner.errors import JobNotFound, NotRetryable
+from tuner.jobs import limits
 from tuner.jobs.job import Job, JobEvent, JobState
 from tuner.jobs.lease import LeasedJob
-from tuner.jobs.rows import add_event, attempts_left, end, job_of
+from tuner.jobs.rows import add_event, attempts_left, end, expire, job_of
 from tuner.store.clock import moment, now
 from tuner.store.dictionary import problem_of
 from tuner.store.models import IdempotencyKeyRow, JobEventRow, JobRow, ProblemRow
@@ -42,17 +45,22 @@ _ENQUEUE_LOCK = 0x67656D6A  # requests queue up, so that two at once for one pro
 
 
 class Queue:
-    """Jobs of one store. Threads and processes may each use their own on the same database."""
+    """Jobs of one store. Threads and processes may each use their own on the same database.
+
+    `limit` is how many jobs may wait; None for any number.
+    """
 
     def __init__(
         self,
         store: Store,
         *,
+        limit: int | None = None,
         max_attempts: int = MAX_ATTEMPTS,
         retry_delay_s: float = RETRY_DELAY_S,
     ) -> None:
         self._store = store
         self._database = store.database
+        self._limit = limit
         self._max_attempts = max_attempts
         self._retry_delay_s = retry_delay_s
 
@@ -65,15 +73,23 @@ class Queue:
         priority: int = 0,
         calls: int = 0,
         saving_us: float = 0.0,
+        deadline_s: float | None = None,
+        ordered_by: str | None = None,
+        job_limit: int | None = None,
         idempotency_key: str | None = None,
     ) -> tuple[Job, bool]:
         """Ask for a job; gives the job, and whether it is new.
 
         `calls` is how often the caller runs the problem, `saving_us` how many microseconds one
-        such call is expected to get faster. A job for the same problem, device and effort that
-        waits or runs is joined: it takes on the higher priority, the calls of both and the newer
-        `saving_us`. A key that was used before gives that call's job unchanged, whatever it was
-        for and however it has ended since: the caller compares.
+        such call is expected to get faster; after `deadline_s` seconds the caller has no use for
+        the answer. A job for the same problem, device and effort that waits or runs is joined: it
+        takes on the higher priority, the calls of both, the newer `saving_us` and the later
+        deadline, or none. A key that was used before gives that call's job unchanged, whatever it
+        was for and however it has ended since: the caller compares. Only a new job needs room in
+        the queue and counts for `ordered_by`, a key that may have `job_limit` of them.
+
+        Raises:
+            QueueFull, QuotaUsedUp: there is no room for a new job; nothing was changed.
         """
         with self._database.write() as session:
             self._database.lock(session, _ENQUEUE_LOCK)
@@ -85,13 +101,17 @@ class Queue:
             active_key = f"{ids[problem]}/{effort.value}/{device}"
             query = select(JobRow).where(JobRow.active_key == active_key)
             row = session.scalars(query.with_for_update()).one_or_none()
+            deadline_at = None if deadline_s is None else moment(session) + deadline_s
             created = row is None
             if row is None:
+                self._need_room(session, ordered_by, job_limit)
                 row = self._new_row(session, priority)
                 row.problem_id = ids[problem]
                 row.effort = effort.value
                 row.device = device
                 row.active_key = active_key
+                row.ordered_by = ordered_by
+                row.deadline_at = deadline_at
                 session.add(row)
                 session.flush()
                 data = {"problem": str(problem), "effort": effort.value, "device": device}
@@ -99,6 +119,8 @@ class Queue:
             row.priority = max(row.priority, priority)
             row.calls = min(row.calls + calls, _MOST_CALLS)
             row.saving_us = saving_us
+            if row.deadline_at is not None:
+                row.deadline_at = deadline_at and max(row.deadline_at, deadline_at)
             if idempotency_key is not None:
                 session.add(
                     IdempotencyKeyRow(
@@ -108,6 +130,56 @@ class Queue:
             job = job_of(row, problem)
         self._store.dictionary.keep(ids)
         return job, created
+
+    def retry(
+        self,
+        job_id: str,
+        *,
+        ordered_by: str | None = None,
+        job_limit: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> tuple[Job, bool]:
+        """Ask once more for what a job failed to do, or was cancelled before; as `enqueue`.
+
+        The new job has the old one's problem, effort, device, priority and calls (with what one was
+        expected to save); no deadline.
+
+        Raises:
+            JobNotFound: no job has this id.
+            NotRetryable: it is done, or not over yet.
+            QueueFull, QuotaUsedUp: as `enqueue`.
+        """
+        old = self.get(job_id)
+        if old.state not in (JobState.FAILED, JobState.CANCELLED):  # what is so remains so
+            raise NotRetryable(
+                f"job {job_id} is {old.state}; only a failed or cancelled one is tried again"
+            )
+        return self.enqueue(
+            old.problem,
+            effort=old.effort,
+            device=old.device,
+            priority=old.priority,
+            calls=old.calls,
+            saving_us=(old.expected_saving_us or 0.0) / max(old.calls, 1),
+            ordered_by=ordered_by,
+            job_limit=job_limit,
+            idempotency_key=idempotency_key,
+        )
+
+    def pause_s(self, ordered_by: str | None = None) -> int:
+        """Whole seconds after which a refused order is likely to find room: 1 … 3600.
+
+        By the rate at which jobs, or those of one key, have ended lately.
+        """
+        with self._database.read() as session:
+            return limits.pause_s(session, ordered_by)
+
+    def _need_room(self, session: Session, ordered_by: str | None, job_limit: int | None) -> None:
+        refusal = limits.refusal(session, self._limit, ordered_by, job_limit)
+        if refusal is not None and _end_overdue(session):
+            refusal = limits.refusal(session, self._limit, ordered_by, job_limit)
+        if refusal is not None:
+            raise refusal
 
     def _new_row(self, session: Session, priority: int) -> JobRow:
         at = moment(session)
@@ -201,23 +273,27 @@ class Queue:
         """Own the next job for `ttl_s` seconds; None where nothing is to be done.
 
         Jobs whose owner has stopped renewing are taken over, ended where they have used up their
-        attempts or were to be cancelled.
+        attempts or were to be cancelled. Those whose deadline has passed, whatever device they are
+        for, are ended.
 
         Args:
             owner: unique among all workers, ever: host, process and a random part.
             devices: names the worker answers to; jobs for any device are taken as well.
             ttl_s: time after which a worker that is silent counts as dead.
         """
+        due = and_(_is_due(), JobRow.device.in_(["", *devices]))
         query = (
             select(JobRow)
-            .where(_is_due(), JobRow.device.in_(["", *devices]))
+            .where(due)
             .order_by(JobRow.priority.desc(), (JobRow.calls * JobRow.saving_us).desc(), JobRow.id)
             .limit(1)
         )
         with self._database.read() as session:  # polling an empty queue disturbs no writer
-            if session.scalars(query).first() is None:
+            work = select(JobRow.id).where(or_(due, _is_overdue())).limit(1)
+            if session.scalar(work) is None:
                 return None
         with self._database.write() as session:
+            _end_overdue(session)
             while True:
                 row = session.scalars(query.with_for_update(skip_locked=True)).first()
                 if row is None:
@@ -241,6 +317,7 @@ class Queue:
                 self._database,
                 _job(session, row),
                 row_id=row.id,
+                left_s=None if row.deadline_at is None else row.deadline_at - at,
                 owner=owner,
                 ttl_s=ttl_s,
                 retry_delay_s=self._retry_delay_s,
@@ -251,6 +328,27 @@ def _is_due() -> ColumnElement[bool]:
     waiting = and_(JobRow.state == JobState.WAITING.value, JobRow.available_at <= now())
     abandoned = and_(JobRow.state == JobState.RUNNING.value, JobRow.lease_expires_at < now())
     return or_(waiting, abandoned)
+
+
+def _is_overdue() -> ColumnElement[bool]:
+    """Of jobs that no living worker has: the deadline has passed."""
+    return and_(
+        JobRow.deadline_at <= now(),
+        or_(
+            JobRow.state == JobState.WAITING.value,
+            and_(JobRow.state == JobState.RUNNING.value, JobRow.lease_expires_at < now()),
+        ),
+    )
+
+
+def _end_overdue(session: Session) -> int:
+    """End the jobs that nobody needs any more; how many there were."""
+    query = select(JobRow).where(_is_overdue()).with_for_update(skip_locked=True)
+    rows = session.scalars(query).all()
+    for row in rows:
+        expire(session, row)
+    session.flush()
+    return len(rows)
 
 
 def _given_up(row: JobRow) -> str:

@@ -38,6 +38,16 @@ def end(session: Session, row: JobRow, state: JobState, data: dict[str, Any]) ->
     add_event(session, row, _LAST_EVENT[state], data)
 
 
+def expire(session: Session, row: JobRow) -> None:
+    """End a job whose deadline has passed."""
+    if row.cancel_requested:
+        end(session, row, JobState.CANCELLED, {})
+        return
+    missed = "it had a winner; its trials are kept" if row.attempt else "a worker could begin it"
+    why = f". Its last attempt failed: {row.error}" if row.error else ""
+    end(session, row, JobState.FAILED, {"error": f"its deadline passed before {missed}{why}"})
+
+
 def requeue(session: Session, row: JobRow, delay_s: float, data: dict[str, Any]) -> None:
     """Let another attempt begin, after `delay_s`."""
     row.state = JobState.WAITING.value
@@ -75,4 +85,6 @@ def job_of(row: JobRow, problem: Problem) -> Job:
         finished_at=row.finished_at,
         cancel_requested=row.cancel_requested,
         winner_revision=row.winner_revision,
+        ordered_by=row.ordered_by,
+        deadline_at=row.deadline_at,
     )

@@ -2,10 +2,10 @@
 
 A thread renews the lease while a job is worked on. What `tune` raises decides what becomes of the
 job: a failure that the next attempt would meet again ends it, any other one is retried while
-attempts last. On SIGTERM the job is handed back between two candidates. A worker that is killed
-says nothing: its lease expires, and another worker continues from the recorded trials. When the
-database cannot be reached the worker waits for it; an outcome that could not be written is made
-good in the same way, by the lease's end.
+attempts last. On SIGTERM the job is handed back between two candidates; at its deadline it ends
+there, done if it has a winner. A worker that is killed says nothing: its lease expires, and another
+worker continues from the recorded trials. When the database cannot be reached the worker waits for
+it; an outcome that could not be written is made good in the same way, by the lease's end.
 """
 
 from __future__ import annotations
@@ -210,6 +210,8 @@ def _aborted(leased: LeasedJob, message: str) -> None:
             leased.cancelled()
         case StopReason.SHUTDOWN:
             leased.release()
+        case StopReason.DEADLINE:
+            leased.overdue()
         case StopReason.LOST:
             raise LeaseLost(message)
         case None:
