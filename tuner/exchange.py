@@ -1,7 +1,8 @@
 """Winners as files: what `gemmsmith export` writes and `gemmsmith import` reads.
 
 JSON lines: a header, then one winner a line, in a fixed order, so that a re-tuned suite shows as
-a readable difference. A file that cannot be read is refused whole. What this installation measured
+a readable difference. The header has the file's `schema`: files of every earlier one are read, of a
+newer one refused. A file that cannot be read is refused whole. What this installation measured
 itself is never replaced by an import, and importing a file twice changes nothing.
 """
 
@@ -20,17 +21,23 @@ from tuner.store.audit import Action
 from tuner.trial import Winner
 
 FORMAT = "gemmsmith-winners"
-VERSION = 1
+SCHEMA = 2
+"""Counted up when older readers would misread a file.
+
+1: called its schema `version`.
+2: calls it `schema`, as everything that is exported does.
+"""
 
 
 class ExchangeError(TunerError):
     """A winners file that cannot be read; the message names the line."""
 
 
-class _Header(msgspec.Struct, frozen=True):
+class _Header(msgspec.Struct, frozen=True, omit_defaults=True):
     format: str
-    version: int
     count: int
+    schema: int = 0
+    version: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +56,7 @@ def export_winners(
         store.winners(device=device, dtype=dtype),
         key=lambda w: (w.device.slug, w.problem.dtype, w.problem.layout, w.problem),
     )
-    lines = [_Header(format=FORMAT, version=VERSION, count=len(winners)), *winners]
+    lines = [_Header(format=FORMAT, schema=SCHEMA, count=len(winners)), *winners]
     text = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
     publish(path, text, durable=True, shared=True)
     return len(winners)
@@ -90,9 +97,10 @@ def read_winners(path: Path) -> list[Winner]:
         raise ExchangeError(f"{path} is not a winners file: {error}") from None
     if header.format != FORMAT:
         raise ExchangeError(f"{path} is not a winners file but {header.format!r}")
-    if header.version > VERSION:
+    schema = header.schema or header.version
+    if not 1 <= schema <= SCHEMA:
         raise ExchangeError(
-            f"{path} has format version {header.version}, this gemmsmith reads {VERSION}: upgrade"
+            f"{path} has schema {schema}, this gemmsmith reads 1 … {SCHEMA}: upgrade gemmsmith"
         )
     winners = []
     for number, line in enumerate(lines[1:], 2):

@@ -12,9 +12,12 @@ from gemmsmith.answer import Ratio, Statistics, Use
 from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.problem import DType
 from tests.support.candidates import EXACT, PROBLEM, named
-from tuner.exchange import ExchangeError, export_winners, import_winners, read_winners
+from tuner.exchange import SCHEMA, ExchangeError, export_winners, import_winners, read_winners
 from tuner.store import Store
 from tuner.trial import Winner
+
+FILES = Path(__file__).parent / "winners"
+"""One file of each schema as that gemmsmith wrote it; a new schema adds one, none is changed."""
 
 MODEL = DeviceModel(
     name="NVIDIA H200", arch="sm90", sm_count=132, memory_bytes=2**37, l2_bytes=60 * 2**20
@@ -79,6 +82,13 @@ def test_a_file_that_does_not_name_cublas_kernels_is_read_and_changes_nothing_tw
     assert len(store.history(PROBLEM, MODEL.slug)) == 1
 
 
+@pytest.mark.parametrize("schema", range(1, SCHEMA + 1))
+def test_files_of_every_schema_so_far_are_read(schema: int, store: Store) -> None:
+    path = FILES / f"schema-{schema}.jsonl"
+    assert read_winners(path) == [replace(WINNER, revision=1)]
+    assert import_winners(store, path).added == 1
+
+
 def test_names_of_cublas_kernels_travel(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "winners.jsonl"
     told = replace(WINNER, baseline_kernels=("Memset (Device)", "nvjet"))
@@ -109,7 +119,8 @@ def test_one_precision_can_be_exported_alone(store: Store, tmp_path: Path) -> No
         (lambda text: text[: len(text) // 2], "line 2"),
         (lambda text: text.splitlines(keepends=True)[0], "truncated"),
         (lambda text: b'{"hello": 1}\n', "not a winners file"),
-        (lambda text: text.replace(b'"version":1', b'"version":9'), "upgrade"),
+        (lambda text: text.replace(b'"schema":2', b'"schema":9'), "upgrade"),
+        (lambda text: text.replace(b'"schema":2', b'"schema":0'), "schema 0"),
     ],
 )
 def test_a_damaged_file_is_refused_whole(store: Store, tmp_path: Path, damage, says: str) -> None:  # type: ignore[no-untyped-def]
