@@ -27,6 +27,8 @@ from gemmsmith.problem import MAX_EXTENT, DType, Layout, Problem
 from gemmsmith.tuning import Effort
 from gemmsmith.wire import MAX_CALLS, MAX_DEADLINE_S
 from tuner.jobs import JobState
+from tuner.store.audit import Action
+from tuner.store.keys import LONGEST_LIFE_S, MOST_JOBS, NAME_RULE, Scope, is_name
 from tuner.trial import Phase
 
 MAX_BATCH_PROBLEMS = 10_000
@@ -94,6 +96,16 @@ def _after_winner(value: Any) -> Problem:
         ) from None
 
 
+def _key_name(value: Any) -> str:
+    if isinstance(value, str) and is_name(value):
+        return value
+    raise PydanticCustomError(
+        "key_name",
+        "is no name for a key: {shown}",
+        {"shown": repr(value)[:80], "accepted": NAME_RULE},
+    )
+
+
 def _schema(low: int, high: int) -> WithJsonSchema:
     return WithJsonSchema({"type": "integer", "minimum": low, "maximum": high})
 
@@ -114,6 +126,15 @@ Priority = Annotated[
 Calls = Annotated[int, BeforeValidator(_integer(0, MAX_CALLS, text=False)), _schema(0, MAX_CALLS)]
 DeadlineSeconds = Annotated[
     int, BeforeValidator(_integer(1, MAX_DEADLINE_S, text=False)), _schema(1, MAX_DEADLINE_S)
+]
+KeyName = Annotated[
+    str, BeforeValidator(_key_name), Field(description=NAME_RULE, min_length=1, max_length=100)
+]
+KeyLife = Annotated[
+    int, BeforeValidator(_integer(1, LONGEST_LIFE_S, text=False)), _schema(1, LONGEST_LIFE_S)
+]
+JobLimit = Annotated[
+    int, BeforeValidator(_integer(1, MOST_JOBS, text=False)), _schema(1, MOST_JOBS)
 ]
 Sha256 = Annotated[
     str, BeforeValidator(_sha256), WithJsonSchema({"type": "string", "pattern": _SHA256.pattern})
@@ -222,6 +243,35 @@ class TuneBody(ProblemBody):
         ),
     ] = None
     device: Slug = ""
+
+
+class KeyBody(_Strict):
+    """An API key to make."""
+
+    name: KeyName
+    scope: Annotated[Scope, Field(description="Each includes those before it")] = Scope.READ
+    expires_in_s: Annotated[KeyLife | None, Field(description="Seconds; null: never")] = None
+    job_limit: Annotated[
+        JobLimit | None,
+        Field(description="Jobs it may have waiting or running; null: the service's default"),
+    ] = None
+
+
+class KeysQuery(_Strict):
+    """The query of `GET /keys`."""
+
+    inactive: bool = False
+    after: Cursor | None = None
+    limit: PageLimit = 50
+
+
+class AuditQuery(_Strict):
+    """The query of `GET /audit`."""
+
+    action: Action | None = None
+    actor: Annotated[str, Field(max_length=200)] | None = None
+    after: Cursor | None = None
+    limit: PageLimit = 100
 
 
 class JobsQuery(_Strict):

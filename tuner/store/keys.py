@@ -10,6 +10,7 @@ expired keys stay listed.
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -18,12 +19,19 @@ from enum import StrEnum
 from sqlalchemy import ColumnElement, and_, or_, select, update
 
 from tuner.errors import KeyNameTaken, KeyNotFound
-from tuner.store.audit import LOCAL, Action, record
+from tuner.store.audit import LOCAL, SYSTEM, Action, record
 from tuner.store.clock import moment, now
 from tuner.store.database import Database
 from tuner.store.models import ApiKeyRow
 
 PREFIX = "gsk_"
+LONGEST_LIFE_S = 10 * 366 * 86_400
+MOST_JOBS = 1_000_000
+
+NAME_RULE = "1 … 100 of A-Z a-z 0-9 . _ @ -, a letter or digit first; not local, import, gemmsmith"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}", re.ASCII)
+_RESERVED = frozenset({LOCAL, SYSTEM, "import"})  # they mean something else in the audit
+
 _SHOWN = len(PREFIX) + 6
 _KEYS_LOCK = 0x67656D6B  # creations queue up, so that two at once cannot take one name
 
@@ -63,6 +71,11 @@ class ApiKey:
     expires_at: float | None
     last_used_at: float | None
     revoked_at: float | None
+
+
+def is_name(name: str) -> bool:
+    """Whether a key may be called that: see `NAME_RULE`."""
+    return bool(_NAME.fullmatch(name)) and name not in _RESERVED
 
 
 def digest(secret: bytes) -> str:

@@ -1,0 +1,33 @@
+"""`GET /audit`: who changed what is served, or who may come in."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import urlencode
+
+import msgspec
+from fastapi import APIRouter, Query
+from starlette.responses import Response
+
+from service import documents
+from service.access import Scope, needs
+from service.schemas import AuditQuery
+from service.state import Service
+
+router = APIRouter(tags=["access"])
+
+
+@router.get("/audit", dependencies=[needs(Scope.ADMIN)])
+def audit(service: Service, query: Annotated[AuditQuery, Query()]) -> Response:
+    """What was done, newest first; `links.next` leads to what was done before."""
+    entries = service.store.audit.entries(
+        action=query.action, actor=query.actor, after=query.after, limit=query.limit
+    )
+    following = None
+    if len(entries) == query.limit:
+        given = query.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+        following = f"/audit?{urlencode({**given, 'after': entries[-1].id})}"
+    listed = [
+        {**msgspec.to_builtins(entry), "at": documents.timestamp(entry.at)} for entry in entries
+    ]
+    return documents.json_response(documents.page("entries", listed, following))

@@ -1,0 +1,195 @@
+"""`gemmsmith keys` and `gemmsmith audit`: who may use the service, and who did what."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.options import AsJson, Database, Limit, load_settings
+from service.cli.output import CommandError, MisuseError, emit, note, say, table
+
+if TYPE_CHECKING:
+    from tuner.store.keys import ApiKey
+
+app = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True)
+
+_LIFE = re.compile(r"([0-9]{1,9})([mhdw])", re.ASCII)
+_UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+
+
+@app.command("create")
+def create(
+    name: Annotated[str, typer.Argument(help="Whose key it is; the audit shows it.")],
+    scope: Annotated[
+        str,
+        typer.Option(
+            help="read: look up and watch; tune: also order jobs; admin: also pin winners and "
+            "manage keys."
+        ),
+    ] = "read",
+    expires: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Stop working after 12h, 90d, 8w …; else never.",
+            show_default=False,
+        ),
+    ] = None,
+    job_limit: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Jobs it may have waiting or running (else GEMMSMITH_KEY_JOB_LIMIT of the "
+            "service).",
+            show_default=False,
+        ),
+    ] = None,
+    database: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key and print it: this once, since only a hash of it is kept.
+
+    A running service knows it at once.
+    """
+    from tuner.errors import KeyNameTaken
+    from tuner.store import Store
+    from tuner.store.keys import MOST_JOBS, NAME_RULE, Scope, is_name
+
+    if not is_name(name):
+        raise MisuseError(f"NAME must be {NAME_RULE}; got {name!r:.80}")
+    if scope not in list(Scope):
+        raise MisuseError(f"scope must be one of {', '.join(Scope)}, got {scope!r:.80}")
+    if job_limit is not None and not 1 <= job_limit <= MOST_JOBS:
+        raise MisuseError(f"job-limit must be in 1 … {MOST_JOBS}, got {job_limit}")
+    life = None if expires is None else _seconds(expires)
+    with Store.open(load_settings(database=database).database, create=True) as store:
+        try:
+            key, secret = store.keys.create(
+                name, Scope(scope), expires_in_s=life, job_limit=job_limit
+            )
+        except KeyNameTaken as error:
+            raise CommandError(str(error)) from error
+    if as_json:
+        emit({"key": secret, **_document(key)})
+        return
+    say(secret)
+    note(f"the key of {name}, scope {scope}; it is not shown again. Clients take it from")
+    note("GEMMSMITH_API_KEY, or send it as `Authorization: Bearer gsk_…`.")
+
+
+@app.command("list")
+def list_(
+    inactive: Annotated[
+        bool, typer.Option("--all", help="Those revoked or expired as well.")
+    ] = False,
+    database: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the keys that work, newest first."""
+    from tuner.store import Store
+
+    with Store.open(load_settings(database=database).database) as store:
+        keys = store.keys.list(inactive=inactive)
+    if as_json:
+        emit({"keys": [_document(key) for key in keys]})
+        return
+    columns = ("name", "key", "scope", "job limit", "created", "expires", "last used", "revoked")
+    rows = [
+        (
+            key.name,
+            f"{key.prefix}…",
+            key.scope.value,
+            key.job_limit,
+            *map(_time, (key.created_at, key.expires_at, key.last_used_at, key.revoked_at)),
+        )
+        for key in keys
+    ]
+    table("", columns, rows, left=3)
+
+
+@app.command("revoke")
+def revoke(
+    name: Annotated[str, typer.Argument(help="Of the key, see `gemmsmith keys list`.")],
+    database: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """End a key for good; running services refuse it within two seconds."""
+    from tuner.errors import KeyNotFound
+    from tuner.store import Store
+
+    with Store.open(load_settings(database=database).database) as store:
+        try:
+            key = store.keys.revoke(name)
+        except KeyNotFound as error:
+            raise MisuseError(f"{error}; see `gemmsmith keys list`") from error
+    if as_json:
+        emit(_document(key))
+    else:
+        say(f"{key.name} ({key.prefix}…) is revoked")
+
+
+def audit(
+    action: Annotated[
+        str | None, typer.Option(help="Only this action, such as pinned.", show_default=False)
+    ] = None,
+    actor: Annotated[
+        str | None, typer.Option(help="Only what this key or worker did.", show_default=False)
+    ] = None,
+    limit: Limit = 50,
+    database: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print who changed what is served or who may come in, newest first."""
+    import msgspec
+
+    from tuner.store import Store
+    from tuner.store.audit import Action
+
+    if action is not None and action not in list(Action):
+        raise MisuseError(f"action must be one of {', '.join(Action)}, got {action!r:.80}")
+    wanted = None if action is None else Action(action)
+    with Store.open(load_settings(database=database).database) as store:
+        entries = store.audit.entries(action=wanted, actor=actor, limit=limit)
+    if as_json:
+        emit({"entries": [{**msgspec.to_builtins(e), "at": _time(e.at)} for e in entries]})
+        return
+    rows = [
+        (
+            _time(e.at),
+            e.actor,
+            e.action,
+            e.subject,
+            " ".join(f"{name}={value}" for name, value in e.detail.items() if value is not None),
+        )
+        for e in entries
+    ]
+    table("", ("at", "actor", "action", "subject", "detail"), rows, left=5)
+
+
+def _seconds(text: str) -> int:
+    from tuner.store.keys import LONGEST_LIFE_S
+
+    found = _LIFE.fullmatch(text)
+    seconds = int(found[1]) * _UNITS[found[2]] if found else 0
+    if not 1 <= seconds <= LONGEST_LIFE_S:
+        raise MisuseError(
+            f"expires must be a number of m, h, d or w, such as 90d, up to "
+            f"{LONGEST_LIFE_S // 86_400}d, got {text!r:.80}"
+        )
+    return seconds
+
+
+def _document(key: ApiKey) -> dict[str, object]:
+    import msgspec
+
+    times = ("created_at", "expires_at", "last_used_at", "revoked_at")
+    return {**msgspec.to_builtins(key), **{name: _time(getattr(key, name)) for name in times}}
+
+
+def _time(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
