@@ -21,6 +21,7 @@ from service.cli import (
     database,
     doctor,
     evaluate,
+    keys,
     model,
     recording,
     report,
@@ -61,6 +62,8 @@ app.command("ceilings")(ceilings.ceilings)
 app.command("eval")(evaluate.evaluate)
 app.add_typer(model.app, name="model")
 app.add_typer(database.app, name="db")
+app.add_typer(keys.app, name="keys")
+app.command("audit")(keys.audit)
 app.command("export")(winners.export)
 app.command("import")(winners.import_)
 app.command("doctor")(doctor.doctor)
