@@ -1,4 +1,4 @@
-"""`/jobs`: tuning jobs, their cancellation, and their progress as server-sent events.
+"""`/jobs`: tuning jobs, cancelling and retrying them, and their progress as server-sent events.
 
 A stream sends every event after the client's `Last-Event-ID` from the database, so it resumes
 where it broke, on any server process; it ends after the job's last event. `latest` in place of an
@@ -19,10 +19,12 @@ from fastapi import APIRouter, Header, Query
 from starlette.responses import Response, StreamingResponse
 
 from service import documents
-from service.problems import invalid_field, not_found
+from service.access import Caller, Scope, needs
+from service.orders import IdempotencyKey, accepted, key_name, key_reused, refused_without_room
+from service.problems import ProblemError, invalid_field, not_found
 from service.schemas import Cursor, JobsQuery
 from service.state import Service, State
-from tuner.errors import JobNotFound
+from tuner.errors import JobNotFound, NotRetryable
 from tuner.jobs import Job, JobEvent
 
 router = APIRouter(prefix="/jobs", tags=["tuning"])
@@ -32,10 +34,13 @@ TERMINAL_EVENTS = frozenset({"finished", "failed", "cancelled"})
 _EVENTS_AT_ONCE = 200
 
 
-@router.get("")
+@router.get("", dependencies=[needs(Scope.READ)])
 def list_jobs(service: Service, query: Annotated[JobsQuery, Query()]) -> Response:
     """Jobs, newest first; `links.next` leads to the older ones."""
-    jobs = service.queue.list(state=query.state, after=query.after, limit=query.limit)
+    try:
+        jobs = service.queue.list(state=query.state, after=query.after, limit=query.limit)
+    except JobNotFound as error:
+        raise invalid_field("after", f"{error}", "the `after` of a page's `links.next`") from None
     following = None
     if len(jobs) == query.limit:
         parameters = {"after": jobs[-1].id, "limit": query.limit}
@@ -45,7 +50,7 @@ def list_jobs(service: Service, query: Annotated[JobsQuery, Query()]) -> Respons
     return documents.json_response(documents.page("jobs", map(documents.job, jobs), following))
 
 
-@router.get("/{job_id}")
+@router.get("/{job_id}", dependencies=[needs(Scope.READ)])
 def get_job(service: Service, job_id: str) -> Response:
     """One job: its state, how far it is, and the best so far."""
     return documents.json_response(
@@ -53,7 +58,7 @@ def get_job(service: Service, job_id: str) -> Response:
     )
 
 
-@router.delete("/{job_id}")
+@router.delete("/{job_id}", status_code=202, dependencies=[needs(Scope.TUNE)])
 def cancel_job(service: Service, job_id: str) -> Response:
     """Ask for cancellation: at once for a waiting job, after the current candidate for a running
     one. A job that has ended stays as it is. Trials are kept.
@@ -62,7 +67,41 @@ def cancel_job(service: Service, job_id: str) -> Response:
     return documents.json_response(documents.job(_get(service, job_id)), status=202)
 
 
-@router.get("/{job_id}/events")
+@router.post("/{job_id}/retry", status_code=202)
+def retry_job(
+    service: Service,
+    caller: Annotated[Caller, needs(Scope.TUNE)],
+    job_id: str,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Order anew what a job failed to do, or was cancelled before; answers as `POST /tune` does.
+
+    The new job has the old one's problem, effort, device, priority and calls, and no deadline. A
+    job that is done or not over yet gets a 409.
+    """
+    old = _get(service, job_id)
+    try:
+        with refused_without_room(service, caller):
+            job, created = service.queue.retry(
+                old.id,
+                ordered_by=key_name(caller),
+                job_limit=caller.job_limit,
+                idempotency_key=idempotency_key,
+            )
+    except NotRetryable as error:
+        raise ProblemError(
+            status=409,
+            kind="not-retryable",
+            title="Nothing to try again",
+            detail=f"{error}.",
+            links={"job": {"href": f"/jobs/{old.id}"}},
+        ) from error
+    if (job.problem, job.effort, job.device) != (old.problem, old.effort, old.device):
+        raise key_reused(job)
+    return accepted(job, created=created)
+
+
+@router.get("/{job_id}/events", dependencies=[needs(Scope.READ)])
 def job_events(
     service: Service,
     job_id: str,
