@@ -26,6 +26,7 @@ from gemmsmith.problem import DType, Layout, Problem
 from tuner.store.codec import from_json_or_none
 from tuner.store.database import Database
 from tuner.store.dictionary import Dictionary, problem_of
+from tuner.store.gpus import Gpus
 from tuner.store.models import ProblemRow, TrialRow, WinnerRow
 from tuner.store.trials import StoredTrial, Trials
 from tuner.trial import Phase
@@ -76,9 +77,9 @@ class Listed:
     baseline_us: float | None
     speedup: Ratio | None
     revision: int
-    environment_id: int
     pinned: bool
     replayed: bool
+    stale: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,9 +119,12 @@ class Ranking:
 class Listing:
     """Read models of one database. Threads may share it."""
 
-    def __init__(self, database: Database, dictionary: Dictionary, trials: Trials) -> None:
+    def __init__(
+        self, database: Database, dictionary: Dictionary, gpus: Gpus, trials: Trials
+    ) -> None:
         self._database = database
         self._dictionary = dictionary
+        self._gpus = gpus
         self._trials = trials
 
     def winners(
@@ -233,6 +237,7 @@ class Listing:
         kernels = self._dictionary.kernels(
             session, (row.kernel_id for row, _ in rows if row.kernel_id is not None)
         )
+        in_use = self._gpus.in_use(session)
         return tuple(
             Listed(
                 id=row.id,
@@ -243,9 +248,12 @@ class Listing:
                 baseline_us=(row.record["baseline"] or {}).get("median_us"),
                 speedup=from_json_or_none(Ratio, row.record["speedup"]),
                 revision=row.revision,
-                environment_id=row.environment_id,
                 pinned=row.pinned,
                 replayed=row.replayed,
+                stale=not row.replayed
+                and in_use.outdates(
+                    row.device_id, self._dictionary.environment(session, row.environment_id)
+                ),
             )
             for row, problem in rows
         )

@@ -62,7 +62,7 @@ class Store:
         self._winners = Winners(database, self.dictionary, self.gpus)
         self._revisions = Revisions(database, self.dictionary, self._winners)
         self._packs = Packs(database, self.dictionary)
-        self.listing = Listing(database, self.dictionary, self._trials)
+        self.listing = Listing(database, self.dictionary, self.gpus, self._trials)
 
     @classmethod
     def open(cls, url: str, *, create: bool = False) -> Store:
