@@ -134,7 +134,7 @@ def snapshot(
 def _row(winner: Winner, pack_of: Callable[[str], str | None], key: bytes | None) -> Row:
     candidate = winner.candidate
     if candidate is None:
-        return Row(problem=winner.problem, use=winner.use)
+        return Row(problem=winner.problem, use=winner.use, stale=winner.stale)
     pack = winner.pack or pack_of(candidate.kernel.name)
     return Row(
         problem=winner.problem,
@@ -142,6 +142,7 @@ def _row(winner: Winner, pack_of: Callable[[str], str | None], key: bytes | None
         config=Config(kernel=candidate.kernel, launch=candidate.launch, pack=pack),
         deterministic=not reduces_across_blocks(candidate),
         signature=None if key is None or pack is None else sign(key, pack),
+        stale=winner.stale,
     )
 
 

@@ -152,6 +152,8 @@ def _answer(problem: Problem, winner: Winner, match: Match, pack_of: PackOf) -> 
         promoted_at=winner.promoted_at,
         replayed=winner.replayed,
         baseline_kernels=winner.baseline_kernels,
+        stale=winner.stale,
+        pinned=winner.pinned,
     )
 
 

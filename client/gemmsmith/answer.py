@@ -120,6 +120,7 @@ class Answer:
         baseline_kernels: names of what one launch of cuBLAS ran, in order; empty if not known.
         stale: measured under another driver, CUDA, CUTLASS or cuBLAS than any GPU of this model
             runs now; it will be measured again when a worker is idle.
+        pinned: a person chose this revision, and it is served whatever is promoted.
         predicted_us: microseconds that the cost model expects one launch of `config` to take;
             None for what was measured.
     """
@@ -144,3 +145,4 @@ class Answer:
     baseline_kernels: tuple[str, ...] = ()
     predicted_us: float | None = None
     stale: bool = False
+    pinned: bool = False

@@ -47,12 +47,14 @@ class Choice:
         measured: the problem that it was measured on, and beat cuBLAS.
         distance: 0.0 for exactly this problem; else the log2 distance of `Problem.distance`.
         deterministic: whether the order of every sum is fixed: the same inputs, the same bits.
+        stale: it was measured under software that no GPU of this model runs any more.
     """
 
     config: Config
     measured: Problem
     distance: float
     deterministic: bool
+    stale: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +66,7 @@ class Row:
         config: the best CUTLASS candidate; its pack is None where it is not compiled.
         deterministic: of the candidate; False where there is none.
         signature: of the pack, by a service that has a key (`gemmsmith.packs.sign`).
+        stale: as in `Answer`; services from before there was such a field do not say it.
     """
 
     problem: Problem
@@ -71,6 +74,7 @@ class Row:
     config: Config | None = None
     deterministic: bool = False
     signature: str | None = None
+    stale: bool = False
 
 
 class _Document(msgspec.Struct, frozen=True):
@@ -174,6 +178,7 @@ class Snapshot:
             measured=row.problem,
             distance=problem.distance(row.problem),
             deterministic=row.deterministic,
+            stale=row.stale,
         )
 
     def row_for(self, problem: Problem) -> Row | None:

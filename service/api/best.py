@@ -110,6 +110,8 @@ def _etag(answer: Answer) -> str:
         answer.device.slug,
         answer.measured,
         answer.revision,
+        answer.stale,
+        answer.pinned,
         answer.match,
         pack,
     )

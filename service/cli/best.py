@@ -119,7 +119,10 @@ def _print(answer: Answer) -> None:
         low, high = answer.speedup.ci_low, answer.speedup.ci_high
         say(f"  speed-up   {answer.speedup.median:.3f}  ({low:.3f} … {high:.3f})")
     origin = "replayed from a recording" if answer.replayed else "measured"
-    say(f"  revision   {answer.revision}, {origin}, {answer.promoted_at}")
+    pinned = ", pinned" if answer.pinned else ""
+    say(f"  revision   {answer.revision}, {origin}, {answer.promoted_at}{pinned}")
+    if answer.stale:
+        say("  stale      measured under software that no GPU of this model runs any more")
 
 
 def _print_predicted(answer: Answer) -> None:

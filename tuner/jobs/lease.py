@@ -35,6 +35,7 @@ class StopReason(StrEnum):
     LOST = "lost"  # another worker owns it
     SHUTDOWN = "shutdown"  # this worker is to end
     DEADLINE = "deadline"  # nobody needs the answer any more
+    OUTRANKED = "outranked"  # it is idle work, and somebody has ordered something
 
 
 class LeasedJob:
@@ -184,14 +185,14 @@ class LeasedJob:
                 _hand_back(session, row, "its deadline was moved when it had been stopped")
         self.settled = True
 
-    def release(self) -> None:
+    def release(self, reason: str = "handed back by a worker that ended") -> None:
         """Hand the job back for another worker to continue; the attempt does not count.
 
         Raises:
             LeaseLost: as `heartbeat`.
         """
         with self._fenced() as (session, row):
-            _hand_back(session, row, "handed back by a worker that ended")
+            _hand_back(session, row, reason)
         self.settled = True
 
     @contextmanager

@@ -212,6 +212,8 @@ def _aborted(leased: LeasedJob, message: str) -> None:
             leased.release()
         case StopReason.DEADLINE:
             leased.overdue()
+        case StopReason.OUTRANKED:
+            leased.release("put off: an order goes first")
         case StopReason.LOST:
             raise LeaseLost(message)
         case None:
