@@ -17,10 +17,11 @@ import httpx
 from gemmsmith import flows
 from gemmsmith.answer import Answer
 from gemmsmith.device import DeviceModel
-from gemmsmith.errors import NotTuned
+from gemmsmith.errors import Busy, NotTuned
 from gemmsmith.flows import Flow
-from gemmsmith.jobs import AsyncTuningJob, EventCursor, JobEvent, JobStatus
+from gemmsmith.jobs import AsyncTuningJob, EventCursor, JobEvent, JobStatus, job_status_of
 from gemmsmith.problem import Problem
+from gemmsmith.retry import Patience
 from gemmsmith.snapshot import Shelf, Snapshot
 from gemmsmith.transport import (
     DEFAULT_TIMEOUT_S,
@@ -31,7 +32,7 @@ from gemmsmith.transport import (
     response_of,
 )
 from gemmsmith.tuning import Effort
-from gemmsmith.wire import Query, Reply, Request, calls_of, effort_of, problem_of
+from gemmsmith.wire import Query, Reply, Request, calls_of, deadline_of, effort_of, problem_of
 
 T = TypeVar("T")
 
@@ -122,10 +123,14 @@ class AsyncClient:
         priority: int = 0,
         calls: int = 0,
         device: str | None = None,
+        deadline_s: int | None = None,
         wait: bool = False,
+        timeout: float | None = None,
+        on_busy: Callable[[Busy], None] = lambda _: None,
     ) -> AsyncTuningJob:
         """Order a tuning job, or join the one already on its way; as `Client.tune`."""
         problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
+        patience = Patience(timeout if timeout is not None or wait else 0.0, on_busy)
         status = await self._run(
             flows.tune(
                 self._session,
@@ -134,11 +139,13 @@ class AsyncClient:
                 priority=priority,
                 device=device,
                 calls=calls_of(calls),
+                deadline_s=deadline_of(deadline_s),
+                patience=patience,
             )
         )
         job = AsyncTuningJob(self, status)
         if wait:
-            await job.wait()
+            await job.wait(patience.left())
         return job
 
     async def job(self, identifier: str) -> AsyncTuningJob:
@@ -152,6 +159,34 @@ class AsyncClient:
     async def cancel(self, identifier: str) -> JobStatus:
         """Ask a job to stop."""
         return await self._run(flows.cancel(self._session, identifier))
+
+    async def retry(
+        self,
+        identifier: str,
+        *,
+        timeout: float = 0.0,
+        on_busy: Callable[[Busy], None] = lambda _: None,
+    ) -> AsyncTuningJob:
+        """Order anew what a job failed to do, or was cancelled before; waits as `tune` does.
+
+        Raises:
+            Rejected: there is no such job, it is done, or it is not over yet.
+            Busy: the queue is full, or the key's quota used up, for longer than `timeout`.
+        """
+        patience = Patience(timeout, on_busy)
+        return AsyncTuningJob(
+            self, await self._run(flows.retry(self._session, identifier, patience))
+        )
+
+    async def jobs(
+        self, *, state: str | None = None, limit: int | None = None
+    ) -> AsyncIterator[JobStatus]:
+        """Jobs, newest first, fetched page by page: those in one `state`, at most `limit`."""
+        pages = flows.Pages("/jobs", "jobs", {"state": state}, limit)
+        while not pages.finished:
+            found = await self._run(flows.page(self._session, pages.request()))
+            for row in pages.take(found):
+                yield job_status_of(row)
 
     async def devices(self) -> list[DeviceModel]:
         """Device models that the service knows winners or trials of."""

@@ -18,10 +18,11 @@ import httpx
 from gemmsmith import flows
 from gemmsmith.answer import Answer
 from gemmsmith.device import DeviceModel
-from gemmsmith.errors import NotTuned
+from gemmsmith.errors import Busy, NotTuned
 from gemmsmith.flows import Flow
-from gemmsmith.jobs import EventCursor, JobEvent, JobStatus, TuningJob
+from gemmsmith.jobs import EventCursor, JobEvent, JobStatus, TuningJob, job_status_of
 from gemmsmith.problem import Problem
+from gemmsmith.retry import Patience
 from gemmsmith.snapshot import Shelf, Snapshot
 from gemmsmith.transport import (
     DEFAULT_TIMEOUT_S,
@@ -32,7 +33,7 @@ from gemmsmith.transport import (
     response_of,
 )
 from gemmsmith.tuning import Effort
-from gemmsmith.wire import Query, Reply, Request, calls_of, effort_of, problem_of
+from gemmsmith.wire import Query, Reply, Request, calls_of, deadline_of, effort_of, problem_of
 
 T = TypeVar("T")
 
@@ -156,7 +157,10 @@ class Client:
         priority: int = 0,
         calls: int = 0,
         device: str | None = None,
+        deadline_s: int | None = None,
         wait: bool = False,
+        timeout: float | None = None,
+        on_busy: Callable[[Busy], None] = lambda _: None,
     ) -> TuningJob:
         """Order a tuning job, or join the one already on its way for this problem.
 
@@ -164,14 +168,23 @@ class Client:
         to save most time in all its calls. `calls` is how often you run this problem, in a step
         or a day: any span, if it is the same for all your problems. Those of a job that is
         joined add up. `device` is a device model's slug, by default whichever worker comes
-        first. With `wait`, returns only when the job has ended, and raises what
-        `TuningJob.wait` raises.
+        first. After `deadline_s` seconds the job is given up unless it has a winner; of orders
+        that join, the later deadline holds, or none.
+
+        With `wait`, returns only when the job has ended, and raises what `TuningJob.wait` raises.
+        While the service's queue is full, or your key's quota used up, the order is repeated as
+        the service asks, each time after `on_busy` was told: for `timeout` seconds, which count
+        for `wait` too. Without a timeout that is any time with `wait`, and otherwise a few
+        attempts.
 
         Raises:
-            InvalidProblem: the problem, the effort or `calls` makes no sense; nothing was sent.
+            InvalidProblem: the problem, the effort, `calls` or `deadline_s` makes no sense;
+                nothing was sent.
+            Busy: there was no room for the job in time; nothing was ordered.
             ServiceUnavailable, ServiceError: the job could not be ordered.
         """
         problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
+        patience = Patience(timeout if timeout is not None or wait else 0.0, on_busy)
         status = self._run(
             flows.tune(
                 self._session,
@@ -180,11 +193,13 @@ class Client:
                 priority=priority,
                 device=device,
                 calls=calls_of(calls),
+                deadline_s=deadline_of(deadline_s),
+                patience=patience,
             )
         )
         job = TuningJob(self, status)
         if wait:
-            job.wait()
+            job.wait(patience.left())
         return job
 
     def job(self, identifier: str) -> TuningJob:
@@ -198,6 +213,30 @@ class Client:
     def cancel(self, identifier: str) -> JobStatus:
         """Ask a job to stop."""
         return self._run(flows.cancel(self._session, identifier))
+
+    def retry(
+        self,
+        identifier: str,
+        *,
+        timeout: float = 0.0,
+        on_busy: Callable[[Busy], None] = lambda _: None,
+    ) -> TuningJob:
+        """Order anew what a job failed to do, or was cancelled before; waits as `tune` does.
+
+        Raises:
+            Rejected: there is no such job, it is done, or it is not over yet.
+            Busy: the queue is full, or the key's quota used up, for longer than `timeout`.
+        """
+        patience = Patience(timeout, on_busy)
+        return TuningJob(self, self._run(flows.retry(self._session, identifier, patience)))
+
+    def jobs(self, *, state: str | None = None, limit: int | None = None) -> Iterator[JobStatus]:
+        """Jobs, newest first, fetched page by page: those in one `state`, at most `limit`."""
+        pages = flows.Pages("/jobs", "jobs", {"state": state}, limit)
+        while not pages.finished:
+            found = self._run(flows.page(self._session, pages.request()))
+            for row in pages.take(found):
+                yield job_status_of(row)
 
     def devices(self) -> list[DeviceModel]:
         """Device models that the service knows winners or trials of."""

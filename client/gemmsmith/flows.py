@@ -20,7 +20,7 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.errors import Busy, NotTuned, ServiceError, ServiceFault, ServiceUnavailable
 from gemmsmith.jobs import JobStatus
 from gemmsmith.problem import Problem
-from gemmsmith.retry import RetryPolicy
+from gemmsmith.retry import Patience, RetryPolicy
 from gemmsmith.snapshot import Shelf, Snapshot
 from gemmsmith.tuning import Effort
 from gemmsmith.wire import (
@@ -40,12 +40,16 @@ from gemmsmith.wire import (
     read_answers,
     read_devices,
     read_snapshot,
+    retry_request,
     snapshot_request,
     tune_request,
 )
 
 PAGE = 200
 """Rows asked for at once in a listing."""
+
+FULL = 429
+"""The status of orders that a full queue, or a key's used-up quota, has no room for."""
 
 T = TypeVar("T")
 Flow = Generator[Request, Reply, T]
@@ -72,17 +76,17 @@ class Session:
     away_until: float = 0.0
     _warned: bool = False
 
-    def exchange(self, request: Request) -> Flow[Response]:
-        """Send, repeating as the retry policy says.
+    def exchange(self, request: Request, retry: RetryPolicy | None = None) -> Flow[Response]:
+        """Send, repeating as the retry policy says: `retry`, or else the session's.
 
         Raises:
             ServiceUnavailable: no response at all, however often it was tried.
         """
         attempt = 0
-        delay = 0.0
+        delay = request.delay
         while True:
             reply = yield replace(request, delay=delay)
-            again = self.retry.delay(attempt, reply)
+            again = (retry or self.retry).delay(attempt, reply)
             if again is None:
                 break
             attempt, delay = attempt + 1, again
@@ -201,10 +205,47 @@ def tune(
     priority: int,
     device: str | None,
     calls: int,
+    deadline_s: int | None,
+    patience: Patience,
 ) -> Flow[JobStatus]:
-    """`POST /tune`: a new job, or the one that is already on its way."""
-    request = tune_request(problem, effort=effort, priority=priority, device=device, calls=calls)
-    return read(check((yield from session.exchange(request))), JobStatus)
+    """`POST /tune`: a new job, or the one that is already on its way.
+
+    Raises:
+        Busy: there was no room in the queue for as long as `patience` lasted.
+    """
+    request = tune_request(
+        problem,
+        effort=effort,
+        priority=priority,
+        device=device,
+        calls=calls,
+        deadline_s=deadline_s,
+    )
+    return (yield from _order(session, request, patience))
+
+
+def retry(session: Session, identifier: str, patience: Patience) -> Flow[JobStatus]:
+    """`POST /jobs/{id}/retry`: a new job for what that one failed to do.
+
+    Raises:
+        Rejected: it did not fail, nor was it cancelled.
+        Busy: as `tune`.
+    """
+    return (yield from _order(session, retry_request(identifier), patience))
+
+
+def _order(session: Session, request: Request, patience: Patience) -> Flow[JobStatus]:
+    """Send an order until there is room for it; refusals of any other kind are final."""
+    others = session.retry
+    if patience.left() != 0.0:  # a full queue is this loop's to wait for, and to tell about
+        others = replace(others, statuses=others.statuses - {FULL})
+    while True:
+        try:
+            return read(check((yield from session.exchange(request, others))), JobStatus)
+        except Busy as busy:
+            if busy.status != FULL:
+                raise
+            request = replace(request, delay=patience.pause(busy))
 
 
 def job(session: Session, identifier: str) -> Flow[JobStatus]:

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gemmsmith.answer import Answer
-from gemmsmith.errors import JobCancelled, JobFailed, ServiceUnavailable
+from gemmsmith.errors import (
+    InvalidProblem,
+    JobCancelled,
+    JobFailed,
+    ServiceFault,
+    ServiceUnavailable,
+)
 from gemmsmith.problem import Problem
 from gemmsmith.retry import RetryPolicy
 from gemmsmith.sse import EventParser
@@ -54,6 +60,8 @@ class JobStatus:
         done, total: candidates (kernels while compiling) of this phase.
         best_us, best: fastest candidate so far, microseconds per launch, and its key.
         winner_revision: revision of the promoted winner, once done.
+        deadline_at: time after which it is given up unless it has a winner; None for never.
+        ordered_by: name of the API key that ordered it.
     """
 
     id: str
@@ -75,6 +83,8 @@ class JobStatus:
     started_at: str | None = None
     finished_at: str | None = None
     winner_revision: int | None = None
+    deadline_at: str | None = None
+    ordered_by: str | None = None
 
     def updated(self, event: JobEvent) -> JobStatus:
         """The status with what an event says; fields the event lacks stay as they are."""
@@ -105,6 +115,18 @@ class JobEvent:
     id: str
     kind: str
     data: dict[str, Any] = field(default_factory=dict)
+
+
+def job_status_of(row: Any) -> JobStatus:
+    """A job in a listing.
+
+    Raises:
+        ServiceFault: not a job.
+    """
+    try:
+        return msgspec.convert(row, JobStatus)
+    except (msgspec.ValidationError, InvalidProblem) as error:
+        raise ServiceFault(200, "Unreadable answer", f"a list of jobs with {error}") from error
 
 
 class EventCursor:
@@ -265,6 +287,10 @@ class TuningJob(_Handle):
         self.status = self._client.cancel(self.id)
         return self.status
 
+    def retry(self) -> TuningJob:
+        """Order anew what this job failed to do, or was cancelled before: another job."""
+        return self._client.retry(self.id)
+
     def events(self, after: str = "") -> Iterator[JobEvent]:
         """Every event after `after`, as it happens, until the job ends; survives reconnects."""
         for event in self._client.job_events(self.id, after=after):
@@ -315,6 +341,10 @@ class AsyncTuningJob(_Handle):
         """Ask for the job to stop; it does so before its next candidate."""
         self.status = await self._client.cancel(self.id)
         return self.status
+
+    async def retry(self) -> AsyncTuningJob:
+        """Order anew what this job failed to do, or was cancelled before: another job."""
+        return await self._client.retry(self.id)
 
     async def events(self, after: str = "") -> AsyncIterator[JobEvent]:
         """Every event after `after`, as it happens, until the job ends; survives reconnects."""
