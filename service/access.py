@@ -172,7 +172,19 @@ class Doorkeeper:
             }
             self._last_done = begun
 
-    async def look_again(self) -> None:
+    async def welcome(self, connection: Mapping[str, Any], needed: Scope) -> Caller:
+        """As `admit`, but a key made this moment is known.
+
+        Raises:
+            ProblemError: as `admit`.
+        """
+        try:
+            return self.admit(connection, needed)
+        except UnknownKey:
+            await self._look_again()
+            return self.admit(connection, needed)
+
+    async def _look_again(self) -> None:
         """Wait until the keys have been read anew, a moment at most.
 
         However many wait and whatever they bring, the database is read at most ten times a second.
@@ -229,11 +241,7 @@ def needs(scope: Scope) -> Any:
     async def caller(request: Request, _: Annotated[object, Depends(BEARER)]) -> Caller:
         door: Doorkeeper = request.app.state.service.access
         try:
-            try:
-                return door.admit(request.scope, scope)
-            except UnknownKey:
-                await door.look_again()
-                return door.admit(request.scope, scope)
+            return await door.welcome(request.scope, scope)
         except ProblemError as error:
             if error.status == 401 and _is_page(request):
                 here = request.url.path + (f"?{request.url.query}" if request.url.query else "")

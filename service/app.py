@@ -20,7 +20,7 @@ from service.api import best, devices, docs, exports, health, jobs, kernels, res
 from service.catalogue import Catalogue
 from service.local import usable_gpu
 from service.metrics import Metrics
-from service.middleware import LimitBody, Observe
+from service.middleware import LimitBody, Observe, RefuseCrossSite
 from service.settings import Settings, SettingsError
 from service.state import State
 from tuner.compile.artifacts import ArtifactStore
@@ -68,6 +68,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     problems.install(app)
     app.add_middleware(LimitBody, limit=settings.max_body_bytes)
+    app.add_middleware(RefuseCrossSite)
     app.add_middleware(Observe)
     for module in (best, snapshot, tune, jobs, kernels, results, exports, devices, health, docs):
         app.include_router(module.router)

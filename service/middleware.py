@@ -1,4 +1,4 @@
-"""What happens to every request: an id, a size limit, one log line, metrics, no bare 500.
+"""What happens to every request: an id, limits, one log line, metrics, no bare 500.
 
 Plain ASGI, so that event streams pass through unbuffered. An exception that nothing else turned
 into an answer becomes a problem document here, and the log has its traceback.
@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.metrics import Metrics
 from service.problems import ProblemError
 
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
 log = structlog.get_logger("gemmsmith.service")
@@ -79,7 +80,7 @@ class LimitBody:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection; the body, being small, is read whole."""
-        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+        if scope["type"] != "http" or scope["method"] in _SAFE:
             await self.app(scope, receive, send)
             return
         declared = dict(scope["headers"]).get(b"content-length", b"0")
@@ -118,6 +119,42 @@ class LimitBody:
             headers={"Connection": "close"},
         )
         await problem.response(scope["path"])(scope, receive, send)
+
+
+class RefuseCrossSite:
+    """Refuses what another site's page makes a browser send here, with the browser's cookie.
+
+    Browsers say where a request comes from, by `Sec-Fetch-Site` or at least by `Origin`; what says
+    neither is no browser's. Reading is harmless: the other page is not shown the answer.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] != "http" or scope["method"] in _SAFE or not _is_foreign(scope):
+            await self.app(scope, receive, send)
+            return
+        problem = ProblemError(
+            status=403,
+            kind="cross-site",
+            title="Cross-site request",
+            detail="A page of another site asked for this. Changes are made from the service's "
+            "own pages, or by programs, which send neither Origin nor Sec-Fetch-Site.",
+            headers={"Connection": "close"},  # the body is not going to be read
+        )
+        await problem.response(scope["path"])(scope, receive, send)
+
+
+def _is_foreign(scope: Scope) -> bool:
+    headers = dict(scope["headers"])
+    site = headers.get(b"sec-fetch-site")
+    if site is not None:
+        return site not in (b"same-origin", b"none")
+    origin = headers.get(b"origin")
+    # The scheme is not compared: a proxy may speak https for us.
+    return origin is not None and origin.partition(b"://")[2] != headers.get(b"host")
 
 
 def _fault(request: str) -> ProblemError:

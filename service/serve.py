@@ -23,6 +23,7 @@ from service import banner, logging
 from service.app import create_app
 from service.catalogue import Catalogue
 from service.local import usable_gpu
+from service.protocol import Protocol
 from service.settings import Settings, SettingsError
 from service.supervisor import Supervisor
 from tuner import store as stores
@@ -42,7 +43,7 @@ def serve(settings: Settings, *, worker: bool = False, say: Callable[[str], None
     `say` gets the banner with the lines to try, once the service answers.
 
     Raises:
-        SettingsError: the address must not or cannot be bound.
+        SettingsError: the address cannot be bound, or it takes API keys and there are none.
         StoreError: the database cannot be used.
     """
     logging.configure(json=settings.log_json)
@@ -66,7 +67,20 @@ def prepare(settings: Settings) -> None:
     """Create the folders, bring the database to this version's schema, load shipped winners."""
     settings.create_folders()
     stores.upgrade(settings.database)
+    _check_keys(settings)
     _load_shipped_winners(settings)
+
+
+def _check_keys(settings: Settings) -> None:
+    """Refuse to start where every request would be refused."""
+    if not settings.keys_required:
+        return
+    with Store.open(settings.database) as store:
+        if not store.keys.list(limit=1):
+            raise SettingsError(
+                f"serving on {settings.host} takes API keys, and there is none in this database: "
+                "make one first, with: gemmsmith keys create NAME --scope admin"
+            )
 
 
 def _load_shipped_winners(settings: Settings) -> None:
@@ -88,6 +102,7 @@ class _Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 self.app,
+                http=Protocol,
                 log_config=None,  # ours: see service.logging
                 access_log=False,
                 timeout_graceful_shutdown=int(settings.stop_timeout_s) + 1,

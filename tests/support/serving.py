@@ -17,6 +17,7 @@ from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.launch import Candidate, Launch
 from gemmsmith.problem import Problem
 from service.app import create_app
+from service.protocol import Protocol
 from service.settings import Settings
 from tuner.space import kernels
 from tuner.store import Store, upgrade
@@ -107,7 +108,14 @@ def running(settings: Settings) -> Iterator[httpx.Client]:
     """A client of the application, served by uvicorn from a thread."""
     app = create_app(settings)
     server = uvicorn.Server(
-        uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, timeout_graceful_shutdown=5)
+        uvicorn.Config(
+            app,
+            host="127.0.0.1",
+            port=0,
+            http=Protocol,
+            log_config=None,
+            timeout_graceful_shutdown=5,
+        )
     )
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -97,7 +97,7 @@ def test_every_command_explains_itself(command: str) -> None:
         (("record", 1, 2, 3, "-o", "sweep.json"), "NAME.jsonl.zst"),
         (("results", "--phase", "last"), "screen, final, got 'last'"),
         (("results", "--winners", "--job", "j"), "--winners goes with"),
-        (("serve", "--host", "0.0.0.0"), "--allow-remote"),
+        (("serve", "--host", "0.0.0.0", "--port", 0), "gemmsmith keys create NAME --scope admin"),
         (("serve", "--port", 70000), "port (or GEMMSMITH_PORT)"),
     ],
 )
