@@ -16,7 +16,20 @@ from gemmsmith.packs import key_of
 from gemmsmith.version import VERSION
 from service import problems
 from service.access import Doorkeeper
-from service.api import best, devices, docs, exports, health, jobs, kernels, results, snapshot, tune
+from service.api import (
+    audit,
+    best,
+    devices,
+    docs,
+    exports,
+    health,
+    jobs,
+    kernels,
+    keys,
+    results,
+    snapshot,
+    tune,
+)
 from service.catalogue import Catalogue
 from service.local import usable_gpu
 from service.metrics import Metrics
@@ -70,7 +83,9 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(LimitBody, limit=settings.max_body_bytes)
     app.add_middleware(RefuseCrossSite)
     app.add_middleware(Observe)
-    for module in (best, snapshot, tune, jobs, kernels, results, exports, devices, health, docs):
+    for module in (
+        best, snapshot, tune, jobs, kernels, results, exports, devices, keys, audit, health, docs,
+    ):  # fmt: skip
         app.include_router(module.router)
     return app
 
