@@ -21,6 +21,7 @@ from service.cli import (
     database,
     doctor,
     evaluate,
+    jobs,
     keys,
     model,
     recording,
@@ -56,6 +57,7 @@ app.command(
     # What follows the script's name is the script's.
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )(capture.capture)
+app.add_typer(jobs.app, name="jobs")
 app.command("results")(results.results)
 app.command("report")(report.report)
 app.command("ceilings")(ceilings.ceilings)

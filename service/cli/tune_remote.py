@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from math import inf
 
-from gemmsmith.client import Client
 from gemmsmith.errors import JobCancelled, JobFailed
 from gemmsmith.jobs import JobStatus, TuningJob
 from gemmsmith.tuning import Effort
+from service.cli.jobs import tell_busy
 from service.cli.options import connect
 from service.cli.output import emit, note, say
 from service.cli.progress import Reporter, reporter
@@ -22,11 +23,16 @@ def run(
     effort: Effort,
     priority: int,
     device: str | None,
+    deadline_s: int | None,
+    time_limit: float | None,
     wait: bool,
     as_json: bool,
     whole: bool,
 ) -> int:
     """Order every task, then wait for each in turn; the exit status.
+
+    Where the service's queue has no room, ordering waits for some: `time_limit` seconds in all, or
+    for ever. After `deadline_s` seconds from its order a job without a winner fails.
 
     Tasks that say how often they are run are ordered with the largest first, as a worker may begin
     with the first one, and followed in the service's own order, which knows the winners there are.
@@ -42,7 +48,24 @@ def run(
 
         tasks = by_stake(tasks, lambda problem: saving_us(problem, None, []))
     with connect(url) as client:
-        orders = [(task, _order(client, task, effort, priority, device)) for task in tasks]
+
+        def order(task: Task) -> TuningJob:
+            left = inf if time_limit is None else began + time_limit - time.monotonic()
+            return client.tune(
+                *(task.problem.m, task.problem.n, task.problem.k),
+                batch=task.problem.batch,
+                dtype=task.problem.dtype,
+                layout=task.problem.layout,
+                effort=effort,
+                priority=priority,
+                device=device,
+                calls=task.calls,
+                deadline_s=deadline_s,
+                timeout=max(0.0, left),
+                on_busy=tell_busy,
+            )
+
+        orders = [(task, order(task)) for task in tasks]
         if counted:
             orders.sort(key=lambda order: order[1].status.expected_saving_us or 0.0, reverse=True)
         if not wait:
@@ -63,24 +86,6 @@ def run(
                 if whole:
                     says.line(f"  {outcomes[-1].line()}")
     return report(outcomes, whole=whole, as_json=as_json, seconds=time.monotonic() - began)
-
-
-def _order(
-    client: Client, task: Task, effort: Effort, priority: int, device: str | None
-) -> TuningJob:
-    problem = task.problem
-    return client.tune(
-        problem.m,
-        problem.n,
-        problem.k,
-        batch=problem.batch,
-        dtype=problem.dtype,
-        layout=problem.layout,
-        effort=effort,
-        priority=priority,
-        device=device,
-        calls=task.calls,
-    )
 
 
 def _follow(task: Task, job: TuningJob, says: Reporter) -> Outcome:

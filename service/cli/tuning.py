@@ -48,7 +48,7 @@ def tune(
     layout: LayoutName = "tn",
     batch: Batch = 1,
     calls: Calls = None,
-    effort: Annotated[str, typer.Option(help="quick, default or exhaustive.")] = "default",
+    effort: Annotated[str, typer.Option(help="quick, default, exhaustive or recheck.")] = "default",
     device: DeviceName = None,
     url: Url = None,
     again: Annotated[
@@ -57,7 +57,19 @@ def tune(
     ] = False,
     time_limit: Annotated[
         float | None,
-        typer.Option(min=0, help="Seconds after which no further problem is begun."),
+        typer.Option(
+            min=0,
+            help="Seconds after which no further problem is begun; with --url, to wait for room in "
+            "the service's queue.",
+        ),
+    ] = None,
+    deadline: Annotated[
+        int | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="With --url: from then on nobody needs the answer; a job without one fails.",
+            show_default=False,
+        ),
     ] = None,
     compiled_only: Annotated[
         bool,
@@ -80,7 +92,7 @@ def tune(
     Ctrl-C stops after the current candidate; every trial measured so far is kept. A suite goes on
     past problems that fail, and ends with status 1 if any did.
     """
-    from gemmsmith.wire import effort_of
+    from gemmsmith.wire import deadline_of, effort_of
     from service.cli import tune_local, tune_remote
 
     checked = effort_of(effort)
@@ -92,6 +104,8 @@ def tune(
             effort=checked,
             priority=priority,
             device=device,
+            deadline_s=deadline_of(deadline),
+            time_limit=time_limit,
             wait=wait,
             as_json=as_json,
             whole=suite is not None,
