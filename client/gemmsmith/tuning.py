@@ -11,3 +11,4 @@ class Effort(StrEnum):
     QUICK = "quick"  # a first good answer: about a dozen trials
     DEFAULT = "default"  # what the cost model thinks worth compiling and measuring
     EXHAUSTIVE = "exhaustive"  # every candidate of the curated (core) space
+    RECHECK = "recheck"  # the winner and the few that came near it, in the finals only

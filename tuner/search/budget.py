@@ -83,3 +83,4 @@ BUDGETS = {
         policy=Policy(screen_samples=5, final_rounds=40),
     ),
 }
+BUDGETS[Effort.RECHECK] = BUDGETS[Effort.DEFAULT]  # for its finals, and where those cannot be held

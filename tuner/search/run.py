@@ -3,7 +3,8 @@
 Invariants: every trial is in the store before the next candidate runs, so a killed run loses at
 most the candidate in flight; a run for a job that already has trials continues from them; the
 winner is decided from paired finals alone, never from screening times. A candidate that fails is
-a failed trial with its reason; the run fails only if nothing can be measured at all.
+a failed trial with its reason; the run fails only if nothing can be measured at all. A re-check
+begins with the finals, of what is known; the rest follows only where those do not tell.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tuner.search.hints import resembling
 from tuner.search.progress import Progress, Step
 from tuner.search.promotion import Decision, decide
 from tuner.search.ranking import Ranker, by_time, predictions
+from tuner.search.recheck import top_candidates
 from tuner.search.transfer import near_winners
 from tuner.space import candidates as legal_candidates
 from tuner.store import Store
@@ -58,6 +60,9 @@ def tune(
     follow when others have been compiled (see `Field.further`). The last one is returned. With
     `defer` there is no second: it is given the kernels to compile before tuning again.
 
+    With `Effort.RECHECK` the winner there is and those that came near it are measured again, and
+    nothing else unless that winner drops out.
+
     `device` must be entered already: a suite is tuned inside one `with device:`. `builder` may be
     None only where the device needs no packs. `compiled_only` leaves out kernels that would have
     to be compiled first.
@@ -80,6 +85,8 @@ def tune(
         on_event=on_event,
         should_stop=should_stop,
     )
+    if effort is Effort.RECHECK and (kept := run.recheck()) is not None:
+        return kept
     field = run.enumerate(ranker)
     winner = run.go(field.plan(budget))
     further = field.further(budget, winner.speedup.median if winner.speedup else None)
@@ -120,8 +127,33 @@ class _Run:
             for stored in done:
                 self._keep(stored.trial)
 
-    def enumerate(self, ranker: Ranker) -> Field:
-        """What there is to choose from, most promising first."""
+    def recheck(self) -> Winner | None:
+        """The winner of finals among the top candidates known; None if it cannot be told by them.
+
+        Gives way between two kernels that are compiled, and before the finals, which take seconds.
+        """
+        slug = self.device.model.slug
+        places = self.budget.finalists
+        chosen = top_candidates(self.store, self.problem, slug, self._offered(), places)
+        if not chosen:
+            return None
+        self.planned = len(chosen)
+        self.kernels = len({candidate.kernel.name for candidate in chosen})
+        self._say(Step.ENUMERATE, 0, len(chosen), f"{len(chosen)} candidates are measured again")
+        self.baseline_kernels = self.device.baseline_kernels(self.problem)
+        with closing(self._ready(chosen)) as batches:
+            for _ in batches:
+                if self.should_stop():
+                    raise JobAborted("stopped before the finals; finished kernels are kept")
+        finals = self._hold(chosen)
+        if chosen[0] not in finals.candidates:
+            return None
+        for trial in self._final_trials(finals):
+            self._keep(trial)
+        return self.promote(finals)
+
+    def _offered(self) -> list[Candidate]:
+        """What the device or the space has for the problem, in no order."""
         recorded = self.device.recorded(self.problem)
         model = self.device.model
         found = (
@@ -137,6 +169,12 @@ class _Run:
                 raise NoLegalCandidate(
                     f"no kernel for {self.problem} is compiled yet; run `gemmsmith compile` first"
                 )
+        return found
+
+    def enumerate(self, ranker: Ranker) -> Field:
+        """What there is to choose from, most promising first."""
+        found = self._offered()
+        model = self.device.model
         predicted = predictions(self.problem, found, model, ranker)
         order = by_time(found, predicted)
         first = [*self._won_nearby(order), *self._like_cublas(order)]
@@ -192,14 +230,19 @@ class _Run:
             raise NoLegalCandidate(
                 f"no candidate for {self.problem} survived: " + "; ".join(reasons[:3])
             )
+        return self._hold(chosen)
+
+    def _hold(self, chosen: Sequence[Candidate]) -> Finals:
+        """Finals of these candidates, fastest first, and cuBLAS; their trials are kept."""
         self._say(Step.FINALS, 0, len(chosen), f"{len(chosen)} finalists and cuBLAS")
         contenders = [self._contender(candidate) for candidate in chosen]
-        return hold_finals(self.device, self.problem, contenders, self.budget.policy)
+        finals = hold_finals(self.device, self.problem, contenders, self.budget.policy)
+        for trial in self._final_trials(finals):
+            self.store.add_trial(trial)
+        return finals
 
     def promote(self, finals: Finals) -> Winner:
         decision = decide(finals)
-        for trial in self._final_trials(finals):
-            self.store.add_trial(trial)
         winner = self.store.promote(self._winner(finals, decision))
         self._say(Step.PROMOTE, self.planned, self.planned, _verdict(decision))
         return winner
