@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gemmsmith.device import DeviceModel, Environment
     from gemmsmith.errors import (
         Busy,
+        Forbidden,
         GemmsmithError,
         InvalidProblem,
         JobCancelled,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
         ServiceUnavailable,
         SnapshotCorrupt,
         SnapshotUnavailable,
+        Unauthorized,
     )
     from gemmsmith.jobs import AsyncTuningJob, JobEvent, JobState, JobStatus, TuningJob
     from gemmsmith.kernel import Kernel
@@ -73,6 +75,7 @@ _MODULES = {
     "device": ("DeviceModel", "Environment"),
     "errors": (
         "Busy",
+        "Forbidden",
         "GemmsmithError",
         "InvalidProblem",
         "JobCancelled",
@@ -89,6 +92,7 @@ _MODULES = {
         "ServiceUnavailable",
         "SnapshotCorrupt",
         "SnapshotUnavailable",
+        "Unauthorized",
     ),
     "jobs": ("AsyncTuningJob", "JobEvent", "JobState", "JobStatus", "TuningJob"),
     "kernel": ("Kernel",),
@@ -119,6 +123,7 @@ __all__ = [
     "Effort",
     "Element",
     "Environment",
+    "Forbidden",
     "GemmsmithError",
     "InvalidProblem",
     "JobCancelled",
@@ -150,6 +155,7 @@ __all__ = [
     "SnapshotUnavailable",
     "Statistics",
     "TuningJob",
+    "Unauthorized",
     "Use",
     "capture",
     "linear",

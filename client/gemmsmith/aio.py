@@ -44,12 +44,13 @@ class AsyncClient:
         self,
         url: str = DEFAULT_URL,
         *,
+        api_key: str | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
         retries: int = 3,
         cache_dir: CacheDir = "default",
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._setup = Setup(url, timeout, retries, cache_dir)
+        self._setup = Setup(url, api_key, timeout, retries, cache_dir)
         self._session = self._setup.session
         self._http = httpx.AsyncClient(transport=transport, **self._setup.options())
         self._sleep: Callable[[float], Awaitable[None]] = asyncio.sleep

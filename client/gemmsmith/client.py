@@ -43,6 +43,8 @@ class Client:
 
     Args:
         url: where the service listens.
+        api_key: as `gemmsmith keys create` prints it, for a service that asks for one; by default
+            that of the environment, `GEMMSMITH_API_KEY`.
         timeout: seconds for connecting, sending and each wait for data of one attempt.
         retries: further attempts after refused or broken connections and 429, 502, 503, 504.
         cache_dir: folder of the answer and pack cache; `"default"` is the platform's cache
@@ -50,19 +52,20 @@ class Client:
         transport: an httpx transport to use instead of the network.
 
     Raises:
-        ValueError: the URL, the time-out or the number of retries makes no sense.
+        ValueError: the URL, the key, the time-out or the number of retries makes no sense.
     """
 
     def __init__(
         self,
         url: str = DEFAULT_URL,
         *,
+        api_key: str | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
         retries: int = 3,
         cache_dir: CacheDir = "default",
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._setup = Setup(url, timeout, retries, cache_dir)
+        self._setup = Setup(url, api_key, timeout, retries, cache_dir)
         self._session = self._setup.session
         self._http = httpx.Client(transport=transport, **self._setup.options())
         self._sleep: Callable[[float], None] = time.sleep

@@ -5,6 +5,8 @@ GemmsmithError
 ├── ServiceError            the service answered with a problem document (RFC 9457)
 │   ├── NotTuned            404: nothing known about this problem yet; tune it
 │   ├── Rejected            any other 4xx: the request is wrong
+│   │   ├── Unauthorized    401: no API key was sent, or one that the service does not know
+│   │   └── Forbidden       403: the API key lacks the scope that this takes
 │   ├── Busy                429 or 503: try again later (`retry_after` seconds)
 │   └── ServiceFault        5xx
 ├── ServiceUnavailable      no answer: connection refused, time-out
@@ -62,6 +64,14 @@ class NotTuned(ServiceError):
 
 class Rejected(ServiceError):
     """The request itself is wrong; `detail` names the field and the accepted range."""
+
+
+class Unauthorized(Rejected):
+    """The service wants an API key: `Client(api_key=…)`, or GEMMSMITH_API_KEY."""
+
+
+class Forbidden(Rejected):
+    """The API key lacks the scope that this takes; `detail` says which."""
 
 
 class Busy(ServiceError):

@@ -1,7 +1,12 @@
-"""What both HTTP clients set up alike: URL, time-outs, headers, and how httpx's failures read."""
+"""What both HTTP clients set up alike: URL, API key, time-outs, headers, how failures read.
+
+The key is in the header that goes to the service, and nowhere else: in no message, log or `repr`.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +22,10 @@ from gemmsmith.wire import NoAnswer, Request, Response
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 5.0
+API_KEY = "GEMMSMITH_API_KEY"
+"""The environment variable that has the key where none is passed."""
+
+_KEY = re.compile(r"[!-~]{1,500}")
 
 CacheDir = Path | str | None | Literal["default"]
 
@@ -24,8 +33,11 @@ CacheDir = Path | str | None | Literal["default"]
 class Setup:
     """The checked arguments of a client."""
 
-    def __init__(self, url: str, timeout: float, retries: int, cache_dir: CacheDir) -> None:
+    def __init__(
+        self, url: str, api_key: str | None, timeout: float, retries: int, cache_dir: CacheDir
+    ) -> None:
         self.url = checked_url(url)
+        self._authorization = _authorization(api_key)
         if timeout <= 0:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
         if retries < 0:
@@ -59,7 +71,11 @@ class Setup:
         return {
             "base_url": self.url,
             "timeout": self.timeout,
-            "headers": {"user-agent": "gemmsmith-client", "accept": "application/json"},
+            "headers": {
+                "user-agent": "gemmsmith-client",
+                "accept": "application/json",
+                **self._authorization,
+            },
         }
 
     def arguments(self, request: Request) -> dict[str, Any]:
@@ -87,6 +103,25 @@ def checked_url(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"the service's URL must be like {DEFAULT_URL}, got {url!r}")
     return url.rstrip("/")
+
+
+def _authorization(api_key: str | None) -> dict[str, str]:
+    """The header that carries the key, if there is one.
+
+    Raises:
+        ValueError: it cannot be one; the message does not show it.
+    """
+    where = "api_key"
+    if api_key is None:
+        api_key, where = os.environ.get(API_KEY, "").strip(), API_KEY
+        if not api_key:
+            return {}
+    if not _KEY.fullmatch(api_key):
+        raise ValueError(
+            f"{where} is no API key: it takes 1 … 500 printable ASCII characters without spaces, "
+            "such as `gemmsmith keys create` prints"
+        )
+    return {"authorization": f"Bearer {api_key}"}
 
 
 def response_of(found: httpx.Response) -> Response:

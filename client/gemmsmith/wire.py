@@ -20,12 +20,14 @@ from gemmsmith.answer import Answer
 from gemmsmith.device import DeviceModel
 from gemmsmith.errors import (
     Busy,
+    Forbidden,
     InvalidProblem,
     NotTuned,
     Rejected,
     ServiceError,
     ServiceFault,
     SnapshotCorrupt,
+    Unauthorized,
 )
 from gemmsmith.problem import DType, Layout, Problem
 from gemmsmith.snapshot import Snapshot
@@ -369,4 +371,9 @@ def problem_error(
         return ServiceFault(status, title, detail, found)
     if status == 404 and lookup and not str(found.get("type", "")).endswith(":not-found"):
         return NotTuned(status, title, detail, found)
+    if status == 401:
+        hint = "Pass it as api_key=, or set GEMMSMITH_API_KEY."
+        return Unauthorized(status, title, f"{detail} {hint}", found)
+    if status == 403:
+        return Forbidden(status, title, detail, found)
     return Rejected(status, title, detail, found)
