@@ -22,20 +22,23 @@ FALLBACK = Problem(m=4096, n=4096, k=4096)
 """Asked about while nothing is known: a 404 that says how to tune it."""
 
 
-def text(url: str, *, lookup: Problem, tuning: Problem, device: str | None = None) -> str:
+def text(
+    url: str, *, lookup: Problem, tuning: Problem, device: str | None = None, keys: bool = False
+) -> str:
     """The banner: a lookup, a tuning job, and that job's events.
 
     `lookup` should be a problem that has a winner (on `device`), `tuning` one that the worker's
-    device can do.
+    device can do. With `keys` the lines take an API key from GEMMSMITH_API_KEY.
     """
+    key = ' -H "Authorization: Bearer $GEMMSMITH_API_KEY"' if keys else ""
     body = shlex.quote(msgspec.json.encode(tuning).decode())
     return "\n".join(
         [
             f"gemmsmith answers on {url} (documentation: {url}/docs). Try:",
             "",
-            f"  curl -s '{url}{best_url(lookup, device)}'",
-            f"  curl -s -H 'Content-Type: application/json' -d {body} {url}/tune",
-            f"  curl -sN {url}/jobs/latest/events",
+            f"  curl -s{key} '{url}{best_url(lookup, device)}'",
+            f"  curl -s{key} -H 'Content-Type: application/json' -d {body} {url}/tune",
+            f"  curl -sN{key} {url}/jobs/latest/events",
             "",
         ]
     )

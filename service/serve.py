@@ -166,4 +166,6 @@ def _banner(settings: Settings, listener: socket.socket) -> str:
         model = Catalogue(store.devices, usable_gpu()).resolve(None, None)
         lookup = banner.known_problem(store, model.slug if model else None) or banner.FALLBACK
     tuning = banner.recorded_problem(settings) or lookup
-    return banner.text(f"http://{shown}:{port}", lookup=lookup, tuning=tuning)
+    return banner.text(
+        f"http://{shown}:{port}", lookup=lookup, tuning=tuning, keys=settings.keys_required
+    )
