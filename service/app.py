@@ -7,11 +7,10 @@ here imports torch: measuring happens in the worker's process.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 
 from fastapi import FastAPI
 
-from gemmsmith.answer import Match
 from gemmsmith.packs import key_of
 from gemmsmith.version import VERSION
 from service import problems
@@ -31,6 +30,7 @@ from service.api import (
     tune,
 )
 from service.catalogue import Catalogue
+from service.figures import Figures
 from service.local import usable_gpu
 from service.metrics import Metrics
 from service.middleware import LimitBody, Observe, RefuseCrossSite
@@ -63,7 +63,7 @@ def create_app(settings: Settings) -> FastAPI:
         store = Store.open(settings.database)
         try:
             app.state.service = state = _state(settings, store)
-            with state.access:
+            with state.access, closing(state.metrics):
                 yield
                 state.stopping.set()
         finally:
@@ -92,18 +92,12 @@ def create_app(settings: Settings) -> FastAPI:
 
 def _state(settings: Settings, store: Store) -> State:
     queue = Queue(store, limit=settings.queue_limit)
-    metrics = Metrics(
-        jobs=lambda: {state.value: count for state, count in queue.counts().items()},
-        records=store.counts,
-    )
-    for match in (*Match, "unknown"):
-        metrics.lookups.labels(match)  # series that exist from the start can be alerted on
     return State(
         settings=settings,
         store=store,
         queue=queue,
         catalogue=Catalogue(store.devices, usable_gpu()),
-        metrics=metrics,
+        metrics=Metrics(Figures(store), settings.volumes()),
         artifacts=ArtifactStore(settings.packs),
         ranker=AnalyticModel(),
         access=Doorkeeper(

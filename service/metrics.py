@@ -1,31 +1,49 @@
-"""What Prometheus scrapes: requests, lookups, latency, and jobs by state.
+"""What Prometheus scrapes: this process's own counters, and the figures of `service.figures`.
 
-One registry per application, so that two applications in one process do not mix.
+One registry per application, so that two applications in one process do not mix. Figures that
+come from the database are the same in every service on it: take their maximum over instances, not
+their sum. `docs/operation.md` lists all of them; a test holds that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+from gemmsmith.answer import Match
+from gemmsmith.version import VERSION
+from service.figures import Figures
+from tuner.jobs.figures import JobFigures
+from tuner.store.totals import RecordTotals
 
-Counts = Callable[[], Mapping[str, int]]
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _LATENCY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
 
 
 class Metrics:
-    """The service's own counters.
+    """The service's metrics.
 
-    `jobs` (by state) and `records` (by kind) are read when scraped, not kept: the database is the
-    record.
+    Args:
+        figures: read at each scrape.
+        volumes: folders to tell the free space of, by what they are for.
     """
 
-    def __init__(self, *, jobs: Counts, records: Counts) -> None:
+    def __init__(self, figures: Figures, volumes: Mapping[str, Path]) -> None:
+        self._figures = figures
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "gemmsmith_requests",
@@ -46,29 +64,139 @@ class Metrics:
             ["match"],
             registry=self.registry,
         )
-        self.registry.register(_FromDatabase(jobs, records))
+        self.answers = Counter(
+            "gemmsmith_answers",
+            "Answers by where they came from: memory, or the database",
+            ["source"],
+            registry=self.registry,
+        )
+        self.answers_kept = Gauge(
+            "gemmsmith_answers_kept", "Answers held in memory", registry=self.registry
+        )
+        for match in (*Match, "unknown"):
+            self.lookups.labels(match)  # series that exist from the start can be alerted on
+        for source in ("memory", "database"):
+            self.answers.labels(source)
+        Info("gemmsmith_build", "This gemmsmith", registry=self.registry).info({"version": VERSION})
+        ProcessCollector(registry=self.registry)
+        self.registry.register(_FromDatabase(figures))
+        self.registry.register(_Volumes(volumes))
 
     def render(self) -> bytes:
         """The exposition text."""
+        self._figures.refresh()
         return generate_latest(self.registry)
+
+    def close(self) -> None:
+        """Stop reading the database."""
+        self._figures.close()
 
 
 class _FromDatabase(Collector):
-    def __init__(self, jobs: Counts, records: Counts) -> None:
-        self._jobs = jobs
-        self._records = records
+    """Figures as they were read last; those that were never read are absent."""
 
-    def describe(self) -> Iterator[GaugeMetricFamily]:
-        # Without this the registry would read the database at registration.
-        yield GaugeMetricFamily("gemmsmith_jobs", "Tuning jobs by state")
-        yield GaugeMetricFamily("gemmsmith_records", "Records in the database")
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        jobs = GaugeMetricFamily("gemmsmith_jobs", "Tuning jobs by state", labels=["state"])
-        for state, number in self._jobs().items():
-            jobs.add_metric([state], number)
-        yield jobs
-        records = GaugeMetricFamily("gemmsmith_records", "Records in the database", labels=["kind"])
-        for kind, number in self._records().items():
-            records.add_metric([kind], number)
-        yield records
+    def collect(self) -> Iterator[Metric]:
+        if self._figures.jobs is not None:
+            yield from _of_jobs(self._figures.jobs)
+        if self._figures.records is not None:
+            yield from _of_records(self._figures.records)
+        yield GaugeMetricFamily(
+            "gemmsmith_figures_read_timestamp_seconds",
+            "Unix time at which the figures from the database were read; 0 for never",
+            self._figures.read_at or 0.0,
+        )
+
+
+class _Volumes(Collector):
+    def __init__(self, volumes: Mapping[str, Path]) -> None:
+        self._volumes = volumes
+
+    def collect(self) -> Iterator[Metric]:
+        free = GaugeMetricFamily(
+            "gemmsmith_disk_free_bytes",
+            "Space left for the database and for packs; absent where the folder is missing",
+            labels=["volume"],
+        )
+        for name, folder in self._volumes.items():
+            if folder.is_dir():
+                free.add_metric([name], shutil.disk_usage(folder).free)
+        yield free
+
+
+def _of_jobs(figures: JobFigures) -> Iterator[Metric]:
+    yield _gauges("gemmsmith_jobs", "Tuning jobs that are not over", "state", figures.states)
+    yield GaugeMetricFamily(
+        "gemmsmith_oldest_waiting_job_seconds",
+        "Time since the oldest waiting job was ordered; 0 where none waits",
+        figures.oldest_waiting_s,
+    )
+    yield GaugeMetricFamily(
+        "gemmsmith_abandoned_jobs",
+        "Running jobs whose worker has stopped renewing its lease",
+        figures.abandoned,
+    )
+    yield _counters("gemmsmith_jobs_ended", "Jobs that are over", "outcome", figures.ended)
+    yield _counters(
+        "gemmsmith_job_phase_seconds",
+        "Time of jobs by phase: waiting, enumerate, compile, screen, finals or promote",
+        "phase",
+        figures.phase_seconds,
+    )
+    yield _counters(
+        "gemmsmith_device_busy_seconds",
+        "Time in which the worker's device measured",
+        "host",
+        figures.busy_seconds,
+    )
+    yield _counters(
+        "gemmsmith_job_kernels",
+        "Kernels that jobs needed, by how they came by them: found, compiled or failed",
+        "how",
+        figures.kernels,
+    )
+    yield CounterMetricFamily(
+        "gemmsmith_compile_seconds",
+        "Time of all compiler runs of jobs; they overlap",
+        figures.compile_seconds,
+    )
+
+
+def _of_records(totals: RecordTotals) -> Iterator[Metric]:
+    yield _gauges("gemmsmith_records", "Records in the database", "kind", totals.records)
+    yield GaugeMetricFamily("gemmsmith_pack_bytes", "Size of the recorded packs", totals.pack_bytes)
+    trials = CounterMetricFamily(
+        "gemmsmith_trials",
+        "Trials by phase and outcome: measured, or why not",
+        labels=["phase", "outcome"],
+    )
+    seconds = CounterMetricFamily(
+        "gemmsmith_trial_seconds",
+        "Time that trials took on the device, verification included",
+        labels=["phase", "outcome"],
+    )
+    for labels, number in totals.trials.items():
+        trials.add_metric(labels, number)
+        seconds.add_metric(labels, totals.trial_seconds[labels])
+    yield trials
+    yield seconds
+
+
+def _gauges(
+    name: str, documentation: str, label: str, values: Mapping[str, float]
+) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, documentation, labels=[label])
+    for value, number in values.items():
+        family.add_metric([value], number)
+    return family
+
+
+def _counters(
+    name: str, documentation: str, label: str, values: Mapping[str, float]
+) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, documentation, labels=[label])
+    for value, number in values.items():
+        family.add_metric([value], number)
+    return family

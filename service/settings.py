@@ -105,10 +105,16 @@ class Settings(BaseModel):
 
     def create_folders(self) -> None:
         """Create the folders that the database and the packs go to."""
-        self.packs.mkdir(parents=True, exist_ok=True)
+        for folder in self.volumes().values():
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def volumes(self) -> dict[str, Path]:
+        """The folders that are written to, by what they are for."""
+        folders = {"packs": self.packs}
         scheme, _, path = self.database.partition(":///")
         if scheme.startswith("sqlite") and path not in ("", ":memory:"):
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            folders["database"] = Path(path).parent
+        return folders
 
 
 def _is_loopback(host: str) -> bool:

@@ -16,6 +16,7 @@ import pytest
 from gemmsmith.kernel import Kernel
 from gemmsmith.problem import Layout, Problem
 from service.settings import Settings
+from tests.support.processes import until
 from tests.support.serving import H100, H200, new_settings, running, trial
 from tuner.compile import ArtifactStore, Toolchain
 from tuner.store import Store
@@ -120,6 +121,7 @@ def test_metrics_count_requests_lookups_and_jobs(history: httpx.Client) -> None:
     history.get("/best?m=1&n=1&k=1&exact=true")
     history.get("/nowhere")
     history.get("/jobs/abc")
+    until(lambda: "gemmsmith_records" in history.get("/metrics").text, "the database was not read")
     text = history.get("/metrics").text
     for line in (
         'gemmsmith_lookups_total{match="unknown"} 1.0',
