@@ -58,12 +58,14 @@ def get_job(service: Service, job_id: str) -> Response:
     )
 
 
-@router.delete("/{job_id}", status_code=202, dependencies=[needs(Scope.TUNE)])
-def cancel_job(service: Service, job_id: str) -> Response:
+@router.delete("/{job_id}", status_code=202)
+def cancel_job(
+    service: Service, caller: Annotated[Caller, needs(Scope.TUNE)], job_id: str
+) -> Response:
     """Ask for cancellation: at once for a waiting job, after the current candidate for a running
     one. A job that has ended stays as it is. Trials are kept.
     """
-    service.queue.cancel(_get(service, job_id).id)
+    service.queue.cancel(_get(service, job_id).id, actor=caller.name)
     return documents.json_response(documents.job(_get(service, job_id)), status=202)
 
 

@@ -26,6 +26,7 @@ from tuner.jobs import limits
 from tuner.jobs.job import Job, JobEvent, JobState
 from tuner.jobs.lease import LeasedJob
 from tuner.jobs.rows import add_event, attempts_left, end, expire, job_of
+from tuner.store.audit import LOCAL, Action, record
 from tuner.store.clock import moment, now
 from tuner.store.dictionary import problem_of
 from tuner.store.models import IdempotencyKeyRow, JobEventRow, JobRow, ProblemRow
@@ -250,7 +251,7 @@ class Queue:
                 for row in rows
             ]
 
-    def cancel(self, job_id: str) -> Job:
+    def cancel(self, job_id: str, *, actor: str = LOCAL) -> Job:
         """Stop a job: at once where no living worker has it, else between two candidates.
 
         A job that is over stays as it is.
@@ -262,6 +263,8 @@ class Queue:
             row = _row(session, job_id, lock=True)
             state = JobState(row.state)
             if not state.is_final:
+                if not row.cancel_requested:
+                    record(session, Action.JOB_CANCELLED, job_id, actor=actor)
                 row.cancel_requested = True
                 row.active_key = None  # a new request is a new job, not this one
                 abandoned = (row.lease_expires_at or 0.0) < moment(session)
