@@ -168,7 +168,7 @@ class Watch:
 
 def _over(session: Session) -> dict[str, int]:
     query = select(JobRow.state, func.count()).where(JobRow.state.in_(_ENDS.values()))
-    return dict(session.execute(query.group_by(JobRow.state)).tuples().all())
+    return {row.state: row[1] for row in session.execute(query.group_by(JobRow.state))}
 
 
 def _events(session: Session, job: int, after: int) -> Sequence[JobEventRow]:
