@@ -14,11 +14,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from functools import partial
 
 import structlog
 
+from gemmsmith.device import Environment
 from service import logging
 from service.builder import open_builder
+from service.idle import Idle
 from service.local import usable_gpu
 from service.settings import Settings, SettingsError
 from tuner.compile import Builder
@@ -76,8 +79,19 @@ class Tuning:
         self._builder: Builder | None = None
         self._entered = ExitStack()
         self._worked_at: float | None = None  # None: the device is not entered
+        self._idle = Idle(store, device, self._environment)
 
-    def rest(self) -> None:
+    def begin(self) -> None:
+        """Let it be known what this GPU runs, before the first job."""
+        self._idle.report()
+
+    def idle(self) -> None:
+        """What there is to do without a job: order a re-check, or leave the device for a while."""
+        self._idle.report()
+        self._idle.order()
+        self._rest()
+
+    def _rest(self) -> None:
         """Leave the device if the last job ended KEEP_DEVICE_S ago or earlier."""
         if self._worked_at is not None and time.monotonic() - self._worked_at >= KEEP_DEVICE_S:
             self.close()
@@ -90,8 +104,7 @@ class Tuning:
     def __call__(self, leased: LeasedJob) -> int:
         """Tune the job's problem; the winner's revision."""
         job = leased.job
-        if self._worked_at is None:
-            self._entered.enter_context(self._device)
+        self._enter()
         try:
             winner = tune(
                 job.problem,
@@ -102,10 +115,11 @@ class Tuning:
                 effort=job.effort,
                 job=job.id,
                 on_event=_reporter(leased),
-                should_stop=leased.should_stop,
+                should_stop=partial(self._idle.should_stop, leased),
             )
         finally:
             self._worked_at = time.monotonic()
+        self._idle.report()
         median = winner.statistics.median_us if winner.statistics else None
         leased.event(
             "winner",
@@ -119,6 +133,15 @@ class Tuning:
             },
         )
         return winner.revision
+
+    def _enter(self) -> None:
+        if self._worked_at is None:
+            self._entered.enter_context(self._device)
+            self._worked_at = time.monotonic()
+
+    def _environment(self) -> Environment:
+        self._enter()
+        return self._device.environment
 
     def _find_builder(self) -> Builder:
         if self._builder is None:
@@ -140,11 +163,12 @@ def run(settings: Settings, *, until_idle: bool = False) -> int:
                 Queue(store),
                 tuning,
                 devices=[device.model.slug, device.name],
-                on_idle=tuning.rest,
+                on_idle=tuning.idle,
             )
             log.info(
                 "worker ready", device=device.name, model=device.model.name, owner=worker.owner
             )
+            tuning.begin()
             return worker.run(until_idle=until_idle)
 
 

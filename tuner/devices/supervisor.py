@@ -60,7 +60,7 @@ class Supervisor:
 
     @property
     def environment(self) -> Environment:
-        """What the first child said of itself; starts one if none has.
+        """What the newest child said of itself; starts one if none has.
 
         Raises:
             DeviceError: the child does not start.
@@ -147,7 +147,7 @@ class Supervisor:
         except DeviceError:
             child.kill()
             raise
-        self._environment = self._environment or reply.environment
+        self._environment = reply.environment
         self._child = child
         return child
 

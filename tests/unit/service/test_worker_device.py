@@ -52,9 +52,9 @@ def test_an_idle_worker_leaves_the_device(tmp_path: Path, monkeypatch: pytest.Mo
         Queue(store).enqueue(PROBLEMS[0], effort=Effort.QUICK, device="")
         leased = Queue(store).lease("me", [device.model.slug, device.name])
         assert leased is not None
-        tuning.rest()
+        tuning.idle()
         assert left == []  # never entered
         tuning(leased)
-        tuning.rest()
-        tuning.rest()
+        tuning.idle()
+        tuning.idle()
         assert left == [True]

@@ -1,0 +1,113 @@
+"""Idle work: ordering that stale winners be measured again, and giving way to real orders.
+
+A re-check is an ordinary durable job of effort `recheck`, for the device model, with a priority
+below all that can be asked for: who does ask for the same one joins it and lifts it. Nothing is
+remembered but in the table of jobs: a problem is left alone while any job for it waits or runs, and
+for `AGAIN_S` after a re-check of it has ended, so that one which fails is not ordered in a loop.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import and_, func, or_, select
+
+from gemmsmith.tuning import Effort
+from tuner.jobs.job import Job, JobState
+from tuner.jobs.queue import Queue
+from tuner.store.clock import now
+from tuner.store.dictionary import problem_of
+from tuner.store.models import JobRow, ProblemRow, WinnerRow
+from tuner.store.store import Store
+
+IDLE_PRIORITY = -101
+"""Below the lowest that an order may have, -100."""
+
+AGAIN_S = 86_400.0
+"""A failed re-check is not repeated sooner: by then somebody may have looked after the machine."""
+
+_ACTIVE = [JobState.WAITING.value, JobState.RUNNING.value]
+
+
+class Rechecks:
+    """Re-checks on one device model.
+
+    Args:
+        device: the device model's slug.
+        name: what the user calls the device of this worker; jobs for it count as well.
+    """
+
+    def __init__(self, store: Store, queue: Queue, device: str, name: str) -> None:
+        self._store = store
+        self._queue = queue
+        self._device = device
+        self._names = ("", device, name)
+
+    def order(self) -> Job | None:
+        """Order one re-check; None where none is due.
+
+        Those first in which most time is at stake (calls that jobs for the problem were ordered
+        for × time of one), then those promoted first. Pinned winners stay as they are: what is
+        served of them would not change.
+
+        Raises:
+            QueueFull: the queue has a limit, and no room for it.
+            StoreError: the database cannot be used.
+        """
+        calls = (
+            select(JobRow.problem_id, func.sum(JobRow.calls).label("calls"))
+            .group_by(JobRow.problem_id)
+            .subquery()
+        )
+        at_stake = func.coalesce(calls.c.calls * WinnerRow.median_us, 0.0)
+        left_alone = select(JobRow.problem_id).where(
+            or_(
+                and_(JobRow.state.in_(_ACTIVE), JobRow.device.in_(self._names)),
+                and_(
+                    JobRow.effort == Effort.RECHECK.value,
+                    JobRow.device == self._device,
+                    JobRow.finished_at > now() - AGAIN_S,
+                ),
+            )
+        )
+        with self._store.database.read() as session:
+            device_id = self._store.dictionary.device_id(session, self._device)
+            if device_id is None:
+                return None
+            outdated = self._store.gpus.outdated_environments(session, device_id)
+            query = (
+                select(ProblemRow)
+                .join(WinnerRow, WinnerRow.problem_id == ProblemRow.id)
+                .outerjoin(calls, calls.c.problem_id == ProblemRow.id)
+                .where(WinnerRow.is_current, WinnerRow.device_id == device_id)
+                .where(WinnerRow.environment_id.in_(outdated))
+                .where(~WinnerRow.replayed, ~WinnerRow.pinned)
+                .where(ProblemRow.id.not_in(left_alone))
+                .order_by(at_stake.desc(), WinnerRow.id)
+                .limit(1)
+            )
+            row = session.scalar(query)
+        if row is None:
+            return None
+        job, _ = self._queue.enqueue(
+            problem_of(row), effort=Effort.RECHECK, device=self._device, priority=IDLE_PRIORITY
+        )
+        return job
+
+    def outranked(self, job: Job) -> bool:
+        """Whether the job is idle work, and a job that this worker may take was ordered meanwhile.
+
+        Raises:
+            StoreError: the database cannot be used.
+        """
+        if job.priority > IDLE_PRIORITY:
+            return False
+        waiting = select(JobRow.id).where(
+            JobRow.state == JobState.WAITING.value,
+            JobRow.priority > IDLE_PRIORITY,
+            JobRow.available_at <= now(),
+            JobRow.device.in_(self._names),
+        )
+        with self._store.database.read() as session:
+            if session.scalar(waiting.limit(1)) is None:
+                return False
+            priority = session.scalar(select(JobRow.priority).where(JobRow.public_id == job.id))
+            return priority == IDLE_PRIORITY  # unless an order has joined it meanwhile
