@@ -13,7 +13,8 @@ from gemmsmith.launch import Candidate
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
 from tests.support import fake_nvcc
-from tests.support.recordings import best_of, record, some_candidates
+from tests.support.gpu import NEWER, Gpu
+from tests.support.recordings import best_of, some_candidates
 from tests.support.serving import ENVIRONMENT, H200
 from tests.support.serving import winner as winner_of
 from tests.unit.devices.conftest import DeviceFactory
@@ -22,8 +23,6 @@ from tests.unit.devices.fake_child import ENVIRONMENT as FAKE_ENVIRONMENT
 from tests.unit.devices.fake_child import MODEL
 from tuner.compile import ArtifactStore, Builder
 from tuner.devices.base import Contender, Policy
-from tuner.devices.recording import Sweep
-from tuner.devices.replay import ReplayDevice
 from tuner.errors import JobAborted
 from tuner.search.cost_model import AnalyticModel
 from tuner.search.recheck import top_candidates
@@ -33,30 +32,6 @@ from tuner.store import Store
 from tuner.trial import Finals, Phase, Trial, Winner
 
 PROBLEM = Problem(m=256, n=4096, k=4096)
-NEWER = replace(ENVIRONMENT, driver="590.1")
-
-
-class Gpu(ReplayDevice):
-    """A recording that passes for the GPU it was made on, under newer software."""
-
-    replayed = False
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__("cuda:0", [Sweep.load(record(folder, PROBLEM))])
-        self._environment = NEWER
-        self.screened: list[str] = []
-        self.finalists: list[list[Candidate]] = []
-
-    def screen(
-        self, problem: Problem, contenders: Sequence[Contender], policy: Policy
-    ) -> Iterator[Trial]:
-        for trial in super().screen(problem, contenders, policy):
-            self.screened.append(trial.candidate.key)
-            yield replace(trial, replayed=False, environment=NEWER)
-
-    def finals(self, problem: Problem, contenders: Sequence[Contender], policy: Policy) -> Finals:
-        self.finalists.append([contender.candidate for contender in contenders])
-        return super().finals(problem, contenders, policy)
 
 
 class Compiling(Gpu):
@@ -82,7 +57,7 @@ def store(sqlite_url: str) -> Iterator[Store]:
 
 @pytest.fixture
 def gpu(tmp_path: Path) -> Gpu:
-    return Gpu(tmp_path / "sweeps")
+    return Gpu(tmp_path / "sweeps", PROBLEM)
 
 
 def recheck(device: Gpu, store: Store, **options: object) -> Winner:
@@ -177,7 +152,7 @@ def test_kernels_are_compiled_as_needed_and_one_that_does_not_compile_drops_out(
 ) -> None:
     found = some_candidates(PROBLEM)
     tuned(store, best_of(PROBLEM), ties=(found[3].key, found[4].key))
-    gpu = Compiling(tmp_path / "sweeps")
+    gpu = Compiling(tmp_path / "sweeps", PROBLEM)
     winner = recheck(gpu, store, builder=builder(tmp_path, bad=[found[3].kernel.name]))
     assert winner.candidate == best_of(PROBLEM)
     assert winner.pack is not None
@@ -192,7 +167,7 @@ def test_a_winner_that_does_not_compile_any_more_starts_a_search(
 ) -> None:
     found = some_candidates(PROBLEM)
     tuned(store, found[1], ties=(found[4].key,))
-    gpu = Compiling(tmp_path / "sweeps")
+    gpu = Compiling(tmp_path / "sweeps", PROBLEM)
     winner = recheck(gpu, store, builder=builder(tmp_path, bad=[found[1].kernel.name]))
     assert winner.candidate == best_of(PROBLEM)
     assert gpu.screened
