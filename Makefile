@@ -12,7 +12,7 @@ PYTHON ?= python3
 PIP = .venv/bin/pip install --quiet --disable-pip-version-check -c requirements.lock
 # Torch and the compiler are gigabytes: `make run` takes them only where a GPU can use them.
 GPU_EXTRA = $(if $(or $(wildcard /dev/nvidia0),$(shell command -v nvidia-smi)),[gpu],)
-PROJECT = pyproject.toml client/pyproject.toml requirements.lock
+PROJECT = pyproject.toml client/pyproject.toml requirements.lock client/gemmsmith/ops/dispatch.cpp
 
 .PHONY: run test lint format bench wheels gpu-test gpu-bench lock clean
 

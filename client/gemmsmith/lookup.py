@@ -47,6 +47,10 @@ class Lookup:
         pin: keep `snapshot`, whatever happens; nothing is refreshed.
         capacity: how many problems to remember.
 
+    Attributes:
+        pinned: whether the snapshot stays whatever happens.
+        on_swap: called whenever another snapshot was taken.
+
     Raises:
         ValueError: the interval or the capacity makes no sense.
     """
@@ -65,6 +69,7 @@ class Lookup:
         if capacity < 1:
             raise ValueError(f"capacity must be 1 or more, got {capacity}")
         self.pinned = pin
+        self.on_swap: Callable[[], None] = lambda: None
         self._fetch = fetch
         self._capacity = capacity
         self._refreshing = threading.Lock()
@@ -159,6 +164,7 @@ class Lookup:
             if newest == known:
                 return False
             self._swap(newest)
+            self.on_swap()
         log.info("winners are now snapshot %s of %s", newest.revision[:16], newest.device)
         return True
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -89,7 +90,7 @@ class Engine:
     ) -> None:
         self._chooser, self._packs = chooser, packs
         self._deterministic = deterministic
-        self._platform = Cuda() if platform is None else platform
+        self.platform = Cuda() if platform is None else platform
         self._preparing = threading.RLock()
         self._broken: set[str] = set()
         self._complaints: set[tuple[str, str]] = set()
@@ -129,8 +130,7 @@ class Engine:
         try:
             return plan(a, b, scale_a, scale_b)
         except GemmsmithError as error:
-            self._forgo(plan)
-            self._complain(plan.config, error)
+            self.give_up(plan, error)
             return None
 
     def plan(self, form: Form, a: torch.Tensor | Spec, b: torch.Tensor | Spec) -> Plan | None:
@@ -166,7 +166,7 @@ class Engine:
         self, form: Form, a: Spec, b: Spec, deterministic: bool
     ) -> tuple[Plan | None, bool]:
         """The plan, and whether that answer holds for good."""
-        index = self._platform.index(a.device)
+        index = self.platform.index(a.device)
         if index is None:
             return None, True
         for shape in shapes(form, a, b):
@@ -185,12 +185,12 @@ class Engine:
             if (
                 config.pack is None
                 or config.pack in self._broken
-                or config.kernel.arch != self._platform.arch(index)
+                or config.kernel.arch != self.platform.arch(index)
                 or misalignment(config, shape)
                 or (form is Form.LINEAR_BIAS and not _pays(saving, shape))
             ):
                 continue
-            if self._platform.capturing():
+            if self.platform.capturing():
                 return None, False  # loading a pack would break the capture; the next call may
             plan = self._load(config, shape, a.device, index, saving)
             if plan is not None:
@@ -213,7 +213,7 @@ class Engine:
             self._complain(config, error)
             return None
         try:
-            return Plan(config, shape, kernel, self._platform, device, index, saving)
+            return Plan(config, shape, kernel, self.platform, device, index, saving)
         except GemmsmithError as error:
             self._complain(config, error)
             return None
@@ -225,8 +225,14 @@ class Engine:
             self._broken.clear()
             self._plans = ({}, {})
 
-    def _forgo(self, plan: Plan) -> None:
-        """Leave a plan's products to torch from now on."""
+    def on_swap(self, react: Callable[[], None]) -> None:
+        """Have `react` called whenever the lookup takes newer winners, if it ever does."""
+        if self._refreshing is not None and hasattr(self._refreshing, "on_swap"):
+            self._refreshing.on_swap = react
+
+    def give_up(self, plan: Plan, error: Exception) -> None:
+        """Leave a plan's products to torch from now on, and say why."""
+        self._complain(plan.config, error)
         with self._preparing:
             for plans in self._plans:
                 for key in [key for key, known in plans.items() if known is plan]:

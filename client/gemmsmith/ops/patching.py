@@ -2,9 +2,13 @@
 
 With a model, its `nn.Linear` modules change class for the while: parameters, hooks and
 `state_dict` stay, other code is not touched, and calls cost nothing more, which makes it the way
-to prefer. Without one, a torch function mode catches `F.linear` and the products of `torch`
-everywhere in this thread, at one to two microseconds for every call of any torch function. Autograd
-and `torch.compile` know both: a class is guarded on, and modes are traced.
+to prefer for one model of several. Without one, all products of two matrices without a bias run
+tuned kernels in every thread, by a compiled binding below autograd that costs a call a fraction of
+a microsecond (`gemmsmith.ops.dispatch`). Where that cannot be had, or a report is wanted, a torch
+function mode catches `F.linear` and the products of `torch` everywhere in this thread, at one to
+two microseconds for every call of any torch function. Autograd and `torch.compile` know all three:
+a class is guarded on, modes are traced, and compiled graphs call the products that the binding
+replaces.
 
 Either way the operators' own rules hold: what no kernel is tuned for is torch's.
 """
@@ -14,7 +18,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TextIO
 
 import torch
@@ -22,7 +26,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from gemmsmith.ops import operators
-from gemmsmith.ops.engine import current
+from gemmsmith.ops.dispatch import Dispatch
+from gemmsmith.ops.engine import Engine, current
 from gemmsmith.ops.forms import Form, Spec, shapes
 from gemmsmith.ops.plan import Plan
 
@@ -42,8 +47,9 @@ def patch(
     """Run tuned kernels in `model`, or everywhere in this thread, until the end of the block.
 
     Args:
-        model: replace its `nn.Linear` modules (not those of derived classes); None: replace
-            `F.linear`, `torch.matmul` and `@`, `mm`, `bmm` and `addmm`.
+        model: replace its `nn.Linear` modules (not those of derived classes); None: replace the
+            products of `F.linear`, `torch.matmul` and `@`, `mm` and `bmm` (and `addmm`, where a
+            function mode does it).
         report: print at the end what was computed by what, how often, and the expected gain.
         file: where to; standard error if None.
     """
@@ -53,7 +59,7 @@ def patch(
     if engine is not None and report:
         before, engine.watcher = engine.watcher, watching
     try:
-        with _everywhere() if model is None else _within(model):
+        with _everywhere(engine, report) if model is None else _within(model):
             yield
     finally:
         if engine is not None and report:
@@ -74,8 +80,12 @@ def _within(model: torch.nn.Module) -> Iterator[None]:
             module.__class__ = torch.nn.Linear
 
 
-def _everywhere() -> TorchFunctionMode:
-    return _Everywhere()
+def _everywhere(engine: Engine | None, report: bool) -> AbstractContextManager[Any]:
+    kind = engine.platform.kind if engine is not None else None
+    dispatch = Dispatch.of(kind) if kind is not None and not report else None
+    if engine is None or dispatch is None:
+        return _Everywhere()
+    return dispatch.on(engine)
 
 
 def _mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

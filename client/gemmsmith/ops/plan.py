@@ -25,6 +25,26 @@ _SAMPLE_POINTER = 1 << 20
 """Stands for every operand in a kernel's own check of arguments, which reads none of them."""
 
 
+class RawPlan(ctypes.Structure):
+    """`gs_plan` of dispatch.cpp."""
+
+    _fields_ = [
+        ("run", ctypes.c_void_p),
+        ("kernel", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+        ("workspace", ctypes.c_int64),
+        ("mask_a", ctypes.c_uint64),
+        ("mask_b", ctypes.c_uint64),
+        ("mask_d", ctypes.c_uint64),
+        ("size", ctypes.c_uint64),
+        ("at_a", ctypes.c_uint64),
+        ("at_b", ctypes.c_uint64),
+        ("at_c", ctypes.c_uint64),
+        ("at_d", ctypes.c_uint64),
+        ("arguments", ctypes.c_ubyte * 256),
+    ]
+
+
 class _ThreadArguments(threading.local):
     """Copies of the arguments, one a thread."""
 
@@ -116,6 +136,27 @@ class Plan:
         )
         arguments.set_launch(self.config.launch, sm_count=self._platform.sm_count(self._index))
         return arguments
+
+    def raw(self, dtype: int) -> RawPlan:
+        """The same for C; `dtype` is torch's number for the output's type."""
+        template = bytes(self._arguments())
+        description = self.config.kernel
+        raw = RawPlan(
+            run=ctypes.cast(self._run, ctypes.c_void_p).value,
+            kernel=self._kernel,
+            dtype=dtype,
+            workspace=self._workspace,
+            mask_a=self._mask_a,
+            mask_b=self._mask_b,
+            mask_d=description.alignment_d * description.dtype.d.bytes - 1,
+            size=len(template),
+            at_a=Arguments.a.offset,
+            at_b=Arguments.b.offset,
+            at_c=Arguments.c.offset,
+            at_d=Arguments.d.offset,
+        )
+        ctypes.memmove(raw.arguments, template, len(template))
+        return raw
 
     def __call__(
         self,

@@ -13,7 +13,13 @@ import torch
 
 
 class Platform(Protocol):
-    """Devices, streams and their state. `stream` and `current` are called for every product."""
+    """Devices, streams and their state. `stream` and `current` are called for every product.
+
+    Attributes:
+        kind: torch's name for these devices, where `gemmsmith.ops.dispatch` may serve them.
+    """
+
+    kind: str | None
 
     def index(self, device: torch.device) -> int | None:
         """The ordinal kernels know the device by; None for one that kernels cannot run on."""
@@ -39,6 +45,8 @@ class Platform(Protocol):
 
 class Cuda:
     """NVIDIA GPUs, by torch."""
+
+    kind: str | None = "cuda"
 
     def __init__(self) -> None:
         # The public functions build a Stream object, or check initialization, on every call.

@@ -30,6 +30,8 @@ def _seeded() -> None:
 class Host:
     """The host as a device of ordinal 3."""
 
+    kind: str | None = None
+
     def __init__(self) -> None:
         self.is_capturing = False
         self.guarded = 0

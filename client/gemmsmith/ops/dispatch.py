@@ -1,0 +1,239 @@
+"""Puts tuned kernels below torch's own `mm` and `bmm`, by a small compiled binding (dispatch.cpp).
+
+Then forward and backward products of unchanged code run without any Python of ours: a call costs
+a fraction of a microsecond more than torch's. Python is asked once for each product, and decides as
+everywhere (`Engine.plan`). The binding knows torch by its C shim only, so one build suits every
+torch from 2.9 on. It is compiled when gemmsmith is installed, where there is a C++ compiler; a
+checkout that was not installed compiles it on first use. Without it, `patch` does the same by a
+function mode, which costs more.
+
+torch keeps an operator's new kernel for as long as the process lives, so the binding is installed
+once and then switched on and off.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from gemmsmith.cache import default_cache_dir
+from gemmsmith.errors import LaunchFailed
+from gemmsmith.ops.engine import Engine
+from gemmsmith.ops.forms import Form, Spec
+from gemmsmith.ops.plan import Plan, RawPlan
+from gemmsmith.runtime.abi import status_text
+from gemmsmith.runtime.launch import torch_dtype
+
+log = logging.getLogger("gemmsmith")
+
+SOURCE = Path(__file__).with_name("dispatch.cpp")
+_INSTALLED = SOURCE.with_name("_dispatch" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so"))
+
+_DIMS = 3
+_WORDS = 2 + 4 * _DIMS
+_ASK_AGAIN = 1
+_DEVICE_TYPES = {"cpu": 0, "cuda": 1}
+_DTYPES = {torch.bfloat16: 15, torch.float16: 5}
+"""c10::ScalarType of the element types that `mm` kernels have."""
+_BY_CODE = {code: dtype for dtype, code in _DTYPES.items()}
+
+_SHIM = (
+    "aoti_torch_get_dim",
+    "aoti_torch_get_sizes",
+    "aoti_torch_get_strides",
+    "aoti_torch_get_dtype",
+    "aoti_torch_get_device_type",
+    "aoti_torch_get_device_index",
+    "aoti_torch_get_data_ptr",
+    "aoti_torch_empty_strided",
+    "aoti_torch_delete_tensor_object",
+    "aoti_torch_library_init_impl",
+    "aoti_torch_library_impl",
+    "aoti_torch_{kind}_mm_out",
+    "aoti_torch_{kind}_bmm_out",
+)
+"""Functions of torch's C shim, in the order of `gs_torch`; the stream's follows them."""
+
+_Resolve = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64))
+_Failed = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
+_Stream = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+
+
+class _Torch(ctypes.Structure):
+    _fields_ = [(f"f{i}", ctypes.c_void_p) for i in range(len(_SHIM) + 1)]
+
+
+class Dispatch:
+    """The binding in this process, for one kind of device. Get it from `Dispatch.of`."""
+
+    _made: ClassVar[dict[str, Dispatch | None]] = {}
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(
+        self, kind: str, library: ctypes.CDLL, stream: Callable[[int], int] | None
+    ) -> None:
+        self._kind = kind
+        self._library = library
+        self._engine: Engine | None = None
+        self._plans: dict[int, tuple[RawPlan, Plan]] = {}  # kept alive: C holds their addresses
+        # Callbacks must outlive every call.
+        self._callbacks = (_Resolve(self._resolve), _Failed(self._failed))
+        self._get_stream = _Stream(_stream_of(stream)) if stream else None
+        functions = _functions(kind, self._get_stream)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of the override, which is what is meant
+            status = library.gs_dispatch_install(
+                ctypes.byref(functions),
+                ctypes.c_int32(_DEVICE_TYPES[kind]),
+                kind.upper().encode(),
+                *self._callbacks,
+            )
+        if status != 0:
+            raise OSError(f"torch did not take the kernels (status {status})")
+        atexit.register(library.gs_dispatch_enable, 0)  # no callback into a Python that ends
+
+    @classmethod
+    def of(cls, kind: str, *, stream: Callable[[int], int] | None = None) -> Dispatch | None:
+        """The binding for `cuda` tensors; None where it cannot be had, which the log says once.
+
+        `stream` replaces torch's own current stream, for tests on the CPU, which has none.
+        """
+        with cls._lock:
+            if kind not in cls._made:
+                try:
+                    cls._made[kind] = cls(kind, ctypes.CDLL(str(_binding())), stream)
+                except (OSError, AttributeError, subprocess.SubprocessError) as error:
+                    log.info("patch() works by a function mode, which costs more: %s", error)
+                    cls._made[kind] = None
+            return cls._made[kind]
+
+    @contextmanager
+    def on(self, engine: Engine) -> Iterator[None]:
+        """Run `engine`'s kernels in every thread, until the end of the block."""
+        before, self._engine = self._engine, engine
+        engine.on_swap(self._library.gs_dispatch_forget)
+        self._library.gs_dispatch_forget()
+        self._library.gs_dispatch_enable(1)
+        try:
+            yield
+        finally:
+            self._engine = before
+            engine.on_swap(lambda: None)
+            self._library.gs_dispatch_enable(int(before is not None))
+            self._library.gs_dispatch_forget()
+
+    def _resolve(self, words: Any) -> int | None:
+        """`gs_resolve`. Nothing may be raised into C."""
+        try:
+            return self._decide(words)
+        except Exception:
+            log.warning("torch's own operator stands in for a product", exc_info=True)
+            return None
+
+    def _decide(self, words: Any) -> int | None:
+        engine = self._engine
+        dims, dtype = words[0] & 0xFF, _BY_CODE.get(words[0] >> 8)
+        if engine is None:
+            return _ASK_AGAIN
+        if dtype is None:
+            return None
+        device = torch.device(self._kind, words[1]) if self._kind == "cuda" else torch.device("cpu")
+        a, b = (
+            Spec(
+                dtype,
+                device,
+                torch.Size(words[2 + at + i] for i in range(dims)),
+                tuple(words[2 + at + _DIMS + i] for i in range(dims)),
+            )
+            for at in (0, 2 * _DIMS)
+        )
+        plan = engine.plan(Form.MATMUL, a, b)
+        if plan is None:  # nothing is decided during a capture
+            return _ASK_AGAIN if engine.platform.capturing() else None
+        raw = plan.raw(_DTYPES[torch_dtype(plan.config.kernel.dtype.d)])
+        self._plans[ctypes.addressof(raw)] = (raw, plan)
+        return ctypes.addressof(raw)
+
+    def _failed(self, address: int, status: int) -> None:
+        """`gs_failed`: the kernel or CUDA refused, and nothing was launched."""
+        _, plan = self._plans[address]
+        name = plan.config.kernel.name
+        if self._engine is not None:
+            error = LaunchFailed(f"{name}: {status_text(status)}", status)
+            self._engine.give_up(plan, error)
+
+
+def _stream_of(stream: Callable[[int], int]) -> Callable[[int, Any], int]:
+    def give(index: int, into: Any) -> int:
+        into[0] = stream(index)
+        return 0
+
+    return give
+
+
+def _functions(kind: str, stream: Any) -> _Torch:
+    """Addresses of torch's C shim in the libraries that torch has loaded.
+
+    Raises:
+        AttributeError: this torch has no such function.
+        OSError: there is no such library.
+    """
+    folder = Path(torch.__file__).parent / "lib"
+    libraries = [ctypes.CDLL(str(folder / "libtorch_cpu.so"))]
+    if kind == "cuda":
+        libraries.insert(0, ctypes.CDLL(str(folder / "libtorch_cuda.so")))
+
+    def find(name: str) -> int | None:
+        for library in libraries:
+            if hasattr(library, name):
+                return ctypes.cast(library[name], ctypes.c_void_p).value
+        raise AttributeError(f"torch {torch.__version__} has no {name}")
+
+    addresses = [find(name.format(kind=kind)) for name in _SHIM]
+    if stream is None:
+        addresses.append(find("aoti_torch_get_current_cuda_stream"))
+    else:
+        addresses.append(ctypes.cast(stream, ctypes.c_void_p).value)
+    return _Torch(*addresses)
+
+
+def _binding() -> Path:
+    """The compiled binding: installed, or compiled now and kept in the cache folder.
+
+    Raises:
+        OSError: there is no compiler, or nowhere to write.
+        CalledProcessError: the compiler refused.
+    """
+    if _INSTALLED.exists():
+        return _INSTALLED
+    source = SOURCE.read_bytes()
+    path = default_cache_dir() / "bindings" / f"{hashlib.sha256(source).hexdigest()[:32]}.so"
+    if path.exists():
+        return path
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        raise OSError("no C++ compiler was found for gemmsmith's binding")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / "binding.so"
+        flags = ["-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden"]
+        subprocess.run(
+            [compiler, *flags, str(SOURCE), "-o", str(made)], check=True, capture_output=True
+        )
+        made.replace(path)
+    return path
