@@ -8,6 +8,8 @@ TunerError
 │   ├── SchemaOutdated   run `gemmsmith db upgrade`
 │   ├── SchemaTooNew     the database was written by a newer gemmsmith
 │   ├── DatabaseCorrupt  not a database, or damaged
+│   ├── DatabaseBusy     somebody else holds a transaction open; try again
+│   ├── DatabaseInUse    somebody else has it open; nothing was changed
 │   ├── NoSuchWinner     the problem has no winner on this device model
 │   ├── NoSuchRevision   it has, but not this one
 │   ├── NothingToUndo    not pinned, or nothing was served before
@@ -62,6 +64,14 @@ class SchemaTooNew(StoreError):
 
 class DatabaseCorrupt(StoreError):
     """The file is not a database, or is damaged; restore a backup."""
+
+
+class DatabaseBusy(StoreError):
+    """Another program's transaction lasted longer than ours waits; nothing was changed."""
+
+
+class DatabaseInUse(StoreError):
+    """Another program has the database open, which must be ours alone; nothing was changed."""
 
 
 class NoSuchWinner(StoreError):

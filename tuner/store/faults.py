@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
-from tuner.errors import DatabaseCorrupt, DiskFull, StoreError
+from tuner.errors import DatabaseBusy, DatabaseCorrupt, DiskFull, StoreError
 
 _CORRUPT = ("file is not a database", "malformed", "file is encrypted")
 _FULL = ("database or disk is full", "no space left on device")
 _LOCKED = ("database is locked", "database table is locked")
 _POSTGRESQL_FULL = "53100"  # disk_full
+_POSTGRESQL_LOCKED = "55P03"  # lock_not_available, where lock_timeout is set
 _POSTGRESQL_CORRUPT = ("XX001", "XX002")  # data_corrupted, index_corrupted
 
 
@@ -53,8 +54,8 @@ def _classify(url: URL, error: BaseException | None, disconnected: bool) -> Stor
             f"no space left for {where} ({said}). Nothing of this change was written; free some "
             "space and try again."
         )
-    if any(sign in lowered for sign in _LOCKED):
-        return StoreError(
+    if any(sign in lowered for sign in _LOCKED) or state == _POSTGRESQL_LOCKED:
+        return DatabaseBusy(
             f"{where} stayed locked ({said}): another program holds a transaction open. "
             "Close it, and keep the file on a local disk."
         )
