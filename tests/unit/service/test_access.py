@@ -1,0 +1,438 @@
+"""Keys, scopes, and what is refused to whom; against the real server and database."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import text
+from starlette.routing import Mount
+
+from service.access import LOCAL, Caller, Doorkeeper, Scope, UnknownKey
+from service.app import create_app
+from service.problems import ProblemError
+from service.settings import Settings
+from tests.support.processes import until
+from tests.support.serving import new_settings, running
+from tuner.store import Store
+
+PUBLIC = {
+    ("GET", "/healthz"),
+    ("GET", "/readyz"),
+    ("GET", "/ui/login"),
+    ("POST", "/ui/login"),
+    ("POST", "/ui/logout"),
+}
+"""What anyone may see. Style sheets and pictures under /ui/static are as public as their source."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """A service that takes keys, one of each scope, and its database."""
+
+    http: httpx.Client
+    store: Store
+    keys: dict[Scope, str]
+
+    def ask(self, method: str, path: str, key: str | Scope, **more: Any) -> httpx.Response:
+        secret = self.keys[key] if isinstance(key, Scope) else key
+        return self.http.request(method, path, headers=bearer(secret), **more)
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {secret}"}
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return new_settings(tmp_path_factory.mktemp("keyed"), require_keys=True)
+
+
+@pytest.fixture(scope="module")
+def service(keyed: Settings) -> Iterator[Service]:
+    with Store.open(keyed.database) as store:
+        keys = {scope: store.keys.create(f"has-{scope}", scope)[1] for scope in Scope}
+        with running(keyed) as client:
+            yield Service(http=client, store=store, keys=keys)
+
+
+def routes(found: Iterable[Any]) -> Iterator[tuple[str, str, Any]]:
+    """Every route with its method and path, those of included routers as well."""
+    for route in found:
+        if (router := getattr(route, "original_router", None)) is not None:
+            yield from routes(router.routes)
+        elif isinstance(route, Mount):
+            assert route.path == "/ui/static", "a mount is asked for no key"
+        else:
+            for method in sorted(route.methods - {"HEAD"}):
+                yield method, route.path, route
+
+
+def scope_of(route: Any) -> Scope | None:
+    dependencies = getattr(getattr(route, "dependant", None), "dependencies", [])
+    scopes = [scope for found in dependencies if (scope := getattr(found.call, "scope", None))]
+    return scopes[0] if scopes else None
+
+
+def test_no_route_is_without_a_scope_but_the_public_ones(keyed: Settings) -> None:
+    found = [*routes(create_app(keyed).routes)]
+    assert len(found) > 15
+    without = {(method, path) for method, path, route in found if scope_of(route) is None}
+    assert without <= PUBLIC
+
+
+def test_changes_take_more_than_reading(keyed: Settings) -> None:
+    lookups = {"/best:batch"}
+    for method, path, route in routes(create_app(keyed).routes):
+        if method != "GET" and path not in lookups and (method, path) not in PUBLIC:
+            assert scope_of(route) in (Scope.TUNE, Scope.ADMIN), path
+
+
+def test_every_route_refuses_who_brings_no_key(service: Service, keyed: Settings) -> None:
+    for method, path, _ in routes(create_app(keyed).routes):
+        if (method, path) in PUBLIC:
+            continue
+        reply = service.http.request(method, re.sub(r"\{.*?\}", "x", path))
+        assert reply.status_code == 401, (method, path)
+        assert reply.headers["www-authenticate"] == "Bearer"
+        assert "gemmsmith keys create" in reply.text
+
+
+def test_the_openapi_document_says_which_routes_take_a_key(service: Service) -> None:
+    document = service.ask("GET", "/openapi.json", Scope.READ).json()
+    schemes = document["components"]["securitySchemes"]
+    assert schemes["HTTPBearer"]["scheme"] == "bearer"
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            public = (method.upper(), path) in PUBLIC
+            assert operation.get("security", []) == ([] if public else [{"HTTPBearer": []}]), path
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+def test_health_takes_no_key(service: Service, path: str) -> None:
+    assert service.http.get(path).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "needed"),
+    [
+        ("GET", "/jobs", Scope.READ),
+        ("GET", "/metrics", Scope.READ),
+        ("GET", "/docs", Scope.READ),
+        ("POST", "/tune", Scope.TUNE),
+        ("DELETE", "/jobs/none", Scope.TUNE),
+        ("GET", "/keys", Scope.ADMIN),
+        ("POST", "/keys", Scope.ADMIN),
+        ("DELETE", "/keys/none", Scope.ADMIN),
+        ("GET", "/audit", Scope.ADMIN),
+    ],
+)
+def test_a_wider_scope_opens_what_a_narrower_one_does(
+    service: Service, method: str, path: str, needed: Scope
+) -> None:
+    for scope in Scope:
+        reply = service.ask(method, path, scope)
+        if needed in scope.included:
+            assert reply.status_code not in (401, 403)
+        else:
+            assert reply.status_code == 403
+            document = reply.json()
+            assert document["type"] == "urn:gemmsmith:problem:forbidden"
+            assert f"lacks the scope {needed}" in document["detail"]
+            assert f'scope="{needed}"' in reply.headers["www-authenticate"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "Bearer",
+        "Bearer gsk_unknown",
+        "Basic Z3NrOg==",
+        "gsk_unknown",
+        "Bearer " + "x" * 5000,
+        "Bearer \xff\xfe".encode("latin-1"),
+    ],
+)
+def test_what_is_no_key_is_refused(service: Service, value: str | bytes) -> None:
+    reply = service.http.get("/jobs", headers={"Authorization": value})
+    assert reply.status_code == 401
+    assert reply.headers["content-type"] == "application/problem+json"
+
+
+def test_a_key_with_something_to_it_is_another_key(service: Service) -> None:
+    good = service.keys[Scope.READ]
+    for bad in (good[:-1], good + "x", good.upper(), good + " x"):
+        assert service.ask("GET", "/jobs", bad).status_code == 401
+    assert service.http.get("/jobs", headers={"Authorization": f"bearer  {good}"}).is_success
+
+
+def test_a_key_made_elsewhere_works_at_once_and_stops_when_revoked(service: Service) -> None:
+    _, secret = service.store.keys.create("elsewhere", Scope.READ)
+    assert service.ask("GET", "/jobs", secret).status_code == 200
+    service.store.keys.revoke("elsewhere")
+    deadline = time.monotonic() + 2
+    while service.ask("GET", "/jobs", secret).status_code != 401:
+        assert time.monotonic() < deadline + 3  # a loaded machine gets some more
+        time.sleep(0.05)
+
+
+def test_a_key_expires(service: Service) -> None:
+    _, secret = service.store.keys.create("brief", Scope.READ, expires_in_s=0.6)
+    assert service.ask("GET", "/jobs", secret).status_code == 200
+    time.sleep(0.7)
+    assert service.ask("GET", "/jobs", secret).status_code == 401
+
+
+def test_keys_over_http(service: Service) -> None:
+    body = {"name": "ci@host", "scope": "tune", "expires_in_s": 3600, "job_limit": 5}
+    made = service.ask("POST", "/keys", Scope.ADMIN, json=body)
+    assert made.status_code == 201
+    assert made.headers["cache-control"] == "no-store"
+    document = made.json()
+    secret = document.pop("key")
+    assert document["scope"] == "tune"
+    assert document["job_limit"] == 5
+    assert service.ask("GET", "/jobs", secret).status_code == 200
+    listed = service.ask("GET", "/keys", Scope.ADMIN)
+    assert secret not in listed.text
+    entry = next(key for key in listed.json()["keys"] if key["name"] == "ci@host")
+    assert {**entry, "last_used_at": None} == document
+    again = service.ask("POST", "/keys", Scope.ADMIN, json=body)
+    assert again.status_code == 409
+    assert "ci@host" in again.json()["detail"]
+    gone = service.ask("DELETE", entry["links"]["revoke"]["href"], Scope.ADMIN)
+    assert gone.status_code == 200
+    assert gone.json()["revoked_at"]
+    assert service.ask("GET", "/jobs", secret).status_code == 401  # in this process, at once
+    assert service.ask("DELETE", "/keys/ci@host", Scope.ADMIN).status_code == 404
+
+
+def test_pages_of_keys_and_of_the_audit(service: Service) -> None:
+    for number in range(5):
+        service.ask("POST", "/keys", Scope.ADMIN, json={"name": f"page{number}"})
+        service.ask("DELETE", f"/keys/page{number}", Scope.ADMIN)
+    for start, name in (
+        ("/keys?inactive=true&limit=2", "keys"),
+        ("/audit?actor=has-admin&limit=3", "entries"),
+    ):
+        ids, path = [], start
+        while path:
+            page = service.ask("GET", path, Scope.ADMIN).json()
+            ids += [row["id"] for row in page[name]]
+            path = page["links"].get("next", {}).get("href")
+        assert ids == sorted(set(ids), reverse=True)
+        assert len(ids) >= 5
+    entry = service.ask("GET", "/audit?limit=1", Scope.ADMIN).json()["entries"][0]
+    assert (entry["actor"], entry["action"]) == ("has-admin", "key-revoked")
+    assert entry["subject"] == "page4"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "name"),
+        ({"name": ""}, "name"),
+        ({"name": "a/b"}, "name"),
+        ({"name": "local"}, "name"),
+        ({"name": 7}, "name"),
+        ({"name": "x", "scope": "root"}, "scope"),
+        ({"name": "x", "expires_in_s": 0}, "expires_in_s"),
+        ({"name": "x", "expires_in_s": 10**12}, "expires_in_s"),
+        ({"name": "x", "expires_in_s": 1.5}, "expires_in_s"),
+        ({"name": "x", "job_limit": 0}, "job_limit"),
+        ({"name": "x", "job_limit": True}, "job_limit"),
+        ({"name": "x", "scopes": ["read"]}, "scopes"),
+    ],
+)
+def test_wrong_keys_name_the_field(service: Service, body: dict[str, Any], field: str) -> None:
+    before = service.store.keys.list(inactive=True)
+    reply = service.ask("POST", "/keys", Scope.ADMIN, json=body)
+    assert reply.status_code == 422
+    assert reply.json()["errors"][0]["field"] == field
+    assert len(service.store.keys.list(inactive=True)) == len(before)
+
+
+@pytest.mark.parametrize("query", ["action=eaten", "after=x", "limit=0", "limit=1001", "who=me"])
+def test_wrong_audit_queries(service: Service, query: str) -> None:
+    assert service.ask("GET", f"/audit?{query}", Scope.ADMIN).status_code == 422
+
+
+def test_a_cancelled_job_is_in_the_audit(service: Service) -> None:
+    problem = {"m": 8, "n": 8, "k": 8}
+    job = service.ask("POST", "/tune", Scope.TUNE, json=problem).json()["id"]
+    for _ in range(2):
+        service.ask("DELETE", f"/jobs/{job}", Scope.TUNE)
+    found = service.ask("GET", "/audit?action=job-cancelled", Scope.ADMIN).json()["entries"]
+    assert [(entry["actor"], entry["subject"]) for entry in found] == [("has-tune", job)]
+
+
+def test_use_is_noted_soon_and_then_once_a_minute(service: Service) -> None:
+    _, secret = service.store.keys.create("used", Scope.READ)
+
+    def noted() -> float | None:
+        return next(k for k in service.store.keys.list() if k.name == "used").last_used_at
+
+    service.ask("GET", "/jobs", secret)
+    until(lambda: noted() is not None, "use was not noted")
+    first = noted()
+    service.ask("GET", "/jobs", secret)
+    time.sleep(1.5)
+    assert noted() == first
+
+
+def test_no_key_is_ever_logged(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        for key in (service.keys[Scope.READ], "gsk_mistyped"):
+            service.ask("GET", "/jobs", key)
+            service.ask("POST", "/tune", key, json={"m": 1})
+    assert "gsk_" not in caplog.text
+
+
+def test_known_keys_stay_while_the_database_does_not_answer(tmp_path: Path) -> None:
+    settings = new_settings(tmp_path, require_keys=True)
+    with Store.open(settings.database) as store:
+        _, secret = store.keys.create("ann", Scope.READ)
+
+        def rename(before: str, after: str) -> None:
+            with store.database.write() as session:
+                session.execute(text(f"ALTER TABLE {before} RENAME TO {after}"))
+
+        with Doorkeeper(store.keys, required=True, job_limit=1) as door:
+            rename("api_keys", "gone")
+            time.sleep(1.5)  # it has tried to read them
+            assert door.admit(connection(secret), Scope.READ).name == "ann"
+            with pytest.raises(UnknownKey):
+                asyncio.run(door.welcome(connection("gsk_other"), Scope.READ))
+            rename("gone", "api_keys")
+            _, later = store.keys.create("bob", Scope.READ)
+            assert asyncio.run(door.welcome(connection(later), Scope.READ)).name == "bob"
+
+
+def connection(secret: str, *more: tuple[bytes, bytes]) -> dict[str, Any]:
+    return {"headers": [(b"authorization", b"Bearer " + secret.encode()), *more]}
+
+
+def test_unknown_keys_cannot_hammer_the_database(sqlite_url: str) -> None:
+    async def try_many(door: Doorkeeper) -> None:
+        async def attempt(number: int) -> None:
+            with pytest.raises(UnknownKey):
+                await door.welcome(connection(f"gsk_{number}"), Scope.READ)
+
+        await asyncio.gather(*map(attempt, range(500)))
+
+    with (
+        Store.open(sqlite_url) as store,
+        Doorkeeper(store.keys, required=True, job_limit=1) as door,
+    ):
+        read, began = door._last_begun, time.monotonic()
+        asyncio.run(try_many(door))
+        assert door._last_begun - read <= 2 + 10 * (time.monotonic() - began)
+
+
+def test_the_caller_is_the_key(sqlite_url: str) -> None:
+    with Store.open(sqlite_url) as store:
+        _, plain = store.keys.create("plain", Scope.TUNE)
+        _, small = store.keys.create("small", Scope.ADMIN, job_limit=2)
+        with Doorkeeper(store.keys, required=True, job_limit=9) as door:
+            assert door.admit(connection(plain), Scope.READ) == Caller(
+                name="plain", scopes=Scope.TUNE.included, job_limit=9
+            )
+            assert door.admit(connection(small), Scope.ADMIN).job_limit == 2
+            cookie = (b"cookie", b"other=1; gemmsmith_key=" + plain.encode())
+            assert door.admit({"headers": [cookie]}, Scope.READ).name == "plain"
+            # The header wins over the cookie.
+            assert door.admit(connection(small, cookie), Scope.READ).name == "small"
+            with pytest.raises(UnknownKey):
+                door.admit(connection("gsk_wrong", cookie), Scope.READ)
+
+
+def test_judging_a_request_takes_microseconds(sqlite_url: str) -> None:
+    with Store.open(sqlite_url) as store:
+        _, secret = store.keys.create("ann", Scope.READ)
+        with Doorkeeper(store.keys, required=True, job_limit=9) as door:
+            request, times = connection(secret), []
+            for _ in range(20):
+                began = time.perf_counter()
+                for _ in range(100):
+                    door.admit(request, Scope.READ)
+                times.append((time.perf_counter() - began) / 100)
+    assert min(times) < 50e-6  # 2 µs on an idle machine
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1:8000", "127.0.0.1", "127.8.9.1:80", "localhost", "LOCALHOST:1", "[::1]:8000"],
+)
+def test_without_keys_loopback_names_are_served(sqlite_url: str, host: str) -> None:
+    with Store.open(sqlite_url) as store:
+        door = Doorkeeper(store.keys, required=False, job_limit=9)
+        assert door.admit({"headers": [(b"host", host.encode())]}, Scope.ADMIN) is LOCAL
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        [b"evil.example"],
+        [b"evil.example:8000"],
+        [b"127.0.0.1.evil.example"],
+        [b"localhost.evil.example"],
+        [b"evil.example#127.0.0.1"],
+        [b"testserver"],
+        [b"10.0.0.1"],
+        [b""],
+        [],
+        [b"localhost", b"evil.example"],
+        [b"localhost\n"],
+    ],
+)
+def test_without_keys_other_names_are_not(sqlite_url: str, hosts: list[bytes]) -> None:
+    with Store.open(sqlite_url) as store:
+        door = Doorkeeper(store.keys, required=False, job_limit=9)
+        with pytest.raises(ProblemError) as caught:
+            door.admit({"headers": [(b"host", host) for host in hosts]}, Scope.READ)
+    assert caught.value.status == 421
+    assert "GEMMSMITH_REQUIRE_KEYS=1" in caught.value.detail
+
+
+def test_a_rebound_name_gets_nothing(client: httpx.Client) -> None:
+    path = "/best?m=4096&n=4096&k=4096"
+    assert client.get(path).status_code == 200
+    reply = client.get(path, headers={"Host": "evil.example"})
+    assert reply.status_code == 421
+    assert reply.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize(
+    ("headers", "passes"),
+    [
+        ({}, True),
+        ({"Origin": "http://evil.example"}, False),
+        ({"Origin": "null"}, False),
+        ({"Origin": "http://HOST"}, True),
+        ({"Origin": "https://HOST"}, True),
+        ({"Origin": "http://HOST.evil.example"}, False),
+        ({"Sec-Fetch-Site": "cross-site"}, False),
+        ({"Sec-Fetch-Site": "same-site"}, False),
+        ({"Sec-Fetch-Site": "same-origin", "Origin": "http://HOST"}, True),
+        ({"Sec-Fetch-Site": "none"}, True),
+    ],
+)
+def test_changes_come_from_here(service: Service, headers: dict[str, str], passes: bool) -> None:
+    host = service.http.base_url.netloc.decode()
+    sent = {name: value.replace("HOST", host) for name, value in headers.items()}
+    sent |= bearer(service.keys[Scope.ADMIN])
+    for method, path in (("POST", "/tune"), ("DELETE", "/keys/none"), ("PUT", "/jobs")):
+        reply = service.http.request(method, path, headers=sent)
+        assert (reply.status_code != 403) is passes
+        if not passes:
+            assert reply.json()["type"] == "urn:gemmsmith:problem:cross-site"
+    assert service.http.get("/jobs", headers=sent).status_code == 200
