@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         SnapshotUnavailable,
         Unauthorized,
     )
+    from gemmsmith.history import Origin, Revision
     from gemmsmith.jobs import AsyncTuningJob, JobEvent, JobState, JobStatus, TuningJob
     from gemmsmith.kernel import Kernel
     from gemmsmith.launch import Candidate, Launch
@@ -94,6 +95,7 @@ _MODULES = {
         "SnapshotUnavailable",
         "Unauthorized",
     ),
+    "history": ("Origin", "Revision"),
     "jobs": ("AsyncTuningJob", "JobEvent", "JobState", "JobStatus", "TuningJob"),
     "kernel": ("Kernel",),
     "launch": ("Candidate", "Launch"),
@@ -138,6 +140,7 @@ __all__ = [
     "Lookup",
     "Match",
     "NotTuned",
+    "Origin",
     "PackCorrupt",
     "PackError",
     "PackIncompatible",
@@ -146,6 +149,7 @@ __all__ = [
     "Problem",
     "Ratio",
     "Rejected",
+    "Revision",
     "ServiceError",
     "ServiceFault",
     "ServiceUnavailable",

@@ -14,11 +14,12 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
-from gemmsmith import flows
+from gemmsmith import flows, history
 from gemmsmith.answer import Answer
 from gemmsmith.device import DeviceModel
 from gemmsmith.errors import Busy, NotTuned
 from gemmsmith.flows import Flow
+from gemmsmith.history import Revision
 from gemmsmith.jobs import AsyncTuningJob, EventCursor, JobEvent, JobStatus, job_status_of
 from gemmsmith.problem import Problem
 from gemmsmith.retry import Patience
@@ -200,6 +201,32 @@ class AsyncClient:
         shelf = Shelf(self._setup.cache_dir, self.url, device, arch)
         return await self._run(
             flows.snapshot(self._session, shelf, device=device, arch=arch, known=known)
+        )
+
+    async def history(
+        self, problem: Problem, *, device: str | None = None, limit: int | None = None
+    ) -> list[Revision]:
+        """Every winner that the problem has had, newest first; as `Client.history`."""
+        flow = history.history(self._session, problem, device=device, limit=limit)
+        return await self._run(flow)
+
+    async def pin(self, problem: Problem, revision: int, *, device: str | None = None) -> Revision:
+        """Serve that revision until it is unpinned; as `Client.pin`."""
+        return await self._choose("pin", problem, device, revision)
+
+    async def unpin(self, problem: Problem, *, device: str | None = None) -> Revision:
+        """Serve the newest winner of the best origin again; as `Client.unpin`."""
+        return await self._choose("unpin", problem, device)
+
+    async def rollback(self, problem: Problem, *, device: str | None = None) -> Revision:
+        """Serve, pinned, what was served before; as `Client.rollback`."""
+        return await self._choose("rollback", problem, device)
+
+    async def _choose(
+        self, verb: str, problem: Problem, device: str | None, revision: int | None = None
+    ) -> Revision:
+        return await self._run(
+            history.choose(self._session, verb, problem, device=device, revision=revision)
         )
 
     async def results(

@@ -15,11 +15,12 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
-from gemmsmith import flows
+from gemmsmith import flows, history
 from gemmsmith.answer import Answer
 from gemmsmith.device import DeviceModel
 from gemmsmith.errors import Busy, NotTuned
 from gemmsmith.flows import Flow
+from gemmsmith.history import Revision
 from gemmsmith.jobs import EventCursor, JobEvent, JobStatus, TuningJob, job_status_of
 from gemmsmith.problem import Problem
 from gemmsmith.retry import Patience
@@ -262,6 +263,44 @@ class Client:
         shelf = Shelf(self._setup.cache_dir, self.url, device, arch)
         return self._run(
             flows.snapshot(self._session, shelf, device=device, arch=arch, known=known)
+        )
+
+    def history(
+        self, problem: Problem, *, device: str | None = None, limit: int | None = None
+    ) -> list[Revision]:
+        """Every winner that the problem has had on a device model, newest first.
+
+        Raises:
+            NotTuned: it has none.
+            ServiceUnavailable, ServiceError: no answer.
+        """
+        flow = history.history(self._session, problem, device=device, limit=limit)
+        return self._run(flow)
+
+    def pin(self, problem: Problem, revision: int, *, device: str | None = None) -> Revision:
+        """Serve that revision until it is unpinned, whatever is promoted meanwhile.
+
+        This, `unpin` and `rollback` need a key of scope admin. They are sent once; without an
+        answer (ServiceUnavailable) they may have been done, or not.
+
+        Raises:
+            NotTuned, Rejected: the problem has no winner, or no such revision.
+        """
+        return self._choose("pin", problem, device, revision)
+
+    def unpin(self, problem: Problem, *, device: str | None = None) -> Revision:
+        """Serve the newest winner of the best origin again; Rejected where none is pinned."""
+        return self._choose("unpin", problem, device)
+
+    def rollback(self, problem: Problem, *, device: str | None = None) -> Revision:
+        """Serve, pinned, what was served before; Rejected where nothing was."""
+        return self._choose("rollback", problem, device)
+
+    def _choose(
+        self, verb: str, problem: Problem, device: str | None, revision: int | None = None
+    ) -> Revision:
+        return self._run(
+            history.choose(self._session, verb, problem, device=device, revision=revision)
         )
 
     def results(self, *, limit: int | None = None, **filters: Any) -> Iterator[dict[str, Any]]:

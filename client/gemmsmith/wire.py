@@ -48,7 +48,7 @@ MAX_DEADLINE_S = 30 * 86_400
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """One HTTP request. All requests of this library may be repeated safely.
+    """One HTTP request. All of this library may be repeated safely but those of `choice_request`.
 
     Attributes:
         delay: seconds to wait before it is sent (back-off after a failed attempt).
@@ -152,7 +152,8 @@ def deadline_of(deadline_s: int | None) -> int | None:
     return deadline_s
 
 
-def _fields(problem: Problem) -> dict[str, Any]:
+def fields_of(problem: Problem) -> dict[str, Any]:
+    """The problem as the fields of a query or a body."""
     return {
         "m": problem.m,
         "n": problem.n,
@@ -189,7 +190,7 @@ def best_request(query: Query, etag: str | None = None) -> Request:
     """`GET /best`, revalidating `etag` when the answer is already cached."""
     request = get(
         "/best",
-        **_fields(query.problem),
+        **fields_of(query.problem),
         device=query.device,
         arch=query.arch,
         exact=query.exact or None,
@@ -199,7 +200,7 @@ def best_request(query: Query, etag: str | None = None) -> Request:
 
 def batch_request(queries: Sequence[Query]) -> Request:
     """`POST /best:batch`; all queries share device, arch and exactness."""
-    body: dict[str, Any] = {"problems": [_fields(query.problem) for query in queries]}
+    body: dict[str, Any] = {"problems": [fields_of(query.problem) for query in queries]}
     first = queries[0]
     if first.device is not None:
         body["device"] = first.device
@@ -220,7 +221,7 @@ def tune_request(
     deadline_s: int | None,
 ) -> Request:
     """`POST /tune` with an Idempotency-Key, so that repeating it enqueues nothing twice."""
-    body = _fields(problem) | {"effort": str(effort), "priority": priority}
+    body = fields_of(problem) | {"effort": str(effort), "priority": priority}
     if device is not None:
         body["device"] = device
     if calls:  # services from before there was such a field refuse it
@@ -237,6 +238,15 @@ def retry_request(identifier: str) -> Request:
         path=f"/jobs/{identifier}/retry",
         headers=(("idempotency-key", uuid.uuid4().hex),),
     )
+
+
+def choice_request(
+    verb: str, problem: Problem, *, device: str | None, revision: int | None
+) -> Request:
+    """`POST /winners/{verb}`: a person's choice of what is served for the problem."""
+    chosen = {"device": device, "revision": revision}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    return _post(f"/winners/{verb}", fields_of(problem) | given)
 
 
 def snapshot_request(device: str | None, arch: str | None, revision: str | None) -> Request:

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
+from gemmsmith.history import Origin
 from gemmsmith.problem import Problem
 from tuner.errors import NoSuchRevision, NoSuchWinner, NothingToUndo
 from tuner.store.audit import Action, record
 from tuner.store.database import Database
 from tuner.store.dictionary import Dictionary
 from tuner.store.models import WinnerRow
-from tuner.store.winners import PROMOTION_LOCK, RANK, Origin, Winners, history_of, make_current
+from tuner.store.winners import PROMOTION_LOCK, RANK, Winners, history_of, make_current
 from tuner.trial import Winner
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from enum import StrEnum
 from types import MappingProxyType
 
 from sqlalchemy import Row, Select, func, select
@@ -21,6 +20,7 @@ from sqlalchemy.orm import Session
 
 from gemmsmith.answer import Conditions, Correctness, Ratio, Statistics, Use
 from gemmsmith.errors import InvalidProblem
+from gemmsmith.history import Origin
 from gemmsmith.kernel import Kernel
 from gemmsmith.launch import Candidate, Launch
 from gemmsmith.problem import DType, Layout, Problem
@@ -34,14 +34,6 @@ from tuner.store.near import nearest
 from tuner.trial import Winner
 
 PROMOTION_LOCK = 0x67656D77  # promotions queue up, so that revisions and sequences have no gaps
-
-
-class Origin(StrEnum):
-    """Where a winner's measurements come from."""
-
-    MEASURED = "measured"  # by this installation
-    IMPORTED = "imported"  # by another one, on a real GPU: shipped winners
-    REPLAYED = "replayed"  # on a recorded GPU
 
 
 RANK = {Origin.REPLAYED: 0, Origin.IMPORTED: 1, Origin.MEASURED: 2}

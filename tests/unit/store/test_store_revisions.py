@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from gemmsmith.history import Origin
 from tests.support.records import DEVICE, PROBLEM, winner
 from tuner.errors import NoSuchRevision, NoSuchWinner, NothingToUndo
 from tuner.store import Store
 from tuner.store.audit import Action
-from tuner.store.winners import Origin
 
 H200 = DEVICE.slug
 UNKNOWN = replace(PROBLEM, m=3)
