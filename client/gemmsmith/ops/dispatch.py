@@ -8,7 +8,8 @@ checkout that was not installed compiles it on first use. Without it, `patch` do
 function mode, which costs more.
 
 torch keeps an operator's new kernel for as long as the process lives, so the binding is installed
-once and then switched on and off.
+once and then switched on and off. Decisions are forgotten whenever it is switched: whether only
+deterministic kernels count is asked of torch when a product is first decided, not at every call.
 """
 
 from __future__ import annotations
@@ -95,14 +96,14 @@ class Dispatch:
         self._callbacks = (_Resolve(self._resolve), _Failed(self._failed))
         self._get_stream = _Stream(_stream_of(stream)) if stream else None
         functions = _functions(kind, self._get_stream)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of the override, which is what is meant
-            status = library.gs_dispatch_install(
+        status = _quietly(
+            lambda: library.gs_dispatch_install(
                 ctypes.byref(functions),
                 ctypes.c_int32(_DEVICE_TYPES[kind]),
                 kind.upper().encode(),
                 *self._callbacks,
             )
+        )
         if status != 0:
             raise OSError(f"torch did not take the kernels (status {status})")
         atexit.register(library.gs_dispatch_enable, 0)  # no callback into a Python that ends
@@ -176,6 +177,24 @@ class Dispatch:
         if self._engine is not None:
             error = LaunchFailed(f"{name}: {status_text(status)}", status)
             self._engine.give_up(plan, error)
+
+
+def _quietly(install: Callable[[], int]) -> int:
+    """Its status, without torch's warning of the override, which is what is meant.
+
+    Warnings of torch's C++ are Python's only where a function of torch was called from Python;
+    elsewhere they go to standard error. So a function that calls back is called.
+    """
+    statuses = []
+
+    def call(value: float) -> float:
+        statuses.append(install())
+        return value
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.zeros(1, device="cpu").apply_(call)
+    return statuses[0]
 
 
 def _stream_of(stream: Callable[[int], int]) -> Callable[[int, Any], int]:
