@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from gemmsmith.packs import key_of
 from gemmsmith.version import VERSION
-from service import problems
+from service import pages, problems
 from service.access import Doorkeeper
 from service.api import (
     audit,
@@ -87,6 +87,7 @@ def create_app(settings: Settings) -> FastAPI:
         best, snapshot, tune, jobs, kernels, results, exports, devices, keys, audit, health, docs,
     ):  # fmt: skip
         app.include_router(module.router)
+    pages.install(app)
     return app
 
 

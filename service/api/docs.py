@@ -6,10 +6,11 @@ from pathlib import Path
 
 from fastapi import APIRouter, Request
 from jinja2 import Environment, FileSystemLoader
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from service import documents
 from service.access import Scope, needs
+from service.pages.addresses import PROBLEMS
 
 router = APIRouter(include_in_schema=False)
 
@@ -22,14 +23,17 @@ _TEMPLATES = Environment(
 
 
 @router.get("/", dependencies=[needs(Scope.READ)])
-async def index() -> Response:
-    """Where to go from here."""
+async def index(request: Request) -> Response:
+    """Where to go from here: a browser to the pages."""
+    if "text/html" in request.headers.get("accept", ""):
+        return RedirectResponse(PROBLEMS, headers={"Vary": "Accept"})
     places = (
         "best", "winners", "jobs", "results", "packs", "devices", "healthz", "readyz", "metrics",
         "docs",
     )  # fmt: skip
     links = {name: {"href": f"/{name}"} for name in places}
-    return documents.json_response({"service": "gemmsmith", "links": links})
+    content = {"service": "gemmsmith", "links": links}
+    return documents.json_response(content, headers={"Vary": "Accept"})
 
 
 @router.get("/openapi.json", dependencies=[needs(Scope.READ)])

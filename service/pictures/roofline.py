@@ -76,13 +76,13 @@ def roofline(rows: Sequence[Row], dtype: DType, roofs: Sequence[Roof]) -> str:
     rates = [_tflops(side) for _, a, b in points for side in (a, b)]
     rates += [roof.peak / 1e12 for roof in roofs]
     places = [row.intensity for row, *_ in points] + [roof.ridge for roof in roofs]
-    left, right = min(places) / 1.5, max(places) * 1.5
+    left, right = min(places) / 1.5, max(places) * (1.5 if len(roofs) < 2 else 2.5)
     low, top = min(rates) / 1.5, max(rates) * 1.5
     x = log_scale(left, right, LEFT, WIDTH - RIGHT)
     y = log_scale(low, top, HEIGHT - BOTTOM, TOP)
     parts = [grid_line(y(tick), f"{tick:g}") for tick in decades(low, top)]
     parts += [grid_column(x(tick), f"{tick:g}", HEIGHT) for tick in decades(left, right)]
-    parts += [_roof(roof, (left, right, low), x, y) for roof in roofs]
+    parts += [_roof(roof, (left, right, low), x, y, alone=len(roofs) == 1) for roof in roofs]
     for row, ours, theirs in points:
         at = f"{x(row.intensity):.1f}"
         parts.append(
@@ -100,8 +100,11 @@ def roofline(rows: Sequence[Row], dtype: DType, roofs: Sequence[Roof]) -> str:
     return svg(HEIGHT, f"Roofline, {dtype}", parts)
 
 
-def _roof(roof: Roof, edges: tuple[float, float, float], x: Scale, y: Scale) -> str:
-    """The slope up to the ridge and the flat roof, in TB/s, TFLOP/s and FLOP per byte."""
+def _roof(roof: Roof, edges: tuple[float, float, float], x: Scale, y: Scale, *, alone: bool) -> str:
+    """The slope up to the ridge and the flat roof, in TB/s, TFLOP/s and FLOP per byte.
+
+    Of two, each is named at its end: one under its line, one above.
+    """
     left, right, low = edges
     bandwidth, peak, ridge = roof.bandwidth / 1e12, roof.peak / 1e12, roof.ridge
     start = max(left, low / bandwidth)
@@ -112,10 +115,14 @@ def _roof(roof: Roof, edges: tuple[float, float, float], x: Scale, y: Scale) -> 
         f'L{x(ridge):.1f} {y(peak):.1f}H{x(right):.1f}"/>'
     )
     if not roof.measured:
-        return line + text(WIDTH - RIGHT, y(peak) - 6, f"data sheet: {figures}", "end")
+        return line + text(WIDTH - RIGHT, y(peak) - 6, f"nominal: {figures}", "end")
     return (
         line
-        + text(x(ridge), y(peak) - 6, figures, "middle")
+        + (
+            text(x(ridge), y(peak) - 6, figures, "middle")
+            if alone
+            else text(WIDTH - RIGHT, y(peak) + 16, f"measured: {figures}", "end")
+        )
         + text(x(ridge) + 4, y(low) - 6, f"ridge {ridge:.0f}", "start")
         + f'<path class="ridge" d="M{x(ridge):.1f} {y(peak):.1f}V{y(low):.1f}"/>'
     )

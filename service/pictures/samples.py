@@ -26,7 +26,7 @@ from service.pictures.axes import (
 )
 
 _LINE = 44
-_NAMES = 230
+_NAMES = 250
 """Room for the names on the left."""
 _POINT = 2.4
 _SHARE = 0.9
@@ -42,6 +42,7 @@ class Line:
     """
 
     name: str
+    about: str = ""
     kind: str
     statistics: Statistics
     samples_us: Sequence[float] = ()
@@ -77,8 +78,9 @@ def _line(line: Line, y: float, x: Scale) -> str:
     return (
         f'<g class="{line.kind}"><path class="interval" d="M{x(low):.1f} {y:.1f}H{x(high):.1f}"/>'
         f'{points}<path class="median" d="M{x(median):.1f} {y - 15:.1f}v30"/>'
-        + text(_NAMES - 10, y + 4, line.name, "end")
-        + title(f"{line.name}: {median:.2f} µs ({low:.2f} to {high:.2f}){counted}")
+        + text(_NAMES - 10, y + (-3 if line.about else 4), line.name, "end")
+        + (text(_NAMES - 10, y + 12, line.about, "end") if line.about else "")
+        + title(f"{line.name} {line.about}: {median:.2f} µs ({low:.2f} to {high:.2f}){counted}")
         + "</g>"
     )
 

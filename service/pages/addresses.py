@@ -1,0 +1,66 @@
+"""Where pages are, and what problem an address means."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from gemmsmith.errors import InvalidProblem
+from gemmsmith.problem import DType, Layout, Problem
+from service.problems import invalid_field
+
+PROBLEMS = "/ui/problems"
+JOBS = "/ui/jobs"
+MAP = "/ui/map"
+TUNE = "/ui/tune"
+DEVICES = "/ui/devices"
+
+_SIZES = re.compile(r"([0-9]{1,10})x([0-9]{1,10})x([0-9]{1,10})(?:x([0-9]{1,10}))?", re.ASCII)
+
+
+def problem(found: Problem, device: str) -> str:
+    """The page of a problem on the device model with that slug."""
+    sizes = "x".join(map(str, (found.m, found.n, found.k)))
+    if found.batch != 1:
+        sizes += f"x{found.batch}"
+    return f"{PROBLEMS}/{quote(device, safe='')}/{found.dtype}/{found.layout}/{sizes}"
+
+
+def problem_of(dtype: str, layout: str, sizes: str) -> Problem:
+    """The problem that an address means.
+
+    Raises:
+        ProblemError: 422, naming what is wrong in it.
+    """
+    written = _SIZES.fullmatch(sizes)
+    if written is None:
+        accepted = "M x N x K, such as 4096x6144x4096, and x batch where there is one"
+        raise invalid_field("sizes", f"cannot be read: {sizes!r:.80}", accepted)
+    if dtype not in list(DType):
+        raise invalid_field("dtype", f"unknown: {dtype!r:.80}", ", ".join(DType))
+    if layout not in list(Layout):
+        raise invalid_field("layout", f"unknown: {layout!r:.80}", ", ".join(Layout))
+    m, n, k, batch = (int(size or 1) for size in written.groups())
+    try:
+        return Problem(m=m, n=n, k=k, batch=batch, dtype=DType(dtype), layout=Layout(layout))
+    except InvalidProblem as error:
+        raise invalid_field(error.field, str(error)) from None
+
+
+def job(job_id: str) -> str:
+    """The page of a job."""
+    return f"{JOBS}/{quote(job_id, safe='')}"
+
+
+def tune(found: Problem, device: str = "") -> str:
+    """The form that orders a tuning, filled in for a problem."""
+    sizes = {"m": found.m, "n": found.n, "k": found.k, "batch": found.batch}
+    kind = {"dtype": found.dtype.value, "layout": found.layout.value, "device": device}
+    return f"{TUNE}?{urlencode({**sizes, **kind})}"
+
+
+def with_query(path: str, **values: Any) -> str:
+    """`path` with those of the values that say something."""
+    given = {name: value for name, value in values.items() if value not in (None, "")}
+    return f"{path}?{urlencode(given)}" if given else path

@@ -1,0 +1,30 @@
+"""`/ui/devices`: GPU models, the GPUs that have reported, and the environments of measurements."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from service.access import Scope, needs
+from service.pages import addresses
+from service.pages.ceilings import ceilings_of
+from service.pages.render import page
+from service.state import Service
+
+router = APIRouter(include_in_schema=False, dependencies=[needs(Scope.READ)])
+
+
+@router.get(addresses.DEVICES)
+def devices(service: Service) -> Response:
+    """All of them: there are few."""
+    models = service.catalogue.known(refresh=True)
+    return page(
+        "devices.html",
+        nav=addresses.DEVICES,
+        signed_in=service.access.required,
+        models=models,
+        local=service.catalogue.local,
+        gpus=service.store.gpus.known(),
+        environments=service.store.environments(),
+        ceilings={model.slug: ceilings_of(model.slug) for model in models},
+    )

@@ -1,0 +1,59 @@
+"""An error under /ui as a page: what is wrong, what is accepted, and where to go on.
+
+The API's problem document is the source, whoever gave it: a route, the framework, the body limit,
+the check of keys, a fault. Only such documents are held back and rewritten; the rest passes through
+unbuffered.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.pages.render import HEADERS, html
+from service.problems import MEDIA_TYPE
+
+
+class ErrorPages:
+    """Rewrites the problem documents of pages; outermost, so that it sees every one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] != "http" or not scope["path"].startswith("/ui"):
+            await self.app(scope, receive, send)
+            return
+        start: Message | None = None
+        body = bytearray()
+
+        async def rewritten(message: Message) -> None:
+            nonlocal start
+            if message["type"] == "http.response.start" and _is_problem(message):
+                start = message
+                return
+            if start is None:
+                await send(message)
+                return
+            body.extend(message.get("body", b""))
+            if message.get("more_body", False):
+                return
+            document = msgspec.json.decode(bytes(body), type=dict[str, Any])
+            content = html("error.html", nav="", problem=document).encode()
+            headers = MutableHeaders(raw=start["headers"])
+            headers.update(HEADERS)
+            headers["content-type"] = "text/html; charset=utf-8"
+            headers["content-length"] = str(len(content))
+            await send(start)
+            await send({"type": "http.response.body", "body": content})
+
+        await self.app(scope, receive, rewritten)
+
+
+def _is_problem(message: Message) -> bool:
+    kind = dict(message.get("headers", ())).get(b"content-type", b"")
+    return bool(kind == MEDIA_TYPE.encode())

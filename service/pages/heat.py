@@ -1,0 +1,73 @@
+"""`/ui/map`: the ratio to cuBLAS over M and N, for a K, element types, layout and device model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from starlette.responses import Response
+
+from gemmsmith.problem import DType, Layout
+from service.access import Scope, needs
+from service.pages import addresses
+from service.pages.fields import Blank, Device
+from service.pages.render import page, picture
+from service.pictures.heatmap import Cell, heatmap
+from service.schemas import QueryExtent
+from service.state import Service
+
+router = APIRouter(include_in_schema=False, dependencies=[needs(Scope.READ)])
+
+MOST = 1_500
+"""Cells drawn at most: more would be too small to be read or hit."""
+
+_Extent = Annotated[QueryExtent | None, Blank, Query()]
+
+
+@router.get(addresses.MAP)
+def heat_map(
+    service: Service,
+    dtype: Annotated[DType | None, Blank, Query()] = None,
+    layout: Annotated[Layout | None, Blank, Query()] = None,
+    k: _Extent = None,
+    batch: _Extent = None,
+    device: Device = None,
+) -> Response:
+    """The map; without a K, that of the K that most problems have."""
+    model = service.catalogue.resolve(None, device)
+    slug = model.slug if model else ""
+    dtype, layout = dtype or DType.BF16, layout or Layout.TN
+    depths = service.store.listing.depths(dtype, layout)
+    fitting = [
+        (depth, count)
+        for depth, count, _ in depths
+        if k in (None, depth) and batch in (None, count)
+    ]
+    k, batch = fitting[0] if fitting else (k or 1, batch or 1)
+    found = service.store.listing.map(slug, dtype, layout, k, batch, MOST + 1)
+    cells = [
+        Cell(
+            m=listed.problem.m,
+            n=listed.problem.n,
+            ratio=listed.speedup.median if listed.speedup else None,
+            href=addresses.problem(listed.problem, slug),
+            name=str(listed.problem),
+        )
+        for listed in found[:MOST]
+    ]
+    return page(
+        "map.html",
+        nav=addresses.MAP,
+        signed_in=service.access.required,
+        dtype=dtype,
+        layout=layout,
+        k=k,
+        batch=batch,
+        depths=depths,
+        device=slug,
+        devices=service.catalogue.known(),
+        found=found[:MOST],
+        more=len(found) > MOST,
+        most=MOST,
+        map=picture(heatmap(cells)),
+    )

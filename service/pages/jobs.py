@@ -1,0 +1,99 @@
+"""`/ui/jobs`: tuning jobs, and one job as it runs.
+
+A job's page shows what is known when it is rendered; `static/job.js` then follows the job's event
+stream, and without scripts the page is loaded again every few seconds until the job is over.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from starlette.responses import Response
+
+from service.access import Caller, Scope, needs
+from service.api import jobs as api
+from service.pages import addresses
+from service.pages.fields import Blank
+from service.pages.render import page, see_other
+from service.problems import invalid_field, not_found
+from service.state import Service, State
+from tuner.errors import JobNotFound
+from tuner.jobs import Job, JobState
+
+router = APIRouter(include_in_schema=False, prefix=addresses.JOBS)
+
+PAGE = 50
+EVENTS = 1_000
+"""Events shown at most; a job has a few a second while it runs."""
+
+
+@router.get("", dependencies=[needs(Scope.READ)])
+def jobs(
+    service: Service,
+    state: Annotated[JobState | None, Blank, Query()] = None,
+    after: Annotated[str | None, Blank, Query(max_length=200)] = None,
+) -> Response:
+    """Jobs, newest first."""
+    try:
+        found = service.queue.list(state=state, after=after, limit=PAGE + 1)
+    except JobNotFound as error:
+        raise invalid_field("after", str(error), "the id of a job") from error
+    following = None
+    if len(found) > PAGE:
+        following = addresses.with_query(addresses.JOBS, state=state, after=found[PAGE - 1].id)
+    return page(
+        "jobs.html",
+        nav=addresses.JOBS,
+        signed_in=service.access.required,
+        jobs=found[:PAGE],
+        state=state,
+        states=service.queue.counts(),
+        first=after is None,
+        restart=addresses.with_query(addresses.JOBS, state=state),
+        following=following,
+    )
+
+
+@router.get("/{job_id}", dependencies=[needs(Scope.READ)])
+def job(service: Service, job_id: str) -> Response:
+    """One job, live."""
+    found = _get(service, job_id)
+    events = service.queue.events(found.id, limit=EVENTS)
+    device = next((e.data.get("device") for e in reversed(events) if e.kind == "winner"), None)
+    if device is None:
+        known = service.catalogue.resolve(None, None)
+        device = found.device or (known.slug if known else None)
+    slugs = {model.slug for model in service.catalogue.known()}
+    return page(
+        "job.html",
+        nav=addresses.JOBS,
+        signed_in=service.access.required,
+        job=found,
+        events=events,
+        device=device if device in slugs else None,
+        final=found.state.is_final,
+        retryable=found.state in (JobState.FAILED, JobState.CANCELLED),
+    )
+
+
+@router.post("/{job_id}/cancel")
+def cancel(service: Service, caller: Annotated[Caller, needs(Scope.TUNE)], job_id: str) -> Response:
+    """Ask for cancellation, as `DELETE /jobs/{id}` does."""
+    api.cancel_job(service, caller, _get(service, job_id).id)
+    return see_other(addresses.job(job_id))
+
+
+@router.post("/{job_id}/retry")
+def retry(service: Service, caller: Annotated[Caller, needs(Scope.TUNE)], job_id: str) -> Response:
+    """Order anew, as `POST /jobs/{id}/retry` does; on to the new job."""
+    reply = api.retry_job(service, caller, _get(service, job_id).id)
+    return see_other("/ui" + reply.headers["location"])
+
+
+def _get(service: State, job_id: str) -> Job:
+    try:
+        return service.queue.get(job_id)
+    except JobNotFound:
+        links = {"jobs": {"href": addresses.JOBS}}
+        raise not_found("Job", f"There is no job {job_id!r:.80}.", links) from None

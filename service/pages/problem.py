@@ -1,0 +1,219 @@
+"""A problem's page: what is served and why, what was tried, and what was served before.
+
+A problem that has no winner has a page too: what is answered meanwhile, and how to tune it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Annotated
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Depends, Path
+from starlette.responses import Response
+
+from gemmsmith.answer import Answer
+from gemmsmith.device import DeviceModel
+from gemmsmith.problem import Problem
+from service import lookup
+from service.access import Caller, Scope, needs
+from service.documents import best_url
+from service.pages import addresses
+from service.pages.ceilings import ceilings_of
+from service.pages.fields import Posted
+from service.pages.render import page, picture, see_other
+from service.pictures.roofline import Roof, measured_roof, nominal_roof, roofline
+from service.pictures.samples import Line, samples
+from service.problems import ProblemError, invalid_field, not_found
+from service.report.page import choices
+from service.report.reasons import baseline_note, why
+from service.report.rows import Row, row_of
+from service.state import Service, State
+from tuner.errors import JobNotFound, NoSuchRevision, NoSuchWinner, NothingToUndo
+from tuner.measure.ceilings import Ceilings
+from tuner.store.listing import Ranking
+from tuner.store.revisions import Revision
+from tuner.trial import Winner
+
+router = APIRouter(include_in_schema=False)
+
+_PATH = addresses.PROBLEMS + "/{device}/{dtype}/{layout}/{sizes}"
+
+RANKED = 50
+HISTORY = 20
+
+
+async def _named(dtype: str, layout: str, sizes: str) -> Problem:
+    return addresses.problem_of(dtype, layout, sizes)
+
+
+Named = Annotated[Problem, Depends(_named)]
+"""The problem that the address names."""
+
+Device = Annotated[str, Path(max_length=200)]
+Admin = Annotated[Caller, needs(Scope.ADMIN)]
+
+
+@router.get(_PATH, dependencies=[needs(Scope.READ)])
+def problem(service: Service, asked: Named, device: Device) -> Response:
+    """The page."""
+    model = _model(service, device)
+    winner = service.store.winner(asked, device)
+    ranking = service.store.listing.ranking(asked, device, RANKED)
+    ceilings = ceilings_of(device)
+    row = row_of(winner, ceilings) if winner else None
+    measured, nominal = measured_roof(ceilings, asked.dtype), nominal_roof(model, asked.dtype)
+    roofs = [roof for roof in (nominal, measured) if roof]
+    history = service.store.revisions(asked, device, limit=HISTORY)
+    sizes = {"m": asked.m, "n": asked.n, "k": asked.k, "batch": asked.batch}
+    kind = {"dtype": asked.dtype.value, "layout": asked.layout.value, "device": device}
+    return page(
+        "problem.html",
+        nav=addresses.PROBLEMS,
+        signed_in=service.access.required,
+        problem=asked,
+        model=model,
+        winner=winner,
+        instead=None if winner else _instead(service, asked, model),
+        why="; ".join(filter(None, (why(row), baseline_note(asked)))) if row else "",
+        distribution=picture(samples(_lines(winner, ranking))),
+        roofline=picture(roofline([row], asked.dtype, roofs) if row else ""),
+        row=row,
+        limits=_limits(row, roofs, ceilings) if row else (),
+        ceilings=ceilings,
+        ranking=ranking,
+        history=history,
+        jobs=_jobs(service, history),
+        history_shown=HISTORY,
+        api=best_url(asked, device),
+        results=f"/results?{urlencode({**sizes, **kind, 'format': 'csv'})}",
+        here=addresses.problem(asked, device),
+    )
+
+
+@router.post(_PATH + "/pin")
+def pin(service: Service, caller: Admin, asked: Named, device: Device, posted: Posted) -> Response:
+    """Serve the revision that the form names until it is unpinned."""
+    written = posted.get("revision", "")
+    if not (written.isascii() and written.isdigit() and len(written) < 10):
+        raise invalid_field("revision", f"is not a revision: {written!r:.40}", "1, 2, 3 …")
+    with _chosen():
+        service.store.pin(asked, device, int(written), actor=caller.name)
+    return see_other(f"{addresses.problem(asked, device)}#history")
+
+
+@router.post(_PATH + "/unpin")
+def unpin(service: Service, caller: Admin, asked: Named, device: Device) -> Response:
+    """Serve the newest revision of the best origin again."""
+    with _chosen():
+        service.store.unpin(asked, device, actor=caller.name)
+    return see_other(f"{addresses.problem(asked, device)}#history")
+
+
+@router.post(_PATH + "/rollback")
+def roll_back(service: Service, caller: Admin, asked: Named, device: Device) -> Response:
+    """Serve, pinned, what was served before."""
+    with _chosen():
+        service.store.roll_back(asked, device, actor=caller.name)
+    return see_other(f"{addresses.problem(asked, device)}#history")
+
+
+@contextmanager
+def _chosen() -> Iterator[None]:
+    """Turn what cannot be chosen into an answer."""
+    try:
+        yield
+    except (NoSuchWinner, NoSuchRevision) as error:
+        raise not_found("Revision", f"{error}.") from error
+    except NothingToUndo as error:
+        raise ProblemError(
+            status=409, kind="nothing-to-undo", title="Nothing to undo", detail=f"{error}."
+        ) from error
+
+
+def _model(service: State, device: str) -> DeviceModel:
+    model = next((m for m in service.catalogue.known() if m.slug == device), None)
+    if model is None:
+        raise not_found(
+            "Device",
+            f"There is no device model {device!r:.80} here.",
+            {"devices": {"href": addresses.DEVICES}},
+        )
+    return model
+
+
+def _instead(service: State, asked: Problem, model: DeviceModel) -> Answer | None:
+    """What a lookup answers while there is no winner."""
+    return lookup.find(
+        service.store,
+        asked,
+        model,
+        exact=False,
+        pack_of=service.store.pack_for,
+        ranker=service.ranker,
+    )
+
+
+def _jobs(service: State, history: list[Revision]) -> set[str]:
+    """Those of the history's jobs that have a page: others ran elsewhere, or without the queue."""
+    found = set()
+    for job in {revision.winner.job for revision in history if revision.winner.job}:
+        with suppress(JobNotFound):
+            found.add(service.queue.get(job).id)
+    return found
+
+
+def _lines(winner: Winner | None, ranking: Ranking) -> list[Line]:
+    """The finalists and cuBLAS, of which the record has the interval only."""
+    lines = []
+    served = winner.candidate.key if winner and winner.candidate else None
+    for place, stored in enumerate(ranking.finalists, 1):
+        trial = stored.trial
+        if trial.statistics is None:
+            continue
+        tile, schedule, scheduler, _ = choices(trial.candidate)
+        splits = trial.candidate.launch.splits
+        kind = "won" if trial.candidate.key == served else "tie"
+        lines.append(
+            Line(
+                name=f"{place}. {tile}",
+                about=f"{schedule.removeprefix('warpspecialized_')}, {scheduler}"
+                + (f", {splits} splits" if splits > 1 else ""),
+                kind=kind,
+                statistics=trial.statistics,
+                samples_us=trial.samples_us,
+            )
+        )
+    if winner is None:
+        return lines
+    if not lines and winner.statistics:
+        lines.append(Line(name="CUTLASS", kind="won", statistics=winner.statistics))
+    if winner.baseline:
+        lines.append(Line(name="cuBLAS", kind="behind", statistics=winner.baseline))
+    return lines
+
+
+def _limits(row: Row, roofs: list[Roof], ceilings: Ceilings | None) -> list[tuple[str, str, float]]:
+    """What bounds the problem: its name, its figure, and the time in microseconds it allows."""
+    found = []
+    moved = row.problem.operand_bytes
+    copy = ceilings.bandwidth_at(moved) if ceilings else None
+    if copy:
+        rate = f"{copy / 1e12:.2f} TB/s"
+        found.append(("memory, a copy of as many bytes", rate, moved / copy * 1e6))
+    for roof in roofs:
+        source = "measured" if roof.measured else "nominal"
+        found += [
+            (
+                f"memory, {source}",
+                f"{roof.bandwidth / 1e12:.2f} TB/s",
+                moved / roof.bandwidth * 1e6,
+            ),
+            (
+                f"tensor cores, {source}",
+                f"{roof.peak / 1e12:.0f} TFLOP/s",
+                row.problem.flops / roof.peak * 1e6,
+            ),
+        ]
+    return found

@@ -1,0 +1,94 @@
+"""`/ui/tune`: the form that orders a tuning job.
+
+What was typed stays in the form when a field is refused. The order itself is that of `POST /tune`,
+with the same checks and limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+from fastapi import APIRouter, Request
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from gemmsmith.errors import InvalidProblem
+from gemmsmith.tuning import Effort
+from service.access import Caller, Scope, needs
+from service.api import tune as api
+from service.pages import addresses
+from service.pages.fields import Posted
+from service.pages.render import page, see_other
+from service.problems import FieldError, ProblemError, from_validation, invalid_field
+from service.schemas import TuneBody
+from service.state import Service, State
+
+router = APIRouter(include_in_schema=False)
+
+INTEGERS = ("m", "n", "k", "batch", "priority", "calls")
+FIELDS = (*INTEGERS, "dtype", "layout", "effort", "device")
+DEFAULTS = {
+    name: str(field.default)
+    for name, field in TuneBody.model_fields.items()
+    if name in FIELDS and not field.is_required()
+}
+
+
+@router.get(addresses.TUNE, dependencies=[needs(Scope.READ)])
+def form(service: Service, request: Request) -> Response:
+    """The form, filled in with what the query says."""
+    return _form(service, request.query_params)
+
+
+@router.post(addresses.TUNE)
+def order(
+    service: Service, caller: Annotated[Caller, needs(Scope.TUNE)], posted: Posted
+) -> Response:
+    """Order the job and go to its page, or say beside each field what is wrong with it."""
+    try:
+        reply = api.tune(service, caller, _body(posted))
+    except InvalidProblem as error:
+        refused = invalid_field(error.field, str(error))
+    except ProblemError as error:
+        refused = error
+    else:
+        return see_other("/ui" + reply.headers["location"])
+    return _form(service, posted, refused)
+
+
+def _body(posted: Mapping[str, str]) -> TuneBody:
+    """The order that was meant; fields left empty take their defaults."""
+    given: dict[str, str | int] = {}
+    for name in FIELDS:
+        text = posted.get(name, "").strip()
+        if text:
+            given[name] = _number(text) if name in INTEGERS else text
+    try:
+        return TuneBody.model_validate(given)
+    except ValidationError as error:
+        raise from_validation(error.errors()) from None
+
+
+def _number(text: str) -> int | str:
+    """The integer, or the text for the check to refuse."""
+    digits = text.removeprefix("-")
+    return int(text) if digits.isascii() and digits.isdigit() and len(text) < 20 else text
+
+
+def _form(
+    service: State, values: Mapping[str, str], refused: ProblemError | None = None
+) -> Response:
+    errors: Sequence[FieldError] = refused.errors if refused else ()
+    beside = {error.field: error for error in errors if error.field in FIELDS}
+    return page(
+        "tune.html",
+        status=refused.status if refused else 200,
+        nav=addresses.TUNE,
+        signed_in=service.access.required,
+        values={name: values.get(name, DEFAULTS.get(name, ""))[:200] for name in FIELDS},
+        errors=beside,
+        refused=refused,
+        efforts=tuple(Effort),
+        devices=service.catalogue.known(),
+    )
