@@ -53,7 +53,8 @@ def export_winners(
 ) -> int:
     """Write the current winners to `path` atomically; the number written."""
     winners = sorted(
-        store.winners(device=device, dtype=dtype),
+        # Pinned or stale is what a winner is in this store.
+        (replace(w, pinned=False, stale=False) for w in store.winners(device=device, dtype=dtype)),
         key=lambda w: (w.device.slug, w.problem.dtype, w.problem.layout, w.problem),
     )
     lines = [_Header(format=FORMAT, schema=SCHEMA, count=len(winners)), *winners]

@@ -1,14 +1,20 @@
-"""`gemmsmith results`: the trials and winners on record."""
+"""`gemmsmith results`: the trials and winners on record, for people or as a table in a file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Any
+from collections.abc import Sized
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from service.cli.files import Fields, FormatName, fields_of, format_of, send, write
 from service.cli.options import AsJson, Database, Url, connect, dtypes_of, load_settings
 from service.cli.output import MisuseError, emit, microseconds, note, ratio, table
+
+if TYPE_CHECKING:
+    from tuner.store import StoredTrial
+    from tuner.trial import Winner
 
 
 def results(
@@ -34,29 +40,41 @@ def results(
         bool, typer.Option("--winners", help="Current winners instead of trials.")
     ] = False,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    form: FormatName = None,
+    fields: Fields = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="File to write; else stdout.", show_default=False),
+    ] = None,
     url: Url = None,
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print recorded trials, oldest first, failed ones too; with --json one document a line."""
+    """Print recorded trials, oldest first, failed ones too; with --json one document a line.
+
+    With --format, --fields or --output they are a table of plain columns, for other programs.
+    """
     filters = _filters(problem, dtype, layout, batch, device, phase, job)
-    if winners:
-        if url or problem or phase or job:
-            raise MisuseError("--winners goes with --dtype, --layout, --device and --database only")
-        _winners(filters, limit, database, as_json)
+    if winners and (url or problem or phase or job):
+        raise MisuseError("--winners goes with --dtype, --layout, --device and --database only")
+    if not (form or fields or output):
+        (_show_winners if winners else _show_trials)(filters, limit, url, database, as_json)
         return
+    if as_json:
+        raise MisuseError("--json is whole documents; plain columns are --format jsonl")
+    from service import tables
+
+    written = format_of(form, output)
+    source: tables.Table[Any] = tables.WINNERS if winners else tables.TRIALS
+    columns = fields_of(source, fields)
     if url:
         with connect(url) as client:
-            rows = list(client.results(limit=limit, **filters))
+            rows = list(client.results(limit=limit, fields=",".join(columns), **filters))
     else:
-        rows = list(_from_database(filters, limit, database))
-    if as_json:
-        for row in rows:
-            emit(row, line=True)
-        return
-    columns = ("problem", "kernel", "launch", "phase", "µs", "± µs")
-    table("", columns, map(_row, rows), left=4)
-    note(f"{len(rows)} trials" + (f" (--limit {limit})" if len(rows) == limit else ""))
+        found = (_winners if winners else _trials)(filters, limit, database)
+        rows = source.rows(found, columns)
+    send(write(source, rows, columns, written), output)
+    _count(rows, limit, "rows")
 
 
 def _filters(
@@ -89,9 +107,7 @@ def _filters(
     return {name: value for name, value in filters.items() if value is not None}
 
 
-def _from_database(
-    filters: dict[str, Any], limit: int, database: str | None
-) -> Iterator[dict[str, Any]]:
+def _trials(filters: dict[str, Any], limit: int, database: str | None) -> list[StoredTrial]:
     import msgspec
 
     from gemmsmith.problem import DType, Layout, Problem
@@ -103,7 +119,7 @@ def _from_database(
         names = ("m", "n", "k", "batch", "dtype", "layout")
         problem = msgspec.convert({name: filters[name] for name in names}, Problem)
     with Store.open(load_settings(database=database).database) as store:
-        for stored in store.trials(
+        return store.trials(
             problem=problem,
             device=filters.get("device"),
             dtype=DType(filters["dtype"]) if "dtype" in filters else None,
@@ -111,9 +127,46 @@ def _from_database(
             phase=Phase(filters["phase"]) if "phase" in filters else None,
             job=filters.get("job"),
             limit=limit,
-        ):
-            trial: dict[str, Any] = msgspec.to_builtins(stored.trial)
-            yield {"id": stored.id, "created_at": stored.created_at} | trial
+        )
+
+
+def _winners(filters: dict[str, Any], limit: int, database: str | None) -> list[Winner]:
+    from gemmsmith.problem import DType, Layout
+    from tuner.store import Store
+
+    with Store.open(load_settings(database=database).database) as store:
+        return store.winners(
+            device=filters.get("device"),
+            dtype=DType(filters["dtype"]) if "dtype" in filters else None,
+            layout=Layout(filters["layout"]) if "layout" in filters else None,
+            limit=limit,
+        )
+
+
+def _count(rows: Sized, limit: int, what: str) -> None:
+    note(f"{len(rows)} {what}" + (f" (--limit {limit})" if len(rows) == limit else ""))
+
+
+def _show_trials(
+    filters: dict[str, Any], limit: int, url: str | None, database: str | None, as_json: bool
+) -> None:
+    import msgspec
+
+    if url:
+        with connect(url) as client:
+            rows = list(client.results(limit=limit, **filters))
+    else:
+        rows = [
+            {"id": stored.id, "created_at": stored.created_at, **msgspec.to_builtins(stored.trial)}
+            for stored in _trials(filters, limit, database)
+        ]
+    if as_json:
+        for row in rows:
+            emit(row, line=True)
+        return
+    columns = ("problem", "kernel", "launch", "phase", "µs", "± µs")
+    table("", columns, map(_row, rows), left=4)
+    _count(rows, limit, "trials")
 
 
 def _row(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -138,17 +191,10 @@ def _row(row: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def _winners(filters: dict[str, Any], limit: int, database: str | None, as_json: bool) -> None:
-    from gemmsmith.problem import DType, Layout
-    from tuner.store import Store
-
-    with Store.open(load_settings(database=database).database) as store:
-        found = store.winners(
-            device=filters.get("device"),
-            dtype=DType(filters["dtype"]) if "dtype" in filters else None,
-            layout=Layout(filters["layout"]) if "layout" in filters else None,
-            limit=limit,
-        )
+def _show_winners(
+    filters: dict[str, Any], limit: int, _url: str | None, database: str | None, as_json: bool
+) -> None:
+    found = _winners(filters, limit, database)
     if as_json:
         for winner in found:
             emit(winner, line=True)
@@ -167,4 +213,4 @@ def _winners(filters: dict[str, Any], limit: int, database: str | None, as_json:
     ]
     columns = ("problem", "device", "use", "best CUTLASS kernel", "µs", "cuBLAS µs", "speed-up")
     table("", columns, rows, left=4)
-    note(f"{len(found)} winners")
+    _count(found, limit, "winners")

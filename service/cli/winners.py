@@ -1,4 +1,7 @@
-"""`gemmsmith export` and `gemmsmith import`: winners as files."""
+"""`gemmsmith export` and `gemmsmith import`: winners as files.
+
+JSON lines without chosen fields are what `import` reads; tables are for other programs.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from service.cli.files import Fields, FormatName, fields_of, format_of, send, write
 from service.cli.options import AsJson, Database, dtypes_of, load_settings
 from service.cli.output import CommandError, emit, say
 
@@ -21,20 +25,30 @@ def export(
     dtype: Annotated[
         str | None, typer.Option(help="Only these element types.", show_default=False)
     ] = None,
+    form: FormatName = None,
+    fields: Fields = None,
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
     """Write the current winners to a file, atomically."""
+    from service import tables
     from tuner.exchange import export_winners
     from tuner.store import Store
 
     wanted = dtypes_of([dtype])[0] if dtype else None
+    form_of = format_of(form, path)
+    chosen = fields_of(tables.WINNERS, fields)
     with Store.open(load_settings(database=database).database) as store:
         if device and device not in (known := [model.slug for model in store.devices()]):
             raise CommandError(
                 f"no device {device!r} in the database; it has {', '.join(known) or 'none'}"
             )
-        count = export_winners(store, path, device=device, dtype=wanted)
+        if form_of is tables.Format.JSONL and fields is None:
+            count = export_winners(store, path, device=device, dtype=wanted)
+        else:
+            rows = tables.WINNERS.rows(store.winners(device=device, dtype=wanted), chosen)
+            send(write(tables.WINNERS, rows, chosen, form_of), path)
+            count = len(rows)
     if as_json:
         emit({"file": str(path), "winners": count})
     else:

@@ -1,0 +1,95 @@
+"""Tables as files, for `export` and `results`: which format, which fields, and where to."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from service.cli.output import CommandError, MisuseError
+
+if TYPE_CHECKING:
+    from service.tables import Format, Row, Table
+
+FormatName = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        help="jsonl, csv or parquet; else by the file's ending, else jsonl.",
+        show_default=False,
+    ),
+]
+Fields = Annotated[
+    str | None,
+    typer.Option(
+        "--fields",
+        metavar="NAME,NAME…",
+        help="Columns of a table, in this order; a wrong name lists them all.",
+        show_default=False,
+    ),
+]
+
+
+def format_of(name: str | None, path: Path | None) -> Format:
+    """The format that was asked for, else that of the file's ending.
+
+    Raises:
+        MisuseError: not a format; names those there are.
+    """
+    from service.tables import Format
+
+    if name is None:
+        ending = path.suffix[1:] if path else ""
+        return Format(ending) if ending in set(Format) else Format.JSONL
+    try:
+        return Format(name)
+    except ValueError:
+        raise MisuseError(f"format must be one of {', '.join(Format)}, got {name!r}") from None
+
+
+def fields_of(table: Table[Any], fields: str | None) -> tuple[str, ...]:
+    """The columns that were asked for; all if none were.
+
+    Raises:
+        MisuseError: there is no such column; names those there are.
+    """
+    from service.tables import UnknownField
+
+    try:
+        return table.choose(fields)
+    except UnknownField as error:
+        raise MisuseError(f"--fields: {error}") from None
+
+
+def write(table: Table[Any], rows: Sequence[Row], fields: Sequence[str], form: Format) -> bytes:
+    """The rows as a file.
+
+    Raises:
+        CommandError: Parquet without pyarrow.
+    """
+    from service.tables import ParquetMissing
+
+    try:
+        return table.write(rows, fields, form)
+    except ParquetMissing as error:
+        raise CommandError(str(error)) from None
+
+
+def send(content: bytes, path: Path | None) -> None:
+    """Write a file to `path` atomically, or to stdout.
+
+    Raises:
+        MisuseError: it is no text, and stdout is a terminal.
+    """
+    from gemmsmith.files import publish
+
+    if path is not None:
+        publish(path, content, durable=True, shared=True)
+    elif b"\0" in content and sys.stdout.isatty():
+        raise MisuseError("Parquet is not for a terminal: name a file with -o, or redirect")
+    else:
+        sys.stdout.buffer.write(content)
+        sys.stdout.flush()
