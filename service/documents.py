@@ -38,13 +38,22 @@ def json_response(
 
 def best_url(problem: Problem, device: str | None = None) -> str:
     """The lookup of `problem`."""
+    return _url("/best", problem, device)
+
+
+def history_url(problem: Problem, device: str) -> str:
+    """The history of the winners of `problem`."""
+    return _url("/winners/history", problem, device)
+
+
+def _url(path: str, problem: Problem, device: str | None) -> str:
     query: dict[str, Any] = {"m": problem.m, "n": problem.n, "k": problem.k}
     if problem.batch != 1:
         query["batch"] = problem.batch
     query |= {"dtype": problem.dtype.value, "layout": problem.layout.value}
     if device:
         query["device"] = device
-    return f"/best?{urlencode(query)}"
+    return f"{path}?{urlencode(query)}"
 
 
 def tune_link(problem: Problem, device: str | None = None) -> dict[str, Any]:
@@ -143,7 +152,15 @@ def _row(winner: Winner, pack_of: Callable[[str], str | None], key: bytes | None
         deterministic=not reduces_across_blocks(candidate),
         signature=None if key is None or pack is None else sign(key, pack),
         stale=winner.stale,
+        saving_us=_saving_us(winner),
     )
+
+
+def _saving_us(winner: Winner) -> float | None:
+    """What a launch takes less than cuBLAS; from the paired ratio, as clocks wander."""
+    if winner.statistics is None or winner.speedup is None:
+        return None
+    return winner.statistics.median_us * (winner.speedup.median - 1)
 
 
 def pack(pack_hash: str, manifest: Manifest) -> dict[str, Any]:

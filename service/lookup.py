@@ -23,7 +23,7 @@ from tuner.search.ranking import Ranker
 from tuner.space import refusal, splits_refusal
 from tuner.trial import Winner
 
-_REACH = MAX_DISTANCE + 0.01
+REACH = MAX_DISTANCE + 0.01
 """What is read: databases round logarithms in their own way, the distance decides."""
 
 NEIGHBOURS = 64
@@ -96,10 +96,10 @@ def find(
     """
     winner = source.winner(problem, device.slug)
     if winner is not None:
-        return _answer(problem, winner, Match.EXACT, pack_of)
+        return as_served(winner, pack_of)
     if exact:
         return None
-    for neighbour in source.near_winners(problem, device.slug, NEIGHBOURS, _REACH):
+    for neighbour in source.near_winners(problem, device.slug, NEIGHBOURS, REACH):
         if problem.distance(neighbour.problem) > MAX_DISTANCE:
             break
         if neighbour.candidate is not None and not _legal(neighbour.candidate, problem):
@@ -121,6 +121,11 @@ def _legal(candidate: Candidate, problem: Problem) -> bool:
 
 def _kind(problem: Problem, device_slug: str) -> tuple[str, ...]:
     return (device_slug, problem.dtype, problem.layout, str(problem.batch))
+
+
+def as_served(winner: Winner, pack_of: PackOf) -> Answer:
+    """What is answered to the winner's own problem while that winner is served."""
+    return _answer(winner.problem, winner, Match.EXACT, pack_of)
 
 
 def _answer(problem: Problem, winner: Winner, match: Match, pack_of: PackOf) -> Answer:

@@ -151,8 +151,8 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class BestQuery(_Strict):
-    """The query of `GET /best`."""
+class ProblemQuery(_Strict):
+    """A problem on a device model, in a query."""
 
     m: QueryExtent
     n: QueryExtent
@@ -162,7 +162,6 @@ class BestQuery(_Strict):
     layout: Layout = Layout.TN
     arch: Arch | None = None
     device: Slug | None = None
-    exact: bool = False
 
     def problem(self) -> Problem:
         """The problem asked about.
@@ -173,6 +172,19 @@ class BestQuery(_Strict):
         return Problem(
             m=self.m, n=self.n, k=self.k, batch=self.batch, dtype=self.dtype, layout=self.layout
         )
+
+
+class BestQuery(ProblemQuery):
+    """The query of `GET /best`."""
+
+    exact: bool = False
+
+
+class HistoryQuery(ProblemQuery):
+    """The query of `GET /winners/history`. `after` is the last page's last revision."""
+
+    after: Cursor | None = None
+    limit: PageLimit = 50
 
 
 class SnapshotQuery(_Strict):
@@ -243,6 +255,19 @@ class TuneBody(ProblemBody):
         ),
     ] = None
     device: Slug = ""
+
+
+class WinnerBody(ProblemBody):
+    """A problem's winner on a device model."""
+
+    arch: Arch | None = None
+    device: Slug | None = None
+
+
+class PinBody(WinnerBody):
+    """A revision of a problem's winner."""
+
+    revision: Annotated[Extent, Field(description="Its number, see /winners/history")]
 
 
 class KeyBody(_Strict):
