@@ -104,6 +104,7 @@ def test_it_holds_every_winner_of_one_device(client: Client) -> None:
     rows = {row.problem: row for row in found.rows}
     assert set(rows) == {KNOWN, CUBLAS_WINS, NO_CANDIDATE, STREAM_K.problem}
     assert (rows[KNOWN].use, rows[KNOWN].deterministic) == (Use.CUTLASS, True)
+    assert rows[KNOWN].saving_us == pytest.approx(0.1 * 10.0)
     assert rows[CUBLAS_WINS].use is Use.CUBLAS
     assert (rows[NO_CANDIDATE].use, rows[NO_CANDIDATE].config) == (Use.CUBLAS, None)
     config = rows[STREAM_K.problem].config
