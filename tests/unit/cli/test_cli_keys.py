@@ -112,7 +112,7 @@ def test_remote_commands_take_the_key_of_the_environment(
         assert run("results", "--url", url, "--json").exit_code == 0
         ordered = run("tune", 8, 8, 8, "--url", url, "--no-wait", "--json")
         assert ordered.exit_code == 0, ordered.stderr
-        assert '"state": "waiting"' in ordered.stdout  # the service, in this process, logs there too
+        assert '"state": "waiting"' in ordered.stdout  # so does the service's log
         monkeypatch.setenv("GEMMSMITH_API_KEY", "not a key")
         wrong = run("best", 8, 8, 8, "--url", url)
         assert wrong.exit_code == 2

@@ -1,0 +1,70 @@
+"""`/ui/login` and `/ui/logout`: a browser's key, kept in a cookie that no script can read.
+
+The cookie holds the key itself, so revoking the key ends every browser's session with it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from service.access import COOKIE, LOGIN, Scope
+from service.pages import render
+from service.pages.fields import posted
+from service.problems import ProblemError
+from service.state import Service, State
+
+router = APIRouter(include_in_schema=False)
+
+_LOCAL_PATH = re.compile(r"/(?![/\\])[!-~]*")
+"""Where a login may lead: never to another host, as `//host` and `/\\host` would."""
+
+
+@router.get(LOGIN)
+async def form(service: Service, next: str = "/") -> Response:  # noqa: A002 - as it is in the URL
+    """The form that asks for a key; where none is asked for, straight on."""
+    if not service.access.required:
+        return render.see_other(_onward(next))
+    return _page(_onward(next))
+
+
+@router.post(LOGIN)
+async def login(service: Service, request: Request) -> Response:
+    """Keep the key of the form in a cookie and go on to where the browser wanted to be."""
+    fields = await posted(request)
+    onward = _onward(fields.get("next", "/"))
+    key = fields.get("key", "").strip()
+    if not await _is_valid(service, key):
+        return _page(onward, "This key is unknown: mistyped, revoked or expired.", status=401)
+    response = render.see_other(onward)
+    secure = request.url.scheme == "https"
+    response.set_cookie(COOKIE, key, httponly=True, samesite="strict", secure=secure)
+    return response
+
+
+@router.post("/ui/logout")
+async def logout() -> Response:
+    """Forget the key."""
+    response = render.see_other(LOGIN)
+    response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+    return response
+
+
+async def _is_valid(service: State, key: str) -> bool:
+    """Whether the key opens anything here; whatever it may do, it may read."""
+    connection = {"headers": [(b"authorization", b"Bearer " + key.encode())]}
+    try:
+        await service.access.welcome(connection, Scope.READ)
+    except ProblemError:
+        return False
+    return True
+
+
+def _onward(path: str) -> str:
+    return path if _LOCAL_PATH.fullmatch(path) else "/"
+
+
+def _page(onward: str, error: str = "", *, status: int = 200) -> Response:
+    return render.page("login.html", status=status, next=onward, error=error)
