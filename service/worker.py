@@ -121,8 +121,8 @@ class Tuning:
             self._worked_at = time.monotonic()
         self._idle.report()
         median = winner.statistics.median_us if winner.statistics else None
-        leased.event(
-            "winner",
+        leased.complete(
+            winner.revision,
             {
                 "use": winner.use,
                 "candidate": winner.candidate.key if winner.candidate else None,

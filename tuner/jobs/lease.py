@@ -130,13 +130,15 @@ class LeasedJob:
         with self._fenced() as (session, row):
             add_event(session, row, kind, data)
 
-    def complete(self, winner_revision: int | None) -> None:
-        """The job is done.
+    def complete(self, winner_revision: int | None, winner: dict[str, Any] | None = None) -> None:
+        """The job is done; `winner` is the data of a last but one event, which tells what won.
 
         Raises:
             LeaseLost: as `heartbeat`.
         """
         with self._fenced() as (session, row):
+            if winner is not None:  # here, so that an attempt that dies before the end tells none
+                add_event(session, row, "winner", winner)
             row.winner_revision = winner_revision
             data = {"winner_revision": winner_revision, "best_us": row.best_us, "best": row.best}
             end(session, row, JobState.DONE, data)
