@@ -1,13 +1,25 @@
-"""`gemmsmith db`: the database's schema."""
+"""`gemmsmith db`: the database's schema, its backups, and putting them back."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from service.cli.options import AsJson, Database, load_settings, shown
-from service.cli.output import emit, say
+from service.cli.output import MisuseError, emit, say
 
-app = typer.Typer(help="Create, migrate and look at the database.", no_args_is_help=True)
+app = typer.Typer(
+    help="Create, migrate, look at, back up and restore the database.", no_args_is_help=True
+)
+
+WithPacks = Annotated[
+    bool,
+    typer.Option(
+        "--packs", help="Also the compiled packs (folder GEMMSMITH_PACKS), in FILE.packs.tar."
+    ),
+]
 
 
 @app.command("upgrade")
@@ -43,3 +55,72 @@ def current(database: Database = None, as_json: AsJson = False) -> None:
             say(f"run: gemmsmith db upgrade --database {where}")
     if found != needed:
         raise typer.Exit(1)
+
+
+@app.command("backup")
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file to write.")],
+    packs: WithPacks = False,
+    database: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the database to FILE, as it is at one moment, while anything may run.
+
+    FILE is checked before it gets its name. Of SQLite it is a database itself; PostgreSQL needs
+    pg_dump and pg_restore.
+    """
+    from tuner.compile import ArtifactStore
+    from tuner.compile.archive import archive
+    from tuner.store.backup import backup as write
+
+    settings = load_settings(database=database)
+    archived = _packs_file(file)
+    if packs and archived.exists():
+        raise MisuseError(f"{archived} exists already; name a new file")
+    schema = write(settings.database, file)
+    number = archive(ArtifactStore(settings.packs), archived) if packs else None
+    size = file.stat().st_size
+    if as_json:
+        emit({"file": str(file), "schema": schema, "bytes": size, "packs": number})
+        return
+    say(f"{file}: schema {schema}, {size / 1e6:.1f} MB")
+    if number is not None:
+        say(f"{archived}: {number} packs, {archived.stat().st_size / 1e6:.1f} MB")
+
+
+@app.command("restore")
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `db backup` has written.")],
+    packs: WithPacks = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a database that is not empty.")
+    ] = False,
+    database: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replace the database by the backup FILE, wholly or not at all; stop the service first.
+
+    A backup of an older gemmsmith is upgraded, one of a newer refused.
+    """
+    from tuner.compile import ArtifactStore
+    from tuner.compile.archive import unarchive
+    from tuner.store.backup import restore as put_back
+
+    settings = load_settings(database=database)
+    archived = _packs_file(file)
+    for needed in (file, archived) if packs else (file,):
+        if not needed.is_file():
+            raise MisuseError(f"there is no file {needed}")
+    schema = put_back(settings.database, file, force=force)
+    number = unarchive(archived, ArtifactStore(settings.packs)) if packs else None
+    where = shown(settings.database)
+    if as_json:
+        emit({"database": where, "schema": schema, "packs": number})
+        return
+    say(f"{where}: restored from {file}, schema {schema}")
+    if number is not None:
+        say(f"{settings.packs}: {number} packs")
+
+
+def _packs_file(file: Path) -> Path:
+    return file.with_name(f"{file.name}.packs.tar")

@@ -65,7 +65,7 @@ def upgrade(url: str, revision: str = "head") -> str:
     try:
         with database.connect() as connection:
             database.lock(connection, _UPGRADE_LOCK)
-            _refuse_newer(database, _revision(connection))
+            _refuse_newer(_revision(connection), _where(database))
             config = _config()
             config.attributes["connection"] = connection
             command.upgrade(config, revision)
@@ -89,16 +89,30 @@ def check(database: Database) -> None:
     found = _current(database)
     if found == head():
         return
-    _refuse_newer(database, found)
-    where = database.url.render_as_string(hide_password=True)
+    where = _where(database)
+    _refuse_newer(found, where)
     has = f"has schema {found}, this gemmsmith needs {head()}" if found else "is empty"
     raise SchemaOutdated(f"{where} {has}. Run: gemmsmith db upgrade --database {where}")
 
 
-def _refuse_newer(database: Database, found: str | None) -> None:
+def refuse_unknown(found: str | None, where: str) -> None:
+    """Refuse what this program cannot upgrade: no database of gemmsmith's, or a newer one's.
+
+    Raises:
+        DatabaseCorrupt, SchemaTooNew: naming `where`.
+    """
+    if found is None:
+        raise DatabaseCorrupt(f"{where} holds no database of gemmsmith's")
+    _refuse_newer(found, where)
+
+
+def _where(database: Database) -> str:
+    return database.url.render_as_string(hide_password=True)
+
+
+def _refuse_newer(found: str | None, where: str) -> None:
     known = {script.revision for script in _scripts().walk_revisions()}
     if found is not None and found not in known:
-        where = database.url.render_as_string(hide_password=True)
         raise SchemaTooNew(
             f"{where} has schema {found}, which this gemmsmith (schema {head()}) does not know: a "
             "newer gemmsmith wrote it. Upgrade gemmsmith, or use another database."

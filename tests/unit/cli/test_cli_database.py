@@ -1,0 +1,90 @@
+"""`gemmsmith db backup` and `restore`, as they are typed, beside a running service."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from gemmsmith.problem import Problem
+from tests.support.processes import serving
+from tests.support.serving import new_settings, promote, trial, winner
+from tuner.compile import ArtifactStore, Toolchain
+from tuner.store import Store, head
+
+PROBLEM = Problem(m=4096, n=4096, k=4096)
+
+
+def gemmsmith(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environ = {
+        "GEMMSMITH_DATABASE": f"sqlite:///{folder}/state/gemmsmith.db",
+        "GEMMSMITH_PACKS": f"{folder}/state/packs",
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "service.cli", *arguments],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_a_service_is_backed_up_while_it_runs_and_restored_when_it_does_not(
+    tmp_path: Path,
+) -> None:
+    state = tmp_path / "state"
+    settings = new_settings(state)
+    promote(settings, winner(PROBLEM))
+    compiled = tmp_path / "unit.so"
+    compiled.write_bytes(b"\x7fELF not really")
+    kernel = trial(PROBLEM).candidate.kernel
+    toolchain = Toolchain(nvcc=Path("nvcc"), version="13.0.88", origin="wheels")
+    pack = ArtifactStore(settings.packs).publish(compiled, [kernel], toolchain)
+    saved = tmp_path / "saved.db"
+    with serving(tmp_path):
+        done = gemmsmith(tmp_path, "db", "backup", str(saved), "--packs", "--json")
+        assert done.returncode == 0, done.stderr
+        said = json.loads(done.stdout)
+        assert (said["schema"], said["packs"]) == (head(), 1)
+        assert said["bytes"] == saved.stat().st_size
+        refused = gemmsmith(tmp_path, "db", "restore", str(saved), "--force")
+        assert refused.returncode == 1
+        assert "stop the service" in refused.stderr
+    pack.path.unlink()
+    promote(settings, winner(PROBLEM, us=5.0))
+    refused = gemmsmith(tmp_path, "db", "restore", str(saved))
+    assert refused.returncode == 1
+    assert "2 winners" in refused.stderr
+    done = gemmsmith(tmp_path, "db", "restore", str(saved), "--force", "--packs")
+    assert done.returncode == 0, done.stderr
+    with Store.open(settings.database) as store:
+        assert len(store.history(PROBLEM, winner(PROBLEM).device.slug)) == 1
+    assert pack.path.read_bytes() == compiled.read_bytes()
+
+
+def test_what_cannot_be_done_is_one_line(tmp_path: Path) -> None:
+    new_settings(tmp_path / "state")
+    missing = gemmsmith(tmp_path, "db", "restore", str(tmp_path / "none.db"))
+    assert missing.returncode == 2
+    assert missing.stderr.startswith("error: there is no file")
+    broken = tmp_path / "broken.db"
+    broken.write_bytes(b"not a database" * 1000)
+    refused = gemmsmith(tmp_path, "db", "restore", str(broken))
+    assert refused.returncode == 1
+    assert "is no usable backup" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
+def test_a_damaged_archive_of_packs_is_refused(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    settings = new_settings(state)
+    saved = tmp_path / "saved.db"
+    assert gemmsmith(tmp_path, "db", "backup", str(saved), "--packs").returncode == 0
+    (tmp_path / "saved.db.packs.tar").write_bytes(b"no tar" * 1000)
+    done = gemmsmith(tmp_path, "db", "restore", str(saved), "--packs", "--force")
+    assert done.returncode == 1
+    assert "no whole archive of packs" in done.stderr
+    assert not list(settings.packs.glob("*.so"))

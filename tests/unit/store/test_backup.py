@@ -1,0 +1,201 @@
+"""Backups: of one moment, whole or not there, and put back whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from tests.support.records import DEVICE, PROBLEM, failed_trial, trial, winner
+from tuner.errors import DatabaseCorrupt, DatabaseInUse, SchemaTooNew, StoreError
+from tuner.store import Store, current, head, upgrade
+from tuner.store.backup import backup, restore
+from tuner.store.database import Database
+
+TRIALS = 1000
+
+
+def fill(url: str) -> None:
+    with Store.open(url, create=True) as store:
+        store.add_trials([trial(0), trial(1), failed_trial(2)])
+        store.promote(winner())
+
+
+def content(url: str) -> tuple[object, ...]:
+    with Store.open(url) as store:
+        return store.trials(), store.winners(), store.counts()
+
+
+def test_what_was_backed_up_comes_back(store_url: str, tmp_path: Path) -> None:
+    fill(store_url)
+    before = content(store_url)
+    assert backup(store_url, tmp_path / "saved") == head()
+    with Store.open(store_url) as store:
+        store.add_trial(trial(3))
+    with pytest.raises(StoreError, match=r"4 trials.*--force"):
+        restore(store_url, tmp_path / "saved")
+    assert restore(store_url, tmp_path / "saved", force=True) == head()
+    assert content(store_url) == before
+    with Store.open(store_url) as store:  # and it is a database to go on with
+        store.add_trial(trial(4))
+        assert store.winner(PROBLEM, DEVICE.slug) is not None
+    assert not list(tmp_path.glob(".aside-*"))
+
+
+def test_an_empty_or_missing_database_needs_no_force(
+    store_url: str, empty_database_url: str, tmp_path: Path
+) -> None:
+    fill(store_url)
+    backup(store_url, tmp_path / "saved")
+    restore(empty_database_url, tmp_path / "saved")
+    assert content(empty_database_url) == content(store_url)
+
+
+def test_a_backup_while_another_process_writes(sqlite_url: str, tmp_path: Path) -> None:
+    writer = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.writer", sqlite_url, "0", str(TRIALS)]
+    )
+    seen: list[int] = []
+    while writer.poll() is None:
+        saved = tmp_path / f"saved-{len(seen)}.db"
+        backup(sqlite_url, saved)
+        assert [path.name for path in tmp_path.glob(f"{saved.name}*")] == [saved.name]
+        with Store.open(f"sqlite:///{saved}") as store:
+            trials = store.trials(job="writer-0")
+            # One moment of the writer: all it had written until then, and nothing else.
+            names = [stored.trial.candidate.kernel.name for stored in trials]
+            assert names == [f"kernel_{turn}" for turn in range(len(trials))]
+            assert len(trials) // 10 <= len(store.trials(job="everybody")) <= len(trials) // 10 + 1
+        seen.append(len(trials))
+        saved.unlink()
+    assert writer.returncode == 0
+    assert seen == sorted(seen)
+    assert any(0 < number < TRIALS for number in seen)
+
+
+def test_a_backup_is_its_owners_and_never_overwrites(sqlite_url: str, tmp_path: Path) -> None:
+    saved = tmp_path / "saved.db"
+    backup(sqlite_url, saved)
+    assert saved.stat().st_mode & 0o777 == 0o600  # it holds hashes of keys
+    with pytest.raises(StoreError, match="exists already"):
+        backup(sqlite_url, saved)
+    with pytest.raises(StoreError, match="nothing to back up"):
+        backup(f"sqlite:///{tmp_path}/none.db", tmp_path / "other.db")
+    assert not (tmp_path / "other.db").exists()
+
+
+@pytest.mark.parametrize("damage", ["garbage", "truncated", "page", "empty", "other"])
+def test_a_damaged_backup_changes_nothing(store_url: str, tmp_path: Path, damage: str) -> None:
+    fill(store_url)
+    saved = tmp_path / "saved"
+    backup(store_url, saved)
+    good = saved.read_bytes()
+    match damage:
+        case "garbage":
+            saved.write_bytes(b"no backup at all " * 5000)
+        case "truncated":
+            saved.write_bytes(good[: len(good) // 2])
+        case "page":
+            middle = len(good) // 2
+            saved.write_bytes(good[:middle] + b"\xa5" * 6000 + good[middle + 6000 :])
+        case "empty":
+            saved.write_bytes(b"")
+        case _:
+            saved.unlink()
+            with closing(sqlite3.connect(saved)) as connection:
+                connection.execute("CREATE TABLE recipes (name TEXT)")
+    before = content(store_url)
+    with pytest.raises(DatabaseCorrupt):
+        restore(store_url, saved, force=True)
+    assert content(store_url) == before
+    assert not list(tmp_path.glob(".aside-*"))
+
+
+def test_a_backup_of_a_newer_gemmsmith_is_refused(store_url: str, tmp_path: Path) -> None:
+    fill(store_url)
+    before = content(store_url)
+    with closing(Database(store_url)) as database, database.write() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    backup(store_url, tmp_path / "newer")
+    with closing(Database(store_url)) as database, database.write() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = :head"), {"head": head()})
+    with pytest.raises(SchemaTooNew, match="9999"):
+        restore(store_url, tmp_path / "newer", force=True)
+    assert content(store_url) == before
+
+
+def test_an_older_backup_is_upgraded(
+    empty_database_url: str, store_url: str, tmp_path: Path
+) -> None:
+    upgrade(empty_database_url, "0001")
+    backup(empty_database_url, tmp_path / "older")
+    fill(store_url)
+    assert restore(store_url, tmp_path / "older", force=True) == head()
+    assert current(store_url) == head()
+    with Store.open(store_url) as store:
+        assert not any(store.counts().values())
+        store.add_trial(trial())
+
+
+def test_a_database_in_use_is_left_alone(store_url: str, tmp_path: Path) -> None:
+    fill(store_url)
+    backup(store_url, tmp_path / "saved")
+    with Store.open(store_url) as store:  # idle: it has read, and keeps its connection
+        with pytest.raises(DatabaseInUse, match="stop the service"):
+            restore(store_url, tmp_path / "saved", force=True)
+        store.add_trial(trial(7))
+        assert store.counts()["trials"] == 4
+
+
+def test_a_damaged_database_is_kept_beside_the_restored_one(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    fill(sqlite_url)
+    before = content(sqlite_url)
+    backup(sqlite_url, tmp_path / "saved.db")
+    path = Path(sqlite_url.removeprefix("sqlite:///"))
+    path.write_bytes(b"what once was a database " * 1000)
+    with pytest.raises(DatabaseCorrupt, match="--force"):
+        restore(sqlite_url, tmp_path / "saved.db")
+    restore(sqlite_url, tmp_path / "saved.db", force=True)
+    assert content(sqlite_url) == before
+    kept = min(path.parent.glob("*.damaged-*"))  # the first; the others are SQLite's own
+    assert kept.read_bytes().startswith(b"what once was")
+
+
+@pytest.mark.postgresql
+def test_postgresql_without_its_programs_says_what_to_install(
+    postgresql_server: str,
+    postgresql_template: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(StoreError, match=r"pg_dump is not installed.*postgresql-client"):
+        backup(f"{postgresql_server}/{postgresql_template}", tmp_path / "saved")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.postgresql
+def test_a_password_is_on_no_command_line(
+    postgresql_server: str,
+    postgresql_template: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = shutil.which("pg_dump")
+    fake = tmp_path / "bin" / "pg_dump"
+    fake.parent.mkdir()
+    fake.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/said\nexec {real} "$@"\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    url = postgresql_server.replace("postgres@", "postgres:open-sesame@")
+    backup(f"{url}/{postgresql_template}", tmp_path / "saved")
+    assert "open-sesame" not in (tmp_path / "said").read_text()

@@ -1,0 +1,77 @@
+"""All packs of a folder in one tar file, and back.
+
+A pack goes in with its manifest. Coming back, each is taken in as one from another machine is:
+under the hash that its bytes have, or not at all.
+"""
+
+from __future__ import annotations
+
+import tarfile
+import tempfile
+from io import BytesIO
+from pathlib import Path
+
+import msgspec
+
+from gemmsmith.errors import PackCorrupt
+from tuner.compile.artifacts import ArtifactStore, Manifest
+
+
+def archive(store: ArtifactStore, target: Path) -> int:
+    """Write the whole packs to the new file `target`, which appears when complete; their number.
+
+    Packs that are evicted meanwhile are left out.
+
+    Raises:
+        OSError: no space, or no permission; no file is left.
+    """
+    number = 0
+    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".aside-", delete=False) as file:
+        temporary = Path(file.name)
+        try:
+            with tarfile.open(fileobj=file, mode="w") as tar:
+                for pack_hash, manifest in store.manifests():
+                    try:
+                        content = (store.root / f"{pack_hash}.so").read_bytes()
+                    except FileNotFoundError:
+                        continue
+                    _add(tar, f"{pack_hash}.json", msgspec.json.encode(manifest))
+                    _add(tar, f"{pack_hash}.so", content)
+                    number += 1
+            temporary.rename(target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    return number
+
+
+def unarchive(source: Path, store: ArtifactStore) -> int:
+    """Take in the packs of an archive; their number. Packs that are here already stay.
+
+    Raises:
+        PackCorrupt: not such an archive, or damaged; the packs before the fault are here, whole.
+        DiskFull: no space for a pack; likewise.
+    """
+    number = 0
+    manifest: Manifest | None = None
+    try:
+        with tarfile.open(source, "r:") as tar:
+            for member in tar:
+                file = tar.extractfile(member)
+                content = file.read() if file is not None else b""
+                pack_hash, _, kind = member.name.partition(".")
+                if kind == "json":
+                    manifest = msgspec.json.decode(content, type=Manifest)
+                elif kind == "so" and manifest is not None:
+                    store.adopt(pack_hash, content, manifest)
+                    number += 1
+    except (tarfile.TarError, msgspec.DecodeError) as error:
+        raise PackCorrupt(f"{source} is no whole archive of packs ({error})") from error
+    return number
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    member.mode = 0o644
+    tar.addfile(member, BytesIO(content))

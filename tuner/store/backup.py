@@ -1,0 +1,201 @@
+"""Backups of the database, taken and put back whole or not at all.
+
+SQLite: SQLite's online backup, which sees one moment and stops no writer, into one file that is a
+database itself. PostgreSQL: `pg_dump`'s custom format. A backup is checked before it gets its name,
+and again before anything is put back.
+
+Restoring replaces everything. It refuses while anybody has the database open: SQLite's locks and
+PostgreSQL's list of sessions tell, and a service keeps a session for as long as it lives. An older
+backup is upgraded on the side first; then one transaction replaces the content, so that a crash at
+any point leaves the old one or the new one.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from sqlalchemy import func, inspect, select, table
+
+from tuner.errors import DatabaseCorrupt, DatabaseInUse, StoreError
+from tuner.store import postgresql, schema
+from tuner.store.database import Database, parse_url, sqlite_path
+from tuner.store.faults import translated
+
+
+def backup(url: str, target: Path) -> str:
+    """Write the database's present content to the new file `target`; its schema's revision.
+
+    Raises:
+        StoreError: there is no database, `target` exists or cannot be written, or PostgreSQL's
+            programs are missing; no file is left.
+        DatabaseCorrupt: the copy does not pass the check, so the database is damaged.
+        DiskFull: no file is left.
+    """
+    parsed = parse_url(url)
+    revision = schema.current(url)
+    if revision is None:
+        raise StoreError(f"there is nothing to back up at {parsed.render_as_string()}")
+    if target.exists():
+        raise StoreError(f"{target} exists already; name a new file")
+    with _aside(target.parent) as copy:
+        source = sqlite_path(parsed)
+        if source is None:
+            postgresql.dump(parsed, copy)
+        else:
+            with translated(parsed):
+                _copy_sqlite(source, copy)
+            _check_sqlite(copy, source)
+        with copy.open("rb") as file:
+            os.fsync(file.fileno())
+        copy.rename(target)
+        _sync_folder(target.parent)
+    return revision
+
+
+def restore(url: str, source: Path, *, force: bool = False) -> str:
+    """Replace the database's content by that of the backup `source`; its schema's revision then.
+
+    With `force` it does so even if the database holds anything. A SQLite file that is damaged is
+    then kept beside it, under a name that ends in `.damaged-` and the Unix time.
+
+    Raises:
+        DatabaseCorrupt: `source` is no backup, or damaged; nothing was changed.
+        DatabaseInUse: somebody has the database open; nothing was changed.
+        SchemaTooNew: a newer gemmsmith made the backup; nothing was changed.
+        StoreError: the database holds something, without `force`; nothing was changed.
+    """
+    parsed = parse_url(url)
+    if not source.is_file():
+        raise StoreError(f"there is no backup at {source}")
+    target = sqlite_path(parsed)
+    if target is None:
+        with postgresql.unpacked(source) as (found, script):
+            schema.refuse_unknown(found, str(source))
+            if not force:
+                _refuse_content(url)
+            postgresql.replace(parsed, script)
+        return schema.upgrade(url)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _aside(target.parent) as copy, translated(parsed):
+        try:
+            _copy_sqlite(source, copy)
+        except sqlite3.DatabaseError as error:
+            raise DatabaseCorrupt(f"{source} is no usable backup ({error})") from error
+        _check_sqlite(copy, source)
+        schema.refuse_unknown(schema.current(f"sqlite:///{copy}"), str(source))
+        revision = schema.upgrade(f"sqlite:///{copy}")
+        with closing(sqlite3.connect(copy)) as connection:
+            connection.execute("PRAGMA journal_mode = DELETE")
+        if not force:
+            _refuse_content(url)
+        elif _is_damaged(url):
+            _set_aside(target)
+        _replace_sqlite(target, copy)
+    return revision
+
+
+def _refuse_content(url: str) -> None:
+    try:
+        if schema.current(url) is None:
+            return
+    except DatabaseCorrupt as error:
+        raise DatabaseCorrupt(f"{error} Restoring with --force moves it aside.") from error
+    with closing(Database(url)) as database, database.read() as session:
+        names = set(inspect(session.connection()).get_table_names()) - {"alembic_version"}
+        numbers = {
+            name: session.scalar(select(func.count()).select_from(table(name)))
+            for name in sorted(names)
+        }
+    held = ", ".join(f"{number} {name}" for name, number in numbers.items() if number)
+    if held:
+        raise StoreError(
+            f"the database is not empty ({held}): back it up, then use --force to replace it"
+        )
+
+
+def _is_damaged(url: str) -> bool:
+    try:
+        schema.current(url)
+    except DatabaseCorrupt:
+        return True
+    return False
+
+
+def _copy_sqlite(source: Path, target: Path) -> None:
+    with (
+        closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as reading,
+        closing(sqlite3.connect(target)) as writing,
+    ):
+        # All in one step: in several, each write of another process would start it anew.
+        reading.backup(writing)
+        writing.execute("PRAGMA journal_mode = DELETE")  # one file, no -wal beside it
+
+
+def _check_sqlite(copy: Path, source: Path) -> None:
+    with closing(sqlite3.connect(copy)) as connection:
+        try:
+            said = [row[0] for row in connection.execute("PRAGMA integrity_check(3)")]
+            orphans = connection.execute("PRAGMA foreign_key_check").fetchone()
+        except sqlite3.DatabaseError as error:
+            said, orphans = [str(error)], None
+    if said != ["ok"] or orphans:
+        fault = f"row {orphans[1]} of {orphans[0]} refers to nothing" if orphans else said[0]
+        raise DatabaseCorrupt(f"{source} is damaged ({fault}); nothing was written or changed")
+
+
+def _replace_sqlite(target: Path, copy: Path) -> None:
+    with (
+        closing(sqlite3.connect(target, timeout=0)) as writing,
+        closing(sqlite3.connect(copy)) as reading,
+    ):
+        try:
+            # Leaving WAL needs the file for oneself alone, and the lock is then kept to the end.
+            writing.execute("PRAGMA locking_mode = EXCLUSIVE")
+            writing.execute("PRAGMA journal_mode = DELETE")
+            writing.execute("BEGIN EXCLUSIVE")
+            writing.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error):
+                raise
+            raise DatabaseInUse(
+                f"{target} is open in another process: stop the service, its workers and every "
+                "gemmsmith command first"
+            ) from error
+        reading.backup(writing)
+
+
+def _set_aside(damaged: Path) -> None:
+    ending = f".damaged-{int(time.time())}"
+    for kind in ("", "-wal", "-shm"):
+        with suppress(FileNotFoundError):
+            damaged.with_name(damaged.name + kind).rename(
+                damaged.with_name(damaged.name + ending + kind)
+            )
+
+
+@contextmanager
+def _aside(folder: Path) -> Iterator[Path]:
+    """A name in `folder` that only the owner can read; whatever is left there goes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=folder, prefix=".aside-")
+    os.close(handle)
+    path = Path(name)
+    try:
+        yield path
+    finally:
+        for ending in ("", "-wal", "-shm", "-journal"):
+            path.with_name(path.name + ending).unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
