@@ -28,6 +28,7 @@ from service.api import (
     results,
     snapshot,
     tune,
+    winners,
 )
 from service.catalogue import Catalogue
 from service.figures import Figures
@@ -84,7 +85,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(RefuseCrossSite)
     app.add_middleware(Observe)
     for module in (
-        best, snapshot, tune, jobs, kernels, results, exports, devices, keys, audit, health, docs,
+        best, snapshot, tune, jobs, kernels, results, exports, winners, devices, keys, audit,
+        health, docs,
     ):  # fmt: skip
         app.include_router(module.router)
     pages.install(app)
