@@ -200,10 +200,10 @@ class Doorkeeper:
         while not self._stopping.is_set():
             try:
                 work()
-            # Of any kind: were this thread to end, a revoked key would stay valid for ever.
-            except Exception as error:
+            # Were this thread to end, a revoked key would stay valid for ever.
+            except Exception as error:  # noqa: BLE001
                 if healthy:
-                    log.warning("keys cannot be kept current", exc_info=error)
+                    log.warning("keys cannot be kept current", error=repr(error))
                 healthy = False
             else:
                 healthy = True
