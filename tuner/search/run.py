@@ -85,10 +85,11 @@ def tune(
         on_event=on_event,
         should_stop=should_stop,
     )
-    if effort is Effort.RECHECK and (kept := run.recheck()) is not None:
+    promoted = run.promoted()
+    if effort is Effort.RECHECK and (kept := promoted or run.recheck()) is not None:
         return kept
     field = run.enumerate(ranker)
-    winner = run.go(field.plan(budget))
+    winner = promoted or run.go(field.plan(budget))
     further = field.further(budget, winner.speedup.median if winner.speedup else None)
     if further is None:
         return winner
@@ -126,6 +127,13 @@ class _Run:
             done = self.store.trials(problem=self.problem, job=self.job, phase=Phase.SCREEN)
             for stored in done:
                 self._keep(stored.trial)
+
+    def promoted(self) -> Winner | None:
+        """What an earlier attempt at the job promoted before it died: that is not done twice."""
+        if self.job is None:
+            return None
+        history = self.store.history(self.problem, self.device.model.slug)
+        return next((winner for winner in history if winner.job == self.job), None)
 
     def recheck(self) -> Winner | None:
         """The winner of finals among the top candidates known; None if it cannot be told by them.
