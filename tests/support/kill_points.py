@@ -1,0 +1,87 @@
+"""Jobs whose worker dies at every commit in turn: `python -m tests.support.kill_points URL SWEEPS`.
+
+For n = 1, 2, 3 … a job is ordered, and a worker (a fork of this process, which has paid for the
+imports) is killed by SIGKILL at its n-th COMMIT, before the database hears of it: what the database
+then holds is what it holds after commit n - 1, so these are all the states that a kill can leave. A
+second worker finishes the job. The last n is the first beyond the commits of a whole job. Prints
+the jobs' identifiers.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, event, text
+
+from gemmsmith.tuning import Effort
+from service import logging
+from service.settings import Settings
+from service.worker import Tuning, open_worker_device
+from tuner.devices.base import Device
+from tuner.jobs import Queue, Worker
+from tuner.store import Store
+
+TTL_S = 600.0
+"""So long that no heartbeat commits in between: which commit is the n-th does not depend on it."""
+
+
+def main(url: str, sweeps: Path) -> None:
+    logging.configure(json=False)  # to stderr
+    settings = Settings.load(
+        {}, database=url, sweeps=sweeps, models=Path("none"), device="replay:nvidia-h200-132sm"
+    )
+    device = open_worker_device(settings)
+    for n, problem in zip(count(1), device.problems * 3):  # type: ignore[attr-defined]
+        with Store.open(url) as store:
+            job, _ = Queue(store).enqueue(problem, effort=Effort.QUICK)
+        sys.stdout.write(f"{job.id}\n")
+        sys.stdout.flush()
+        killed = in_child(partial(work, settings, device, n))
+        if not killed:
+            return
+        with Store.open(url) as store, store.database.write() as session:
+            session.execute(text("UPDATE jobs SET lease_expires_at = 1 WHERE state = 'running'"))
+        in_child(partial(work, settings, device, 0))
+    raise AssertionError("a job of so many commits?")
+
+
+def work(settings: Settings, device: Device, die_at: int) -> None:
+    """Work until there is nothing to do, or the `die_at`-th commit."""
+    commits = count(1)
+
+    def on_commit(connection: Connection) -> None:
+        if connection.get_execution_options().get("gemmsmith_writes") and next(commits) == die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    event.listen(Engine, "commit", on_commit)
+    with Store.open(settings.database) as store:
+        tuning = Tuning(settings, store, device)
+        Worker(Queue(store), tuning, devices=[device.model.slug], ttl_s=TTL_S).run(until_idle=True)
+
+
+def in_child(task: Callable[[], None]) -> bool:
+    """Run the task in a fork of this process; whether that was killed."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            task()
+        except BaseException:  # noqa: BLE001 - a fork must never go on as its parent
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status):
+        return True
+    assert os.WEXITSTATUS(status) == 0
+    return False
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,87 @@
+"""What must hold of a database after any fault: nothing lost, nothing twice, nothing half."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+from sqlalchemy import func, select, text
+from sqlalchemy.orm import Session
+
+from tuner.jobs import JobState
+from tuner.store import Store
+from tuner.store.models import JobEventRow, JobRow, TrialRow, WinnerRow
+
+FINAL = {"finished": JobState.DONE, "failed": JobState.FAILED, "cancelled": JobState.CANCELLED}
+
+
+def verify(url: str, accepted: Collection[str]) -> Counter[str]:
+    """Check every job, winner and trial; how many of the `accepted` jobs ended how."""
+    with Store.open(url) as store, store.database.read() as session:
+        _database_is_whole(session, sqlite=store.database.is_sqlite)
+        jobs = {row.public_id: row for row in session.scalars(select(JobRow))}
+        lost = set(accepted) - jobs.keys()
+        assert not lost, f"accepted, and gone: {lost}"
+        for job in jobs.values():
+            _job_ended_once(session, job)
+        for winner in session.scalars(select(WinnerRow).where(WinnerRow.origin != "imported")):
+            _winner_has_its_trials(session, winner)
+        _one_winner_is_served(session)
+        return Counter(jobs[identifier].state for identifier in accepted)
+
+
+def _database_is_whole(session: Session, *, sqlite: bool) -> None:
+    if sqlite:
+        assert session.scalars(text("PRAGMA integrity_check")).all() == ["ok"]
+        assert session.execute(text("PRAGMA foreign_key_check")).all() == []
+        return
+    session.execute(text("CREATE EXTENSION IF NOT EXISTS amcheck"))
+    trees = "SELECT bt_index_check(c.oid, true) FROM pg_class c JOIN pg_am a ON a.oid = c.relam "
+    session.execute(text(trees + "WHERE a.amname = 'btree' AND c.relkind = 'i'")).all()
+
+
+def _job_ended_once(session: Session, job: JobRow) -> None:
+    query = select(JobEventRow).where(JobEventRow.job_id == job.id).order_by(JobEventRow.number)
+    events = session.scalars(query).all()
+    kinds = [event.kind for event in events]
+    told = f"job {job.public_id} ({job.state}, attempt {job.attempt}): {kinds}"
+    assert [event.number for event in events] == list(range(1, job.last_event + 1)), told
+    assert [kind for kind in kinds if kind in FINAL] == kinds[-1:], f"no end, or several; {told}"
+    assert job.state == FINAL[kinds[-1]], told
+    assert kinds[0] == "created", told
+    assert kinds.count("started") == job.attempt, told
+    assert (job.active_key, job.lease_expires_at) == (None, None), told
+    promotions = session.scalar(
+        select(func.count()).select_from(WinnerRow).where(WinnerRow.job == job.public_id)
+    )
+    assert promotions is not None
+    assert promotions <= 1, f"promoted {promotions} times; {told}"
+    if job.state != JobState.DONE:
+        return
+    (winner,) = [event.data for event in events if event.kind == "winner"]
+    assert winner["revision"] == job.winner_revision, told
+    query = select(func.count()).select_from(WinnerRow)
+    query = query.where(WinnerRow.problem_id == job.problem_id)
+    assert session.scalar(query.where(WinnerRow.revision == job.winner_revision)) == 1, told
+
+
+def _winner_has_its_trials(session: Session, winner: WinnerRow) -> None:
+    """Each winner's candidate was measured in the finals, by the job that promoted it."""
+    if winner.kernel_id is None:
+        return
+    measured = session.scalars(
+        select(TrialRow.median_us).where(
+            TrialRow.job == winner.job,
+            TrialRow.problem_id == winner.problem_id,
+            TrialRow.kernel_id == winner.kernel_id,
+            TrialRow.phase == "final",
+        )
+    ).all()
+    assert winner.median_us in measured, f"winner {winner.id} of job {winner.job} has no trial"
+
+
+def _one_winner_is_served(session: Session) -> None:
+    pairs = (WinnerRow.problem_id, WinnerRow.device_id)
+    current = func.sum(func.cast(WinnerRow.is_current, type_=JobRow.done.type))
+    counts = session.execute(select(*pairs, current).group_by(*pairs)).all()
+    assert all(count == 1 for *_, count in counts), counts

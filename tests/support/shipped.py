@@ -1,0 +1,30 @@
+"""What the repository ships: recorded sweeps, and winners of the problems in them."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from gemmsmith.problem import Problem
+from tuner.devices import open_device
+from tuner.exchange import read_winners
+from tuner.trial import Winner
+
+ROOT = Path(__file__).parents[2]
+SWEEPS = ROOT / "configs" / "sweeps"
+DEVICE = "replay:nvidia-h200-132sm"
+SLUG = "nvidia-h200-132sm"
+
+
+@cache
+def recorded_problems() -> tuple[Problem, ...]:
+    """The problems that a worker without a GPU can tune."""
+    problems: tuple[Problem, ...] = open_device(DEVICE, sweeps=SWEEPS).problems  # type: ignore[attr-defined]
+    return problems
+
+
+def shipped_winners() -> list[Winner]:
+    """The shipped winners of recorded problems."""
+    files = sorted((ROOT / "configs" / "winners").glob("*.jsonl"))
+    found = {winner.problem: winner for file in files for winner in read_winners(file)}
+    return [found[problem] for problem in recorded_problems() if problem in found]
