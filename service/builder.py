@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 
 from gemmsmith.kernel import Kernel
 from service.settings import Settings
@@ -24,8 +25,22 @@ from tuner.store import Store
 from tuner.trial import Failure, FailureKind
 
 
+@dataclass(kw_only=True)
+class Tally:
+    """How kernels were come by: `compile_s` is the wall time of compiler runs, which overlap."""
+
+    found: int = 0
+    compiled: int = 0
+    failed: int = 0
+    compile_s: float = 0.0
+
+
 class RecordingBuilder(Builder):
-    """Builds kernels and records the packs that hold them."""
+    """Builds kernels and records the packs that hold them.
+
+    Attributes:
+        tally: of what was built; whoever wants to start anew puts a new one here.
+    """
 
     def __init__(
         self,
@@ -37,6 +52,7 @@ class RecordingBuilder(Builder):
         super().__init__(artifacts, toolchain, workers=workers)
         self._records = records
         self._recorded: set[str] = set()
+        self.tally = Tally()
 
     def build(self, kernels: Sequence[Kernel]) -> Iterator[Built]:
         """See `Builder.build`."""
@@ -46,14 +62,25 @@ class RecordingBuilder(Builder):
         with closing(super().build(kernels)) as results:  # type: ignore[type-var]
             for built in results:
                 pack = built.pack
+                self._count(built)
                 if pack is not None and not built.cached and pack.hash not in fresh:
                     # It may have been here before, recorded, and evicted.
                     fresh.add(pack.hash)
                     self._recorded.discard(pack.hash)
+                    self.tally.compile_s += built.seconds
                 if pack is not None and pack.hash not in self._recorded:
                     record(self._records, pack, known)
                     self._recorded.add(pack.hash)
                 yield built
+
+    def _count(self, built: Built) -> None:
+        if built.cached:
+            self.tally.found += 1
+        elif built.pack is not None:
+            self.tally.compiled += 1
+        else:
+            self.tally.failed += 1
+            self.tally.compile_s += built.seconds
 
 
 def record(records: Store, pack: Pack, known: Mapping[str, Kernel]) -> None:
@@ -103,7 +130,9 @@ def open_artifacts(settings: Settings, records: Store) -> ArtifactStore:
     return ArtifactStore(settings.packs, limit=limit)
 
 
-def open_builder(settings: Settings, records: Store, workers: int | None = None) -> Builder:
+def open_builder(
+    settings: Settings, records: Store, workers: int | None = None
+) -> RecordingBuilder:
     """The compile pool over the packs folder.
 
     Raises:

@@ -13,21 +13,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
+from dataclasses import asdict
 from functools import partial
 
 import structlog
 
 from gemmsmith.device import Environment
 from service import logging
-from service.builder import open_builder
+from service.builder import RecordingBuilder, Tally, open_builder
 from service.idle import Idle
 from service.local import usable_gpu
 from service.settings import Settings, SettingsError
-from tuner.compile import Builder
 from tuner.devices import open_device
 from tuner.devices.base import Device
-from tuner.errors import TunerError
+from tuner.errors import LeaseLost, StoreError, TunerError
 from tuner.jobs import LeasedJob, Queue, Worker
 from tuner.search.learned import best_ranker
 from tuner.search.progress import Progress
@@ -76,7 +76,7 @@ class Tuning:
         self._store = store
         self._device = device
         self._ranker = best_ranker(device.model.slug, settings.models)
-        self._builder: Builder | None = None
+        self._builder: RecordingBuilder | None = None
         self._entered = ExitStack()
         self._worked_at: float | None = None  # None: the device is not entered
         self._idle = Idle(store, device, self._environment)
@@ -119,6 +119,7 @@ class Tuning:
             )
         finally:
             self._worked_at = time.monotonic()
+            self._report_built(leased)
         self._idle.report()
         median = winner.statistics.median_us if winner.statistics else None
         leased.complete(
@@ -143,7 +144,15 @@ class Tuning:
         self._enter()
         return self._device.environment
 
-    def _find_builder(self) -> Builder:
+    def _report_built(self, leased: LeasedJob) -> None:
+        """Let `/metrics` know what the attempt built, however it ended."""
+        if self._builder is None or self._builder.tally == Tally():
+            return
+        tally, self._builder.tally = self._builder.tally, Tally()
+        with suppress(LeaseLost, StoreError):  # these figures are not worth an attempt
+            leased.event("built", asdict(tally))
+
+    def _find_builder(self) -> RecordingBuilder:
         if self._builder is None:
             self._builder = open_builder(self._settings, self._store)
         return self._builder

@@ -75,8 +75,8 @@ class JobEvent:
     Attributes:
         id: 1, 2, 3 … within the job, without gaps: a reader resumes after the last it has seen.
         at: seconds since the epoch.
-        kind: created, started, progress, trial, winner, requeued; finished, failed and cancelled
-            are each a job's last event.
+        kind: created, started, progress, trial, built, winner, requeued; finished, failed and
+            cancelled are each a job's last event.
     """
 
     id: int

@@ -6,14 +6,20 @@ import time
 from pathlib import Path
 
 import httpx
+import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from gemmsmith.problem import Problem
+from gemmsmith.tuning import Effort
+from service import worker
 from service.figures import Figures
+from tests.support import fake_nvcc
 from tests.support.processes import until
+from tests.support.recordings import record
 from tests.support.records import failed_trial, trial, winner
 from tests.support.serving import new_settings, promote, running
+from tuner.devices.replay import ReplayDevice
 from tuner.jobs import Queue
 from tuner.jobs.figures import Watch
 from tuner.store import Store
@@ -178,3 +184,30 @@ def test_a_scrape_does_not_wait_for_a_database_that_is_gone(store: Store) -> Non
     assert figures.read_at == read_at
     assert figures.jobs is not None
     figures.refresh()  # closed: harmless
+
+
+def test_what_an_attempt_builds_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = Problem(m=256, n=4096, k=4096)
+    settings = new_settings(tmp_path, device="replay:h200")
+    record(settings.sweeps, problem)
+    compiler = fake_nvcc.toolchain(tmp_path / "toolchain")
+    monkeypatch.setattr("service.builder.find_toolchain", lambda: compiler)
+    monkeypatch.setattr(ReplayDevice, "needs_packs", True)
+    with Store.open(settings.database) as store:
+        queue, watch = Queue(store), Watch(store.database)
+        watch.read()  # jobs that were over before the first reading are not followed
+        queue.enqueue(problem, effort=Effort.QUICK, device="")
+        assert worker.run(settings, until_idle=True) == 1
+        built = watch.read()
+        assert built.ended["done"] == 1
+        assert built.kernels["compiled"] > 0
+        assert built.kernels["failed"] == 0
+        assert built.compile_seconds > 0
+        queue.enqueue(problem, effort=Effort.QUICK, device="")
+        assert worker.run(settings, until_idle=True) == 1
+        found = watch.read()
+        assert found.kernels["compiled"] == built.kernels["compiled"]
+        assert found.kernels["found"] > built.kernels["found"]
+        assert found.compile_seconds == built.compile_seconds
