@@ -89,7 +89,7 @@ class Audit:
         action: Action | None = None,
         actor: str | None = None,
         after: int | None = None,
-        limit: int = 100,
+        limit: int | None = 100,
     ) -> list[AuditEntry]:
         """Entries, newest first; `after` continues behind the entry with that id."""
         query = select(AuditRow).order_by(AuditRow.id.desc()).limit(limit)

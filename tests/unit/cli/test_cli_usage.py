@@ -16,7 +16,7 @@ from tuner.store import upgrade
 
 COMMANDS = (
     "serve", "worker", "tune", "best", "enumerate", "compile", "record", "results", "export",
-    "import", "doctor", "db", "bake",
+    "import", "doctor", "db", "bake", "keys", "audit",
 )  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def test_every_command_explains_itself(command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0
     assert "Usage" in result.stdout
-    if command not in ("serve", "worker", "db"):
+    if command not in ("serve", "worker", "db", "keys"):
         assert "--json" in result.stdout
 
 

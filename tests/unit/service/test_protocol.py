@@ -133,6 +133,31 @@ def test_a_second_request_on_the_connection_is_judged_afresh(client: httpx.Clien
     assert body.count(b"HTTP/1.1 200") == 2  # the two that follow
 
 
+def test_a_declared_body_that_is_too_large_is_not_waited_for(
+    client: httpx.Client, settings: Settings
+) -> None:
+    head = f"POST /tune HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {10**12}\r\n\r\n"
+    status, body = exchange(client, head.encode())
+    refused(status, body, 413)
+    assert str(settings.max_body_bytes) in body.decode()
+
+
+def test_a_body_without_end_is_cut_off(client: httpx.Client) -> None:
+    head = b"POST /tune HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
+    status, body = exchange(client, head, *[chunk] * 200)
+    refused(status, body, 413)
+
+
+def test_expected_bodies_are_refused_before_they_are_sent(client: httpx.Client) -> None:
+    head = (
+        "POST /tune HTTP/1.1\r\nHost: 127.0.0.1\r\nExpect: 100-continue\r\n"
+        f"Content-Length: {10**9}\r\n\r\n"
+    )
+    status, body = exchange(client, head.encode())
+    refused(status, body, 413)
+
+
 CLIMBS = (
     "/packs/../../etc/passwd",
     "/packs/..%2f..%2fetc%2fpasswd",
