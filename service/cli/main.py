@@ -21,6 +21,7 @@ from service.cli import (
     database,
     doctor,
     evaluate,
+    history,
     jobs,
     keys,
     model,
@@ -66,6 +67,7 @@ app.add_typer(model.app, name="model")
 app.add_typer(database.app, name="db")
 app.add_typer(keys.app, name="keys")
 app.command("audit")(keys.audit)
+app.add_typer(history.app, name="winners")
 app.command("export")(winners.export)
 app.command("import")(winners.import_)
 app.command("doctor")(doctor.doctor)
