@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from gemmsmith.packs import key_of
 from gemmsmith.version import VERSION
-from service import pages, problems
+from service import openapi, pages, problems
 from service.access import Doorkeeper
 from service.api import (
     audit,
@@ -79,6 +79,7 @@ def create_app(settings: Settings) -> FastAPI:
         redoc_url=None,
         openapi_url=None,  # served by service.api.docs, which asks for a key
         redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,  # what generated clients call it
     )
     problems.install(app)
     app.add_middleware(LimitBody, limit=settings.max_body_bytes)
@@ -90,6 +91,7 @@ def create_app(settings: Settings) -> FastAPI:
     ):  # fmt: skip
         app.include_router(module.router)
     pages.install(app)
+    openapi.install(app)
     return app
 
 

@@ -1,0 +1,184 @@
+"""The OpenAPI description: FastAPI's, completed by what every route answers.
+
+FastAPI knows what a route takes. What it answers is said here, in one table; refusals that follow
+from what a route takes (keys, a body, a path with a name in it) are added to every route alike.
+A route that is not in the table makes `describe` fail, so none is forgotten.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from service import shapes
+from service.problems import MEDIA_TYPE as PROBLEM
+from service.shapes import ref
+
+Content = dict[str, Any]
+Answers = dict[int, Content | None]
+
+_PROBLEM: Content = {PROBLEM: {"schema": ref("ProblemDetails")}}
+_BINARY: Content = {"schema": {"type": "string", "format": "binary"}}
+_TEXT: Content = {"schema": {"type": "string"}}
+
+
+def _json(name: str) -> Content:
+    return {"application/json": {"schema": ref(name)}}
+
+
+def _table(name: str) -> Content:
+    return _json(name) | {"text/csv": _TEXT, "application/vnd.apache.parquet": _BINARY}
+
+
+ANSWERS: dict[str, Answers] = {
+    "GET /best": {200: _json("Answer"), 304: None, 404: _PROBLEM},
+    "POST /best:batch": {200: _json("Batch")},
+    "GET /snapshot": {200: _json("Snapshot"), 304: None, 404: _PROBLEM},
+    "POST /tune": {200: _json("Job"), 202: _json("Job"), 429: _PROBLEM},
+    "GET /jobs": {200: _json("Jobs")},
+    "GET /jobs/{job_id}": {200: _json("Job")},
+    "DELETE /jobs/{job_id}": {202: _json("Job")},
+    "POST /jobs/{job_id}/retry": {
+        200: _json("Job"), 202: _json("Job"), 409: _PROBLEM, 429: _PROBLEM,
+    },
+    "GET /jobs/{job_id}/events": {200: {"text/event-stream": _TEXT}},
+    "GET /kernels/{name}": {200: _json("KernelDocument")},
+    "GET /packs": {200: _json("Packs")},
+    "GET /packs/{pack_hash}": {
+        200: {"application/octet-stream": _BINARY},
+        206: {"application/octet-stream": _BINARY},
+    },
+    "GET /results": {200: _table("Results"), 406: _PROBLEM, 501: _PROBLEM},
+    "GET /winners": {200: _table("Winners"), 406: _PROBLEM, 501: _PROBLEM},
+    "GET /winners/history": {200: _json("History"), 404: _PROBLEM},
+    "POST /winners/pin": {200: _json("Revision"), 404: _PROBLEM},
+    "POST /winners/unpin": {200: _json("Revision"), 404: _PROBLEM},
+    "POST /winners/rollback": {200: _json("Revision"), 404: _PROBLEM, 409: _PROBLEM},
+    "GET /devices": {200: _json("Devices")},
+    "GET /keys": {200: _json("Keys")},
+    "POST /keys": {201: _json("NewApiKey"), 409: _PROBLEM},
+    "DELETE /keys/{name}": {200: _json("ApiKey")},
+    "GET /audit": {200: _json("Audit")},
+    "GET /healthz": {200: _json("Health")},
+    "GET /readyz": {200: _json("Readiness"), 503: _PROBLEM},
+    "GET /metrics": {200: {"text/plain": _TEXT}},
+}  # fmt: skip
+"""What each route answers, beside the refusals that `_refusals` adds."""
+
+_MEANING = {
+    200: "As asked",
+    201: "Made",
+    202: "Accepted",
+    206: "The bytes that the Range header names",
+    304: "Still what the caller has: If-None-Match names it",
+    400: "The body is not JSON",
+    401: "No API key, or one that is unknown, revoked or expired",
+    403: "The key lacks the scope, or another site's page asks",
+    404: "There is no such thing; `detail` and `links` say what to do",
+    406: "No media type of the Accept header can be given",
+    409: "Not possible as things are",
+    413: "The body is too large",
+    421: "Without keys the service answers under loopback names only",
+    422: "A field is wrong; `errors` names it and what it takes",
+    429: "No room; nothing was ordered. Try again after Retry-After seconds",
+    501: "pyarrow is not installed where the service runs",
+    503: "Not ready, or the database cannot be used. Try again after Retry-After seconds",
+}
+
+_PROBLEM_ASKED = {
+    "m": 4096, "n": 6144, "k": 4096, "batch": 1, "dtype": "bf16", "layout": "tn",
+}  # fmt: skip
+_BODIES: dict[str, dict[str, Any]] = {
+    "POST /best:batch": {"problems": [_PROBLEM_ASKED], "exact": False},
+    "POST /tune": {**_PROBLEM_ASKED, "effort": "quick", "calls": 96},
+    "POST /winners/pin": {**_PROBLEM_ASKED, "revision": 1},
+    "POST /winners/unpin": _PROBLEM_ASKED,
+    "POST /winners/rollback": _PROBLEM_ASKED,
+    "POST /keys": {"name": "training", "scope": "tune"},
+}
+_REFUSED: dict[str, Any] = {
+    "type": "urn:gemmsmith:problem:invalid-input",
+    "title": "Invalid input",
+    "status": 422,
+    "detail": "m: is out of range: 0 (accepted: an integer in 1 … 2147483647)",
+    "instance": "/best",
+    "errors": [
+        {
+            "field": "m",
+            "message": "is out of range: 0",
+            "accepted": "an integer in 1 … 2147483647",
+        }
+    ],
+}
+
+
+def install(app: FastAPI) -> None:
+    """Let `app.openapi()` give the whole description, made once."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = describe(app)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document of `app`.
+
+    Raises:
+        KeyError: a route whose answers are not in the table.
+    """
+    document = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes
+    )
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            name = f"{method.upper()} {path}"
+            answers = ANSWERS[name] | _refusals(method, path, operation)
+            operation["responses"] = {
+                str(status): _response(status, answers[status]) for status in sorted(answers)
+            }
+            operation["responses"]["5XX"] = {
+                "description": "A fault of the service, whose log has the cause",
+                "content": _PROBLEM,
+            }
+            for parameter in operation.get("parameters", ()):
+                if parameter["name"] in _PROBLEM_ASKED:
+                    parameter["example"] = _PROBLEM_ASKED[parameter["name"]]
+            if name in _BODIES:
+                operation["requestBody"]["content"]["application/json"]["example"] = _BODIES[name]
+    components = document["components"]["schemas"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        components.pop(name, None)
+    document["components"]["schemas"] = dict(sorted((components | shapes.components()).items()))
+    return document
+
+
+def _refusals(method: str, path: str, operation: dict[str, Any]) -> Answers:
+    """What follows from what a route takes."""
+    statuses = set()
+    if "security" in operation:
+        statuses |= {401, 403, 421, 503}
+    if method != "get":
+        statuses.add(413)
+    if "requestBody" in operation:
+        statuses |= {400, 422}
+    if "parameters" in operation:
+        statuses.add(422)
+    if "{" in path:
+        statuses.add(404)
+    return dict.fromkeys(statuses, _PROBLEM)
+
+
+def _response(status: int, content: Content | None) -> dict[str, Any]:
+    response: dict[str, Any] = {"description": _MEANING[status]}
+    if content:
+        response["content"] = content
+    if status == 422:
+        response["content"] = {PROBLEM: {"schema": ref("ProblemDetails"), "example": _REFUSED}}
+    if status in (429, 503):
+        response["headers"] = {"Retry-After": {"schema": {"type": "integer", "minimum": 0}}}
+    return response
