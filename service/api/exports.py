@@ -13,8 +13,9 @@ from gemmsmith.wire import SCHEMA
 from service import documents, tables
 from service.access import Scope, needs
 from service.problems import ProblemError, invalid_field
-from service.schemas import Format, ListQuery, WinnersQuery, winner_cursor
+from service.schemas import Format, ListQuery, WinnersQuery
 from service.state import Service
+from service.values import winner_cursor
 from tuner.trial import Winner
 
 router = APIRouter(tags=["history"])

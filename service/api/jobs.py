@@ -22,8 +22,9 @@ from service import documents
 from service.access import Caller, Scope, needs
 from service.orders import IdempotencyKey, accepted, key_name, key_reused, refused_without_room
 from service.problems import ProblemError, invalid_field, not_found
-from service.schemas import Cursor, JobsQuery
+from service.schemas import JobsQuery
 from service.state import Service, State
+from service.values import Cursor
 from tuner.errors import JobNotFound, NotRetryable
 from tuner.jobs import Job, JobEvent
 

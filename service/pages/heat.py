@@ -13,8 +13,8 @@ from service.pages import addresses
 from service.pages.fields import Blank, Device
 from service.pages.render import page, picture
 from service.pictures.heatmap import Cell, heatmap
-from service.schemas import QueryExtent
 from service.state import Service
+from service.values import QueryExtent
 
 router = APIRouter(include_in_schema=False, dependencies=[needs(Scope.READ)])
 

@@ -13,8 +13,8 @@ from service.pages.fields import Blank, Device
 from service.pages.render import page
 from service.pages.search import ACCEPTED, SearchError, parse
 from service.problems import FieldError
-from service.schemas import Cursor
 from service.state import Service
+from service.values import Cursor
 from tuner.store.listing import NARROW, Order, Search
 
 router = APIRouter(include_in_schema=False, dependencies=[needs(Scope.READ)])

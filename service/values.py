@@ -1,0 +1,125 @@
+"""The single values that requests may say, each with what it accepts, for people and for OpenAPI.
+
+Sizes must be integers as written: no floats, no booleans, no numbers in quotes inside JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from gemmsmith.problem import MAX_EXTENT, DType, Layout, Problem
+from gemmsmith.wire import MAX_CALLS, MAX_DEADLINE_S
+from tuner.store.keys import LONGEST_LIFE_S, MOST_JOBS, NAME_RULE, is_name
+
+MAX_PAGE = 1000
+MAX_PRIORITY = 100
+
+_DIGITS = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def _integer(low: int, high: int, *, text: bool) -> Callable[[Any], int]:
+    """A check for an integer in low … high, out of a query string (`text`) or out of JSON."""
+    accepted = f"an integer in {low} … {high}"
+
+    def check(value: Any) -> int:
+        if text and isinstance(value, str) and _DIGITS.fullmatch(value):
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            shown = repr(value)[:40]
+            raise PydanticCustomError(
+                "integer", "must be an integer, got {shown}", {"shown": shown, "accepted": accepted}
+            )
+        if not low <= value <= high:
+            shown = str(value) if abs(value) < 10**19 else "a far larger number"
+            raise PydanticCustomError(
+                "range", "is out of range: {shown}", {"shown": shown, "accepted": accepted}
+            )
+        return value
+
+    return check
+
+
+def _sha256(value: Any) -> str:
+    if isinstance(value, str) and _SHA256.fullmatch(value):
+        return value
+    raise PydanticCustomError(
+        "sha256",
+        "is not a SHA-256: {shown}",
+        {"shown": repr(value)[:80], "accepted": "64 hexadecimal digits in lower case"},
+    )
+
+
+def winner_cursor(problem: Problem) -> str:
+    """Where a page of winners ends. Opaque to clients."""
+    sizes = f"{problem.batch}-{problem.m}-{problem.n}-{problem.k}"
+    return f"{problem.dtype}-{problem.layout}-{sizes}"
+
+
+def _after_winner(value: Any) -> Problem:
+    try:
+        dtype, layout, *sizes = str(value).split("-")
+        batch, m, n, k = (int(size) for size in sizes if _DIGITS.fullmatch(size))
+        return Problem(m=m, n=n, k=k, batch=batch, dtype=DType(dtype), layout=Layout(layout))
+    except ValueError:
+        raise PydanticCustomError(
+            "cursor",
+            "is no cursor of this list: {shown}",
+            {"shown": repr(value)[:80], "accepted": "the `after` of a page's `links.next`"},
+        ) from None
+
+
+def _key_name(value: Any) -> str:
+    if isinstance(value, str) and is_name(value):
+        return value
+    raise PydanticCustomError(
+        "key_name",
+        "is no name for a key: {shown}",
+        {"shown": repr(value)[:80], "accepted": NAME_RULE},
+    )
+
+
+def _schema(low: int, high: int) -> WithJsonSchema:
+    return WithJsonSchema({"type": "integer", "minimum": low, "maximum": high})
+
+
+QueryExtent = Annotated[
+    int, BeforeValidator(_integer(1, MAX_EXTENT, text=True)), _schema(1, MAX_EXTENT)
+]
+Extent = Annotated[
+    int, BeforeValidator(_integer(1, MAX_EXTENT, text=False)), _schema(1, MAX_EXTENT)
+]
+PageLimit = Annotated[int, BeforeValidator(_integer(1, MAX_PAGE, text=True)), _schema(1, MAX_PAGE)]
+Cursor = Annotated[int, BeforeValidator(_integer(0, 2**62, text=True)), _schema(0, 2**62)]
+Priority = Annotated[
+    int,
+    BeforeValidator(_integer(-MAX_PRIORITY, MAX_PRIORITY, text=False)),
+    _schema(-MAX_PRIORITY, MAX_PRIORITY),
+]
+Calls = Annotated[int, BeforeValidator(_integer(0, MAX_CALLS, text=False)), _schema(0, MAX_CALLS)]
+DeadlineSeconds = Annotated[
+    int, BeforeValidator(_integer(1, MAX_DEADLINE_S, text=False)), _schema(1, MAX_DEADLINE_S)
+]
+KeyName = Annotated[
+    str, BeforeValidator(_key_name), Field(description=NAME_RULE, min_length=1, max_length=100)
+]
+KeyLife = Annotated[
+    int, BeforeValidator(_integer(1, LONGEST_LIFE_S, text=False)), _schema(1, LONGEST_LIFE_S)
+]
+JobLimit = Annotated[
+    int, BeforeValidator(_integer(1, MOST_JOBS, text=False)), _schema(1, MOST_JOBS)
+]
+Sha256 = Annotated[
+    str, BeforeValidator(_sha256), WithJsonSchema({"type": "string", "pattern": _SHA256.pattern})
+]
+WinnerCursor = Annotated[
+    Problem,
+    PlainValidator(_after_winner),
+    WithJsonSchema({"type": "string", "description": "From the `links.next` of a page"}),
+]
+Slug = Annotated[str, Field(max_length=200, description="A device model's slug, see /devices")]
