@@ -241,13 +241,16 @@ def needs(scope: Scope) -> Any:
     async def caller(request: Request, _: Annotated[object, Depends(BEARER)]) -> Caller:
         door: Doorkeeper = request.app.state.service.access
         try:
-            return await door.welcome(request.scope, scope)
+            found = await door.welcome(request.scope, scope)
         except ProblemError as error:
             if error.status == 401 and _is_page(request):
                 here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
                 location = f"{LOGIN}?next={quote(here, safe='/')}"
                 raise HTTPException(303, headers={"Location": location}) from None
             raise
+        if found is not LOCAL:
+            structlog.contextvars.bind_contextvars(key=found.name)
+        return found
 
     caller.scope = scope  # type: ignore[attr-defined]
     return Depends(caller)

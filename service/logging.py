@@ -1,6 +1,8 @@
 """Structured logs: one line per event, key=value on a terminal, JSON for machines.
 
-Every request carries an id, the caller's `X-Request-Id` or a fresh one, in each line it causes.
+Every request carries an id, the caller's `X-Request-Id` or a fresh one, in each line it causes, and
+the name of its API key; every line about a job has the job's id and its problem, in the service as
+in the worker. Headers, bodies and local variables are in no line, so no secret is.
 Standard-library loggers (uvicorn, SQLAlchemy, Alembic) go through the same renderer.
 """
 
@@ -20,12 +22,14 @@ def configure(*, json: bool = False, level: int = logging.INFO) -> None:
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
         structlog.processors.StackInfoRenderer(),
     ]
     # Plain: the other formatters print local variables too, and a request's headers have the key.
     console = structlog.dev.ConsoleRenderer(
-        colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+        colors=sys.stderr.isatty(),
+        timestamp_key="time",
+        exception_formatter=structlog.dev.plain_traceback,
     )
     rendering: list[structlog.types.Processor] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]

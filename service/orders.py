@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
+import structlog
 from fastapi import Depends, Header
 from starlette.responses import Response
 
@@ -21,6 +22,8 @@ from tuner.errors import QueueFull, QuotaUsedUp
 from tuner.jobs import Job
 
 _MAX_KEY = 200
+
+log = structlog.get_logger("gemmsmith.service")
 
 
 def key_name(caller: Caller) -> str | None:
@@ -42,6 +45,7 @@ def refused_without_room(service: State, caller: Caller) -> Iterator[None]:
 
 def accepted(job: Job, *, created: bool) -> Response:
     """202 for a new job, 200 for one that was there."""
+    log.info("job_ordered", job=job.id, problem=str(job.problem), new=created)
     return documents.json_response(
         documents.job(job),
         status=202 if created else 200,

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
 from fastapi import APIRouter
 from starlette.responses import Response
 
@@ -11,8 +18,25 @@ from service.metrics import CONTENT_TYPE
 from service.problems import ProblemError
 from service.state import Service
 from tuner import store
+from tuner.errors import DatabaseBusy, StoreError
+from tuner.store.probe import probe
 
 router = APIRouter(tags=["health"])
+
+PACKS_NEED_BYTES = 100_000_000
+"""Free space below which the packs' disk counts as full: a few tuned problems' packs."""
+
+_OK = "ok"
+
+
+@dataclass(kw_only=True)
+class _NotReadyError(ProblemError):
+    """A 503 that says of each check how it went."""
+
+    checks: Mapping[str, str]
+
+    def document(self, instance: str) -> dict[str, Any]:
+        return {**super().document(instance), "checks": self.checks}
 
 
 @router.get("/healthz")
@@ -23,22 +47,64 @@ async def healthz() -> Response:
 
 @router.get("/readyz")
 def readyz(service: Service) -> Response:
-    """The database answers and has the schema that this version needs."""
+    """Whether the database has the schema that this version needs and can be written.
+
+    `checks` says how each check went. The status is `degraded`, and the service ready, while
+    lookups are answered as ever: somebody else is writing for long, or there is no room for packs.
+    """
+    url = service.settings.database
     expected = store.head()
-    current = store.current(service.settings.database)
+    try:
+        current = store.current(url)
+    except StoreError as error:
+        raise _unusable(error, {"database": str(error)}) from error
     if current != expected:
-        raise ProblemError(
+        detail = (
+            f"The database is at {current}, this version needs {expected}: run "
+            "`gemmsmith db upgrade`, or upgrade gemmsmith if the database is newer."
+        )
+        raise _NotReadyError(
             status=503,
             kind="schema-mismatch",
             title="Database schema mismatch",
-            detail=f"The database is at {current}, this version needs {expected}: run "
-            "`gemmsmith db upgrade`, or upgrade gemmsmith if the database is newer.",
+            detail=detail,
             headers={"Retry-After": "30"},
+            checks={"database": _OK, "schema": detail},
         )
-    return documents.json_response({"status": "ok", "schema": current})
+    checks = {"database": _OK, "schema": _OK, "packs": _packs(service.settings.packs)}
+    try:
+        probe(url)
+    except DatabaseBusy:
+        checks["database"] = "busy: somebody else has been writing for seconds"
+    except StoreError as error:
+        raise _unusable(error, {**checks, "database": str(error)}) from error
+    status = "ok" if set(checks.values()) == {_OK} else "degraded"
+    return documents.json_response({"status": status, "schema": current, "checks": checks})
 
 
 @router.get("/metrics", dependencies=[needs(Scope.READ)])
 def metrics(service: Service) -> Response:
     """Prometheus text format."""
     return Response(service.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+
+def _unusable(error: StoreError, checks: Mapping[str, str]) -> _NotReadyError:
+    return _NotReadyError(
+        status=503,
+        kind="store-unavailable",
+        title="The database cannot be used",
+        detail=str(error),
+        headers={"Retry-After": "5"},
+        checks=checks,
+    )
+
+
+def _packs(folder: Path) -> str:
+    if not folder.is_dir():
+        return "the packs folder is missing: packs can be neither served nor compiled"
+    if not os.access(folder, os.W_OK):
+        return "the packs folder cannot be written: no pack can be compiled"
+    free = shutil.disk_usage(folder).free
+    if free < PACKS_NEED_BYTES:
+        return f"{free / 1e6:.0f} MB are left for packs, less than {PACKS_NEED_BYTES / 1e6:.0f}"
+    return _OK

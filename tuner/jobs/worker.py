@@ -142,8 +142,16 @@ class Worker:
 
     def _work(self, leased: LeasedJob) -> None:
         job = leased.job
-        told = log.bind(job=job.id, problem=str(job.problem), attempt=job.attempt)
-        told.info("job_started")
+        # In every line that the attempt causes, whichever part of the program writes it.
+        about = {"job": job.id, "problem": str(job.problem), "attempt": job.attempt}
+        if job.ordered_by is not None:
+            about["key"] = job.ordered_by
+        with structlog.contextvars.bound_contextvars(**about):
+            self._attend(leased)
+
+    def _attend(self, leased: LeasedJob) -> None:
+        began = time.monotonic()
+        log.info("job_started", effort=leased.job.effort.value)
         self._leased = leased
         if self._stopping:  # asked for between the lease and the line above
             leased.ask_to_stop(StopReason.SHUTDOWN)
@@ -151,11 +159,11 @@ class Worker:
             with _heartbeats(leased):
                 self._attempt(leased)
         except LeaseLost as error:
-            told.warning("lease_lost", error=str(error))
+            log.warning("lease_lost", error=str(error))
         except StoreError as error:
-            told.warning("outcome_not_written", error=str(error))
+            log.warning("outcome_not_written", error=str(error))
         else:
-            told.info("job_settled")
+            log.info("job_settled", seconds=round(time.monotonic() - began, 3))
         finally:
             self._leased = None
 
@@ -171,7 +179,7 @@ class Worker:
         except HOPELESS as error:
             leased.fail(_message(error), retry=False)
         except Exception as error:  # the loop outlives whatever a job runs into
-            log.exception("job_crashed", job=leased.job.id)
+            log.exception("job_crashed")
             leased.fail(_message(error), retry=True)
         except BaseException:  # the process is to end at once
             with suppress(LeaseLost, StoreError):

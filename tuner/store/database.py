@@ -68,12 +68,17 @@ class Database:
     Args:
         url: as `parse_url` takes it.
         migrating: leave foreign keys unenforced, as rebuilding SQLite tables needs.
+        patience_s: longest wait for another program's transaction; of PostgreSQL, which by
+            itself waits for ever, only where it is given.
     """
 
-    def __init__(self, url: str, *, migrating: bool = False) -> None:
+    def __init__(
+        self, url: str, *, migrating: bool = False, patience_s: float | None = None
+    ) -> None:
         self.url = parse_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._migrating = migrating
+        self._patience_s = patience_s
         self._engine = self._create_engine()
         self._writer = self._engine.execution_options(**{_WRITES: True})
 
@@ -85,13 +90,20 @@ class Database:
             "max_overflow": 40,
         }
         if not self.is_sqlite:
+            if self._patience_s is not None:
+                milliseconds = int(self._patience_s * 1000)
+                options["connect_args"] = {
+                    "connect_timeout": max(2, int(self._patience_s)),  # libpq's least
+                    "options": f"-c lock_timeout={milliseconds}",
+                }
             try:
                 return create_engine(self.url, pool_pre_ping=True, **options)
             except ModuleNotFoundError as error:
                 raise StoreError(
                     "PostgreSQL needs psycopg: pip install 'gemmsmith-service[postgresql]'"
                 ) from error
-        engine = create_engine(self.url, connect_args={"timeout": BUSY_TIMEOUT_S}, **options)
+        patience_s = BUSY_TIMEOUT_S if self._patience_s is None else self._patience_s
+        engine = create_engine(self.url, connect_args={"timeout": patience_s}, **options)
         event.listen(engine, "connect", self._set_up_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
         return engine

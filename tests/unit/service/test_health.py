@@ -1,0 +1,94 @@
+"""`/healthz` and `/readyz`, on databases and folders that are really broken."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import httpx
+import pytest
+
+from service.api import health
+from tests.support.processes import serving
+from tests.support.serving import new_settings, running
+from tuner.store import head
+from tuner.store.probe import probe
+
+
+def test_all_is_well(tmp_path: Path) -> None:
+    with running(new_settings(tmp_path)) as client:
+        assert client.get("/healthz").json() == {"status": "ok"}
+        reply = client.get("/readyz")
+        assert reply.status_code == 200
+        assert reply.json() == {
+            "status": "ok",
+            "schema": head(),
+            "checks": {"database": "ok", "schema": "ok", "packs": "ok"},
+        }
+
+
+def test_a_probe_leaves_a_database_as_it_is(store_url: str) -> None:
+    probe(store_url)
+    probe(store_url)
+
+
+def test_without_room_for_packs_it_is_degraded_but_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = new_settings(tmp_path)
+    with running(settings) as client:
+        monkeypatch.setattr(health, "PACKS_NEED_BYTES", 10**18)
+        full = client.get("/readyz")
+        shutil.rmtree(settings.packs)
+        missing = client.get("/readyz")
+    for reply, said in ((full, "MB are left"), (missing, "is missing")):
+        assert reply.status_code == 200
+        assert reply.json()["status"] == "degraded"
+        assert said in reply.json()["checks"]["packs"]
+
+
+def test_while_others_write_for_long_it_is_degraded_but_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuner.store.probe.PATIENCE_S", 0.1)
+    settings = new_settings(tmp_path)
+    path = settings.database.removeprefix("sqlite:///")
+    with running(settings) as client, closing(sqlite3.connect(path)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        reply = client.get("/readyz")
+        other.rollback()
+        assert reply.status_code == 200
+        assert "busy" in reply.json()["checks"]["database"]
+        assert client.get("/readyz").json()["status"] == "ok"
+
+
+def test_a_database_that_cannot_be_read_is_not_ready(tmp_path: Path) -> None:
+    settings = new_settings(tmp_path)
+    with running(settings) as client:
+        for path in tmp_path.glob("gemmsmith.db*"):
+            path.write_bytes(b"not a database at all" * 1000)
+        reply = client.get("/readyz")
+        assert reply.status_code == 503
+        assert reply.headers["content-type"] == "application/problem+json"
+        assert reply.json()["type"].endswith("store-unavailable")
+        assert "Restore a backup" in reply.json()["checks"]["database"]
+        assert client.get("/healthz").status_code == 200
+
+
+def test_a_database_that_cannot_be_written_is_not_ready(tmp_path: Path) -> None:
+    with serving(tmp_path) as (process, banner):
+        url = next(word for word in banner.split() if word.startswith("http://")).rstrip("/")
+        with httpx.Client(base_url=url.split("/best")[0], timeout=30) as client:
+            assert client.get("/readyz").json()["status"] == "ok"
+            before = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, before[1]))  # a full disk
+            reply = client.get("/readyz")
+            assert reply.status_code == 503
+            checks = reply.json()["checks"]
+            assert checks["schema"] == "ok"
+            assert "gemmsmith.db" in checks["database"]
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, before)
+            assert client.get("/readyz").status_code == 200
