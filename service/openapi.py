@@ -18,6 +18,7 @@ from service.shapes import ref
 
 Content = dict[str, Any]
 Answers = dict[int, Content | None]
+"""By status: the content, or None for no body and for refusals, which share the one they have."""
 
 _PROBLEM: Content = {PROBLEM: {"schema": ref("ProblemDetails")}}
 _BINARY: Content = {"schema": {"type": "string", "format": "binary"}}
@@ -33,15 +34,15 @@ def _table(name: str) -> Content:
 
 
 ANSWERS: dict[str, Answers] = {
-    "GET /best": {200: _json("Answer"), 304: None, 404: _PROBLEM},
+    "GET /best": {200: _json("Answer"), 304: None, 404: None},
     "POST /best:batch": {200: _json("Batch")},
-    "GET /snapshot": {200: _json("Snapshot"), 304: None, 404: _PROBLEM},
-    "POST /tune": {200: _json("Job"), 202: _json("Job"), 429: _PROBLEM},
+    "GET /snapshot": {200: _json("Snapshot"), 304: None, 404: None},
+    "POST /tune": {200: _json("Job"), 202: _json("Job"), 429: None},
     "GET /jobs": {200: _json("Jobs")},
     "GET /jobs/{job_id}": {200: _json("Job")},
     "DELETE /jobs/{job_id}": {202: _json("Job")},
     "POST /jobs/{job_id}/retry": {
-        200: _json("Job"), 202: _json("Job"), 409: _PROBLEM, 429: _PROBLEM,
+        200: _json("Job"), 202: _json("Job"), 409: None, 429: None,
     },
     "GET /jobs/{job_id}/events": {200: {"text/event-stream": _TEXT}},
     "GET /kernels/{name}": {200: _json("KernelDocument")},
@@ -50,24 +51,24 @@ ANSWERS: dict[str, Answers] = {
         200: {"application/octet-stream": _BINARY},
         206: {"application/octet-stream": _BINARY},
     },
-    "GET /results": {200: _table("Results"), 406: _PROBLEM, 501: _PROBLEM},
-    "GET /winners": {200: _table("Winners"), 406: _PROBLEM, 501: _PROBLEM},
-    "GET /winners/history": {200: _json("History"), 404: _PROBLEM},
-    "POST /winners/pin": {200: _json("Revision"), 404: _PROBLEM},
-    "POST /winners/unpin": {200: _json("Revision"), 404: _PROBLEM},
-    "POST /winners/rollback": {200: _json("Revision"), 404: _PROBLEM, 409: _PROBLEM},
+    "GET /results": {200: _table("Results"), 406: None, 501: None},
+    "GET /winners": {200: _table("Winners"), 406: None, 501: None},
+    "GET /winners/history": {200: _json("History"), 404: None},
+    "POST /winners/pin": {200: _json("Revision"), 404: None},
+    "POST /winners/unpin": {200: _json("Revision"), 404: None},
+    "POST /winners/rollback": {200: _json("Revision"), 404: None, 409: None},
     "GET /devices": {200: _json("Devices")},
     "GET /keys": {200: _json("Keys")},
-    "POST /keys": {201: _json("NewApiKey"), 409: _PROBLEM},
+    "POST /keys": {201: _json("NewApiKey"), 409: None},
     "DELETE /keys/{name}": {200: _json("ApiKey")},
     "GET /audit": {200: _json("Audit")},
     "GET /healthz": {200: _json("Health")},
-    "GET /readyz": {200: _json("Readiness"), 503: _PROBLEM},
+    "GET /readyz": {200: _json("Readiness"), 503: None},
     "GET /metrics": {200: {"text/plain": _TEXT}},
 }  # fmt: skip
 """What each route answers, beside the refusals that `_refusals` adds."""
 
-_MEANING = {
+_MEANING: dict[int | str, str] = {
     200: "As asked",
     201: "Made",
     202: "Accepted",
@@ -85,6 +86,7 @@ _MEANING = {
     429: "No room; nothing was ordered. Try again after Retry-After seconds",
     501: "pyarrow is not installed where the service runs",
     503: "Not ready, or the database cannot be used. Try again after Retry-After seconds",
+    "5XX": "A fault of the service, whose log has the cause",
 }
 
 _PROBLEM_ASKED = {
@@ -141,10 +143,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
             operation["responses"] = {
                 str(status): _response(status, answers[status]) for status in sorted(answers)
             }
-            operation["responses"]["5XX"] = {
-                "description": "A fault of the service, whose log has the cause",
-                "content": _PROBLEM,
-            }
+            operation["responses"]["5XX"] = {"$ref": "#/components/responses/5XX"}
             for parameter in operation.get("parameters", ()):
                 if parameter["name"] in _PROBLEM_ASKED:
                     parameter["example"] = _PROBLEM_ASKED[parameter["name"]]
@@ -153,6 +152,11 @@ def describe(app: FastAPI) -> dict[str, Any]:
     components = document["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         components.pop(name, None)
+    document["components"]["responses"] = {
+        str(status): _refusal(status, meaning)
+        for status, meaning in _MEANING.items()
+        if status == "5XX" or int(status) >= 400
+    }
     document["components"]["schemas"] = dict(sorted((components | shapes.components()).items()))
     return document
 
@@ -170,15 +174,21 @@ def _refusals(method: str, path: str, operation: dict[str, Any]) -> Answers:
         statuses.add(422)
     if "{" in path:
         statuses.add(404)
-    return dict.fromkeys(statuses, _PROBLEM)
+    return dict.fromkeys(statuses)
 
 
 def _response(status: int, content: Content | None) -> dict[str, Any]:
-    response: dict[str, Any] = {"description": _MEANING[status]}
-    if content:
-        response["content"] = content
+    if status >= 400:
+        return {"$ref": f"#/components/responses/{status}"}
+    answer: dict[str, Any] = {"description": _MEANING[status]}
+    return answer if content is None else {**answer, "content": content}
+
+
+def _refusal(status: int | str, meaning: str) -> dict[str, Any]:
+    """A refusal as all routes share it."""
+    refusal: dict[str, Any] = {"description": meaning, "content": _PROBLEM}
     if status == 422:
-        response["content"] = {PROBLEM: {"schema": ref("ProblemDetails"), "example": _REFUSED}}
+        refusal["content"] = {PROBLEM: {**_PROBLEM[PROBLEM], "example": _REFUSED}}
     if status in (429, 503):
-        response["headers"] = {"Retry-After": {"schema": {"type": "integer", "minimum": 0}}}
-    return response
+        refusal["headers"] = {"Retry-After": {"schema": {"type": "integer", "minimum": 0}}}
+    return refusal

@@ -15,6 +15,7 @@ import msgspec
 
 from gemmsmith.answer import Answer
 from gemmsmith.device import DeviceModel
+from gemmsmith.history import Origin
 from gemmsmith.kernel import Kernel
 from gemmsmith.snapshot import Row
 from gemmsmith.wire import SCHEMA
@@ -23,11 +24,13 @@ from tuner.compile import Manifest
 from tuner.jobs import Job
 from tuner.store.audit import AuditEntry
 from tuner.store.keys import ApiKey
-from tuner.store.revisions import Origin
 from tuner.trial import Trial, Winner
 
 Schema = dict[str, Any]
 
+_CORE = (
+    Answer, ApiKey, AuditEntry, DeviceModel, Job, Kernel, Manifest, Origin, Row, Trial, Winner,
+)  # fmt: skip
 _AT = "#/components/schemas/"
 _TEXT: Schema = {"type": "string"}
 _FLAG: Schema = {"type": "boolean"}
@@ -118,7 +121,7 @@ def _documents(core: dict[str, Schema]) -> Iterator[tuple[str, Schema]]:
             answers={"type": "array", "items": {"anyOf": [ref("Answer"), ref("ProblemDetails")]}}
         ),
     )
-    yield "Devices", _object(devices={"type": "array", "items": ref("DeviceModel")})
+    yield "Devices", _object(devices={"type": "array", "items": ref("Device")})
     yield "Health", _object(status=_TEXT)
     yield "Readiness", _object(status=_TEXT, schema=_TEXT)
     yield "TrialRow", _row(TRIALS)

@@ -1,0 +1,26 @@
+"""The OpenAPI description as the tests keep it; `python -m tests.support.openapi` writes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from service.app import create_app
+from service.settings import Settings
+
+SNAPSHOT = Path(__file__).resolve().parents[1] / "integration" / "openapi.json"
+REFRESH = ".venv/bin/python -m tests.support.openapi"
+
+
+def described() -> dict[str, Any]:
+    document: dict[str, Any] = create_app(Settings.load({})).openapi()
+    return document
+
+
+def text(document: dict[str, Any]) -> str:
+    return json.dumps(document, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+
+
+if __name__ == "__main__":
+    SNAPSHOT.write_text(text(described()), encoding="utf-8")
