@@ -5,9 +5,9 @@ A problem that has no winner has a page too: what is answered meanwhile, and how
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Annotated
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Path
@@ -18,6 +18,7 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem
 from service import lookup
 from service.access import Caller, Scope, needs
+from service.api import winners as api
 from service.documents import best_url
 from service.pages import addresses
 from service.pages.ceilings import ceilings_of
@@ -25,12 +26,13 @@ from service.pages.fields import Posted
 from service.pages.render import page, picture, see_other
 from service.pictures.roofline import Roof, measured_roof, nominal_roof, roofline
 from service.pictures.samples import Line, samples
-from service.problems import ProblemError, invalid_field, not_found
+from service.problems import invalid_field, not_found
 from service.report.page import choices
 from service.report.reasons import baseline_note, why
 from service.report.rows import Row, row_of
+from service.schemas import PinBody, WinnerBody
 from service.state import Service, State
-from tuner.errors import JobNotFound, NoSuchRevision, NoSuchWinner, NothingToUndo
+from tuner.errors import JobNotFound
 from tuner.measure.ceilings import Ceilings
 from tuner.store.listing import Ranking
 from tuner.store.revisions import Revision
@@ -86,7 +88,7 @@ def problem(service: Service, asked: Named, device: Device) -> Response:
         history=history,
         jobs=_jobs(service, history),
         history_shown=HISTORY,
-        api=best_url(asked, device),
+        answer=best_url(asked, device),
         results=f"/results?{urlencode({**sizes, **kind, 'format': 'csv'})}",
         here=addresses.problem(asked, device),
     )
@@ -94,42 +96,35 @@ def problem(service: Service, asked: Named, device: Device) -> Response:
 
 @router.post(_PATH + "/pin")
 def pin(service: Service, caller: Admin, asked: Named, device: Device, posted: Posted) -> Response:
-    """Serve the revision that the form names until it is unpinned."""
+    """Serve the revision that the form names, as `POST /winners/pin` does."""
     written = posted.get("revision", "")
     if not (written.isascii() and written.isdigit() and len(written) < 10):
         raise invalid_field("revision", f"is not a revision: {written!r:.40}", "1, 2, 3 …")
-    with _chosen():
-        service.store.pin(asked, device, int(written), actor=caller.name)
-    return see_other(f"{addresses.problem(asked, device)}#history")
+    body = PinBody(**_body(asked, device), revision=int(written))
+    api.pin(service, caller, body)
+    return _to_history(asked, device)
 
 
 @router.post(_PATH + "/unpin")
 def unpin(service: Service, caller: Admin, asked: Named, device: Device) -> Response:
-    """Serve the newest revision of the best origin again."""
-    with _chosen():
-        service.store.unpin(asked, device, actor=caller.name)
-    return see_other(f"{addresses.problem(asked, device)}#history")
+    """Serve the newest revision of the best origin again, as `POST /winners/unpin` does."""
+    api.unpin(service, caller, WinnerBody(**_body(asked, device)))
+    return _to_history(asked, device)
 
 
 @router.post(_PATH + "/rollback")
 def roll_back(service: Service, caller: Admin, asked: Named, device: Device) -> Response:
-    """Serve, pinned, what was served before."""
-    with _chosen():
-        service.store.roll_back(asked, device, actor=caller.name)
+    """Serve what was served before, as `POST /winners/rollback` does."""
+    api.roll_back(service, caller, WinnerBody(**_body(asked, device)))
+    return _to_history(asked, device)
+
+
+def _body(asked: Problem, device: str) -> dict[str, Any]:
+    return {**asdict(asked), "device": device}
+
+
+def _to_history(asked: Problem, device: str) -> Response:
     return see_other(f"{addresses.problem(asked, device)}#history")
-
-
-@contextmanager
-def _chosen() -> Iterator[None]:
-    """Turn what cannot be chosen into an answer."""
-    try:
-        yield
-    except (NoSuchWinner, NoSuchRevision) as error:
-        raise not_found("Revision", f"{error}.") from error
-    except NothingToUndo as error:
-        raise ProblemError(
-            status=409, kind="nothing-to-undo", title="Nothing to undo", detail=f"{error}."
-        ) from error
 
 
 def _model(service: State, device: str) -> DeviceModel:

@@ -27,7 +27,7 @@ from tuner.store.codec import from_json_or_none
 from tuner.store.database import Database
 from tuner.store.dictionary import Dictionary, problem_of
 from tuner.store.gpus import Gpus
-from tuner.store.models import ProblemRow, TrialRow, WinnerRow
+from tuner.store.models import CURRENT, ProblemRow, TrialRow, WinnerRow
 from tuner.store.trials import StoredTrial, Trials
 from tuner.trial import Phase
 
@@ -142,21 +142,23 @@ class Listing:
         """
         with self._database.read() as session:
             device_id = self._dictionary.device_id(session, device)
-            query = _current(device_id)
+            query = _current()
             narrow = session.scalars(
                 select(ProblemRow.id).where(*_met(search)).limit(NARROW + 1)
             ).all()
             total = None
             if len(narrow) <= NARROW:
                 query = query.where(WinnerRow.problem_id.in_(narrow))
-                total = session.scalar(select(func.count()).select_from(query.subquery())) or 0
+                here = query.where(WinnerRow.device_id == device_id)
+                total = session.scalar(select(func.count()).select_from(here.subquery())) or 0
             else:
                 query = query.where(*_met(search))
                 order = Order.GAIN if order is Order.TIME else order
             last = None if after is None else _find(session, after)
             if order is Order.SIZE:
-                rows = _by_size(session, query, last, limit + 1)
+                rows = _by_size(session, query, device_id, last, limit + 1)
             else:
+                query = query.where(WinnerRow.device_id == device_id)
                 rows = _by_value(session, query, order, last, limit + 1)
             items = self._listed(session, rows[:limit])
             return Page(
@@ -172,8 +174,9 @@ class Listing:
         """Current winners of these types, layout, K and batch, by M and N."""
         search = Search(dtype=dtype, layout=layout, k=k, batch=batch)
         with self._database.read() as session:
-            query = _current(self._dictionary.device_id(session, device)).where(*_met(search))
-            return [*self._listed(session, _by_size(session, query, None, limit))]
+            device_id = self._dictionary.device_id(session, device)
+            rows = _by_size(session, _current().where(*_met(search)), device_id, None, limit)
+            return [*self._listed(session, rows)]
 
     def depths(self, dtype: DType, layout: Layout) -> builtins.list[tuple[int, int, int]]:
         """K and batch of the known problems and how many have them, most first, 60 at most."""
@@ -259,12 +262,9 @@ class Listing:
         )
 
 
-def _current(device_id: int | None) -> Select[WinnerRow, ProblemRow]:
-    return (
-        select(WinnerRow, ProblemRow)
-        .join(ProblemRow, ProblemRow.id == WinnerRow.problem_id)
-        .where(WinnerRow.is_current, WinnerRow.device_id == device_id)
-    )
+def _current() -> Select[WinnerRow, ProblemRow]:
+    joined = select(WinnerRow, ProblemRow).join(ProblemRow, ProblemRow.id == WinnerRow.problem_id)
+    return joined.where(WinnerRow.is_current)
 
 
 def _met(search: Search) -> builtins.list[ColumnElement[bool]]:
@@ -297,9 +297,12 @@ _SIZE = (
 def _by_size(
     session: Session,
     query: Select[WinnerRow, ProblemRow],
+    device_id: int | None,
     last: Row[WinnerRow, ProblemRow] | None,
     limit: int,
 ) -> Sequence[Row[WinnerRow, ProblemRow]]:
+    # Added to, the column is in no index, which leaves SQLite those of the problems to walk.
+    query = query.where(WinnerRow.device_id + 0 == device_id)
     if last is not None:
         values = [getattr(last[1], column.key) for column in _SIZE]
         query = query.where(tuple_(*_SIZE) > tuple_(*values))
@@ -316,6 +319,7 @@ def _by_value(
     """By a column of the winners; those that have no value come last, the newest first."""
     column = WinnerRow.median_us if order is Order.TIME else WinnerRow.speedup
     keys = (column, WinnerRow.id)
+    query = query.where(CURRENT)  # again: with it, SQLite reads the index by gain
     rows: builtins.list[Row[WinnerRow, ProblemRow]] = []
     value = None if last is None else getattr(last[0], column.key)
     if last is None or value is not None:
