@@ -1,0 +1,80 @@
+"""Workers and the service killed by SIGKILL at random moments, while jobs are ordered and tuned.
+
+The seed is printed; `GEMMSMITH_FAULT_SEED` repeats a run's orders and victims (not its timing).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from random import Random
+
+import psutil
+import pytest
+
+from tests.support.fleet import Fleet
+from tests.support.ledger import verify, verify_packs
+from tests.support.orders import Reader, accepted, distinct_orders
+from tests.support.shipped import recorded_problems, shipped_winners
+from tuner.store import Store
+
+ORDERS = 100
+"""On each kind of database."""
+
+KILLS = ("worker", "worker", "worker", "service", "service", "both", "both")
+
+
+def victims(fleet: Fleet, kind: str, random: Random) -> list[psutil.Process]:
+    service, *workers = fleet.processes()
+    match kind:
+        case "worker":
+            return [random.choice(workers)] if workers else []
+        case "service":
+            return [service]
+        case _:
+            return [service, *workers]
+
+
+def test_nothing_is_lost_and_nothing_done_twice(
+    store: Store, store_url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    seed = int(os.environ.get("GEMMSMITH_FAULT_SEED", str(time.time_ns() % 10**6)))
+    with capfd.disabled():
+        print(f"\nGEMMSMITH_FAULT_SEED={seed}", flush=True)
+    random = Random(seed)
+    store.promote(shipped_winners()[0], imported=True)  # so that the service knows the device
+    orders = distinct_orders(ORDERS, random)
+    kills = random.sample(KILLS, len(KILLS))
+    jobs: list[str] = []
+
+    def send() -> None:
+        for number, order in enumerate(orders):
+            jobs.append(accepted(fleet.url, order, f"order-{number}"))
+
+    with Fleet(store_url, tmp_path, GEMMSMITH_TEST_NVCC=str(tmp_path / "nvcc")) as fleet:
+        fleet.serve(worker=True)
+        fleet.work()
+        fleet.wait_until_up()
+        sender = threading.Thread(target=send)
+        with Reader(fleet.url, recorded_problems()) as reader:
+            sender.start()
+            for kind in kills:
+                time.sleep(random.uniform(0.5, 3.5))
+                fleet.kill(victims(fleet, kind, random))
+                if fleet.service is None or fleet.service.poll() is not None:
+                    fleet.serve(worker=True)
+                if not fleet.workers:
+                    fleet.work()
+            sender.join()
+            fleet.wait_until_idle()
+        fleet.kill(fleet.processes())
+    assert len(jobs) == ORDERS
+    assert len(set(jobs)) == ORDERS, "an order that was repeated has made a second job"
+    ended = verify(store_url, jobs)
+    assert ended["done"] >= ORDERS - len(KILLS), ended  # a kill costs an attempt, and there are 3
+    assert ended["done"] + ended["failed"] == ORDERS
+    assert reader.wrong == []
+    assert reader.answers > 50
+    verify_packs(store_url, fleet.packs)

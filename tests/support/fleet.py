@@ -1,0 +1,153 @@
+"""A service and its workers as real processes that can be killed and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+import psutil
+
+from tests.support.processes import until
+from tests.support.shipped import DEVICE, SWEEPS
+from tuner.jobs import JobState, Queue
+from tuner.store import Store
+
+WORKER = (sys.executable, "-m", "tests.support.brisk_worker")
+SERVE = f"""
+import sys
+from functools import partial
+from service import serve
+from service.settings import Settings
+from tests.support import clocks
+clocks.install()
+serve.Supervisor = partial(serve.Supervisor, command={WORKER!r}, first_pause_s=0.2)
+sys.exit(serve.serve(Settings.load(), worker="worker" in sys.argv))
+"""
+
+
+class Fleet:
+    """Processes on one database, all with the same settings; `close` kills what is left."""
+
+    def __init__(self, url: str, folder: Path, **environ: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self.packs = folder / "packs"
+        self.service: subprocess.Popen[bytes] | None = None
+        self.workers: list[subprocess.Popen[bytes]] = []
+        self._database = url
+        self._log = folder / "fleet.log"
+        self._environ = {
+            **os.environ,
+            "GEMMSMITH_DATABASE": url,
+            "GEMMSMITH_PACKS": str(self.packs),
+            "GEMMSMITH_SWEEPS": str(SWEEPS),
+            "GEMMSMITH_WINNERS": str(folder / "none"),
+            "GEMMSMITH_MODELS": str(folder / "none"),
+            "GEMMSMITH_DEVICE": DEVICE,
+            "GEMMSMITH_PORT": str(port),
+            "GEMMSMITH_EVENTS_POLL_S": "0.05",
+            **environ,
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.kill(self.processes())
+        if kind is not None:
+            sys.stdout.write(self.log()[-8000:])
+
+    def serve(self, *, worker: bool = False) -> None:
+        """Start the service, with a worker that it looks after or without; it need not be up."""
+        arguments = ["worker"] if worker else []
+        self.service = self._start([sys.executable, "-c", SERVE, *arguments])
+
+    def work(self, count: int = 1, **environ: str) -> None:
+        """Start workers that nobody looks after."""
+        self.workers += [self._start(WORKER, **environ) for _ in range(count)]
+
+    def wait_until_up(self) -> None:
+        """Return when the service answers."""
+        until(self._answers, "the service does not answer")
+
+    def processes(self) -> list[psutil.Process]:
+        """All that live, the service first and the worker that it looks after next."""
+        found: list[psutil.Process] = []
+        for process in filter(None, [self.service, *self.workers]):
+            if process.poll() is None:
+                parent = psutil.Process(process.pid)
+                found += [parent, *_workers_below(parent)]
+        return found
+
+    def kill(self, victims: Iterable[psutil.Process]) -> None:
+        """SIGKILL them all at once, and wait until they are gone."""
+        dying = list(victims)
+        for process in dying:
+            try:
+                process.send_signal(signal.SIGKILL)
+            except psutil.NoSuchProcess:
+                continue
+        for process in filter(None, [self.service, *self.workers]):
+            if process.pid in {victim.pid for victim in dying}:
+                process.wait()
+        self.workers = [worker for worker in self.workers if worker.poll() is None]
+        psutil.wait_procs(dying, timeout=30)
+
+    def wait_until_idle(self, patience_s: float = 120.0) -> None:
+        """Return when no job waits or runs."""
+        deadline = time.monotonic() + patience_s
+        with Store.open(self._database) as store:
+            queue = Queue(store)
+            while left := _unfinished(queue):
+                assert time.monotonic() < deadline, f"{left} jobs are not finished"
+                time.sleep(0.1)
+
+    def log(self) -> str:
+        """What all of them have written so far."""
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    def _start(self, command: Iterable[str], **environ: str) -> subprocess.Popen[bytes]:
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                list(command),
+                env={**self._environ, **environ},
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+            )
+
+    def _answers(self) -> bool:
+        assert self.service is not None
+        assert self.service.poll() is None, self.log()[-4000:]
+        try:
+            return httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+def _workers_below(service: psutil.Process) -> list[psutil.Process]:
+    try:
+        return [p for p in service.children() if "tests.support.brisk_worker" in p.cmdline()]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _unfinished(queue: Queue) -> int:
+    counts = queue.counts()
+    return counts[JobState.WAITING] + counts[JobState.RUNNING]

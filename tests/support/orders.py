@@ -1,0 +1,91 @@
+"""Somebody who orders tuning jobs and reads answers, whatever becomes of the service meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import httpx
+import msgspec
+
+from gemmsmith.problem import Problem
+from tests.support.shipped import SLUG, recorded_problems
+
+
+def distinct_orders(count: int, random: Random) -> list[dict[str, Any]]:
+    """Orders of which no two join: recorded problems × efforts × devices, in random order."""
+    orders = [
+        {**msgspec.to_builtins(problem), "effort": effort, "device": device}
+        for effort in ("quick", "default")
+        for device in ("", SLUG)
+        for problem in recorded_problems()
+    ]
+    return random.sample(orders, count)
+
+
+def accepted(url: str, order: dict[str, Any], key: str, patience_s: float = 90.0) -> str:
+    """Send the order until it is accepted; the job's identifier."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            reply = httpx.post(
+                f"{url}/tune", json=order, headers={"Idempotency-Key": key}, timeout=40
+            )
+        except httpx.TransportError:
+            reply = None
+        if reply is not None and reply.status_code in (200, 202):
+            return str(reply.json()["id"])
+        assert reply is None or reply.status_code == 503, reply.text
+        assert time.monotonic() < deadline, "the service stays away"
+        time.sleep(0.1)
+
+
+class Reader:
+    """A thread that looks up winners and lists jobs all the while; use as a context manager.
+
+    Attributes:
+        slowest_s: of the answers.
+        wrong: answers that were neither a success nor a 404 that says what to tune.
+    """
+
+    def __init__(self, url: str, problems: Sequence[Problem], *, pause_s: float = 0.05) -> None:
+        self.answers = 0
+        self.slowest_s = 0.0
+        self.wrong: list[str] = []
+        self._url = url
+        self._problems = problems
+        self._pause_s = pause_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._read)
+
+    def __enter__(self) -> Reader:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _read(self) -> None:
+        turn = 0
+        while not self._over.wait(self._pause_s):
+            problem = self._problems[turn % len(self._problems)]
+            turn += 1
+            lookup = f"/best?m={problem.m}&n={problem.n}&k={problem.k}&dtype={problem.dtype}"
+            with httpx.Client(base_url=self._url, timeout=30) as client:
+                for path in (lookup, "/jobs?limit=5"):
+                    self._ask(client, path)
+
+    def _ask(self, client: httpx.Client, path: str) -> None:
+        began = time.monotonic()
+        try:
+            reply = client.get(path)
+        except httpx.TransportError:
+            return  # it has just been killed
+        self.answers += 1
+        self.slowest_s = max(self.slowest_s, time.monotonic() - began)
+        if reply.status_code not in (200, 404):
+            self.wrong.append(f"{path}: {reply.status_code} {reply.text}")
