@@ -1,13 +1,12 @@
 """The device models a question can be about, and which one is meant when none is named.
 
-The service's own GPU comes first, then what the store knows. The list is read again after a few
-seconds, or at once when nothing on it fits: a worker elsewhere may just have added one.
+The service's own GPU comes first, then what the store knows. The list is read again when nothing
+on it fits, as a worker elsewhere may just have added one, and when `service.watcher` sees another.
 """
 
 from __future__ import annotations
 
-import math
-import time
+import threading
 from collections.abc import Callable, Sequence
 
 from gemmsmith.device import DeviceModel
@@ -15,8 +14,6 @@ from gemmsmith.problem import Problem
 from service.problems import invalid_field
 from service.schemas import Arch
 from tuner.measure.footprint import footprint_bytes
-
-_FRESH_S = 5.0
 
 
 class Catalogue:
@@ -28,17 +25,18 @@ class Catalogue:
         self.local = local
         self._read = read
         self._models: list[DeviceModel] = []
-        self._read_at = -math.inf
+        self._is_read = False
+        self._reading = threading.Lock()
 
     def known(self, *, refresh: bool = False) -> list[DeviceModel]:
         """All known models, the service's own GPU first."""
-        now = time.monotonic()
-        if refresh or now - self._read_at >= _FRESH_S:
-            local = [self.local] if self.local is not None else []
-            slugs = {model.slug for model in local}
-            self._models = local + [model for model in self._read() if model.slug not in slugs]
-            self._read_at = now
-        return self._models
+        with self._reading:  # so that no older list replaces a newer one
+            if refresh or not self._is_read:
+                local = [self.local] if self.local is not None else []
+                slugs = {model.slug for model in local}
+                self._models = local + [model for model in self._read() if model.slug not in slugs]
+                self._is_read = True
+            return self._models
 
     def resolve(self, arch: Arch | None, slug: str | None) -> DeviceModel | None:
         """The model that is meant; None while no model (of that architecture) is known.

@@ -312,7 +312,10 @@ class ArtifactStore:
         if self._prepared:
             return
         self._prepared = True
-        for path in self.root.glob(f"{ASIDE}*"):
+        unlisted = (
+            path for path in self.root.glob("*.so") if not path.with_suffix(".json").exists()
+        )
+        for path in (*self.root.glob(f"{ASIDE}*"), *unlisted):
             try:
                 if time.time() - path.stat().st_mtime > _STALE_S:
                     path.unlink()

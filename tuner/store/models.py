@@ -239,6 +239,11 @@ class WinnerRow(Base):
     job: Mapped[str | None] = mapped_column(String(100))
 
 
+CURRENT = text("winners.is_current")
+"""A condition: the winner is current. `WinnerRow.is_current` is written `= 1` for SQLite, which
+then does not see that its indexes of current winners would do; for reading most rows, rightly."""
+
+
 class JobRow(Base):
     """A tuning job and its lease.
 

@@ -6,7 +6,7 @@ What a method has written when it returns is durable, and what raised has change
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from types import MappingProxyType, TracebackType
 from typing import Self
@@ -20,6 +20,7 @@ from gemmsmith.problem import DType, Layout, Problem
 from tuner.errors import SchemaOutdated
 from tuner.store import schema
 from tuner.store.audit import LOCAL, SYSTEM, Audit
+from tuner.store.changes import Changes
 from tuner.store.codec import from_json
 from tuner.store.database import Database, parse_url, sqlite_path
 from tuner.store.dictionary import Dictionary, device_of
@@ -27,6 +28,7 @@ from tuner.store.gpus import Gpus
 from tuner.store.keys import Keys
 from tuner.store.listing import Listing
 from tuner.store.models import (
+    CURRENT,
     DeviceRow,
     EnvironmentRow,
     KernelRow,
@@ -48,6 +50,7 @@ class Store:
     Attributes:
         database: for `tuner.jobs`, which keeps its queue in the same database.
         audit: who changed what.
+        changes: whether answers may be others than they were.
         gpus: what measures for this store.
         keys: API keys.
     """
@@ -62,6 +65,7 @@ class Store:
         self._winners = Winners(database, self.dictionary, self.gpus)
         self._revisions = Revisions(database, self.dictionary, self._winners)
         self._packs = Packs(database, self.dictionary)
+        self.changes = Changes(database)
         self.listing = Listing(database, self.dictionary, self.gpus, self._trials)
 
     @classmethod
@@ -191,6 +195,10 @@ class Store:
             limit=limit,
         )
 
+    def winners_of(self, problems: Iterable[Problem], device: str) -> list[Winner]:
+        """As `winner`, for many problems at once, in no order; what has none is left out."""
+        return self._winners.of(problems, device)
+
     def near_winners(
         self, problem: Problem, device: str, limit: int = 64, reach: float = inf
     ) -> list[Winner]:
@@ -282,7 +290,7 @@ class Store:
             "kernels": select(func.count()).select_from(KernelRow),
             "packs": select(func.count()).select_from(PackRow),
             "trials": select(func.count()).select_from(TrialRow),
-            "winners": select(func.count()).select_from(WinnerRow).where(WinnerRow.is_current),
+            "winners": select(func.count()).select_from(WinnerRow).where(CURRENT),
         }
         with self.database.read() as session:
             return {name: session.scalar(query) or 0 for name, query in tables.items()}

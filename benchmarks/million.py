@@ -1,0 +1,75 @@
+"""A database with a million winners, to see what size costs: made in half a minute, never shipped.
+
+Made up in SQL from the shipped winners: each new problem gets a copy of one of them, so that rows
+are as large as real ones. The problems are a grid of multiples of 64, so close together that a
+lookup's neighbourhood holds as many as it ever will.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from pathlib import Path
+
+from gemmsmith.problem import DType, Layout, Problem
+from tuner.exchange import import_winners
+from tuner.store import Store
+
+STEP = 64
+SIDE = 100
+"""Sizes along M and along N; K takes as many as are needed."""
+
+_PROBLEMS = """
+WITH RECURSIVE counted(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM counted WHERE i + 1 < :count),
+sized AS (
+    SELECT i, :step * (1 + i % :side) AS m, :step * (1 + i / :side % :side) AS n,
+           :step * (1 + i / (:side * :side)) AS k
+    FROM counted)
+INSERT OR IGNORE INTO problems (id, dtype, layout, batch, m, n, k, lg_m, lg_n, lg_k)
+SELECT :kinds + 1 + i, kind.dtype, kind.layout, 1, sized.m, sized.n, sized.k,
+       lg(sized.m), lg(sized.n), lg(sized.k)
+FROM sized JOIN problems AS kind ON kind.id = 1 + i % :kinds
+"""
+
+_WINNERS = """
+INSERT INTO winners (problem_id, device_id, environment_id, kernel_id, revision, sequence,
+    is_current, pinned, origin, digest, use, median_us, speedup, launch, record, replayed, pack,
+    promoted_at, job)
+SELECT problems.id, device_id, environment_id, kernel_id, 1, problems.id + :sequence,
+    1, 0, origin, hex(randomblob(16)), use, median_us, speedup, launch, record, replayed, pack,
+    promoted_at, job
+FROM problems JOIN winners AS kind ON kind.problem_id = 1 + (problems.id - 1) % :kinds
+WHERE problems.id > :kinds ORDER BY problems.id
+"""
+
+
+def fill(path: Path, shipped: list[Path], count: int) -> None:
+    """Make the database at `path` with the `shipped` winners and about `count` made-up ones."""
+    with Store.open(f"sqlite:///{path}", create=True) as store:
+        for file in shipped:
+            import_winners(store, file)
+    database = sqlite3.connect(path)
+    database.create_function("lg", 1, math.log2, deterministic=True)
+    database.execute("PRAGMA synchronous = OFF")  # a power cut costs only this benchmark
+    (kinds,) = database.execute("SELECT max(id) FROM problems").fetchone()
+    (sequence,) = database.execute("SELECT max(sequence) FROM winners").fetchone()
+    sizes = {"count": count, "step": STEP, "side": SIDE, "kinds": kinds}
+    with database:
+        database.execute(_PROBLEMS, sizes)
+        database.execute(_WINNERS, {"kinds": kinds, "sequence": sequence})
+    database.close()
+
+
+def sample(path: Path, count: int) -> list[Problem]:
+    """`count` of its problems, spread evenly over all of them."""
+    database = sqlite3.connect(path)
+    (last,) = database.execute("SELECT max(id) FROM problems").fetchone()
+    rows = database.execute(
+        "SELECT m, n, k, batch, dtype, layout FROM problems WHERE id % ? = 0 LIMIT ?",
+        (max(1, last // count), count),
+    ).fetchall()
+    database.close()
+    return [
+        Problem(m=m, n=n, k=k, batch=batch, dtype=DType(dtype), layout=Layout(layout))
+        for m, n, k, batch, dtype, layout in rows
+    ]
