@@ -18,9 +18,10 @@ from pathlib import Path
 
 from gemmsmith.problem import DType, Layout, Problem
 from gemmsmith.tuning import Effort
-from tests.support.records import DEVICE, PROBLEM, failed_trial, trial, winner
+from tests.support.records import DEVICE, ENVIRONMENT, PROBLEM, failed_trial, trial, winner
 from tuner.jobs import Queue
 from tuner.store import Store, head
+from tuner.store.keys import LONGEST_LIFE_S, Scope
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -45,7 +46,19 @@ def fill(store: Store) -> None:
     assert leased.job.id == done.id
     leased.progress("screen", 3, 12, 11.5, "kernel_1@x")
     leased.complete(2)
-    queue.enqueue(fp16, device=DEVICE.slug, priority=3, calls=96, saving_us=1.5)
+    queue.enqueue(
+        fp16,
+        device=DEVICE.slug,
+        priority=3,
+        calls=96,
+        saving_us=1.5,
+        deadline_s=1e10,
+        ordered_by="ci",
+    )
+    store.keys.create("ci", Scope.TUNE, expires_in_s=LONGEST_LIFE_S, job_limit=50)
+    store.keys.create("me", Scope.ADMIN)
+    store.keys.revoke("me")
+    store.gpus.report(DEVICE, ENVIRONMENT)
 
 
 def main() -> int:

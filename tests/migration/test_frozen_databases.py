@@ -11,10 +11,12 @@ from alembic.script import ScriptDirectory
 from gemmsmith.problem import DType, Layout, Problem
 from tests.migration.make_asset import ASSETS
 from tests.support.records import DEVICE, ENVIRONMENT, PROBLEM, failed_trial, trial
-from tuner.jobs import JobState, Queue
+from tuner.jobs import Job, JobState, Queue
 from tuner.store import Store, current, head, upgrade
+from tuner.store.keys import Scope
 from tuner.store.schema import _config
 
+AUDITED = ["promoted"] * 3 + ["pinned", "key-created", "key-created", "key-revoked"]
 FROZEN = sorted(ASSETS.glob("*.sql"))
 FP16 = Problem(m=13, n=127, k=1000, batch=2, dtype=DType.FP16, layout=Layout.NT)
 
@@ -71,3 +73,16 @@ def test_a_frozen_database_is_upgraded_and_read(asset: Path, tmp_path: Path) -> 
         leased = queue.lease("worker-2", [DEVICE.slug])
         assert leased is not None
         assert leased.job.id == waiting.id
+        check_access(store, waiting, older=asset.stem < "0003")
+
+
+def check_access(store: Store, waiting: Job, *, older: bool) -> None:
+    keys = [(key.name, key.scope, key.job_limit) for key in store.keys.list()]
+    assert keys == ([] if older else [("ci", Scope.TUNE, 50)])
+    assert len(store.keys.list(inactive=True)) == (0 if older else 2)
+    assert [(gpu.device, gpu.environment) for gpu in store.gpus.known()] == (
+        [] if older else [(DEVICE, ENVIRONMENT)]
+    )
+    actions = [entry.action for entry in reversed(store.audit.entries())]
+    assert actions == ([] if older else AUDITED)
+    assert (waiting.ordered_by, waiting.deadline_at is None) == (None if older else "ci", older)
