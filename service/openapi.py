@@ -11,9 +11,11 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 
 from service import shapes
 from service.problems import MEDIA_TYPE as PROBLEM
+from service.schemas import ProblemBody
 from service.shapes import ref
 
 Content = dict[str, Any]
@@ -157,8 +159,16 @@ def describe(app: FastAPI) -> dict[str, Any]:
         for status, meaning in _MEANING.items()
         if status == "5XX" or int(status) >= 400
     }
-    document["components"]["schemas"] = dict(sorted((components | shapes.components()).items()))
+    components |= _whole(ProblemBody) | shapes.components()
+    document["components"]["schemas"] = dict(sorted(components.items()))
     return document
+
+
+def _whole(body: type[BaseModel]) -> dict[str, Any]:
+    """A body's schema and those it leads to, by name."""
+    schema = body.model_json_schema(ref_template=shapes.AT + "{model}")
+    found: dict[str, Any] = schema.pop("$defs", {})
+    return {**found, body.__name__: schema}
 
 
 def _refusals(method: str, path: str, operation: dict[str, Any]) -> Answers:

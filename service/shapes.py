@@ -31,12 +31,14 @@ Schema = dict[str, Any]
 _CORE = (
     Answer, ApiKey, AuditEntry, DeviceModel, Job, Kernel, Manifest, Origin, Row, Trial, Winner,
 )  # fmt: skip
-_AT = "#/components/schemas/"
+AT = "#/components/schemas/"
+"""Where the description keeps them."""
 _TEXT: Schema = {"type": "string"}
 _FLAG: Schema = {"type": "boolean"}
 _NUMBER: Schema = {"type": "integer"}
 _MOMENT: Schema = {"type": "string", "format": "date-time"}
 _MOMENT_OR_NONE: Schema = {"anyOf": [_MOMENT, {"type": "null"}]}
+_CHECKS: Schema = {"type": "object", "additionalProperties": _TEXT}
 _TYPES: dict[type, Schema] = {
     int: _NUMBER,
     float: {"type": "number"},
@@ -48,27 +50,12 @@ _TYPES: dict[type, Schema] = {
 
 def ref(name: str) -> Schema:
     """The component of that name."""
-    return {"$ref": _AT + name}
+    return {"$ref": AT + name}
 
 
 def components() -> dict[str, Schema]:
     """Every shape by its name."""
-    _, found = msgspec.json.schema_components(
-        [
-            Answer,
-            Job,
-            Trial,
-            Winner,
-            DeviceModel,
-            Manifest,
-            Kernel,
-            Row,
-            ApiKey,
-            AuditEntry,
-            Origin,
-        ],
-        ref_template=_AT + "{name}",
-    )
+    _, found = msgspec.json.schema_components(_CORE, ref_template=AT + "{name}")
     core: dict[str, Schema] = found
     for schema in core.values():
         if "properties" in schema:  # all members are always there
@@ -86,7 +73,7 @@ def _documents(core: dict[str, Schema]) -> Iterator[tuple[str, Schema]]:
     yield "Trial", _with(core["Trial"], id=_NUMBER, created_at=_MOMENT)
     yield "Winner", _with(core["Winner"], links=links)
     yield (
-        "DeviceModel",
+        "Device",
         _with(core["DeviceModel"], slug=_TEXT, default=_FLAG, local=_FLAG, links=links),
     )
     yield (
@@ -123,7 +110,7 @@ def _documents(core: dict[str, Schema]) -> Iterator[tuple[str, Schema]]:
     )
     yield "Devices", _object(devices={"type": "array", "items": ref("Device")})
     yield "Health", _object(status=_TEXT)
-    yield "Readiness", _object(status=_TEXT, schema=_TEXT)
+    yield "Readiness", _object(status=_TEXT, schema=_TEXT, checks=_CHECKS)
     yield "TrialRow", _row(TRIALS)
     yield "WinnerRow", _row(WINNERS)
     yield (
@@ -150,6 +137,7 @@ def _problem(links: Schema) -> Schema:
         instance=_TEXT,
         errors={"type": "array", "items": error},
         links=links,
+        checks={**_CHECKS, "description": "How each check of /readyz went."},
     )
     problem["required"] = ["type", "title", "status", "detail", "instance"]
     problem["description"] = "What is wrong and what to do, as RFC 9457 has it."

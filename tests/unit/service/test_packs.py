@@ -13,6 +13,7 @@ import pytest
 
 from gemmsmith import AsyncClient, Client
 from gemmsmith.problem import Problem
+from gemmsmith.wire import SCHEMA
 from service.settings import Settings
 from tests.support.serving import new_settings, running
 from tuner.codegen import kernel_digest
@@ -20,6 +21,7 @@ from tuner.compile import ArtifactStore, Pack, Toolchain
 from tuner.space import kernels
 
 MEMBERS = kernels(Problem(m=64, n=64, k=64))[:7]
+EMPTY = {"schema": SCHEMA, "packs": [], "links": {}}
 OLDER = Toolchain(nvcc=Path("nvcc"), version="13.0.88", origin="wheels", cutlass="4.2.0.0")
 NEWER = replace(OLDER, version="13.1.1")
 
@@ -52,9 +54,9 @@ def pages(http: httpx.Client, href: str) -> Iterator[list[dict[str, Any]]]:
 
 
 def test_an_empty_folder_is_an_empty_page(http: httpx.Client, settings: Settings) -> None:
-    assert http.get("/packs").json() == {"packs": [], "links": {}}
+    assert http.get("/packs").json() == EMPTY
     settings.packs.rmdir()
-    assert http.get("/packs").json() == {"packs": [], "links": {}}
+    assert http.get("/packs").json() == EMPTY
 
 
 def test_a_pack_is_listed_with_its_manifest(http: httpx.Client, settings: Settings) -> None:
@@ -100,7 +102,7 @@ def test_a_cursor_means_its_place_when_its_pack_is_gone(
     packs[1].path.with_suffix(".json").unlink()
     packs[1].path.unlink()
     assert [entry["hash"] for page in listing for entry in page] == [p.hash for p in packs[2:]]
-    assert http.get(f"/packs?after={'f' * 64}").json() == {"packs": [], "links": {}}
+    assert http.get(f"/packs?after={'f' * 64}").json() == EMPTY
 
 
 def test_what_cannot_be_fetched_is_not_listed(http: httpx.Client, settings: Settings) -> None:
