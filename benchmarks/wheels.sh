@@ -4,10 +4,10 @@
 set -eu
 python=$1
 folder=$2
-names="alembic annotated-types cuda-bindings cuda-core cuda-pathfinder cuda-python fastapi lightgbm mako msgspec
+names="alembic annotated-types cuda-bindings cuda-core cuda-pathfinder cuda-python fastapi httptools lightgbm mako msgspec
   narwhals  nvidia-cutlass opentelemetry-api prometheus_client psutil pydantic pydantic_core pydot pytest
   pytest-timeout SQLAlchemy starlette structlog treelib typer annotated-doc typing-inspection
-  typing_extensions uvicorn zstandard"
+  typing_extensions uvicorn uvloop zstandard"
 platforms=""
 for glibc in 2_34 2_31 2_28 2_27 2_24 2_17 2_12 2_5; do
   platforms="$platforms --platform manylinux_${glibc}_x86_64"
