@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import torch
 
-from gemmsmith.answer import Config
-from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
-from gemmsmith.launch import Launch
 from gemmsmith.ops.engine import Engine, install
-from gemmsmith.problem import DType, Layout, Problem
-from tests.support.host import INCLUDE
-
-SOURCE = Path(__file__).with_name("kernels.c")
+from tests.support import stand_in
+from tests.support.stand_in import Chooser, Host, Packs
 
 
 @pytest.fixture(autouse=True)
@@ -27,102 +19,9 @@ def _seeded() -> None:
     torch.manual_seed(20261121)
 
 
-class Host:
-    """The host as a device of ordinal 3."""
-
-    kind: str | None = None
-
-    def __init__(self) -> None:
-        self.is_capturing = False
-        self.guarded = 0
-
-    def index(self, device: torch.device) -> int | None:
-        return 3 if device.type == "cpu" else None
-
-    def arch(self, index: int) -> str:
-        return "sm90"
-
-    def sm_count(self, index: int) -> int:
-        return 4
-
-    def stream(self, index: int) -> int:
-        return 77
-
-    def current(self) -> int:
-        return 3
-
-    def guard(self, index: int) -> contextlib.AbstractContextManager[None]:
-        self.guarded += 1
-        return contextlib.nullcontext()
-
-    def capturing(self) -> bool:
-        return self.is_capturing
-
-
-def config(name: str, dtype: DType, layout: Layout, *, pack: str = "a" * 64) -> Config:
-    kernel = Kernel(
-        name=name,
-        backend=Backend.CUTLASS3X,
-        arch="sm90",
-        dtype=dtype,
-        layout=layout,
-        alignment_a=8,
-        alignment_b=8,
-        alignment_d=1,
-        tile=(128, 128, 64),
-        cluster=(1, 1),
-        stages=0,
-        mainloop=MainloopSchedule.PINGPONG,
-        epilogue=EpilogueSchedule.NO_SMEM,
-        scheduler=TileScheduler.PERSISTENT,
-    )
-    return Config(kernel=kernel, launch=Launch(), pack=pack)
-
-
-@dataclass
-class Choice:
-    config: Config
-    deterministic: bool = True
-    saving_us: float | None = 1000.0
-
-
-@dataclass
-class Chooser:
-    """Answers bf16 products by the kernel of their layout, and FP8; remembers what it was asked."""
-
-    asked: list[Problem] = field(default_factory=list)
-    name: str | None = None
-    pack: str = "a" * 64
-    deterministic: bool = True
-    saving_us: float | None = 1000.0
-    answers: Callable[[Problem], bool] = lambda problem: True
-
-    def lookup(
-        self, dtype: DType, layout: Layout, m: int, n: int, k: int, batch: int = 1
-    ) -> Choice | None:
-        problem = Problem(m=m, n=n, k=k, batch=batch, dtype=dtype, layout=layout)
-        self.asked.append(problem)
-        if dtype not in (DType.BF16, DType.FP8_E4M3) or not self.answers(problem):
-            return None
-        name = self.name or ("fp8" if dtype.is_fp8 else layout.value)
-        found = config(name, dtype, layout, pack=self.pack)
-        return Choice(found, self.deterministic, self.saving_us)
-
-
-@dataclass
-class Packs:
-    file: Path
-
-    def path(self, pack_hash: str) -> Path:
-        return self.file
-
-
 @pytest.fixture(scope="session")
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("pack") / "ops.so"
-    command = ["gcc", "-O2", "-shared", "-fPIC", f"-I{INCLUDE}", str(SOURCE), "-o", str(path)]
-    subprocess.run(command, check=True)
-    return path
+    return stand_in.build(tmp_path_factory.mktemp("pack"))
 
 
 @pytest.fixture

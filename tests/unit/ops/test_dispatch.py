@@ -15,7 +15,7 @@ from torch.nn import functional
 import gemmsmith
 from gemmsmith.ops.dispatch import Dispatch, _binding
 from gemmsmith.ops.engine import Engine, install
-from tests.unit.ops.conftest import Chooser, Host, Packs
+from tests.support.stand_in import Chooser, Host, Packs
 
 BF16 = torch.bfloat16
 Runs = Callable[[], int]

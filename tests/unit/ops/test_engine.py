@@ -21,7 +21,7 @@ from gemmsmith.lookup import Lookup
 from gemmsmith.ops.engine import Engine, current, install
 from gemmsmith.problem import DType, Layout, Problem
 from gemmsmith.snapshot import Row, Snapshot
-from tests.unit.ops.conftest import Chooser, Host, Packs, config
+from tests.support.stand_in import Chooser, Host, Packs, config
 
 BF16 = torch.bfloat16
 Runs = Callable[[], int]

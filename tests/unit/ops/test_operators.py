@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import gemmsmith
 from gemmsmith.ops.engine import Engine, install
-from tests.unit.ops.conftest import Chooser
+from tests.support.stand_in import Chooser
 
 BF16 = torch.bfloat16
 Runs = Callable[[], int]

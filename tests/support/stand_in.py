@@ -1,0 +1,134 @@
+"""The host in the GPU's place for the operators: kernels in C that run on CPU tensors.
+
+The pack has the C ABI of real ones and is loaded and launched as they are; what it cannot stand in
+for is CUDA: streams, graphs, and the time that anything takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from gemmsmith.answer import Config
+from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.launch import Launch
+from gemmsmith.problem import DType, Layout, Problem
+from tests.support.host import INCLUDE
+
+SOURCE = Path(__file__).parents[1] / "unit" / "ops" / "kernels.c"
+
+
+class Host:
+    """The host as a device of ordinal 3."""
+
+    kind: str | None = None
+
+    def __init__(self) -> None:
+        self.is_capturing = False
+        self.guarded = 0
+
+    def index(self, device: torch.device) -> int | None:
+        return 3 if device.type == "cpu" else None
+
+    def arch(self, index: int) -> str:
+        return "sm90"
+
+    def sm_count(self, index: int) -> int:
+        return 4
+
+    def stream(self, index: int) -> int:
+        return 77
+
+    def current(self) -> int:
+        return 3
+
+    def guard(self, index: int) -> contextlib.AbstractContextManager[None]:
+        self.guarded += 1
+        return contextlib.nullcontext()
+
+    def capturing(self) -> bool:
+        return self.is_capturing
+
+
+def kernel(name: str, dtype: DType, layout: Layout) -> Kernel:
+    """A kernel of the pack: named after its layout, or `fp8`, or after how it misbehaves."""
+    return Kernel(
+        name=name,
+        backend=Backend.CUTLASS3X,
+        arch="sm90",
+        dtype=dtype,
+        layout=layout,
+        alignment_a=8,
+        alignment_b=8,
+        alignment_d=1,
+        tile=(128, 128, 64),
+        cluster=(1, 1),
+        stages=0,
+        mainloop=MainloopSchedule.PINGPONG,
+        epilogue=EpilogueSchedule.NO_SMEM,
+        scheduler=TileScheduler.PERSISTENT,
+    )
+
+
+KERNELS = (
+    *(kernel(layout.value, DType.BF16, layout) for layout in Layout),
+    kernel("fp8", DType.FP8_E4M3, Layout.TN),
+)
+"""Those that compute: bf16 in every layout, and E4M3."""
+
+
+def config(name: str, dtype: DType, layout: Layout, *, pack: str = "a" * 64) -> Config:
+    return Config(kernel=kernel(name, dtype, layout), launch=Launch(), pack=pack)
+
+
+@dataclass
+class Choice:
+    config: Config
+    deterministic: bool = True
+    saving_us: float | None = 1000.0
+
+
+@dataclass
+class Chooser:
+    """Answers bf16 products by the kernel of their layout, and FP8; remembers what it was asked."""
+
+    asked: list[Problem] = field(default_factory=list)
+    name: str | None = None
+    pack: str = "a" * 64
+    deterministic: bool = True
+    saving_us: float | None = 1000.0
+    answers: Callable[[Problem], bool] = lambda problem: True
+
+    def lookup(
+        self, dtype: DType, layout: Layout, m: int, n: int, k: int, batch: int = 1
+    ) -> Choice | None:
+        problem = Problem(m=m, n=n, k=k, batch=batch, dtype=dtype, layout=layout)
+        self.asked.append(problem)
+        if dtype not in (DType.BF16, DType.FP8_E4M3) or not self.answers(problem):
+            return None
+        name = self.name or ("fp8" if dtype.is_fp8 else layout.value)
+        found = config(name, dtype, layout, pack=self.pack)
+        return Choice(found, self.deterministic, self.saving_us)
+
+
+@dataclass
+class Packs:
+    """One pack, whatever is asked for."""
+
+    file: Path
+
+    def path(self, pack_hash: str) -> Path:
+        return self.file
+
+
+def build(folder: Path) -> Path:
+    """Compile the stand-ins into a pack in `folder`."""
+    path = folder / "ops.so"
+    command = ["gcc", "-O2", "-shared", "-fPIC", f"-I{INCLUDE}", str(SOURCE), "-o", str(path)]
+    subprocess.run(command, check=True)
+    return path
