@@ -12,6 +12,7 @@ what it is sorted by never changes, and history is kept.
 from __future__ import annotations
 
 import builtins
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -142,23 +143,25 @@ class Listing:
         """
         with self._database.read() as session:
             device_id = self._dictionary.device_id(session, device)
-            query = _current()
             narrow = session.scalars(
                 select(ProblemRow.id).where(*_met(search)).limit(NARROW + 1)
             ).all()
             total = None
             if len(narrow) <= NARROW:
-                query = query.where(WinnerRow.problem_id.in_(narrow))
-                here = query.where(WinnerRow.device_id == device_id)
-                total = session.scalar(select(func.count()).select_from(here.subquery())) or 0
+                # Added to, the device is in no index, which leaves SQLite that of the problems.
+                query = _current().where(
+                    WinnerRow.problem_id.in_(narrow), WinnerRow.device_id + 0 == device_id
+                )
+                total = session.scalar(select(func.count()).select_from(query.subquery())) or 0
+            elif order is Order.SIZE:
+                query = _walking(search, device_id)
             else:
-                query = query.where(*_met(search))
+                query = _current().where(*_met(search), WinnerRow.device_id == device_id)
                 order = Order.GAIN if order is Order.TIME else order
             last = None if after is None else _find(session, after)
             if order is Order.SIZE:
-                rows = _by_size(session, query, device_id, last, limit + 1)
+                rows = _by_size(session, query, last, limit + 1)
             else:
-                query = query.where(WinnerRow.device_id == device_id)
                 rows = _by_value(session, query, order, last, limit + 1)
             items = self._listed(session, rows[:limit])
             return Page(
@@ -175,7 +178,7 @@ class Listing:
         search = Search(dtype=dtype, layout=layout, k=k, batch=batch)
         with self._database.read() as session:
             device_id = self._dictionary.device_id(session, device)
-            rows = _by_size(session, _current().where(*_met(search)), device_id, None, limit)
+            rows = _by_size(session, _walking(search, device_id), None, limit)
             return [*self._listed(session, rows)]
 
     def depths(self, dtype: DType, layout: Layout) -> builtins.list[tuple[int, int, int]]:
@@ -262,26 +265,51 @@ class Listing:
         )
 
 
+_SIZE = (
+    ProblemRow.dtype, ProblemRow.layout, ProblemRow.batch, ProblemRow.m, ProblemRow.n, ProblemRow.k,
+)  # fmt: skip
+"""The columns of the problems' index, in its order."""
+
+
 def _current() -> Select[WinnerRow, ProblemRow]:
     joined = select(WinnerRow, ProblemRow).join(ProblemRow, ProblemRow.id == WinnerRow.problem_id)
-    return joined.where(WinnerRow.is_current)
+    return joined.where(CURRENT)
+
+
+def _walking(search: Search, device_id: int | None) -> Select[WinnerRow, ProblemRow]:
+    """Current winners, for SQLite to walk the problems in the order of their index.
+
+    What is added to is in no index: so it neither starts from the winners nor sorts.
+    """
+    joined = select(WinnerRow, ProblemRow).join(
+        ProblemRow, ProblemRow.id + 0 == WinnerRow.problem_id
+    )
+    return joined.where(CURRENT, WinnerRow.device_id + 0 == device_id, *_met_walking(search))
 
 
 def _met(search: Search) -> builtins.list[ColumnElement[bool]]:
     """The search as conditions on problems."""
-    equal: dict[InstrumentedAttribute[Any], Any] = {
-        ProblemRow.dtype: search.dtype and search.dtype.value,
-        ProblemRow.layout: search.layout and search.layout.value,
-        ProblemRow.batch: search.batch,
-        ProblemRow.m: search.m,
-        ProblemRow.n: search.n,
-        ProblemRow.k: search.k,
-    }
-    conditions = [column == value for column, value in equal.items() if value is not None]
-    for extent in search.extents:
-        sizes = (ProblemRow.m, ProblemRow.n, ProblemRow.k)
-        conditions.append(or_(*(column == extent for column in sizes)))
-    return conditions
+    return [column == value for column, value in _given(search).items()] + _extents(search)
+
+
+def _met_walking(search: Search) -> builtins.list[ColumnElement[bool]]:
+    """The same: columns behind one that may be anything as ranges, or SQLite would sort."""
+    given = _given(search)
+    led = [*itertools.takewhile(given.__contains__, _SIZE)]
+    return [
+        column == value if column in led else column.between(value, value)
+        for column, value in given.items()
+    ] + _extents(search)
+
+
+def _given(search: Search) -> dict[InstrumentedAttribute[Any], Any]:
+    values = {column: getattr(search, column.key) for column in _SIZE}
+    return {column: value for column, value in values.items() if value is not None}
+
+
+def _extents(search: Search) -> builtins.list[ColumnElement[bool]]:
+    sizes = (ProblemRow.m, ProblemRow.n, ProblemRow.k)
+    return [or_(*(column == extent for column in sizes)) for extent in search.extents]
 
 
 def _find(session: Session, winner_id: int) -> Row[WinnerRow, ProblemRow] | None:
@@ -289,20 +317,12 @@ def _find(session: Session, winner_id: int) -> Row[WinnerRow, ProblemRow] | None
     return session.execute(query.where(WinnerRow.id == winner_id)).one_or_none()
 
 
-_SIZE = (
-    ProblemRow.dtype, ProblemRow.layout, ProblemRow.batch, ProblemRow.m, ProblemRow.n, ProblemRow.k,
-)  # fmt: skip
-
-
 def _by_size(
     session: Session,
     query: Select[WinnerRow, ProblemRow],
-    device_id: int | None,
     last: Row[WinnerRow, ProblemRow] | None,
     limit: int,
 ) -> Sequence[Row[WinnerRow, ProblemRow]]:
-    # Added to, the column is in no index, which leaves SQLite those of the problems to walk.
-    query = query.where(WinnerRow.device_id + 0 == device_id)
     if last is not None:
         values = [getattr(last[1], column.key) for column in _SIZE]
         query = query.where(tuple_(*_SIZE) > tuple_(*values))
@@ -319,7 +339,6 @@ def _by_value(
     """By a column of the winners; those that have no value come last, the newest first."""
     column = WinnerRow.median_us if order is Order.TIME else WinnerRow.speedup
     keys = (column, WinnerRow.id)
-    query = query.where(CURRENT)  # again: with it, SQLite reads the index by gain
     rows: builtins.list[Row[WinnerRow, ProblemRow]] = []
     value = None if last is None else getattr(last[0], column.key)
     if last is None or value is not None:

@@ -160,27 +160,56 @@ def test_trials_are_ranked_by_their_latest_and_best_evidence(store: Store) -> No
     assert store.listing.ranking(replace(PROBLEM, m=1), H200).measured == ()
 
 
-def test_pages_of_many_winners_walk_indexes(
-    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a wide search nothing is sorted: pages would grow slower with every winner."""
-    monkeypatch.setattr(listing, "NARROW", 0)
+def plans(url: str, search: Search, orders: tuple[Order, ...]) -> list[str]:
+    """How SQLite answers what is asked for second pages of that search."""
     asked: list[tuple[str, Any]] = []
 
     def note(_connection: Any, _cursor: Any, statement: str, given: Any, *_: Any) -> None:
         asked.append((statement, given))
 
-    with Store.open(sqlite_url) as store:
+    with Store.open(url) as store:
         store.promote(winner())
         event.listen(Engine, "before_cursor_execute", note)
         try:
-            for order in (Order.GAIN, Order.LOSS, Order.SIZE):
-                store.listing.winners(H200, Search(dtype=DType.BF16, n=4096), order, after=1)
+            for order in orders:
+                store.listing.winners(H200, search, order)
+                store.listing.winners(H200, search, order, after=1)
         finally:
             event.remove(Engine, "before_cursor_execute", note)
-        pages = [one for one in asked if "ORDER BY" in one[0]]
-        assert len(pages) == 5  # two by gain and by loss each: with a ratio, and without
         with store.database.connect() as connection:
-            for statement, given in pages:
-                plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", given)
-                assert not any("TEMP B-TREE" in line for *_, line in plan), statement
+            return [
+                "; ".join(
+                    row[-1]
+                    for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", given)
+                )
+                for statement, given in asked
+                if "ORDER BY" in statement
+            ]
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        Search(),
+        Search(dtype=DType.BF16, n=4096),
+        Search(layout=Layout.TN),
+        Search(dtype=DType.BF16, layout=Layout.TN, batch=1, m=4096, k=64),
+        Search(k=64, extents=(4096,)),
+    ],
+    ids=["all", "bf16 n", "tn", "m k", "k"],
+)
+def test_pages_of_many_winners_walk_indexes(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch, search: Search
+) -> None:
+    """Of a wide search nothing is sorted: pages would grow slower with every winner."""
+    monkeypatch.setattr(listing, "NARROW", -1)
+    found = plans(sqlite_url, search, (Order.GAIN, Order.LOSS, Order.SIZE))
+    assert len(found) == 10  # by gain and by loss, those with a ratio and those without
+    assert [plan for plan in found if "TEMP B-TREE" in plan or "SCAN winners" in plan] == []
+
+
+def test_pages_of_few_winners_start_from_their_problems(sqlite_url: str) -> None:
+    """However many there are that a narrow search leaves out."""
+    found = plans(sqlite_url, Search(dtype=DType.BF16), tuple(Order))
+    assert len(found) == 14
+    assert all("winners USING INDEX uq_winners_current (problem_id=?" in plan for plan in found)
