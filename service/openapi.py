@@ -57,7 +57,7 @@ ANSWERS: dict[str, Answers] = {
     "GET /winners": {200: _table("Winners"), 406: None, 501: None},
     "GET /winners/history": {200: _json("History"), 404: None},
     "POST /winners/pin": {200: _json("Revision"), 404: None},
-    "POST /winners/unpin": {200: _json("Revision"), 404: None},
+    "POST /winners/unpin": {200: _json("Revision"), 404: None, 409: None},
     "POST /winners/rollback": {200: _json("Revision"), 404: None, 409: None},
     "GET /devices": {200: _json("Devices")},
     "GET /keys": {200: _json("Keys")},

@@ -55,7 +55,11 @@ def accepted(job: Job, *, created: bool) -> Response:
 
 async def _idempotency_key(
     idempotency_key: Annotated[
-        str | None, Header(description="Orders nothing twice, however often it is sent")
+        str | None,
+        Header(
+            description="Orders nothing twice, however often it is sent",
+            json_schema_extra={"pattern": f"^[!-~]([ -~]{{0,{_MAX_KEY - 2}}}[!-~])?$"},
+        ),
     ] = None,
 ) -> str | None:
     if idempotency_key is not None and not (

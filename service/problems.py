@@ -18,12 +18,14 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match, Mount
 
 from gemmsmith.errors import InvalidProblem
 from tuner.errors import JobNotFound, StoreError
 
 MEDIA_TYPE = "application/problem+json"
 _TYPE = "urn:gemmsmith:problem:"
+_PLACES = ("query", "body", "path", "header")
 
 log = structlog.get_logger("gemmsmith.service")
 
@@ -157,7 +159,7 @@ def from_status(request: Request, error: HTTPException) -> ProblemError:
     if status is HTTPStatus.NOT_FOUND:
         detail = f"There is nothing at {request.url.path}; /docs lists what there is."
     elif status is HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = headers.get("allow") or headers.get("Allow") or "another method"
+        allowed = headers["Allow"] = ", ".join(_methods(request)) or "GET"
         detail = f"{request.method} is not possible on {request.url.path}; it takes {allowed}."
     else:
         detail = str(error.detail or status.description)
@@ -170,9 +172,23 @@ def from_status(request: Request, error: HTTPException) -> ProblemError:
     )
 
 
+def _methods(request: Request) -> list[str]:
+    """What the path takes. The framework names only the methods of one of its routes."""
+    return [
+        method
+        for method in ("DELETE", "GET", "POST")
+        if any(
+            not isinstance(route, Mount)
+            and route.matches({**request.scope, "method": method})[0] is Match.FULL
+            for route in request.app.routes
+        )
+    ]
+
+
 def _field_error(error: Mapping[str, Any]) -> FieldError:
     """One pydantic error, without pydantic's words for where it came from."""
-    where = [str(part) for part in error["loc"] if part not in ("query", "body", "path", "header")]
+    where = [str(part) for part in error["loc"]]
+    whole = where.pop(0) if where and where[0] in _PLACES else "body"
     kind, context = error["type"], error.get("ctx", {})
     message, accepted = str(error["msg"]), None
     match kind:
@@ -189,7 +205,7 @@ def _field_error(error: Mapping[str, Any]) -> FieldError:
         case "value_error":
             message = str(context.get("error", message))
     return FieldError(
-        field=".".join(where) or "body",
+        field=".".join(where) or whole,
         message=message,
         accepted=accepted or context.get("accepted"),
     )

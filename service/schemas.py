@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 
 from gemmsmith.answer import Use
 from gemmsmith.problem import DType, Layout, Problem
@@ -127,7 +127,7 @@ class BestBatchBody(_Strict):
     ]
     arch: Arch | None = None
     device: Slug | None = None
-    exact: bool = False
+    exact: StrictBool = False
 
 
 class TuneBody(ProblemBody):

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from gemmsmith.problem import MAX_EXTENT, DType, Layout, Problem
 from gemmsmith.wire import MAX_CALLS, MAX_DEADLINE_S
-from tuner.store.keys import LONGEST_LIFE_S, MOST_JOBS, NAME_RULE, is_name
+from tuner.store.keys import LONGEST_LIFE_S, MOST_JOBS, NAME_PATTERN, NAME_RULE, is_name
 
 MAX_PAGE = 1000
 MAX_PRIORITY = 100
@@ -84,6 +84,10 @@ def _key_name(value: Any) -> str:
     )
 
 
+def _text(pattern: str, **more: str) -> dict[str, Any]:
+    return {"type": "string", "pattern": f"^{pattern}$", **more}
+
+
 def _schema(low: int, high: int) -> WithJsonSchema:
     return WithJsonSchema({"type": "integer", "minimum": low, "maximum": high})
 
@@ -106,7 +110,7 @@ DeadlineSeconds = Annotated[
     int, BeforeValidator(_integer(1, MAX_DEADLINE_S, text=False)), _schema(1, MAX_DEADLINE_S)
 ]
 KeyName = Annotated[
-    str, BeforeValidator(_key_name), Field(description=NAME_RULE, min_length=1, max_length=100)
+    str, BeforeValidator(_key_name), WithJsonSchema(_text(NAME_PATTERN, description=NAME_RULE))
 ]
 KeyLife = Annotated[
     int, BeforeValidator(_integer(1, LONGEST_LIFE_S, text=False)), _schema(1, LONGEST_LIFE_S)
@@ -114,12 +118,15 @@ KeyLife = Annotated[
 JobLimit = Annotated[
     int, BeforeValidator(_integer(1, MOST_JOBS, text=False)), _schema(1, MOST_JOBS)
 ]
-Sha256 = Annotated[
-    str, BeforeValidator(_sha256), WithJsonSchema({"type": "string", "pattern": _SHA256.pattern})
-]
+Sha256 = Annotated[str, BeforeValidator(_sha256), WithJsonSchema(_text(_SHA256.pattern))]
 WinnerCursor = Annotated[
     Problem,
     PlainValidator(_after_winner),
-    WithJsonSchema({"type": "string", "description": "From the `links.next` of a page"}),
+    WithJsonSchema(
+        _text(
+            f"({'|'.join(DType)})-({'|'.join(Layout)})(-[1-9][0-9]{{0,9}}){{4}}",
+            description="From the `links.next` of a page",
+        )
+    ),
 ]
 Slug = Annotated[str, Field(max_length=200, description="A device model's slug, see /devices")]

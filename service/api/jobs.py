@@ -109,7 +109,10 @@ def job_events(
     service: Service,
     job_id: str,
     after: Annotated[Cursor, Query(description="Event to continue after")] = 0,
-    last_event_id: Annotated[str | None, Header(description="As `after`; it wins")] = None,
+    last_event_id: Annotated[
+        str | None,
+        Header(description="As `after`; it wins", json_schema_extra={"pattern": "^[0-9]{0,18}$"}),
+    ] = None,
 ) -> Response:
     """The job's events from the first (or from `Last-Event-ID`) to its end, as they happen."""
     job = _get(service, job_id)

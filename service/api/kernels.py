@@ -10,7 +10,7 @@ from typing import Annotated
 from urllib.parse import urlencode
 
 import msgspec
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query
 from starlette.responses import FileResponse, Response
 
 from service import documents
@@ -22,6 +22,7 @@ from service.state import Service
 router = APIRouter(tags=["kernels"])
 
 _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
+PackHash = Annotated[str, Path(json_schema_extra={"pattern": f"^{_HASH.pattern}$"})]
 _IMMUTABLE = "public, max-age=31536000, immutable"
 
 
@@ -50,10 +51,8 @@ def packs(service: Service, query: Annotated[PacksQuery, Query()]) -> Response:
     return documents.json_response(documents.page("packs", listed, following))
 
 
-@router.get(
-    "/packs/{pack_hash}", response_class=FileResponse, dependencies=[needs(Scope.READ)]
-)
-def pack(service: Service, pack_hash: str) -> Response:
+@router.get("/packs/{pack_hash}", response_class=FileResponse, dependencies=[needs(Scope.READ)])
+def pack(service: Service, pack_hash: PackHash) -> Response:
     """A kernel pack's bytes: a shared object, the same for ever under this hash."""
     # Nothing but a hash ever becomes part of a path.
     if not _HASH.fullmatch(pack_hash):

@@ -29,7 +29,7 @@ LONGEST_LIFE_S = 10 * 366 * 86_400
 MOST_JOBS = 1_000_000
 
 NAME_RULE = "1 … 100 of A-Z a-z 0-9 . _ @ -, a letter or digit first; not local, import, gemmsmith"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,99}", re.ASCII)
+NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9._@-]{0,99}"
 _RESERVED = frozenset({LOCAL, SYSTEM, "import"})  # they mean something else in the audit
 
 _SHOWN = len(PREFIX) + 6
@@ -75,7 +75,7 @@ class ApiKey:
 
 def is_name(name: str) -> bool:
     """Whether a key may be called that: see `NAME_RULE`."""
-    return bool(_NAME.fullmatch(name)) and name not in _RESERVED
+    return bool(re.fullmatch(NAME_PATTERN, name, re.ASCII)) and name not in _RESERVED
 
 
 def digest(secret: bytes) -> str:

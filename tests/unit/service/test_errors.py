@@ -71,6 +71,25 @@ def test_wrong_methods_name_the_right_ones(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "allowed"),
+    [("/jobs/latest", "DELETE, GET"), ("/keys", "GET, POST"), ("/ui/static/style.css", "GET")],
+)
+def test_all_methods_of_a_path_are_named(client: httpx.Client, path: str, allowed: str) -> None:
+    assert client.patch(path).headers["allow"] == allowed
+
+
+def test_what_is_wrong_as_a_whole_is_named_by_its_place(client: httpx.Client) -> None:
+    def field(reply: httpx.Response) -> str:
+        name: str = reply.json()["errors"][0]["field"]
+        return name
+
+    assert field(client.get("/results?m=1")) == "query"
+    assert field(client.post("/tune", json=[])) == "body"
+    asked = {"m": 1, "n": 1, "k": 1}
+    assert field(client.post("/tune", json={**asked, "query": 1})) == "query"
+
+
+@pytest.mark.parametrize(
     ("content", "kind", "status"),
     [
         (b"{", "application/json", 400),
