@@ -15,7 +15,7 @@ import hashlib
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Self, TypeVar
 
@@ -71,6 +71,9 @@ V = TypeVar("V")
 Key = tuple[str, Question]
 """A device model's slug and what is asked about it."""
 
+RawHeaders = list[tuple[bytes, bytes]]
+"""As ASGI has them."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rendered:
@@ -103,6 +106,23 @@ class Rendered:
             pack=answer.config.pack if answer.config else None,
         )
 
+    def reply(self, if_none_match: str | None) -> tuple[int, RawHeaders, bytes]:
+        """Status, headers and body for a caller who has what `If-None-Match` names, if anything.
+
+        To be validated each time: another answer may be the right one at any moment.
+        """
+        headers = [(b"etag", self.etag.encode()), (b"cache-control", b"no-cache")]
+        if if_none_match is not None and self._is_among(if_none_match):
+            return 304, headers, b""
+        length = b"%d" % len(self.body)
+        headers += [(b"content-length", length), (b"content-type", b"application/json")]
+        return 200, headers, self.body
+
+    def _is_among(self, tags: str) -> bool:
+        # Proxies that compress make strong tags weak.
+        given = {tag.strip().removeprefix("W/") for tag in tags.split(",")}
+        return "*" in given or self.etag in given
+
 
 class Answers:
     """The memory: at most `limit` answers, and as many query strings that lead to them."""
@@ -131,10 +151,30 @@ class Answers:
             self._answers.move_to_end(key)
             return found
 
+    def get_many(
+        self, device: str, questions: Iterable[Question], *, exact: bool
+    ) -> list[Rendered | None]:
+        """As `get`, for many questions about one device model."""
+        found: list[Rendered | None] = []
+        with self._lock:
+            for question in questions:
+                key = (device, question)
+                answer = self._answers.get(key)
+                if answer is not None:
+                    self._answers.move_to_end(key)
+                    if exact and answer.match is not Match.EXACT:
+                        answer = None
+                found.append(answer)
+        return found
+
     def asked(self, query: bytes) -> Rendered | None:
         """What is known under a query string that `keep_query` was given."""
-        found = self._queries.get(query)
-        return None if found is None else self.get(found[0], exact=found[1])
+        with self._lock:
+            found = self._queries.get(query)
+            if found is None:
+                return None
+            self._queries.move_to_end(query)
+        return self.get(found[0], exact=found[1])
 
     def keep(self, answer: Rendered, generation: int) -> None:
         """Keep an answer whose reading began in that generation, if that is still current."""
@@ -183,13 +223,13 @@ class Answers:
 
         self._drop(affected)
 
-    def drop_packed(self, packs: Collection[str], kernels: Collection[str]) -> None:
-        """Drop answers that name a pack not among `packs`, or none for one of `kernels`."""
+    def drop_packed(self, packs: Collection[str], holding: Mapping[str, str]) -> None:
+        """Drop answers whose pack is not among `packs`, or is not the one `holding` the kernel."""
 
         def affected(answer: Rendered) -> bool:
-            if answer.pack is None:
-                return answer.kernel in kernels
-            return answer.pack not in packs
+            if answer.kernel is not None and answer.kernel in holding:
+                return answer.pack != holding[answer.kernel]
+            return answer.pack is not None and answer.pack not in packs
 
         self._drop(affected)
 

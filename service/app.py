@@ -15,6 +15,7 @@ from gemmsmith.packs import key_of
 from gemmsmith.version import VERSION
 from service import openapi, pages, problems
 from service.access import Doorkeeper
+from service.answers import Answers
 from service.api import (
     audit,
     best,
@@ -31,12 +32,14 @@ from service.api import (
     winners,
 )
 from service.catalogue import Catalogue
+from service.fast_path import FastPath
 from service.figures import Figures
 from service.local import usable_gpu
 from service.metrics import Metrics
 from service.middleware import LimitBody, Observe, RefuseCrossSite
 from service.settings import Settings, SettingsError
 from service.state import State
+from service.watcher import Watcher
 from tuner.compile.artifacts import ArtifactStore
 from tuner.jobs import Queue
 from tuner.search.cost_model import AnalyticModel
@@ -64,7 +67,7 @@ def create_app(settings: Settings) -> FastAPI:
         store = Store.open(settings.database)
         try:
             app.state.service = state = _state(settings, store)
-            with state.access, closing(state.metrics):
+            with state.access, closing(state.metrics), state.watcher:
                 yield
                 state.stopping.set()
         finally:
@@ -82,6 +85,7 @@ def create_app(settings: Settings) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,  # what generated clients call it
     )
     problems.install(app)
+    app.add_middleware(FastPath)
     app.add_middleware(LimitBody, limit=settings.max_body_bytes)
     app.add_middleware(RefuseCrossSite)
     app.add_middleware(Observe)
@@ -96,13 +100,18 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 def _state(settings: Settings, store: Store) -> State:
-    queue = Queue(store, limit=settings.queue_limit)
+    answers = Answers(settings.answers_kept)
+    catalogue = Catalogue(store.devices, usable_gpu())
+    metrics = Metrics(Figures(store), settings.volumes())
+    metrics.answers_kept.set_function(answers.__len__)
     return State(
         settings=settings,
         store=store,
-        queue=queue,
-        catalogue=Catalogue(store.devices, usable_gpu()),
-        metrics=Metrics(Figures(store), settings.volumes()),
+        queue=Queue(store, limit=settings.queue_limit),
+        catalogue=catalogue,
+        answers=answers,
+        watcher=Watcher(store, answers, catalogue),
+        metrics=metrics,
         artifacts=ArtifactStore(settings.packs),
         ranker=AnalyticModel(),
         access=Doorkeeper(

@@ -16,6 +16,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.metrics import Metrics
 from service.problems import ProblemError
 
+UNLOGGED = "gemmsmith.unlogged"
+"""Set in the ASGI scope of what is answered without work: one of thousands a second, which
+/metrics counts. It has a line in the log all the same if the caller gave it an id to find it by."""
+
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 
@@ -33,7 +37,8 @@ class Observe:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        request = _request_id(scope)
+        given = _given_id(scope)
+        request = given or uuid.uuid4().hex[:16]
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request=request)
         status, streamed = 0, False
@@ -62,13 +67,14 @@ class Observe:
         finally:
             seconds = time.perf_counter() - began
             _count(scope, status, None if streamed else seconds)
-            log.info(
-                "request",
-                method=scope["method"],
-                path=scope["path"],
-                status=status,
-                ms=round(seconds * 1e3, 2),
-            )
+            if given or UNLOGGED not in scope:
+                log.info(
+                    "request",
+                    method=scope["method"],
+                    path=scope["path"],
+                    status=status,
+                    ms=round(seconds * 1e3, 2),
+                )
 
 
 class LimitBody:
@@ -166,9 +172,9 @@ def _fault(request: str) -> ProblemError:
     )
 
 
-def _request_id(scope: Scope) -> str:
+def _given_id(scope: Scope) -> str | None:
     given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
-    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex[:16]
+    return given if _REQUEST_ID.fullmatch(given) else None
 
 
 def _count(scope: Scope, status: int, seconds: float | None) -> None:

@@ -9,10 +9,13 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from service.access import Doorkeeper
+from service.answers import Answers
 from service.catalogue import Catalogue
 from service.metrics import Metrics
 from service.settings import Settings
+from service.watcher import Watcher
 from tuner.compile.artifacts import ArtifactStore
+from tuner.errors import StoreError
 from tuner.jobs import Queue
 from tuner.search.ranking import Ranker
 from tuner.store import Store
@@ -23,6 +26,7 @@ class State:
     """The store and what is built on it.
 
     Attributes:
+        answers: what lookups were answered, while it is true; `watcher` sees to that.
         ranker: predicts what lookups find no winner for.
         access: tells who makes a request, and whether they may.
         stopping: set when the server begins to stop; event streams then end, and their clients
@@ -33,11 +37,20 @@ class State:
     store: Store
     queue: Queue
     catalogue: Catalogue
+    answers: Answers
+    watcher: Watcher
     metrics: Metrics
     artifacts: ArtifactStore
     ranker: Ranker
     access: Doorkeeper
     stopping: threading.Event = field(default_factory=threading.Event)
+
+    def catch_up(self) -> None:
+        """Let lookups show what has changed until now, before anybody is told of the change."""
+        try:
+            self.watcher.refresh()
+        except StoreError:
+            self.answers.clear()  # what changed cannot be told, and the caller must not wait
 
 
 async def _state(request: Request) -> State:

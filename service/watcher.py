@@ -86,7 +86,8 @@ class Watcher:
         if now.packs != seen.packs:
             packed = self._store.changes.packed()
             self._answers.drop_packed(
-                {pack for pack, _ in packed}, {kernel for _, kernel in packed if kernel is not None}
+                {pack for pack, _ in packed},
+                {kernel: pack for pack, kernel in packed if kernel is not None},  # the newest stays
             )
 
     def _run(self) -> None:

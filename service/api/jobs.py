@@ -2,7 +2,7 @@
 
 A stream sends every event after the client's `Last-Event-ID` from the database, so it resumes
 where it broke, on any server process; it ends after the job's last event. `latest` in place of an
-id means the newest job.
+id means the newest job. Whoever is told that a job is over finds its winner in the next lookup.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ def list_jobs(service: Service, query: Annotated[JobsQuery, Query()]) -> Respons
         jobs = service.queue.list(state=query.state, after=query.after, limit=query.limit)
     except JobNotFound as error:
         raise invalid_field("after", f"{error}", "the `after` of a page's `links.next`") from None
+    if any(job.state.is_final for job in jobs):
+        service.catch_up()
     following = None
     if len(jobs) == query.limit:
         parameters = {"after": jobs[-1].id, "limit": query.limit}
@@ -128,6 +130,13 @@ def job_events(
 
 
 def _get(service: State, job_id: str) -> Job:
+    job = _find(service, job_id)
+    if job.state.is_final:
+        service.catch_up()
+    return job
+
+
+def _find(service: State, job_id: str) -> Job:
     if job_id == "latest":
         newest = service.queue.list(limit=1)
         if not newest:
@@ -172,7 +181,10 @@ def _news(service: State, job_id: str, after: int) -> tuple[bool, list[JobEvent]
     In this order: of a job that is over here, the last event cannot be missing there.
     """
     final = service.queue.get(job_id).state.is_final
-    return final, service.queue.events(job_id, after, _EVENTS_AT_ONCE)
+    events = service.queue.events(job_id, after, _EVENTS_AT_ONCE)
+    if final or any(event.kind in TERMINAL_EVENTS for event in events):
+        service.catch_up()
+    return final, events
 
 
 def _wire(event: JobEvent) -> bytes:

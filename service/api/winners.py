@@ -98,6 +98,7 @@ def _asked(
 
 
 def _served(service: State, chosen: Revision) -> Response:
+    service.catch_up()
     return documents.json_response(_document(service, chosen))
 
 
