@@ -49,7 +49,7 @@ def jobs_in_every_state(queue: Queue) -> dict[str, str]:
     found = {}
     for m, state in enumerate(("done", "failed", "running"), 1):
         found[state] = queue.enqueue(Problem(m=m, n=8, k=8))[0].id
-        leased = queue.lease(f"test:{state}", [H200.slug], ttl_s=3600)
+        leased = queue.lease(f"test:{state}", [H200.slug], ttl_s=900)
         assert leased is not None
         leased.progress("screen", 3, 8, 12.5, "a candidate", "eight kernels")
         if state == "done":

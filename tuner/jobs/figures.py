@@ -21,6 +21,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from tuner.jobs.job import JobState
+from tuner.jobs.rows import lapsed
 from tuner.store.clock import moment
 from tuner.store.database import Database
 from tuner.store.models import JobEventRow, JobRow
@@ -112,7 +113,7 @@ class Watch:
         return JobFigures(
             states={state: states[state] for state in _ALIVE},
             oldest_waiting_s=max(0.0, at - min(waiting, default=at)),
-            abandoned=sum(lease is not None and lease < at for lease in leases),
+            abandoned=sum(lapsed(lease, at) for lease in leases),
             ended={state: ended.get(state, 0) for state in _ENDS.values()},
             phase_seconds=dict(self._sums.phases),
             busy_seconds=dict(self._sums.busy),

@@ -25,7 +25,17 @@ from tuner.errors import JobNotFound, NotRetryable
 from tuner.jobs import limits
 from tuner.jobs.job import Job, JobEvent, JobState
 from tuner.jobs.lease import LeasedJob
-from tuner.jobs.rows import add_event, attempts_left, end, expire, job_of
+from tuner.jobs.rows import (
+    LONGEST_S,
+    add_event,
+    attempts_left,
+    end,
+    expire,
+    is_abandoned,
+    is_available,
+    job_of,
+    lapsed,
+)
 from tuner.store.audit import LOCAL, Action, record
 from tuner.store.clock import moment, now
 from tuner.store.dictionary import problem_of
@@ -267,7 +277,7 @@ class Queue:
                     record(session, Action.JOB_CANCELLED, job_id, actor=actor)
                 row.cancel_requested = True
                 row.active_key = None  # a new request is a new job, not this one
-                abandoned = (row.lease_expires_at or 0.0) < moment(session)
+                abandoned = lapsed(row.lease_expires_at, moment(session))
                 if state is JobState.WAITING or abandoned:
                     end(session, row, JobState.CANCELLED, {})
             return _job(session, row)
@@ -282,9 +292,14 @@ class Queue:
         Args:
             owner: unique among all workers, ever: host, process and a random part.
             devices: names the worker answers to; jobs for any device are taken as well.
-            ttl_s: time after which a worker that is silent counts as dead.
+            ttl_s: time after which a worker that is silent counts as dead; 900 at most.
+
+        Raises:
+            ValueError: a longer lease.
         """
-        due = and_(_is_due(), JobRow.device.in_(["", *devices]))
+        if ttl_s > LONGEST_S:
+            raise ValueError(f"a lease of {ttl_s:g} s is longer than {LONGEST_S:g} s")
+        due = and_(or_(is_available(), is_abandoned()), JobRow.device.in_(["", *devices]))
         query = (
             select(JobRow)
             .where(due)
@@ -327,20 +342,11 @@ class Queue:
             )
 
 
-def _is_due() -> ColumnElement[bool]:
-    waiting = and_(JobRow.state == JobState.WAITING.value, JobRow.available_at <= now())
-    abandoned = and_(JobRow.state == JobState.RUNNING.value, JobRow.lease_expires_at < now())
-    return or_(waiting, abandoned)
-
-
 def _is_overdue() -> ColumnElement[bool]:
     """Of jobs that no living worker has: the deadline has passed."""
     return and_(
         JobRow.deadline_at <= now(),
-        or_(
-            JobRow.state == JobState.WAITING.value,
-            and_(JobRow.state == JobState.RUNNING.value, JobRow.lease_expires_at < now()),
-        ),
+        or_(JobRow.state == JobState.WAITING.value, is_abandoned()),
     )
 
 

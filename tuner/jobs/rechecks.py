@@ -13,6 +13,7 @@ from sqlalchemy import and_, func, or_, select
 from gemmsmith.tuning import Effort
 from tuner.jobs.job import Job, JobState
 from tuner.jobs.queue import Queue
+from tuner.jobs.rows import is_available
 from tuner.store.clock import now
 from tuner.store.dictionary import problem_of
 from tuner.store.models import JobRow, ProblemRow, WinnerRow
@@ -103,9 +104,8 @@ class Rechecks:
         if job.priority > IDLE_PRIORITY:
             return False
         waiting = select(JobRow.id).where(
-            JobRow.state == JobState.WAITING.value,
+            is_available(),
             JobRow.priority > IDLE_PRIORITY,
-            JobRow.available_at <= now(),
             JobRow.device.in_(self._names),
         )
         with self._store.database.read() as session:

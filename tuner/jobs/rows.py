@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from sqlalchemy import ColumnElement, and_, or_
 from sqlalchemy.orm import Session
 
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
 from tuner.jobs.job import Job, JobState
-from tuner.store.clock import moment
+from tuner.store.clock import moment, now
 from tuner.store.models import JobEventRow, JobRow
 
 _LAST_EVENT = {
@@ -17,6 +18,29 @@ _LAST_EVENT = {
     JobState.FAILED: "failed",
     JobState.CANCELLED: "cancelled",
 }
+
+LONGEST_S = 900.0
+"""No lease lasts longer, and no delay. A time further ahead than that was told by a clock that has
+been set back since: it must not keep a job from being worked on until the clock is there again."""
+
+
+def lapsed(until: float | None, at: float) -> bool:
+    """Whether a lease until then has ended at that moment, its worker silent; None is no lease."""
+    return until is None or not at <= until <= at + LONGEST_S
+
+
+def is_abandoned() -> ColumnElement[bool]:
+    """Of running jobs: the lease has `lapsed`."""
+    until = JobRow.lease_expires_at
+    ended = or_(until < now(), until > now() + LONGEST_S)
+    return and_(JobRow.state == JobState.RUNNING.value, ended)
+
+
+def is_available() -> ColumnElement[bool]:
+    """Of waiting jobs: a worker may take it now."""
+    since = JobRow.available_at
+    come = or_(since <= now(), since > now() + LONGEST_S)
+    return and_(JobRow.state == JobState.WAITING.value, come)
 
 
 def add_event(session: Session, row: JobRow, kind: str, data: dict[str, Any]) -> None:
@@ -49,10 +73,10 @@ def expire(session: Session, row: JobRow) -> None:
 
 
 def requeue(session: Session, row: JobRow, delay_s: float, data: dict[str, Any]) -> None:
-    """Let another attempt begin, after `delay_s`."""
+    """Let another attempt begin, after `delay_s` (or `LONGEST_S`, if that is less)."""
     row.state = JobState.WAITING.value
     row.lease_expires_at = None
-    row.available_at = moment(session) + delay_s
+    row.available_at = moment(session) + min(delay_s, LONGEST_S)
     add_event(session, row, "requeued", data)
 
 

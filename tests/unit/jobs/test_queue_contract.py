@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import text
 
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
@@ -381,3 +382,34 @@ def test_events_written_at_once_have_no_gaps(queue: Queue) -> None:
     for thread in threads:
         thread.join()
     assert [event.id for event in queue.events(job.id)] == list(range(1, 83))
+
+
+def set_clock_back(store: Store, seconds: float = 3600.0) -> None:
+    """To the rows of jobs it is the same whether the clock goes back or their times go forward."""
+    with store.database.write() as session:
+        shift = "UPDATE jobs SET available_at = available_at + :s, lease_expires_at = "
+        session.execute(text(shift + "lease_expires_at + :s"), {"s": seconds})
+
+
+def test_a_clock_that_was_set_back_holds_nobody_up(queue: Queue, store: Store) -> None:
+    """Neither a waiting job nor one whose worker has died is out of reach for an hour."""
+    waiting, _ = queue.enqueue(PROBLEM)
+    set_clock_back(store)
+    dead = leased(queue)
+    assert dead.job.id == waiting.id
+    set_clock_back(store)
+    heir = leased(queue, "worker-2")
+    assert (heir.job.id, heir.job.attempt) == (waiting.id, 2)
+    with pytest.raises(LeaseLost):
+        dead.complete(1)
+    set_clock_back(store)
+    heir.heartbeat()  # alive: from now on by the clock as it is
+    assert queue.lease("worker-3", ["h200"]) is None
+    heir.complete(1)
+    assert queue.get(waiting.id).state is JobState.DONE
+
+
+def test_a_lease_is_no_longer_than_what_is_taken_for_a_wrong_clock(queue: Queue) -> None:
+    queue.enqueue(PROBLEM)
+    with pytest.raises(ValueError, match="longer than 900 s"):
+        queue.lease("worker-1", ["h200"], ttl_s=901.0)
