@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from http import HTTPStatus
 
 import msgspec
 
@@ -18,6 +19,7 @@ from gemmsmith.problem import Problem
 from service import documents, lookup
 from service.answers import Question, Rendered
 from service.catalogue import check_fits
+from service.metrics import UNKNOWN, Source
 from service.problems import ProblemError, invalid_field
 from service.state import State
 from tuner.store import Store
@@ -60,7 +62,7 @@ def look_up(
         read[question] if answer is None else answer
         for question, answer in zip(questions, known, strict=True)
     ]
-    _count(service, answers, from_memory=len(known) - known.count(None))
+    _count(service, known, answers)
     return answers
 
 
@@ -150,15 +152,15 @@ class _Together:
         return lookup.Snapshot(found) if len(found) <= _SNAPSHOT_MOST else self._store
 
 
-def _count(service: State, found: Sequence[Found], *, from_memory: int) -> None:
+def _count(service: State, known: Sequence[Rendered | None], answers: Sequence[Found]) -> None:
     """Count lookups by how they were answered; wrong questions are none."""
-    metrics = service.metrics
-    matches = Counter(
-        answer.match if isinstance(answer, Rendered) else "unknown"
-        for answer in found
-        if isinstance(answer, Rendered) or answer.status == 404
+    counts = Counter(
+        (
+            answer.match if isinstance(answer, Rendered) else UNKNOWN,
+            Source.DATABASE if kept is None else Source.MEMORY,
+        )
+        for kept, answer in zip(known, answers, strict=True)
+        if isinstance(answer, Rendered) or answer.status == HTTPStatus.NOT_FOUND
     )
-    for match, number in matches.items():
-        metrics.lookups.labels(match).inc(number)
-    metrics.answers.labels("memory").inc(from_memory)
-    metrics.answers.labels("database").inc(matches.total() - from_memory)
+    for (match, source), number in counts.items():
+        service.metrics.lookup(match, source, number)

@@ -23,6 +23,7 @@ from starlette.types import Scope as Connection
 from service import answering
 from service.access import LOCAL, Caller, Scope
 from service.answers import Question, RawHeaders
+from service.metrics import Source
 from service.middleware import UNLOGGED
 from service.problems import ProblemError
 from service.schemas import MAX_BATCH_PROBLEMS, Arch
@@ -79,8 +80,7 @@ async def _best(scope: Connection, send: Send) -> bool:
     answer = service.answers.asked(scope["query_string"])
     if answer is None or not _is_admitted(service, scope):
         return False
-    service.metrics.lookups.labels(answer.match).inc()
-    service.metrics.answers.labels("memory").inc()
+    service.metrics.lookup(answer.match, Source.MEMORY)
     scope["route"] = _BEST
     scope[UNLOGGED] = True
     await _answer(send, *answer.reply(_if_none_match(scope)))

@@ -7,8 +7,10 @@ their sum. `docs/operation.md` lists all of them; a test holds that.
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from pathlib import Path
 
 from prometheus_client import (
@@ -33,6 +35,16 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _LATENCY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
 
+UNKNOWN = "unknown"
+"""How a lookup is counted that found nothing."""
+
+
+class Source(StrEnum):
+    """Where answers come from."""
+
+    MEMORY = "memory"  # read before, and still true
+    DATABASE = "database"
+
 
 class Metrics:
     """The service's metrics.
@@ -45,42 +57,62 @@ class Metrics:
     def __init__(self, figures: Figures, volumes: Mapping[str, Path]) -> None:
         self._figures = figures
         self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "gemmsmith_requests",
-            "HTTP requests answered",
-            ["method", "route", "status"],
-            registry=self.registry,
+        # Kept by their labels: looking a series up costs more than counting.
+        self._requests = functools.cache(
+            Counter(
+                "gemmsmith_requests",
+                "HTTP requests answered",
+                ["method", "route", "status"],
+                registry=self.registry,
+            ).labels
         )
-        self.latency = Histogram(
-            "gemmsmith_request_seconds",
-            "Time from a request to the end of its answer, event streams excepted",
-            ["route"],
-            buckets=_LATENCY_BUCKETS,
-            registry=self.registry,
+        self._latency = functools.cache(
+            Histogram(
+                "gemmsmith_request_seconds",
+                "Time from a request to the end of its answer, event streams excepted",
+                ["route"],
+                buckets=_LATENCY_BUCKETS,
+                registry=self.registry,
+            ).labels
         )
-        self.lookups = Counter(
-            "gemmsmith_lookups",
-            "Lookups by how they were answered: exact, nearest, predicted or unknown",
-            ["match"],
-            registry=self.registry,
+        self._lookups = functools.cache(
+            Counter(
+                "gemmsmith_lookups",
+                "Lookups by how they were answered: exact, nearest, predicted or unknown",
+                ["match"],
+                registry=self.registry,
+            ).labels
         )
-        self.answers = Counter(
-            "gemmsmith_answers",
-            "Answers by where they came from: memory, or the database",
-            ["source"],
-            registry=self.registry,
+        self._answers = functools.cache(
+            Counter(
+                "gemmsmith_answers",
+                "Answers by where they came from: memory, or the database",
+                ["source"],
+                registry=self.registry,
+            ).labels
         )
         self.answers_kept = Gauge(
             "gemmsmith_answers_kept", "Answers held in memory", registry=self.registry
         )
-        for match in (*Match, "unknown"):
-            self.lookups.labels(match)  # series that exist from the start can be alerted on
-        for source in ("memory", "database"):
-            self.answers.labels(source)
+        for match in (*Match, UNKNOWN):
+            self._lookups(match)  # series that exist from the start can be alerted on
+        for source in Source:
+            self._answers(source)
         Info("gemmsmith_build", "This gemmsmith", registry=self.registry).info({"version": VERSION})
         ProcessCollector(registry=self.registry)
         self.registry.register(_FromDatabase(figures))
         self.registry.register(_Volumes(volumes))
+
+    def request(self, method: str, route: str, status: int, seconds: float | None) -> None:
+        """Count a request that was answered; `seconds` is None for an event stream."""
+        self._requests(method, route, str(status)).inc()
+        if seconds is not None:
+            self._latency(route).observe(seconds)
+
+    def lookup(self, match: str, source: Source, number: int = 1) -> None:
+        """Count lookups answered with that `Match`, or `UNKNOWN`."""
+        self._lookups(match).inc(number)
+        self._answers(source).inc(number)
 
     def render(self) -> bytes:
         """The exposition text."""

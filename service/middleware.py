@@ -6,9 +6,10 @@ into an answer becomes a problem document here, and the log has its traceback.
 
 from __future__ import annotations
 
+import itertools
 import re
+import secrets
 import time
-import uuid
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,6 +23,8 @@ UNLOGGED = "gemmsmith.unlogged"
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+_PROCESS = secrets.token_hex(4)
+_requests = itertools.count()
 
 log = structlog.get_logger("gemmsmith.service")
 
@@ -38,7 +41,7 @@ class Observe:
             await self.app(scope, receive, send)
             return
         given = _given_id(scope)
-        request = given or uuid.uuid4().hex[:16]
+        request = given or f"{_PROCESS}{next(_requests):08x}"
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request=request)
         status, streamed = 0, False
@@ -52,9 +55,10 @@ class Observe:
                     *message.get("headers", ()),
                     (b"x-request-id", request.encode()),
                 ]
-                streamed = (b"content-type", b"text/event-stream") in [
-                    (name.lower(), value.split(b";")[0]) for name, value in message["headers"]
-                ]
+                streamed = any(
+                    name == b"content-type" and value.startswith(b"text/event-stream")
+                    for name, value in message["headers"]
+                )
             await send(message)
 
         try:
@@ -184,6 +188,4 @@ def _count(scope: Scope, status: int, seconds: float | None) -> None:
     metrics: Metrics = service.metrics
     # The route's template, not the path: paths are unbounded, label values must not be.
     route = getattr(scope.get("route"), "path", "unmatched")
-    metrics.requests.labels(scope["method"], route, str(status)).inc()
-    if seconds is not None:
-        metrics.latency.labels(route).observe(seconds)
+    metrics.request(scope["method"], route, status, seconds)
