@@ -46,7 +46,7 @@ ANSWERS: dict[str, Answers] = {
     "POST /jobs/{job_id}/retry": {
         200: _json("Job"), 202: _json("Job"), 409: None, 429: None,
     },
-    "GET /jobs/{job_id}/events": {200: {"text/event-stream": _TEXT}},
+    "GET /jobs/{job_id}/events": {200: {"text/event-stream": {"schema": ref("Event")}}},
     "GET /kernels/{name}": {200: _json("KernelDocument")},
     "GET /packs": {200: _json("Packs")},
     "GET /packs/{pack_hash}": {
@@ -147,6 +147,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
             }
             operation["responses"]["5XX"] = {"$ref": "#/components/responses/5XX"}
             for parameter in operation.get("parameters", ()):
+                parameter["schema"] = _given(parameter["schema"])
                 if parameter["name"] in _PROBLEM_ASKED:
                     parameter["example"] = _PROBLEM_ASKED[parameter["name"]]
             if name in _BODIES:
@@ -169,6 +170,15 @@ def _whole(body: type[BaseModel]) -> dict[str, Any]:
     schema = body.model_json_schema(ref_template=shapes.AT + "{model}")
     found: dict[str, Any] = schema.pop("$defs", {})
     return {**found, body.__name__: schema}
+
+
+def _given(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a parameter that is there: what may be left out is None here, null nowhere."""
+    options = [option for option in schema.get("anyOf", ()) if option != {"type": "null"}]
+    if len(options) != 1:
+        return schema
+    rest = {name: value for name, value in schema.items() if name != "anyOf"}
+    return {**rest, **options[0]}
 
 
 def _refusals(method: str, path: str, operation: dict[str, Any]) -> Answers:

@@ -109,6 +109,7 @@ def _documents(core: dict[str, Schema]) -> Iterator[tuple[str, Schema]]:
         ),
     )
     yield "Devices", _object(devices={"type": "array", "items": ref("Device")})
+    yield "Event", _event()
     yield "Health", _object(status=_TEXT)
     yield "Readiness", _object(status=_TEXT, schema=_TEXT, checks=_CHECKS)
     yield "TrialRow", _row(TRIALS)
@@ -142,6 +143,17 @@ def _problem(links: Schema) -> Schema:
     problem["required"] = ["type", "title", "status", "detail", "instance"]
     problem["description"] = "What is wrong and what to do, as RFC 9457 has it."
     return problem
+
+
+def _event() -> Schema:
+    """Of a stream: before version 3.2, OpenAPI describes one event in place of the stream."""
+    data: Schema = {"type": "string", "contentMediaType": "application/json"}
+    event = _object(id={"type": "string", "pattern": "^[0-9]+$"}, event=_TEXT, data=data)
+    event["description"] = (
+        "`event` is created, started, progress, trial, built, winner or requeued; or the last one: "
+        "finished, failed or cancelled. A stream resumes after the `id` in Last-Event-ID."
+    )
+    return event
 
 
 def _pages() -> Iterator[tuple[str, Schema]]:
