@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,8 +18,14 @@ import torch
 from gemmsmith.answer import Config
 from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.launch import Launch
+from gemmsmith.ops.engine import Engine
 from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.suits import refusal
+from tests.gpu.support.choosing import Ground
+from tests.support import fake_nvcc
 from tests.support.host import INCLUDE
+from tests.support.serving import H200
+from tuner.compile import ArtifactStore
 
 SOURCE = Path(__file__).parents[1] / "unit" / "ops" / "kernels.c"
 
@@ -132,3 +139,32 @@ def build(folder: Path) -> Path:
     command = ["gcc", "-O2", "-shared", "-fPIC", f"-I{INCLUDE}", str(SOURCE), "-o", str(path)]
     subprocess.run(command, check=True)
     return path
+
+
+def ground(pack: Path, folder: Path) -> Ground:
+    """The host for the tests that a GPU runs too; `pack` is published in a store in `folder`."""
+    store = ArtifactStore(folder / "packs")
+    store.publish(pack, KERNELS, fake_nvcc.toolchain(folder / "toolchain"))
+    return Ground(
+        device=torch.device("cpu"),
+        model=H200,
+        types=(DType.BF16, DType.FP8_E4M3),
+        sizes=(32, 40, 16),
+        largest=64,
+        kernels=taking,
+        store=store,
+        compilers=({"backend": "aot_eager"},),
+    )
+
+
+def taking(problem: Problem) -> Sequence[Kernel]:
+    """The stand-in for a problem, if there is one."""
+    return [
+        kernel
+        for kernel in KERNELS
+        if refusal(Config(kernel=kernel, launch=Launch()), problem) is None
+    ]
+
+
+ENGINE = partial(Engine, platform=Host())
+"""In the place of `gemmsmith.ops.source.Engine`, `gemmsmith.use` takes the host for a GPU."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gemmsmith.ops.engine import Engine, install
+from tests.gpu.support.choosing import Ground
 from tests.support import stand_in
 from tests.support.stand_in import Chooser, Host, Packs
 
@@ -57,3 +58,10 @@ def engine(chooser: Chooser, pack: Path, host: Host) -> Iterator[Engine]:
     yield made
     install(before)
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def ground(pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ground:
+    """The host as a place to train, for the tests that GPUs run too."""
+    monkeypatch.setattr("gemmsmith.ops.source.Engine", stand_in.ENGINE)
+    return stand_in.ground(pack, tmp_path / "store")

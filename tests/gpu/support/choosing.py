@@ -1,0 +1,200 @@
+"""Where the tests of training run: a GPU with CUTLASS kernels, or the host with stand-ins.
+
+Every problem that a kernel of the ground takes has a winner, whichever is fastest: these tests are
+about what is computed, not about how long it takes. Of several kernels the problem's own hash picks
+one, so that all of them get their turn and every process picks alike.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+import torch
+
+import gemmsmith
+from gemmsmith import Snapshot, Use
+from gemmsmith.answer import Config
+from gemmsmith.device import DeviceModel
+from gemmsmith.kernel import Kernel
+from gemmsmith.launch import Candidate
+from gemmsmith.ops.engine import current, install
+from gemmsmith.ops.plan import Plan
+from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.snapshot import Choice, Row
+from tests.gpu import selection
+from tests.support.processes import serving
+from tests.support.serving import new_settings, promote, winner
+from tuner.compile import ArtifactStore
+from tuner.measure.bench import claims_fixed_order
+
+SAVING_US = 1000.0
+"""More than adding a bias costs, so that layers with one run kernels too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ground:
+    """What differs between the places.
+
+    Attributes:
+        device: of all tensors.
+        model: whose winners they are.
+        types: element types with kernels.
+        sizes: M, N and K that kernels take in every order.
+        largest: extent of random problems.
+        kernels: those that take a problem.
+        store: their packs.
+        compilers: arguments of `torch.compile`.
+    """
+
+    device: torch.device
+    model: DeviceModel
+    types: tuple[DType, ...]
+    sizes: tuple[int, int, int]
+    largest: int
+    kernels: Callable[[Problem], Sequence[Kernel]]
+    store: ArtifactStore
+    compilers: tuple[dict[str, str], ...]
+
+    def config(self, problem: Problem) -> Config | None:
+        """The winner; None where no kernel takes the problem."""
+        found = self.kernels(problem)
+        if not found:
+            return None
+        kernel = found[zlib.crc32(str(problem).encode()) % len(found)]
+        pack = self.store.find(kernel)
+        assert pack is not None, f"{kernel.name} is in no pack of {self.store.root}"
+        return Config(kernel=kernel, launch=selection.plain_launch(kernel, problem), pack=pack.hash)
+
+    def snapshot(self, problems: Iterable[Problem]) -> Snapshot:
+        """Winners of these problems and no others."""
+        rows = []
+        for problem in problems:
+            config = self.config(problem)
+            assert config is not None, f"no kernel takes {problem}"
+            rows.append(
+                Row(
+                    problem=problem,
+                    use=Use.CUTLASS,
+                    config=config,
+                    deterministic=_fixed_order(config),
+                    saving_us=SAVING_US,
+                )
+            )
+        return Snapshot.of(self.model.slug, rows)
+
+    @contextmanager
+    def serving(
+        self, folder: Path, problems: Iterable[Problem]
+    ) -> Iterator[tuple[Popen[str], str]]:
+        """A service with winners of these problems, in a process of its own; its URL."""
+        settings = new_settings(folder)
+        for row in self.snapshot(problems).rows:
+            assert row.config is not None
+            candidate = Candidate(kernel=row.config.kernel, launch=row.config.launch)
+            # A tenth less than cuBLAS takes.
+            found = winner(row.problem, device=self.model, us=10 * SAVING_US)
+            promote(settings, replace(found, candidate=candidate, pack=row.config.pack))
+        environment = {
+            "GEMMSMITH_DATABASE": settings.database,
+            "GEMMSMITH_PACKS": str(self.store.root),
+        }
+        with serving(folder, **environment) as (process, banner):
+            url = next(word for word in banner.split() if word.startswith("http://"))
+            yield process, url.rstrip(".,")
+
+
+class Everything:
+    """A lookup with a winner for all that kernels take. Remembers what it was asked."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self.asked: list[Problem] = []
+
+    def lookup(
+        self, dtype: DType, layout: Layout, m: int, n: int, k: int, batch: int = 1
+    ) -> Choice | None:
+        problem = Problem(m=m, n=n, k=k, batch=batch, dtype=dtype, layout=layout)
+        self.asked.append(problem)
+        config = self._ground.config(problem)
+        if config is None:
+            return None
+        return Choice(
+            config=config,
+            measured=problem,
+            distance=0.0,
+            deterministic=_fixed_order(config),
+            saving_us=SAVING_US,
+        )
+
+
+class Files:
+    """The packs of a store, where they lie."""
+
+    def __init__(self, store: ArtifactStore) -> None:
+        self._store = store
+
+    def path(self, pack_hash: str) -> Path:
+        pack = self._store.get(pack_hash)
+        assert pack is not None, pack_hash
+        return pack.path
+
+
+@contextmanager
+def tuned(ground: Ground, source: Any = None, **options: Any) -> Iterator[Callable[[], int]]:
+    """`gemmsmith.use(source)`, by default with a winner for everything; then as before.
+
+    Gives a function: how many kernels were launched from Python since it was last called.
+    """
+    if source is None:
+        source = (Everything(ground), Files(ground.store))
+    launched = 0
+    launch = Plan._launch
+
+    def counting(plan: Plan, *arguments: Any) -> torch.Tensor:
+        nonlocal launched
+        out = launch(plan, *arguments)
+        launched += 1
+        return out
+
+    def since() -> int:
+        nonlocal launched
+        count, launched = launched, 0
+        return count
+
+    before = current()
+    Plan._launch = counting  # type: ignore[method-assign]
+    try:
+        gemmsmith.use(source, **options)
+        yield since
+    finally:
+        install(before)
+        Plan._launch = launch  # type: ignore[method-assign]
+        torch._dynamo.reset()
+
+
+def gpu_kernels(failures: Iterable[str]) -> Callable[[Problem], Sequence[Kernel]]:
+    """Those of tests/gpu that take a problem, without those that do not compile."""
+    broken = frozenset(failures)
+
+    def kernels(problem: Problem) -> Sequence[Kernel]:
+        return [kernel for kernel in selection.legal(problem, 3) if kernel.name not in broken]
+
+    return kernels
+
+
+@cache  # a look at the folder each
+def _pack(store: ArtifactStore, kernel: Kernel) -> str:
+    pack = store.find(kernel)
+    assert pack is not None, f"{kernel.name} is in no pack of {store.root}"
+    return pack.hash
+
+
+def _fixed_order(config: Config) -> bool:
+    return claims_fixed_order(Candidate(kernel=config.kernel, launch=config.launch))

@@ -1,0 +1,474 @@
+"""Training code on winners: what the operators, the patch, the compiler and graphs compute.
+
+The reference is FP64 on the same inputs. What needs no CUDA runs on the host as well, with
+stand-in kernels: tests/unit/ops/test_training.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import zipfile
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import gemmsmith
+from gemmsmith import Bundle, Client, Lookup, Packs
+from gemmsmith.bundle import write_bundle
+from gemmsmith.device import DeviceModel
+from gemmsmith.ops import fallback
+from gemmsmith.ops.dispatch import Dispatch
+from gemmsmith.packs import KEY_VARIABLE
+from gemmsmith.problem import DType, Layout
+from gemmsmith.runtime.launch import torch_dtype
+from tests.gpu.conftest import Packs as BuiltPacks
+from tests.gpu.support import choosing
+from tests.gpu.support.choosing import Ground, tuned
+from tests.support.processes import until
+from tuner.compile import ArtifactStore
+
+CASES = 500
+STEPS = 8
+BOUND = {DType.BF16: 1e-2, DType.FP16: 2e-3, DType.FP8_E4M3: 1.5e-2, DType.FP8_E5M2: 1.5e-2}
+"""Relative error in the Frobenius norm: rounding of the result, and of FP8's fast accumulation."""
+
+
+@pytest.fixture(scope="module")
+def ground(packs: BuiltPacks, model: DeviceModel) -> Ground:
+    return Ground(
+        device=torch.device("cuda:0"),
+        model=model,
+        types=tuple(DType),
+        sizes=(528, 784, 1056),
+        largest=4096,
+        kernels=choosing.gpu_kernels(packs.failures),
+        store=ArtifactStore(next(iter(packs.paths.values())).parent),
+        compilers=({"mode": "default"}, {"mode": "reduce-overhead"}),
+    )
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(20261122)
+
+
+def close(
+    ours: torch.Tensor | None, reference: torch.Tensor | None, bound: float, size: float = 0.0
+) -> None:
+    """`size` is the least norm to judge by: sums may cancel, their errors do not."""
+    assert ours is not None
+    assert reference is not None
+    assert ours.shape == reference.shape
+    wanted = reference.detach().double()
+    difference = torch.linalg.vector_norm(ours.detach().double() - wanted).item()
+    assert difference <= bound * max(size, torch.linalg.vector_norm(wanted).item())
+
+
+def stored(ground: Ground, dtype: DType, *size: int, row_major: bool = True) -> torch.Tensor:
+    """A random leaf whose last dimension, or the one before, is contiguous."""
+    shape = size if row_major else (*size[:-2], size[-1], size[-2])
+    values = torch.randn(shape, device=ground.device).to(torch_dtype(dtype.d))
+    return (values if row_major else values.mT).requires_grad_()
+
+
+def eight_bits(ground: Ground, dtype: torch.dtype, rows: int, columns: int) -> torch.Tensor:
+    return (torch.randn(rows, columns, device=ground.device) * 16).clamp(-400, 400).to(dtype)
+
+
+def checked(
+    function: Callable[..., torch.Tensor],
+    reference: Callable[..., torch.Tensor],
+    bound: float,
+    *operands: torch.Tensor,
+) -> None:
+    """Output and every gradient against the same in FP64."""
+    out = function(*operands)
+    wide = [operand.detach().double().requires_grad_() for operand in operands]
+    expected = reference(*wide)
+    close(out, expected, bound)
+    gradient = torch.randn_like(out)
+    out.backward(gradient)
+    expected.backward(gradient.double())
+    for ours, theirs in zip(operands, wide, strict=True):
+        close(ours.grad, theirs.grad, bound)
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+@pytest.mark.parametrize("operator", ["linear", "linear_bias", "linear_3d", "matmul", "bmm"])
+def test_gradients_of_every_operator_in_every_layout(
+    ground: Ground, operator: str, layout: Layout
+) -> None:
+    m, n, k = ground.sizes
+    rows, columns = layout.a_row_major, layout.b_row_major
+    function, reference = gemmsmith.linear, functional.linear
+    if operator in ("matmul", "bmm"):
+        function, reference = gemmsmith.matmul, torch.matmul
+    with tuned(ground) as launched:
+        for dtype in (dtype for dtype in ground.types if not dtype.is_fp8):
+            operands = [
+                stored(ground, dtype, m, k, row_major=rows),
+                stored(ground, dtype, n, k, row_major=not columns),
+            ]
+            if operator == "linear_bias":
+                operands.append(stored(ground, dtype, n))
+            elif operator == "linear_3d":
+                operands[0] = stored(ground, dtype, 2, m // 2, k)
+            elif operator == "matmul":
+                operands[1] = stored(ground, dtype, k, n, row_major=columns)
+            elif operator == "bmm":
+                operands = [
+                    stored(ground, dtype, 3, m, k, row_major=rows),
+                    stored(ground, dtype, 3, k, n, row_major=columns),
+                ]
+            checked(function, reference, BOUND[dtype], *operands)
+            assert launched() == 3, dtype
+
+
+@pytest.mark.parametrize("accumulator", [torch.float32, torch.bfloat16])
+def test_main_grad(ground: Ground, accumulator: torch.dtype) -> None:
+    m, n, k = ground.sizes
+    x, weight = stored(ground, DType.BF16, m, k), stored(ground, DType.BF16, n, k)
+    total = torch.ones(n, k, dtype=accumulator, device=ground.device)
+    expected = total.double()
+    with tuned(ground) as launched:
+        for _ in range(3):
+            out = gemmsmith.linear(x, weight, main_grad=total)
+            gradient = torch.randn_like(out)
+            out.backward(gradient)
+            expected += gradient.double().t() @ x.detach().double()
+        assert launched() == 6  # forward and the input's gradient: torch adds the weight's
+    assert weight.grad is None
+    # With FP32 no product is rounded on the way.
+    close(total, expected, 1e-5 if accumulator is torch.float32 else BOUND[DType.BF16])
+
+
+def test_scaled_products(ground: Ground) -> None:
+    m, n, k = ground.sizes
+    scales = torch.tensor([0.25], device=ground.device), torch.tensor(3.0, device=ground.device)
+    with tuned(ground) as launched:
+        for dtype in (dtype for dtype in ground.types if dtype.is_fp8):
+            a = eight_bits(ground, torch_dtype(dtype.a), m, k)
+            b = eight_bits(ground, torch_dtype(dtype.b), n, k)
+            expected = 0.75 * (a.double() @ b.double().t())
+            close(gemmsmith.scaled_mm(a, b.t(), *scales), expected, BOUND[dtype])
+            assert launched() == 1, dtype
+
+
+def test_500_random_sizes_against_torch(
+    ground: Ground, record_property: Callable[[str, object], None]
+) -> None:
+    """Forwards and backwards, in every type and layout, aligned or not: whoever takes it."""
+    chance = random.Random(20261122)
+
+    def extent() -> int:
+        size = round(ground.largest ** chance.random())
+        return -(-size // 16) * 16 if chance.random() < 0.5 else size
+
+    products = 0
+    with tuned(ground) as launched:
+        for _ in range(CASES):
+            dtype = chance.choice(ground.types)
+            m, n, k = extent(), extent(), extent()
+            layout = chance.choice(list(Layout))
+            bound = BOUND[dtype]
+            if dtype.is_fp8:
+                a = eight_bits(ground, torch_dtype(dtype.a), m, k)
+                b = eight_bits(ground, torch_dtype(dtype.b), n, k).t()
+                one = torch.ones((), device=ground.device)
+                ours = gemmsmith.scaled_mm(a, b, one, one)
+                exact = a.double() @ b.double()
+                torchs = fallback.scaled(a, b, one, one, None, torch.bfloat16)
+                found = [(ours, torchs, exact)]
+            else:
+                a = stored(ground, dtype, m, k, row_major=layout.a_row_major)
+                b = stored(ground, dtype, k, n, row_major=layout.b_row_major)
+                ours, torchs = gemmsmith.matmul(a, b), torch.matmul(a, b)
+                gradient = torch.randn_like(ours)
+                exact = a.double() @ b.double()
+                found = [
+                    (ours, torchs, exact),
+                    *zip(
+                        torch.autograd.grad(ours, (a, b), gradient),
+                        torch.autograd.grad(torchs, (a, b), gradient),
+                        torch.autograd.grad(exact, (a, b), gradient.double()),
+                        strict=True,
+                    ),
+                ]
+            products += len(found)
+            # What all three products of normal values come to, of 16 where they are FP8.
+            size = math.sqrt(m * n * k) * (256 if dtype.is_fp8 else 1)
+            for mine, theirs, wanted in found:
+                close(mine, wanted, bound, size)
+                close(mine, theirs, 2 * bound, size)
+        tuned_ones = launched()
+    record_property("products", products)
+    record_property("by_tuned_kernels", tuned_ones)
+    assert tuned_ones > products / 3
+
+
+def network(ground: Ground) -> nn.Sequential:
+    """Two linear layers and a smooth step between them: the same at every call."""
+    _, n, k = ground.sizes
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        made = nn.Sequential(nn.Linear(k, n, bias=False), nn.Tanh(), nn.Linear(n, k))
+    return made.to(ground.device, torch.bfloat16)
+
+
+class Training:
+    """A network learning to give back what it gets, step by step."""
+
+    def __init__(self, ground: Ground, **compiler: str) -> None:
+        self.model = network(ground)
+        self._ground = ground
+        self._forward: Any = torch.compile(self.model, fullgraph=True, dynamic=False, **compiler)
+        if not compiler:
+            self._forward = self.model
+        self._optimizer = torch.optim.SGD(self.model.parameters(), lr=2.0)
+        self._generator = torch.Generator().manual_seed(2)
+
+    def batch(self) -> torch.Tensor:
+        m, _, k = self._ground.sizes
+        values = torch.randn(m, k, generator=self._generator)
+        return values.to(self._ground.device, torch.bfloat16)
+
+    def step(self) -> float:
+        x = self.batch()
+        loss = functional.mse_loss(self._forward(x).float(), x.float())
+        loss.backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return loss.item()
+
+
+PRODUCTS = 5
+"""Of a step: the first layer's input needs no gradient."""
+
+
+def stock(ground: Ground) -> list[float]:
+    """Losses of torch alone."""
+    training = Training(ground)
+    return [training.step() for _ in range(STEPS)]
+
+
+def alike(losses: list[float], expected: list[float]) -> None:
+    assert losses == pytest.approx(expected, rel=2e-3)
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # inductor's own
+def test_compiled_training(ground: Ground) -> None:
+    expected = stock(ground)
+    for compiler in ground.compilers:
+        with tuned(ground) as launched:
+            training = Training(ground, **compiler)
+            with gemmsmith.patch(training.model):
+                alike([training.step() for _ in range(STEPS)], expected)
+            # Graphs that the compiler replays launch without Python.
+            assert launched() >= PRODUCTS, compiler
+
+
+def test_only_deterministic_kernels_give_the_same_bits(ground: Ground) -> None:
+    ends = []
+    with tuned(ground, deterministic=True):
+        for _ in range(2):
+            training = Training(ground)
+            with gemmsmith.patch(training.model):
+                for _ in range(STEPS):
+                    training.step()
+            ends.append([parameter.detach().clone() for parameter in training.model.parameters()])
+    for one, other in zip(*ends, strict=True):
+        assert torch.equal(one, other)
+
+
+def problems_of(ground: Ground) -> list[gemmsmith.Problem]:
+    """What a training step multiplies."""
+    with gemmsmith.capture() as shapes:
+        Training(ground).step()
+    return list(shapes.problems)
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "gemmsmith" and record.levelno >= logging.WARNING
+    ]
+
+
+@pytest.mark.parametrize("when", ["mid-way", "before the first product"])
+def test_training_goes_on_when_the_service_is_killed(
+    ground: Ground, tmp_path: Path, caplog: pytest.LogCaptureFixture, when: str
+) -> None:
+    last = STEPS // 2 if when == "mid-way" else 0
+    losses: list[float] = []
+    with (
+        ground.serving(tmp_path, problems_of(ground)) as (process, url),
+        Client(url, cache_dir=tmp_path / "cache", retries=0, timeout=5) as client,
+        caplog.at_level(logging.WARNING, "gemmsmith"),
+        ExitStack() as stack,
+    ):
+        lookup = stack.enter_context(closing(Lookup.of(client, ground.model.slug, interval=0.05)))
+        training = Training(ground)
+        source = (lookup, Packs.of(client, signed=lambda: lookup.snapshot))
+        with tuned(ground, source) as launched, gemmsmith.patch(training.model):
+            for at in range(STEPS):
+                if at == last:
+                    process.kill()
+                    process.wait()
+                    until(lambda: bool(warnings_in(caplog)), "the outage is not noticed")
+                losses.append(training.step())
+                # Packs that were never fetched cannot be had any more: torch computes.
+                assert launched() == (PRODUCTS if when == "mid-way" else 0)
+    alike(losses, stock(ground))
+    said = warnings_in(caplog)
+    assert said[0].startswith("winners stay at snapshot")
+    packs = {row.config.pack for row in ground.snapshot(problems_of(ground)).rows if row.config}
+    assert len(said) == (1 if when == "mid-way" else 1 + len(packs))
+
+
+@pytest.mark.parametrize("how", ["tampered", "signed by nobody", "damaged cache"])
+def test_a_pack_that_is_not_what_it_should_be_is_refused(
+    ground: Ground,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+) -> None:
+    snapshot = ground.snapshot(problems_of(ground))
+    files = {name: choosing.Files(ground.store).path(name) for name in snapshot.packs()}
+    baked, cache = tmp_path / "winners.gspack", tmp_path / "cache"
+    write_bundle(baked, snapshot, files)
+    if how == "tampered":
+        with zipfile.ZipFile(baked) as archive:
+            members = {name: archive.read(name) for name in archive.namelist()}
+        with zipfile.ZipFile(baked, "w") as archive:
+            for name, content in members.items():
+                changed = content.replace(b"gs_run", b"gs_ruN") if "packs/" in name else content
+                assert changed != content or "packs/" not in name
+                archive.writestr(name, changed)
+    elif how == "signed by nobody":
+        monkeypatch.setenv(KEY_VARIABLE, "0123456789abcdef")
+    else:
+        (cache / "packs").mkdir(parents=True)
+        for name, file in files.items():
+            whole = file.read_bytes()
+            (cache / "packs" / f"{name}.so").write_bytes(whole[: len(whole) // 2])
+    bundle = Bundle.open(baked, folder=cache)
+    training = Training(ground)
+    with (
+        caplog.at_level(logging.WARNING, "gemmsmith"),
+        tuned(ground, bundle) as launched,
+        gemmsmith.patch(training.model),
+    ):
+        losses = [training.step() for _ in range(STEPS)]
+        # A damaged file in the cache is replaced by the whole one of the bundle.
+        assert launched() == (STEPS * PRODUCTS if how == "damaged cache" else 0)
+    alike(losses, stock(ground))
+    said = warnings_in(caplog)
+    assert len(said) == (0 if how == "damaged cache" else len(files))
+    for line in said:
+        assert line.startswith("torch's own operators stand in for kernel pack")
+
+
+# What only CUDA has.
+
+
+def test_a_training_step_in_a_graph(ground: Ground) -> None:
+    training = Training(ground)
+    model = training.model
+    static = training.batch()
+    with tuned(ground) as launched, gemmsmith.patch(model):
+
+        def step() -> torch.Tensor:
+            model.zero_grad(set_to_none=False)
+            loss = functional.mse_loss(model(static).float(), static.float())
+            loss.backward()
+            return loss.detach()
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            step()
+        torch.cuda.current_stream().wait_stream(side)
+        assert launched() == PRODUCTS
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            loss = step()
+        assert launched() == PRODUCTS
+        for _ in range(4):
+            static.copy_(training.batch())
+            graph.replay()
+            torch.cuda.synchronize()
+            captured = [loss.clone(), *(p.grad.clone() for p in model.parameters())]  # type: ignore[union-attr]
+            for ours, eager in zip(
+                captured, [step(), *(p.grad for p in model.parameters())], strict=True
+            ):
+                close(ours, eager, BOUND[DType.BF16])
+        assert launched() == 4 * PRODUCTS  # of the eager steps: a replay runs no Python
+
+
+def test_a_product_first_seen_in_a_capture_is_torchs(ground: Ground) -> None:
+    x = stored(ground, DType.BF16, *ground.sizes[:2]).detach()
+    w = stored(ground, DType.BF16, ground.sizes[2], ground.sizes[1]).detach()
+    functional.linear(x, w)  # cuBLAS makes its workspace outside captures
+    with tuned(ground) as launched:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = gemmsmith.linear(x, w)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert launched() == 0
+        close(captured, x.double() @ w.double().t(), BOUND[DType.BF16])
+        gemmsmith.linear(x, w)
+        assert launched() == 1
+
+
+def test_steps_on_another_stream(ground: Ground) -> None:
+    """Operands are ready only there, and memory that is freed goes to its own stream again."""
+    stream = torch.cuda.Stream()
+    m, n, k = ground.sizes
+    with tuned(ground) as launched, torch.cuda.stream(stream):
+        for _ in range(20):
+            torch.cuda._sleep(2_000_000)
+            x, w = stored(ground, DType.BF16, m, k), stored(ground, DType.BF16, n, k)
+            checked(gemmsmith.linear, functional.linear, BOUND[DType.BF16], x, w)
+        assert launched() == 60
+
+
+def test_unchanged_code_under_patch(ground: Ground) -> None:
+    """By the compiled binding, below autograd; in its own threads and on their streams too."""
+    binding = Dispatch.of("cuda")
+    assert binding is not None, "the binding does not load with this torch; see its log line"
+    m, n, k = ground.sizes
+    x, w = stored(ground, DType.BF16, m, k), stored(ground, DType.BF16, n, k)
+
+    def step() -> None:
+        x.grad = w.grad = None
+        checked(functional.linear, functional.linear, BOUND[DType.BF16], x, w)
+
+    def kernels() -> Counter[str]:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+            step()
+            torch.cuda.synchronize()
+        return Counter({event.key: event.count for event in seen.key_averages()})
+
+    step()
+    plain = kernels()
+    with tuned(ground), gemmsmith.patch():
+        step()  # decides
+        ours = kernels() - plain
+    cutlass = {name: count for name, count in ours.items() if "cutlass" in name.lower()}
+    assert sum(cutlass.values()) >= 3, (ours, plain)
+    training, expected = Training(ground), stock(ground)
+    with tuned(ground), gemmsmith.patch():
+        alike([training.step() for _ in range(STEPS)], expected)
