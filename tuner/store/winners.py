@@ -84,8 +84,10 @@ class Winners:
                 row = _new_row(winner, ids, origin, fingerprint)
                 row.revision = 1 + max((row.revision for row in history), default=0)
                 session.add(row)
-            elif winner.pack is not None:
+            elif winner.pack not in (None, row.pack):
                 row.pack = winner.pack
+                if row.is_current:
+                    row.sequence = _next_sequence(session)
             outranks = current is None or force or RANK[origin] >= RANK[Origin(current.origin)]
             news = force or row not in history  # an import may be of something replaced long ago
             pinned = current is not None and current.pinned
@@ -261,7 +263,11 @@ def make_current(session: Session, row: WinnerRow, current: WinnerRow | None) ->
         current.is_current = False
         session.flush()  # there must never be two, not even within the transaction
     row.is_current = True
-    row.sequence = 1 + (session.scalar(select(func.max(WinnerRow.sequence))) or 0)
+    row.sequence = _next_sequence(session)
+
+
+def _next_sequence(session: Session) -> int:
+    return 1 + (session.scalar(select(func.max(WinnerRow.sequence))) or 0)
 
 
 def _record_promotion(
