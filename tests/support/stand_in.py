@@ -1,14 +1,14 @@
 """The host in the GPU's place for the operators: kernels in C that run on CPU tensors.
 
 The pack has the C ABI of real ones and is loaded and launched as they are; what it cannot stand in
-for is CUDA: streams, graphs, and the time that anything takes.
+for is CUDA: streams, graphs, and the time that anything takes. Needs neither tuner nor service.
 """
 
 from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,12 +20,6 @@ from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule
 from gemmsmith.launch import Launch
 from gemmsmith.ops.engine import Engine
 from gemmsmith.problem import DType, Layout, Problem
-from gemmsmith.suits import refusal
-from tests.gpu.support.choosing import Ground
-from tests.support import fake_nvcc
-from tests.support.host import INCLUDE
-from tests.support.serving import H200
-from tuner.compile import ArtifactStore
 
 SOURCE = Path(__file__).parents[1] / "unit" / "ops" / "kernels.c"
 
@@ -135,35 +129,12 @@ class Packs:
 
 def build(folder: Path) -> Path:
     """Compile the stand-ins into a pack in `folder`."""
+    from tests.support.host import INCLUDE  # the tuner's: who only runs kernels does without
+
     path = folder / "ops.so"
     command = ["gcc", "-O2", "-shared", "-fPIC", f"-I{INCLUDE}", str(SOURCE), "-o", str(path)]
     subprocess.run(command, check=True)
     return path
-
-
-def ground(pack: Path, folder: Path) -> Ground:
-    """The host for the tests that a GPU runs too; `pack` is published in a store in `folder`."""
-    store = ArtifactStore(folder / "packs")
-    store.publish(pack, KERNELS, fake_nvcc.toolchain(folder / "toolchain"))
-    return Ground(
-        device=torch.device("cpu"),
-        model=H200,
-        types=(DType.BF16, DType.FP8_E4M3),
-        sizes=(32, 40, 16),
-        largest=64,
-        kernels=taking,
-        store=store,
-        compilers=({"backend": "aot_eager"},),
-    )
-
-
-def taking(problem: Problem) -> Sequence[Kernel]:
-    """The stand-in for a problem, if there is one."""
-    return [
-        kernel
-        for kernel in KERNELS
-        if refusal(Config(kernel=kernel, launch=Launch()), problem) is None
-    ]
 
 
 ENGINE = partial(Engine, platform=Host())

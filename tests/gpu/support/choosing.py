@@ -25,10 +25,10 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import Kernel
 from gemmsmith.launch import Candidate
 from gemmsmith.ops.engine import current, install
-from gemmsmith.ops.plan import Plan
 from gemmsmith.problem import DType, Layout, Problem
 from gemmsmith.snapshot import Choice, Row
 from tests.gpu import selection
+from tests.gpu.support.counting import launches
 from tests.support.processes import serving
 from tests.support.serving import new_settings, promote, winner
 from tuner.compile import ArtifactStore
@@ -154,29 +154,20 @@ def tuned(ground: Ground, source: Any = None, **options: Any) -> Iterator[Callab
     """
     if source is None:
         source = (Everything(ground), Files(ground.store))
-    launched = 0
-    launch = Plan._launch
-
-    def counting(plan: Plan, *arguments: Any) -> torch.Tensor:
-        nonlocal launched
-        out = launch(plan, *arguments)
-        launched += 1
-        return out
-
-    def since() -> int:
-        nonlocal launched
-        count, launched = launched, 0
-        return count
-
     before = current()
-    Plan._launch = counting  # type: ignore[method-assign]
-    try:
-        gemmsmith.use(source, **options)
-        yield since
-    finally:
-        install(before)
-        Plan._launch = launch  # type: ignore[method-assign]
-        torch._dynamo.reset()
+    with launches() as found:
+
+        def since() -> int:
+            count = len(found)
+            found.clear()
+            return count
+
+        try:
+            gemmsmith.use(source, **options)
+            yield since
+        finally:
+            install(before)
+            torch._dynamo.reset()
 
 
 def gpu_kernels(failures: Iterable[str]) -> Callable[[Problem], Sequence[Kernel]]:

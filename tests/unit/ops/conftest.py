@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
+from gemmsmith.answer import Config
+from gemmsmith.kernel import Kernel
+from gemmsmith.launch import Launch
 from gemmsmith.ops.engine import Engine, install
+from gemmsmith.problem import DType, Problem
+from gemmsmith.suits import refusal
 from tests.gpu.support.choosing import Ground
-from tests.support import stand_in
+from tests.support import fake_nvcc, stand_in
+from tests.support.serving import H200
 from tests.support.stand_in import Chooser, Host, Packs
+from tuner.compile import ArtifactStore
 
 
 @pytest.fixture(autouse=True)
@@ -64,4 +71,25 @@ def engine(chooser: Chooser, pack: Path, host: Host) -> Iterator[Engine]:
 def ground(pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ground:
     """The host as a place to train, for the tests that GPUs run too."""
     monkeypatch.setattr("gemmsmith.ops.source.Engine", stand_in.ENGINE)
-    return stand_in.ground(pack, tmp_path / "store")
+    folder = tmp_path / "store"
+    store = ArtifactStore(folder / "packs")
+    store.publish(pack, stand_in.KERNELS, fake_nvcc.toolchain(folder / "toolchain"))
+    return Ground(
+        device=torch.device("cpu"),
+        model=H200,
+        types=(DType.BF16, DType.FP8_E4M3),
+        sizes=(32, 40, 16),
+        largest=64,
+        kernels=_taking,
+        store=store,
+        compilers=({"backend": "aot_eager"},),
+    )
+
+
+def _taking(problem: Problem) -> Sequence[Kernel]:
+    """The stand-in for a problem, if there is one."""
+    return [
+        kernel
+        for kernel in stand_in.KERNELS
+        if refusal(Config(kernel=kernel, launch=Launch()), problem) is None
+    ]
