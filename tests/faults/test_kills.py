@@ -1,18 +1,13 @@
-"""Workers and the service killed by SIGKILL at random moments, while jobs are ordered and tuned.
-
-The seed is printed; `GEMMSMITH_FAULT_SEED` repeats a run's orders and victims (not its timing).
-"""
+"""Workers and the service killed by SIGKILL at random moments, while jobs are ordered and tuned."""
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from pathlib import Path
 from random import Random
 
 import psutil
-import pytest
 
 from tests.support.fleet import Fleet
 from tests.support.ledger import verify, verify_packs
@@ -20,10 +15,10 @@ from tests.support.orders import Reader, accepted, distinct_orders
 from tests.support.shipped import recorded_problems, shipped_winners
 from tuner.store import Store
 
-ORDERS = 100
-"""On each kind of database."""
+ORDERS = 200
+"""On each kind of database. There are 136 distinct ones: what is done is ordered once more."""
 
-KILLS = ("worker", "worker", "worker", "service", "service", "both", "both")
+KILLS = ("worker",) * 4 + ("service",) * 3 + ("both",) * 3
 
 
 def victims(fleet: Fleet, kind: str, random: Random) -> list[psutil.Process]:
@@ -38,19 +33,18 @@ def victims(fleet: Fleet, kind: str, random: Random) -> list[psutil.Process]:
 
 
 def test_nothing_is_lost_and_nothing_done_twice(
-    store: Store, store_url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    store: Store, store_url: str, tmp_path: Path, random: Random
 ) -> None:
-    seed = int(os.environ.get("GEMMSMITH_FAULT_SEED", str(time.time_ns() % 10**6)))
-    with capfd.disabled():
-        print(f"\nGEMMSMITH_FAULT_SEED={seed}", flush=True)
-    random = Random(seed)
     store.promote(shipped_winners()[0], imported=True)  # so that the service knows the device
-    orders = distinct_orders(ORDERS, random)
+    orders = distinct_orders(ORDERS // 2, random)
     kills = random.sample(KILLS, len(KILLS))
     jobs: list[str] = []
 
     def send() -> None:
-        for number, order in enumerate(orders):
+        for number in range(ORDERS):
+            if number == len(orders):
+                fleet.wait_until_idle()
+            order = orders[number % len(orders)]
             jobs.append(accepted(fleet.url, order, f"order-{number}"))
 
     with Fleet(store_url, tmp_path, GEMMSMITH_TEST_NVCC=str(tmp_path / "nvcc")) as fleet:

@@ -1,28 +1,64 @@
 """`gemmsmith worker` on the shipped recordings, with leases that run out in seconds.
 
-`python -m tests.support.brisk_worker`, settings from the environment. Where `GEMMSMITH_TEST_NVCC`
-names a folder, the recorded device wants compiled packs, as a GPU does, and the stand-in for nvcc
-in that folder makes them. Where `GEMMSMITH_TEST_CLOCK` names a file, it says by how many seconds
-SQLite's clock is off; it is read at every look at the clock.
+`python -m tests.support.brisk_worker`, settings from the environment, and:
+
+- `GEMMSMITH_TEST_NVCC`, a folder: the recorded device wants compiled packs, as a GPU does, and the
+  stand-in for nvcc in that folder makes them. A candidate whose pack is not whole when its turn
+  comes fails, as it does on a GPU.
+- `GEMMSMITH_TEST_PAUSE_S`: how long each candidate takes, so that a fault meets a job half done.
+- `GEMMSMITH_TEST_TTL_S`: how long a lease lasts.
+- `GEMMSMITH_TEST_CLOCK`, a file: by how many seconds SQLite's clock is off.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from gemmsmith.problem import Problem
 from service import builder, worker
 from tests.support import clocks, fake_nvcc
+from tuner.devices.base import Contender, Policy
 from tuner.devices.replay import ReplayDevice
 from tuner.jobs import Worker
+from tuner.trial import Failure, FailureKind, Trial
 
 TTL_S = 3.0
 
+_screen = ReplayDevice.screen
+
+
+def screen_slowly(
+    device: ReplayDevice, problem: Problem, contenders: Sequence[Contender], policy: Policy
+) -> Iterator[Trial]:
+    """One candidate after the other, each out of its pack."""
+    for contender in contenders:
+        time.sleep(float(os.environ.get("GEMMSMITH_TEST_PAUSE_S", "0")))
+        for trial in _screen(device, problem, [contender], policy):
+            yield trial if _is_whole(contender.pack) else _refused(trial)
+
+
+def _is_whole(pack: Path | None) -> bool:
+    if pack is None:
+        return not ReplayDevice.needs_packs
+    return pack.exists() and hashlib.sha256(pack.read_bytes()).hexdigest() == pack.stem
+
+
+def _refused(trial: Trial) -> Trial:
+    failure = Failure(kind=FailureKind.REFUSED, message="the pack is not whole")
+    return replace(trial, statistics=None, samples_us=(), correctness=None, failure=failure)
+
 
 def main() -> int:
-    worker.Worker = partial(Worker, ttl_s=TTL_S, poll_s=0.1)  # type: ignore[misc, assignment]
+    ttl_s = float(os.environ.get("GEMMSMITH_TEST_TTL_S", TTL_S))
+    worker.Worker = partial(Worker, ttl_s=ttl_s, poll_s=0.1)  # type: ignore[misc, assignment]
+    ReplayDevice.screen = screen_slowly  # type: ignore[method-assign]
     clocks.install()
     if folder := os.environ.get("GEMMSMITH_TEST_NVCC"):
         ReplayDevice.needs_packs = True

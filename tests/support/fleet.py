@@ -109,6 +109,12 @@ class Fleet:
         self.workers = [worker for worker in self.workers if worker.poll() is None]
         psutil.wait_procs(dying, timeout=30)
 
+    def end(self, patience_s: float = 60.0) -> int:
+        """SIGTERM to the service, which ends its worker; the exit status."""
+        assert self.service is not None
+        self.service.terminate()
+        return self.service.wait(patience_s)
+
     def wait_until_idle(self, patience_s: float = 120.0) -> None:
         """Return when no job waits or runs."""
         deadline = time.monotonic() + patience_s
@@ -117,6 +123,10 @@ class Fleet:
             while left := _unfinished(queue):
                 assert time.monotonic() < deadline, f"{left} jobs are not finished"
                 time.sleep(0.1)
+
+    def wait_until_ready(self, workers: int) -> None:
+        """Return when so many workers have said, since the beginning, that they are ready."""
+        until(lambda: self.log().count("worker ready") >= workers, "not enough workers")
 
     def log(self) -> str:
         """What all of them have written so far."""

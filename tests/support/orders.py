@@ -38,25 +38,41 @@ def accepted(url: str, order: dict[str, Any], key: str, patience_s: float = 90.0
             reply = None
         if reply is not None and reply.status_code in (200, 202):
             return str(reply.json()["id"])
-        assert reply is None or reply.status_code == 503, reply.text
+        assert reply is None or is_busy(reply), reply.text
         assert time.monotonic() < deadline, "the service stays away"
         time.sleep(0.1)
 
 
+def lookup(problem: Problem) -> str:
+    """The path that asks for its winner."""
+    return f"/best?m={problem.m}&n={problem.n}&k={problem.k}&dtype={problem.dtype}"
+
+
+def is_busy(reply: httpx.Response) -> bool:
+    """Whether the service says that it cannot do this now, and when to ask again."""
+    return reply.status_code == 503 and reply.headers["Retry-After"].isdecimal()
+
+
 class Reader:
     """A thread that looks up winners and lists jobs all the while; use as a context manager.
+
+    Args:
+        jobs: list jobs as well.
 
     Attributes:
         slowest_s: of the answers.
         wrong: answers that were neither a success nor a 404 that says what to tune.
     """
 
-    def __init__(self, url: str, problems: Sequence[Problem], *, pause_s: float = 0.05) -> None:
+    def __init__(
+        self, url: str, problems: Sequence[Problem], *, jobs: bool = True, pause_s: float = 0.05
+    ) -> None:
         self.answers = 0
         self.slowest_s = 0.0
         self.wrong: list[str] = []
         self._url = url
         self._problems = problems
+        self._listings = ("/jobs?limit=5",) if jobs else ()
         self._pause_s = pause_s
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._read)
@@ -74,9 +90,8 @@ class Reader:
         while not self._over.wait(self._pause_s):
             problem = self._problems[turn % len(self._problems)]
             turn += 1
-            lookup = f"/best?m={problem.m}&n={problem.n}&k={problem.k}&dtype={problem.dtype}"
             with httpx.Client(base_url=self._url, timeout=30) as client:
-                for path in (lookup, "/jobs?limit=5"):
+                for path in (lookup(problem), *self._listings):
                     self._ask(client, path)
 
     def _ask(self, client: httpx.Client, path: str) -> None:
