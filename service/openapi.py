@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from service import shapes
 from service.problems import MEDIA_TYPE as PROBLEM
+from service.protocol import MAX_HEAD_BYTES, MAX_URL_BYTES
 from service.schemas import ProblemBody
 from service.shapes import ref
 
@@ -83,9 +84,11 @@ _MEANING: dict[int | str, str] = {
     406: "No media type of the Accept header can be given",
     409: "Not possible as things are",
     413: "The body is too large",
+    414: f"The URL has more than {MAX_URL_BYTES} bytes",
     421: "Without keys the service answers under loopback names only",
     422: "A field is wrong; `errors` names it and what it takes",
     429: "No room; nothing was ordered. Try again after Retry-After seconds",
+    431: f"The URL and all headers together have more than {MAX_HEAD_BYTES} bytes",
     501: "pyarrow is not installed where the service runs",
     503: "Not ready, or the database cannot be used. Try again after Retry-After seconds",
     "5XX": "A fault of the service, whose log has the cause",
@@ -183,7 +186,7 @@ def _given(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _refusals(method: str, path: str, operation: dict[str, Any]) -> Answers:
     """What follows from what a route takes."""
-    statuses = set()
+    statuses = {431}
     if "security" in operation:
         statuses |= {401, 403, 421, 503}
     if method != "get":
@@ -191,7 +194,7 @@ def _refusals(method: str, path: str, operation: dict[str, Any]) -> Answers:
     if "requestBody" in operation:
         statuses |= {400, 422}
     if "parameters" in operation:
-        statuses.add(422)
+        statuses |= {414, 422}
     if "{" in path:
         statuses.add(404)
     return dict.fromkeys(statuses)
