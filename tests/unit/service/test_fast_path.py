@@ -1,0 +1,456 @@
+"""Both roads to an answer say the same, byte for byte; and lookups after a change show it at once.
+
+Each request goes over a socket of its own, once as ever and once with the short cut closed.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gemmsmith.answer import Use
+from gemmsmith.problem import DType, Problem
+from service import fast_path
+from service.access import COOKIE, Scope
+from service.settings import Settings
+from tests.support.serving import H100, H200, new_settings, promote, running, winner
+from tuner.jobs import Queue
+from tuner.store import Store
+
+KNOWN = Problem(m=4096, n=4096, k=4096)
+SIZES = {"m": 4096, "n": 4096, "k": 4096}
+QUERY = "m=4096&n=4096&k=4096"
+LIMIT = 20_000
+
+
+@dataclass(kw_only=True)
+class Service:
+    """A running service, and how often its short cut was taken."""
+
+    http: httpx.Client
+    patch: pytest.MonkeyPatch
+    keys: dict[Scope, str]
+    short: int = 0
+
+    def raw(self, request: bytes) -> bytes:
+        """The whole answer, without its date."""
+        url = self.http.base_url
+        with socket.create_connection((url.host, url.port or 80), timeout=20) as connection:
+            connection.sendall(request)
+            received = b"".join(iter(lambda: connection.recv(65536), b""))
+        return re.sub(rb"date: [^\r]*\r\n", b"", received, count=1)
+
+    def both(self, request: bytes) -> tuple[bytes, bool]:
+        """What both roads answer to a request, and whether the short one was taken."""
+        self.raw(request)  # into memory, if that is where it goes
+        before = self.short
+        fast = self.raw(request)
+        taken = self.short > before
+        with self.patch.context() as patch:
+            patch.setattr(fast_path, "_best", _closed)
+            patch.setattr(fast_path, "_batch", _closed)
+            slow = self.raw(request)
+        assert fast == slow, request
+        return fast, taken
+
+
+async def _closed(*_: object) -> bool:
+    return False
+
+
+def starting(settings: Settings, keys: dict[Scope, str]) -> Iterator[Service]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("service.app.usable_gpu", lambda: None)
+        answer = fast_path._answer
+        with running(settings) as http:
+            started = Service(http=http, patch=patch, keys=keys)
+
+            async def counted(*args: Any) -> None:
+                started.short += 1
+                await answer(*args)
+
+            patch.setattr(fast_path, "_answer", counted)
+            yield started
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    settings = new_settings(tmp_path_factory.mktemp("open"), max_body_bytes=LIMIT)
+    promote(
+        settings,
+        winner(KNOWN, us=190.0),
+        winner(Problem(m=512, n=512, k=8192), use=Use.CUBLAS, us=14.0),
+        winner(Problem(m=256, n=4096, k=4096, dtype=DType.FP8_E4M3), us=9.0),
+        winner(KNOWN, device=H100, us=250.0),
+    )
+    return settings
+
+
+@pytest.fixture(scope="module")
+def service(settings: Settings) -> Iterator[Service]:
+    """Without keys, on the loopback interface."""
+    yield from starting(settings, {})
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service that takes keys."""
+    settings = new_settings(tmp_path_factory.mktemp("keyed"), require_keys=True)
+    promote(settings, winner(KNOWN))
+    with Store.open(settings.database) as store:
+        keys = {scope: store.keys.create(f"has-{scope}", scope)[1] for scope in Scope}
+        store.keys.revoke("has-admin")
+    yield from starting(settings, keys)
+
+
+def get(query: str = QUERY, *headers: str, method: str = "GET", path: str = "/best") -> bytes:
+    head = [f"{method} {path}?{query} HTTP/1.1", "X-Request-Id: r-1", *headers]
+    if not any(line.lower().startswith("host:") for line in headers):
+        head.insert(1, "Host: 127.0.0.1")
+    return "\r\n".join([*head, "Connection: close", "", ""]).encode()
+
+
+def post(body: bytes | dict[str, Any], *headers: str) -> bytes:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = ["POST /best:batch HTTP/1.1", "Host: localhost", "X-Request-Id: r-1", *headers]
+    if not any(line.lower().startswith("content-type") for line in headers):
+        lines.append("Content-Type: application/json")
+    lines += [f"Content-Length: {len(content)}", "Connection: close", "", ""]
+    return "\r\n".join(lines).encode() + content
+
+
+def status(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1])
+
+
+@pytest.mark.parametrize(
+    ("query", "headers", "expected"),
+    [
+        (QUERY, (), 200),
+        (QUERY + "&exact=true", (), 200),
+        (f"{QUERY}&device={H100.slug}", (), 200),
+        ("n=4096&k=4096&m=4096&arch=sm90&dtype=bf16&layout=tn&batch=1", (), 200),
+        ("m=8192&n=4096&k=4096", (), 200),
+        ("m=77&n=7000&k=640&dtype=fp16", (), 200),
+        ("m=511&n=513&k=8191", (), 200),
+        ("m=%34096&n=4096&k=4096", (), 200),
+        (QUERY, ('If-None-Match: "other"',), 200),
+        (QUERY, ("If-None-Match: *",), 304),
+        (QUERY, ("IF-NONE-MATCH: {tag}",), 304),
+        (QUERY, ('If-None-Match: "other", W/{tag}',), 304),
+        (QUERY, ('If-None-Match: "other"', "If-None-Match: {tag}"), 200),
+        (QUERY, ("If-None-Match: {tag}", 'If-None-Match: "other"'), 304),
+        (QUERY, ("If-None-Match: \xff",), 200),
+        (QUERY, ("Accept: text/html", "Accept-Encoding: gzip"), 200),
+        (QUERY, ("Sec-Fetch-Site: cross-site", "Origin: https://elsewhere.example"), 200),
+        (QUERY, ("Authorization: Bearer gsk_no-key",), 200),
+        (QUERY, ("Host: localhost:1234",), 200),
+    ],
+)
+def test_what_is_known_takes_the_short_road_and_says_the_same(
+    service: Service, query: str, headers: tuple[str, ...], expected: int
+) -> None:
+    tag = service.http.get(f"/best?{QUERY}").headers["etag"]
+    answer, taken = service.both(get(query, *(line.format(tag=tag) for line in headers)))
+    assert status(answer) == expected
+    assert taken
+    assert b"x-request-id: r-1\r\n" in answer
+    assert (b"\r\n\r\n{" in answer) == (expected == 200)
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (get("m=8192&n=4096&k=4096&exact=1"), 404),
+        (get("m=8192&n=4096&k=4096&exact=true"), 404),
+        (get("m=0&n=4096&k=4096"), 422),
+        (get(QUERY + "&x=1"), 422),
+        (get(QUERY + "&m=4096"), 200),
+        (get(QUERY + "&device=voodoo-2"), 422),
+        (get("m=2147483647&n=2147483647&k=64"), 422),
+        (get(""), 422),
+        (get(method="HEAD"), 405),
+        (get(method="POST"), 405),
+        (get(method="OPTIONS"), 405),
+        (get(path="/best/"), 404),
+        (get(path="/%62est"), 200),
+        (get(QUERY, "Host: gemmsmith.example"), 421),
+        (get(QUERY, "Host: 127.0.0.1", "Host: 127.0.0.1"), 421),
+        (get(QUERY, "Host:"), 421),
+        (get(QUERY + "&batch=1" * 500), 200),
+        (get("m=" + "9" * 9000), 414),
+        (b"GET /best?" + QUERY.encode() + b" HTTP/1.0\r\nX-Request-Id: r-1\r\n\r\n", 421),
+    ],
+)
+def test_whatever_is_not_plain_says_the_same(
+    service: Service, request_: bytes, expected: int
+) -> None:
+    service.raw(get())
+    answer, _ = service.both(request_)
+    assert status(answer) == expected
+
+
+def test_keys_hold_on_both_roads(keyed: Service) -> None:
+    def bearer(secret: str) -> str:
+        return f"Authorization: Bearer {secret}"
+
+    read, tune, revoked = (keyed.keys[scope] for scope in (Scope.READ, Scope.TUNE, Scope.ADMIN))
+    page = "Accept: text/html"
+    expected: dict[tuple[str, ...], int] = {
+        (bearer(read),): 200,
+        (bearer(tune),): 200,
+        (f"Cookie: a=b; {COOKIE}={read}",): 200,
+        (bearer(read), "Host: gemmsmith.example"): 200,
+        (): 401,
+        (page,): 303,
+        (bearer(revoked),): 401,
+        (bearer(read[:-1]),): 401,
+        (bearer(""),): 401,
+        (f"Authorization: Basic {read}", f"Cookie: {COOKIE}={read}"): 401,
+        (f"Authorization: Basic {read}",): 401,
+    }
+    for headers, code in expected.items():
+        answer, taken = keyed.both(get(QUERY, *headers))
+        assert (status(answer), taken) == (code, code == 200), headers
+        body = {"problems": [SIZES]}
+        answer, taken = keyed.both(post(body, *headers))
+        assert (status(answer), taken) == (code if code != 303 else 401, code == 200), headers
+
+
+PROBLEMS: list[dict[str, Any]] = [
+    SIZES,
+    {**SIZES, "m": 8192},
+    {"m": 77, "n": 7000, "k": 640, "dtype": "fp16"},
+    {**SIZES, "batch": 1, "layout": "tn"},
+    SIZES,
+]
+MISSHAPEN: list[Any] = [
+    None,
+    [],
+    {**SIZES, "m": 0},
+    {**SIZES, "m": 1.5},
+    {**SIZES, "m": "1"},
+    {**SIZES, "dtype": "fp8_e4m3", "layout": "nn"},
+    {**SIZES, "x": 1},
+    {**SIZES, "m": 2**31 - 1, "n": 2**31 - 1},
+]
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "expected", "short"),
+    [
+        ({"problems": PROBLEMS}, (), 200, True),
+        ({"problems": PROBLEMS, "device": H100.slug, "arch": "sm90"}, (), 200, True),
+        ({"problems": PROBLEMS, "exact": True}, (), 200, True),
+        ({"problems": PROBLEMS * 10, "device": None}, (), 200, True),
+        ({"problems": MISSHAPEN[-3:-2]}, (), 200, True),
+        ({"problems": MISSHAPEN[-1:]}, (), 200, True),
+        ({"problems": [*MISSHAPEN, *PROBLEMS]}, (), 200, False),
+        ({"problems": PROBLEMS, "exact": "yes"}, (), 422, False),
+        ({"problems": PROBLEMS, "exact": None}, (), 422, False),
+        ({"problems": PROBLEMS, "device": "voodoo-2"}, (), 422, False),
+        ({"problems": PROBLEMS, "device": "v" * 201}, (), 422, False),
+        ({"problems": PROBLEMS, "arch": "sm70"}, (), 422, False),
+        ({"problems": []}, (), 422, False),
+        ({"problems": [{}] * 10_000}, (), 413, False),
+        ({}, (), 422, False),
+        (b"", (), 422, False),
+        (b"{", (), 400, False),
+        (b'{"problems":[NaN]}', (), 200, False),
+        (b"\xff\xfe", (), 400, False),
+        ('{"problems":[null]}'.encode("utf-16"), (), 200, False),
+        ({"problems": PROBLEMS}, ("Content-Type: text/plain",), 422, False),
+        ({"problems": PROBLEMS}, ("Content-Type: application/json; charset=utf-8",), 200, False),
+        ({"problems": PROBLEMS}, ("Sec-Fetch-Site: cross-site",), 403, False),
+        ({"problems": PROBLEMS}, ("Origin: http://elsewhere.example",), 403, False),
+        ({"problems": PROBLEMS}, ("Host: gemmsmith.example",), 421, False),
+    ],
+)
+def test_batches_say_the_same(
+    service: Service,
+    body: bytes | dict[str, Any],
+    headers: tuple[str, ...],
+    expected: int,
+    short: bool,
+) -> None:
+    request = post(body, *headers)
+    if any(line.startswith("Host") for line in headers):
+        request = request.replace(b"Host: localhost\r\n", b"")
+    answer, taken = service.both(request)
+    assert (status(answer), taken) == (expected, short)
+
+
+def test_a_batch_is_made_of_the_answers_to_each(service: Service) -> None:
+    bodies = [service.http.get("/best", params=problem).content for problem in PROBLEMS]
+    reply = service.http.post("/best:batch", json={"problems": PROBLEMS})
+    assert reply.content == b'{"answers":[' + b",".join(bodies) + b"]}"
+
+
+def test_no_mangled_request_tells_the_roads_apart(service: Service) -> None:
+    source = random.Random(1)
+
+    def mangled(text: bytes) -> bytes:
+        content = bytearray(text)
+        for _ in range(source.choice((1, 1, 2, 5))):
+            place = source.randrange(len(content))
+            content[place : place + source.choice((0, 1))] = source.choice(
+                (b"", b"0", b"&", b"%", b'"', b"}", b"9999999999", b"=", b",", b"m", b"exact", b"-")
+            )
+        return bytes(content)
+
+    seen = set()
+    for _ in range(60):
+        queries = (QUERY, QUERY + "&exact=true&dtype=bf16")
+        query = mangled(source.choice(queries).encode()).decode().replace('"', "%22")
+        body = mangled(json.dumps({"problems": PROBLEMS[:2], "exact": False}).encode())
+        for request in (get(query), post(body)):
+            answer, taken = service.both(request)
+            seen.add((status(answer), taken))
+    assert {(200, True), (200, False), (400, False), (404, False), (422, False)} >= seen
+    assert {(200, True), (400, False), (422, False)} <= seen
+
+
+def counters(service: Service) -> dict[str, float]:
+    families = text_string_to_metric_families(service.http.get("/metrics").text)
+    return {
+        sample.name + str(sorted(sample.labels.values())): sample.value
+        for family in families
+        if family.name in ("gemmsmith_lookups", "gemmsmith_answers", "gemmsmith_requests")
+        or family.name in ("gemmsmith_request_seconds", "gemmsmith_answers_kept")
+        for sample in family.samples
+    }
+
+
+def test_both_roads_are_counted_alike(service: Service) -> None:
+    requests = [get(), get("m=8192&n=4096&k=4096"), post({"problems": PROBLEMS, "exact": True})]
+    for request in requests:
+        service.raw(request)
+    counted = []
+    for closed in (False, True):
+        before = counters(service)
+        with service.patch.context() as patch:
+            if closed:
+                patch.setattr(fast_path, "_best", _closed)
+                patch.setattr(fast_path, "_batch", _closed)
+            for request in requests:
+                service.raw(request)
+        after = counters(service)
+        changed = {name: value - before.get(name, 0) for name, value in after.items()}
+        counted.append({name: by for name, by in changed.items() if by and "bucket" not in name})
+    fast, slow = counted
+    assert fast.pop("gemmsmith_request_seconds_sum['/best']") > 0
+    assert slow.pop("gemmsmith_request_seconds_sum['/best']") > 0
+    for found in counted:
+        found.pop("gemmsmith_request_seconds_sum['/best:batch']")
+        found.pop("gemmsmith_request_seconds_sum['/metrics']")
+    assert fast == slow
+    assert fast["gemmsmith_lookups_total['exact']"] == 4
+    assert fast["gemmsmith_lookups_total['nearest']"] == 1
+    assert fast["gemmsmith_lookups_total['unknown']"] == 2
+    assert fast["gemmsmith_answers_total['memory']"] == 5
+    assert fast["gemmsmith_requests_total['/best', '200', 'GET']"] == 2
+    assert counters(service)["gemmsmith_answers_kept[]"] > 0
+
+
+def test_only_who_brings_an_id_is_in_the_log(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = []
+    with service.patch.context() as patch:
+        patch.setattr("service.middleware.log.info", lambda event, **more: lines.append(more))
+        for headers in ({}, {"X-Request-Id": "mine"}, {"X-Request-Id": "no id!"}):
+            reply = service.http.get(f"/best?{QUERY}", headers=headers)
+            assert re.fullmatch(r"mine|[0-9a-f]{16}", reply.headers["x-request-id"])
+    assert [line["path"] for line in lines] == ["/best"]
+
+
+@pytest.fixture
+def unwatched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[httpx.Client, Store]]:
+    """A service that does not look by itself, and the database."""
+    monkeypatch.setattr("service.app.usable_gpu", lambda: None)
+    monkeypatch.setattr("service.watcher.EVERY_S", 3600.0)
+    settings = new_settings(tmp_path)
+    promote(settings, winner(KNOWN, us=190.0))
+    with Store.open(settings.database) as store, running(settings) as http:
+        yield http, store
+
+
+def served(http: httpx.Client) -> tuple[int, float]:
+    """Revision and time of what is served; both roads agree."""
+    batch = http.post("/best:batch", json={"problems": [SIZES]}).json()["answers"][0]
+    answer = http.get("/best", params=SIZES).json()
+    assert answer == batch
+    return answer["revision"], answer["statistics"]["median_us"]
+
+
+def test_a_choice_is_served_as_soon_as_it_is_told(
+    unwatched: tuple[httpx.Client, Store],
+) -> None:
+    http, store = unwatched
+    assert served(http) == (1, 190.0)
+    store.promote(winner(KNOWN, us=100.0))
+    assert served(http) == (1, 190.0), "nobody was told yet"
+    for path, body, expected in (
+        ("/winners/pin", {"revision": 1}, (1, 190.0)),
+        ("/winners/unpin", {}, (2, 100.0)),
+        ("/winners/rollback", {}, (1, 190.0)),
+    ):
+        assert http.post(path, json={**SIZES, **body}).status_code == 200
+        assert served(http) == expected
+
+
+@pytest.mark.parametrize("how", ["/jobs/{job}", "/jobs", "/jobs/latest", "/jobs/{job}/events"])
+def test_who_is_told_that_a_job_is_over_finds_its_winner(
+    unwatched: tuple[httpx.Client, Store], how: str
+) -> None:
+    http, store = unwatched
+    assert served(http) == (1, 190.0)
+    job = http.post("/tune", json=SIZES).json()["id"]
+    leased = Queue(store).lease("somebody", ["any"])
+    assert leased is not None
+    store.promote(winner(KNOWN, us=100.0))
+    told = http.get(f"/jobs/{job}").json()
+    assert told["state"] == "running"
+    leased.complete(2)
+    reply = http.get(how.format(job=job))  # the events end with the job's
+    assert "done" in reply.text or "finished" in reply.text
+    assert served(http) == (2, 100.0)
+
+
+def test_a_change_that_cannot_be_looked_for_empties_the_memory(
+    unwatched: tuple[httpx.Client, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tuner.errors import StoreError
+    from tuner.store.changes import Changes
+
+    def fail(_: Changes) -> None:
+        raise StoreError("gone for a moment")
+
+    http, store = unwatched
+    assert served(http) == (1, 190.0)
+    store.promote(winner(KNOWN, us=100.0))
+    monkeypatch.setattr(Changes, "marks", fail)
+    assert http.post("/winners/pin", json={**SIZES, "revision": 2}).status_code == 200
+    assert served(http) == (2, 100.0)
+
+
+def test_answers_are_about_the_device_that_is_known_by_then(
+    unwatched: tuple[httpx.Client, Store],
+) -> None:
+    http, store = unwatched
+    assert http.get("/best", params=SIZES).json()["device"]["name"] == H200.name
+    store.promote(winner(KNOWN, device=H100, us=250.0))
+    http.post("/winners/pin", json={**SIZES, "device": H100.slug, "revision": 1})
+    assert http.get("/best", params=SIZES).json()["device"]["name"] == H100.name
