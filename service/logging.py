@@ -2,7 +2,8 @@
 
 Every request carries an id, the caller's `X-Request-Id` or a fresh one, in each line it causes, and
 the name of its API key; every line about a job has the job's id and its problem, in the service as
-in the worker. Headers, bodies and local variables are in no line, so no secret is.
+in the worker. Headers, bodies and local variables are in no line, so no secret is. Lookups that
+are answered from memory, thousands a second, have no line unless the caller gave an id.
 Standard-library loggers (uvicorn, SQLAlchemy, Alembic) go through the same renderer.
 """
 
@@ -32,7 +33,10 @@ def configure(*, json: bool = False, level: int = logging.INFO) -> None:
         exception_formatter=structlog.dev.plain_traceback,
     )
     rendering: list[structlog.types.Processor] = (
-        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        [
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(ensure_ascii=False),
+        ]
         if json
         else [console]
     )
