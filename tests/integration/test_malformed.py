@@ -1,0 +1,158 @@
+"""10,000 malformed requests to a served process: all refused, nothing written, nothing left over.
+
+A failure names its request and the seed; GEMMSMITH_FUZZ_SEED repeats it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import socket
+import sqlite3
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import SystemRandom
+
+import httpx
+import psutil
+import pytest
+
+from gemmsmith.problem import Problem
+from tests.support.malformed import Call, Raw, malformed
+from tests.support.processes import serving
+from tests.support.serving import winner
+from tuner.store import Store, upgrade
+
+KNOWN = Problem(m=4096, n=4096, k=4096)
+COUNT = 10_000
+WARM = 2_000
+SENDERS = 8
+ANSWER_WITHIN_S = 30
+MAY_GROW = 64 * 2**20
+"""Bytes of memory, after the first requests have filled what is kept: far less than is sent."""
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[tuple[psutil.Process, str, Path]]:
+    """A served process that knows a winner, its address, and its folder."""
+    database = tmp_path / "state" / "gemmsmith.db"
+    database.parent.mkdir()
+    upgrade(f"sqlite:///{database}")
+    with Store.open(f"sqlite:///{database}") as store:
+        store.promote(winner(KNOWN))
+    with serving(tmp_path) as (process, banner):
+        yield psutil.Process(process.pid), re.findall(r"http://[0-9.:]+", banner)[0], tmp_path
+
+
+def test_malformed_requests_are_refused(service: tuple[psutil.Process, str, Path]) -> None:
+    process, url, folder = service
+    seed = int(os.environ.get("GEMMSMITH_FUZZ_SEED") or SystemRandom().randrange(2**32))
+    print(f"GEMMSMITH_FUZZ_SEED={seed}")
+    before = everything(folder)
+    requests = malformed(seed)
+    seen: Counter[int] = Counter()
+    send(url, itertools.islice(requests, WARM), seen)
+    held = process.memory_info().rss
+    send(url, itertools.islice(requests, COUNT - WARM), seen)
+    print(dict(sorted(seen.items())))
+
+    grown = process.memory_info().rss - held
+    assert grown < MAY_GROW, f"{grown} bytes more"
+    assert len(process.connections("tcp")) < 5, "connections are left open"
+    assert everything(folder) == before, "something was written"
+    log = (folder / "log").read_text(encoding="utf-8")
+    assert "fault" not in log
+    assert "Traceback" not in log
+    assert {400, 404, 405, 413, 414, 421, 422, 431} <= seen.keys(), "these were to be seen"
+    assert seen[0] < COUNT / 4, "most were to be answered"
+    with httpx.Client(base_url=url, timeout=20) as client:
+        asked = {"m": KNOWN.m, "n": KNOWN.n, "k": KNOWN.k}
+        assert client.get("/best", params=asked).json()["match"] == "exact"
+        assert client.get("/readyz").json()["status"] == "ok"
+        assert client.post("/tune", json=asked).status_code == 202
+
+
+def everything(folder: Path) -> tuple[list[str], list[Path]]:
+    """All that the database holds, and the files there are."""
+    with contextlib.closing(sqlite3.connect(folder / "state" / "gemmsmith.db")) as database:
+        rows = list(database.iterdump())
+    return rows, sorted(path for path in folder.rglob("*") if "gemmsmith.db" not in path.name)
+
+
+def send(url: str, requests: Iterator[Call | Raw], seen: Counter[int]) -> None:
+    """Send all, and count the statuses; 0 is no answer to what was torn off."""
+    drawing = threading.Lock()
+
+    def sender() -> Counter[int]:
+        counted: Counter[int] = Counter()
+        with httpx.Client(base_url=url, timeout=ANSWER_WITHIN_S) as client:
+            while True:
+                with drawing:
+                    request = next(requests, None)
+                if request is None:
+                    return counted
+                counted[refused(client, request)] += 1
+
+    with ThreadPoolExecutor(SENDERS) as pool:
+        for future in [pool.submit(sender) for _ in range(SENDERS)]:
+            seen += future.result()
+
+
+def refused(client: httpx.Client, request: Call | Raw) -> int:
+    """Send it and check the answer; its status, 0 without one."""
+    where = f"{request!r:.600}"
+    began = time.monotonic()
+    if isinstance(request, Call):
+        reply = client.request(
+            request.method, request.path, content=request.content, headers=request.headers
+        )
+        status, kind, body = reply.status_code, reply.headers["content-type"], reply.content
+    else:
+        said = exchange(client, request)
+        head, _, body = said.partition(b"\r\n\r\n")
+        assert head or not request.whole, f"no answer to {where}"
+        if not head:
+            return 0
+        status = int(head.split(b" ")[1])
+        found = re.search(rb"(?i)content-type: ([^\r]+)", head)
+        assert found, (where, head)
+        kind = found[1].decode()
+    assert time.monotonic() - began < ANSWER_WITHIN_S, where
+    if status == 200 and isinstance(request, Call) and request.path == "/best:batch":
+        (document,) = json.loads(body)["answers"]  # a wrong problem costs its own answer only
+        assert document["status"] == 422, where
+        return 422
+    assert 400 <= status < 500, f"{status} {body[:300]!r} to {where}"
+    if kind.startswith("text/html"):  # for people, under /ui only
+        assert isinstance(request, Raw), where
+        assert request.sent.startswith(b"GET /ui/"), where
+        return status
+    assert kind == "application/problem+json", f"{kind} to {where}"
+    document = json.loads(body)
+    assert document["status"] == status, where
+    assert document["type"].startswith("urn:gemmsmith:problem:"), where
+    return status
+
+
+def exchange(client: httpx.Client, request: Raw) -> bytes:
+    """All that is answered until the service hangs up, which it has to."""
+    host, port = client.base_url.host, client.base_url.port
+    assert port
+    said = bytearray()
+    with (
+        socket.create_connection((host, port), timeout=ANSWER_WITHIN_S) as link,
+        contextlib.suppress(ConnectionError),  # it may hang up before it has read everything
+    ):
+        link.sendall(request.sent)
+        if not request.whole:
+            link.shutdown(socket.SHUT_WR)
+        while data := link.recv(65536):
+            said += data
+    return bytes(said)
