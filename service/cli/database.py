@@ -100,10 +100,11 @@ def restore(
 ) -> None:
     """Replace the database by the backup FILE, wholly or not at all; stop the service first.
 
-    A backup of an older gemmsmith is upgraded, one of a newer refused.
+    A backup of an older gemmsmith is upgraded; one of a newer, or a damaged one, is refused and
+    changes nothing.
     """
     from tuner.compile import ArtifactStore
-    from tuner.compile.archive import unarchive
+    from tuner.compile.archive import check, unarchive
     from tuner.store.backup import restore as put_back
 
     settings = load_settings(database=database)
@@ -111,6 +112,8 @@ def restore(
     for needed in (file, archived) if packs else (file,):
         if not needed.is_file():
             raise MisuseError(f"there is no file {needed}")
+    if packs:
+        check(archived)
     schema = put_back(settings.database, file, force=force)
     number = unarchive(archived, ArtifactStore(settings.packs)) if packs else None
     where = shown(settings.database)

@@ -78,13 +78,15 @@ def test_what_cannot_be_done_is_one_line(tmp_path: Path) -> None:
     assert refused.stderr.count("\n") == 1
 
 
-def test_a_damaged_archive_of_packs_is_refused(tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    settings = new_settings(state)
+def test_a_damaged_archive_of_packs_is_refused_before_anything_is_changed(tmp_path: Path) -> None:
+    settings = new_settings(tmp_path / "state")
     saved = tmp_path / "saved.db"
     assert gemmsmith(tmp_path, "db", "backup", str(saved), "--packs").returncode == 0
+    promote(settings, winner(PROBLEM))
     (tmp_path / "saved.db.packs.tar").write_bytes(b"no tar" * 1000)
     done = gemmsmith(tmp_path, "db", "restore", str(saved), "--packs", "--force")
     assert done.returncode == 1
     assert "no whole archive of packs" in done.stderr
     assert not list(settings.packs.glob("*.so"))
+    with Store.open(settings.database) as store:
+        assert store.counts()["winners"] == 1
