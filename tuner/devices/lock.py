@@ -29,7 +29,7 @@ def gpu_lock(gpu_uuid: str, directory: Path | None = None) -> Iterator[None]:
     directory.mkdir(parents=True, exist_ok=True)
     _open_to_all(directory, 0o1777)
     path = directory / f"{gpu_uuid or 'unknown-gpu'}.lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = _open(path)
     try:
         _open_to_all(path, 0o666)
         while True:
@@ -41,6 +41,15 @@ def gpu_lock(gpu_uuid: str, directory: Path | None = None) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)  # releases the lock
+
+
+def _open(path: Path) -> int:
+    # Opened before it is created: in a folder that all may write to, Linux (fs.protected_regular)
+    # refuses O_CREAT on another user's file, to root as well.
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
 def _open_to_all(path: Path, mode: int) -> None:
