@@ -33,7 +33,11 @@ from tuner.store.totals import RecordTotals
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_LATENCY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
+# From an answer out of memory to an export of everything.
+_LATENCY_BUCKETS = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1, 5, 30),
+)
 
 UNKNOWN = "unknown"
 """How a lookup is counted that found nothing."""

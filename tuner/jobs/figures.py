@@ -30,6 +30,7 @@ WAITING = "waiting"
 """The phase of a job that no worker has taken yet."""
 
 _MEASURING = ("screen", "finals")
+_HOW = ("found", "compiled", "failed")
 _ALIVE = (JobState.WAITING.value, JobState.RUNNING.value)
 _ENDS = {
     "finished": JobState.DONE.value,
@@ -117,7 +118,7 @@ class Watch:
             ended={state: ended.get(state, 0) for state in _ENDS.values()},
             phase_seconds=dict(self._sums.phases),
             busy_seconds=dict(self._sums.busy),
-            kernels=dict(self._sums.kernels),
+            kernels={how: self._sums.kernels[how] for how in _HOW},
             compile_seconds=self._sums.compile_s,
         )
 
@@ -162,7 +163,7 @@ class Watch:
             job.number, job.at = event.number, event.at
 
     def _build(self, data: Mapping[str, Any]) -> None:
-        for how in ("found", "compiled", "failed"):
+        for how in _HOW:
             self._sums.kernels[how] += data[how]
         self._sums.compile_s += data["compile_s"]
 
