@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import random
+import runpy
 import zipfile
 from collections import Counter
 from collections.abc import Callable
@@ -36,6 +37,7 @@ from tests.gpu.support.choosing import Ground, tuned
 from tests.support.processes import until
 from tuner.compile import ArtifactStore
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CASES = 500
 STEPS = 8
 BOUND = {DType.BF16: 1e-2, DType.FP16: 2e-3, DType.FP8_E4M3: 1.5e-2, DType.FP8_E5M2: 1.5e-2}
@@ -161,6 +163,35 @@ def test_scaled_products(ground: Ground) -> None:
             expected = 0.75 * (a.double() @ b.double().t())
             close(gemmsmith.scaled_mm(a, b.t(), *scales), expected, BOUND[dtype])
             assert launched() == 1, dtype
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # inductor's own
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo's
+def test_an_fp8_layer_eager_and_compiled(ground: Ground) -> None:
+    """The example's: E4M3 forwards, E5M2 backwards, both sides round to FP8 alike."""
+    layer = runpy.run_path(str(EXAMPLES / "models.py"))["Fp8Linear"]
+    m, n, k = ground.sizes
+    weight = torch.randn(n, k, device=ground.device).bfloat16()
+    x, dy = (torch.randn(m, size, device=ground.device).bfloat16() for size in (k, n))
+
+    def results(multiply: Any, compiler: dict[str, str] | None) -> list[torch.Tensor]:
+        made = layer(k, n, multiply=multiply).to(ground.device, torch.bfloat16)
+        made.weight.data.copy_(weight)
+        inputs = x.clone().requires_grad_()
+        call = made
+        if compiler is not None:
+            call = torch.compile(made, fullgraph=True, dynamic=False, **compiler)
+        out = call(inputs)
+        out.backward(dy)
+        assert inputs.grad is not None
+        return [out.detach().clone(), inputs.grad, made.weight.grad]
+
+    expected = results(torch._scaled_mm, None)
+    for compiler in (None, *ground.compilers):
+        with tuned(ground) as launched:
+            for ours, theirs in zip(results(gemmsmith.scaled_mm, compiler), expected, strict=True):
+                close(ours, theirs, BOUND[DType.FP8_E4M3])
+            assert launched() >= (3 if DType.FP8_E5M2 in ground.types else 1)
 
 
 def test_500_random_sizes_against_torch(

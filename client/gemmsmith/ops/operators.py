@@ -117,12 +117,12 @@ def scaled_mm(
 
 def _ours(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether these are tensors that we may handle: no other library's subclass, not sparse."""
-    return (
-        type(a) in _TRACED
-        and type(b) in _TRACED
-        and a.layout is torch.strided
-        and b.layout is torch.strided
-    )
+    if type(a) not in _TRACED or type(b) not in _TRACED:
+        return False
+    if torch.compiler.is_compiling():
+        # `layout` may not be asked for in the backward pass of an autograd function.
+        return not (a.is_sparse or b.is_sparse)
+    return a.layout is torch.strided and b.layout is torch.strided
 
 
 def _multiplies_plainly(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -78,7 +78,7 @@ def ground(pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Groun
         device=torch.device("cpu"),
         model=H200,
         types=(DType.BF16, DType.FP8_E4M3),
-        sizes=(32, 40, 16),
+        sizes=(32, 48, 16),
         largest=64,
         kernels=_taking,
         store=store,

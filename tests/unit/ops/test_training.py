@@ -3,6 +3,7 @@
 from tests.gpu.test_training import (
     test_500_random_sizes_against_torch,
     test_a_pack_that_is_not_what_it_should_be_is_refused,
+    test_an_fp8_layer_eager_and_compiled,
     test_compiled_training,
     test_gradients_of_every_operator_in_every_layout,
     test_main_grad,
@@ -14,6 +15,7 @@ from tests.gpu.test_training import (
 __all__ = [
     "test_500_random_sizes_against_torch",
     "test_a_pack_that_is_not_what_it_should_be_is_refused",
+    "test_an_fp8_layer_eager_and_compiled",
     "test_compiled_training",
     "test_gradients_of_every_operator_in_every_layout",
     "test_main_grad",
