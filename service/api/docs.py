@@ -1,25 +1,15 @@
-"""`/docs`: the API as one page without scripts or anything loaded from elsewhere; `/`: links."""
+"""`/`: links; `/openapi.json`: the description that `/docs` is made of."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from fastapi import APIRouter, Request
-from jinja2 import Environment, FileSystemLoader
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response
 
 from service import documents
 from service.access import Scope, needs
 from service.pages.addresses import PROBLEMS
 
 router = APIRouter(include_in_schema=False)
-
-_TEMPLATES = Environment(
-    loader=FileSystemLoader(Path(__file__).parent.parent / "templates"),
-    autoescape=True,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
 
 
 @router.get("/", dependencies=[needs(Scope.READ)])
@@ -40,12 +30,3 @@ async def index(request: Request) -> Response:
 async def openapi(request: Request) -> Response:
     """The OpenAPI description."""
     return documents.json_response(request.app.openapi())
-
-
-@router.get("/docs", dependencies=[needs(Scope.READ)])
-async def docs(request: Request) -> Response:
-    """The OpenAPI description as a readable page."""
-    page = _TEMPLATES.get_template("docs.html").render(api=request.app.openapi())
-    return HTMLResponse(
-        page, headers={"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
-    )

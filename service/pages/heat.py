@@ -8,15 +8,15 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from gemmsmith.problem import DType, Layout
-from service.access import Scope, needs
 from service.pages import addresses
+from service.pages.callers import Reader
 from service.pages.fields import Blank, Device
 from service.pages.render import page, picture
 from service.pictures.heatmap import Cell, heatmap
 from service.state import Service
 from service.values import QueryExtent
 
-router = APIRouter(include_in_schema=False, dependencies=[needs(Scope.READ)])
+router = APIRouter(include_in_schema=False)
 
 MOST = 1_500
 """Cells drawn at most: more would be too small to be read or hit."""
@@ -27,6 +27,7 @@ _Extent = Annotated[QueryExtent | None, Blank, Query()]
 @router.get(addresses.MAP)
 def heat_map(
     service: Service,
+    caller: Reader,
     dtype: Annotated[DType | None, Blank, Query()] = None,
     layout: Annotated[Layout | None, Blank, Query()] = None,
     k: _Extent = None,
@@ -58,7 +59,7 @@ def heat_map(
     return page(
         "map.html",
         nav=addresses.MAP,
-        signed_in=service.access.required,
+        caller=caller,
         dtype=dtype,
         layout=layout,
         k=k,

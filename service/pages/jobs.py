@@ -11,9 +11,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from service.access import Caller, Scope, needs
 from service.api import jobs as api
 from service.pages import addresses
+from service.pages.callers import Reader, Tuner
 from service.pages.fields import Blank
 from service.pages.render import page, see_other
 from service.problems import invalid_field, not_found
@@ -28,9 +28,10 @@ EVENTS = 1_000
 """Events shown at most; a job has a few a second while it runs."""
 
 
-@router.get("", dependencies=[needs(Scope.READ)])
+@router.get("")
 def jobs(
     service: Service,
+    caller: Reader,
     state: Annotated[JobState | None, Blank, Query()] = None,
     after: Annotated[str | None, Blank, Query(max_length=200)] = None,
 ) -> Response:
@@ -45,7 +46,7 @@ def jobs(
     return page(
         "jobs.html",
         nav=addresses.JOBS,
-        signed_in=service.access.required,
+        caller=caller,
         jobs=found[:PAGE],
         state=state,
         states=service.queue.counts(),
@@ -55,8 +56,8 @@ def jobs(
     )
 
 
-@router.get("/{job_id}", dependencies=[needs(Scope.READ)])
-def job(service: Service, job_id: str) -> Response:
+@router.get("/{job_id}")
+def job(service: Service, caller: Reader, job_id: str) -> Response:
     """One job, live."""
     found = _get(service, job_id)
     events = service.queue.events(found.id, limit=EVENTS)
@@ -68,7 +69,7 @@ def job(service: Service, job_id: str) -> Response:
     return page(
         "job.html",
         nav=addresses.JOBS,
-        signed_in=service.access.required,
+        caller=caller,
         job=found,
         events=events,
         device=device if device in slugs else None,
@@ -78,14 +79,14 @@ def job(service: Service, job_id: str) -> Response:
 
 
 @router.post("/{job_id}/cancel")
-def cancel(service: Service, caller: Annotated[Caller, needs(Scope.TUNE)], job_id: str) -> Response:
+def cancel(service: Service, caller: Tuner, job_id: str) -> Response:
     """Ask for cancellation, as `DELETE /jobs/{id}` does."""
     api.cancel_job(service, caller, _get(service, job_id).id)
     return see_other(addresses.job(job_id))
 
 
 @router.post("/{job_id}/retry")
-def retry(service: Service, caller: Annotated[Caller, needs(Scope.TUNE)], job_id: str) -> Response:
+def retry(service: Service, caller: Tuner, job_id: str) -> Response:
     """Order anew, as `POST /jobs/{id}/retry` does; on to the new job."""
     reply = api.retry_job(service, caller, _get(service, job_id).id)
     return see_other("/ui" + reply.headers["location"])

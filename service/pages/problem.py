@@ -17,10 +17,10 @@ from gemmsmith.answer import Answer
 from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem
 from service import lookup
-from service.access import Caller, Scope, needs
 from service.api import winners as api
 from service.documents import best_url
 from service.pages import addresses
+from service.pages.callers import Admin, Reader
 from service.pages.ceilings import ceilings_of
 from service.pages.fields import Posted
 from service.pages.render import page, picture, see_other
@@ -54,11 +54,10 @@ Named = Annotated[Problem, Depends(_named)]
 """The problem that the address names."""
 
 Device = Annotated[str, Path(max_length=200)]
-Admin = Annotated[Caller, needs(Scope.ADMIN)]
 
 
-@router.get(_PATH, dependencies=[needs(Scope.READ)])
-def problem(service: Service, asked: Named, device: Device) -> Response:
+@router.get(_PATH)
+def problem(service: Service, caller: Reader, asked: Named, device: Device) -> Response:
     """The page."""
     model = _model(service, device)
     winner = service.store.winner(asked, device)
@@ -73,7 +72,7 @@ def problem(service: Service, asked: Named, device: Device) -> Response:
     return page(
         "problem.html",
         nav=addresses.PROBLEMS,
-        signed_in=service.access.required,
+        caller=caller,
         problem=asked,
         model=model,
         winner=winner,
@@ -90,6 +89,7 @@ def problem(service: Service, asked: Named, device: Device) -> Response:
         history_shown=HISTORY,
         answer=best_url(asked, device),
         results=f"/results?{urlencode({**sizes, **kind, 'format': 'csv'})}",
+        map=addresses.with_query(addresses.MAP, k=asked.k, batch=asked.batch, **kind),
         here=addresses.problem(asked, device),
     )
 
@@ -197,7 +197,7 @@ def _limits(row: Row, roofs: list[Roof], ceilings: Ceilings | None) -> list[tupl
     if copy:
         rate = f"{copy / 1e12:.2f} TB/s"
         found.append(("memory, a copy of as many bytes", rate, moved / copy * 1e6))
-    for roof in roofs:
+    for roof in reversed(roofs):
         source = "measured" if roof.measured else "nominal"
         found += [
             (

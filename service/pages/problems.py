@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from service.access import Scope, needs
 from service.pages import addresses
+from service.pages.callers import Reader
 from service.pages.fields import Blank, Device
 from service.pages.render import page
 from service.pages.search import ACCEPTED, SearchError, parse
@@ -17,7 +17,7 @@ from service.state import Service
 from service.values import Cursor
 from tuner.store.listing import NARROW, Order, Search
 
-router = APIRouter(include_in_schema=False, dependencies=[needs(Scope.READ)])
+router = APIRouter(include_in_schema=False)
 
 PAGE = 50
 
@@ -32,6 +32,7 @@ ORDERS = {
 @router.get(addresses.PROBLEMS)
 def problems(
     service: Service,
+    caller: Reader,
     q: Annotated[str, Query(max_length=200)] = "",
     sort: Annotated[Order | None, Blank, Query()] = None,
     device: Device = None,
@@ -57,7 +58,7 @@ def problems(
         "problems.html",
         status=422 if error else 200,
         nav=addresses.PROBLEMS,
-        signed_in=service.access.required,
+        caller=caller,
         q=q,
         error=error,
         orders=ORDERS,
@@ -65,6 +66,7 @@ def problems(
         too_wide=found.order is not order,
         narrow=NARROW,
         device=slug,
+        model=model,
         devices=service.catalogue.known(),
         found=found,
         first=after is None,

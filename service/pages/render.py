@@ -15,6 +15,7 @@ from markupsafe import Markup
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from gemmsmith.problem import DType, Layout
+from service.access import LOCAL, Caller, Scope
 from service.pages import addresses
 from service.report.page import choices
 
@@ -33,14 +34,24 @@ HEADERS = {
 NONE = "–"
 
 
-def page(template: str, *, status: int = 200, **values: Any) -> Response:
-    """The page as an answer."""
-    return HTMLResponse(html(template, **values), status_code=status, headers=HEADERS)
+def page(
+    template: str, *, caller: Caller | None = None, status: int = 200, **values: Any
+) -> Response:
+    """The page as an answer to `caller`."""
+    content = html(template, caller=caller, **values)
+    return HTMLResponse(content, status_code=status, headers=HEADERS)
 
 
-def html(template: str, **values: Any) -> str:
-    """The page as text."""
-    return _TEMPLATES.get_template(template).render(**values)
+def html(template: str, *, caller: Caller | None = None, **values: Any) -> str:
+    """The page as text; None for a caller that is not known, which pages hide nothing from."""
+
+    def may(scope: str) -> bool:
+        return caller is None or Scope(scope) in caller.scopes
+
+    known = caller is not None and caller is not LOCAL
+    return _TEMPLATES.get_template(template).render(
+        **values, may=may, signed_in=caller.name if caller and known else None
+    )
 
 
 def see_other(location: str) -> Response:
@@ -72,6 +83,35 @@ def _share(value: float | None) -> str:
     return NONE if value is None else f"{value:.0%}"
 
 
+def _seconds(value: float) -> str:
+    """A duration to two or three digits: 130 ms, 1.9 s, 48 s, 2 min 5 s, 3 h 20 min."""
+    if value < 1:
+        return f"{value * 1e3:.0f} ms"
+    if value < 100:
+        return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
+    minutes, seconds = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
+
+
+def _clock(value: float) -> Markup:
+    """The time of day of seconds since the epoch, in UTC; pointed at, the date too."""
+    at = datetime.fromtimestamp(value, UTC)
+    return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(
+        at.isoformat(timespec="milliseconds"),
+        at.strftime("%Y-%m-%d %H:%M:%S"),
+        at.strftime("%H:%M:%S"),
+    )
+
+
+def _coded(value: str) -> Markup:
+    """Text in which `backticks` are code."""
+    parts = enumerate(value.split("`"))
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in parts
+    )
+
+
 def _when(value: float | str | None) -> Markup | str:
     """A time, of seconds since the epoch or RFC 3339, to the second in UTC."""
     if not value:
@@ -98,6 +138,9 @@ _FILTERS: Mapping[str, Any] = {
     "us": _microseconds,
     "ratio": _ratio,
     "share": _share,
+    "seconds": _seconds,
+    "clock": _clock,
+    "coded": _coded,
     "when": _when,
     "size": _size,
 }

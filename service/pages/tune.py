@@ -7,7 +7,6 @@ with the same checks and limits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated
 
 from fastapi import APIRouter, Request
 from pydantic import ValidationError
@@ -15,9 +14,10 @@ from starlette.responses import Response
 
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.tuning import Effort
-from service.access import Caller, Scope, needs
+from service.access import Caller
 from service.api import tune as api
 from service.pages import addresses
+from service.pages.callers import Tuner
 from service.pages.fields import Posted
 from service.pages.render import page, see_other
 from service.problems import FieldError, ProblemError, from_validation, invalid_field
@@ -35,16 +35,14 @@ DEFAULTS = {
 }
 
 
-@router.get(addresses.TUNE, dependencies=[needs(Scope.READ)])
-def form(service: Service, request: Request) -> Response:
+@router.get(addresses.TUNE)
+def form(service: Service, caller: Tuner, request: Request) -> Response:
     """The form, filled in with what the query says."""
-    return _form(service, request.query_params)
+    return _form(service, caller, request.query_params)
 
 
 @router.post(addresses.TUNE)
-def order(
-    service: Service, caller: Annotated[Caller, needs(Scope.TUNE)], posted: Posted
-) -> Response:
+def order(service: Service, caller: Tuner, posted: Posted) -> Response:
     """Order the job and go to its page, or say beside each field what is wrong with it."""
     try:
         reply = api.tune(service, caller, _body(posted))
@@ -54,7 +52,7 @@ def order(
         refused = error
     else:
         return see_other("/ui" + reply.headers["location"])
-    return _form(service, posted, refused)
+    return _form(service, caller, posted, refused)
 
 
 def _body(posted: Mapping[str, str]) -> TuneBody:
@@ -77,7 +75,10 @@ def _number(text: str) -> int | str:
 
 
 def _form(
-    service: State, values: Mapping[str, str], refused: ProblemError | None = None
+    service: State,
+    caller: Caller,
+    values: Mapping[str, str],
+    refused: ProblemError | None = None,
 ) -> Response:
     errors: Sequence[FieldError] = refused.errors if refused else ()
     beside = {error.field: error for error in errors if error.field in FIELDS}
@@ -85,7 +86,7 @@ def _form(
         "tune.html",
         status=refused.status if refused else 200,
         nav=addresses.TUNE,
-        signed_in=service.access.required,
+        caller=caller,
         values={name: values.get(name, DEFAULTS.get(name, ""))[:200] for name in FIELDS},
         errors=beside,
         refused=refused,

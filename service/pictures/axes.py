@@ -86,10 +86,14 @@ def title(words: str) -> str:
     return f"<title>{escape(words)}</title>"
 
 
-def svg(height: int, label: str, parts: Sequence[str]) -> str:
-    """The picture; `label` is what a screen reader says of it."""
+def svg(height: int, label: str, parts: Sequence[str], *, links: bool = False) -> str:
+    """The picture; `label` is what a screen reader says of it.
+
+    With `links` in it, it is a group: of an image nobody expects, or is told, what is inside.
+    """
+    role = "group" if links else "img"
     return (
-        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(label)}">'
+        f'<svg viewBox="0 0 {WIDTH} {height}" role="{role}" aria-label="{escape(label)}">'
         + "".join(parts)
         + "</svg>"
     )

@@ -61,7 +61,7 @@ def heatmap(cells: Sequence[Cell]) -> str:
         parts.append(_cell(cell, corner, (wide, high)))
     parts.append(text((_LEFT + WIDTH) / 2, bottom + 40, "N", "middle"))
     parts.append(upright(height, "M"))
-    return svg(height, "Ratio to cuBLAS over M and N", parts)
+    return svg(height, "Ratio to cuBLAS over M and N", parts, links=True)
 
 
 def _cell(cell: Cell, corner: tuple[float, float], size: tuple[float, float]) -> str:

@@ -12,27 +12,37 @@ function show(data) {
   byId("step").textContent = `${data.phase}: ${data.done} of ${data.total}`;
   byId("progress").max = data.total || 1;
   byId("progress").value = data.done;
-  if (data.best_us) byId("best-us").textContent = `${data.best_us.toFixed(data.best_us < 10 ? 3 : 2)} µs`;
+  const us = data.best_us;
+  if (us) byId("best-us").textContent = `${us < 1000 ? us.toPrecision(4) : us.toFixed(0)} µs`;
   if (data.best) byId("best").textContent = data.best;
 }
 
+// An event as the macro `event` of the templates writes it.
 function note(kind, data) {
-  const item = document.createElement("li");
-  const at = document.createElement("span");
-  at.className = "soft";
-  at.textContent = `${data.at.slice(0, 19).replace("T", " ")} UTC`;
+  const at = document.createElement("time");
+  at.dateTime = data.at;
+  at.title = `${data.at.slice(0, 19).replace("T", " ")} UTC`;
+  at.textContent = data.at.slice(11, 19);
+  const when = document.createElement("span");
+  when.className = "soft";
+  when.append(at);
   const name = document.createElement("b");
   name.textContent = kind;
   const said = data.phase === undefined ? [] : [`${data.phase} ${data.done} of ${data.total}`];
-  for (const key of ["message", "error", "reason", "use", "candidate", "owner"]) {
-    if (data[key]) said.push(key === "message" ? `· ${data[key]}` : data[key]);
+  if (kind === "built") {
+    said.push(`${data.compiled} kernels compiled, ${data.found} found, ${data.failed} failed`);
   }
-  item.append(at, " ", name, " ", said.join(" "));
-  byId("log").append(item);
+  for (const key of ["message", "error", "reason", "use", "candidate", "owner"]) {
+    const before = { message: "· ", owner: "by " }[key] ?? "";
+    if (data[key]) said.push(before + data[key]);
+  }
+  const item = document.createElement("li");
+  item.append(when, " ", name, " ", said.join(" "));
+  byId("log").prepend(item);
 }
 
 const events = new EventSource(`${card.dataset.events}?after=${card.dataset.after}`);
-for (const kind of ["created", "started", "progress", "trial", "winner", "requeued", ...final]) {
+for (const kind of ["created", "started", "progress", "built", "winner", "requeued", ...final]) {
   events.addEventListener(kind, (event) => {
     const data = JSON.parse(event.data);
     show(data);

@@ -1,0 +1,212 @@
+"""What the pages show and change, in a real browser: searches, trials, orders, jobs that run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from playwright.sync_api import Browser, Page, expect
+
+from gemmsmith.problem import Problem
+from service.pages import addresses
+from tests.support.browsing import IMPERFECT, Watch
+from tests.support.content import RECORDED, TRIED
+from tests.support.serving import H200, new_settings, running
+from tests.support.site import Site
+
+
+def rows(page: Page) -> list[str]:
+    return page.locator("tbody th").all_inner_texts()
+
+
+def test_problems_are_searched_and_sorted(page: Page) -> None:
+    page.goto("/")
+    expect(page).to_have_title("Problems · gemmsmith")
+    assert len(rows(page)) == 50
+    page.get_by_label("Search").fill("4096x4096 bf16 tn")
+    page.get_by_role("button", name="Search").click()
+    assert str(TRIED) in rows(page)
+    assert all("4096×4096" in row and "bf16 tn" in row for row in rows(page))
+    page.get_by_label("Search").fill("n=1024, fp16")
+    page.get_by_label("Sort by").select_option("time")
+    page.get_by_role("button", name="Search").click()
+    assert rows(page)[0].startswith("115×1024×1024")
+    page.get_by_role("link", name="Next page").click()
+    assert [row.split("×")[0] for row in rows(page)] == ["65", "64"]
+    page.get_by_role("link", name="First page").click()
+    assert len(rows(page)) == 50
+    page.goto("/ui/problems?q=512x512&sort=loss")
+    expect(page.locator("tbody tr")).to_contain_text("cuBLAS")
+
+
+def test_a_search_that_cannot_be_read_is_explained(page: Page, watch: Watch) -> None:
+    page.goto("/ui/problems")
+    page.get_by_label("Search").fill("4096 <i>by</i>")
+    page.get_by_role("button", name="Search").click()
+    expect(page.locator("#q-error")).to_contain_text("<i>by</i>")
+    expect(page.locator("#q-error")).to_contain_text("n=4096")
+    expect(page.get_by_label("Search")).to_have_value("4096 <i>by</i>")
+    page.goto("/ui/problems?q=99999x1")
+    expect(page.locator("main")).to_contain_text("No winner matches")
+    watch.forgive(422)
+
+
+def test_a_problem_shows_its_trials_and_what_was_served(site: Site, page: Page) -> None:
+    page.goto(addresses.problem(TRIED, H200.slug))
+    expect(page.get_by_role("heading", name="Run CUTLASS")).to_be_visible()
+    ranked = page.get_by_role("region", name="Ranked trials").locator("tbody tr")
+    expect(ranked).to_have_count(4)
+    expect(ranked.first).to_contain_text("final")
+    expect(page.get_by_role("region", name="Failed trials")).to_contain_text("<b>wrong</b>")
+    assert page.get_by_role("region", name="Times").locator("circle").count() == 24
+    history = page.get_by_role("region", name="Revisions").locator("tbody tr")
+    expect(history).to_have_count(2)
+    page.get_by_role("button", name="Pin revision 1").click()
+    expect(history.nth(1)).to_contain_text("pinned")
+    served = site.store.winner(TRIED, H200.slug)
+    assert served is not None
+    assert (served.revision, served.pinned) == (1, True)
+    page.get_by_role("button", name="Unpin").click()
+    expect(history.first).to_contain_text("served")
+    page.get_by_role("button", name="Roll back").click()
+    expect(history.nth(1)).to_contain_text("pinned")
+    page.get_by_role("button", name="Unpin").click()
+
+
+def test_a_problem_without_a_winner_says_what_is_served(page: Page) -> None:
+    page.goto(addresses.problem(replace(TRIED, m=3000), H200.slug))
+    expect(page.locator("main")).to_contain_text("Not tuned yet")
+    expect(page.get_by_role("link", name=str(TRIED))).to_be_visible()
+    page.get_by_role("link", name="Tune it").click()
+    expect(page.get_by_label("M", exact=True)).to_have_value("3000")
+
+
+def test_the_map_leads_to_problems(page: Page) -> None:
+    page.goto("/ui/map")
+    page.get_by_label("Element types").select_option("fp16")
+    page.get_by_label("K", exact=True).fill("1024")
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator("a.cell")).to_have_count(52)
+    page.get_by_text("The same as a table").click()
+    expect(page.locator("tbody tr")).to_have_count(52)
+    page.locator("a.cell").first.click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("1024×1024 fp16")
+
+
+def test_a_wrong_order_keeps_what_was_typed(page: Page, watch: Watch, site: Site) -> None:
+    before = site.queue.list(limit=1)
+    page.goto("/ui/tune")
+    for name, value in (("M", "4096"), ("N", "many"), ("K", "0"), ("Priority", "101")):
+        page.get_by_label(name, exact=True).fill(value)
+    page.get_by_label("Element types").select_option("fp8_e4m3")
+    page.get_by_role("button", name="Order the tuning").click()
+    expect(page.get_by_role("alert")).to_contain_text("n, k, priority")
+    expect(page.locator("#k-error")).to_contain_text("1 … 2147483647")
+    expect(page.locator("#n-error")).to_contain_text("'many'")
+    expect(page.get_by_label("M", exact=True)).to_have_value("4096")
+    expect(page.get_by_label("N", exact=True)).to_have_value("many")
+    expect(page.get_by_label("Element types")).to_have_value("fp8_e4m3")
+    for name, value in (("N", "64"), ("K", "64"), ("Priority", "0")):
+        page.get_by_label(name, exact=True).fill(value)
+    page.get_by_label("Layout").select_option("nt")
+    page.get_by_role("button", name="Order the tuning").click()
+    expect(page.locator("#layout-error")).to_contain_text("fp8_e4m3 needs layout tn")
+    assert site.queue.list(limit=1) == before
+    watch.forgive(422)
+
+
+def order(page: Page, problem: Problem) -> str:
+    """Order a tuning by the form; the job's id."""
+    page.goto("/ui/tune")
+    for name in ("m", "n", "k"):
+        page.get_by_label(name.upper(), exact=True).fill(str(getattr(problem, name)))
+    page.get_by_role("button", name="Order the tuning").click()
+    page.wait_for_url("**/ui/jobs/*")
+    return page.url.rsplit("/", 1)[1]
+
+
+STEPS = """document.addEventListener("DOMContentLoaded", () => {
+  const step = document.getElementById("step");
+  const tell = () => stepped(step.textContent);
+  if (step) new MutationObserver(tell).observe(step, { childList: true });
+});"""
+"""A script that tells of every step that a job's page shows while it is open."""
+
+
+def test_an_ordered_tuning_is_watched_to_its_end(page: Page, site: Site) -> None:
+    steps: list[str] = []
+    page.expose_function("stepped", lambda step: steps.append(step))
+    page.add_init_script(STEPS)
+    job = order(page, RECORDED)
+    expect(page.locator("#state")).to_have_text("waiting")
+    command = [sys.executable, "-m", "service.worker"]
+    environ = {**os.environ, **site.settings.environment()}
+    with subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL) as worker:
+        try:
+            expect(page.locator("#state")).to_have_text("done", timeout=60_000)
+        finally:
+            worker.kill()
+    assert [step.split(":")[0] for step in steps if "screen" in step]
+    expect(page.locator("#log li").first).to_contain_text("finished")
+    page.get_by_role("link", name="See the winner").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(str(RECORDED))
+    expect(page.locator(".tag", has_text="replayed").first).to_be_visible()
+    expect(page.get_by_role("region", name="Failed trials")).to_contain_text("refused")
+    assert site.store.trials(job=job)
+
+
+def test_a_running_job_is_shown_as_it_goes(page: Page, site: Site) -> None:
+    job = order(page, Problem(m=21, n=22, k=23))
+    page.evaluate("document.title = 'not loaded again'")
+    leased = site.queue.lease("test:live", [])
+    assert leased is not None
+    assert leased.job.id == job
+    expect(page.locator("#state")).to_have_text("running")
+    leased.progress("screen", 5, 12, 7.125, "the best so far", "twelve candidates")
+    expect(page.locator("#step")).to_have_text("screen: 5 of 12")
+    expect(page.locator("#best-us")).to_have_text("7.125 µs")
+    expect(page.locator("#best")).to_have_text("the best so far")
+    expect(page.locator("#log li").first).to_contain_text("screen 5 of 12 · twelve candidates")
+    assert page.title() == "not loaded again"
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator("main")).to_contain_text("cancellation was asked for")
+    leased.cancelled()
+    expect(page.locator("#state")).to_have_text("cancelled")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator("#state")).to_have_text("waiting")
+    assert page.url.rsplit("/", 1)[1] != job
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator("#state")).to_have_text("cancelled")
+
+
+def test_without_scripts_a_job_still_comes_to_its_end(
+    site: Site, chromium: Browser, watch: Watch
+) -> None:
+    with chromium.new_context(base_url=site.origin, java_script_enabled=False) as context:
+        page = watch.over(context.new_page())
+        order(page, Problem(m=31, n=32, k=33))
+        site.queue.cancel(page.url.rsplit("/", 1)[1])
+        expect(page.locator("#state")).to_have_text("cancelled", timeout=20_000)
+
+
+def test_a_service_without_anything_says_how_to_begin(chromium: Browser, tmp_path: Path) -> None:
+    with running(new_settings(tmp_path)) as http:
+        origin = str(http.base_url)
+        with chromium.new_context(base_url=origin) as context:
+            watch = Watch(origin.rstrip("/"))
+            page = watch.over(context.new_page())
+            for path, said in (
+                ("/ui/problems", "There are no winners yet"),
+                ("/ui/problems?q=4096&sort=time", "No winner matches"),
+                ("/ui/map", "No winner has K = 1"),
+                ("/ui/jobs?state=failed", "There are no failed jobs"),
+                ("/ui/devices", "No device is known yet"),
+                ("/ui/tune", "whichever worker comes first"),
+            ):
+                page.goto(path)
+                expect(page.locator("main")).to_contain_text(said)
+                assert page.evaluate(IMPERFECT) == []
+            assert watch.faults == []
