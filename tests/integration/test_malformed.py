@@ -65,7 +65,7 @@ def test_malformed_requests_are_refused(service: tuple[psutil.Process, str, Path
 
     grown = process.memory_info().rss - held
     assert grown < MAY_GROW, f"{grown} bytes more"
-    assert len(process.connections("tcp")) < 5, "connections are left open"
+    assert len(process.net_connections("tcp")) < 5, "connections are left open"
     assert everything(folder) == before, "something was written"
     log = (folder / "log").read_text(encoding="utf-8")
     assert "fault" not in log

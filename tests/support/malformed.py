@@ -183,6 +183,12 @@ def _odd_headers(random: Random) -> Raw:
     return _raw("POST /tune HTTP/1.1", odd, "Content-Length: 5", body=b"12345")
 
 
+def _too_large(random: Random) -> Raw:
+    """Says that more comes than is taken; not all of it does."""
+    length = random.choice([5 * 2**20, 2**31, 2**63])
+    return _raw("POST /tune HTTP/1.1", f"Content-Length: {length}", body=b" " * 100)
+
+
 def _odd_chunks(random: Random) -> Raw:
     body = random.choice(
         [
@@ -236,6 +242,7 @@ KINDS: tuple[Callable[[Random], Call | Raw], ...] = (
     _unknown_path,
     _wrong_method,
     _odd_headers,
+    _too_large,
     _odd_chunks,
     _torn,
     _noise,
