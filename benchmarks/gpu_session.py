@@ -7,6 +7,7 @@ Steps run in the order given. Each writes its results into --out as it goes, so 
 cut off keeps what it had; a failing step is reported and the next one still runs.
 
     test      tests/gpu, with the machine-readable report gpu-tests-*.json
+    ranks     tests/gpu/test_ranks.py alone, on all of the host's GPUs: ranks-*.json
     cold      three problems, each with nothing compiled and nothing known: cold-*.json
     base      what `gemmsmith compile --base` costs on all cores: base-*.json; a session with an
               empty pack store goes on with its packs
@@ -20,6 +21,9 @@ cut off keeps what it had; a failing step is reported and the next one still run
     peers     other libraries beside the winners: peers-<dtype>.json (tune their suite first:
               `tune peers --suite benchmarks/peers/problems.toml`)
     ceilings  what the GPU's memory and cuBLAS reach at best: ceilings.json
+    train     torch beside gemmsmith in examples/train_gpt.py, two models in bf16 and fp8, eager,
+              compiled and in a graph, after tuning their products: train-*.json, a file and a
+              picture of each run, train-*.gspack, and what calls cost the host: host-cost-*.json
     report    the session's winners as a page: report/
     profile   Nsight Compute on winners and cuBLAS: ncu-<problem>-<dtype>.csv
     packs     the pack store as archives packs-*.tar, to carry into the next session
@@ -86,7 +90,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[list[str], Session]:
         "--time-limit",
         type=int,
         default=3600,
-        help="seconds for each of tune, peers, cold, base, waiting and stability",
+        help="seconds for each of tune, peers, train, cold, base, waiting and stability",
     )
     parser.add_argument("--effort", default="default")
     parser.add_argument("--limit", type=int, help="kernels of each problem, or of the base")

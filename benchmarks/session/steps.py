@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from benchmarks.session.core import STATE, Deadline, Session
 from benchmarks.session.profiling import profile
+from benchmarks.session.training import train
 from benchmarks.session.waiting import SUITE, base, cold, stability, waiting
 
 SWEEPS = "configs/suites/sweeps.toml"
@@ -25,6 +26,16 @@ def test(session: Session) -> int:
             **session.only_device(),
             "GEMMSMITH_GPU_REPORT": str(session.file("gpu-tests", ".json")),
         },
+    )
+
+
+def ranks(session: Session) -> int:
+    """tests/gpu/test_ranks.py alone, on all of the host's GPUs."""
+    return session.command(
+        *(sys.executable, "-m", "pytest", "tests/gpu/test_ranks.py", "-q"),
+        *("--tb=short", "-p", "no:cacheprovider"),
+        log=session.file("ranks", ".log"),
+        env={"GEMMSMITH_GPU_REPORT": str(session.file("ranks", ".json"))},
     )
 
 
@@ -126,6 +137,7 @@ def packs(session: Session) -> int:
 
 STEPS: dict[str, Callable[[Session], int]] = {
     "test": test,
+    "ranks": ranks,
     "cold": cold,
     "base": base,
     "waiting": waiting,
@@ -135,6 +147,7 @@ STEPS: dict[str, Callable[[Session], int]] = {
     "record": record,
     "peers": peers,
     "ceilings": ceilings,
+    "train": train,
     "report": report,
     "profile": profile,
     "packs": packs,

@@ -28,6 +28,7 @@ def test_the_script_dry_runs_every_step(tmp_path: Path) -> None:
     said = [line for line in done.stdout.splitlines() if line.startswith("$ ")]
     for wanted in (
         "pytest tests/gpu",
+        "pytest tests/gpu/test_ranks.py",
         "tune 4096 6144 4096 --dtype bf16 --layout tn --device cuda:2",
         f"compile --base --dtype bf16 --packs {ROOT}/.state/base-packs-cuda2-bf16 --json",
         "tune 40 5376 2688 --dtype bf16 --layout tn --device cuda:2 --effort default --again",
@@ -38,6 +39,10 @@ def test_the_script_dry_runs_every_step(tmp_path: Path) -> None:
         f"export {tmp_path}/winners-cuda2-bf16.jsonl",
         "record --suite x.toml --dtype bf16 --device cuda:2",
         "benchmarks.peers --dtype bf16 --suite x.toml --device cuda:2",
+        "tune --suite configs/suites/train_gpt.toml --dtype bf16 --device cuda:2",
+        f"bake --winners -o {tmp_path}/train-cuda2-bf16.gspack",
+        "examples/train_gpt.py --model llama-8b-blocks --precision bf16 --mode graph",
+        f"benchmarks.host_cost --winners {tmp_path}/train-cuda2-bf16.gspack",
         f"ceilings --device cuda:2 -o {tmp_path}/ceilings.json",
         f"report -o {tmp_path}/report",
         "benchmarks.profile 256 4096 4096 --dtype bf16",
