@@ -59,7 +59,7 @@ def pack(service: Service, pack_hash: PackHash) -> Response:
         raise invalid_field(
             "hash", f"is not a pack's hash: {pack_hash!r:.80}", "64 hexadecimal digits"
         )
-    found = service.artifacts.get(pack_hash)
+    found = service.artifacts.get(pack_hash, afresh=True)
     if found is None:
         raise not_found("Pack", f"No pack {pack_hash} is here; tune the problem to compile one.")
     return FileResponse(

@@ -107,8 +107,14 @@ class ArtifactStore:
                 return pack
         return None
 
-    def get(self, pack_hash: str) -> Pack | None:
-        """The pack of this hash if it is here and its bytes are whole; else None."""
+    def get(self, pack_hash: str, *, afresh: bool = False) -> Pack | None:
+        """The pack of this hash if it is here and its bytes are whole; else None.
+
+        With `afresh` the bytes are read again though neither size nor time of the file has changed:
+        a disk may spoil them without either.
+        """
+        if afresh:
+            self._verified.pop(pack_hash, None)
         pack = self._whole(pack_hash)
         if pack is not None:
             try:

@@ -27,6 +27,7 @@ from tuner.search.exploration import Plan
 from tuner.search.field import Field
 from tuner.search.finals import finalists, hold_finals
 from tuner.search.hints import resembling
+from tuner.search.packs import Packs
 from tuner.search.progress import Progress, Step
 from tuner.search.promotion import Decision, decide
 from tuner.search.ranking import Ranker, by_time, predictions
@@ -118,7 +119,8 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.trials: dict[str, Trial] = {}
-        self.packs: dict[str, Built] = {}
+        self.packs = Packs(self.builder if self.device.needs_packs else None)
+        self.spoilt: dict[str, Candidate] = {}
         self.planned = 0
         self.kernels = 0
         self.best: Trial | None = None
@@ -223,12 +225,14 @@ class _Run:
             with closing(self._ready(leaders)) as batches:  # compilers end with the run, at once
                 for batch in batches:
                     self._screen(batch)
+            self._screen_spoilt()
 
     def screen_launches(self, plan: Plan) -> None:
         """Measure further launches of the kernels that did best."""
         while wanted := plan.launches(self._times()):
             self.planned += len(wanted)
-            self._screen([self._contender(c) for c in wanted if c.key not in self.trials])
+            self._screen([self.packs.contender(c) for c in wanted if c.key not in self.trials])
+            self._screen_spoilt()
 
     def finals(self) -> Finals:
         measured = [trial.candidate for trial in self._leaders()]
@@ -243,7 +247,7 @@ class _Run:
     def _hold(self, chosen: Sequence[Candidate]) -> Finals:
         """Finals of these candidates, fastest first, and cuBLAS; their trials are kept."""
         self._say(Step.FINALS, 0, len(chosen), f"{len(chosen)} finalists and cuBLAS")
-        contenders = [self._contender(candidate) for candidate in chosen]
+        contenders = [self.packs.contender(candidate) for candidate in chosen]
         finals = hold_finals(self.device, self.problem, contenders, self.budget.policy)
         for trial in self._final_trials(finals):
             self.store.add_trial(trial)
@@ -276,7 +280,7 @@ class _Run:
         """Those of `todo` that were built; of the others that were to be, a failed trial each."""
         contenders = []
         for item in built:
-            self.packs[item.kernel.name] = item
+            self.packs.add(item)
             candidate = todo.get(item.kernel.name)
             if candidate is None:
                 continue
@@ -284,17 +288,26 @@ class _Run:
                 failed = self._trial(candidate, Phase.SCREEN)
                 self._record(replace(failed, failure=item.failure))
             else:
-                contenders.append(self._contender(candidate))
+                contenders.append(self.packs.as_built(candidate))
         return contenders
 
     def _screen(self, contenders: Sequence[Contender]) -> None:
         if not contenders:
             return
         for trial in self.device.screen(self.problem, contenders, self.budget.policy):
+            key, candidate = trial.candidate.key, trial.candidate
+            if trial.failure and key not in self.spoilt and self.packs.is_damaged(candidate):
+                self.spoilt[key] = candidate
+                continue
             self._record(replace(trial, job=self.job))
             self._say(Step.SCREEN, len(self.trials), self.planned, "")
             if self.should_stop():
                 raise JobAborted(f"stopped; {len(self.trials)} trials are kept")
+
+    def _screen_spoilt(self) -> None:
+        """Once more those that failed for a damaged pack; what goes wrong now is their own."""
+        again = [c for c in self.spoilt.values() if c.key not in self.trials]
+        self._screen([self.packs.contender(candidate) for candidate in again])
 
     def _record(self, trial: Trial) -> None:
         self.store.add_trial(trial)
@@ -312,20 +325,6 @@ class _Run:
     def _leaders(self) -> list[Trial]:
         """Measured trials, fastest first."""
         return sorted((trial for trial in self.trials.values() if trial.measured), key=_speed)
-
-    def _contender(self, candidate: Candidate) -> Contender:
-        built = self.packs.get(candidate.kernel.name)
-        if built is None and self.builder is not None and self.device.needs_packs:
-            built = self._rebuilt(candidate.kernel)
-        pack = built.pack if built is not None else None
-        return Contender(candidate=candidate, pack=pack.path if pack else None)
-
-    def _rebuilt(self, kernel: Kernel) -> Built:
-        """The pack of a kernel whose trials an earlier attempt recorded."""
-        assert self.builder is not None  # noqa: S101 - narrows for the type checker
-        built = next(iter(self.builder.build([kernel])))
-        self.packs[kernel.name] = built
-        return built
 
     def _trial(self, candidate: Candidate, phase: Phase) -> Trial:
         """A trial of this run without an outcome yet."""
@@ -353,8 +352,6 @@ class _Run:
             )
 
     def _winner(self, finals: Finals, decision: Decision) -> Winner:
-        name = decision.candidate.kernel.name if decision.candidate else ""
-        built = self.packs.get(name)
         return Winner(
             problem=self.problem,
             device=self.device.model,
@@ -369,7 +366,7 @@ class _Run:
             ties=decision.ties,
             baseline_kernels=self.baseline_kernels,
             replayed=self.device.replayed,
-            pack=built.pack.hash if built and built.pack else None,
+            pack=self.packs.hash(decision.candidate) if decision.candidate else None,
             job=self.job,
         )
 

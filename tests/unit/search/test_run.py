@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +32,7 @@ from tuner.search.finals import hold_finals
 from tuner.search.progress import Progress, Step
 from tuner.search.run import tune
 from tuner.store import Store
-from tuner.trial import FailureKind, Phase, Trial
+from tuner.trial import Failure, FailureKind, Phase, Trial
 
 PROBLEM = Problem(m=256, n=4096, k=4096)
 
@@ -285,6 +287,62 @@ def test_a_run_is_stopped_while_it_compiles(device: Device, store: Store, tmp_pa
         run(Compiling(device), store, builder=builder, should_stop=lambda: True)
     assert gone(fake_nvcc.helper(tmp_path / "nvcc"))
     assert not [t for t in threading.enumerate() if "compile" in t.name]
+
+
+class Spoiling(Compiling):
+    """A device on which packs come to harm just before their turn; `harm` does it, `times`."""
+
+    def __init__(self, inner: Device, harm: Callable[[Path], None], times: int) -> None:
+        super().__init__(inner)
+        self._harm = harm
+        self._left = times
+
+    def screen(
+        self, problem: Problem, contenders: Sequence[Contender], policy: Policy
+    ) -> Iterator[Trial]:
+        for contender in contenders:
+            assert contender.pack is not None
+            if self._left and contender.candidate == best_of(PROBLEM):
+                self._left -= 1
+                self._harm(contender.pack)
+            for trial in super().screen(problem, [contender], policy):
+                if contender.pack.exists() and sha256(contender.pack) == contender.pack.stem:
+                    yield trial
+                else:
+                    failure = Failure(kind=FailureKind.REFUSED, message="not whole")
+                    yield replace(trial, statistics=None, samples_us=(), failure=failure)
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def flip(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+@pytest.mark.parametrize("harm", [flip, Path.unlink, lambda path: os.truncate(path, 100)])
+def test_a_pack_damaged_after_it_was_built_is_built_again(
+    device: Device, store: Store, tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    packs = ArtifactStore(tmp_path / "packs")
+    builder = Builder(packs, fake_nvcc.toolchain(tmp_path / "nvcc"))
+    winner = run(Spoiling(device, harm, 1), store, builder=builder)
+    assert winner.candidate == best_of(PROBLEM)  # type: ignore[attr-defined]
+    assert packs.get(winner.pack, afresh=True) is not None  # type: ignore[attr-defined]
+    kinds = [stored.trial.failure.kind for stored in store.trials() if stored.trial.failure]
+    assert len(kinds) == 1, "the one that was recorded as failed, and nobody for its pack"
+
+
+def test_a_candidate_whose_pack_is_damaged_again_and_again_has_failed(
+    device: Device, store: Store, tmp_path: Path
+) -> None:
+    builder = Builder(ArtifactStore(tmp_path / "packs"), fake_nvcc.toolchain(tmp_path / "nvcc"))
+    spoiling = Spoiling(device, flip, 10**6)
+    winner = run(spoiling, store, builder=builder)
+    assert winner.candidate != best_of(PROBLEM)  # type: ignore[attr-defined]
+    assert spoiling.screened.count(best_of(PROBLEM).key) == 2
 
 
 class Expecting:
