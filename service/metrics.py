@@ -33,7 +33,7 @@ from tuner.jobs.figures import JobFigures
 from tuner.store.totals import RecordTotals
 
 # When each series began: twice the series, and nothing that Prometheus makes use of.
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
