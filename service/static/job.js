@@ -17,11 +17,13 @@ function show(data) {
   if (data.best) byId("best").textContent = data.best;
 }
 
+const utc = (at) => `${at.slice(0, 19).replace("T", " ")} UTC`;
+
 // An event as the macro `event` of the templates writes it.
 function note(kind, data) {
   const at = document.createElement("time");
   at.dateTime = data.at;
-  at.title = `${data.at.slice(0, 19).replace("T", " ")} UTC`;
+  at.title = utc(data.at);
   at.textContent = data.at.slice(11, 19);
   const when = document.createElement("span");
   when.className = "soft";
@@ -47,6 +49,10 @@ for (const kind of ["created", "started", "progress", "built", "winner", "requeu
     const data = JSON.parse(event.data);
     show(data);
     note(kind, data);
+    if (kind === "started") {
+      byId("attempt").textContent = data.attempt;
+      byId("started").textContent = utc(data.at);
+    }
     if (kind === "started" || kind === "requeued") {
       const state = kind === "started" ? "running" : "waiting";
       const tag = byId("state").firstElementChild;

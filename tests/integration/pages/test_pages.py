@@ -165,6 +165,8 @@ def test_a_running_job_is_shown_as_it_goes(page: Page, site: Site) -> None:
     assert leased is not None
     assert leased.job.id == job
     expect(page.locator("#state")).to_have_text("running")
+    expect(page.locator("#attempt")).to_have_text("1")
+    expect(page.locator("#started")).to_contain_text("UTC")
     leased.progress("screen", 5, 12, 7.125, "the best so far", "twelve candidates")
     expect(page.locator("#step")).to_have_text("screen: 5 of 12")
     expect(page.locator("#best-us")).to_have_text("7.125 µs")

@@ -1,0 +1,139 @@
+"""The pictures of docs/pages.md: `python -m tests.support.screenshots docs/images`.
+
+The shipped winners are loaded and a worker tunes on the recorded H200, so every figure in them was
+measured. 256 colours are enough for the pages, and make small files.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Browser, Page, expect
+
+from gemmsmith.problem import Problem
+from service.pages import addresses
+from service.settings import Settings
+from tests.support.browsing import browser
+from tests.support.serving import new_settings, running
+from tuner.exchange import import_winners
+from tuner.jobs import Queue
+from tuner.store import Store
+
+ROOT = Path(__file__).parents[2]
+DEVICE = "nvidia-h200-132sm"
+TUNED = Problem(m=1024, n=6144, k=1024)
+ALSO_TUNED = (Problem(m=256, n=4096, k=14336), Problem(m=16, n=4096, k=4096))
+NOT_RECORDED = Problem(m=77, n=4096, k=4096)
+
+
+def main(folder: Path) -> None:
+    """Take all of them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as state, browser() as chromium:
+        settings = new_settings(
+            Path(state), sweeps=ROOT / "configs" / "sweeps", device=f"replay:{DEVICE}"
+        )
+        with Store.open(settings.database) as store:
+            for shipped in sorted((ROOT / "configs" / "winners").glob("*.jsonl")):
+                import_winners(store, shipped)
+            for problem in (*ALSO_TUNED, NOT_RECORDED):
+                Queue(store).enqueue(problem)
+            with running(settings) as http:
+                _pictures(folder, chromium, str(http.base_url), settings)
+        guarded = new_settings(Path(state) / "guarded", require_keys=True)
+        with running(guarded) as http, _opened(chromium, str(http.base_url), 640, 330) as page:
+            page.goto("/ui/problems")
+            _save(page.screenshot(), folder / "login.png")
+
+
+def _pictures(folder: Path, chromium: Browser, origin: str, settings: Settings) -> None:
+    tuned = addresses.problem(TUNED, DEVICE)
+    with _opened(chromium, origin, 1280, 860) as page:
+        _job(page, folder, settings)
+        page.goto("/ui/jobs")
+        _save(page.screenshot(clip=_clip(page, 420)), folder / "jobs.png")
+        page.goto("/ui/problems")
+        _save(page.screenshot(), folder / "problems.png")
+        page.goto(tuned)
+        trials = page.get_by_role("heading", name="Trials").bounding_box()
+        assert trials is not None
+        _save(
+            page.screenshot(full_page=True, clip=_clip(page, trials["y"])), folder / "problem.png"
+        )
+        rest = _clip(page, page.evaluate("document.body.scrollHeight"), trials["y"])
+        _save(page.screenshot(full_page=True, clip=rest), folder / "trials.png")
+        page.goto("/ui/map?k=4096")
+        _save(page.screenshot(full_page=True), folder / "map.png")
+        page.goto("/ui/devices")
+        _save(page.screenshot(clip=_clip(page, 640)), folder / "devices.png")
+        page.goto("/ui/tune?m=4096&n=many&k=0")
+        page.get_by_role("button", name="Order").click()
+        expect(page.get_by_role("alert")).to_be_visible()
+        _save(page.screenshot(clip=_clip(page, 740)), folder / "tune.png")
+    with _opened(chromium, origin, 1280, 860, scheme="dark") as page:
+        page.goto("/ui/map?dtype=fp8_e4m3&k=4096")
+        _save(page.screenshot(full_page=True), folder / "map-dark.png")
+    with _opened(chromium, origin, 360, 740) as page:
+        screens = []
+        for path in ("/ui/problems", tuned, "/ui/tune"):
+            page.goto(path)
+            screens.append(Image.open(io.BytesIO(page.screenshot())))
+        beside = Image.new("RGB", (3 * 360 + 2 * 24, 740), "white")
+        for i, screen in enumerate(screens):
+            beside.paste(screen, (i * (360 + 24), 0))
+        _write(beside, folder / "narrow.png")
+
+
+def _job(page: Page, folder: Path, settings: Settings) -> None:
+    """Order a tuning by the form, and watch it."""
+    page.goto(addresses.tune(TUNED))
+    page.get_by_label("Effort").select_option("exhaustive")
+    page.get_by_role("button", name="Order").click()
+    expect(page.locator("#state")).to_have_text("waiting")
+    command = [sys.executable, "-m", "service.worker"]
+    environ = {**os.environ, **settings.environment()}
+    with subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL) as worker:
+        try:
+            well_on = re.compile("screen: ([5-9][0-9]|[0-9]{3}) of")
+            expect(page.locator("#step")).to_have_text(well_on)
+            _save(page.screenshot(clip=_clip(page, 760)), folder / "job.png")
+            expect(page.locator("#state")).to_have_text("done", timeout=60_000)
+        finally:
+            worker.terminate()
+
+
+@contextmanager
+def _opened(
+    chromium: Browser, origin: str, width: int, height: int, scheme: str = "light"
+) -> Iterator[Page]:
+    size = {"width": width, "height": height}
+    with chromium.new_context(base_url=origin, viewport=size, color_scheme=scheme) as context:
+        yield context.new_page()
+
+
+def _clip(page: Page, end: float, start: float = 0) -> dict[str, float]:
+    """The page's width, from one height to another."""
+    return {"x": 0, "y": start, "width": page.viewport_size["width"], "height": end - start}
+
+
+def _save(png: bytes, path: Path) -> None:
+    _write(Image.open(io.BytesIO(png)).convert("RGB"), path)
+
+
+def _write(image: Image.Image, path: Path) -> None:
+    few = image.quantize(method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(path, optimize=True)
+    print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
