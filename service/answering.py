@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from http import HTTPStatus
+from typing import cast
 
 import msgspec
 
@@ -32,6 +33,9 @@ _SNAPSHOT_MOST = 5_000
 """Winners of a device up to which many neighbours are looked for in memory (0.4 s to read them);
 among more, each neighbourhood is a query of its own."""
 
+_PARTS_AT_ONCE = 100
+"""Parts of a batch's body in one piece: 100 KB, which a processor's cache has room for."""
+
 Found = Rendered | ProblemError
 
 
@@ -52,18 +56,17 @@ def look_up(
     """
     slug = device.slug if device is not None else ""
     known = service.answers.get_many(slug, questions, exact=exact)
-    asked = zip(questions, known, strict=True)
-    missing = list(dict.fromkeys(question for question, answer in asked if answer is None))
+    _count(service, known, Source.MEMORY)
+    asked = [question for question, answer in zip(questions, known, strict=True) if not answer]
+    if not asked:
+        return cast(list[Found], known)
+    missing = list(dict.fromkeys(asked))
     read = dict(zip(missing, _read(service, missing, device, exact=exact), strict=True))
     for answer in read.values():
         if isinstance(answer, Rendered):
             service.answers.keep(answer, generation)
-    answers = [
-        read[question] if answer is None else answer
-        for question, answer in zip(questions, known, strict=True)
-    ]
-    _count(service, known, answers)
-    return answers
+    _count(service, [read[question] for question in asked], Source.DATABASE)
+    return [answer or read[question] for question, answer in zip(questions, known, strict=True)]
 
 
 def batch(
@@ -73,7 +76,7 @@ def batch(
     *,
     exact: bool,
     generation: int,
-) -> bytes:
+) -> Body:
     """The body of `POST /best:batch`: an answer for each question, an error for what is none.
 
     Raises:
@@ -81,15 +84,31 @@ def batch(
     """
     questions = [item for item in asked if isinstance(item, Question)]
     found = iter(look_up(service, questions, device, exact=exact, generation=generation))
-    bodies = []
-    for index, item in enumerate(asked):
-        answer = next(found) if isinstance(item, Question) else item
-        if isinstance(answer, Rendered):
-            bodies.append(answer.body)
-        else:
-            document = answer.document(f"/best:batch#/problems/{index}")
-            bodies.append(msgspec.json.encode(document))
-    return b'{"answers":[%b]}' % b",".join(bodies)
+    answers = (next(found) if isinstance(item, Question) else item for item in asked)
+    return Body(
+        answer.body
+        if isinstance(answer, Rendered)
+        else msgspec.json.encode(answer.document(f"/best:batch#/problems/{index}"))
+        for index, answer in enumerate(answers)
+    )
+
+
+class Body:
+    """Many answers as one JSON document: 20 MB for 10,000, so it is never put into one piece."""
+
+    def __init__(self, answers: Iterable[bytes]) -> None:
+        self._parts = [b'{"answers":[']
+        for answer in answers:
+            self._parts += (answer, b",")
+        self._parts[-1] = b"]}"
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The pieces to be sent one after the other."""
+        for start in range(0, len(self._parts), _PARTS_AT_ONCE):
+            yield b"".join(self._parts[start : start + _PARTS_AT_ONCE])
 
 
 def _read(
@@ -152,15 +171,13 @@ class _Together:
         return lookup.Snapshot(found) if len(found) <= _SNAPSHOT_MOST else self._store
 
 
-def _count(service: State, known: Sequence[Rendered | None], answers: Sequence[Found]) -> None:
+def _count(service: State, answers: Iterable[Found | None], source: Source) -> None:
     """Count lookups by how they were answered; wrong questions are none."""
-    counts = Counter(
-        (
-            answer.match if isinstance(answer, Rendered) else UNKNOWN,
-            Source.DATABASE if kept is None else Source.MEMORY,
-        )
-        for kept, answer in zip(known, answers, strict=True)
-        if isinstance(answer, Rendered) or answer.status == HTTPStatus.NOT_FOUND
-    )
-    for (match, source), number in counts.items():
+    counts: Counter[str] = Counter()
+    for answer in answers:
+        if isinstance(answer, Rendered):
+            counts[answer.match] += 1
+        elif answer is not None and answer.status == HTTPStatus.NOT_FOUND:
+            counts[UNKNOWN] += 1
+    for match, number in counts.items():
         service.metrics.lookup(match, source, number)

@@ -11,6 +11,7 @@ Inside the other middlewares: limits, ids, metrics and refusals are theirs here 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -99,11 +100,11 @@ async def _batch(scope: Connection, message: Message, send: Send) -> bool:
     scope["route"] = _BEST_BATCH
     length = b"%d" % len(body)
     headers = [(b"content-length", length), (b"content-type", b"application/json")]
-    await _answer(send, 200, headers, body)
+    await _answer(send, 200, headers, b"", before=body)
     return True
 
 
-def _answered(service: State, body: bytes) -> bytes:
+def _answered(service: State, body: bytes) -> answering.Body:
     asked = _BATCH.decode(body)
     generation = service.answers.generation
     device = service.catalogue.resolve(asked.arch, asked.device)
@@ -145,6 +146,11 @@ def _first(message: Message, receive: Receive) -> Receive:
     return again
 
 
-async def _answer(send: Send, status: int, headers: RawHeaders, body: bytes) -> None:
+async def _answer(
+    send: Send, status: int, headers: RawHeaders, body: bytes, *, before: Iterable[bytes] = ()
+) -> None:
+    """Send an answer; of a long body, all but the last piece is what comes `before` that."""
     await send({"type": "http.response.start", "status": status, "headers": headers})
+    for piece in before:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
     await send({"type": "http.response.body", "body": body})

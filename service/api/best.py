@@ -52,7 +52,7 @@ def best_batch(service: Service, body: BestBatchBody) -> Response:
     device = service.catalogue.resolve(body.arch, body.device)
     asked = [_question(item) for item in body.problems]
     content = answering.batch(service, asked, device, exact=body.exact, generation=generation)
-    return Response(content, media_type="application/json")
+    return Response(b"".join(content), media_type="application/json")
 
 
 def _response(answer: Rendered, if_none_match: str | None) -> Response:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 
-from sqlalchemy import Row, Select, and_, func, select, values
+from sqlalchemy import Row, Select, func, select
 from sqlalchemy.orm import Session
 
 from gemmsmith.answer import Conditions, Correctness, Ratio, Statistics, Use
@@ -24,6 +24,7 @@ from gemmsmith.history import Origin
 from gemmsmith.kernel import Kernel
 from gemmsmith.launch import Candidate, Launch
 from gemmsmith.problem import DType, Layout, Problem
+from tuner.store import asked
 from tuner.store.audit import LOCAL, Action, record
 from tuner.store.codec import digest, from_json, to_json
 from tuner.store.database import Database
@@ -34,11 +35,6 @@ from tuner.store.near import nearest
 from tuner.trial import Winner
 
 PROMOTION_LOCK = 0x67656D77  # promotions queue up, so that revisions and sequences have no gaps
-
-_IDENTITY = ("dtype", "layout", "batch", "m", "n", "k")
-_AT_ONCE = 500
-"""Problems asked for in one statement: its six parameters each are far from what databases allow,
-and twice as many are no faster."""
 
 RANK = {Origin.REPLAYED: 0, Origin.IMPORTED: 1, Origin.MEASURED: 2}
 
@@ -127,20 +123,12 @@ class Winners:
 
     def of(self, problems: Iterable[Problem], device: str) -> list[Winner]:
         """As `current`, for many problems at once, in no order; what has no winner is left out."""
-        wanted = [tuple(getattr(problem, name) for name in _IDENTITY) for problem in problems]
-        found: list[Winner] = []
+        wanted = asked.ids(on_sqlite=self._database.is_sqlite)
+        query = _select().where(CURRENT, DeviceRow.slug == device)
+        query = query.where(WinnerRow.problem_id.in_(wanted))
         with self._database.read() as session:
-            for start in range(0, len(wanted), _AT_ONCE):
-                asked = (
-                    values(*(ProblemRow.__table__.c[name] for name in _IDENTITY), name="asked")
-                    .data(wanted[start : start + _AT_ONCE])
-                    .cte()
-                )
-                same = (getattr(ProblemRow, name) == asked.c[name] for name in _IDENTITY)
-                query = _select().join(asked, and_(*same))
-                query = query.where(CURRENT, DeviceRow.slug == device)
-                found += self._found(session, session.execute(query).all())
-        return found
+            rows = session.execute(query, asked.parameters(problems)).all()
+            return self._found(session, rows)
 
     def find(
         self,

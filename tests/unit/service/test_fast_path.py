@@ -75,9 +75,9 @@ def starting(settings: Settings, keys: dict[Scope, str]) -> Iterator[Service]:
         with running(settings) as http:
             started = Service(http=http, patch=patch, keys=keys)
 
-            async def counted(*args: Any) -> None:
+            async def counted(*args: Any, **more: Any) -> None:
                 started.short += 1
-                await answer(*args)
+                await answer(*args, **more)
 
             patch.setattr(fast_path, "_answer", counted)
             yield started

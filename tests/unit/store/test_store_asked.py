@@ -1,0 +1,45 @@
+"""Winners of many problems, in one query."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gemmsmith.problem import DType, Layout, Problem
+from tests.support.records import DEVICE, OTHER_DEVICE, winner
+from tuner.store import Store
+
+BASE = Problem(m=256, n=4096, k=4096)
+OTHERS = [
+    replace(BASE, m=257),
+    replace(BASE, n=257),
+    replace(BASE, k=257),
+    replace(BASE, batch=2),
+    replace(BASE, dtype=DType.FP16),
+    replace(BASE, layout=Layout.NN),
+]
+
+
+def test_of_many_problems_those_are_found_that_have_a_winner(store: Store) -> None:
+    for problem in (BASE, *OTHERS[::2]):
+        store.promote(winner(problem, time=20.0))
+        store.promote(winner(problem, time=10.0))
+    store.promote(replace(winner(OTHERS[1]), device=OTHER_DEVICE))
+    found = store.winners_of([BASE, *OTHERS], DEVICE.slug)
+    expected = [store.winner(problem, DEVICE.slug) for problem in (BASE, *OTHERS[::2])]
+    assert sorted(found, key=lambda item: str(item.problem)) == sorted(
+        filter(None, expected), key=lambda item: str(item.problem)
+    )
+    assert {item.revision for item in found} == {2}
+
+
+def test_no_problem_and_unknown_ones_find_nothing(store: Store) -> None:
+    store.promote(winner(BASE))
+    assert store.winners_of([], DEVICE.slug) == []
+    assert store.winners_of(OTHERS, DEVICE.slug) == []
+    assert store.winners_of([BASE], OTHER_DEVICE.slug) == []
+
+
+def test_a_problem_asked_for_twice_comes_once_and_thousands_are_no_trouble(store: Store) -> None:
+    store.promote(winner(BASE))
+    many = [replace(BASE, m=1 + m) for m in range(10_000)]
+    assert [item.problem for item in store.winners_of([BASE, *many, BASE], DEVICE.slug)] == [BASE]

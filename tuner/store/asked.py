@@ -1,0 +1,59 @@
+"""Many problems in one query: they go in as one JSON parameter, so that its text never changes.
+
+Written out as VALUES, thousands of parameters would cost more than the query itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from sqlalchemy import (
+    ColumnElement,
+    Integer,
+    Select,
+    String,
+    and_,
+    bindparam,
+    cast,
+    column,
+    func,
+    select,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import aliased
+
+from gemmsmith.problem import Problem
+from tuner.store.models import ProblemRow
+
+_ASKED = bindparam("asked", type_=String)
+_IDENTITY = {
+    "dtype": String, "layout": String, "batch": Integer, "m": Integer, "n": Integer, "k": Integer,
+}  # fmt: skip
+
+
+def parameters(problems: Iterable[Problem]) -> dict[str, Any]:
+    """What a query that has `ids` in it is executed with."""
+    return {_ASKED.key: msgspec.json.encode([*problems]).decode()}
+
+
+def ids(*, on_sqlite: bool) -> Select[int]:
+    """Ids of those problems that are recorded.
+
+    For `IN`: joined directly, SQLite would go through all winners, as it cannot know how few
+    problems are asked for.
+    """
+    problem = aliased(ProblemRow)
+    if on_sqlite:
+        rows = func.json_each(_ASKED).table_valued("value", name="asked")
+        cells: dict[str, ColumnElement[Any]] = {
+            name: func.json_extract(rows.c.value, f"$.{name}") for name in _IDENTITY
+        }
+    else:
+        typed: list[ColumnElement[Any]] = [column(name, kind) for name, kind in _IDENTITY.items()]
+        table = func.jsonb_to_recordset(cast(_ASKED, JSONB)).table_valued(*typed, name="asked")
+        rows = table.render_derived(with_types=True)
+        cells = {name: rows.c[name] for name in _IDENTITY}
+    same = (getattr(problem, name) == cell for name, cell in cells.items())
+    return select(problem.id).join(rows, and_(*same))
