@@ -28,6 +28,11 @@ def unobserved() -> bool:
     return not _modes() and _transforms() is None
 
 
+def watched(engine: Engine | None) -> bool:
+    """Whether every product is to be told of, torch's and those of its gradients too."""
+    return engine is not None and engine.watcher is not None and unobserved()
+
+
 def sizes_are_numbers(*tensors: torch.Tensor) -> bool:
     """Whether no size or stride is a tracer's symbol."""
     return unobserved() or all(

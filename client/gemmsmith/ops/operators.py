@@ -161,7 +161,7 @@ def _linear_autograd(
     )
     if not wanted:
         return functions.linear_below(x, weight, bias, plan)
-    ours = plan is not None or symbolic or main_grad is not None
+    ours = plan is not None or symbolic or main_grad is not None or functions.watched(engine)
     if not ours and (engine is None or not functions.gradients_have_kernel(engine, x, weight)):
         return functional.linear(x, weight, bias)
     out: torch.Tensor = functions.Linear.apply(x, weight, bias, main_grad, plan)  # type: ignore[no-untyped-call]
@@ -172,7 +172,8 @@ def _matmul_autograd(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)):
         return functions.product(Form.MATMUL, a, b)
     engine = current()
-    if engine is None or not functions.matmul_has_kernel(engine, a, b):
+    ours = functions.watched(engine)
+    if not ours and (engine is None or not functions.matmul_has_kernel(engine, a, b)):
         return torch.matmul(a, b)
     out: torch.Tensor = functions.Matmul.apply(a, b)  # type: ignore[no-untyped-call]
     return out

@@ -1,7 +1,7 @@
 """`gemmsmith.patch`: tuned kernels in code that calls torch's own operators.
 
 With a model, its `nn.Linear` modules change class for the while: parameters, hooks and
-`state_dict` stay, other code is not touched, and calls cost nothing more, which makes it the way
+`state_dict` stay, other code is not touched and its calls cost nothing more, which makes it the way
 to prefer for one model of several. Without one, all products of two matrices without a bias run
 tuned kernels in every thread, by a compiled binding below autograd that costs a call a fraction of
 a microsecond (`gemmsmith.ops.dispatch`). Where that cannot be had, or a report is wanted, a torch

@@ -109,6 +109,25 @@ def test_the_report(engine: Engine, chooser: Chooser) -> None:
     assert engine.watcher is None
 
 
+@pytest.mark.parametrize("which", ["model", "everywhere"])
+def test_the_report_counts_what_torch_computes(
+    engine: Engine, chooser: Chooser, which: str
+) -> None:
+    chooser.answers = lambda problem: False
+    file = io.StringIO()
+    net = model()
+    with gemmsmith.patch(net if which == "model" else None, report=True, file=file):
+        step(net)
+        x = torch.randn(4, 16).to(BF16).requires_grad_()
+        if which == "everywhere":
+            (x @ torch.randn(16, 8).to(BF16)).backward(torch.ones(4, 8, dtype=BF16))
+    text = file.getvalue()
+    # The input of the first layer needs no gradient, nor does the second operand.
+    total = 5 if which == "model" else 7
+    assert text.startswith(f"gemmsmith: 0 of {total} products ran tuned kernels")
+    assert "expected gain" not in text
+
+
 def test_the_report_without_use() -> None:
     file = io.StringIO()
     with gemmsmith.patch(report=True, file=file):
