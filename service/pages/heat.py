@@ -18,8 +18,8 @@ from service.values import QueryExtent
 
 router = APIRouter(include_in_schema=False)
 
-MOST = 1_500
-"""Cells drawn at most: more would be too small to be read or hit."""
+MOST = 600
+"""Cells drawn at most, some 24 by 24: in smaller ones no ratio could be read."""
 
 _Extent = Annotated[QueryExtent | None, Blank, Query()]
 
