@@ -270,10 +270,15 @@ def _service(settings: Settings, url: str | None) -> Check:
     except (httpx.RequestError, httpx.InvalidURL) as error:
         reason = type(error).__name__
         return _warning("service", f"no answer at {where} ({reason})", "start it: gemmsmith serve")
+    try:
+        told = response.json()
+        checks = told.get("checks", {})
+    except (ValueError, AttributeError):
+        return _warning("service", f"{where} answers, but not as gemmsmith does: look there", "")
     if response.status_code != 200:
-        try:
-            detail = response.json()["detail"]
-        except (ValueError, KeyError, TypeError):
-            detail = "is this gemmsmith?"
-        return _warning("service", f"{where} is not ready: {response.status_code}, {detail}", "")
+        detail = f"{response.status_code}, {told.get('detail', 'no reason given')}"
+        return _warning("service", f"{where} is not ready: {detail}", "")
+    degraded = [said for said in checks.values() if said != "ok"]
+    if degraded:
+        return _warning("service", f"{where} is ready, but {'; '.join(degraded)}", "")
     return _ok("service", f"{where} is ready")

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from service.api import health
+from service.cli import checks
 from tests.support.processes import serving
 from tests.support.serving import new_settings, running
 from tuner.store import head
@@ -42,6 +43,9 @@ def test_without_room_for_packs_it_is_degraded_but_ready(
     with running(settings) as client:
         monkeypatch.setattr(health, "PACKS_NEED_BYTES", 10**18)
         full = client.get("/readyz")
+        found = {check.name: check for check in checks.run(settings, str(client.base_url))}
+        assert found["service"].status is checks.CheckStatus.WARNING
+        assert "MB are left" in found["service"].detail
         shutil.rmtree(settings.packs)
         missing = client.get("/readyz")
     for reply, said in ((full, "MB are left"), (missing, "is missing")):

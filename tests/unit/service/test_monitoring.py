@@ -166,17 +166,18 @@ def test_the_docs_list_every_metric_with_its_labels(told: str) -> None:
     assert documented == found
 
 
-def test_prometheus_takes_the_files() -> None:
+def test_prometheus_takes_the_files_and_every_alert_fires() -> None:
     config: dict[str, Any] = yaml.safe_load((DEPLOY / "prometheus.yml").read_text(encoding="utf-8"))
     (scraped,) = config["scrape_configs"]
     assert 'up{job="%s"}' % scraped["job_name"] in QUERIES[-len(RULES)]  # noqa: UP031 - braces
     assert config["rule_files"] == ["alerts.yml"]
+    wrong = Path(__file__).with_name("alerts.yml").read_text(encoding="utf-8")
+    assert all(f'alertname="{rule["alert"]}"' in wrong for rule in RULES)
     if shutil.which("promtool") is None:
         pytest.skip("promtool is missing: apt-get install prometheus")
-    done = subprocess.run(
-        ["promtool", "check", "config", str(DEPLOY / "prometheus.yml")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    for command in (
+        ["check", "config", str(DEPLOY / "prometheus.yml")],
+        ["test", "rules", str(Path(__file__).with_name("alerts.yml"))],
+    ):
+        done = subprocess.run(["promtool", *command], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
