@@ -142,7 +142,7 @@ def assert_like(shown: str, printed: str, where: str) -> None:
 
 def _quoted(shown: str) -> str:
     """JSON in which `: ...` is any value."""
-    return re.sub(r":\s*\.\.\.", ': "..."', shown)
+    return re.sub(r":\s*\.\.\.(?=\s*[,}\]])", ': "..."', shown)
 
 
 def _pattern(line: str) -> str:
