@@ -1,0 +1,97 @@
+"""docs/training.md: its five commands run in their order, without a GPU, and say what it prints.
+
+Left out: the first, which installs what is installed here, and compiling the one winner, which
+takes a minute: its pack lies ready, with bytes that nobody runs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from gemmsmith import Bundle
+from gemmsmith.problem import Problem
+from tests.support import fake_nvcc
+from tests.support.serving import H200
+from tuner.compile import ArtifactStore
+from tuner.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+RECORDED = Problem(m=16, n=4096, k=4096)
+
+
+def commands() -> list[tuple[list[str], list[str]]]:
+    """Words of each command before the first heading, and the lines that it is said to print."""
+    blocks = re.findall(r"```\n\$ (.*?)\n(.*?)```", PAGE.partition("\n## ")[0], re.DOTALL)
+    return [(shlex.split(line, comments=False), said.splitlines()) for line, said in blocks]
+
+
+def alike(line: str) -> str:
+    """Without what hangs on the processor or on the compiler."""
+    return re.sub(r"(?<=loss )[\d.]+|[\d.]+(?= MB)", "#", line)
+
+
+def test_five_commands(tmp_path: Path) -> None:
+    (install, _), *following = commands()
+    assert install[:4] == ["python3", "-m", "venv", ".venv"]
+    assert len(following) == 4
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    script = tmp_path / "examples" / "train.py"
+    environment = {
+        **os.environ,
+        "GEMMSMITH_DATABASE": f"sqlite:///{tmp_path / 'gemmsmith.db'}",
+        "GEMMSMITH_PACKS": str(tmp_path / "packs"),
+        "GEMMSMITH_SWEEPS": str(ROOT / "configs" / "sweeps"),
+        "GEMMSMITH_DEVICE": "replay:nvidia-h200-132sm",
+        "GEMMSMITH_CACHE_DIR": str(tmp_path / "cache"),
+        "PYTHONPATH": str(ROOT),
+    }
+    for words, said in following:
+        program = {
+            ".venv/bin/gemmsmith": [sys.executable, "-m", "service.cli"],
+            ".venv/bin/python": [sys.executable],
+        }[words[0]]
+        if words[1] == "bake":
+            compile_winner(tmp_path, environment["GEMMSMITH_DATABASE"])
+        if program == [sys.executable]:
+            edit(script)
+        done = subprocess.run(
+            [*program, *words[1:]], cwd=tmp_path, env=environment,
+            capture_output=True, text=True, check=False, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, (words, done.stderr)
+        printed = {alike(line) for line in (done.stdout + done.stderr).splitlines()}
+        assert said, words
+        for line in map(alike, said):
+            start, cut, _ = line.partition("…")
+            found = [one for one in printed if one == line or (cut and one.startswith(start))]
+            assert found, (words, line, done.stdout, done.stderr)
+    bundle = Bundle.open(tmp_path / "winners.gspack")
+    assert [row.problem for row in bundle.snapshot.rows] == [RECORDED]
+
+
+def edit(script: Path) -> None:
+    """As the page says."""
+    (lines,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    before = script.read_text(encoding="utf-8")
+    assert before.endswith("    main()\n")
+    script.write_text(before.removesuffix("    main()\n") + lines, encoding="utf-8")
+
+
+def compile_winner(folder: Path, database: str) -> None:
+    """Put the winner's kernel in a pack, without the compiler."""
+    with Store.open(database) as store:
+        winner = store.winner(RECORDED, H200.slug)
+    assert winner is not None
+    assert winner.candidate is not None
+    compiled = folder / "unit.so"
+    compiled.write_bytes(b"\x7fELF nobody runs this")
+    ArtifactStore(folder / "packs").publish(
+        compiled, [winner.candidate.kernel], fake_nvcc.toolchain(folder / "toolchain")
+    )
