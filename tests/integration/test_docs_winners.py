@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shlex
-import subprocess
-import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
 
 from gemmsmith import Client, Problem
+from tests.support.docs import ROOT, Session, steps
 from tests.support.serving import new_settings, promote, running, winner
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "winners.md").read_text(encoding="utf-8")
+PAGE = ROOT / "docs" / "winners.md"
 PROBLEM = Problem(m=256, n=4096, k=4096)
 
 
@@ -24,28 +21,19 @@ def test_every_command_works_as_printed(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("service.app.usable_gpu", lambda: None)
     settings = new_settings(tmp_path)
     promote(settings, winner(PROBLEM, us=20.0), winner(PROBLEM, us=19.0))
-    environment = {**os.environ, **settings.environment()}
-    environment.pop("GEMMSMITH_URL", None)
-    blocks = re.findall(r"```\n(.*?)```", PAGE, re.DOTALL)
-    lines = [
-        line for block in blocks for line in block.splitlines() if re.match("curl|gemmsmith", line)
-    ]
+    # A refusal is an answer to curl; here it has to be a failure.
+    (tmp_path / ".curlrc").write_text("silent\nshow-error\nfail-with-body\n")
+    environment = {**settings.environment(), "CURL_HOME": str(tmp_path), "GEMMSMITH_URL": ""}
+    environment["PATH"] = f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}"
     with running(settings) as http, Client(str(http.base_url), cache_dir=None) as client:
+        session = Session(tmp_path, environment, {"http://127.0.0.1:8000": client.url})
         served = []
-        for line in lines:
-            words = shlex.split(line.replace("http://127.0.0.1:8000", client.url))
-            if words[0] == "gemmsmith":
-                words[:1] = [sys.executable, "-m", "service.cli"]
-            else:
-                words[1:1] = ["--silent", "--show-error", "--fail-with-body"]
-            done = subprocess.run(
-                words, env=environment, cwd=ROOT, capture_output=True, text=True, check=False
-            )
-            assert done.returncode == 0, (line, done.stdout, done.stderr)
+        for step in steps(PAGE):
+            said = session.run(step)
             current = next(r.answer for r in client.history(PROBLEM) if r.current)
             served.append((current.revision, current.pinned))
-            if words[0] == "curl":
-                json.loads(done.stdout)
+            if step.text.startswith("curl"):
+                json.loads(said)
     assert served == [
         (2, False),  # the re-check is only ordered: no worker is here
         (2, False),

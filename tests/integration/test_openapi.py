@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import jsonschema_rs
 import pytest
 
 from gemmsmith.problem import Problem
-from tests.support.openapi import REFRESH, SNAPSHOT, described, text
+from service.app import create_app
+from service.settings import Settings
+from tests.support.openapi import REFRESH, SNAPSHOT, described, routes, text
 from tests.support.serving import H200, new_settings, promote, running, trial, winner
 from tuner.compile import ArtifactStore, Toolchain
 from tuner.store import Store
@@ -81,6 +84,21 @@ def test_every_answer_of_every_route_has_a_shape() -> None:
             for kind in content.values():
                 validator(kind["schema"])  # a schema, and its references lead somewhere
     assert len(names) == len(set(names))
+
+
+def test_no_route_is_left_out() -> None:
+    """What is not described is a page, or leads to the description."""
+    described = {(method.upper(), path) for method, path, _ in operations()}
+    left_out = {
+        path
+        for method, path, _ in routes(create_app(Settings.load({})).routes)
+        if (method, path) not in described
+    }
+    assert {path for path in left_out if not re.match("/ui(/|$)", path)} == {
+        "/",
+        "/docs",
+        "/openapi.json",
+    }
 
 
 def test_examples_are_what_they_are_examples_of() -> None:

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from starlette.routing import Mount
 
 from service.app import create_app
 from service.settings import Settings
 
 SNAPSHOT = Path(__file__).resolve().parents[1] / "integration" / "openapi.json"
 REFRESH = ".venv/bin/python -m tests.support.openapi"
+
+
+def routes(found: Iterable[Any]) -> Iterator[tuple[str, str, Any]]:
+    """Every route with its method and path, those of included routers as well."""
+    for route in found:
+        if (router := getattr(route, "original_router", None)) is not None:
+            yield from routes(router.routes)
+        elif isinstance(route, Mount):
+            assert route.path == "/ui/static", "a mount is asked for no key"
+        else:
+            for method in sorted(route.methods - {"HEAD"}):
+                yield method, route.path, route
 
 
 def described() -> dict[str, Any]:

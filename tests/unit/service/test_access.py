@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,12 @@ from typing import Any
 import httpx
 import pytest
 from sqlalchemy import text
-from starlette.routing import Mount
 
 from service.access import LOCAL, Caller, Doorkeeper, Scope, UnknownKey
 from service.app import create_app
 from service.problems import ProblemError
 from service.settings import Settings
+from tests.support.openapi import routes
 from tests.support.processes import until
 from tests.support.serving import new_settings, running
 from tuner.store import Store
@@ -64,18 +64,6 @@ def service(keyed: Settings) -> Iterator[Service]:
         keys = {scope: store.keys.create(f"has-{scope}", scope)[1] for scope in Scope}
         with running(keyed) as client:
             yield Service(http=client, store=store, keys=keys)
-
-
-def routes(found: Iterable[Any]) -> Iterator[tuple[str, str, Any]]:
-    """Every route with its method and path, those of included routers as well."""
-    for route in found:
-        if (router := getattr(route, "original_router", None)) is not None:
-            yield from routes(router.routes)
-        elif isinstance(route, Mount):
-            assert route.path == "/ui/static", "a mount is asked for no key"
-        else:
-            for method in sorted(route.methods - {"HEAD"}):
-                yield method, route.path, route
 
 
 def scope_of(route: Any) -> Scope | None:
