@@ -1,0 +1,43 @@
+"""What a call costs the host is measured for every way to multiply."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.session.core import ROOT
+from benchmarks.session.training import summary
+
+
+def test_every_way_is_timed_on_a_cpu(tmp_path: Path) -> None:
+    output = tmp_path / "cost.json"
+    command = [sys.executable, "-m", "benchmarks.host_cost", "--calls", "100", "-o", str(output)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(output.read_text())
+    assert found["problem"] == "2x8x8 bf16"
+    ways = [cost["way"] for cost in found["costs"]]
+    assert len(ways) == len(set(ways)) == 16
+    for cost in found["costs"]:
+        assert cost["calls"] == 100
+        assert 0 < cost["low_us"] <= cost["us"] <= cost["high_us"]
+        assert f"{cost['us']:8.2f} µs" in done.stdout
+
+
+def test_a_runs_curves_stay_in_its_own_file() -> None:
+    found = summary(
+        {
+            "device": "x",
+            "torch": "2",
+            "tokens_per_second": {"torch": 1.0, "gemmsmith": 2.0},
+            "speedup": {"median": 2.0},
+            "product_us_per_step": {"torch": None, "gemmsmith": None},
+            "losses": {"torch": [3.0, 1.5], "gemmsmith": [3.0, 1.25]},
+            "largest_difference_of_losses": 0.25,
+            "steps": 2,
+        }
+    )
+    assert found["last_losses"] == {"torch": 1.5, "gemmsmith": 1.25}
+    assert "losses" not in found
