@@ -1,0 +1,258 @@
+"""The service under load, beside a bare FastAPI route: `make bench`, or this alone with
+
+    python -m benchmarks.load [--seconds 5] [--rounds 3] [--winners 1000000] [--json FILE]
+
+Rounds of all that is compared alternate, and each figure is the median of its rounds, so that what
+else the machine does meanwhile counts for all alike. wrk asks over 16 connections. The service has
+one uvicorn process, as has the bare route, which returns a constant as long as the answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import itertools
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+
+from benchmarks import million, servers, wrk
+from gemmsmith.problem import Problem
+from gemmsmith.tuning import Effort
+from service.documents import best_url
+from tuner.devices import open_device
+from tuner.devices.replay import ReplayDevice
+from tuner.store import Store
+
+BATCH = 10_000
+BATCHES = 7
+MANY_PATHS = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """How long is measured."""
+
+    rounds: int
+    seconds: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One line of the table; `loads` and `times_ms` by name."""
+
+    what: str
+    loads: Mapping[str, wrk.Load]
+    ratios: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """One measured time."""
+
+    what: str
+    median_ms: float
+    first_ms: float
+
+
+def alternate(
+    rounds: Rounds, asked: Mapping[str, tuple[str, Sequence[str]]]
+) -> dict[str, wrk.Load]:
+    """The load that each of `asked`, an address and paths by name, answers in turn."""
+    found: dict[str, list[wrk.Load]] = {name: [] for name in asked}
+    for url, paths in asked.values():
+        wrk.run(url, paths, 1)  # warm
+    for _ in range(rounds.rounds):
+        for name, (url, paths) in asked.items():
+            found[name].append(wrk.run(url, paths, rounds.seconds))
+    return {name: wrk.Load.median(loads) for name, loads in found.items()}
+
+
+def compared(what: str, loads: Mapping[str, wrk.Load], measured: str, base: str) -> Line:
+    """A line about `measured`, with its ratios to `base`."""
+    mine, other = loads[measured], loads[base]
+    ratios = {
+        "requests": mine.per_second / other.per_second,
+        "p99": mine.p99_ms / other.p99_ms,
+    }
+    return Line(what=what, loads={measured: mine, base: other}, ratios=ratios)
+
+
+def batch(what: str, url: str, problems: Sequence[Problem]) -> Span:
+    """How long `POST /best:batch` takes, from sending to the answer's last byte."""
+    body = msgspec.json.encode({"problems": problems})
+    times = []
+    for _ in range(BATCHES):
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=600)
+        connection.connect()
+        began = time.perf_counter()
+        connection.request("POST", "/best:batch", body, {"Content-Type": "application/json"})
+        reply = connection.getresponse()
+        content = reply.read()
+        times.append((time.perf_counter() - began) * 1e3)
+        connection.close()
+        if reply.status != 200 or content.count(b'"match":') != len(problems):
+            raise RuntimeError(f"the batch was answered with {reply.status}: {content[:300]!r}")
+    return Span(what=what, median_ms=statistics.median(times[1:]), first_ms=times[0])
+
+
+def shipped(folder: Path, rounds: Rounds) -> Iterator[Line | Span]:
+    """With the shipped winners: alone, while tuning and writing go on, and a batch."""
+    database = folder / "shipped.db"
+    winners = servers.shipped()
+    paths = [best_url(winner.problem) for winner in winners]
+    with ExitStack() as running:
+        url = running.enter_context(servers.service(database, "--worker"))
+        size = len(httpx.get(url + paths[0]).content)
+        bare = running.enter_context(servers.bare(size))
+        loads = alternate(
+            rounds,
+            {"bare": (bare, ["/best"]), "one": (url, paths[:1]), "many": (url, paths)},
+        )
+        yield compared("GET /best, one problem", loads, "one", "bare")
+        yield compared(f"GET /best, {len(paths)} problems in turn", loads, "many", "bare")
+        near = (
+            replace(winner.problem, m=winner.problem.m + 8 * step)
+            for step in itertools.count()
+            for winner in winners
+        )
+        distinct = list(itertools.islice(dict.fromkeys(itertools.islice(near, 2 * BATCH)), BATCH))
+        yield batch(
+            f"POST /best:batch, {len(distinct):,} problems, mostly not measured", url, distinct
+        )
+        with open_device("replay:", sweeps=servers.SWEEPS) as device:
+            assert isinstance(device, ReplayDevice)
+            recorded = device.problems
+        for problem in recorded:
+            order = {**msgspec.to_builtins(problem), "effort": Effort.EXHAUSTIVE}
+            httpx.post(f"{url}/tune", json=order).raise_for_status()
+        running.enter_context(servers.writing(database))
+        _until_tuning(url)
+        with Store.open(f"sqlite:///{database}") as store:
+            began, there = time.monotonic(), store.counts()["trials"]
+            busy = alternate(rounds, {"busy": (url, paths)})["busy"]
+            rate = (store.counts()["trials"] - there) / (time.monotonic() - began)
+        if not _is_tuning(url):
+            raise RuntimeError("the tuning jobs ended before the measurement did")
+        yield compared(
+            f"the same while jobs are tuned and {rate:,.0f} trials a second written",
+            {"busy": busy, "idle": loads["many"]},
+            "busy",
+            "idle",
+        )
+
+
+def _is_tuning(url: str) -> bool:
+    return bool(httpx.get(f"{url}/jobs?state=running").json()["jobs"])
+
+
+def _until_tuning(url: str) -> None:
+    deadline = time.monotonic() + 60
+    while not _is_tuning(url):
+        if time.monotonic() > deadline:
+            raise RuntimeError("no worker takes the tuning jobs")
+        time.sleep(0.1)
+
+
+def large(folder: Path, count: int, rounds: Rounds) -> Iterator[Line | Span]:
+    """With `count` winners: start-up, lookups, a batch."""
+    database = folder / f"winners-{count}.db"
+    if not database.exists():
+        making = database.with_suffix(".part")
+        making.unlink(missing_ok=True)
+        million.fill(making, servers.WINNERS, count)
+        making.rename(database)
+    problems = million.sample(database, max(BATCH, MANY_PATHS))
+    paths = [best_url(problem) for problem in problems]
+    starts = [_start_up(database) for _ in range(rounds.rounds)]
+    yield Span(
+        what=f"from the start of the process to /readyz, {count:,} winners",
+        median_ms=statistics.median(starts),
+        first_ms=starts[0],
+    )
+    with servers.service(database) as url:
+        size = len(httpx.get(url + paths[0]).content)
+        yield batch(f"POST /best:batch, {BATCH:,} of {count:,} winners", url, problems[:BATCH])
+        with servers.bare(size) as bare:
+            loads = alternate(
+                rounds,
+                {"bare": (bare, ["/best"]), "one": (url, paths[:1]), "many": (url, paths)},
+            )
+        yield compared(f"GET /best, one of {count:,} winners", loads, "one", "bare")
+        yield compared(
+            f"GET /best, {len(paths):,} of {count:,} winners in turn", loads, "many", "bare"
+        )
+
+
+def _start_up(database: Path) -> float:
+    began = time.perf_counter()
+    with servers.service(database) as url:
+        httpx.get(f"{url}/readyz").raise_for_status()
+        return (time.perf_counter() - began) * 1e3
+
+
+def measure(folder: Path, rounds: Rounds, winners: int) -> Iterator[Line | Span]:
+    """Everything, line by line.
+
+    Raises:
+        wrk.WrkMissingError: with how to install it.
+    """
+    yield from shipped(folder, rounds)
+    if winners:
+        yield from large(folder, winners, rounds)
+
+
+def text(found: Line | Span) -> str:
+    """A line of the table."""
+    if isinstance(found, Span):
+        return f"{found.median_ms:10.0f} ms   first {found.first_ms:8.0f} ms   {found.what}"
+    lines = [
+        f"{load.per_second:10,.0f} /s   p50 {load.p50_ms:6.2f} ms   p99 {load.p99_ms:6.2f} ms"
+        f"   {name}"
+        for name, load in found.loads.items()
+    ]
+    ratios = ", ".join(f"{name} × {ratio:.2f}" for name, ratio in found.ratios.items())
+    return "\n".join([f"{found.what}: {ratios}", *lines])
+
+
+def main() -> int:
+    """Print the table; with --json write the figures and the machine, too."""
+    parser = argparse.ArgumentParser(description="The service under load, beside a bare route.")
+    parser.add_argument("--seconds", type=int, default=5, help="length of a round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--winners", type=int, default=1_000_000, help="0: shipped ones only")
+    parser.add_argument("--folder", type=Path, help="keeps the database of many winners")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rounds = Rounds(rounds=options.rounds, seconds=options.seconds)
+    measured = []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
+        try:
+            for found in measure(folder, rounds, options.winners):
+                measured.append(found)
+                print(text(found), flush=True)
+        except wrk.WrkMissingError as error:
+            print(error, file=sys.stderr)
+            return 1
+    if options.json:
+        machine = {"cores": os.cpu_count(), "python": platform.python_version()}
+        document = {"machine": machine, "load": [asdict(found) for found in measured]}
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""What is measured against each other, each a process of its own: the service, and a bare route.
+
+    python -m benchmarks.servers bare BYTES        a FastAPI route that returns a constant
+    python -m benchmarks.servers write URL         trials into a database, 1,000 a second
+
+Both servers are one uvicorn process with the same settings.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI, Response
+
+from service.protocol import Protocol
+from tuner.exchange import read_winners
+from tuner.store import Store
+from tuner.trial import Phase, Trial, Winner
+
+ROOT = Path(__file__).resolve().parent.parent
+WINNERS = sorted((ROOT / "configs" / "winners").glob("*.jsonl"))
+SWEEPS = ROOT / "configs" / "sweeps"
+
+TRIALS_A_SECOND = 1_000
+_AT_ONCE = 20  # in a transaction, each of which waits for the disk
+
+
+def shipped() -> list[Winner]:
+    """All shipped winners."""
+    return [winner for path in WINNERS for winner in read_winners(path)]
+
+
+@contextmanager
+def service(database: Path, *arguments: str) -> Iterator[str]:
+    """`gemmsmith serve` on a free port; its address."""
+    command = ["-m", "service.cli", "serve", "--port", "0", *arguments]
+    environ = {
+        "GEMMSMITH_DATABASE": f"sqlite:///{database}",
+        "GEMMSMITH_PACKS": str(database.parent / "packs"),
+        "GEMMSMITH_DEVICE": "replay:",
+    }
+    with _process(command, environ) as process:
+        assert process.stdout is not None
+        line = next(line for line in process.stdout if "http://" in line)
+        yield next(word for word in line.split() if word.startswith("http://")).rstrip(".,")
+
+
+@contextmanager
+def bare(size: int) -> Iterator[str]:
+    """A FastAPI route that returns `size` bytes, on a free port; its address."""
+    with _process(["-m", "benchmarks.servers", "bare", str(size)], {}) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+
+
+@contextmanager
+def writing(database: Path) -> Iterator[None]:
+    """While entered, a process adds trials."""
+    command = ["-m", "benchmarks.servers", "write", f"sqlite:///{database}"]
+    with _process(command, {}) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # it has begun
+        yield
+
+
+@contextmanager
+def _process(arguments: list[str], environ: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def _serve_bare(size: int) -> None:
+    app = FastAPI()
+    body = b"x" * size
+
+    @app.get("/best")
+    async def constant() -> Response:
+        return Response(body, media_type="application/json")
+
+    config = uvicorn.Config(
+        app, port=0, http=Protocol, log_config=None, access_log=False, server_header=False
+    )
+    with config.bind_socket() as listener:
+        listener.listen()  # who connects too early waits
+        sys.stdout.write(f"http://127.0.0.1:{listener.getsockname()[1]}\n")
+        sys.stdout.flush()
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _write(url: str) -> None:
+    winner = next(winner for winner in shipped() if winner.candidate is not None)
+    assert winner.candidate is not None
+    trial = Trial(
+        problem=winner.problem,
+        candidate=winner.candidate,
+        device=winner.device,
+        environment=winner.environment,
+        phase=Phase.SCREEN,
+        statistics=winner.statistics,
+    )
+    run = f"load-{os.getpid()}"
+    with Store.open(url) as store:
+        began, written = time.monotonic(), 0
+        while True:
+            jobs = [f"{run}-{number}" for number in range(written, written + _AT_ONCE)]
+            store.add_trials([replace(trial, job=job) for job in jobs])
+            if not written:
+                sys.stdout.write("writing\n")
+                sys.stdout.flush()
+            written += _AT_ONCE
+            time.sleep(max(0.0, began + written / TRIALS_A_SECOND - time.monotonic()))
+
+
+if __name__ == "__main__":
+    what, value = sys.argv[1:]
+    if what == "bare":
+        _serve_bare(int(value))
+    else:
+        _write(value)
