@@ -91,6 +91,12 @@ def test_a_warm_and_a_cold_rank_choose_and_compute_alike(
     warm: int,
     record_property: Callable[[str, object], None],
 ) -> None:
+    check(ground, tmp_path, warm)
+    record_property("devices", places(ground)[0])
+
+
+def check(ground: Ground, folder: Path, warm: int) -> None:
+    """Train on two ranks, rank `warm` with everything in its cache: they choose and end alike."""
     m, n, k = ground.sizes
     problems = [
         Problem(m=m, n=n, k=k),
@@ -99,14 +105,13 @@ def test_a_warm_and_a_cold_rank_choose_and_compute_alike(
         Problem(m=k, n=n, k=m, layout=Layout.NT),
         Problem(m=n, n=k, k=m, layout=Layout.NT),
     ]
-    with ground.serving(tmp_path, problems) as (_, url):
-        with Client(url, cache_dir=tmp_path / f"cache-{warm}") as client:
+    with ground.serving(folder, problems) as (_, url):
+        with Client(url, cache_dir=folder / f"cache-{warm}") as client:
             snapshot = client.snapshot(ground.model.slug)
             packs = Packs.of(client)
             for name in snapshot.packs():
                 packs.path(name)
-        one, other = on_two_ranks(ground, tmp_path, url)
-    record_property("devices", places(ground)[0])
+        one, other = on_two_ranks(ground, folder, url)
     assert one.revision == other.revision == snapshot.revision
     assert one.choices == other.choices
     assert set(one.choices) == {str(problem) for problem in problems}

@@ -1,5 +1,13 @@
-"""The test of two ranks that GPUs run, as two processes on the host with stand-in kernels."""
+"""Two ranks as GPUs run them, here two processes on the host with stand-in kernels."""
 
-from tests.gpu.test_ranks import test_a_warm_and_a_cold_rank_choose_and_compute_alike
+from __future__ import annotations
 
-__all__ = ["test_a_warm_and_a_cold_rank_choose_and_compute_alike"]
+from pathlib import Path
+
+from tests.gpu.support.choosing import Ground
+from tests.gpu.test_ranks import check
+
+
+def test_a_warm_and_a_cold_rank_choose_and_compute_alike(ground: Ground, tmp_path: Path) -> None:
+    """The cold one is rank 0, who asks for all; the other order takes as long again."""
+    check(ground, tmp_path, warm=1)
