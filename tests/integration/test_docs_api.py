@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import sysconfig
 from pathlib import Path
 
 import pytest
 
 from gemmsmith import Client
 from gemmsmith.kernel import Kernel
-from tests.support.docs import ROOT, Session, assert_like, steps
+from tests.support.docs import ROOT, Session, assert_like, steps, tools
 from tests.support.openapi import described
 from tests.support.processes import serving
 from tuner.compile import ArtifactStore, Toolchain
@@ -46,8 +44,7 @@ def test_every_command_works_as_printed(tmp_path: Path) -> None:
             config = client.best(256, 4096, 4096).config
         assert config is not None
         publish_a_pack(tmp_path, config.kernel)
-        path = f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}"
-        session = Session(tmp_path, {"PATH": path}, {SHOWN_URL: url})
+        session = Session(tmp_path, tools(), {SHOWN_URL: url})
         for step in commands:
             session.run(step)
     assert len(commands) > 30

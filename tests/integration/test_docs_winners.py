@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import sysconfig
 from pathlib import Path
 
 import pytest
 
 from gemmsmith import Client, Problem
-from tests.support.docs import ROOT, Session, steps
+from tests.support.docs import ROOT, Session, steps, strict_curl, tools
 from tests.support.serving import new_settings, promote, running, winner
 
 PAGE = ROOT / "docs" / "winners.md"
@@ -21,10 +19,12 @@ def test_every_command_works_as_printed(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("service.app.usable_gpu", lambda: None)
     settings = new_settings(tmp_path)
     promote(settings, winner(PROBLEM, us=20.0), winner(PROBLEM, us=19.0))
-    # A refusal is an answer to curl; here it has to be a failure.
-    (tmp_path / ".curlrc").write_text("silent\nshow-error\nfail-with-body\n")
-    environment = {**settings.environment(), "CURL_HOME": str(tmp_path), "GEMMSMITH_URL": ""}
-    environment["PATH"] = f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}"
+    environment = {
+        **settings.environment(),
+        **tools(),
+        **strict_curl(tmp_path),
+        "GEMMSMITH_URL": "",
+    }
     with running(settings) as http, Client(str(http.base_url), cache_dir=None) as client:
         session = Session(tmp_path, environment, {"http://127.0.0.1:8000": client.url})
         served = []

@@ -16,6 +16,7 @@ import os
 import re
 import shlex
 import subprocess
+import sysconfig
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,6 +123,17 @@ class Session:
         for old, new in self.instead.items():
             text = text.replace(new, old)
         return text
+
+
+def tools() -> dict[str, str]:
+    """The environment in which `gemmsmith` and `python` are those of these tests."""
+    return {"PATH": f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}"}
+
+
+def strict_curl(folder: Path) -> dict[str, str]:
+    """The environment in which a refusal, an answer to curl as any, is a failure of it."""
+    (folder / ".curlrc").write_text("silent\nshow-error\nfail-with-body\n")
+    return {"CURL_HOME": str(folder)}
 
 
 def assert_like(shown: str, printed: str, where: str) -> None:
