@@ -22,19 +22,15 @@ import httpx
 import pytest
 
 from service.settings import PREFIX, Settings
+from tests.support import docs
 from tests.support.processes import until
 from tuner.store import Store
 from tuner.store.database import parse_url, sqlite_path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "operation.md").read_text(encoding="utf-8")
-LINES = [
-    line
-    for block in re.findall(r"^```\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-    for line in block.splitlines()
-]
-RUN = {"gemmsmith", "curl", "journalctl"}
-NOT_RUN = {
+PATH = ROOT / "docs" / "operation.md"
+PAGE = PATH.read_text(encoding="utf-8")
+UNRUN = {
     *("apt-get", "useradd", "install", "runuser"),  # root's
     *("python3", ".venv/bin/pip", "git", "cd", "podman"),  # the network's
 }
@@ -50,12 +46,9 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.state = folder / "state"
+        (self.state / "backups").mkdir(parents=True)  # `install -d`, which is root's
         self.log = folder / "log"
         self._process: subprocess.Popen[bytes] | None = None
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.url = f"http://127.0.0.1:{probe.getsockname()[1]}"
-        settings = self.placed((ROOT / "configs/deploy/gemmsmith.env").read_text(encoding="utf-8"))
         commands = folder / "bin"
         commands.mkdir()
         for name, runs in (
@@ -64,55 +57,39 @@ class Machine:
         ):
             (commands / name).write_text(f"#!/bin/sh\n{runs}\n")
             (commands / name).chmod(0o755)
-        self._environ = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(PREFIX)},
-            **dict(line.split("=", 1) for line in settings.splitlines() if line[0] != "#"),
-            "GEMMSMITH_PORT": self.url.rpartition(":")[2],
-            "PATH": f"{commands}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        here = {
+            "/opt/gemmsmith": str(ROOT),
+            "/var/lib/gemmsmith": str(self.state),
+            "http://127.0.0.1:8000": self.url,
         }
-
-    @property
-    def database(self) -> str:
-        return self._environ["GEMMSMITH_DATABASE"]
-
-    def placed(self, text: str) -> str:
-        """With the folders and the address that these have here."""
-        text = text.replace("/opt/gemmsmith", str(ROOT)).replace(
-            "/var/lib/gemmsmith", str(self.state)
-        )
-        return text.replace("http://127.0.0.1:8000", self.url)
+        environ = {"PATH": f"{commands}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+        self.session = docs.Session(self.state, environ, here)
+        file = (ROOT / "configs/deploy/gemmsmith.env").read_text(encoding="utf-8")
+        settings = [line.split("=", 1) for line in file.splitlines() if line[0] != "#"]
+        self.session.environment |= {name: self.session.put(value) for name, value in settings}
+        self.session.environment["GEMMSMITH_PORT"] = str(port)
 
     def systemctl(self, verb: str, *units: str) -> None:
-        if "gemmsmith" not in units:
-            assert verb == "daemon-reload"
+        """What systemd does with gemmsmith.service."""
+        if verb == "daemon-reload":
             return
+        assert "gemmsmith" in units
         if verb in ("stop", "restart"):
             self.stop()
         if verb in ("start", "restart", "enable"):
             with self.log.open("ab") as log:
                 self._process = subprocess.Popen(
-                    ["gemmsmith", "serve"],
-                    env=self._environ,
+                    [sys.executable, "-m", "service.cli", "serve"],
+                    env=self.session.environment,
                     cwd=self.state,
                     stdout=log,
                     stderr=log,
-                    executable=self._environ["PATH"].partition(":")[0] + "/gemmsmith",
                 )
             until(self._answers, "the service does not answer")
-
-    def run(self, line: str) -> str:
-        done = subprocess.run(
-            ["bash", "-c", self.placed(line)],
-            env=self._environ,
-            cwd=self.state,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
-        assert done.returncode == 0, (line, done.stdout, done.stderr)
-        return done.stdout
 
     def stop(self) -> None:
         if self._process is not None:
@@ -130,33 +107,24 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        monkeypatch.delenv(name)
     machine = Machine(tmp_path)
-    (machine.state / "backups").mkdir(parents=True)  # `install -d`, which is root's
     yield machine
     machine.stop()
 
 
-def test_every_command_works_as_printed(machine: Machine) -> None:
-    ran = 0
-    for line in LINES:
-        if line[0] == "{":
-            sample = json.loads(line)
-            continue
-        words = shlex.split(line)
+def test_every_command_works_and_prints_what_is_shown(machine: Machine) -> None:
+    for step in docs.steps(PATH):
+        words = shlex.split(step.text)
         if words[0] == "systemctl":
             machine.systemctl(*(word for word in words[1:] if word != "--now"))
-        elif words[0] in RUN:
-            machine.run(line)
-            ran += 1
-        elif line.startswith(PREFIX):
-            assert sqlite_path(parse_url(words[0].partition("=")[2])) is None
         else:
-            assert words[0] in NOT_RUN, line
-    assert ran > 10
+            machine.session.run(step)
     backups = {path.name for path in (machine.state / "backups").iterdir()}
     assert backups == {"by-hand", "by-hand.packs.tar", "before-upgrade"}
-    with Store.open(machine.database) as store:
+    with Store.open(machine.session.environment["GEMMSMITH_DATABASE"]) as store:
         assert [key.name for key in store.keys.list(limit=9)] == ["ops"]  # restored, too
         assert store.counts()["winners"] > 200
     logged = [
@@ -164,7 +132,23 @@ def test_every_command_works_as_printed(machine: Machine) -> None:
     ]
     requests = [line for line in logged if line["event"] == "request"]
     assert requests
-    assert requests[0].keys() | {"key"} == sample.keys()
+    assert requests[0].keys() | {"key"} == sample().keys()
+
+
+def sample() -> dict[str, object]:
+    """The line of a log that the page shows."""
+    (line,) = re.findall(r'^{"method".*}$', PAGE, re.MULTILINE)
+    shown: dict[str, object] = json.loads(line)
+    return shown
+
+
+def test_what_is_not_run_is_roots_or_the_networks() -> None:
+    fences = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    blocks = [block for language, block in fences if not language]
+    lines = [line for block in blocks for line in block.splitlines() if line[0] != "{"]
+    (setting,) = [line for line in lines if line.startswith(PREFIX)]
+    assert sqlite_path(parse_url(shlex.split(setting)[0].partition("=")[2])) is None
+    assert {line.split()[0] for line in lines if line != setting} == UNRUN
 
 
 def test_every_setting_is_listed_with_its_default() -> None:
