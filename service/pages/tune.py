@@ -82,7 +82,7 @@ def _form(
 ) -> Response:
     errors: Sequence[FieldError] = refused.errors if refused else ()
     beside = {error.field: error for error in errors if error.field in FIELDS}
-    return page(
+    answer = page(
         "tune.html",
         status=refused.status if refused else 200,
         nav=addresses.TUNE,
@@ -93,3 +93,5 @@ def _form(
         efforts=tuple(Effort),
         devices=service.catalogue.known(),
     )
+    answer.headers.update(refused.headers if refused else {})
+    return answer

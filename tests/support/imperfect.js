@@ -53,9 +53,11 @@
     const [r, g, b] = colour.map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
+  const grounds = new Map([[null, [1, 1, 1]]]);
   const behind = (e) => {
-    if (e === null) return [1, 1, 1];
-    return over(rgba(getComputedStyle(e).backgroundColor), behind(e.parentElement));
+    if (!grounds.has(e))
+      grounds.set(e, over(rgba(getComputedStyle(e).backgroundColor), behind(e.parentElement)));
+    return grounds.get(e);
   };
   for (const e of all("body *")) {
     const words = [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim());

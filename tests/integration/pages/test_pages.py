@@ -66,6 +66,7 @@ def test_a_problem_shows_its_trials_and_what_was_served(site: Site, page: Page) 
     expect(history).to_have_count(2)
     page.get_by_role("button", name="Pin revision 1").click()
     expect(history.nth(1)).to_contain_text("pinned")
+    expect(page.locator(".note")).to_contain_text("Pinned: this revision is served")
     served = site.store.winner(TRIED, H200.slug)
     assert served is not None
     assert (served.revision, served.pinned) == (1, True)
@@ -192,6 +193,16 @@ def test_without_scripts_a_job_still_comes_to_its_end(
         order(page, Problem(m=31, n=32, k=33))
         site.queue.cancel(page.url.rsplit("/", 1)[1])
         expect(page.locator("#state")).to_have_text("cancelled", timeout=20_000)
+
+
+def test_a_queue_without_room_says_so_in_the_form(tmp_path: Path) -> None:
+    with running(new_settings(tmp_path, queue_limit=1)) as http:
+        for m, status in (("1", 303), ("2", 429)):
+            answer = http.post("/ui/tune", data={"m": m, "n": "8", "k": "8", "calls": "7"})
+            assert answer.status_code == status
+        assert int(answer.headers["retry-after"]) > 0
+        assert "1 jobs are waiting, as many as may. Nothing was ordered" in answer.text
+        assert 'name="calls" inputmode="numeric" autocomplete="off" value="7"' in answer.text
 
 
 def test_a_service_without_anything_says_how_to_begin(chromium: Browser, tmp_path: Path) -> None:

@@ -154,15 +154,15 @@ def test_text_from_elsewhere_stays_text(site: Site, page: Page, watch: Watch) ->
     leased.progress("screen", 1, 2, 7.0, SCRIPT, SCRIPT)
     expect(page.locator("#best")).to_have_text(SCRIPT)
     expect(page.locator("#log li").first).to_contain_text(SCRIPT)
-    leased.fail(SCRIPT, retry=False)
-    expect(page.locator(".note")).to_have_text(SCRIPT)
+    leased.fail(f"wrong: {SCRIPT}", retry=False)
+    expect(page.locator(".note")).to_have_text(f"wrong: {SCRIPT}")
     for path, times in (
         (addresses.problem(problem, device.slug), 8),
         (addresses.with_query("/ui/problems", device=device.slug), 0),
         (addresses.with_query("/ui/problems", device=device.slug, q=SCRIPT), 0),
         (addresses.with_query("/ui/map", device=device.slug, k=4096), 0),
         ("/ui/devices", 3),
-        (addresses.job(job), 4),
+        (addresses.job(job), 3),
         (addresses.with_query("/ui/tune", device=device.slug, m=SCRIPT), 0),
         ("/ui/jobs", 0),
         (f"/ui/{SCRIPT}", 1),
