@@ -21,7 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,7 @@ from tests.support import stand_in
 CALLS = 10_000
 TURN = 100
 SMALL = (2, 8, 8)
+GRADIENTS = ", with gradients"
 
 Call = Callable[[], object]
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -156,7 +157,7 @@ def ways(place: Place) -> list[Way]:
         module = of(partial(model, x))
         nothing = contextlib.nullcontext
         within = partial(gemmsmith.patch, model)
-        said = ", with gradients" if gradients else ""
+        said = GRADIENTS if gradients else ""
         for name, source_, context, call in (
             ("F.linear", None, nothing, plain),
             ("gemmsmith.linear, use() not called", None, nothing, ours),
@@ -200,6 +201,26 @@ def costs(place: Place, calls: int) -> list[Cost]:
     ]
 
 
+def table(found: Sequence[Cost]) -> str:
+    """The figures as a page shows them, both kinds of call of a way in one row."""
+    cost = {one.way: one.us for one in found}
+    rows = [
+        f"| {way} | {us:.1f} µs | {cost[way + GRADIENTS]:.1f} µs |"
+        for way, us in cost.items()
+        if not way.endswith(GRADIENTS)
+    ]
+    return "\n".join(["| | forward | forward and both gradients |", "|---|---|---|", *rows])
+
+
+def put(page: Path, text: str) -> None:
+    """Replace what lies between a page's marks."""
+    before, mark, rest = page.read_text(encoding="utf-8").partition("<!-- host cost -->\n")
+    _, end, after = rest.partition("<!-- /host cost -->")
+    if not end:
+        raise SystemExit(f"{page} has no place for the table: <!-- host cost --> and its end")
+    page.write_text(f"{before}{mark}{text}\n{end}{after}", encoding="utf-8")
+
+
 def _settle() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -211,6 +232,7 @@ def main() -> int:
     parser.add_argument("--winners", type=Path, help="a baked file, on a GPU of its model")
     parser.add_argument("--calls", type=int, default=CALLS, help="of each way")
     parser.add_argument("-o", "--output", type=Path, help="where to write the figures as JSON")
+    parser.add_argument("--page", type=Path, help="where to put the table: docs/training.md")
     options = parser.parse_args()
     with on_gpu(options.winners) if options.winners else on_cpu() as place:
         found = costs(place, options.calls)
@@ -227,6 +249,8 @@ def main() -> int:
         print(f"{cost.us:8.2f} µs  ({cost.low_us:.2f} … {cost.high_us:.2f})  {cost.way}")
     if options.output:
         options.output.write_text(json.dumps(document, indent=1) + "\n")
+    if options.page:
+        put(options.page, table(found))
     return 0
 
 

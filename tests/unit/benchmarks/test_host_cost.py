@@ -13,10 +13,20 @@ from benchmarks.session.training import summary
 
 def test_every_way_is_timed_on_a_cpu(tmp_path: Path) -> None:
     output = tmp_path / "cost.json"
-    command = [sys.executable, "-m", "benchmarks.host_cost", "--calls", "100", "-o", str(output)]
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- host cost -->\nold\n<!-- /host cost -->\nafter\n")
+    command = [sys.executable, "-m", "benchmarks.host_cost", "--calls", "100"]
+    command += ["-o", str(output), "--page", str(page)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(output.read_text())
+    first, mark, head, _, *rows, end, last = page.read_text().splitlines()
+    assert (first, mark, end, last) == (
+        "before", "<!-- host cost -->", "<!-- /host cost -->", "after",
+    )  # fmt: skip
+    assert head == "| | forward | forward and both gradients |"
+    assert len(rows) == 8
+    assert rows[0].startswith(f"| F.linear | {found['costs'][0]['us']:.1f} µs | ")
     assert found["problem"] == "2x8x8 bf16"
     ways = [cost["way"] for cost in found["costs"]]
     assert len(ways) == len(set(ways)) == 16
