@@ -71,7 +71,7 @@ def import_winners(store: Store, path: Path) -> Imported:
     """
     winners = read_winners(path)
     added = 0
-    for winner in winners:
+    for winner in store.unknown(winners):
         # Packs are this machine's own; a winner from elsewhere is compiled here on demand.
         pack = store.pack_for(winner.candidate.kernel.name) if winner.candidate else None
         before = store.sequence()

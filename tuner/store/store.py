@@ -160,6 +160,10 @@ class Store:
         """
         return self._winners.promote(winner, imported=imported, force=force)
 
+    def unknown(self, winners: Sequence[Winner]) -> list[Winner]:
+        """Those of the winners that no revision of any history shows: importing others is idle."""
+        return self._winners.unknown(winners)
+
     def winner(self, problem: Problem, device: str) -> Winner | None:
         """What is served for exactly this problem on the device model with that slug."""
         return self._winners.current(problem, device)

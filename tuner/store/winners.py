@@ -130,6 +130,16 @@ class Winners:
             rows = session.execute(query, asked.parameters(problems)).all()
             return self._found(session, rows)
 
+    def unknown(self, winners: Sequence[Winner]) -> list[Winner]:
+        """Those of the winners that no revision of any history shows."""
+        known = select(WinnerRow.digest).where(
+            WinnerRow.problem_id.in_(asked.ids(on_sqlite=self._database.is_sqlite))
+        )
+        parameters = asked.parameters(winner.problem for winner in winners)
+        with self._database.read() as session:
+            digests = set(session.scalars(known, parameters))
+        return [winner for winner in winners if _fingerprint(winner) not in digests]
+
     def find(
         self,
         *,
@@ -149,14 +159,17 @@ class Winners:
         Raises:
             InvalidProblem: `after` is not in the database.
         """
-        query = _select().where(WinnerRow.is_current)
+        # A page is read along the index of current winners in its order. SQLite would gather and
+        # sort all of the device's if it saw that an index has the device: so it does not.
+        all_of_them = limit is None
+        query = _select().where(WinnerRow.is_current if all_of_them else CURRENT)
         query = query.where(*(getattr(ProblemRow, name) == size for name, size in sizes.items()))
         if use is not None:
             query = query.where(WinnerRow.use == use.value)
         if min_speedup is not None:
             query = query.where(WinnerRow.speedup >= min_speedup)
         if device is not None:
-            query = query.where(DeviceRow.slug == device)
+            query = query.where((DeviceRow.slug if all_of_them else DeviceRow.slug + "") == device)
         if dtype is not None:
             query = query.where(ProblemRow.dtype == dtype.value)
         if layout is not None:

@@ -43,3 +43,24 @@ def test_a_problem_asked_for_twice_comes_once_and_thousands_are_no_trouble(store
     store.promote(winner(BASE))
     many = [replace(BASE, m=1 + m) for m in range(10_000)]
     assert [item.problem for item in store.winners_of([BASE, *many, BASE], DEVICE.slug)] == [BASE]
+
+
+def test_winners_that_a_history_shows_are_not_unknown(store: Store) -> None:
+    first, second, never = winner(BASE, 20.0), winner(BASE, 10.0), winner(BASE, 5.0)
+    elsewhere = replace(first, device=OTHER_DEVICE)
+    assert store.unknown([first, second]) == [first, second]
+    store.promote(first)
+    store.promote(second)
+    assert store.unknown([first, second, never, elsewhere]) == [never, elsewhere]
+    assert store.unknown([]) == []
+
+
+def test_a_page_of_winners_is_the_beginning_of_all_of_them(store: Store) -> None:
+    for problem in (BASE, *OTHERS):
+        store.promote(winner(problem))
+        store.promote(replace(winner(problem), device=OTHER_DEVICE))
+    for device in (DEVICE.slug, None):
+        everything = store.winners(device=device)
+        assert store.winners(device=device, limit=3) == everything[:3]
+    mine = store.winners(device=DEVICE.slug)
+    assert store.winners(device=DEVICE.slug, after=mine[2].problem, limit=2) == mine[3:5]
