@@ -20,7 +20,7 @@ from tuner.store import Store, current, head, upgrade
 from tuner.store.backup import backup, restore
 from tuner.store.database import Database
 
-TRIALS = 300
+TRIALS = 600
 
 
 def fill(url: str) -> None:
