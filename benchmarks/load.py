@@ -45,8 +45,8 @@ MANY_PATHS = 10_000
 class Rounds:
     """How long is measured."""
 
-    rounds: int
-    seconds: int
+    rounds: int = 3
+    seconds: int = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,9 @@ def alternate(
     """The load that each of `asked`, an address and paths by name, answers in turn."""
     found: dict[str, list[wrk.Load]] = {name: [] for name in asked}
     for url, paths in asked.values():
-        wrk.run(url, paths, 1)  # warm
+        with httpx.Client(base_url=url) as client:
+            for path in paths:  # into memory
+                client.get(path).raise_for_status()
     for _ in range(rounds.rounds):
         for name, (url, paths) in asked.items():
             found[name].append(wrk.run(url, paths, rounds.seconds))
@@ -203,7 +205,7 @@ def _start_up(database: Path) -> float:
         return (time.perf_counter() - began) * 1e3
 
 
-def measure(folder: Path, rounds: Rounds, winners: int) -> Iterator[Line | Span]:
+def measure(folder: Path, rounds: Rounds, winners: int = 1_000_000) -> Iterator[Line | Span]:
     """Everything, line by line.
 
     Raises:
@@ -212,6 +214,11 @@ def measure(folder: Path, rounds: Rounds, winners: int) -> Iterator[Line | Span]
     yield from shipped(folder, rounds)
     if winners:
         yield from large(folder, winners, rounds)
+
+
+def machine() -> dict[str, object]:
+    """What was measured on."""
+    return {"cores": os.cpu_count(), "python": platform.python_version()}
 
 
 def text(found: Line | Span) -> str:
@@ -248,8 +255,7 @@ def main() -> int:
             print(error, file=sys.stderr)
             return 1
     if options.json:
-        machine = {"cores": os.cpu_count(), "python": platform.python_version()}
-        document = {"machine": machine, "load": [asdict(found) for found in measured]}
+        document = {"machine": machine(), "load": [asdict(found) for found in measured]}
         options.json.write_text(json.dumps(document, indent=1) + "\n")
     return 0
 

@@ -10,36 +10,30 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 
+from benchmarks import load, servers, wrk
 from gemmsmith.client import Client
 from gemmsmith.lookup import Lookup
 from gemmsmith.problem import DType, Problem
 from service.cli import evaluate
 from tuner.devices import open_device
-from tuner.exchange import import_winners, read_winners
+from tuner.exchange import import_winners
 from tuner.search.cost_model import AnalyticModel
 from tuner.search.ranking import ranked
 from tuner.search.run import tune
 from tuner.space import candidates
 from tuner.store import Store
 from tuner.trial import Phase, Trial
-
-ROOT = Path(__file__).resolve().parent.parent
-WINNERS = sorted((ROOT / "configs" / "winners").glob("*.jsonl"))
-SWEEPS = ROOT / "configs" / "sweeps"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,29 +59,9 @@ def measure(what: str, run: Callable[[int], object], runs: int) -> Figure:
     return Figure(what=what, median_ms=statistics.median(times), p99_ms=worst, runs=runs)
 
 
-@contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    """`gemmsmith serve` on a free port; its address."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "service.cli", "serve", "--port", "0"],
-        cwd=ROOT,
-        env={**os.environ, "GEMMSMITH_DATABASE": f"sqlite:///{folder / 'served.db'}"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        line = next(line for line in process.stdout if "http://" in line)
-        yield next(word for word in line.split() if word.startswith("http://")).rstrip(".,")
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
-
-
 def figures(folder: Path) -> Iterator[Figure]:
     """Everything `make bench` measures, one after the other."""
-    winners = [winner for path in WINNERS for winner in read_winners(path)]
+    winners = servers.shipped()
     model = winners[0].device
     large = Problem(m=4096, n=6144, k=4096)
     ranker = AnalyticModel()
@@ -97,7 +71,7 @@ def figures(folder: Path) -> Iterator[Figure]:
         20,
     )
     with Store.open(f"sqlite:///{folder / 'bench.db'}", create=True) as store:
-        for path in WINNERS:
+        for path in servers.WINNERS:
             import_winners(store, path)
         yield measure(
             "exact lookup in the store",
@@ -119,7 +93,7 @@ def figures(folder: Path) -> Iterator[Figure]:
             lambda i: store.add_trial(replace(trial, job=f"bench-{i}")),
             300,
         )
-        with open_device("replay:", sweeps=SWEEPS) as device:
+        with open_device("replay:", sweeps=servers.SWEEPS) as device:
             yield measure(
                 "tune 256×4096×4096 bf16 on the recorded H200, default effort",
                 lambda i: tune(
@@ -132,7 +106,7 @@ def figures(folder: Path) -> Iterator[Figure]:
                 ),
                 3,
             )
-    with serving(folder) as url, httpx.Client(base_url=url) as http:
+    with servers.service(folder / "served.db") as url, httpx.Client(base_url=url) as http:
         with Client(url, cache_dir=None) as client:
             lookup = Lookup(client.snapshot(model.slug))
             yield measure(
@@ -148,7 +122,7 @@ def figures(folder: Path) -> Iterator[Figure]:
                 lookup.lookup(dtype, layout, m, n, k)
 
         yield measure("1,000 lookups in memory: as many µs each", look_up, 200)
-        asked = [
+        asked: list[dict[str, Any]] = [
             {
                 "m": w.problem.m,
                 "n": w.problem.n,
@@ -194,21 +168,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="What gemmsmith itself costs, without a GPU.")
     parser.add_argument("--json", action="store_true", dest="as_json")
     options = parser.parse_args()
-    measured = []
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr if options.as_json else sys.stdout, flush=True)
+
     with tempfile.TemporaryDirectory() as folder:
+        measured = []
         for figure in figures(Path(folder)):
             measured.append(figure)
-            if not options.as_json:
-                print(
-                    f"{figure.median_ms:10.2f} ms   p99 {figure.p99_ms:8.2f} ms   {figure.what}",
-                    flush=True,
-                )
-    judged = evaluate.Judged.of(evaluate.load(SWEEPS))
+            say(f"{figure.median_ms:10.2f} ms   p99 {figure.p99_ms:8.2f} ms   {figure.what}")
+        loaded = []
+        try:
+            for found in load.measure(Path(folder), load.Rounds()):
+                loaded.append(found)
+                say(load.text(found))
+        except wrk.WrkMissingError as error:
+            say(f"{error}. Without it there are no figures of the service under load.")
+    judged = evaluate.Judged.of(evaluate.load(servers.SWEEPS))
     if options.as_json:
-        machine = {"cores": os.cpu_count(), "python": platform.python_version()}
         costs = [asdict(figure) for figure in measured]
-        found = {"machine": machine, "figures": costs, "search": judged.summary()}
-        print(json.dumps(found, indent=1))
+        under_load = [asdict(found) for found in loaded]
+        found_all = {"machine": load.machine(), "figures": costs, "load": under_load}
+        print(json.dumps({**found_all, "search": judged.summary()}, indent=1))
     else:
         judged.print()
     return 0
