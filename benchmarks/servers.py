@@ -73,19 +73,18 @@ def writing(database: Path) -> Iterator[None]:
 
 @contextmanager
 def _process(arguments: list[str], environ: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, *arguments],
         cwd=ROOT,
         env={**os.environ, **environ},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
 
 
 def _serve_bare(size: int) -> None:

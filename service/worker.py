@@ -45,6 +45,9 @@ KEEP_DEVICE_S = 30.0
 PROGRESS_EVERY_S = 0.2
 """Least time between two progress events of a phase; each is a durable write."""
 
+NICENESS = 10
+"""Of a worker beside a service, and of its compilers: lookups have the processor first."""
+
 SUPERVISED = "GEMMSMITH_SUPERVISED"
 """Set by `service.supervisor`: standard input is a pipe whose end means that the service died."""
 
@@ -225,6 +228,7 @@ def main() -> int:
     logging.configure(json=settings.log_json)
     if os.environ.get(SUPERVISED):
         _stop_with_parent()
+        os.nice(NICENESS)
     try:
         run(settings)
     except TunerError as error:
