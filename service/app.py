@@ -36,7 +36,7 @@ from service.fast_path import FastPath
 from service.figures import Figures
 from service.local import usable_gpu
 from service.metrics import Metrics
-from service.middleware import LimitBody, Observe, RefuseCrossSite
+from service.middleware import LimitBody, Observe, QueueWrites, RefuseCrossSite
 from service.settings import Settings, SettingsError
 from service.state import State
 from service.watcher import Watcher
@@ -85,6 +85,7 @@ def create_app(settings: Settings) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,  # what generated clients call it
     )
     problems.install(app)
+    app.add_middleware(QueueWrites)
     app.add_middleware(FastPath)
     app.add_middleware(LimitBody, limit=settings.max_body_bytes)
     app.add_middleware(RefuseCrossSite)

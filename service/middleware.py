@@ -11,6 +11,7 @@ import re
 import secrets
 import time
 
+import anyio
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,7 +22,16 @@ UNLOGGED = "gemmsmith.unlogged"
 """Set in the ASGI scope of what is answered without work: one of thousands a second, which
 /metrics counts. It has a line in the log all the same if the caller gave it an id to find it by."""
 
+WRITE_PATIENCE_S = 30.0
+"""Longest wait for a turn to write; the database's own patience begins when that has come."""
+
+_WRITERS = 16
+"""Of the 40 threads that requests are worked on in."""
+
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_READS = frozenset({"/best:batch"})
+"""Asked for by POST, and change nothing."""
+
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _PROCESS = secrets.token_hex(4)
 _requests = itertools.count()
@@ -129,6 +139,43 @@ class LimitBody:
             headers={"Connection": "close"},
         )
         await problem.response(scope["path"])(scope, receive, send)
+
+
+class QueueWrites:
+    """Lets few requests at once do what may write, so that the others always find a thread.
+
+    A write waits in its thread while somebody else holds the database's lock. If orders without end
+    took all threads then, nothing could be read any more.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self._turns = anyio.CapacityLimiter(_WRITERS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        reads = scope["type"] != "http" or scope["method"] in _SAFE or scope["path"] in _READS
+        if reads:
+            await self.app(scope, receive, send)
+            return
+        with anyio.move_on_after(WRITE_PATIENCE_S) as waiting:
+            await self._turns.acquire()
+        if waiting.cancelled_caught:
+            await _TOO_MANY_WRITES.response(scope["path"])(scope, receive, send)
+            return
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self._turns.release()
+
+
+_TOO_MANY_WRITES = ProblemError(
+    status=503,
+    kind="store-unavailable",
+    title="The database cannot be used",
+    detail="Others have been waiting to write for long; nothing was changed. Try again.",
+    headers={"Retry-After": "5"},
+)
 
 
 class RefuseCrossSite:

@@ -96,16 +96,8 @@ def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
 
 
 def _create_database(server: str, name: str, template: str = "template1") -> None:
-    _administer(server, f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+    postgresql.administer(server, f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
 
 
 def _drop_database(server: str, name: str) -> None:
-    _administer(server, f'DROP DATABASE "{name}" WITH (FORCE)')
-
-
-def _administer(server: str, statement: str) -> None:
-    import psycopg  # a GPU host runs tests/gpu without it
-
-    plain = server.replace("postgresql+psycopg", "postgresql")
-    with psycopg.connect(f"{plain}/postgres", autocommit=True) as connection:
-        connection.execute(statement)
+    postgresql.administer(server, f'DROP DATABASE "{name}" WITH (FORCE)')

@@ -31,7 +31,7 @@ def test_no_job_is_lost_held_up_or_done_twice(
         fleet.work()
         fleet.wait_until_up()
         fleet.wait_until_ready(2)
-        jobs = [accepted(fleet.url, order, str(n)) for n, order in enumerate(orders)]
+        jobs = [accepted(fleet.client, order, str(n)) for n, order in enumerate(orders)]
         for offset_s in (HOUR_S, 0.0, -HOUR_S):
             time.sleep(random.uniform(1.0, 2.0))
             clock.shift(offset_s)

@@ -45,7 +45,7 @@ def test_nothing_is_lost_and_nothing_done_twice(
             if number == len(orders):
                 fleet.wait_until_idle()
             order = orders[number % len(orders)]
-            jobs.append(accepted(fleet.url, order, f"order-{number}"))
+            jobs.append(accepted(fleet.client, order, f"order-{number}"))
 
     with Fleet(store_url, tmp_path, GEMMSMITH_TEST_NVCC=str(tmp_path / "nvcc")) as fleet:
         fleet.serve(worker=True)

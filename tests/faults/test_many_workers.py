@@ -32,7 +32,7 @@ def test_no_job_is_begun_twice(
             orders = distinct_orders(ORDERS, random)
             keys = map(str, range(ORDERS))
             jobs = list(
-                customers.map(lambda order, key: accepted(fleet.url, order, key), orders, keys)
+                customers.map(lambda order, key: accepted(fleet.client, order, key), orders, keys)
             )
         fleet.wait_until_idle()
     assert verify(store_url, jobs) == {"done": ORDERS}

@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 
-import httpx
 import pytest
 
 from gemmsmith import Client
@@ -56,19 +55,19 @@ def test_what_is_served_has_its_hash_or_is_not_served(
     with Fleet(store_url, tmp_path, GEMMSMITH_TEST_NVCC=str(tmp_path / "nvcc")) as fleet:
         fleet.serve(worker=True)
         fleet.wait_until_up()
-        jobs = [accepted(fleet.url, order, "first")]
+        jobs = [accepted(fleet.client, order, "first")]
         fleet.wait_until_idle()
         with Client(fleet.url, cache_dir=None) as client:
             for turn, harm in enumerate(HARMS):
-                pack = httpx.get(fleet.url + lookup(problem)).json()["config"]["pack"]
+                pack = fleet.client.get(lookup(problem)).json()["config"]["pack"]
                 assert sha256(client.pack(pack)) == pack
                 harm(fleet.packs / f"{pack}.so")
-                assert httpx.get(f"{fleet.url}/packs/{pack}").status_code == 404, harm
+                assert fleet.client.get(f"/packs/{pack}").status_code == 404, harm
                 with pytest.raises(ServiceError, match=pack):
                     client.pack_bytes(pack)
-                jobs.append(accepted(fleet.url, order, f"after-{turn}"))  # builds what is missing
+                jobs.append(accepted(fleet.client, order, f"after-{turn}"))
                 fleet.wait_until_idle()
-            pack = httpx.get(fleet.url + lookup(problem)).json()["config"]["pack"]
+            pack = fleet.client.get(lookup(problem)).json()["config"]["pack"]
             assert sha256(client.pack(pack)) == pack
         fleet.kill(fleet.processes())
     assert verify(store_url, jobs) == {"done": len(jobs)}
@@ -84,7 +83,7 @@ def test_what_comes_to_harm_between_compiler_and_use_is_built_again(
         fleet.serve(worker=True)
         fleet.wait_until_up()
         for number, order in enumerate(distinct_orders(2, random)):
-            job = accepted(fleet.url, order, str(number))
+            job = accepted(fleet.client, order, str(number))
             until(lambda job=job: bool(store.trials(job=job)), "nothing is measured")  # type: ignore[misc]
             for path in sorted(fleet.packs.glob("*.so")):
                 with suppress(FileNotFoundError):  # the worker has found it out already

@@ -33,7 +33,7 @@ def test_the_next_worker_goes_on_at_once(store: Store, store_url: str, tmp_path:
         fleet.serve(worker=True)
         fleet.wait_until_up()
         fleet.wait_until_ready(1)
-        jobs = [accepted(fleet.url, order, str(n)) for n, order in enumerate(orders)]
+        jobs = [accepted(fleet.client, order, str(n)) for n, order in enumerate(orders)]
         until(lambda: screened(jobs[0]) >= 2, "the job does not begin")
         assert fleet.end() == 0
         assert fleet.processes() == []

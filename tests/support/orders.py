@@ -26,14 +26,14 @@ def distinct_orders(count: int, random: Random) -> list[dict[str, Any]]:
     return random.sample(orders, count)
 
 
-def accepted(url: str, order: dict[str, Any], key: str, patience_s: float = 90.0) -> str:
+def accepted(
+    client: httpx.Client, order: dict[str, Any], key: str, patience_s: float = 90.0
+) -> str:
     """Send the order until it is accepted; the job's identifier."""
     deadline = time.monotonic() + patience_s
     while True:
         try:
-            reply = httpx.post(
-                f"{url}/tune", json=order, headers={"Idempotency-Key": key}, timeout=40
-            )
+            reply = client.post("/tune", json=order, headers={"Idempotency-Key": key})
         except httpx.TransportError:
             reply = None
         if reply is not None and reply.status_code in (200, 202):
@@ -87,10 +87,10 @@ class Reader:
 
     def _read(self) -> None:
         turn = 0
-        while not self._over.wait(self._pause_s):
-            problem = self._problems[turn % len(self._problems)]
-            turn += 1
-            with httpx.Client(base_url=self._url, timeout=30) as client:
+        with httpx.Client(base_url=self._url, timeout=30) as client:
+            while not self._over.wait(self._pause_s):
+                problem = self._problems[turn % len(self._problems)]
+                turn += 1
                 for path in (lookup(problem), *self._listings):
                     self._ask(client, path)
 

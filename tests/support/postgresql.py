@@ -39,7 +39,7 @@ def running(binaries: Path) -> Iterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="gemmsmith-pg-"))
     user = []
     if os.geteuid() == 0:  # the server refuses to run as root
-        shutil.chown(folder, "postgres", "postgres")
+        give(folder)
         user = ["runuser", "-u", "postgres", "--"]
     data = folder / "data"
     with socket.socket() as probe:
@@ -62,6 +62,21 @@ def running(binaries: Path) -> Iterator[str]:
             _run(*control, "-m", "immediate", "stop")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def give(folder: Path) -> None:
+    """Let the server write to a folder of ours."""
+    if os.geteuid() == 0:
+        shutil.chown(folder, "postgres", "postgres")
+
+
+def administer(server: str, statement: str) -> None:
+    """Run a statement outside of any transaction; `server` is a URL without a database's name."""
+    import psycopg  # a GPU host runs tests/gpu without it
+
+    plain = server.replace("postgresql+psycopg", "postgresql")
+    with psycopg.connect(f"{plain}/postgres", autocommit=True) as connection:
+        connection.execute(statement)
 
 
 def _run(*command: str) -> None:

@@ -28,7 +28,8 @@ from tuner.errors import StoreError
 from tuner.store.faults import translated
 
 BUSY_TIMEOUT_S = 30.0
-"""Longest wait of a writer for other writers. Transactions take milliseconds; this is patience."""
+"""Longest wait for another program's transaction. Ours take milliseconds; this is patience.
+PostgreSQL's own is without end: a session that somebody left open would hold us for ever."""
 
 _WRITES = "gemmsmith_writes"
 _DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
@@ -68,8 +69,8 @@ class Database:
     Args:
         url: as `parse_url` takes it.
         migrating: leave foreign keys unenforced, as rebuilding SQLite tables needs.
-        patience_s: longest wait for another program's transaction; of PostgreSQL, which by
-            itself waits for ever, only where it is given.
+        patience_s: longest wait for another program's transaction, and for a server that does not
+            answer; by default `BUSY_TIMEOUT_S` and, for a server, as long as that takes.
     """
 
     def __init__(
@@ -90,12 +91,7 @@ class Database:
             "max_overflow": 40,
         }
         if not self.is_sqlite:
-            if self._patience_s is not None:
-                milliseconds = int(self._patience_s * 1000)
-                options["connect_args"] = {
-                    "connect_timeout": max(2, int(self._patience_s)),  # libpq's least
-                    "options": f"-c lock_timeout={milliseconds}",
-                }
+            options["connect_args"] = self._postgresql_settings()
             try:
                 return create_engine(self.url, pool_pre_ping=True, **options)
             except ModuleNotFoundError as error:
@@ -107,6 +103,17 @@ class Database:
         event.listen(engine, "connect", self._set_up_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
         return engine
+
+    def _postgresql_settings(self) -> dict[str, Any]:
+        if self._patience_s is None and self._migrating:
+            return {}  # waits for whoever is migrating already, however long that takes
+        patience_s = BUSY_TIMEOUT_S if self._patience_s is None else self._patience_s
+        given = self.url.query.get("options", "")
+        limit = f"-c lock_timeout={int(patience_s * 1000)}"
+        settings: dict[str, Any] = {"options": f"{given} {limit}".strip()}
+        if self._patience_s is not None:
+            settings["connect_timeout"] = max(2, int(self._patience_s))  # libpq's least
+        return settings
 
     def _set_up_sqlite(self, connection: sqlite3.Connection, _record: object) -> None:
         connection.isolation_level = (

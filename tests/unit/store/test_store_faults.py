@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,20 @@ def test_sqlite_is_set_up_for_durable_writes_and_free_reads(sqlite_url: str) -> 
         "foreign_keys": 1,
         "busy_timeout": 30_000,
     }
+
+
+@pytest.mark.postgresql
+def test_postgresql_does_not_wait_for_ever(
+    postgresql_server: str, postgresql_template: str
+) -> None:
+    url = f"{postgresql_server}/{postgresql_template}"
+    told = f"{url}?options=-c%20lock_timeout%3D7%20-c%20work_mem%3D1MB"
+    for database in (Database(url), Database(told)):
+        with database.read() as session:
+            assert session.execute(text("SHOW lock_timeout")).scalar() == "30s"
+        database.close()
+    with closing(Database(told)) as database, database.read() as session:
+        assert session.execute(text("SHOW work_mem")).scalar() == "1MB", "the URL's own stay"
 
 
 def test_readers_do_not_wait_for_a_writer(store: Store) -> None:

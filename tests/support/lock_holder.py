@@ -1,0 +1,29 @@
+"""Somebody who holds the database's lock: `python -m tests.support.lock_holder URL SECONDS`.
+
+On SQLite that keeps every writer out, on PostgreSQL everybody who as much as reads jobs. Says
+"held", and "let go" afterwards.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import closing
+
+from sqlalchemy import text
+
+from tuner.store.database import Database
+
+
+def main(url: str, seconds: float) -> None:
+    with closing(Database(url)) as database, database.connect() as connection:  # BEGIN IMMEDIATE
+        if not database.is_sqlite:
+            connection.execute(text("LOCK TABLE jobs IN ACCESS EXCLUSIVE MODE"))
+        sys.stdout.write("held\n")
+        sys.stdout.flush()
+        time.sleep(seconds)
+    sys.stdout.write("let go\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], float(sys.argv[2]))
