@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from tuner.errors import DatabaseBusy, DatabaseCorrupt, DiskFull, StoreError
 
-_CORRUPT = ("file is not a database", "malformed", "file is encrypted")
+_CORRUPT = ("file is not a database", "malformed", "file is encrypted", "no such table")
 _FULL = ("database or disk is full", "no space left on device")
 _LOCKED = ("database is locked", "database table is locked")
 _POSTGRESQL_FULL = "53100"  # disk_full

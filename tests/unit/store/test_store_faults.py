@@ -99,6 +99,14 @@ def test_a_damaged_database(sqlite_url: str) -> None:
         store.trials()
 
 
+def test_a_database_that_was_emptied_under_a_running_program(sqlite_url: str) -> None:
+    with Store.open(sqlite_url) as store:
+        with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as other:
+            other.execute("DROP TABLE trials")
+        with pytest.raises(DatabaseCorrupt, match="no such table"):
+            store.trials()
+
+
 def test_a_full_disk_loses_only_the_change_at_hand(sqlite_url: str) -> None:
     with Store.open(sqlite_url) as store:
         store.add_trial(trial(0))
