@@ -30,7 +30,7 @@ WINNERS = sorted((ROOT / "configs" / "winners").glob("*.jsonl"))
 SWEEPS = ROOT / "configs" / "sweeps"
 
 TRIALS_A_SECOND = 1_000
-_AT_ONCE = 20  # in a transaction, each of which waits for the disk
+_AT_ONCE = 50  # in a transaction, each of which waits for the disk
 
 
 def shipped() -> list[Winner]:
