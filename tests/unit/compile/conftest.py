@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support import disk
+
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    mounted = tmp_path / "disk"
-    mounted.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mounted)],
-        capture_output=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        pytest.skip("mounting a small file system needs privileges")
-    yield mounted
-    subprocess.run(["umount", str(mounted)], check=True)
+def small_disk() -> Iterator[Path]:
+    with disk.small_disk(megabytes=1) as mounted:
+        yield mounted.folder
