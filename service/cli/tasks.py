@@ -153,7 +153,7 @@ def _print(outcomes: Sequence[Outcome], seconds: float) -> None:
         statistics: Statistics | None = result.statistics if result else None
         baseline: Statistics | None = result.baseline if result else None
         speedup: Ratio | None = result.speedup if result else None
-        what = outcome.error or outcome.status.value
+        what = outcome.status.value  # why it failed was said when it did
         if result is not None:
             kernel = outcome.chosen.kernel.name if outcome.chosen else "–"
             what = "cuBLAS" if result.use is Use.CUBLAS else kernel

@@ -21,7 +21,7 @@ from tuner.errors import NotRecorded, RecordingCorrupt
 from tuner.measure.statistics import summarize
 from tuner.trial import Finals, Phase, Trial
 
-_LISTED = 12
+_LISTED = 3
 
 
 class ReplayDevice:
@@ -139,11 +139,10 @@ class ReplayDevice:
     def _recorded(self, problem: Problem) -> tuple[RecordedProblem, Environment]:
         found = self._problems.get(problem)
         if found is None:
-            held = [str(p) for p in self.problems]
-            more = f" and {len(held) - _LISTED} more" if len(held) > _LISTED else ""
+            near = sorted(self.problems, key=lambda held: _unlikeness(held, problem))[:_LISTED]
             raise NotRecorded(
-                f"{self.name} holds no measurement of {problem}. It holds: "
-                f"{'; '.join(held[:_LISTED])}{more}. Tune on a GPU, or ask for one of these"
+                f"{self.name} holds no measurement of {problem}. Tune on a GPU, or ask for one of "
+                f"the {len(self.problems)} that it holds, such as {'; '.join(map(str, near))}"
             )
         return found
 
@@ -158,6 +157,15 @@ class ReplayDevice:
                 "its recorded candidates"
             )
         return found
+
+
+def _unlikeness(held: Problem, problem: Problem) -> tuple[bool, bool, bool, float]:
+    return (
+        held.dtype is not problem.dtype,
+        held.layout is not problem.layout,
+        held.batch != problem.batch,
+        held.distance(problem),
+    )
 
 
 def _checked(trial: RecordedTrial) -> Correctness:
