@@ -15,7 +15,7 @@ from tests.support.shipped import shipped_winners
 from tuner.store import Store
 
 HOUR_S = 3600.0
-ORDERS = 40
+ORDERS = 24
 
 
 def test_no_job_is_lost_held_up_or_done_twice(

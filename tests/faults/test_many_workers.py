@@ -15,7 +15,7 @@ from tuner.jobs import Queue
 from tuner.store import Store
 
 WORKERS = 8
-ORDERS = 120
+ORDERS = 64
 
 
 def test_no_job_is_begun_twice(

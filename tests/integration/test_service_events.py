@@ -154,7 +154,7 @@ def test_stopping_the_server_ends_streams_at_once(settings: Settings, queue: Que
     leased(queue)
     with running(settings) as client:
         connection = socket.create_connection((client.base_url.host, client.base_url.port or 80))
-        connection.sendall(b"GET /jobs/latest/events HTTP/1.1\r\nHost: test\r\n\r\n")
+        connection.sendall(b"GET /jobs/latest/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b"200 OK" in connection.recv(1000)
         client.close()
         began = time.monotonic()

@@ -37,7 +37,7 @@ NUMBERS = {
 }
 PATHS = [*BODIES, *NUMBERS, "/snapshot", "/devices", "/jobs/latest", "/healthz", "/readyz", "/"]
 WRONG: tuple[Any, ...] = (
-    " 4096", "", "\u0663", "x" * 5000, "\U0001f600", -1, -(2**63), 2**31, 10**30, 1.5, None, [], {},
+    " 4096", "", "\u0663", "x" * 5000, "\U0001f600", -1, -(2**63), 2**53, 10**30, 1.5, None, [], {},
     [1], {"m": 1}, float("nan"), float("inf"), float("-inf"),
 )  # fmt: skip
 """For numbers and for names: nowhere in a body is any of these right."""

@@ -319,7 +319,9 @@ class ArtifactStore:
             return
         self._prepared = True
         unlisted = (
-            path for path in self.root.glob("*.so") if not path.with_suffix(".json").exists()
+            path
+            for path in self.root.glob("*.so")
+            if _HASH.fullmatch(path.stem) and not path.with_suffix(".json").exists()
         )
         for path in (*self.root.glob(f"{ASIDE}*"), *unlisted):
             try:

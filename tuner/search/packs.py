@@ -36,7 +36,7 @@ class Packs:
         pack_hash = self.hash(candidate)
         if pack_hash is None or self._builder is None:
             return False
-        return self._builder.store.get(pack_hash) is None
+        return self._builder.store.get(pack_hash, afresh=True) is None
 
     def contender(self, candidate: Candidate) -> Contender:
         """The candidate with its pack, which is built where that was not done or was in vain.

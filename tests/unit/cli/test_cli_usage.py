@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -36,17 +36,23 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
+def used() -> float:
+    """Processor seconds of all child processes that have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
 def test_help_names_every_command_and_is_quick() -> None:
     times = []
     for _ in range(3):
-        began = time.perf_counter()
+        began = used()
         done = subprocess.run(
             [sys.executable, "-m", "service.cli", "--help"], capture_output=True, text=True
         )
-        times.append(time.perf_counter() - began)
+        times.append(used() - began)
         assert done.returncode == 0
         assert all(f" {command} " in done.stdout for command in COMMANDS)
-    assert min(times) < 1.5
+    assert min(times) < 1.5  # CPU seconds: other tests run beside this one
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -83,7 +89,7 @@ def test_every_command_explains_itself(command: str) -> None:
         (("enumerate", 1, 1, 1, "--level", "big"), "level must be one of core, full"),
         (("tune",), "three sizes M N K are needed, got 0"),
         (("tune", 1, 2), "three sizes M N K are needed, got 2"),
-        (("tune", 1, 2, 3, "--effort", "max"), "quick, default, exhaustive, got 'max'"),
+        (("tune", 1, 2, 3, "--effort", "max"), "quick, default, exhaustive, recheck, got 'max'"),
         (("tune", 1, 2, 3, "--dtype", "bf16,int4"), "fp8_e5m2, got 'int4'"),
         (("tune", 1, 2, 3, "--calls", -1), "calls must be an integer in 0 … 1000000000000000"),
         (("tune", 1, 2, 3, "--calls", 10**15 + 1), "calls must be an integer in 0"),

@@ -205,7 +205,7 @@ def tuning_until_told(leased: LeasedJob) -> int | None:
 
 
 def test_a_running_job_stops_at_its_deadline(queue: Queue) -> None:
-    job, _ = queue.enqueue(PROBLEM, deadline_s=0.3)
+    job, _ = queue.enqueue(PROBLEM, deadline_s=1.5)
     assert Worker(queue, tuning_until_told, devices=[]).run(until_idle=True) == 1
     failed = queue.get(job.id)
     assert failed.state is JobState.FAILED
@@ -219,7 +219,7 @@ def test_a_job_that_has_a_winner_at_its_deadline_is_done(queue: Queue) -> None:
         assert leased.stop_reason is StopReason.DEADLINE
         return 4  # as `tuner.search.run.tune` does, once there is a first winner
 
-    job, _ = queue.enqueue(PROBLEM, deadline_s=0.2)
+    job, _ = queue.enqueue(PROBLEM, deadline_s=1.0)
     Worker(queue, tune, devices=[]).run(until_idle=True)
     done = queue.get(job.id)
     assert (done.state, done.winner_revision) == (JobState.DONE, 4)

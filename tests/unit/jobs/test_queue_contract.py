@@ -225,9 +225,9 @@ def test_a_job_that_ended_cannot_be_cancelled(queue: Queue) -> None:
 
 def test_a_dead_workers_job_is_taken_over_and_the_dead_one_is_fenced(queue: Queue) -> None:
     job, _ = queue.enqueue(PROBLEM)
-    zombie = leased(queue, "zombie", ttl_s=0.05)
+    zombie = leased(queue, "zombie", ttl_s=1.0)
     assert queue.lease("worker-2", []) is None
-    time.sleep(0.1)
+    time.sleep(1.1)
     heir = leased(queue, "worker-2")
     assert (heir.job.id, heir.job.attempt) == (job.id, 2)
     before = queue.get(job.id)

@@ -170,7 +170,7 @@ def test_pages_lead_through_all_jobs_newest_first(tmp_path: Path) -> None:
 def test_latest_of_no_jobs_is_a_404(tmp_path: Path) -> None:
     with running(new_settings(tmp_path)) as client:
         assert client.get("/jobs/latest").status_code == 404
-        assert client.get("/jobs").json() == {"jobs": [], "links": {}}
+        assert client.get("/jobs").json() == {"schema": 1, "jobs": [], "links": {}}
         assert client.get("/best?m=1&n=1&k=1").status_code == 404
         assert client.get("/devices").json() == {"devices": []}
 
