@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -16,6 +17,16 @@ DATABASES = [
     "sqlite",
     pytest.param("postgresql", marks=pytest.mark.postgresql),
 ]
+
+
+@pytest.fixture(autouse=True)
+def own_logs() -> Iterator[None]:
+    """What a command sets up for the logs of its process is gone after the test that ran it."""
+    yield
+    root = logging.getLogger()
+    root.setLevel(logging.WARNING)
+    # Exactly this type: pytest's own handlers are subclasses.
+    root.handlers = [one for one in root.handlers if type(one) is not logging.StreamHandler]
 
 
 @pytest.fixture(scope="session")
