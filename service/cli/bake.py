@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.options import AsJson, Database, Packs, Sweeps, dtypes_of, load_settings
+from service.cli.options import (
+    AsJson,
+    Database,
+    DeviceSlug,
+    Packs,
+    Sweeps,
+    dtypes_of,
+    load_settings,
+)
 from service.cli.output import CommandError, MisuseError, emit, note, say
 from service.cli.progress import reporter
 from service.cli.session import model_of
@@ -42,10 +50,7 @@ def bake(
             show_default=False,
         ),
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="Slug of a device model; default: the local GPU, else the first known."),
-    ] = None,
+    device: DeviceSlug = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Compilers at once; default by cores and memory.")
     ] = None,

@@ -12,6 +12,7 @@ from service.cli.options import (
     AsJson,
     Batch,
     Database,
+    DeviceSlug,
     DTypeName,
     K,
     LayoutName,
@@ -32,10 +33,7 @@ def best(
     dtype: DTypeName = "bf16",
     layout: LayoutName = "tn",
     batch: Batch = 1,
-    device: Annotated[
-        str | None,
-        typer.Option(help="Slug of a device model; default: the local GPU, else the first known."),
-    ] = None,
+    device: DeviceSlug = None,
     exact: Annotated[
         bool, typer.Option("--exact", help="Refuse what was not measured on this very problem.")
     ] = False,

@@ -15,6 +15,7 @@ from service.cli.options import (
     AsJson,
     Batch,
     Database,
+    DeviceSlug,
     LayoutName,
     LevelName,
     OptionalK,
@@ -87,10 +88,7 @@ def compile_(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Compilers at once; default by cores and memory.")
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="Slug of a device model; default: the local GPU, else the first known."),
-    ] = None,
+    device: DeviceSlug = None,
     source: Annotated[
         str | None,
         typer.Option(

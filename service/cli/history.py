@@ -13,6 +13,7 @@ from service.cli.options import (
     AsJson,
     Batch,
     Database,
+    DeviceSlug,
     DTypeName,
     K,
     LayoutName,
@@ -39,14 +40,6 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-DeviceSlug = Annotated[
-    str | None,
-    typer.Option(
-        "--device",
-        help="Slug of a device model; default: the local GPU, else the first known.",
-        show_default=False,
-    ),
-]
 Number = Annotated[
     int,
     typer.Argument(

@@ -100,6 +100,14 @@ DeviceName = Annotated[
         show_default=False,
     ),
 ]
+DeviceSlug = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        help="Slug of a device model; default: the local GPU, else the first known.",
+        show_default=False,
+    ),
+]
 Url = Annotated[
     str | None,
     typer.Option(
