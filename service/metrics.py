@@ -167,7 +167,13 @@ class _Volumes(Collector):
 
 
 def _of_jobs(figures: JobFigures) -> Iterator[Metric]:
-    yield _gauges("gemmsmith_jobs", "Tuning jobs that are not over", "state", figures.states)
+    yield _by_label(
+        GaugeMetricFamily,
+        "gemmsmith_jobs",
+        "Tuning jobs that are not over",
+        "state",
+        figures.states,
+    )
     yield GaugeMetricFamily(
         "gemmsmith_oldest_waiting_job_seconds",
         "Time since the oldest waiting job was ordered; 0 where none waits",
@@ -178,20 +184,25 @@ def _of_jobs(figures: JobFigures) -> Iterator[Metric]:
         "Running jobs whose worker has stopped renewing its lease",
         figures.abandoned,
     )
-    yield _counters("gemmsmith_jobs_ended", "Jobs that are over", "outcome", figures.ended)
-    yield _counters(
+    yield _by_label(
+        CounterMetricFamily, "gemmsmith_jobs_ended", "Jobs that are over", "outcome", figures.ended
+    )
+    yield _by_label(
+        CounterMetricFamily,
         "gemmsmith_job_phase_seconds",
         "Time of jobs by phase: waiting, enumerate, compile, screen, finals or promote",
         "phase",
         figures.phase_seconds,
     )
-    yield _counters(
+    yield _by_label(
+        CounterMetricFamily,
         "gemmsmith_device_busy_seconds",
         "Time in which the worker's device measured",
         "host",
         figures.busy_seconds,
     )
-    yield _counters(
+    yield _by_label(
+        CounterMetricFamily,
         "gemmsmith_job_kernels",
         "Kernels that jobs needed, by how they came by them: found, compiled or failed",
         "how",
@@ -205,7 +216,9 @@ def _of_jobs(figures: JobFigures) -> Iterator[Metric]:
 
 
 def _of_records(totals: RecordTotals) -> Iterator[Metric]:
-    yield _gauges("gemmsmith_records", "Records in the database", "kind", totals.records)
+    yield _by_label(
+        GaugeMetricFamily, "gemmsmith_records", "Records in the database", "kind", totals.records
+    )
     yield GaugeMetricFamily("gemmsmith_pack_bytes", "Size of the recorded packs", totals.pack_bytes)
     trials = CounterMetricFamily(
         "gemmsmith_trials",
@@ -224,19 +237,14 @@ def _of_records(totals: RecordTotals) -> Iterator[Metric]:
     yield seconds
 
 
-def _gauges(
-    name: str, documentation: str, label: str, values: Mapping[str, float]
-) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, documentation, labels=[label])
+def _by_label(
+    family: type[CounterMetricFamily] | type[GaugeMetricFamily],
+    name: str,
+    documentation: str,
+    label: str,
+    values: Mapping[str, float],
+) -> Metric:
+    metric = family(name, documentation, labels=[label])
     for value, number in values.items():
-        family.add_metric([value], number)
-    return family
-
-
-def _counters(
-    name: str, documentation: str, label: str, values: Mapping[str, float]
-) -> CounterMetricFamily:
-    family = CounterMetricFamily(name, documentation, labels=[label])
-    for value, number in values.items():
-        family.add_metric([value], number)
-    return family
+        metric.add_metric([value], number)
+    return metric
