@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Annotated
-from urllib.parse import urlencode
 
 import msgspec
 from fastapi import APIRouter, Query
@@ -11,6 +10,7 @@ from starlette.responses import Response
 
 from service import documents
 from service.access import Scope, needs
+from service.api.paging import next_page
 from service.schemas import AuditQuery
 from service.state import Service
 
@@ -23,10 +23,7 @@ def audit(service: Service, query: Annotated[AuditQuery, Query()]) -> Response:
     entries = service.store.audit.entries(
         action=query.action, actor=query.actor, after=query.after, limit=query.limit
     )
-    following = None
-    if len(entries) == query.limit:
-        given = query.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-        following = f"/audit?{urlencode({**given, 'after': entries[-1].id})}"
+    following = next_page("/audit", query, entries, lambda last: last.id)
     listed = [
         {**msgspec.to_builtins(entry), "at": documents.timestamp(entry.at)} for entry in entries
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
-from urllib.parse import urlencode
 
 from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
@@ -12,6 +11,7 @@ from starlette.responses import Response
 from gemmsmith.wire import SCHEMA
 from service import documents, tables
 from service.access import Scope, needs
+from service.api.paging import next_page
 from service.problems import ProblemError, invalid_field
 from service.schemas import Format, ListQuery, WinnersQuery
 from service.state import Service
@@ -87,12 +87,7 @@ def listing(
         fields = table.choose(query.fields)
     except tables.UnknownField as error:
         raise invalid_field("fields", f"unknown: {error.name!r:.80}", error.accepted) from None
-    following = None
-    if len(records) == query.limit:
-        given = query.model_dump(
-            mode="json", exclude_none=True, exclude_defaults=True, exclude={"after"}
-        )
-        following = f"{path}?{urlencode({**given, 'after': cursor(records[-1])})}"
+    following = next_page(path, query, records, cursor)
     headers = {"Vary": "Accept", "Gemmsmith-Schema": str(SCHEMA)}
     if form is Format.JSON:
         chosen = query.fields is not None

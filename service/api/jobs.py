@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from typing import Annotated
-from urllib.parse import urlencode
 
 import anyio
 import anyio.to_thread
@@ -20,6 +19,7 @@ from starlette.responses import Response, StreamingResponse
 
 from service import documents
 from service.access import Caller, Scope, needs
+from service.api.paging import next_page
 from service.orders import IdempotencyKey, accepted, key_name, key_reused, refused_without_room
 from service.problems import ProblemError, invalid_field, not_found
 from service.schemas import JobsQuery
@@ -44,12 +44,7 @@ def list_jobs(service: Service, query: Annotated[JobsQuery, Query()]) -> Respons
         raise invalid_field("after", f"{error}", "the `after` of a page's `links.next`") from None
     if any(job.state.is_final for job in jobs):
         service.catch_up()
-    following = None
-    if len(jobs) == query.limit:
-        parameters = {"after": jobs[-1].id, "limit": query.limit}
-        if query.state is not None:
-            parameters["state"] = query.state.value
-        following = f"/jobs?{urlencode(parameters)}"
+    following = next_page("/jobs", query, jobs, lambda last: last.id)
     return documents.json_response(documents.page("jobs", map(documents.job, jobs), following))
 
 

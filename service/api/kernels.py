@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from typing import Annotated
-from urllib.parse import urlencode
 
 import msgspec
 from fastapi import APIRouter, Path, Query
@@ -15,6 +14,7 @@ from starlette.responses import FileResponse, Response
 
 from service import documents
 from service.access import Scope, needs
+from service.api.paging import next_page
 from service.problems import invalid_field, not_found
 from service.schemas import PacksQuery
 from service.state import Service
@@ -43,10 +43,7 @@ def packs(service: Service, query: Annotated[PacksQuery, Query()]) -> Response:
     found = service.artifacts.manifests(
         toolchain=query.toolchain, after=query.after or "", limit=query.limit
     )
-    following = None
-    if len(found) == query.limit:
-        given = query.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-        following = f"/packs?{urlencode({**given, 'after': found[-1][0]})}"
+    following = next_page("/packs", query, found, lambda last: last[0])
     listed = [documents.pack(pack_hash, manifest) for pack_hash, manifest in found]
     return documents.json_response(documents.page("packs", listed, following))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Annotated, Any
-from urllib.parse import urlencode
 
 import msgspec
 from fastapi import APIRouter, Query
@@ -11,6 +10,7 @@ from starlette.responses import Response
 
 from service import documents
 from service.access import Caller, Scope, needs
+from service.api.paging import next_page
 from service.problems import ProblemError, not_found
 from service.schemas import KeyBody, KeysQuery
 from service.state import Service
@@ -24,10 +24,7 @@ router = APIRouter(prefix="/keys", tags=["access"])
 def list_keys(service: Service, query: Annotated[KeysQuery, Query()]) -> Response:
     """Keys that work, newest first; with `inactive` also those revoked or expired."""
     keys = service.store.keys.list(inactive=query.inactive, after=query.after, limit=query.limit)
-    following = None
-    if len(keys) == query.limit:
-        given = query.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-        following = f"/keys?{urlencode({**given, 'after': keys[-1].id})}"
+    following = next_page("/keys", query, keys, lambda last: last.id)
     return documents.json_response(documents.page("keys", map(_document, keys), following))
 
 

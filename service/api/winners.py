@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
-from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query
 from starlette.responses import Response
@@ -14,6 +13,7 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem
 from service import documents, lookup
 from service.access import Caller, Scope, needs
+from service.api.paging import next_page
 from service.problems import ProblemError, invalid_field
 from service.schemas import HistoryQuery, PinBody, WinnerBody
 from service.state import Service, State
@@ -36,11 +36,7 @@ def history(service: Service, query: Annotated[HistoryQuery, Query()]) -> Respon
         found = service.store.revisions(problem, device.slug, before=query.after, limit=query.limit)
         if not found and query.after is None:
             raise NoSuchWinner
-    following = None
-    if len(found) == query.limit:
-        given = query.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-        after = found[-1].winner.revision
-        following = f"/winners/history?{urlencode({**given, 'after': after})}"
+    following = next_page("/winners/history", query, found, lambda last: last.winner.revision)
     rows = [_document(service, revision) for revision in found]
     return documents.json_response(documents.page("revisions", rows, following))
 
