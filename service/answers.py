@@ -24,7 +24,7 @@ import msgspec
 from gemmsmith.answer import Answer, Match
 from gemmsmith.problem import MAX_EXTENT, DType, Layout, Problem
 from service import documents
-from service.lookup import REACH
+from service.lookup import REACH, Kind, kind
 
 _LONGEST_QUERY = 300
 """Bytes of a query string worth keeping; a lookup with every parameter given has about 120."""
@@ -142,30 +142,15 @@ class Answers:
         """To be read before what is given to `keep` is read from the database."""
         return self._generation
 
-    def get(self, key: Key, *, exact: bool) -> Rendered | None:
-        """What is known; with `exact`, only what was measured on the very problem."""
-        with self._lock:
-            found = self._answers.get(key)
-            if found is None or (exact and found.match is not Match.EXACT):
-                return None
-            self._answers.move_to_end(key)
-            return found
-
     def get_many(
         self, device: str, questions: Iterable[Question], *, exact: bool
     ) -> list[Rendered | None]:
-        """As `get`, for many questions about one device model."""
-        found: list[Rendered | None] = []
+        """What is known of each question about a device model.
+
+        With `exact`, only what was measured on the very problem.
+        """
         with self._lock:
-            for question in questions:
-                key = (device, question)
-                answer = self._answers.get(key)
-                if answer is not None:
-                    self._answers.move_to_end(key)
-                    if exact and answer.match is not Match.EXACT:
-                        answer = None
-                found.append(answer)
-        return found
+            return [self._get((device, question), exact) for question in questions]
 
     def asked(self, query: bytes) -> Rendered | None:
         """What is known under a query string that `keep_query` was given."""
@@ -174,7 +159,7 @@ class Answers:
             if found is None:
                 return None
             self._queries.move_to_end(query)
-        return self.get(found[0], exact=found[1])
+            return self._get(*found)
 
     def keep(self, answer: Rendered, generation: int) -> None:
         """Keep an answer whose reading began in that generation, if that is still current."""
@@ -206,16 +191,16 @@ class Answers:
         themselves: their nearest winner may be another, or there may be one now.
         """
         exact = set(changed)
-        near: dict[tuple[object, ...], list[tuple[float, float, float]]] = {}
+        near: dict[Kind, list[tuple[float, float, float]]] = {}
         for device, problem in exact:
-            near.setdefault(_kind(device, problem), []).append(problem.log_extents)
+            near.setdefault(kind(problem, device), []).append(problem.log_extents)
 
         def affected(answer: Rendered) -> bool:
             if (answer.device, answer.problem) in exact:
                 return True
             if answer.match is Match.EXACT:
                 return False
-            there = near.get(_kind(answer.device, answer.problem), ())
+            there = near.get(kind(answer.problem, answer.device), ())
             if len(there) > _NEIGHBOURHOODS:
                 return True
             here = answer.problem.log_extents
@@ -233,6 +218,14 @@ class Answers:
 
         self._drop(affected)
 
+    def _get(self, key: Key, exact: bool) -> Rendered | None:
+        """What is known, now used last; under the lock."""
+        found = self._answers.get(key)
+        if found is None or (exact and found.match is not Match.EXACT):
+            return None
+        self._answers.move_to_end(key)
+        return found
+
     def _drop(self, affected: Callable[[Rendered], bool]) -> None:
         with self._lock:
             self._generation += 1  # first: what is being read may be older than what is known now
@@ -243,10 +236,6 @@ class Answers:
             for key, answer in victims:
                 if self._answers.get(key) is answer:
                     del self._answers[key]
-
-
-def _kind(device: str, problem: Problem) -> tuple[object, ...]:
-    return (device, problem.dtype, problem.layout, problem.batch)
 
 
 def _put(kept: OrderedDict[K, V], key: K, value: V, limit: int) -> None:

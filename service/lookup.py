@@ -17,7 +17,7 @@ from typing import Protocol
 from gemmsmith.answer import MAX_DISTANCE, Answer, Config, Match, Use
 from gemmsmith.device import DeviceModel
 from gemmsmith.launch import Candidate
-from gemmsmith.problem import Problem
+from gemmsmith.problem import DType, Layout, Problem
 from tuner.search.predict import Prediction, predict
 from tuner.search.ranking import Ranker
 from tuner.space import refusal, splits_refusal
@@ -31,6 +31,10 @@ NEIGHBOURS = 64
 
 PackOf = Callable[[str], str | None]
 """The pack that holds a kernel, by the kernel's name."""
+
+
+Kind = tuple[str, DType, Layout, int]
+"""What a question and its neighbours share: device model, element types, layout and batch."""
 
 
 class WinnerSource(Protocol):
@@ -56,9 +60,9 @@ class Snapshot:
     def __init__(self, winners: Iterable[Winner]) -> None:
         self._exact = {(winner.problem, winner.device.slug): winner for winner in winners}
         # Logarithms are taken once: thousands of questions are asked of some hundred winners.
-        self._alike: dict[tuple[str, ...], list[tuple[float, float, float, Winner]]] = {}
+        self._alike: dict[Kind, list[tuple[float, float, float, Winner]]] = {}
         for winner in self._exact.values():
-            alike = self._alike.setdefault(_kind(winner.problem, winner.device.slug), [])
+            alike = self._alike.setdefault(kind(winner.problem, winner.device.slug), [])
             alike.append((*winner.problem.log_extents, winner))
 
     def winner(self, problem: Problem, device_slug: str) -> Winner | None:
@@ -69,12 +73,17 @@ class Snapshot:
         self, problem: Problem, device_slug: str, limit: int, reach: float
     ) -> list[Winner]:
         """Current winners of the same types, layout, batch and device, nearest first."""
-        alike = self._alike.get(_kind(problem, device_slug), [])
+        alike = self._alike.get(kind(problem, device_slug), [])
         m, n, k = problem.log_extents
         squares = [(x - m) ** 2 + (y - n) ** 2 + (z - k) ** 2 for x, y, z, _ in alike]
         within = [index for index, square in enumerate(squares) if square <= reach * reach]
         nearest = heapq.nsmallest(limit, within, key=squares.__getitem__)
         return [alike[index][3] for index in nearest]
+
+
+def kind(problem: Problem, device_slug: str) -> Kind:
+    """What makes problems alike: one's winner may answer for another of the same kind."""
+    return (device_slug, problem.dtype, problem.layout, problem.batch)
 
 
 def find(
@@ -117,10 +126,6 @@ def _legal(candidate: Candidate, problem: Problem) -> bool:
     """Whether the kernel takes the problem, and can split its K as the launch says."""
     kernel, launch = candidate.kernel, candidate.launch
     return refusal(kernel, problem) is None and splits_refusal(kernel, launch, problem) is None
-
-
-def _kind(problem: Problem, device_slug: str) -> tuple[str, ...]:
-    return (device_slug, problem.dtype, problem.layout, str(problem.batch))
 
 
 def as_served(winner: Winner, pack_of: PackOf) -> Answer:

@@ -86,11 +86,8 @@ def test_who_has_it_gets_no_body(tags: str | None, status: int) -> None:
 def test_devices_and_exactness_are_told_apart() -> None:
     memory = kept(rendered(KNOWN), rendered(NEAR, Match.NEAREST), rendered(FAR, device=H100.slug))
     assert len(memory) == 3
-    near = (H200.slug, Question.of(NEAR))
-    assert memory.get(near, exact=False) is not None
-    assert memory.get(near, exact=True) is None
-    assert memory.get((H200.slug, Question.of(FAR)), exact=False) is None
-    assert memory.get((H100.slug, Question.of(FAR)), exact=True) is not None
+    assert problems(memory, FAR, NEAR, KNOWN) == {NEAR, KNOWN}
+    assert problems(memory, FAR, NEAR, KNOWN, device=H100.slug) == {FAR}
     asked = [Question.of(problem) for problem in (FAR, NEAR, KNOWN, KNOWN)]
     found = memory.get_many(H200.slug, asked, exact=True)
     assert [answer and answer.problem for answer in found] == [None, None, KNOWN, KNOWN]
@@ -99,7 +96,7 @@ def test_devices_and_exactness_are_told_apart() -> None:
 def test_the_least_recently_used_go_first() -> None:
     sizes = [replace(KNOWN, m=m) for m in (64, 128, 192, 256, 320)]
     memory = kept(*map(rendered, sizes[:3]), limit=3)
-    memory.get((H200.slug, Question.of(sizes[0])), exact=False)
+    memory.get_many(H200.slug, [Question.of(sizes[0])], exact=False)
     memory.keep(rendered(sizes[3]), memory.generation)
     assert problems(memory, *sizes) == {sizes[0], sizes[2], sizes[3]}
     memory.get_many(H200.slug, [Question.of(sizes[2])], exact=True)
