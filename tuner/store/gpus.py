@@ -19,7 +19,7 @@ from gemmsmith.device import DeviceModel, Environment
 from tuner.store.clock import now
 from tuner.store.database import Database
 from tuner.store.dictionary import Dictionary
-from tuner.store.models import DeviceRow, EnvironmentRow, GpuRow
+from tuner.store.models import DeviceRow, EnvironmentRow, GpuRow, WinnerRow
 from tuner.store.upsert import insert_ignore
 
 SEEN_S = 30 * 86_400.0
@@ -53,6 +53,10 @@ class InUse:
         """Whether GPUs of that model have reported, and none has the environment's software."""
         there = self._software.get(device_id)
         return there is not None and software(environment) not in there
+
+    def makes_stale(self, winner: WinnerRow, environment: Environment) -> bool:
+        """Whether a winner that was measured in that environment is stale."""
+        return not winner.replayed and self.outdates(winner.device_id, environment)
 
 
 class Gpus:

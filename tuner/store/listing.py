@@ -256,9 +256,8 @@ class Listing:
                 revision=row.revision,
                 pinned=row.pinned,
                 replayed=row.replayed,
-                stale=not row.replayed
-                and in_use.outdates(
-                    row.device_id, self._dictionary.environment(session, row.environment_id)
+                stale=in_use.makes_stale(
+                    row, self._dictionary.environment(session, row.environment_id)
                 ),
             )
             for row, problem in rows

@@ -98,7 +98,7 @@ class Winners:
                 revision=row.revision,
                 promoted_at=row.promoted_at,
                 pack=row.pack,
-                stale=not row.replayed and in_use.outdates(row.device_id, winner.environment),
+                stale=in_use.makes_stale(row, winner.environment),
                 pinned=row.pinned,
             )
         self._dictionary.keep(ids)
@@ -237,7 +237,7 @@ class Winners:
             revision=row.revision,
             promoted_at=row.promoted_at,
             job=row.job,
-            stale=not row.replayed and in_use.outdates(row.device_id, environment),
+            stale=in_use.makes_stale(row, environment),
             pinned=row.pinned,
         )
 
