@@ -4,23 +4,33 @@ A kernel's time is taken as launch overhead plus the slowest of three: what its 
 and loads, what comes from device memory, and the fixed latencies in between. Numbers are
 effective rates fitted to few measurements on one NVIDIA H200 (2026-11-20, BF16 `tn`), rounded;
 each constant says which. Pure arithmetic: no input or output, the same answer every time.
+
+It is done in columns with an entry for each candidate: hundreds cost little more than one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from math import ceil
-from typing import NamedTuple
+from operator import attrgetter
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.launch import Candidate, Decomposition, Launch, RasterOrder
 from gemmsmith.problem import Problem
+from tuner.search.rows import Rows
 from tuner.space import footprint
-from tuner.space.grid import TileGrid, heuristic_raster, resident_blocks, tile_grid
+from tuner.space.grid import padded_tiles, resident_blocks
 from tuner.space.operation import is_padded, operands
+
+if TYPE_CHECKING:
+    from numpy import float64
+    from numpy.typing import NDArray
+
+    Column = NDArray[float64]
+
+N = TypeVar("N")
 
 CLOCK_BURST = 1.75e9
 """SM clock, Hz, of a kernel too short to reach the power limit (256×4096×4096 in 15.7 µs)."""
@@ -89,124 +99,149 @@ MULTISTAGE_RATE = 0.25
 """Of `wgmma`'s rate, what CUTLASS 2.x reaches with element-wise loads and two stages."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Traits:
-    """What depends on the kernel only: computed once for all problems."""
+class _Traits(NamedTuple, Generic[N]):
+    """What depends on the kernel only: computed once for all problems. Yes is 1, no is 0."""
 
-    compute_clocks: float  # tensor cores, one K tile
-    ingest_bytes: float  # copies into shared memory, one K tile, as TMA would do them
-    store_clocks: float  # of one output tile
-    overlapped: bool
-    padded: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Setting:
-    """What depends on the problem and the device only: shared by all kernels."""
-
-    clock: float  # Hz
-    bandwidth: float  # bytes per second of device memory
-    l2_usable: float  # bytes
-    a_bytes: int  # one batch of A
-    b_bytes: int
-    written_bytes: int  # all batches of D
+    tile_m: N
+    tile_n: N
+    tile_k: N
+    cluster_m: N
+    cluster_n: N
+    swapped: N
+    sliced: N  # K is: a second kernel adds up
+    cluster_split: N  # K is split within a cluster
+    padded: N
+    overlapped: N
+    fixed_us: N
+    compute_clocks: N  # tensor cores, one K tile
+    ingest_bytes: N  # copies into shared memory, one K tile, as TMA would do them
+    store_clocks: N  # of one output tile
 
 
-class _Costs(NamedTuple):
-    """What depends on the kernel and the problem only: shared by all launches."""
+class _Choices(NamedTuple, Generic[N]):
+    """A launch in numbers."""
 
-    traits: _Traits
-    setting: _Setting
-    grid: TileGrid
-    tiles: int
-    resident: int
-    fixed_us: float
-    store_us: float  # of one output tile
-    switch_us: float  # from one tile of a block to the next
-    read_bytes: float | None  # None where L2 loses operands between waves: then the launch decides
+    along_m: N
+    raster_heuristic: N
+    swizzle: N
+    split_k: N
+    stream_k: N
+    splits: N
+
+
+class _Grid(NamedTuple):
+    """`tuner.space.grid.TileGrid` of every candidate."""
+
+    tiles_m: Column
+    tiles_n: Column
+    tiles: Column
+    k_tiles: Column
+    resident: Column  # blocks at once, in clusters along M and N
+
+
+class _Work(NamedTuple):
+    """What a candidate's busiest block does."""
+
+    blocks: Column  # that work at once
+    tiles: Column  # one after the other
+    k_tiles: Column  # of all these tiles
+    extra_us: Column  # for what splits K
 
 
 class AnalyticModel:
-    """Predicts microseconds per launch from waves, instruction rates and bytes moved."""
+    """Predicts microseconds per launch from waves, instruction rates and bytes moved.
+
+    NumPy is loaded when something is predicted: measured answers need none.
+    """
 
     def predict(
         self, problem: Problem, candidates: Sequence[Candidate], device: DeviceModel
     ) -> list[float]:
         """Predicted microseconds per launch, one for each candidate, in their order."""
-        setting = _setting(problem, device)
-        costs: dict[str, _Costs] = {}
-        times = []
-        for candidate in candidates:
-            kernel = candidate.kernel
-            cost = costs.get(kernel.name)
-            if cost is None:
-                cost = costs[kernel.name] = _costs(kernel, problem, device, setting)
-            times.append(_time(kernel, candidate.launch, cost, problem, device))
+        import numpy
+
+        if not candidates:
+            return []
+        kernel = _Traits(*_KERNELS.columns(candidates))
+        launch = _Choices(*_LAUNCHES.columns(candidates))
+        clock = _clock(problem)
+        grid = _grid(kernel, problem, device)
+        work = _work(kernel, launch, grid, problem, device)
+        rate = numpy.minimum(INGEST_BYTES_PER_CLOCK, L2_BYTES_PER_CLOCK / work.blocks)
+        # The two overlap, but not perfectly where they are equal.
+        k_tile_us = _both(kernel.compute_clocks, kernel.ingest_bytes / rate) / clock * 1e6
+        store_us = kernel.store_clocks / clock * 1e6
+        switch_us = numpy.where(kernel.overlapped, TILE_SWITCH_US, EPILOGUE_US + store_us)
+        compute_us = (
+            work.k_tiles * k_tile_us + store_us + numpy.maximum(work.tiles - 1, 0.0) * switch_us
+        )
+        moved = _read_bytes(kernel, launch, grid, problem, device)
+        moved += problem.m * problem.n * problem.dtype.d.bytes * problem.batch
+        bandwidth = device.memory_bandwidth * MEMORY_EFFICIENCY or MEMORY_BANDWIDTH
+        memory_us = moved / numpy.minimum(bandwidth, work.blocks * BLOCK_MEMORY_BANDWIDTH) * 1e6
+        fixed_us = kernel.fixed_us + kernel.padded * _copies_us(problem)
+        # Whichever is slower sets the pace; where they are close, each delays the other.
+        times: list[float] = (fixed_us + work.extra_us + _both(compute_us, memory_us)).tolist()
         return times
 
 
-def _clock(problem: Problem) -> float:
-    work = problem.flops / (2 if problem.dtype.is_fp8 else 1)
-    share = work / (work + POWER_LIMITED_FLOPS)
-    return CLOCK_BURST + (CLOCK_SUSTAINED - CLOCK_BURST) * share
+def _both(one: Column, other: Column) -> Column:
+    """The time of two things side by side that get in each other's way."""
+    one, other = one * one * one, other * other * other
+    return (one * one + other * other) ** (1 / 6)
 
 
-def _setting(problem: Problem, device: DeviceModel) -> _Setting:
-    width = problem.dtype.a.bytes
-    return _Setting(
-        clock=_clock(problem),
-        bandwidth=device.memory_bandwidth * MEMORY_EFFICIENCY or MEMORY_BANDWIDTH,
-        l2_usable=device.l2_bytes * L2_USABLE,
-        a_bytes=problem.m * problem.k * width,
-        b_bytes=problem.n * problem.k * width,
-        written_bytes=problem.m * problem.n * problem.dtype.d.bytes * problem.batch,
-    )
-
-
-def _costs(kernel: Kernel, problem: Problem, device: DeviceModel, setting: _Setting) -> _Costs:
-    traits = _traits(kernel)
-    grid = tile_grid(kernel, problem)
-    resident = resident_blocks(device.sm_count, kernel.cluster[0] * kernel.cluster[1])
-    fixed = LAUNCH_US + PROLOGUE_US + EPILOGUE_US
-    if traits.padded:
-        fixed += _copies_us(problem)
-    if kernel.mainloop in (MainloopSchedule.PINGPONG, MainloopSchedule.COOPERATIVE):
-        fixed += PERSISTENT_US
-    if kernel.cluster != (1, 1):
-        fixed += CLUSTER_SYNC_US
-    store = traits.store_clocks / setting.clock * 1e6
-    once = setting.a_bytes + setting.b_bytes
-    kept = once <= setting.l2_usable or grid.tiles_m * grid.tiles_n <= resident
-    return _Costs(
-        traits=traits,
-        setting=setting,
-        grid=grid,
-        tiles=grid.tiles,
-        resident=resident,
-        fixed_us=fixed,
-        store_us=store,
-        switch_us=TILE_SWITCH_US if traits.overlapped else EPILOGUE_US + store,
-        read_bytes=float(once * problem.batch) if kept else None,
-    )
-
-
-@lru_cache(maxsize=16384)
-def _traits(kernel: Kernel) -> _Traits:
-    m, n, _ = kernel.tile
+def _traits(kernel: Kernel) -> _Traits[float]:
+    m, n, k = kernel.tile
     one_each = kernel.mainloop is MainloopSchedule.WARP_SPECIALIZED
     if one_each or kernel.scheduler is TileScheduler.GRID:  # a block per tile, or per slice
         shared = max(footprint.shared_bytes(kernel), 1)
         per_sm = max(1, min(4, footprint.SHARED_MEMORY_BYTES // shared))
     else:
         per_sm = 1
+    fixed = LAUNCH_US + PROLOGUE_US + EPILOGUE_US
+    if kernel.mainloop in (MainloopSchedule.PINGPONG, MainloopSchedule.COOPERATIVE):
+        fixed += PERSISTENT_US
+    if kernel.cluster != (1, 1):
+        fixed += CLUSTER_SYNC_US
     compute, ingest = _k_tile(kernel)
     return _Traits(
+        tile_m=m,
+        tile_n=n,
+        tile_k=k,
+        cluster_m=kernel.cluster[0],
+        cluster_n=kernel.cluster[1],
+        swapped=kernel.swapped,
+        sliced=kernel.scheduler is TileScheduler.SPLIT_K,
+        cluster_split=kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K,
+        padded=is_padded(kernel),
+        overlapped=kernel.mainloop is MainloopSchedule.PINGPONG or per_sm > 1,
+        fixed_us=fixed,
         compute_clocks=compute,
         ingest_bytes=ingest,
         store_clocks=m * n * kernel.dtype.d.bytes / STORE_BYTES_PER_CLOCK,
-        overlapped=kernel.mainloop is MainloopSchedule.PINGPONG or per_sm > 1,
-        padded=is_padded(kernel),
     )
+
+
+def _choices(launch: Launch) -> _Choices[float]:
+    return _Choices(
+        along_m=launch.raster is RasterOrder.ALONG_M,
+        raster_heuristic=launch.raster is RasterOrder.HEURISTIC,
+        swizzle=launch.swizzle,
+        split_k=launch.decomposition is Decomposition.SPLIT_K,
+        stream_k=launch.decomposition is Decomposition.STREAM_K,
+        splits=launch.splits,
+    )
+
+
+_KERNELS: Rows[Candidate] = Rows(attrgetter("kernel.name"), lambda each: _traits(each.kernel))
+_LAUNCHES: Rows[Candidate] = Rows(attrgetter("launch"), lambda each: _choices(each.launch))
+
+
+def _clock(problem: Problem) -> float:
+    work = problem.flops / (2 if problem.dtype.is_fp8 else 1)
+    share = work / (work + POWER_LIMITED_FLOPS)
+    return CLOCK_BURST + (CLOCK_SUSTAINED - CLOCK_BURST) * share
 
 
 def _copies_us(problem: Problem) -> float:
@@ -252,107 +287,106 @@ def _k_tile(kernel: Kernel) -> tuple[float, float]:
     return compute, ingest
 
 
-def _k_tile_us(cost: _Costs, blocks: int) -> float:
-    rate = min(INGEST_BYTES_PER_CLOCK, L2_BYTES_PER_CLOCK / blocks)
-    ingest = cost.traits.ingest_bytes / rate
-    # The two overlap, but not perfectly where they are equal.
-    return float((cost.traits.compute_clocks**6 + ingest**6) ** (1 / 6) / cost.setting.clock * 1e6)
+def _grid(kernel: _Traits[Column], problem: Problem, device: DeviceModel) -> _Grid:
+    import numpy
+
+    m = numpy.where(kernel.swapped, problem.n, problem.m)
+    n = numpy.where(kernel.swapped, problem.m, problem.n)
+    tiles_m = padded_tiles(m, kernel.tile_m, kernel.cluster_m)
+    tiles_n = padded_tiles(n, kernel.tile_n, kernel.cluster_n)
+    return _Grid(
+        tiles_m=tiles_m,
+        tiles_n=tiles_n,
+        tiles=tiles_m * tiles_n * problem.batch,
+        k_tiles=-(-problem.k // kernel.tile_k),
+        resident=_resident(kernel.cluster_m * kernel.cluster_n, device),
+    )
 
 
-def _time(
-    kernel: Kernel, launch: Launch, cost: _Costs, problem: Problem, device: DeviceModel
-) -> float:
-    grid, all_tiles, resident = cost.grid, cost.tiles, cost.resident
-    extra = 0.0
-    if launch.decomposition is Decomposition.STREAM_K:
-        blocks = resident
-        work = all_tiles * grid.k_tiles / resident
-        tiles = all_tiles / resident
-        # The blocks that share a tile add to it in turn; at least one began it, another ends it.
-        extra = MEMSET_US + max(2.0, resident / all_tiles) * _partial_us(kernel, cost)
-    elif kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
-        resident = resident_blocks(device.sm_count, launch.splits)
-        blocks = min(all_tiles * launch.splits, resident)
-        waves = ceil(all_tiles * launch.splits / resident)
-        work = waves * ceil(grid.k_tiles / launch.splits)
-        tiles = float(waves)
-        extra = CLUSTER_REDUCE_US + CLUSTER_SYNC_US
-    elif kernel.scheduler is TileScheduler.SPLIT_K:
-        units = all_tiles * launch.splits
-        blocks = min(units, resident)
-        waves = ceil(units / resident)
-        work = waves * ceil(grid.k_tiles / launch.splits)
-        tiles = float(waves)
-        partials = 2 * 4 * problem.m * problem.n * launch.splits
-        extra = REDUCE_LAUNCH_US + partials / L2_BANDWIDTH * 1e6
-    elif launch.decomposition is Decomposition.SPLIT_K and launch.splits > 1:
-        units = all_tiles * launch.splits
-        blocks = min(units, resident)
-        waves = ceil(units / resident)
-        work = waves * ceil(grid.k_tiles / launch.splits)
-        tiles = float(waves)
-        extra = MEMSET_US + launch.splits * _partial_us(kernel, cost)
-    else:
-        blocks = min(all_tiles, resident)
-        waves = ceil(all_tiles / resident)
-        work = waves * grid.k_tiles
-        tiles = float(waves)
-    compute = work * _k_tile_us(cost, blocks) + cost.store_us + max(tiles - 1, 0.0) * cost.switch_us
-    memory = _memory_us(kernel, launch, cost, problem, blocks)
-    # Whichever is slower sets the pace; where they are close, each delays the other.
-    return float(cost.fixed_us + extra + (compute**6 + memory**6) ** (1 / 6))
+def _resident(clusters: Column, device: DeviceModel) -> Column:
+    """Blocks that run at once, in clusters of that many."""
+    import numpy
+
+    sizes, places = numpy.unique(clusters, return_inverse=True)
+    blocks = [resident_blocks(device.sm_count, int(size)) for size in sizes]
+    return numpy.array(blocks, dtype=float)[places]
 
 
-def _partial_us(kernel: Kernel, cost: _Costs) -> float:
-    m, n, _ = kernel.tile
-    return m * n * 4 / REDUCE_BYTES_PER_CLOCK / cost.setting.clock * 1e6
+def _work(
+    kernel: _Traits[Column],
+    launch: _Choices[Column],
+    grid: _Grid,
+    problem: Problem,
+    device: DeviceModel,
+) -> _Work:
+    import numpy
+
+    stream_k = launch.stream_k > 0
+    in_cluster = ~stream_k & (kernel.cluster_split > 0)
+    sliced = ~stream_k & (kernel.sliced > 0)
+    in_turn = (launch.split_k > 0) & (launch.splits > 1) & ~in_cluster & ~sliced
+    splits = numpy.where(in_cluster | sliced | in_turn, launch.splits, 1.0)
+    resident = grid.resident
+    if in_cluster.any():
+        resident = numpy.where(in_cluster, _resident(splits, device), resident)
+    units = grid.tiles * splits
+    waves = numpy.ceil(units / resident)
+    # Whole waves of whole tiles; with stream-K an even share of them all.
+    tiles = numpy.where(stream_k, grid.tiles / resident, waves)
+    partial_bytes = kernel.tile_m * kernel.tile_n * 4
+    partial_us = partial_bytes / REDUCE_BYTES_PER_CLOCK / _clock(problem) * 1e6
+    slices_us = 2 * 4 * problem.m * problem.n * splits / L2_BANDWIDTH * 1e6
+    # The blocks that share a tile with stream-K add to it in turn: one begins it, another ends it.
+    sharing = numpy.where(stream_k, numpy.maximum(2.0, resident / grid.tiles), splits)
+    return _Work(
+        blocks=numpy.where(stream_k, resident, numpy.minimum(units, resident)),
+        tiles=tiles,
+        k_tiles=tiles * numpy.where(stream_k, grid.k_tiles, numpy.ceil(grid.k_tiles / splits)),
+        extra_us=in_cluster * (CLUSTER_REDUCE_US + CLUSTER_SYNC_US)
+        + sliced * (REDUCE_LAUNCH_US + slices_us)
+        + (stream_k | in_turn) * (MEMSET_US + sharing * partial_us),
+    )
 
 
-def _memory_us(
-    kernel: Kernel, launch: Launch, cost: _Costs, problem: Problem, blocks: int
-) -> float:
-    setting = cost.setting
-    read = cost.read_bytes
-    if read is None:
-        read = _read_again_bytes(kernel, launch, cost, problem)
-    paced = min(setting.bandwidth, blocks * BLOCK_MEMORY_BANDWIDTH)
-    return (read + setting.written_bytes) / paced * 1e6
-
-
-def _read_again_bytes(kernel: Kernel, launch: Launch, cost: _Costs, problem: Problem) -> float:
+def _read_bytes(
+    kernel: _Traits[Column],
+    launch: _Choices[Column],
+    grid: _Grid,
+    problem: Problem,
+    device: DeviceModel,
+) -> Column:
     """Operand bytes from device memory: once each, and again for what L2 lost between waves."""
-    grid, resident, setting = cost.grid, cost.resident, cost.setting
-    a, b = setting.a_bytes, setting.b_bytes
-    usable = setting.l2_usable
-    per_batch = grid.tiles_m * grid.tiles_n
-    width = problem.dtype.a.bytes
-    if kernel.swapped:
-        a, b = b, a
-    raster = launch.raster
-    if raster is RasterOrder.HEURISTIC:
-        raster = heuristic_raster(grid)
-    cluster_m, cluster_n = kernel.cluster
+    import numpy
+
+    row = problem.k * problem.dtype.a.bytes
+    a, b = float(problem.m * row), float(problem.n * row)
+    once = (a + b) * problem.batch
+    usable = device.l2_bytes * L2_USABLE
+    if a + b <= usable:
+        return numpy.full(len(grid.tiles), once)
+    along_m = (launch.along_m > 0) | (
+        (launch.raster_heuristic > 0) & (grid.tiles_n > grid.tiles_m)  # `grid.heuristic_raster`
+    )
     # A wave is a band: `swizzle` clusters wide across, as long as it needs to be along.
-    if raster is RasterOrder.ALONG_N:
-        across, along = min(launch.swizzle * cluster_m, grid.tiles_m), grid.tiles_n
-    else:
-        across, along = min(launch.swizzle * cluster_n, grid.tiles_n), grid.tiles_m
-    length = min(along, max(1, resident // across))
-    bands = max(1, resident // (length * across))
-    rows, columns = across * bands, length
-    if raster is RasterOrder.ALONG_M:
-        rows, columns = columns, rows
-    waves = per_batch / resident
-    tile_m, tile_n, _ = kernel.tile
-    wave_a = min(a, rows * tile_m * problem.k * width)
-    wave_b = min(b, columns * tile_n * problem.k * width)
+    side = numpy.where(along_m, kernel.cluster_n, kernel.cluster_m)
+    across = numpy.minimum(launch.swizzle * side, numpy.where(along_m, grid.tiles_n, grid.tiles_m))
+    along = numpy.where(along_m, grid.tiles_m, grid.tiles_n)
+    length = numpy.minimum(along, numpy.maximum(1.0, grid.resident // across))
+    bands = numpy.maximum(1.0, grid.resident // (length * across))
     # The operand that the band keeps while it moves along is read once per band, not per wave.
-    kept_a = raster is RasterOrder.ALONG_N
-    kept, moved = (wave_a, wave_b) if kept_a else (wave_b, wave_a)
-    kept_all, moved_all = (float(a), float(b)) if kept_a else (float(b), float(a))
-    if kept > usable:
-        kept_all = max(kept_all, min(kept * waves, kept_all * along / length))
+    keeps_a = along_m == (kernel.swapped > 0)
+    all_kept, all_moved = numpy.where(keeps_a, a, b), numpy.where(keeps_a, b, a)
+    kept_tile = numpy.where(along_m, kernel.tile_n, kernel.tile_m)
+    moved_tile = numpy.where(along_m, kernel.tile_m, kernel.tile_n)
+    kept = numpy.minimum(all_kept, across * bands * kept_tile * row)
+    moved = numpy.minimum(all_moved, length * moved_tile * row)
+    waves = grid.tiles_m * grid.tiles_n / grid.resident
+    kept_again = numpy.maximum(all_kept, numpy.minimum(kept * waves, all_kept * along / length))
     # The other operand comes again for each band, unless all of it stays in L2.
-    if moved_all + kept > usable:
-        moved_all = max(moved_all, min(moved * waves, moved_all * max(1.0, waves)))
-    return float((kept_all + moved_all) * problem.batch)
+    moved_again = numpy.maximum(
+        all_moved, numpy.minimum(moved * waves, all_moved * numpy.maximum(1.0, waves))
+    )
+    read = numpy.where(kept > usable, kept_again, all_kept) + numpy.where(
+        all_moved + kept > usable, moved_again, all_moved
+    )
+    return numpy.where(waves <= 1, once, read * problem.batch)

@@ -6,11 +6,17 @@ CUTLASS's `tile_scheduler_params.h`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from gemmsmith.kernel import Backend, Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.launch import RasterOrder
 from gemmsmith.problem import Problem
+
+if TYPE_CHECKING:
+    from numpy import float64
+    from numpy.typing import NDArray
+
+N = TypeVar("N", int, "NDArray[float64]")
 
 _SMS_PER_GPC = 18
 """Streaming multiprocessors of a whole GPU processing cluster of GH100: a cluster stays inside."""
@@ -25,8 +31,7 @@ MIN_K_TILES_PER_STREAM_K_UNIT = 8
 """`min_iters_per_sk_unit_`: stream-K gives no block less than this many K tiles."""
 
 
-@dataclass(frozen=True, slots=True)
-class TileGrid:
+class TileGrid(NamedTuple):
     """Output tiles along the kernel's M and N (padded to whole clusters), and batches."""
 
     tiles_m: int
@@ -51,11 +56,16 @@ def tile_grid(kernel: Kernel, problem: Problem) -> TileGrid:
     tile_m, tile_n, tile_k = kernel.tile
     cluster_m, cluster_n = kernel.cluster
     return TileGrid(
-        -(-m // (tile_m * cluster_m)) * cluster_m,
-        -(-n // (tile_n * cluster_n)) * cluster_n,
+        padded_tiles(m, tile_m, cluster_m),
+        padded_tiles(n, tile_n, cluster_n),
         problem.batch,
         -(-problem.k // tile_k),
     )
+
+
+def padded_tiles(extent: N, tile: N, cluster: N) -> N:
+    """Tiles along one side, padded to whole clusters; of numbers or of columns of them."""
+    return -(-extent // (tile * cluster)) * cluster
 
 
 def effective_swizzle(grid: TileGrid, largest: int) -> int:

@@ -8,6 +8,7 @@ that takes effect.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import Backend, Kernel, TileScheduler
@@ -97,10 +98,7 @@ def _cluster_splits(grid: TileGrid, sm_count: int) -> list[Launch]:
         grid.k_tiles // MIN_K_TILES_PER_CLUSTER_SPLIT, MAX_SPLIT_WAVES * sm_count // grid.tiles
     )
     found = [splits for splits in CLUSTER_SPLITS if splits <= most]
-    return [
-        Launch(decomposition=Decomposition.SPLIT_K, splits=splits) if splits > 1 else Launch()
-        for splits in found
-    ]
+    return [_split(RasterOrder.HEURISTIC, splits) if splits > 1 else Launch() for splits in found]
 
 
 def _splitting(grid: TileGrid, resident: int) -> list[Launch]:
@@ -113,14 +111,20 @@ def _splitting(grid: TileGrid, resident: int) -> list[Launch]:
 def _split_k(grid: TileGrid, resident: int, counts: Sequence[int]) -> list[Launch]:
     """`counts`, and what fills one wave and two, as far as the splits are worth measuring."""
     most = min(grid.k_tiles // MIN_K_TILES_PER_SPLIT, MAX_SPLIT_WAVES * resident // grid.tiles)
-    if most < min(counts):
+    if most < SPLITS[0]:
         return []
     raster = heuristic_raster(grid)
     return [
-        Launch(raster=raster, decomposition=Decomposition.SPLIT_K, splits=splits)
+        _split(raster, splits)
         for splits in sorted({*counts, *_even_splits(grid, resident)})
         if splits <= most
     ]
+
+
+@lru_cache(maxsize=256)
+def _split(raster: RasterOrder, splits: int) -> Launch:
+    """Made once: a lookup that nothing was measured for asks for hundreds of these."""
+    return Launch(raster=raster, decomposition=Decomposition.SPLIT_K, splits=splits)
 
 
 def _even_splits(grid: TileGrid, resident: int) -> list[int]:
