@@ -17,7 +17,8 @@ from gemmsmith.tuning import Effort
 from tuner.devices import open_device
 from tuner.devices.recording import SUFFIX, RecordedProblem, Sweep
 from tuner.measure.statistics import paired_ratio, summarize
-from tuner.search.evaluation import Recording
+from tuner.search.budget import BUDGETS
+from tuner.search.evaluation import Recording, curve, planned
 from tuner.search.held_out import HeldOut
 from tuner.search.ranking import Ranker
 from tuner.search.run import tune
@@ -43,11 +44,14 @@ class Tuned:
 
 
 @pytest.fixture(scope="module")
-def model() -> Ranker:
+def recordings() -> list[Recording]:
     sweeps = [Sweep.load(path) for path in sorted(SWEEPS.glob(f"*{SUFFIX}"))]
-    return HeldOut(
-        [Recording(sweep, each).measured for sweep in sweeps for each in sweep.problems.values()]
-    )
+    return [Recording(sweep, each) for sweep in sweeps for each in sweep.problems.values()]
+
+
+@pytest.fixture(scope="module")
+def model(recordings: list[Recording]) -> Ranker:
+    return HeldOut([recording.measured for recording in recordings])
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +116,17 @@ def test_the_default_effort_is_near_the_optimum(name: str, default: dict[str, Tu
 
 def test_the_default_effort_mostly_finds_the_optimum(default: dict[str, Tuned]) -> None:
     assert median(found.regret for found in default.values()) <= 0.01
+
+
+def test_where_nothing_is_compiled_fewer_kernels_do(
+    model: Ranker, recordings: list[Recording]
+) -> None:
+    budget = BUDGETS[Effort.DEFAULT]
+    found = curve("cold", planned(model, budget, ()), recordings, budget, counts=(budget.trials,))
+    assert found.kernels == budget.cold == 12
+    assert found.trials <= 48
+    assert found.worst[0] <= 0.03
+    assert found.medians[0] <= 0.01
 
 
 @pytest.mark.parametrize("name", RECORDED)

@@ -75,6 +75,11 @@ class Plan:
         self._proposed: dict[str, Candidate] = {}
         self._best_us: float | None = None  # as of the last batch of launches
 
+    @property
+    def most_kernels(self) -> int:
+        """Kernels that are proposed at most."""
+        return min(self._budget.kernels, len(self._groups))
+
     def kernels(self, times: Mapping[str, float]) -> list[Candidate]:
         """The next wave, each kernel with its most promising launch; empty: no more kernels."""
         room = min(next(self._waves, 0), self._budget.trials - len(self._proposed))

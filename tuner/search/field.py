@@ -47,8 +47,8 @@ class Field:
             return self._plan(self.order, budget)
         if self._suffices(budget):
             return self._plan(self._here(), budget)
-        # Nothing worth an answer is there yet: compile all the run may, side by side.
-        return self._plan(self.order, budget.in_one_wave())
+        # Nothing worth an answer is there yet, and somebody waits for the compilers.
+        return self._plan(self.order, budget.in_one_wave(budget.cold))
 
     def further(self, budget: Budget, speedup: float | None) -> Plan | None:
         """The second go, among what is not built; None: nothing is to be expected of one.

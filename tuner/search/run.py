@@ -188,14 +188,15 @@ class _Run:
         predicted = predictions(self.problem, found, model, ranker)
         order = by_time(found, predicted)
         first = [*self._won_nearby(order), *self._like_cublas(order)]
-        self.kernels = len({candidate.kernel.name for candidate in order})
-        said = f"{len(order)} candidates of {self.kernels} kernels"
+        kernels = len({candidate.kernel.name for candidate in order})
+        said = f"{len(order)} candidates of {kernels} kernels"
         self._say(Step.ENUMERATE, 0, len(order), said)
         built = self._built(order)
         return Field(order=order, predicted=predicted, first=first, built=built)
 
     def go(self, plan: Plan) -> Winner:
         """Measure what the plan says, and promote the best of all measured so far."""
+        self.kernels = len(self.packs) + plan.most_kernels
         self.screen_kernels(plan)
         self.screen_launches(plan)
         return self.promote(self.finals())
@@ -271,8 +272,7 @@ class _Run:
             for built in batches:
                 contenders = self._contenders(built, todo)
                 said = f"{len(self.packs)} kernels built"
-                total = min(self.kernels, self.budget.kernels)
-                self._say(Step.COMPILE, len(self.packs), total, said)
+                self._say(Step.COMPILE, len(self.packs), self.kernels, said)
                 if contenders:
                     yield contenders
 
