@@ -31,8 +31,8 @@ cut off keeps what it had; a failing step is reported and the next one still run
 Several sessions may run at once on a host with several GPUs: give each another --device and
 other --dtype; its database and logs carry both in their names.
 
-The wheels come from .wheels/ (`make wheels` on a machine with internet), carried packs from
-.packs/. Only the standard library is used here: nothing else is installed yet.
+The wheels come from .wheels/ (`make wheels` on a machine with internet), carried packs and winners
+of train from .packs/. Only the standard library is used here: nothing else is installed yet.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 Precision by precision: its products are tuned into a database of the step's own, the winners baked
 into one file, and both models trained eagerly, compiled and in a CUDA graph. Every run leaves its
 figures, and its loss curves as a picture, before the next one begins; the summary grows with them.
+Winners of an earlier session that lie in .packs/ as train-winners-*.jsonl are not tuned again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.session.core import SITE, Deadline, Session
+from benchmarks.session.core import CARRIED, SITE, Deadline, Session
 
 SUITES = {
     "bf16": (("bf16", "configs/suites/train_gpt.toml"),),
@@ -43,7 +44,8 @@ def train(session: Session) -> int:
     log = session.file("train", ".log")
     baked = session.file("train", ".gspack")
     found: dict[str, Any] = {"cores": os.cpu_count(), "runs": []}
-    worst = 0
+    known = sorted(str(path) for path in CARRIED.glob("train-winners-*.jsonl"))
+    worst = session.gemmsmith("import", *known, log=log, env=env) if known else 0
     done: set[tuple[str, str]] = set()
     for precision in (p for p, dtype in _NEEDED.items() if dtype in session.dtypes):
         for dtype, suite in SUITES[precision]:

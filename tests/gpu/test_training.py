@@ -186,8 +186,9 @@ def test_an_fp8_layer_eager_and_compiled(ground: Ground) -> None:
         assert inputs.grad is not None
         return [out.detach().clone(), inputs.grad, made.weight.grad]
 
-    expected = results(torch._scaled_mm, None)
     for compiler in (None, *ground.compilers):
+        # Compiled, `x / scale` is not rounded to bf16 before FP8, so one in thirty values differs.
+        expected = results(torch._scaled_mm, compiler)
         with tuned(ground) as launched:
             for ours, theirs in zip(results(gemmsmith.scaled_mm, compiler), expected, strict=True):
                 close(ours, theirs, BOUND[DType.FP8_E4M3])
