@@ -15,7 +15,7 @@ from gemmsmith.kernel import Kernel, TileScheduler
 from gemmsmith.launch import Candidate, Launch
 from gemmsmith.problem import Problem
 from tuner.errors import NoLegalCandidate
-from tuner.search.ranking import Ranker, by_time, predictions
+from tuner.search.ranking import Ranker
 from tuner.space import fitted, launches, offered
 from tuner.space.legality import TMA_MAINLOOPS
 
@@ -71,9 +71,9 @@ def predict(problem: Problem, device: DeviceModel, ranker: Ranker) -> Prediction
         for kernel in shortlist.values()
         for candidate in _launched(kernel, problem, device)
     ]
-    found = predictions(problem, finalists, device, ranker)
-    best = by_time(finalists, found)[0]
-    return Prediction(candidate=best, us=found[best.key])
+    times = ranker.predict(problem, finalists, device)
+    best = min(range(len(finalists)), key=lambda i: (times[i], finalists[i].key))
+    return Prediction(candidate=finalists[best], us=times[best])
 
 
 def _launched(kernel: Kernel, problem: Problem, device: DeviceModel) -> list[Candidate]:
