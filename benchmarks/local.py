@@ -14,12 +14,13 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 
 from benchmarks import load, servers, wrk
 from gemmsmith.client import Client
@@ -144,31 +145,44 @@ def figures(folder: Path) -> Iterator[Figure]:
             lambda i: http.get("/best", params=near[i % len(near)]),
             300,
         )
-        # No shipped winner has these types, so there is no neighbour either.
-        alone = [{**question, "dtype": "fp8_e5m2", "layout": "tn"} for question in near]
-        for question in alone:  # the kernels of each alignment are made once
-            http.get("/best", params=question).raise_for_status()
-        # Each asked once: what was asked before is answered from memory.
-        new = [{**alone[i % len(alone)], "n": 4096 + 16 * i} for i in range(301)]
-        yield measure(
-            "GET /best, predicted, asked for the first time",
-            lambda i: http.get("/best", params=new[i + 1 if i else 0]).raise_for_status(),
-            300,
-        )
-        many = [{**alone[i % len(alone)], "k": 64 + 16 * i} for i in range(1000)]
-        yield measure(
-            "POST /best:batch, 1,000 predicted",
-            lambda _: http.post(
-                "/best:batch", json={"problems": many}, timeout=60
-            ).raise_for_status(),
-            3,
-        )
+        yield from predicted(http, near)
+
+
+def predicted(http: httpx.Client, near: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
+    """What the service takes for problems without any winner near, of the sizes of `near`."""
+    # No shipped winner has these types, so there is no neighbour either.
+    alone = [{**question, "dtype": "fp8_e5m2", "layout": "tn"} for question in near]
+    for question in alone:  # the kernels of each alignment are made once
+        http.get("/best", params=question).raise_for_status()
+    # Each asked once: what was asked before is answered from memory.
+    new = [{**alone[i % len(alone)], "n": 4096 + 16 * i} for i in range(301)]
+    yield measure(
+        "GET /best, predicted, asked for the first time",
+        lambda i: http.get("/best", params=new[i + 1 if i else 0]).raise_for_status(),
+        300,
+    )
+    many = [{**alone[i % len(alone)], "k": 64 + 16 * i} for i in range(1000)]
+    yield measure(
+        "POST /best:batch, 1,000 predicted",
+        lambda _: http.post("/best:batch", json={"problems": many}, timeout=60).raise_for_status(),
+        3,
+    )
+
+
+def predicted_alone(folder: Path) -> Iterator[Figure]:
+    """`predicted`, of a service of its own."""
+    near = [msgspec.to_builtins(winner.problem) for winner in servers.shipped()]
+    with servers.service(folder / "served.db") as url, httpx.Client(base_url=url) as http:
+        yield from predicted(http, [{**question, "m": question["m"] + 8} for question in near])
 
 
 def main() -> int:
     """Print the table, or with --json the figures and the machine."""
     parser = argparse.ArgumentParser(description="What gemmsmith itself costs, without a GPU.")
     parser.add_argument("--json", action="store_true", dest="as_json")
+    parser.add_argument(
+        "--predicted", action="store_true", help="only what is answered without any winner near"
+    )
     options = parser.parse_args()
 
     def say(line: str) -> None:
@@ -176,9 +190,14 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as folder:
         measured = []
-        for figure in figures(Path(folder)):
+        for figure in (predicted_alone if options.predicted else figures)(Path(folder)):
             measured.append(figure)
             say(f"{figure.median_ms:10.2f} ms   p99 {figure.p99_ms:8.2f} ms   {figure.what}")
+        if options.predicted:
+            if options.as_json:
+                costs = [asdict(figure) for figure in measured]
+                print(json.dumps({"machine": load.machine(), "figures": costs}, indent=1))
+            return 0
         loaded = []
         try:
             for found in load.measure(Path(folder), load.Rounds()):

@@ -126,7 +126,7 @@ def test_the_model_is_asked_twice_about_some_hundreds() -> None:
 
 
 def test_the_first_answer_is_quick_once_its_kernels_are_made() -> None:
-    """1.2 ms at the median of 300 problems on two cores; the bound is for a busy machine."""
+    """2.1 ms at the median of 300 problems on two busy cores; the bound is for busier ones."""
     predict(Problem(m=4096, n=4096, k=4096), H200, MODEL)
     times = []
     for index in range(20):
