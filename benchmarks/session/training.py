@@ -22,7 +22,7 @@ SUITES = {
     "bf16": (("bf16", "configs/suites/train_gpt.toml"),),
     # The head stays bf16; gradients are E5M2.
     "fp8": (
-        ("bf16", "configs/suites/train_gpt.toml"),
+        ("bf16", "configs/suites/train_gpt_head.toml"),
         ("fp8_e4m3", "configs/suites/train_gpt.toml"),
         ("fp8_e5m2", "configs/suites/train_gpt_fp8.toml"),
     ),
