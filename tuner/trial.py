@@ -75,22 +75,37 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finals:
+class Rounds:
     """Paired rounds of a few candidates and cuBLAS: in each round every one was timed once.
 
     `samples_us[i][r]` is candidate i's time per launch in round r; `baseline_us[r]` is cuBLAS's
     in the same round. Rounds whose clock fell below the run's own median are not in here.
     """
 
-    problem: Problem
-    candidates: tuple[Candidate, ...]
     samples_us: tuple[tuple[float, ...], ...]
     baseline_us: tuple[float, ...]
+    conditions: Conditions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finals(Rounds):
+    """The sustained rounds of the finalists, the GPU never idle, and the paced ones.
+
+    `paced` has as much rest as work, as between the products of a program; None: not taken.
+    """
+
+    problem: Problem
+    candidates: tuple[Candidate, ...]
     correctness: tuple[Correctness, ...]
     workspace_bytes: tuple[int, ...]
-    conditions: Conditions
     discarded_rounds: int = 0
     failures: tuple[tuple[Candidate, Failure], ...] = ()
+    paced: Rounds | None = None
+
+    @property
+    def states(self) -> tuple[Rounds, ...]:
+        """The rounds of every state that the GPU was in."""
+        return (self,) if self.paced is None else (self, self.paced)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -115,6 +115,10 @@ def test_every_layout_has_a_baseline(
     finals = device.finals(problem, contenders, Policy(final_rounds=5))
     assert len(finals.candidates) == len(contenders), finals.failures
     assert 1 < median(finals.baseline_us) < 200
+    assert finals.paced is not None
+    assert [len(samples) for samples in finals.paced.samples_us] == [5] * len(contenders)
+    # Rested, it takes no longer; nor does a launch's own delay weigh on it.
+    assert 0.7 < median(finals.paced.baseline_us) / median(finals.baseline_us) < 1.15
 
 
 @pytest.mark.parametrize(

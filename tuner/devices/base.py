@@ -88,6 +88,8 @@ class Device(Protocol):
     def finals(self, problem: Problem, contenders: Sequence[Contender], policy: Policy) -> Finals:
         """Time the contenders and cuBLAS against each other, round by round.
 
+        A GPU does so at its power limit and rested; a recording holds the former alone.
+
         Contenders that fail here are in `Finals.failures`, not in `Finals.candidates`.
         """
         ...

@@ -180,6 +180,7 @@ class CudaDevice:
             conditions=done.conditions,
             discarded_rounds=done.discarded_rounds,
             failures=tuple(failures),
+            paced=done.paced,
         )
 
     def sweep(

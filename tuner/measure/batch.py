@@ -16,6 +16,7 @@ import torch
 
 from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem
+from tuner.measure import timing
 from tuner.measure.baseline import Baseline
 from tuner.measure.bench import Bench, CandidateFailed, Prepared
 from tuner.measure.conditions import Monitor, conditions_of
@@ -39,14 +40,20 @@ from tuner.measure.protocol import (
 )
 from tuner.measure.timing import (
     FINAL_REPLAY_US,
+    REST,
     SCREEN_REPLAY_US,
     Timer,
     launches_per_replay,
 )
-from tuner.trial import Failure
+from tuner.trial import Failure, Rounds
 
 ROUNDS_BUDGET_US = 10e6
-"""Paired rounds of one problem take at most about this long; long kernels get fewer rounds."""
+"""Paired rounds of one problem take at most about this long, sustained and paced ones each; long
+kernels get fewer rounds."""
+
+PACED_REPLAYS = 2 * (1 + REST)
+"""What a paced round takes of a sustained one: cuBLAS goes before every replay, untimed, and both
+are rested from."""
 
 LEAST_ROUNDS = 7
 
@@ -93,10 +100,11 @@ class Batches:
         return ScreenDone()
 
     def finals(self, request: Finals) -> FinalsDone:
-        """All entrants and cuBLAS in the same shuffled rounds."""
+        """All entrants and cuBLAS in the same shuffled rounds, paced ones first: they are cool."""
         bench = self._bench(request.problem, request.seed)
         field, failures = self._field(bench, request.entrants)
-        return self._race(bench, field, failures, request.policy.final_rounds, request.seed)
+        rounds = request.policy.final_rounds
+        return self._race(bench, field, failures, rounds, request.seed, paced=True)
 
     def sweep(self, request: Sweep) -> SweepDone:
         """Everything in a few common rounds; then the best of it in further ones."""
@@ -150,8 +158,9 @@ class Batches:
         rounds: int,
         seed: int,
         aim_us: float | None = None,
+        paced: bool = False,
     ) -> FinalsDone:
-        """Paired rounds of the field and cuBLAS.
+        """Paired rounds of the field and cuBLAS; with `paced` as many with rests before them.
 
         Finals give all one number of launches per replay, so that the cost of starting a graph
         weighs on all alike. With `aim_us` each has its own: a wide field's slowest would take
@@ -188,16 +197,22 @@ class Batches:
                 graphs, [*(estimates[i] for i in indices), baseline_estimate], strict=True
             )
         )
-        affordable = max(LEAST_ROUNDS, int(ROUNDS_BUDGET_US / max(round_us, 1.0)))
-        try:
-            result = timer.rounds(
+
+        def taken(rest: float, replays: float) -> timing.Rounds:
+            affordable = max(LEAST_ROUNDS, int(ROUNDS_BUDGET_US / max(round_us * replays, 1.0)))
+            return timer.rounds(
                 graphs,
                 min(rounds, affordable),
                 seed=seed,
                 announce=lambda i: self.send(
                     Started(index=indices[i] if i < len(indices) else NOBODY)
                 ),
+                rest=rest,
             )
+
+        try:
+            rested = taken(REST, PACED_REPLAYS) if paced else None
+            result = taken(0.0, 1.0)
         finally:
             for graph in graphs:
                 graph.close()
@@ -215,6 +230,7 @@ class Batches:
             baseline_us=result.samples_us[-1],
             conditions=conditions_of(result.readings),
             discarded_rounds=result.discarded,
+            paced=None if rested is None else _paired(rested),
         )
 
     def _outcome(
@@ -237,6 +253,15 @@ class Batches:
                 cost_s=round(time.perf_counter() - began, 4),
             )
         )
+
+
+def _paired(rounds: timing.Rounds) -> Rounds:
+    """The baseline's samples apart from the others'."""
+    return Rounds(
+        samples_us=rounds.samples_us[:-1],
+        baseline_us=rounds.samples_us[-1],
+        conditions=conditions_of(rounds.readings),
+    )
 
 
 def release_memory() -> None:

@@ -18,7 +18,7 @@ from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.launch import Candidate
 from gemmsmith.problem import Problem
 from tuner.devices.base import Policy
-from tuner.trial import Failure
+from tuner.trial import Failure, Rounds
 
 NOBODY = -1
 
@@ -111,7 +111,10 @@ class ScreenDone(msgspec.Struct, frozen=True, kw_only=True, tag="screen_done"):
 
 
 class FinalsDone(msgspec.Struct, frozen=True, kw_only=True, tag="finals_done"):
-    """The paired samples: `samples_us[i]` is `finalists[i]`'s, round by round."""
+    """The paired samples: `samples_us[i]` is `finalists[i]`'s, round by round.
+
+    `paced` are those of the rounds with rests; a sweep takes none.
+    """
 
     finalists: tuple[Outcome, ...]
     failures: tuple[Outcome, ...]
@@ -119,6 +122,7 @@ class FinalsDone(msgspec.Struct, frozen=True, kw_only=True, tag="finals_done"):
     baseline_us: tuple[float, ...]
     conditions: Conditions
     discarded_rounds: int
+    paced: Rounds | None = None
 
 
 class SweepDone(msgspec.Struct, frozen=True, kw_only=True, tag="sweep_done"):

@@ -1,5 +1,7 @@
 """Times graphs: a few replays of one (screening), or shuffled paired rounds of many (finals).
 
+Rounds are sustained, the GPU never idle, or paced, with a rest after each replay.
+
 A sample is one replay between two events, divided by its launches. The GPU is kept ahead of the
 host: a sample whose start event was recorded on an idle GPU would include the host's delay, so
 every time the host had to wait an untimed replay goes first.
@@ -8,6 +10,7 @@ every time the host had to wait an untimed replay goes first.
 from __future__ import annotations
 
 import random
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,6 +37,14 @@ CLOCK_FLOOR = 0.93
 
 Under the power cap the clock wanders by 4-5% from one round to the next, for all alike: at 0.97
 half of the rounds of 4096×4096×4096 were thrown away (NVIDIA H200, 2026-11-21)."""
+
+REST = 1.0
+"""How long the GPU rests after each replay of a paced round, as a share of how long it worked.
+
+A training step multiplies for a half to two thirds of its time, so the clock is higher than where
+products follow one another without end: there an H200 falls from 1980 to 1450 MHz at 700 W. What is
+bound by the clock (cuBLAS's largest tiles) takes 15% less time then, what is bound by L2 does not
+(NVIDIA H200, 2026-11-22: winners of sustained rounds alone made a Llama step 5% slower)."""
 
 EXTRA_ROUNDS = 1.0
 """At most this share of the wanted rounds is repeated for clock drops."""
@@ -86,10 +97,12 @@ class Timer:
         *,
         seed: int,
         announce: Callable[[int], None],
+        rest: float = 0.0,
     ) -> Rounds:
         """`count` rounds; in each, every graph is replayed once, in an order shuffled anew.
 
         The last graph must be one that cannot hang (cuBLAS's): it fills the gap after a wait.
+        With a `rest` the GPU idles after each replay, so many times as long as it worked.
 
         `announce(i)` is called before the host waits for graph i: if that wait never ends, i is
         to blame. Rounds with a low clock are repeated, within EXTRA_ROUNDS.
@@ -104,7 +117,7 @@ class Timer:
                 if len(taken) == limit:
                     break
                 shuffler.shuffle(order)
-                taken.append(self._round(graphs, order, announce))
+                taken.append(self._round(graphs, order, announce, rest))
             kept = _steady(taken)
         kept = kept[:count]
         return Rounds(
@@ -114,8 +127,14 @@ class Timer:
         )
 
     def _round(
-        self, graphs: Sequence[Replay], order: Sequence[int], announce: Callable[[int], None]
+        self,
+        graphs: Sequence[Replay],
+        order: Sequence[int],
+        announce: Callable[[int], None],
+        rest: float,
     ) -> tuple[Reading, dict[int, float]]:
+        if rest > 0:
+            return self._paced_round(graphs, order, announce, rest)
         times: dict[int, float] = {}
         waiting: deque[int] = deque()
 
@@ -133,6 +152,26 @@ class Timer:
         reading = self._monitor.read()  # while the last replays still run
         while waiting:
             collect()
+        return reading, times
+
+    def _paced_round(
+        self,
+        graphs: Sequence[Replay],
+        order: Sequence[int],
+        announce: Callable[[int], None],
+        rest: float,
+    ) -> tuple[Reading, dict[int, float]]:
+        times: dict[int, float] = {}
+        reading = Reading()
+        for index in order:
+            began = time.perf_counter()
+            graphs[-1].enqueue()  # untimed: the GPU has rested
+            pair = self._timed(graphs[index], index)
+            if index == order[-1]:
+                reading = self._monitor.read()  # while the replay still runs
+            announce(index)
+            times[index] = self._read(pair, graphs[index])
+            time.sleep(rest * (time.perf_counter() - began))
         return reading, times
 
     def _pair(self, slot: int) -> tuple[Event, Event]:

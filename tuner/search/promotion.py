@@ -2,23 +2,30 @@
 
 Invariants: the same finals always give the same winner (bootstrap intervals have a fixed seed,
 ties fall to a fixed order), and CUTLASS is recommended only where the interval of its paired
-speed-up lies wholly above 1, so an answer never makes a program slower.
+speed-up lies wholly above 1 in every state of the GPU that was measured, at the power limit and
+rested, so an answer never makes a program slower. Among those the winner is the one that is fastest
+between the states, where programs are; what is reported of it is the state in which it gains less.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
+from statistics import median
 
-from gemmsmith.answer import Correctness, Ratio, Statistics, Use
+from gemmsmith.answer import Conditions, Correctness, Ratio, Statistics, Use
 from gemmsmith.kernel import TileScheduler
 from gemmsmith.launch import Candidate
 from tuner.measure.statistics import paired_ratio, summarize
-from tuner.trial import Finals
+from tuner.trial import Finals, Rounds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """What the finals say. `ties` holds the keys that could not be told from the winner."""
+    """What the finals say. `ties` holds the keys that could not be told from the winner.
+
+    `statistics`, `baseline`, `speedup` and `conditions` are of one state of the GPU.
+    """
 
     candidate: Candidate | None
     use: Use
@@ -26,6 +33,7 @@ class Decision:
     baseline: Statistics | None
     speedup: Ratio | None
     correctness: Correctness | None
+    conditions: Conditions
     ties: tuple[str, ...] = ()
 
 
@@ -36,37 +44,64 @@ def reduces_across_blocks(candidate: Candidate) -> bool:
 
 def decide(finals: Finals) -> Decision:
     """Choose among the finalists; with none left, cuBLAS stays the answer."""
-    baseline = summarize(finals.baseline_us) if finals.baseline_us else None
     if not finals.candidates:
         return Decision(
             candidate=None,
             use=Use.CUBLAS,
             statistics=None,
-            baseline=baseline,
+            baseline=summarize(finals.baseline_us) if finals.baseline_us else None,
             speedup=None,
             correctness=None,
+            conditions=finals.conditions,
         )
-    stats = [summarize(samples) for samples in finals.samples_us]
-    fastest = min(range(len(stats)), key=lambda i: (stats[i].median_us, finals.candidates[i].key))
-    tied = [i for i in range(len(stats)) if i == fastest or _ties(finals, i, fastest)]
+    everyone = range(len(finals.candidates))
+    safe = [i for i in everyone if all(_gains(state, i) for state in finals.states)]
+    field = safe or everyone
+    fastest = min(field, key=lambda i: (_between(finals, i), finals.candidates[i].key))
+    tied = [i for i in field if i == fastest or _ties(finals, i, fastest)]
     chosen = min(tied, key=lambda i: _preference(finals, i))
-    speedup = paired_ratio(finals.baseline_us, finals.samples_us[chosen]) if baseline else None
-    wins = speedup is None or speedup.ci_low > 1.0
+    state = min(finals.states, key=lambda state: _speedup(state, chosen))
     return Decision(
         candidate=finals.candidates[chosen],
-        use=Use.CUTLASS if wins else Use.CUBLAS,
-        statistics=stats[chosen],
-        baseline=baseline,
-        speedup=speedup,
+        use=Use.CUTLASS if safe else Use.CUBLAS,
+        statistics=summarize(state.samples_us[chosen]),
+        baseline=summarize(state.baseline_us) if state.baseline_us else None,
+        speedup=_over_cublas(state, chosen),
         correctness=finals.correctness[chosen],
+        conditions=state.conditions,
         ties=tuple(finals.candidates[i].key for i in tied if i != chosen),
     )
 
 
+def _over_cublas(state: Rounds, i: int) -> Ratio | None:
+    """Candidate i's speed-up in a state; None where cuBLAS could not be timed."""
+    return paired_ratio(state.baseline_us, state.samples_us[i]) if state.baseline_us else None
+
+
+def _speedup(state: Rounds, i: int) -> float:
+    ratio = _over_cublas(state, i)
+    return 1.0 if ratio is None else ratio.median
+
+
+def _gains(state: Rounds, i: int) -> bool:
+    """Whether candidate i is faster than cuBLAS in a state, beyond doubt."""
+    ratio = _over_cublas(state, i)
+    return ratio is None or ratio.ci_low > 1.0
+
+
+def _between(finals: Finals, i: int) -> float:
+    """Microseconds between the states: the geometric mean of their medians."""
+    times = [median(state.samples_us[i]) for state in finals.states]
+    return float(prod(times) ** (1 / len(times)))
+
+
 def _ties(finals: Finals, i: int, fastest: int) -> bool:
     """Whether candidate i's time over the fastest one's may be 1, round by round."""
-    ratio = paired_ratio(finals.samples_us[i], finals.samples_us[fastest])
-    return ratio.ci_low <= 1.0
+    mine, best = (
+        [sample for state in finals.states for sample in state.samples_us[who]]
+        for who in (i, fastest)
+    )
+    return paired_ratio(mine, best).ci_low <= 1.0
 
 
 def _preference(finals: Finals, i: int) -> tuple[bool, int, str]:

@@ -256,7 +256,7 @@ class _Run:
 
     def promote(self, finals: Finals) -> Winner:
         decision = decide(finals)
-        winner = self.store.promote(self._winner(finals, decision))
+        winner = self.store.promote(self._winner(decision))
         self._say(Step.PROMOTE, self.planned, self.planned, _verdict(decision))
         return winner
 
@@ -351,7 +351,7 @@ class _Run:
                 workspace_bytes=finals.workspace_bytes[i],
             )
 
-    def _winner(self, finals: Finals, decision: Decision) -> Winner:
+    def _winner(self, decision: Decision) -> Winner:
         return Winner(
             problem=self.problem,
             device=self.device.model,
@@ -362,7 +362,7 @@ class _Run:
             baseline=decision.baseline,
             speedup=decision.speedup,
             correctness=decision.correctness,
-            conditions=finals.conditions,
+            conditions=decision.conditions,
             ties=decision.ties,
             baseline_kernels=self.baseline_kernels,
             replayed=self.device.replayed,

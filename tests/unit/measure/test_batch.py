@@ -148,8 +148,12 @@ def test_finals_pair_the_survivors_with_the_baseline(
     assert [len(samples) for samples in done.samples_us] == [5, 5, 5]
     assert len(done.baseline_us) == 5
     assert all(o.correctness for o in done.finalists)
-    waits = [reply.index for reply in said if isinstance(reply, Started)][-20:]
-    assert sorted(waits) == sorted([NOBODY, 0, 6, 7] * 5)
+    assert done.paced is not None
+    assert [len(samples) for samples in done.paced.samples_us] == [5, 5, 5]
+    assert len(done.paced.baseline_us) == 5
+    assert decode_reply(encode(done)) == done
+    waits = [reply.index for reply in said if isinstance(reply, Started)][-40:]
+    assert sorted(waits) == sorted([NOBODY, 0, 6, 7] * 10)
 
 
 def test_a_sweep_measures_all_and_then_the_best(batches: Batches, pack: Path) -> None:
@@ -167,6 +171,7 @@ def test_a_sweep_measures_all_and_then_the_best(batches: Batches, pack: Path) ->
     assert {o.index for o in done.further.finalists} <= {0, 6, 7}
     assert all(len(samples) == 5 for samples in done.further.samples_us)
     assert len(done.further.baseline_us) == 5
+    assert done.common.paced is done.further.paced is None
 
 
 def test_profiling_and_its_answer_travel(batches: Batches, said: list[Reply]) -> None:

@@ -12,11 +12,18 @@ from tuner.measure.timing import Timer, launches_per_replay
 
 
 class Gpu:
-    """A GPU whose time passes only while graphs run."""
+    """A GPU whose time passes only while graphs run, and while the host sleeps."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.log: list[str] = []
+
+    def perf_counter(self) -> float:
+        return self.now / 1e6
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds * 1e6
+        self.log.append("rest")
 
 
 class FakeEvent:
@@ -61,6 +68,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     gpu = Gpu()
     monkeypatch.setattr(FakeEvent, "gpu", gpu, raising=False)
     monkeypatch.setattr(timing, "Event", FakeEvent)
+    monkeypatch.setattr(timing, "time", gpu)
     return gpu
 
 
@@ -95,6 +103,21 @@ def test_each_round_times_everyone_once_in_a_new_order(gpu: Gpu) -> None:
     assert len({tuple(names) for names in rounds}) > 1
     assert [gpu.log[i * 5] for i in range(6)] == ["d"] * 6  # the last graph fills the gap
     assert sorted(blamed) == sorted([0, 1, 2, 3] * 6)
+
+
+def test_in_paced_rounds_the_gpu_rests_as_long_as_it_worked(gpu: Gpu) -> None:
+    graphs = [FakeGraph(gpu, name, us) for name, us in (("a", 1), ("b", 2), ("last", 3))]
+    blamed: list[int] = []
+    result = timer(steady()).rounds(graphs, 4, seed=1, announce=blamed.append, rest=1.0)
+    assert result.samples_us == tuple((float(us),) * 4 for us in (1, 2, 3))
+    assert len(result.readings) == 4
+    turns = [gpu.log[i : i + 3] for i in range(0, len(gpu.log), 3)]
+    # Whatever is timed follows an untimed replay, and is rested from.
+    assert all(first == "last" and rest == "rest" for first, _, rest in turns)
+    assert sorted(timed for _, timed, _ in turns) == sorted(["a", "b", "last"] * 4)
+    worked = 4 * 10 * sum(3 + us for us in (1, 2, 3))
+    assert gpu.now == pytest.approx(2 * worked)
+    assert sorted(blamed) == sorted([0, 1, 2] * 4)
 
 
 def test_the_same_seed_gives_the_same_orders(gpu: Gpu) -> None:

@@ -12,7 +12,7 @@ from gemmsmith.kernel import TileScheduler
 from gemmsmith.launch import Candidate
 from tests.support.candidates import EXACT, PROBLEM, named
 from tuner.search.promotion import decide
-from tuner.trial import Finals
+from tuner.trial import Finals, Rounds
 
 
 def finals(
@@ -34,6 +34,47 @@ def finals(
         workspace_bytes=(workspace,) * len(times),
         conditions=Conditions(sm_clock_mhz=1980, power_w=500, temperature_c=50),
     )
+
+
+def in_two_states(
+    sustained: dict[Candidate, float], paced: dict[Candidate, float], baselines: tuple[float, float]
+) -> Finals:
+    """Finals at the power limit, and rested."""
+    hot, cool = finals(sustained, baselines[0]), finals(paced, baselines[1])
+    calm = Conditions(sm_clock_mhz=1500, power_w=700, temperature_c=60)
+    rounds = Rounds(samples_us=cool.samples_us, baseline_us=cool.baseline_us, conditions=calm)
+    return replace(hot, paced=rounds)
+
+
+def test_what_wins_at_the_power_limit_only_is_not_recommended() -> None:
+    """As on an H200: cuBLAS's large tiles gain more from a higher clock."""
+    only = named("only")
+    decision = decide(in_two_states({only: 10.0}, {only: 9.3}, baselines=(11.0, 9.0)))
+    assert decision.use is Use.CUBLAS
+    assert decision.candidate == only
+    assert decision.speedup is not None
+    assert decision.speedup.median == pytest.approx(9.0 / 9.3, abs=0.002)
+    # All that is said is of the state in which it gains less.
+    assert decision.statistics is not None
+    assert decision.statistics.median_us == pytest.approx(9.3, rel=0.05)
+    assert decision.baseline is not None
+    assert decision.baseline.median_us == pytest.approx(9.0, rel=0.05)
+    assert decision.conditions.sm_clock_mhz == 1500
+
+
+def test_the_winner_is_fastest_between_the_states_of_what_gains_in_both() -> None:
+    hot, both, steady = named("hot"), named("both"), named("steady")
+    decision = decide(
+        in_two_states(
+            {hot: 8.0, both: 10.0, steady: 10.8},
+            {hot: 9.5, both: 8.5, steady: 8.0},
+            baselines=(11.0, 9.0),
+        )
+    )
+    assert decision.candidate == both
+    assert decision.use is Use.CUTLASS
+    assert decision.speedup is not None
+    assert decision.speedup.median == pytest.approx(9.0 / 8.5, abs=0.002)
 
 
 def test_a_clear_winner_is_promoted_with_its_paired_speed_up() -> None:
