@@ -20,7 +20,7 @@ from gemmsmith.problem import Problem
 from service import documents, lookup
 from service.answers import Question, Rendered
 from service.catalogue import check_fits
-from service.chart import Chart, Charted
+from service.chart import Charted
 from service.metrics import UNKNOWN, Source
 from service.problems import ProblemError, invalid_field
 from service.state import State
@@ -117,7 +117,7 @@ def _read(
 ) -> Iterator[Found]:
     problems = [_problem(question, device) for question in questions]
     sound = [problem for problem in problems if isinstance(problem, Problem)]
-    charted = Charted(service.store, _chart(service.store))
+    charted = Charted(service.store, service.chart)
     source: lookup.WinnerSource = charted
     if device is not None and len(sound) >= _BULK_FROM:
         source = _Together(service.store, sound, device)
@@ -136,12 +136,6 @@ def _read(
             if answer is None
             else Rendered.of(answer)
         )
-
-
-@functools.lru_cache(maxsize=1)
-def _chart(store: Store) -> Chart:
-    """A process has one store."""
-    return Chart(store)
 
 
 def _problem(question: Question, device: DeviceModel | None) -> Problem | ProblemError:

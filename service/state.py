@@ -11,6 +11,7 @@ from fastapi import Depends, Request
 from service.access import Doorkeeper
 from service.answers import Answers
 from service.catalogue import Catalogue
+from service.chart import Chart
 from service.metrics import Metrics
 from service.settings import Settings
 from service.watcher import Watcher
@@ -27,6 +28,7 @@ class State:
 
     Attributes:
         answers: what lookups were answered, while it is true; `watcher` sees to that.
+        chart: what a prediction has to know of the store.
         ranker: predicts what lookups find no winner for.
         access: tells who makes a request, and whether they may.
         stopping: set when the server begins to stop; event streams then end, and their clients
@@ -44,6 +46,10 @@ class State:
     ranker: Ranker
     access: Doorkeeper
     stopping: threading.Event = field(default_factory=threading.Event)
+    chart: Chart = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.chart = Chart(self.store)
 
     def catch_up(self) -> None:
         """Let lookups show what has changed until now, before anybody is told of the change."""

@@ -21,6 +21,7 @@ from gemmsmith.answer import Use
 from gemmsmith.problem import DType, Problem
 from service import fast_path
 from service.access import COOKIE, Scope
+from service.answers import Answers
 from service.settings import Settings
 from tests.support.serving import H100, new_settings, promote, running, winner
 from tuner.store import Store
@@ -164,6 +165,60 @@ def test_what_is_known_takes_the_short_road_and_says_the_same(
     assert taken
     assert b"x-request-id: r-1\r\n" in answer
     assert (b"\r\n\r\n{" in answer) == (expected == 200)
+
+
+@pytest.mark.parametrize(
+    ("query", "expected", "short"),
+    [
+        (QUERY, 200, True),
+        (QUERY + "&exact=true", 200, True),
+        (QUERY + "&exact=false&batch=1&dtype=bf16&layout=tn&arch=sm90", 200, True),
+        (f"{QUERY}&device={H100.slug}", 200, True),
+        ("m=8192&n=4096&k=4096", 200, True),
+        ("m=77&n=7000&k=640&dtype=fp16", 200, True),
+        ("m=64&m=77&n=7000&k=640&dtype=fp16", 200, True),
+        ("m=8192&n=4096&k=4096&exact=true", 404, True),
+        (QUERY + "&dtype=fp8_e4m3&layout=nn", 422, True),
+        ("m=2147483647&n=2147483647&k=64", 422, True),
+        ("m=2147483648&n=4096&k=64", 422, False),
+        (QUERY + "&exact=1", 200, False),
+        (QUERY + "&device=", 200, False),
+        (QUERY + "&device=null", 422, False),
+        (QUERY + "&arch=null", 422, False),
+        (QUERY + "&arch=sm70", 422, False),
+        (QUERY + "&dtype=null", 422, False),
+        (QUERY + "&device=" + "v" * 201, 422, False),
+        (QUERY + "&", 200, False),
+        ("m=1e3&n=4096&k=4096", 422, False),
+        ("m=04096&n=4096&k=4096", 200, False),
+        ("m=+4096&n=4096&k=4096", 422, False),
+        ("m=4096&n=4096", 422, False),
+    ],
+)
+def test_what_was_never_asked_says_the_same(
+    service: Service, query: str, expected: int, short: bool
+) -> None:
+    looked_up = fast_path._looked_up
+    taken = []
+
+    def seen(*args: Any) -> Any:
+        taken.append(looked_up(*args))
+        return taken[-1]
+
+    with service.patch.context() as patch:
+        patch.setattr(Answers, "asked", lambda *_: None)
+        patch.setattr(Answers, "keep", lambda *_: None)
+        patch.setattr(fast_path, "_looked_up", seen)
+        answer, _ = service.both(get(query))
+    assert (status(answer), bool(taken)) == (expected, short)
+
+
+def test_what_was_asked_once_is_answered_from_memory(service: Service) -> None:
+    query = "m=96&n=7000&k=640&dtype=fp16"
+    first = service.raw(get(query))
+    with service.patch.context() as patch:
+        patch.setattr(fast_path, "_looked_up", None)
+        assert service.raw(get(query)) == first
 
 
 @pytest.mark.parametrize(
@@ -330,8 +385,8 @@ def counters(service: Service) -> dict[str, float]:
 
 
 def test_both_roads_are_counted_alike(service: Service) -> None:
-    requests = [get(), get("m=8192&n=4096&k=4096"), post({"problems": PROBLEMS, "exact": True})]
-    for request in requests:
+    known = [get(), get("m=8192&n=4096&k=4096"), post({"problems": PROBLEMS, "exact": True})]
+    for request in known:
         service.raw(request)
     counted = []
     for closed in (False, True):
@@ -340,7 +395,8 @@ def test_both_roads_are_counted_alike(service: Service) -> None:
             if closed:
                 patch.setattr(fast_path, "_best", _closed)
                 patch.setattr(fast_path, "_batch", _closed)
-            for request in requests:
+            new = f"m=8&n=7000&k={640 + 16 * closed}&dtype=fp16"
+            for request in [*known, get(new), get(new + "&exact=true"), get(new + "&dtype=null")]:
                 service.raw(request)
         after = counters(service)
         changed = {name: value - before.get(name, 0) for name, value in after.items()}
@@ -354,9 +410,11 @@ def test_both_roads_are_counted_alike(service: Service) -> None:
     assert fast == slow
     assert fast["gemmsmith_lookups_total['exact']"] == 4
     assert fast["gemmsmith_lookups_total['nearest']"] == 1
-    assert fast["gemmsmith_lookups_total['unknown']"] == 2
+    assert fast["gemmsmith_lookups_total['predicted']"] == 1
+    assert fast["gemmsmith_lookups_total['unknown']"] == 3
     assert fast["gemmsmith_answers_total['memory']"] == 5
-    assert fast["gemmsmith_requests_total['/best', '200', 'GET']"] == 2
+    assert fast["gemmsmith_answers_total['database']"] == 4
+    assert fast["gemmsmith_requests_total['/best', '200', 'GET']"] == 3
     assert counters(service)["gemmsmith_answers_kept[]"] > 0
 
 
