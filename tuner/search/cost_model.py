@@ -307,9 +307,9 @@ def _resident(clusters: Column, device: DeviceModel) -> Column:
     """Blocks that run at once, in clusters of that many."""
     import numpy
 
-    sizes, places = numpy.unique(clusters, return_inverse=True)
-    blocks = [resident_blocks(device.sm_count, int(size)) for size in sizes]
-    return numpy.array(blocks, dtype=float)[places]
+    sizes = clusters.astype(int)
+    blocks = [resident_blocks(device.sm_count, size) for size in range(1, sizes.max() + 1)]
+    return numpy.array(blocks, dtype=float)[sizes - 1]
 
 
 def _work(

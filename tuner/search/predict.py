@@ -9,6 +9,7 @@ the same question gets the same answer.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import Kernel, TileScheduler
@@ -55,26 +56,23 @@ def predict(problem: Problem, device: DeviceModel, ranker: Ranker) -> Prediction
         fitted.build(kernels[0])
     first = []
     for kernel in kernels:
-        if kernel.scheduler in _SPLITTING:
-            first += _launched(kernel, problem, device)
-        else:
+        if kernel.scheduler not in _SPLITTING:
             first.append(Candidate(kernel=kernel, launch=_FIRST))
+        elif found := launches(kernel, problem, device):
+            first += [Candidate(kernel=kernel, launch=launch) for launch in found]
     times = ranker.predict(problem, first, device)
-    order = sorted(range(len(first)), key=lambda i: (times[i], first[i].kernel.name))
+    names = [candidate.kernel.name for candidate in first]
     shortlist: dict[str, Kernel] = {}
-    for index in order:
-        shortlist.setdefault(first[index].kernel.name, first[index].kernel)
+    for _, name, index in sorted(zip(times, names, range(len(first)), strict=True)):
+        shortlist.setdefault(name, first[index].kernel)
         if len(shortlist) == SHORTLIST:
             break
     finalists = [
-        candidate
+        Candidate(kernel=kernel, launch=launch)
         for kernel in shortlist.values()
-        for candidate in _launched(kernel, problem, device)
+        for launch in launches(kernel, problem, device)
     ]
     times = ranker.predict(problem, finalists, device)
-    best = min(range(len(finalists)), key=lambda i: (times[i], finalists[i].key))
-    return Prediction(candidate=finalists[best], us=times[best])
-
-
-def _launched(kernel: Kernel, problem: Problem, device: DeviceModel) -> list[Candidate]:
-    return [Candidate(kernel=kernel, launch=launch) for launch in launches(kernel, problem, device)]
+    least = min(times)
+    ties = (each for each, time in zip(finalists, times, strict=True) if time == least)
+    return Prediction(candidate=min(ties, key=attrgetter("key")), us=least)

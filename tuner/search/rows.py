@@ -42,10 +42,10 @@ class Rows(Generic[T]):
         keys = list(map(self._key, things))
         with self._lock:
             try:
-                places = [self._places[key] for key in keys]
+                places = list(map(self._places.__getitem__, keys))
             except KeyError:
                 self._add(dict(zip(keys, things, strict=True)))
-                places = [self._places[key] for key in keys]
+                places = list(map(self._places.__getitem__, keys))
             return self._values[:, places]
 
     def _add(self, things: dict[Hashable, T]) -> None:

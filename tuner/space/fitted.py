@@ -44,13 +44,14 @@ _CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4))
 def kernels(like: Kernel, problem: Problem, device: DeviceModel) -> list[Kernel]:
     """Legal kernels with fitted tiles, of the types, layout, alignment and epilogue of `like`."""
     found: dict[str, Kernel] = {}
+    step = _step(problem.dtype)
     for (mainloop, scheduler, m), swapped in product(_SCHEDULES, (False, True)):
         extents = (problem.n, problem.m) if swapped else (problem.m, problem.n)
         for cluster, waves in product(_CLUSTERS, range(1, MOST_WAVES + 1)):
             if waves > 1 and (cluster[0] * cluster[1] == 4 or scheduler is TileScheduler.GRID):
                 continue  # these are for a single wave: all reads at once, no tile after the first
             resident = resident_blocks(device.sm_count, cluster[0] * cluster[1]) * waves
-            n = _width(m, extents, problem, cluster, resident)
+            n = _width(m, extents, problem.batch, cluster, resident, step)
             if n is None:
                 continue
             kernel = _legal(like, mainloop, scheduler, (m, n), cluster, swapped)
@@ -102,14 +103,13 @@ def _step(dtype: DType) -> int:
 
 
 def _width(
-    m: int, extents: tuple[int, int], problem: Problem, cluster: tuple[int, int], blocks: int
+    m: int, extents: tuple[int, int], batch: int, cluster: tuple[int, int], blocks: int, step: int
 ) -> int | None:
     """The least tile N with which all tiles are in `blocks` at once; None if that is no fit."""
     tiles_m = ceil(extents[0] / (m * cluster[0])) * cluster[0]
-    across = blocks // (tiles_m * problem.batch) // cluster[1] * cluster[1]
+    across = blocks // (tiles_m * batch) // cluster[1] * cluster[1]
     if across < 1:
         return None
-    step = _step(problem.dtype)
     n = ceil(ceil(extents[1] / across) / step) * step
-    useful = extents[0] * extents[1] * problem.batch / (blocks * m * n)
+    useful = extents[0] * extents[1] * batch / (blocks * m * n)
     return n if NARROWEST <= n <= WIDEST and useful >= LEAST_FILL else None

@@ -6,6 +6,7 @@ CUTLASS's `tile_scheduler_params.h`.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from gemmsmith.kernel import Backend, Kernel, MainloopSchedule, TileScheduler
@@ -83,6 +84,7 @@ def heuristic_raster(grid: TileGrid) -> RasterOrder:
     return RasterOrder.ALONG_M if grid.tiles_n > grid.tiles_m else RasterOrder.ALONG_N
 
 
+@lru_cache(maxsize=1024)
 def resident_blocks(sm_count: int, cluster_size: int) -> int:
     """Thread blocks that run at once, one per SM, clusters inside their GPC.
 

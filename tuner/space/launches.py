@@ -45,6 +45,8 @@ def launches(kernel: Kernel, problem: Problem, device: DeviceModel) -> list[Laun
     """
     if kernel.backend is Backend.CUTLASS2X or kernel.scheduler is TileScheduler.GRID:
         return [Launch()]
+    if _is_beyond_splitting(kernel, problem, device):
+        return []
     grid = tile_grid(kernel, problem)
     if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
         return _cluster_splits(grid, device.sm_count)
@@ -58,6 +60,17 @@ def launches(kernel: Kernel, problem: Problem, device: DeviceModel) -> list[Laun
             if _refusal(kernel, launch, problem, grid.k_tiles) is None
         ]
     return _orders(grid, kernel.cluster)
+
+
+def _is_beyond_splitting(kernel: Kernel, problem: Problem, device: DeviceModel) -> bool:
+    """Whether even unpadded tiles are too many to split: true of most kernels that split for most
+    problems, and quickly told.
+    """
+    if kernel.scheduler not in (TileScheduler.SPLIT_K, TileScheduler.CLUSTER_SPLIT_K):
+        return False
+    tile_m, tile_n, _ = kernel.tile
+    elements = problem.m * problem.n * problem.batch
+    return elements > MAX_SPLIT_WAVES * device.sm_count * tile_m * tile_n
 
 
 def splits_refusal(kernel: Kernel, launch: Launch, problem: Problem) -> str | None:
@@ -83,10 +96,10 @@ def _orders(grid: TileGrid, cluster: tuple[int, int]) -> list[Launch]:
     way to L2. 256×6144×4096 took 24.1 µs along M and 25.6 along N (NVIDIA H200, 2026-11-21).
     """
     if grid.tiles_m == cluster[0] or grid.tiles_n == cluster[1]:
-        return [Launch(raster=heuristic_raster(grid))]  # one line of tiles has one order
+        return [_launch(heuristic_raster(grid))]  # one line of tiles has one order
     swizzles = dict.fromkeys(effective_swizzle(grid, largest) for largest in SWIZZLES)
     return [
-        Launch(raster=raster, swizzle=swizzle)
+        _launch(raster, swizzle)
         for raster in (RasterOrder.ALONG_M, RasterOrder.ALONG_N)
         for swizzle in swizzles
     ]
@@ -98,13 +111,16 @@ def _cluster_splits(grid: TileGrid, sm_count: int) -> list[Launch]:
         grid.k_tiles // MIN_K_TILES_PER_CLUSTER_SPLIT, MAX_SPLIT_WAVES * sm_count // grid.tiles
     )
     found = [splits for splits in CLUSTER_SPLITS if splits <= most]
-    return [_split(RasterOrder.HEURISTIC, splits) if splits > 1 else Launch() for splits in found]
+    return [
+        _launch(RasterOrder.HEURISTIC, 1, Decomposition.SPLIT_K, splits) if splits > 1 else Launch()
+        for splits in found
+    ]
 
 
 def _splitting(grid: TileGrid, resident: int) -> list[Launch]:
     found = _split_k(grid, resident, SPLITS)
     if grid.tiles % resident and grid.k_tiles > MIN_K_TILES_PER_STREAM_K_UNIT:
-        found.append(Launch(raster=heuristic_raster(grid), decomposition=Decomposition.STREAM_K))
+        found.append(_launch(heuristic_raster(grid), 1, Decomposition.STREAM_K))
     return found
 
 
@@ -115,16 +131,21 @@ def _split_k(grid: TileGrid, resident: int, counts: Sequence[int]) -> list[Launc
         return []
     raster = heuristic_raster(grid)
     return [
-        _split(raster, splits)
+        _launch(raster, 1, Decomposition.SPLIT_K, splits)
         for splits in sorted({*counts, *_even_splits(grid, resident)})
         if splits <= most
     ]
 
 
-@lru_cache(maxsize=256)
-def _split(raster: RasterOrder, splits: int) -> Launch:
+@lru_cache(maxsize=1024)
+def _launch(
+    raster: RasterOrder,
+    swizzle: int = 1,
+    decomposition: Decomposition = Decomposition.DATA_PARALLEL,
+    splits: int = 1,
+) -> Launch:
     """Made once: a lookup that nothing was measured for asks for hundreds of these."""
-    return Launch(raster=raster, decomposition=Decomposition.SPLIT_K, splits=splits)
+    return Launch(raster=raster, swizzle=swizzle, decomposition=decomposition, splits=splits)
 
 
 def _even_splits(grid: TileGrid, resident: int) -> list[int]:
