@@ -8,8 +8,9 @@ checkout that was not installed compiles it on first use. Without it, `patch` do
 function mode, which costs more.
 
 torch keeps an operator's new kernel for as long as the process lives, so the binding is installed
-once and then switched on and off. Decisions are forgotten whenever it is switched: whether only
-deterministic kernels count is asked of torch when a product is first decided, not at every call.
+once and then switched on and off, for every product or for those of some linear layers, which it
+knows by their sizes. Decisions are forgotten whenever it is switched: whether only deterministic
+kernels count is asked of torch when a product is first decided, not at every call.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import sysconfig
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -75,6 +76,10 @@ _Failed = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
 _Stream = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
 
 
+Weights = frozenset[tuple[int, int]]
+"""Sizes of linear layers' weights: (out_features, in_features)."""
+
+
 class _Torch(ctypes.Structure):
     _fields_ = [(f"f{i}", ctypes.c_void_p) for i in range(len(_SHIM) + 1)]
 
@@ -91,7 +96,10 @@ class Dispatch:
         self._kind = kind
         self._library = library
         self._engine: Engine | None = None
-        self._plans: dict[int, tuple[RawPlan, Plan]] = {}  # kept alive: C holds their addresses
+        self._only: Weights | None = frozenset()
+        # Kept alive, as C holds their addresses; by plan too, as each switch asks for them again.
+        self._plans: dict[int, tuple[RawPlan, Plan]] = {}
+        self._addresses: dict[Plan, int] = {}
         # Callbacks must outlive every call.
         self._callbacks = (_Resolve(self._resolve), _Failed(self._failed))
         self._get_stream = _Stream(_stream_of(stream)) if stream else None
@@ -124,17 +132,28 @@ class Dispatch:
             return cls._made[kind]
 
     @contextmanager
-    def on(self, engine: Engine) -> Iterator[None]:
-        """Run `engine`'s kernels in every thread, until the end of the block."""
-        before, self._engine = self._engine, engine
+    def on(self, engine: Engine, only: Weights | None = None) -> Iterator[None]:
+        """Run `engine`'s kernels in every thread, until the end of the block.
+
+        Blocks may be nested: what an outer one replaces, an inner one does too.
+
+        Args:
+            engine: decides.
+            only: weights of the linear layers whose products are replaced; None: all products.
+        """
+        before, outer = self._engine, self._only
+        self._engine = engine
+        self._only = None if outer is None or only is None else outer | only
         engine.on_swap(self._library.gs_dispatch_forget)
         self._library.gs_dispatch_forget()
         self._library.gs_dispatch_enable(1)
         try:
             yield
         finally:
-            self._engine = before
+            self._engine, self._only = before, outer
             engine.on_swap(lambda: None)
+            if before is not None:
+                before.on_swap(self._library.gs_dispatch_forget)
             self._library.gs_dispatch_enable(int(before is not None))
             self._library.gs_dispatch_forget()
 
@@ -147,7 +166,7 @@ class Dispatch:
             return None
 
     def _decide(self, words: Any) -> int | None:
-        engine = self._engine
+        engine, only = self._engine, self._only
         dims, dtype = words[0] & 0xFF, _BY_CODE.get(words[0] >> 8)
         if engine is None:
             return _ASK_AGAIN
@@ -163,12 +182,18 @@ class Dispatch:
             )
             for at in (0, 2 * _DIMS)
         )
+        if only is not None and not of_layers(only, a.size, b.size):
+            return None
         plan = engine.plan(Form.MATMUL, a, b)
         if plan is None:  # nothing is decided during a capture
             return _ASK_AGAIN if engine.platform.capturing() else None
-        raw = plan.raw(_DTYPES[torch_dtype(plan.config.kernel.dtype.d)])
-        self._plans[ctypes.addressof(raw)] = (raw, plan)
-        return ctypes.addressof(raw)
+        address = self._addresses.get(plan)
+        if address is None:
+            raw = plan.raw(_DTYPES[torch_dtype(plan.config.kernel.dtype.d)])
+            address = ctypes.addressof(raw)
+            self._plans[address] = (raw, plan)
+            self._addresses[plan] = address
+        return address
 
     def _failed(self, address: int, status: int) -> None:
         """`gs_failed`: the kernel or CUDA refused, and nothing was launched."""
@@ -177,6 +202,18 @@ class Dispatch:
         if self._engine is not None:
             error = LaunchFailed(f"{name}: {status_text(status)}", status)
             self._engine.give_up(plan, error)
+
+
+def of_layers(weights: Weights, a: Sequence[int], b: Sequence[int]) -> bool:
+    """Whether a product of these sizes may be one of linear layers with these weights.
+
+    That is a[M, K] · b[K, N] as a layer's output or as the gradient of its input or of its weight,
+    the gradients also transposed, as torch computes them where the other factor lies in columns.
+    """
+    if len(a) != 2:
+        return False
+    (m, k), n = a, b[1]
+    return not weights.isdisjoint(((n, k), (k, n), (k, m), (m, n), (n, m)))
 
 
 def _quietly(install: Callable[[], int]) -> int:

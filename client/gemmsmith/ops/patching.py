@@ -1,14 +1,18 @@
 """`gemmsmith.patch`: tuned kernels in code that calls torch's own operators.
 
-With a model, its `nn.Linear` modules change class for the while: parameters, hooks and
-`state_dict` stay, other code is not touched and its calls cost nothing more, which makes it the way
-to prefer for one model of several. Without one, all products of two matrices without a bias run
+All products of two matrices without a bias, or with a model those of its `nn.Linear` modules, run
 tuned kernels in every thread, by a compiled binding below autograd that costs a call a fraction of
-a microsecond (`gemmsmith.ops.dispatch`). Where that cannot be had, or a report is wanted, a torch
-function mode catches `F.linear` and the products of `torch` everywhere in this thread, at one to
-two microseconds for every call of any torch function. Autograd and `torch.compile` know all three:
-a class is guarded on, modes are traced, and compiled graphs call the products that the binding
-replaces.
+a microsecond (`gemmsmith.ops.dispatch`). A model's products are known by their sizes. Its modules
+with a bias, which torch adds within a product that the binding leaves alone, change class for the
+while: parameters, hooks and `state_dict` stay, and a call costs some ten microseconds more. A
+product that a compiler makes one `addmm` with a sum, as with a residual of two dimensions, stays
+torch's.
+
+Where the binding cannot be had, or a report is wanted, all `nn.Linear` modules of a model change
+class; without a model a torch function mode catches `F.linear` and the products of `torch` in this
+thread, at one to two microseconds for every call of any torch function. Autograd and
+`torch.compile` know all three: a class is guarded on, modes are traced, and compiled graphs are
+torch's own and call the products that the binding replaces while a block is open.
 
 Either way the operators' own rules hold: what no kernel is tuned for is torch's.
 """
@@ -18,7 +22,8 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any, TextIO
 
 import torch
@@ -44,12 +49,17 @@ class TunedLinear(torch.nn.Linear):
 def patch(
     model: torch.nn.Module | None = None, *, report: bool = False, file: TextIO | None = None
 ) -> Iterator[None]:
-    """Run tuned kernels in `model`, or everywhere in this thread, until the end of the block.
+    """Run tuned kernels in `model`, or everywhere, until the end of the block.
+
+    Blocks may be nested: each adds to what the outer ones replace. Open one around the training
+    loop and not around every step, as each decides its products anew. A CUDA graph keeps what was
+    captured.
 
     Args:
-        model: replace its `nn.Linear` modules (not those of derived classes); None: replace the
-            products of `F.linear`, `torch.matmul` and `@`, `mm` and `bmm` (and `addmm`, where a
-            function mode does it).
+        model: replace the products of its `nn.Linear` modules (not those of derived classes), and
+            with them any of just their sizes elsewhere in the process; None: replace the products
+            of `F.linear`, `torch.matmul` and `@`, `mm` and `bmm` (and `addmm`, where a function
+            mode does it, in this thread only).
         report: print at the end what was computed by what, how often, and the expected gain.
         file: where to; standard error if None.
     """
@@ -59,7 +69,7 @@ def patch(
     if engine is not None and report:
         before, engine.watcher = engine.watcher, watching
     try:
-        with _everywhere(engine, report) if model is None else _within(model):
+        with _everywhere(engine) if model is None else _within(model, engine):
             yield
     finally:
         if engine is not None and report:
@@ -69,23 +79,35 @@ def patch(
 
 
 @contextmanager
-def _within(model: torch.nn.Module) -> Iterator[None]:
-    replaced = [module for module in model.modules() if type(module) is torch.nn.Linear]
-    for module in replaced:
-        module.__class__ = TunedLinear
-    try:
-        yield
-    finally:
-        for module in replaced:
-            module.__class__ = torch.nn.Linear
+def _within(model: torch.nn.Module, engine: Engine | None) -> Iterator[None]:
+    layers = [module for module in model.modules() if type(module) is torch.nn.Linear]
+    with ExitStack() as stack:
+        switched_on = _binding(engine)
+        if switched_on is not None:
+            weights = frozenset((layer.out_features, layer.in_features) for layer in layers)
+            stack.enter_context(switched_on(only=weights))
+            # The others' products are below; a bias makes one torch's addmm, which is not.
+            layers = [layer for layer in layers if layer.bias is not None]
+        for layer in layers:
+            layer.__class__ = TunedLinear
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.__class__ = torch.nn.Linear
 
 
-def _everywhere(engine: Engine | None, report: bool) -> AbstractContextManager[Any]:
-    kind = engine.platform.kind if engine is not None else None
-    dispatch = Dispatch.of(kind) if kind is not None and not report else None
-    if engine is None or dispatch is None:
-        return _Everywhere()
-    return dispatch.on(engine)
+def _everywhere(engine: Engine | None) -> AbstractContextManager[Any]:
+    switched_on = _binding(engine)
+    return _Everywhere() if switched_on is None else switched_on()
+
+
+def _binding(engine: Engine | None) -> Callable[..., AbstractContextManager[None]] | None:
+    """`Dispatch.on` with this engine; None where it cannot be had, or a watcher is to be told."""
+    if engine is None or engine.platform.kind is None or engine.watcher is not None:
+        return None
+    dispatch = Dispatch.of(engine.platform.kind)
+    return None if dispatch is None else partial(dispatch.on, engine)
 
 
 def _mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

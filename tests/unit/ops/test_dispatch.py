@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import itertools
 import logging
 import threading
 import timeit
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 import gemmsmith
-from gemmsmith.ops.dispatch import Dispatch, _binding
+from gemmsmith.ops.dispatch import Dispatch, _binding, of_layers
 from gemmsmith.ops.engine import Engine, install
+from gemmsmith.ops.patching import TunedLinear
 from tests.support.stand_in import Chooser, Host, Packs
 
 BF16 = torch.bfloat16
@@ -32,15 +38,24 @@ def binding(tmp_path_factory: pytest.TempPathFactory) -> Dispatch:
     return found
 
 
-@pytest.fixture
-def engine(chooser: Chooser, pack: Path, binding: Dispatch) -> Iterator[Engine]:
+@contextmanager
+def made(chooser: Chooser, pack: Path) -> Iterator[Engine]:
+    """The process's engine for a while, on a host that the binding serves."""
     host = Host()
     host.kind = "cpu"
-    made = Engine(chooser, Packs(pack), platform=host)
-    before = install(made)
-    yield made
-    install(before)
-    torch._dynamo.reset()
+    engine = Engine(chooser, Packs(pack), platform=host)
+    before = install(engine)
+    try:
+        yield engine
+    finally:
+        install(before)
+        torch._dynamo.reset()
+
+
+@pytest.fixture
+def engine(chooser: Chooser, pack: Path, binding: Dispatch) -> Iterator[Engine]:
+    with made(chooser, pack) as engine:
+        yield engine
 
 
 @pytest.fixture
@@ -175,27 +190,23 @@ def test_during_a_capture_nothing_is_decided(engine: Engine, chooser: Chooser, r
         assert runs() == 1
 
 
-def test_newer_winners_are_taken_over(pack: Path, binding: Dispatch, runs: Runs) -> None:
-    class Swapping(Chooser):
-        snapshot: object = 1
-        on_swap: Callable[[], None] = staticmethod(lambda: None)
+class Swapping(Chooser):
+    """A lookup that takes newer winners."""
 
+    snapshot: object = 1
+    on_swap: Callable[[], None] = staticmethod(lambda: None)
+
+
+def test_newer_winners_are_taken_over(pack: Path, binding: Dispatch, runs: Runs) -> None:
     chooser = Swapping(answers=lambda problem: False)
-    host = Host()
-    host.kind = "cpu"
-    engine = Engine(chooser, Packs(pack), platform=host)
-    before = install(engine)
     a, b = operands((4, 16), (16, 8))
-    try:
-        with gemmsmith.patch():
-            a @ b
-            assert runs() == 0
-            chooser.answers, chooser.snapshot = (lambda problem: True), 2
-            chooser.on_swap()
-            a @ b
-            assert runs() == 1
-    finally:
-        install(before)
+    with made(chooser, pack), gemmsmith.patch():
+        a @ b
+        assert runs() == 0
+        chooser.answers, chooser.snapshot = (lambda problem: True), 2
+        chooser.on_swap()
+        a @ b
+        assert runs() == 1
 
 
 def test_threads_share_the_decisions(patched: Engine, runs: Runs) -> None:
@@ -228,6 +239,198 @@ def test_under_torch_compile(engine: Engine, runs: Runs) -> None:
         out.sum().backward()
     close(out, functional.linear(x.float(), w.float()).tanh())
     assert x.grad is not None
+
+
+# Of one model: `patch(model)`.
+
+COMPILERS = [None, "aot_eager", "inductor"]
+
+
+def layers(*widths: int, bias: bool = False) -> nn.Sequential:
+    made = [nn.Linear(k, n, bias=bias) for k, n in itertools.pairwise(widths)]
+    return nn.Sequential(*made).to(BF16)
+
+
+def trains(model: nn.Module, width: int, call: Callable[..., torch.Tensor] | None = None) -> None:
+    """Output and all gradients of one step, on three-dimensional input, against FP32."""
+    (x,) = operands((2, 4, width), grad=True)
+    out = (call or model)(x)
+    out.backward(torch.ones_like(out))
+    wide = copy.deepcopy(model).float()
+    wide.zero_grad()
+    wide_x = x.detach().float().requires_grad_()
+    expected = wide(wide_x)
+    expected.backward(torch.ones_like(expected))
+    close(out, expected)
+    for ours, theirs in zip((x, *model.parameters()), (wide_x, *wide.parameters()), strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        torch.testing.assert_close(ours.grad.float(), theirs.grad, rtol=3e-2, atol=1e-1)
+    model.zero_grad()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # inductor's own
+@pytest.mark.parametrize("compiled", ["inside", "outside"])
+@pytest.mark.parametrize("backend", COMPILERS)
+def test_a_models_products(engine: Engine, runs: Runs, backend: str | None, compiled: str) -> None:
+    model = layers(16, 24, 40)
+    call: Callable[..., torch.Tensor] = model
+
+    def compiling() -> Callable[..., torch.Tensor]:
+        return torch.compile(model, backend=backend, fullgraph=True) if backend else model
+
+    if compiled == "outside":
+        call = compiling()
+        trains(model, 16, call)
+        assert runs() == 0
+    with gemmsmith.patch(model):
+        assert type(model[0]) is nn.Linear
+        if compiled == "inside":
+            call = compiling()
+        for _ in range(2):
+            trains(model, 16, call)
+            assert runs() == 6
+    trains(model, 16, call)
+    assert runs() == 0
+
+
+def test_a_compiled_graph_is_torchs_own(engine: Engine, runs: Runs) -> None:
+    """So that everything is fused as ever, and kernels run by what is open when it runs."""
+    model = layers(16, 24)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    compiled(torch.randn(4, 16).to(BF16))
+    with gemmsmith.patch(model):
+        compiled(torch.randn(4, 16).to(BF16))
+        assert runs() == 1
+    assert len(graphs) == 1
+    assert not any("gemmsmith" in str(node.target) for node in graphs[0].graph.nodes)
+
+
+def test_what_is_not_the_models_is_torchs(engine: Engine, runs: Runs, chooser: Chooser) -> None:
+    model, other = layers(16, 24), layers(48, 32)
+    with gemmsmith.patch(model):
+        trains(other, 48)
+        for a, b in (((4, 48), (48, 32)), ((3, 8, 16), (3, 16, 24)), ((8, 16), (16, 16))):
+            left, right = operands(a, b)
+            close(left @ right, left.float() @ right.float())
+        assert runs() == 0
+        assert not chooser.asked
+        left, right = operands((8, 16), (16, 24))
+        left @ right  # no layer's, but of a layer's sizes
+        assert runs() == 1
+
+
+def test_blocks_add_up_and_end(engine: Engine, runs: Runs) -> None:
+    one, two = layers(16, 24), layers(48, 32)
+
+    def count() -> tuple[int, int, int]:
+        """Kernels that ran for each model and for a product of neither."""
+        trains(one, 16)
+        of_one = runs()
+        trains(two, 48)
+        of_two = runs()
+        left, right = operands((4, 56), (56, 64))
+        left @ right
+        return of_one, of_two, runs()
+
+    with gemmsmith.patch():
+        with gemmsmith.patch(one):
+            assert count() == (3, 3, 1)
+        assert count() == (3, 3, 1)
+    with gemmsmith.patch(one):
+        with gemmsmith.patch():
+            assert count() == (3, 3, 1)
+        assert count() == (3, 0, 0)
+        with gemmsmith.patch(two):
+            assert count() == (3, 3, 0)
+        with pytest.raises(KeyError), gemmsmith.patch(two):
+            raise KeyError
+        assert count() == (3, 0, 0)
+    assert count() == (0, 0, 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # inductor's own
+@pytest.mark.parametrize("backend", COMPILERS)
+def test_a_layer_with_a_bias_changes_class(engine: Engine, runs: Runs, backend: str | None) -> None:
+    model = nn.Sequential(*layers(16, 24), *layers(24, 40, bias=True))
+    call = torch.compile(model, backend=backend, fullgraph=True) if backend else model
+    with gemmsmith.patch(model):
+        assert [type(layer) for layer in model] == [nn.Linear, TunedLinear]
+        trains(model, 16, call)
+        assert runs() == 6
+    assert [type(layer) for layer in model] == [nn.Linear, nn.Linear]
+    trains(model, 16, call)
+    assert runs() == 0
+
+
+def test_gradients_of_a_bias_layer_whose_forward_product_is_torchs(
+    engine: Engine, chooser: Chooser, runs: Runs
+) -> None:
+    chooser.saving_us = None  # not known to outweigh the pass that adds the bias
+    model = layers(16, 24, bias=True)
+    with gemmsmith.patch(model):
+        trains(model, 16)
+    assert runs() == 2
+
+
+def test_a_report_is_told_of_a_models_products(engine: Engine, runs: Runs) -> None:
+    model, file = layers(16, 24), io.StringIO()
+    with gemmsmith.patch(report=True, file=file), gemmsmith.patch(model):
+        trains(model, 16)
+    assert runs() == 3
+    assert "3 of" in file.getvalue()
+
+
+def test_newer_winners_reach_the_outer_block(pack: Path, binding: Dispatch, runs: Runs) -> None:
+    chooser = Swapping(answers=lambda problem: False)
+    model, other = layers(16, 24), layers(48, 32)
+    with made(chooser, pack), gemmsmith.patch(model):
+        with gemmsmith.patch(other):
+            pass
+        trains(model, 16)
+        assert runs() == 0
+        chooser.answers, chooser.snapshot = (lambda problem: True), 2
+        chooser.on_swap()
+        trains(model, 16)
+        assert runs() == 3
+
+
+def test_switching_keeps_no_more_memory(engine: Engine, binding: Dispatch, runs: Runs) -> None:
+    model = layers(16, 24)
+    kept = set()
+    for _ in range(3):
+        with gemmsmith.patch(model):
+            trains(model, 16)
+        kept.add(len(binding._plans))
+    assert runs() == 9
+    assert len(kept) == 1
+
+
+def test_an_input_in_columns(engine: Engine, runs: Runs) -> None:
+    """torch computes its gradient transposed."""
+    model = layers(16, 24)
+    x = operands((16, 8))[0].t().requires_grad_()
+    with gemmsmith.patch(model):
+        out = model(x)
+        out.backward(torch.ones_like(out))
+    assert runs() == 3
+
+
+def test_products_of_layers_by_their_sizes() -> None:
+    weights = frozenset({(24, 16), (8, 24)})
+    # Tokens are 5: output, gradients of the input and the weight, and these transposed.
+    for a, b in (((5, 16), (16, 24)), ((5, 24), (24, 16)), ((24, 5), (5, 16)),
+                 ((16, 24), (24, 5)), ((16, 5), (5, 24))):  # fmt: skip
+        assert of_layers(weights, a, b)
+    for a, b in (((5, 16), (16, 8)), ((5, 16), (16, 5)), ((3, 5, 16), (3, 16, 24))):
+        assert not of_layers(weights, a, b)
+    assert not of_layers(frozenset(), (5, 16), (16, 24))
 
 
 def test_the_binding_says_why_it_cannot_be_had(

@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 import gemmsmith
+from gemmsmith.ops.dispatch import Dispatch
 from gemmsmith.ops.engine import Engine
-from tests.support.stand_in import Chooser
+from gemmsmith.ops.patching import TunedLinear
+from tests.support.stand_in import Chooser, Host
 
 BF16 = torch.bfloat16
 Runs = Callable[[], int]
@@ -46,6 +48,20 @@ def test_a_training_step(engine: Engine, runs: Runs, which: str, compiled: bool)
     assert type(net[0]) is nn.Linear
     step(net)
     assert runs() == 0
+
+
+def test_a_model_where_there_is_no_binding(
+    engine: Engine, host: Host, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(Dispatch, "of", asked.append)
+    host.kind = "cpu"
+    net = model()
+    with gemmsmith.patch(net):
+        assert [type(layer) for layer in net] == [TunedLinear, nn.ReLU, TunedLinear]
+        step(net)
+    assert runs() == 5
+    assert asked == ["cpu"]
 
 
 def test_every_way_to_multiply(engine: Engine, runs: Runs) -> None:
