@@ -46,7 +46,7 @@ class Rows(Generic[T]):
             except KeyError:
                 self._add(dict(zip(keys, things, strict=True)))
                 places = list(map(self._places.__getitem__, keys))
-            return self._values[:, places]
+            return self._values.take(places, axis=1)
 
     def _add(self, things: dict[Hashable, T]) -> None:
         import numpy
