@@ -9,8 +9,8 @@ function mode, which costs more.
 
 torch keeps an operator's new kernel for as long as the process lives, so the binding is installed
 once and then switched on and off, for every product or for those of some linear layers, which it
-knows by their sizes. Decisions are forgotten whenever it is switched: whether only deterministic
-kernels count is asked of torch when a product is first decided, not at every call.
+knows by their sizes. Whether only deterministic kernels count is asked of torch when it is switched
+on, not at every call.
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ class Dispatch:
         self._library = library
         self._engine: Engine | None = None
         self._only: Weights | None = frozenset()
+        self._decided_by: tuple[object, ...] = ()
         # Kept alive, as C holds their addresses; by plan too, as each switch asks for them again.
         self._plans: dict[int, tuple[RawPlan, Plan]] = {}
         self._addresses: dict[Plan, int] = {}
@@ -142,20 +143,27 @@ class Dispatch:
             only: weights of the linear layers whose products are replaced; None: all products.
         """
         before, outer = self._engine, self._only
-        self._engine = engine
-        self._only = None if outer is None or only is None else outer | only
-        engine.on_swap(self._library.gs_dispatch_forget)
-        self._library.gs_dispatch_forget()
-        self._library.gs_dispatch_enable(1)
+        self._switch(engine, None if outer is None or only is None else outer | only)
         try:
             yield
         finally:
-            self._engine, self._only = before, outer
             engine.on_swap(lambda: None)
-            if before is not None:
-                before.on_swap(self._library.gs_dispatch_forget)
-            self._library.gs_dispatch_enable(int(before is not None))
-            self._library.gs_dispatch_forget()
+            self._switch(before, outer)
+
+    def _switch(self, engine: Engine | None, only: Weights | None) -> None:
+        """Go on with an engine, or with none.
+
+        What was decided holds for as long as whatever decides is the same, so that a block may be
+        opened for every step.
+        """
+        self._engine, self._only = engine, only
+        if engine is not None:
+            engine.on_swap(self._library.gs_dispatch_forget)
+            by = (engine, engine.snapshot, only, torch.are_deterministic_algorithms_enabled())
+            if by != self._decided_by:
+                self._library.gs_dispatch_forget()
+                self._decided_by = by
+        self._library.gs_dispatch_enable(int(engine is not None))
 
     def _resolve(self, words: Any) -> int | None:
         """`gs_resolve`. Nothing may be raised into C."""

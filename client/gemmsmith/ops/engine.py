@@ -225,6 +225,11 @@ class Engine:
             self._broken.clear()
             self._plans = ({}, {})
 
+    @property
+    def snapshot(self) -> object:
+        """What the lookup chooses from at present; None where that never changes."""
+        return None if self._refreshing is None else self._refreshing.snapshot
+
     def on_swap(self, react: Callable[[], None]) -> None:
         """Have `react` called whenever the lookup takes newer winners, if it ever does."""
         if self._refreshing is not None and hasattr(self._refreshing, "on_swap"):
