@@ -309,7 +309,8 @@ def _resident(clusters: Column, device: DeviceModel) -> Column:
 
     sizes = clusters.astype(int)
     blocks = [resident_blocks(device.sm_count, size) for size in range(1, sizes.max() + 1)]
-    return numpy.array(blocks, dtype=float)[sizes - 1]
+    found: Column = numpy.array(blocks, dtype=float)[sizes - 1]
+    return found
 
 
 def _work(
