@@ -1,13 +1,14 @@
-"""Trains a model twice at once, with stock torch and with gemmsmith's winners, and compares.
+"""Trains a model with stock torch and with gemmsmith's winners, side by side, and compares.
 
     python examples/train_gpt.py --winners winners.gspack           # or a service's URL
     python examples/train_gpt.py --model llama-8b-blocks --precision fp8 --mode graph
 
-Both models begin with the same weights and see the same synthetic tokens; a few steps of the one
-alternate with a few of the other, so that clocks and temperature are the same for both. Prints
-tokens a second of each, their paired ratio with its interval, the GPU time of matrix products by
-torch's profiler, and how far the loss curves lie apart; `-o` writes all of it as JSON, `--picture`
-the loss curves.
+All begin with the same weights and see the same synthetic tokens; a few steps of the one alternate
+with a few of the others, so that clocks and temperature are the same for all. A third model runs
+stock torch once more: by how much that differs is what the comparison cannot tell. Prints tokens a
+second of each, the paired ratios with their intervals, the GPU time of matrix products by torch's
+profiler, and how far the loss curves lie apart; `-o` writes all of it as JSON, `--picture` the loss
+curves.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import itertools
 import json
 import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +46,7 @@ Step = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(kw_only=True)
 class Side:
-    """One of the two: its step, what it has lost, and how long its blocks of steps took."""
+    """One of the three: its step, what it has lost, and seconds a step by block of steps."""
 
     name: str
     step: Step
@@ -61,18 +64,18 @@ def main() -> int:
     if options.winners:
         gemmsmith.use(options.winners, pin=True)
     torch.manual_seed(options.seed)
-    stock, tuned = _sides(options, size, device)
+    sides = stock, tuned, again = _sides(options, size, device)
     batches = _tokens(size, options.steps, device, options.seed)
-    for side in (stock, tuned):
+    for side in sides:
         with side.context():
             side.losses += [float(side.step(batch)) for batch in batches[:WARM_STEPS]]
+    orders = itertools.cycle(itertools.permutations(sides))
     for at in range(WARM_STEPS, options.steps, BLOCK_STEPS):
-        pair = (stock, tuned) if (at // BLOCK_STEPS) % 2 else (tuned, stock)
-        for side in pair:
+        for side in next(orders):
             _timed(side, batches[at : at + BLOCK_STEPS], device)
-    for side in (stock, tuned):
+    for side in sides:
         side.product_us = _product_us(side, batches[-1], device)
-    result = _result(options, size, stock, tuned)
+    result = _result(options, size, stock, tuned, again)
     if options.output:
         Path(options.output).write_text(json.dumps(result, indent=1) + "\n")
     if options.picture:
@@ -81,22 +84,23 @@ def main() -> int:
     return 0
 
 
-def _sides(options: argparse.Namespace, size: Size, device: torch.device) -> tuple[Side, Side]:
+def _sides(options: argparse.Namespace, size: Size, device: torch.device) -> tuple[Side, ...]:
     fp8 = options.precision == "fp8"
-    first = Model(size, fp8=torch._scaled_mm if fp8 else None).to(device, torch.bfloat16)
-    second = Model(size, fp8=gemmsmith.scaled_mm if fp8 else None).to(device, torch.bfloat16)
-    second.load_state_dict(copy.deepcopy(first.state_dict()))
-    names = ("torch", "gemmsmith")
-    contexts: tuple[Callable[[], Any], ...] = (
-        contextlib.nullcontext,
-        lambda: gemmsmith.patch(second),
-    )
-    sides = []
-    for name, model, context in zip(names, (first, second), contexts, strict=True):
+    sides: list[Side] = []
+    weights = None
+    for name in ("torch", "gemmsmith", "torch again"):
+        ours = name == "gemmsmith"
+        multiply = gemmsmith.scaled_mm if ours else torch._scaled_mm
+        model = Model(size, fp8=multiply if fp8 else None).to(device, torch.bfloat16)
+        weights = weights or copy.deepcopy(model.state_dict())
+        model.load_state_dict(weights)
+        context: Callable[[], Any] = contextlib.nullcontext
+        if ours:
+            context = partial(gemmsmith.patch, model)
         with context():
             step = _step(model, options.mode, size, device)
         sides.append(Side(name=name, step=step, context=context))
-    return sides[0], sides[1]
+    return tuple(sides)
 
 
 def _step(model: Model, mode: str, size: Size, device: torch.device) -> Step:
@@ -191,9 +195,10 @@ def _product_us(side: Side, batch: torch.Tensor, device: torch.device) -> float 
     return total / PROFILED_STEPS
 
 
-def _result(options: argparse.Namespace, size: Size, stock: Side, tuned: Side) -> dict[str, Any]:
-    ratios = [ours / theirs for ours, theirs in _paired(tuned, stock)]
-    low, high = _interval(ratios)
+def _result(
+    options: argparse.Namespace, size: Size, stock: Side, tuned: Side, again: Side
+) -> dict[str, Any]:
+    sides = (stock, tuned, again)
     return {
         "model": options.model,
         "precision": options.precision,
@@ -205,21 +210,24 @@ def _result(options: argparse.Namespace, size: Size, stock: Side, tuned: Side) -
         "winners": options.winners,
         "steps": options.steps,
         "tokens_per_second": {
-            side.name: size.tokens / statistics.median(side.seconds) for side in (stock, tuned)
+            side.name: size.tokens / statistics.median(side.seconds) for side in sides
         },
-        "speedup": {"median": statistics.median(ratios), "ci_low": low, "ci_high": high},
-        "product_us_per_step": {side.name: side.product_us for side in (stock, tuned)},
-        "losses": {side.name: side.losses for side in (stock, tuned)},
+        "speedup": _speedup(tuned, stock),
+        "torch_over_itself": _speedup(again, stock),
+        "seconds": {side.name: side.seconds for side in sides},
+        "product_us_per_step": {side.name: side.product_us for side in sides},
+        "losses": {side.name: side.losses for side in sides},
         "largest_difference_of_losses": max(
             abs(a - b) for a, b in zip(stock.losses, tuned.losses, strict=True)
         ),
     }
 
 
-def _paired(tuned: Side, stock: Side) -> Iterator[tuple[float, float]]:
-    """Steps a second of both, block by block."""
-    for ours, theirs in zip(tuned.seconds, stock.seconds, strict=True):
-        yield 1 / ours, 1 / theirs
+def _speedup(side: Side, stock: Side) -> dict[str, float]:
+    """How much faster than stock torch, block by block."""
+    ratios = [theirs / ours for ours, theirs in zip(side.seconds, stock.seconds, strict=True)]
+    low, high = _interval(ratios)
+    return {"median": statistics.median(ratios), "ci_low": low, "ci_high": high}
 
 
 def _interval(ratios: list[float]) -> tuple[float, float]:
@@ -230,13 +238,17 @@ def _interval(ratios: list[float]) -> tuple[float, float]:
 
 
 def _print(result: dict[str, Any]) -> None:
-    rates, speedup = result["tokens_per_second"], result["speedup"]
+    rates, speedup, noise = (
+        result[key] for key in ("tokens_per_second", "speedup", "torch_over_itself")
+    )
     lines = [
         f"{result['model']}, {result['precision']}, {result['mode']}, {result['device']}, "
         f"{result['steps']} steps",
         f"  torch      {rates['torch']:12.0f} tokens/s",
         f"  gemmsmith  {rates['gemmsmith']:12.0f} tokens/s, {speedup['median']:.3f} × "
         f"({speedup['ci_low']:.3f} … {speedup['ci_high']:.3f})",
+        f"  torch again {rates['torch again']:11.0f} tokens/s, {noise['median']:.3f} × "
+        f"({noise['ci_low']:.3f} … {noise['ci_high']:.3f})",
     ]
     products = result["product_us_per_step"]
     if products["torch"]:

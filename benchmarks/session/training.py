@@ -116,6 +116,7 @@ def summary(result: Mapping[str, Any]) -> dict[str, Any]:
         "torch": result["torch"],
         "tokens_per_second": result["tokens_per_second"],
         "speedup": result["speedup"],
+        "torch_over_itself": result["torch_over_itself"],
         "product_us_per_step": result["product_us_per_step"],
         "last_losses": {name: losses[-1] for name, losses in result["losses"].items()},
         "largest_difference_of_losses": result["largest_difference_of_losses"],
