@@ -15,7 +15,6 @@ from functools import cached_property
 from gemmsmith.problem import Problem
 from service.lookup import REACH
 from tuner.store import Store
-from tuner.store.changes import Marks
 from tuner.trial import Winner
 
 MOST = 5_000
@@ -60,22 +59,19 @@ class Chart:
         Raises:
             StoreError: it cannot be read; the chart stays as it was.
         """
-        if self._is_at(self._store.changes.marks()):
+        if self._store.changes.served() == (self._sequence, self._packs):
             return
         with self._drawing:
-            marks = self._store.changes.marks()
-            if marks.packs != self._packs:
+            sequence, packs = self._store.changes.served()
+            if packs != self._packs:
                 self._pack_of = {}  # another one: who is still reading keeps to the old
-                self._packs = marks.packs
-            if marks.sequence < self._sequence:
+                self._packs = packs
+            if sequence < self._sequence:
                 # Another database has taken the place of ours.
                 self._sequence, self._known, self._extents = 0, set(), {}
-            if marks.sequence != self._sequence:
+            if sequence != self._sequence:
                 self._draw(self._store.changes.winners_since(self._sequence, MOST + 1))
-                self._sequence = marks.sequence
-
-    def _is_at(self, marks: Marks) -> bool:
-        return (marks.sequence, marks.packs) == (self._sequence, self._packs)
+                self._sequence = sequence
 
     def _draw(self, newer: Sequence[tuple[str, Problem]]) -> None:
         for device, problem in newer:
