@@ -8,6 +8,7 @@ before anything is started.
 
 from __future__ import annotations
 
+import gc
 import signal
 import socket
 import sys
@@ -115,6 +116,9 @@ class _Server(uvicorn.Server):
         await super().startup(sockets=sockets)
         if self.started and not self.should_exit:
             self.was_ready = True
+            # What is loaded by now stays. Looked through for garbage again and again, it stopped
+            # lookups for 166 ms at a time; 12 without it (two busy cores, 2026-11-22).
+            gc.freeze()
             self._on_ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
