@@ -51,8 +51,8 @@ def patch(
 ) -> Iterator[None]:
     """Run tuned kernels in `model`, or everywhere, until the end of the block.
 
-    Blocks may be nested: each adds to what the outer ones replace. Open one around the training
-    loop and not around every step, as each decides its products anew. A CUDA graph keeps what was
+    Blocks may be nested: each adds to what the outer ones replace. One may be opened for every step:
+    what was decided is kept while it is the same engine and model. A CUDA graph keeps what was
     captured.
 
     Args:
