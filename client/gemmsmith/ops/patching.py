@@ -51,9 +51,9 @@ def patch(
 ) -> Iterator[None]:
     """Run tuned kernels in `model`, or everywhere, until the end of the block.
 
-    Blocks may be nested: each adds to what the outer ones replace. One may be opened for every step:
-    what was decided is kept while it is the same engine and model. A CUDA graph keeps what was
-    captured.
+    Blocks may be nested: each adds to what the outer ones replace. One may be opened for every
+    step: what was decided is kept while it is the same engine and model. A CUDA graph keeps what
+    was captured.
 
     Args:
         model: replace the products of its `nn.Linear` modules (not those of derived classes), and
