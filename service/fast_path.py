@@ -91,6 +91,7 @@ async def _best(scope: Connection, receive: Receive, send: Send) -> bool:
     found: answering.Found | None = service.answers.asked(query)
     if (found is None and not _PLAIN.fullmatch(query)) or not _is_admitted(service, scope):
         return False
+    scope["route"] = _BEST  # also of a fault, where it is counted
     if isinstance(found, Rendered):
         service.metrics.lookup(found.match, Source.MEMORY)
         scope[UNLOGGED] = True
@@ -99,7 +100,6 @@ async def _best(scope: Connection, receive: Receive, send: Send) -> bool:
             found = await anyio.to_thread.run_sync(_looked_up, service, query)
         except (msgspec.ValidationError, ProblemError, StoreError):
             return False
-    scope["route"] = _BEST
     if isinstance(found, Rendered):
         await _answer(send, *found.reply(_if_none_match(scope)))
     else:
