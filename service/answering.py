@@ -40,6 +40,22 @@ _PARTS_AT_ONCE = 100
 Found = Rendered | ProblemError
 
 
+def answer_query(
+    service: State,
+    query: bytes,
+    question: Question,
+    device: DeviceModel | None,
+    *,
+    exact: bool,
+    generation: int,
+) -> Found:
+    """The answer to one question, from now on known under the query string that asked it."""
+    [found] = look_up(service, [question], device, exact=exact, generation=generation)
+    if isinstance(found, Rendered):
+        service.answers.keep_query(query, found, exact=exact, generation=generation)
+    return found
+
+
 def look_up(
     service: State,
     questions: Sequence[Question],

@@ -116,10 +116,9 @@ def _looked_up(service: State, query: bytes) -> answering.Found:
     question = msgspec.convert(given, Question, strict=False)
     generation = service.answers.generation
     device = service.catalogue.resolve(arch, slug)
-    [found] = answering.look_up(service, [question], device, exact=exact, generation=generation)
-    if isinstance(found, Rendered):
-        service.answers.keep_query(query, found, exact=exact, generation=generation)
-    return found
+    return answering.answer_query(
+        service, query, question, device, exact=exact, generation=generation
+    )
 
 
 async def _batch(scope: Connection, message: Message, send: Send) -> bool:

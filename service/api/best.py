@@ -34,14 +34,12 @@ def best(
     generation = service.answers.generation  # first: it vouches for the device, too
     device = service.catalogue.resolve(query.arch, query.device)
     question = Question.of(query.problem())
-    [answer] = answering.look_up(
-        service, [question], device, exact=query.exact, generation=generation
+    asked: bytes = request.scope["query_string"]
+    answer = answering.answer_query(
+        service, asked, question, device, exact=query.exact, generation=generation
     )
     if isinstance(answer, ProblemError):
         raise answer
-    service.answers.keep_query(
-        request.scope["query_string"], answer, exact=query.exact, generation=generation
-    )
     return _response(answer, if_none_match)
 
 

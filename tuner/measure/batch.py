@@ -213,6 +213,7 @@ class Batches:
         try:
             rested = taken(REST, PACED_REPLAYS) if paced else None
             result = taken(0.0, 1.0)
+            sustained = _paired(result)
         finally:
             for graph in graphs:
                 graph.close()
@@ -226,9 +227,9 @@ class Batches:
                 for index in indices
             ),
             failures=tuple(failed),
-            samples_us=result.samples_us[:-1],
-            baseline_us=result.samples_us[-1],
-            conditions=conditions_of(result.readings),
+            samples_us=sustained.samples_us,
+            baseline_us=sustained.baseline_us,
+            conditions=sustained.conditions,
             discarded_rounds=result.discarded,
             paced=None if rested is None else _paired(rested),
         )

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 from tuner.measure.conditions import Monitor, Reading
@@ -107,6 +108,7 @@ class Timer:
         `announce(i)` is called before the host waits for graph i: if that wait never ends, i is
         to blame. Rounds with a low clock are repeated, within EXTRA_ROUNDS.
         """
+        take = partial(self._paced_round, rest=rest) if rest else self._round
         order = list(range(len(graphs)))
         shuffler = random.Random(seed)  # noqa: S311 - an order, not a secret
         taken: list[tuple[Reading, dict[int, float]]] = []
@@ -117,7 +119,7 @@ class Timer:
                 if len(taken) == limit:
                     break
                 shuffler.shuffle(order)
-                taken.append(self._round(graphs, order, announce, rest))
+                taken.append(take(graphs, order, announce))
             kept = _steady(taken)
         kept = kept[:count]
         return Rounds(
@@ -127,14 +129,8 @@ class Timer:
         )
 
     def _round(
-        self,
-        graphs: Sequence[Replay],
-        order: Sequence[int],
-        announce: Callable[[int], None],
-        rest: float,
+        self, graphs: Sequence[Replay], order: Sequence[int], announce: Callable[[int], None]
     ) -> tuple[Reading, dict[int, float]]:
-        if rest > 0:
-            return self._paced_round(graphs, order, announce, rest)
         times: dict[int, float] = {}
         waiting: deque[int] = deque()
 
@@ -159,6 +155,7 @@ class Timer:
         graphs: Sequence[Replay],
         order: Sequence[int],
         announce: Callable[[int], None],
+        *,
         rest: float,
     ) -> tuple[Reading, dict[int, float]]:
         times: dict[int, float] = {}
