@@ -55,6 +55,7 @@ if __name__ == "__main__":
 from benchmarks.session.core import Session, prepare  # noqa: E402
 from benchmarks.session.profiling import problem_name  # noqa: E402
 from benchmarks.session.steps import STEPS  # noqa: E402
+from benchmarks.session.training import MODELS  # noqa: E402
 
 DTYPES = ("bf16", "fp16", "fp8_e4m3")
 PROFILED = ("256x4096x4096", "512x512x8192", "4096x6144x4096")
@@ -99,6 +100,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[list[str], Session]:
     parser.add_argument(
         "--problem", type=problem_name, action="append", help=f"MxNxK to profile ({PROFILED})"
     )
+    parser.add_argument("--model", choices=MODELS, action="append", help="to train (default: all)")
     parser.add_argument("--jobs", type=int, help=f"compilers at once ({JOBS_VARIABLE})")
     options = parser.parse_args(arguments)
     if not re.fullmatch(r"cuda:\d+", options.device):
@@ -116,6 +118,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[list[str], Session]:
         device=options.device,
         suite=options.suite,
         problems=tuple(options.problem or PROFILED),
+        models=tuple(options.model or MODELS),
         tag=tag,
     )
 

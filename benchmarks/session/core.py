@@ -26,6 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / ".gpu-site"
 STATE = ROOT / ".state"
 CARRIED = ROOT / ".packs"
+CORES = len(os.sched_getaffinity(0))
+"""Those this session may use: on a host of several GPUs it may be kept to a share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,7 @@ class Session:
 
     Attributes:
         suite: of `compile` and `tune`, and of `record` and `peers` if one was given.
+        models: of examples/train_gpt.py that `train` trains.
         tag: device and element types, in the names of this session's files.
     """
 
@@ -46,6 +49,7 @@ class Session:
     device: str
     suite: str | None
     problems: tuple[str, ...]
+    models: tuple[str, ...]
     tag: str
 
     @property

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.session.core import CARRIED, SITE, Deadline, Session
+from benchmarks.session.core import CARRIED, CORES, SITE, Deadline, Session
 
 SUITES = {
     "bf16": (("bf16", "configs/suites/train_gpt.toml"),),
@@ -43,7 +42,7 @@ def train(session: Session) -> int:
     env = {"GEMMSMITH_DATABASE": session.database("train")}
     log = session.file("train", ".log")
     baked = session.file("train", ".gspack")
-    found: dict[str, Any] = {"cores": os.cpu_count(), "runs": []}
+    found: dict[str, Any] = {"cores": CORES, "runs": []}
     known = sorted(str(path) for path in CARRIED.glob("train-winners-*.jsonl"))
     worst = session.gemmsmith("import", *known, log=log, env=env) if known else 0
     done: set[tuple[str, str]] = set()
@@ -55,7 +54,7 @@ def train(session: Session) -> int:
             worst = max(worst, _tune(session, dtype, suite, deadline, env, log))
         code = session.gemmsmith("bake", "--winners", "-o", str(baked), log=log, env=env)
         worst = worst or code
-        for model in MODELS:
+        for model in session.models:
             for mode in MODES:
                 if code or deadline.over():
                     break

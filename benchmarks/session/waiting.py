@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.session.core import ROOT, STATE, Deadline, Session
+from benchmarks.session.core import CORES, ROOT, STATE, Deadline, Session
 
 UNSEEN = "configs/suites/unseen.toml"
 SUITE = "configs/suites/llm.toml"
@@ -73,7 +73,7 @@ def cold(session: Session) -> int:
         code, row, _ = _tune(session, wanted, env, session.file("cold", ".log"))
         worst = worst or code
         measured.append(row)
-        session.keep("cold", {"cores": os.cpu_count(), "problems": measured})
+        session.keep("cold", {"cores": CORES, "problems": measured})
     return worst
 
 
@@ -99,7 +99,7 @@ def base(session: Session) -> int:
     seconds = time.monotonic() - began
     if not session.dry_run and not any(normal.glob("*.json")):
         _link(packs, normal)
-    figures = base_figures(document, seconds, os.cpu_count() or 1)
+    figures = base_figures(document, seconds, CORES)
     print(json.dumps(figures), flush=True)
     session.keep("base", figures)
     return code
@@ -127,7 +127,7 @@ def waiting(session: Session) -> int:
     """A suite from what is built, problems of no suite in one process, then one by one."""
     deadline = Deadline(session)
     log = session.file("waiting", ".log")
-    found: dict[str, Any] = {"cores": os.cpu_count(), "one_by_one": []}
+    found: dict[str, Any] = {"cores": CORES, "one_by_one": []}
     worst = 0
     lists: list[tuple[str, str, Sequence[str], tuple[str, ...]]] = []
     if SUITE_DTYPE in session.dtypes:

@@ -46,6 +46,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
         device="replay:h200",
         suite=None,
         problems=(),
+        models=(),
         tag="replay",
     )
 
