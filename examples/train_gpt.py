@@ -36,7 +36,7 @@ import gemmsmith
 
 WARM_STEPS = 3
 BLOCK_STEPS = 5
-PROFILED_STEPS = 2
+PROFILED_STEPS = 5
 WORDS = 256
 """Distinct tokens of the synthetic text."""
 _PRODUCT = re.compile(r"gemm|cutlass|nvjet|xmma|splitk|stream_k|split_k|padded", re.IGNORECASE)
@@ -44,6 +44,15 @@ _PRODUCT = re.compile(r"gemm|cutlass|nvjet|xmma|splitk|stream_k|split_k|padded",
 _ATTENTION = re.compile(r"flash|fmha|attention", re.IGNORECASE)
 
 Step = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product:
+    """A kernel of matrix products: calls and microseconds in all, a step."""
+
+    kernel: str
+    calls: float
+    us: float
 
 
 @dataclass(kw_only=True)
@@ -55,7 +64,12 @@ class Side:
     context: Callable[[], contextlib.AbstractContextManager[Any]]
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    product_us: float | None = None
+    products: list[Product] = field(default_factory=list)
+
+    @property
+    def product_us(self) -> float | None:
+        """Microseconds of GPU time in matrix products, a step; None without a GPU."""
+        return sum(product.us for product in self.products) or None
 
 
 def main() -> int:
@@ -76,7 +90,7 @@ def main() -> int:
         for side in next(orders):
             _timed(side, batches[at : at + BLOCK_STEPS], device)
     for side in sides:
-        side.product_us = _product_us(side, batches[-1], device)
+        side.products = _products(side, batches[-1], device)
     result = _result(options, size, stock, tuned, again)
     if options.output:
         Path(options.output).write_text(json.dumps(result, indent=1) + "\n")
@@ -184,20 +198,24 @@ def _settle(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _product_us(side: Side, batch: torch.Tensor, device: torch.device) -> float | None:
-    """Microseconds of GPU time in matrix products, a step; None without a GPU."""
+def _products(side: Side, batch: torch.Tensor, device: torch.device) -> list[Product]:
+    """The kernels of matrix products in a step, the costliest first; none without a GPU."""
     if device.type != "cuda":
-        return None
+        return []
     with side.context(), profile(activities=[ProfilerActivity.CUDA]) as seen:
         for _ in range(PROFILED_STEPS):
             side.step(batch)
         _settle(device)
-    total = sum(
-        event.device_time_total
+    found = [
+        Product(
+            kernel=event.key,
+            calls=event.count / PROFILED_STEPS,
+            us=event.device_time_total / PROFILED_STEPS,
+        )
         for event in seen.key_averages()
         if _PRODUCT.search(event.key) and not _ATTENTION.search(event.key)
-    )
-    return total / PROFILED_STEPS
+    ]
+    return sorted(found, key=lambda product: -product.us)
 
 
 def _result(
@@ -221,6 +239,7 @@ def _result(
         "torch_over_itself": _speedup(again, stock),
         "seconds": {side.name: side.seconds for side in sides},
         "product_us_per_step": {side.name: side.product_us for side in sides},
+        "products": {side.name: [asdict(one) for one in side.products] for side in sides},
         "losses": {side.name: side.losses for side in sides},
         "largest_difference_of_losses": max(
             abs(a - b) for a, b in zip(stock.losses, tuned.losses, strict=True)
