@@ -2,9 +2,9 @@
 
     python -m benchmarks.session.stability WINNERS.jsonl --device cuda:0 --packs DIR -o FILE.json
 
-WINNERS.jsonl holds one winner a line, as `gemmsmith tune --json` gives it as its `result`. All
-distinct ones of a problem are timed against each other and cuBLAS in the paired rounds of a run's
-finals. Run by the step `stability` as a program of its own: unlike the session, it needs the
+WINNERS.jsonl holds one winner a line, as `gemmsmith tune --json` gives it as its `result`. The best
+kernels of all runs of a problem are timed against each other and cuBLAS in the paired rounds of a
+run's finals; those that are answers are compared, cuBLAS where it stays. Run by the step `stability` as a program of its own: unlike the session, it needs the
 carried packages.
 """
 
@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from gemmsmith.answer import Use
 from gemmsmith.files import publish
 from gemmsmith.launch import Candidate
 from gemmsmith.problem import Problem
@@ -33,6 +34,8 @@ from tuner.measure.statistics import paired_ratio, summarize
 from tuner.search.budget import BUDGETS
 from tuner.search.finals import hold_finals
 from tuner.trial import Finals, Winner
+
+CUBLAS = "cuBLAS"
 
 ROUNDS = 2 * BUDGETS[Effort.DEFAULT].policy.final_rounds
 """Twice a run's own: the judge should see more than the judged."""
@@ -75,20 +78,20 @@ def read(path: Path) -> dict[Problem, list[Winner]]:
 def race(
     device: Device, problem: Problem, winners: Sequence[Winner], packs: ArtifactStore
 ) -> dict[str, Any]:
-    """Times of a problem's distinct winners in common rounds, the fastest first.
+    """Times of a problem's distinct answers in common rounds, the fastest first.
 
-    `over_best` is a winner's time over the fastest one's, paired round by round, with its 95%
-    interval; `largest_difference` is the largest of these less 1. cuBLAS is there for comparison.
-    A device that cannot do it is the row's `error`.
+    `over_best` is an answer's time over the fastest one's, paired round by round, with its 95%
+    interval; `largest_difference` is the largest of these less 1. The best kernel of a run that
+    keeps cuBLAS is raced, but is no answer. A device that cannot do it is the row's `error`.
     """
+    won = Counter(_answer(winner) for winner in winners)
     found = [winner.candidate for winner in winners if winner.candidate is not None]
-    won = Counter(candidate.key for candidate in found)
     distinct = {candidate.key: candidate for candidate in found}
     row: dict[str, Any] = {
         "problem": str(problem),
         "runs": len(winners),
         "uses": Counter(winner.use.value for winner in winners),
-        "distinct": len(distinct),
+        "distinct": len(won),
         "error": None,
     }
     contenders = [_contender(device, candidate, packs) for candidate in distinct.values()]
@@ -120,8 +123,16 @@ def _contender(device: Device, candidate: Candidate, packs: ArtifactStore) -> Co
     return Contender(candidate=candidate, pack=pack.path if pack else None)
 
 
+def _answer(winner: Winner) -> str:
+    """What the service answers: a candidate's key, or cuBLAS."""
+    kept = winner.use is Use.CUBLAS or winner.candidate is None
+    return CUBLAS if kept else winner.candidate.key
+
+
 def _times(finals: Finals, won: Counter[str]) -> dict[str, Any]:
-    samples = dict(zip((c.key for c in finals.candidates), finals.samples_us, strict=True))
+    raced = dict(zip((c.key for c in finals.candidates), finals.samples_us, strict=True))
+    raced[CUBLAS] = finals.baseline_us
+    samples = {key: times for key, times in raced.items() if won[key] and times}
     medians = {key: summarize(times) for key, times in samples.items()}
     order = sorted(medians, key=lambda key: medians[key].median_us)
     over = {key: paired_ratio(samples[key], samples[order[0]]) for key in order}

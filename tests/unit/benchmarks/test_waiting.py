@@ -204,6 +204,28 @@ def test_different_winners_meet_in_common_rounds(
     assert "largest difference 18.75%" in capsys.readouterr().out
 
 
+def test_where_cublas_stays_it_is_the_answer(tmp_path: Path) -> None:
+    record(tmp_path, PROBLEM)
+    _, slower, best = some_candidates(PROBLEM)[:3]
+    arguments = _race(tmp_path, best, slower)
+    kept = replace(winner(PROBLEM), candidate=slower, use=Use.CUBLAS)
+    with (tmp_path / "winners.jsonl").open("ab") as file:
+        file.write(msgspec.json.encode(kept) + b"\n")
+    assert stability.main(arguments) == 0
+    (row,) = json.loads((tmp_path / "result.json").read_text())["problems"]
+    assert (row["runs"], row["distinct"]) == (3, 3)
+    answers = {entry["candidate"]: entry["won"] for entry in row["winners"]}
+    assert answers == {best.key: 1, slower.key: 1, stability.CUBLAS: 1}
+    (cublas,) = (each for each in row["winners"] if each["candidate"] == stability.CUBLAS)
+    assert cublas["over_best"]["median"] == pytest.approx(CUBLAS_US / BEST_US)
+
+    with (tmp_path / "winners.jsonl").open("wb") as file:
+        file.write(msgspec.json.encode(kept) + b"\n")
+    assert stability.main(arguments) == 0
+    (row,) = json.loads((tmp_path / "result.json").read_text())["problems"]
+    assert (row["distinct"], row["largest_difference"]) == (1, 0.0)  # whatever its best kernel is
+
+
 def test_a_problem_that_cannot_be_raced_is_an_error_of_its_own(tmp_path: Path) -> None:
     record(tmp_path, Problem(m=512, n=512, k=1024))
     assert stability.main(_race(tmp_path, best_of(PROBLEM))) == 1
