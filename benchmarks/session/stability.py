@@ -4,8 +4,8 @@
 
 WINNERS.jsonl holds one winner a line, as `gemmsmith tune --json` gives it as its `result`. The best
 kernels of all runs of a problem are timed against each other and cuBLAS in the paired rounds of a
-run's finals; those that are answers are compared, cuBLAS where it stays. Run by the step `stability` as a program of its own: unlike the session, it needs the
-carried packages.
+run's finals; those that are answers are compared, cuBLAS where it stays. Run by the step
+`stability` as a program of its own: unlike the session, it needs the carried packages.
 """
 
 from __future__ import annotations
