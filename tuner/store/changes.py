@@ -53,8 +53,7 @@ class Changes:
 
     def marks(self) -> Marks:
         """The marks at this moment."""
-        with self._database.read() as session:
-            connection = session.connection()  # plain: the ORM would take longer than the queries
+        with self._database.glance() as connection:
             sequence, newest, packs, kernels, devices = connection.execute(_MARKS).one()
             gpus = frozenset((uuid, row_id) for uuid, row_id in connection.execute(_GPUS))
         return Marks(
@@ -66,8 +65,8 @@ class Changes:
 
     def served(self) -> tuple[int, tuple[int, int, int]]:
         """`sequence` and `packs` of the marks at this moment, in half their time."""
-        with self._database.read() as session:
-            sequence, newest, packs, kernels = session.connection().execute(_SERVED).one()
+        with self._database.glance() as connection:
+            sequence, newest, packs, kernels = connection.execute(_SERVED).one()
         return sequence or 0, (newest or 0, packs, kernels)
 
     def winners_since(self, sequence: int, limit: int) -> list[tuple[str, Problem]]:

@@ -130,6 +130,12 @@ class Database:
             yield session
 
     @contextmanager
+    def glance(self) -> Iterator[Connection]:
+        """As `read`, plainly: a session takes longer than the few small queries it is meant for."""
+        with translated(self.url), self._engine.connect() as connection:
+            yield connection
+
+    @contextmanager
     def write(self) -> Iterator[Session]:
         """A session whose changes are durable when the block ends, or none of them made.
 
