@@ -33,6 +33,7 @@ from models import SIZES, Model, Size
 from torch.profiler import ProfilerActivity, profile
 
 import gemmsmith
+from gemmsmith.ops.comparing import paired
 
 WARM_STEPS = 3
 BLOCK_STEPS = 5
@@ -249,17 +250,8 @@ def _result(
 
 def _speedup(side: Side, *stock: Side) -> dict[str, float]:
     """How much faster than stock torch, or than the mean of two of it, block by block."""
-    blocks = zip(side.seconds, *(other.seconds for other in stock), strict=True)
-    ratios = [statistics.mean(theirs) / ours for ours, *theirs in blocks]
-    low, high = _interval(ratios)
-    return {"median": statistics.median(ratios), "ci_low": low, "ci_high": high}
-
-
-def _interval(ratios: list[float]) -> tuple[float, float]:
-    """A 95% interval of the median by order statistics; the range where there are under six."""
-    ordered, n = sorted(ratios), len(ratios)
-    skipped = max(0, int(n / 2 - 0.98 * n**0.5)) if n >= 6 else 0
-    return ordered[skipped], ordered[-1 - skipped]
+    means = [statistics.mean(block) for block in zip(*(one.seconds for one in stock), strict=True)]
+    return asdict(paired(means, side.seconds))
 
 
 def _print(result: dict[str, Any]) -> None:
@@ -275,6 +267,8 @@ def _print(result: dict[str, Any]) -> None:
         f"  torch again {rates['torch again']:11.0f} tokens/s, {noise['median']:.3f} × "
         f"({noise['ci_low']:.3f} … {noise['ci_high']:.3f})",
     ]
+    if speedup["ci_low"] <= 1:
+        lines.append("  not shown to be faster: leave this step to torch (see gemmsmith.compare)")
     products = result["product_us_per_step"]
     if products["torch"]:
         lines.append(

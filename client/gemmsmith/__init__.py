@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from gemmsmith.kernel import Kernel
     from gemmsmith.launch import Candidate, Launch
     from gemmsmith.lookup import Lookup
-    from gemmsmith.ops import Shapes, capture, linear, matmul, patch, scaled_mm, use
+    from gemmsmith.ops import Shapes, capture, compare, linear, matmul, patch, scaled_mm, use
     from gemmsmith.packs import Packs
     from gemmsmith.problem import DType, Element, Layout, Problem
     from gemmsmith.snapshot import Choice, Snapshot
@@ -100,7 +100,7 @@ _MODULES = {
     "kernel": ("Kernel",),
     "launch": ("Candidate", "Launch"),
     "lookup": ("Lookup",),
-    "ops": ("Shapes", "capture", "linear", "matmul", "patch", "scaled_mm", "use"),
+    "ops": ("Shapes", "capture", "compare", "linear", "matmul", "patch", "scaled_mm", "use"),
     "packs": ("Packs",),
     "problem": ("DType", "Element", "Layout", "Problem"),
     "snapshot": ("Choice", "Snapshot"),
@@ -162,6 +162,7 @@ __all__ = [
     "Unauthorized",
     "Use",
     "capture",
+    "compare",
     "linear",
     "matmul",
     "patch",

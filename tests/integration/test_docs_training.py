@@ -14,7 +14,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
 from gemmsmith import Bundle
+from gemmsmith.answer import Ratio
 from gemmsmith.problem import Problem
 from tests.support import fake_nvcc
 from tests.support.serving import H200
@@ -23,6 +26,7 @@ from tuner.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 RECORDED = Problem(m=16, n=4096, k=4096)
 
 
@@ -76,9 +80,22 @@ def test_five_commands(tmp_path: Path) -> None:
     assert [row.problem for row in bundle.snapshot.rows] == [RECORDED]
 
 
+def test_a_step_is_compared_as_the_page_says() -> None:
+    net, trained = torch.nn.Linear(8, 8), []
+    program = "import contextlib\nimport gemmsmith\n" + PYTHON[1]
+    given = {
+        "model": net,
+        "step": lambda: net(torch.ones(1, 8)).sum().backward(),
+        "train": lambda: trained.append("once"),
+    }
+    exec(compile(program, "docs/training.md", "exec"), given)  # noqa: S102 - our own page
+    assert isinstance(given["gain"], Ratio)
+    assert trained == ["once"]
+
+
 def edit(script: Path) -> None:
     """As the page says."""
-    (lines,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    lines, _ = PYTHON
     before = script.read_text(encoding="utf-8")
     assert before.endswith("    main()\n")
     script.write_text(before.removesuffix("    main()\n") + lines, encoding="utf-8")

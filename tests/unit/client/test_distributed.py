@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import gemmsmith
 from gemmsmith import Client, ServiceUnavailable, Snapshot, SnapshotUnavailable
 from gemmsmith.distributed import shared_snapshot
 from tests.support.snapshots import BIG, row, snapshot
@@ -144,3 +146,14 @@ def test_without_a_process_group_this_process_is_rank_0() -> None:
     with pytest.raises(SnapshotUnavailable, match="no answer") as caught:
         _failing(0)
     assert isinstance(caught.value.__cause__, ServiceUnavailable)
+
+
+def _compared(rank: int) -> tuple[float, float, float]:
+    gain = gemmsmith.compare(lambda: time.sleep(0.001 * (1 + rank)), blocks=6, steps=1)
+    return gain.median, gain.ci_low, gain.ci_high
+
+
+def test_all_ranks_get_one_answer_whether_a_step_gains(tmp_path: Path) -> None:
+    first, second = on_two_ranks(tmp_path, _compared)
+    assert first == second
+    assert 0 < first[1] <= first[0] <= first[2]
