@@ -88,7 +88,7 @@ def test_a_step_is_compared_as_the_page_says() -> None:
         "step": lambda: net(torch.ones(1, 8)).sum().backward(),
         "train": lambda: trained.append("once"),
     }
-    exec(compile(program, "docs/training.md", "exec"), given)  # noqa: S102 - our own page
+    exec(compile(program, "docs/training.md", "exec"), given)
     assert isinstance(given["gain"], Ratio)
     assert trained == ["once"]
 
