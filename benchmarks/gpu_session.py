@@ -24,6 +24,7 @@ cut off keeps what it had; a failing step is reported and the next one still run
     train     torch beside gemmsmith in examples/train_gpt.py, two models in bf16 and fp8, eager,
               compiled and in a graph, after tuning their products: train-*.json, a file and a
               picture of each run, train-*.gspack, and what calls cost the host: host-cost-*.json
+    alone     winners of .packs/, else the shipped, and cuBLAS, each at its own clock: alone-*.json
     report    the session's winners as a page: report/
     profile   Nsight Compute on winners and cuBLAS: ncu-<problem>-<dtype>.csv
     packs     the pack store as archives packs-*.tar, to carry into the next session

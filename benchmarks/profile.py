@@ -17,16 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.peers.winners import find_packs, find_winners
+from benchmarks.side_by_side import WrongProductError, prepare
 from gemmsmith.problem import DType, Layout, Problem
 from tuner.devices.local import local_gpu
 from tuner.trial import Winner
 
 if TYPE_CHECKING:
-    from benchmarks.peers.peer import Setting
     from gemmsmith.device import DeviceModel
 
 ROOT = Path(__file__).resolve().parent.parent
-SEED = 20261121
 BUILD_LIMIT_S = 300.0
 
 
@@ -60,41 +59,20 @@ def _launch(problem: Problem, winner: Winner, pack: Path, model: DeviceModel, la
     import torch
     from torch.cuda import profiler
 
-    from benchmarks.peers.cublas import CuBlas
-    from benchmarks.peers.gemmsmith import Gemmsmith
-    from benchmarks.peers.judge import Judge
-    from benchmarks.peers.peer import Setting
-    from tuner.measure.graphs import Stream
-    from tuner.measure.operands import Operands
-
-    torch.zeros(1, device="cuda")
-    stream = Stream()
-    with stream.torch():
-        operands = Operands(problem, model, 0, SEED)
-        judge = Judge(operands)
-        setting: Setting = Setting(
-            problem=problem,
-            device=model,
-            operands=operands,
-            stream=stream,
-            candidate=winner.candidate,
-            pack=pack,
-            time_us=lambda _: 0.0,
-            wrong=judge.wrong,
-        )
-        for peer in (CuBlas(), Gemmsmith()):
-            ready = peer.prepare(setting)
-            wrong = judge.wrong(ready.launch)
-            if wrong is not None and peer.name == Gemmsmith.name:
-                print(f"{peer.name} is wrong: {wrong}")
-                return 1
-            torch.cuda.synchronize()
+    assert winner.candidate is not None
+    try:
+        both = prepare(problem, winner.candidate, pack, model)
+    except WrongProductError as error:
+        print(error)
+        return 1
+    for name, ready in both.ready.items():
+        with both.stream.torch():
             profiler.start()  # type: ignore[no-untyped-call]
             for i in range(launches):
                 ready.launch(i + 1)
             torch.cuda.synchronize()
             profiler.stop()  # type: ignore[no-untyped-call]
-            print(f"{peer.name}: {launches} launches ({ready.note})", flush=True)
+        print(f"{name}: {launches} launches ({ready.note})", flush=True)
     return 0
 
 

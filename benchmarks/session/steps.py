@@ -6,7 +6,7 @@ import sys
 import tarfile
 from collections.abc import Callable
 
-from benchmarks.session.core import STATE, Deadline, Session
+from benchmarks.session.core import CARRIED, ROOT, STATE, Deadline, Session
 from benchmarks.session.profiling import profile
 from benchmarks.session.training import train
 from benchmarks.session.waiting import SUITE, base, cold, stability, waiting
@@ -105,6 +105,16 @@ def ceilings(session: Session) -> int:
     )
 
 
+def alone(session: Session) -> int:
+    """Each carried winner alone at its own clock, and cuBLAS at its; without any, the shipped."""
+    carried = sorted(CARRIED.glob("*.jsonl")) or sorted((ROOT / "configs/winners").glob("*.jsonl"))
+    return session.command(
+        *(sys.executable, "-m", "benchmarks.alone", *map(str, carried)),
+        *("--device", session.device, "-o", str(session.file("alone", ".json"))),
+        log=session.file("alone", ".log"),
+    )
+
+
 def report(session: Session) -> int:
     """The winners of this session's database as a page."""
     return session.gemmsmith(
@@ -148,6 +158,7 @@ STEPS: dict[str, Callable[[Session], int]] = {
     "peers": peers,
     "ceilings": ceilings,
     "train": train,
+    "alone": alone,
     "report": report,
     "profile": profile,
     "packs": packs,

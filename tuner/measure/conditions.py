@@ -72,6 +72,10 @@ class Monitor:
         self._read_at = time.monotonic()
         return self._latest
 
+    def energy_j(self) -> float:
+        """Joules since the driver was loaded, in steps of tens of milliseconds; 0: unknown."""
+        return self._ask("energy") / 1000
+
     def recent(self) -> Reading:
         """The latest reading if it is fresh enough to speak for now, else a new one."""
         if time.monotonic() - self._read_at < FRESH_S:
@@ -106,6 +110,7 @@ class Monitor:
             "power": lambda: nvml.device_get_power_usage(handle),
             "temperature": lambda: nvml.device_get_temperature_v(handle, _GPU_SENSOR),
             "reasons": lambda: nvml.device_get_current_clocks_event_reasons(handle),
+            "energy": lambda: nvml.device_get_total_energy_consumption(handle),
         }
         return True
 
@@ -127,6 +132,7 @@ class Monitor:
             "power": lambda: pynvml.nvmlDeviceGetPowerUsage(handle),
             "temperature": lambda: pynvml.nvmlDeviceGetTemperature(handle, _GPU_SENSOR),
             "reasons": lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+            "energy": lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle),
         }
         return True
 

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_session, profile
+from benchmarks import alone, gpu_session, profile
 from benchmarks.session.core import ROOT, Session
 from benchmarks.session.profiling import METRICS, chosen_metrics, shrunk
 from benchmarks.session.steps import STEPS
+from gemmsmith.problem import Problem
+from tests.support.serving import winner
 
 
 def _session(*words: str) -> Session:
@@ -44,6 +46,7 @@ def test_the_script_dry_runs_every_step(tmp_path: Path) -> None:
         "examples/train_gpt.py --model llama-8b-blocks --precision bf16 --mode graph",
         f"benchmarks.host_cost --winners {tmp_path}/train-cuda2-bf16.gspack",
         f"ceilings --device cuda:2 -o {tmp_path}/ceilings.json",
+        f"--device cuda:2 -o {tmp_path}/alone-cuda2-bf16.json",
         f"report -o {tmp_path}/report",
         "benchmarks.profile 256 4096 4096 --dtype bf16",
         "ncu --csv --page raw --metrics gpu__time_duration.sum",
@@ -122,6 +125,35 @@ def test_without_a_gpu_nothing_is_run(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "no NVIDIA GPU" in capsys.readouterr().out
     assert profile.main(["256", "4096", "4096", "--database", ""]) == 2
     assert profile.main(["3", "5", "7", "--database", ""]) == 1
+
+
+def test_each_alone_needs_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    winners = str(ROOT / "configs/winners/nvidia-h200-132sm.fp16.jsonl")
+    assert alone.main([winners, "-o", str(tmp_path / "alone.json")]) == 2
+    assert "no CUDA GPU 0 on this machine" in capsys.readouterr().out
+    assert not (tmp_path / "alone.json").exists()
+
+
+def test_each_alone_is_told_with_its_power() -> None:
+    def turns(*times: float, clock: int, power: float) -> list[alone.Turn]:
+        return [
+            alone.Turn(us=us, sm_clock_mhz=clock, power_w=power, joules=us * power * 1e-6)
+            for us in times
+        ]
+
+    found = alone.row(
+        winner(Problem(m=256, n=4096, k=4096)),
+        {
+            "gemmsmith": turns(10.0, 10.2, 10.1, clock=1400, power=690.0),
+            "cublas": turns(9.9, 10.0, 10.1, clock=1500, power=650.0),
+        },
+    )
+    assert found["alone"]["median"] == pytest.approx(0.99)
+    assert (found["gemmsmith"]["us"], found["cublas"]["power_w"]) == (10.1, 650.0)
+    said = alone.line(found)
+    assert "256×4096×4096 bf16 tn: alone 0.990, paired" in said
+    assert "gemmsmith 10.10 µs, 1400 MHz, 690 W, 6.97 mJ" in said
+    assert alone.line({"problem": "x", "error": "not compiled"}) == "x: not compiled"
 
 
 def test_metrics_follow_what_the_profiler_knows() -> None:
