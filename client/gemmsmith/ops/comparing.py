@@ -33,6 +33,8 @@ def compare(
 ) -> Ratio:
     """How many times faster `step` is under `patch(model)` than without: stock ÷ tuned seconds.
 
+    Call it outside of patch blocks, which would hold for both sides.
+
     Some steps without winners alternate with as many with them, so that clocks and temperature are
     the same for both; three of each go first, untimed. Every call is a real step: what it trains,
     it trains. Use winners if the whole interval is above 1:
