@@ -26,7 +26,7 @@ class Statistics:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ratio:
-    """A paired ratio: median over rounds and 95% interval. Above 1: ours is faster."""
+    """A paired ratio: median over rounds and 95% bootstrap interval. Above 1: ours is faster."""
 
     median: float
     ci_low: float
