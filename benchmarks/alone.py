@@ -32,7 +32,6 @@ from tuner.measure.statistics import paired_ratio
 from tuner.trial import Winner
 
 if TYPE_CHECKING:
-    from benchmarks.peers.peer import Launch
     from gemmsmith.device import DeviceModel
     from tuner.measure.conditions import Monitor
 
@@ -139,18 +138,14 @@ def _measured(
 
 
 def _turns(both: SideBySide, monitor: Monitor, seconds: float, pairs: int) -> dict[str, list[Turn]]:
+    from benchmarks.peers.measure import only, time_us
     from tuner.measure.graphs import Event, TorchGraph
-    from tuner.measure.timing import Timer, launches_per_replay
-
-    def only(launch: Launch) -> Any:
-        return lambda i: launch(i) is None
+    from tuner.measure.timing import launches_per_replay
 
     start, end = Event(), Event()
     graphs: dict[str, tuple[TorchGraph, int]] = {}
     for name, ready in both.ready.items():
-        few = TorchGraph(both.stream, both.sets, only(ready.launch))
-        estimate = median(Timer(both.stream, monitor).screen(few, 3, float("inf")))
-        few.close()
+        estimate = time_us(ready.launch, both.sets, both.stream, monitor)
         launches = launches_per_replay(estimate, both.sets, REPLAY_US)
         graph = TorchGraph(both.stream, launches, only(ready.launch))
         graphs[name] = graph, max(1, round(seconds / 2 / (launches * estimate * 1e-6)))

@@ -65,7 +65,7 @@ class Runner:
             candidate=request.candidate,
             pack=None if request.pack is None else Path(request.pack),
             reason=request.reason,
-            time_us=lambda launch: self.time_us(launch, len(operands.sets)),
+            time_us=lambda launch: time_us(launch, len(operands.sets), self.stream, self.monitor),
             wrong=judge.wrong,
         )
         entries: dict[str, Entry] = {}
@@ -75,15 +75,6 @@ class Runner:
         if BASELINE not in field:
             return Row(problem=request.problem, entries=entries, failure=entries[BASELINE].reason)
         return self._race(request, entries, field, len(operands.sets))
-
-    def time_us(self, launch: Launch, sets: int) -> float:
-        """Median of a few short graph replays, per launch, in microseconds."""
-        graph = TorchGraph(self.stream, min(sets, ESTIMATE_LAUNCHES), _only(launch))
-        try:
-            timer = Timer(self.stream, self.monitor)
-            return median(timer.screen(graph, ESTIMATE_REPLAYS, float("inf")))
-        finally:
-            graph.close()
 
     def _enter(
         self,
@@ -125,7 +116,7 @@ class Runner:
         for name in [*(name for name in field if name != BASELINE), BASELINE]:
             self.send(Busy(peer=name, limit_s=ROUND_LIMIT_S))
             try:
-                graphs[name] = TorchGraph(self.stream, launches, _only(field[name][0]))
+                graphs[name] = TorchGraph(self.stream, launches, only(field[name][0]))
             except Exception as error:  # noqa: BLE001 - likewise
                 _survive(error)
                 entries[name] = Entry(reason=f"cannot be captured: {_first_line(error)}")
@@ -165,7 +156,16 @@ class Runner:
         )
 
 
-def _only(launch: Launch) -> Callable[[int], None]:
+def time_us(launch: Launch, sets: int, stream: Stream, monitor: Monitor) -> float:
+    """Median of a few short graph replays, per launch, in microseconds."""
+    graph = TorchGraph(stream, min(sets, ESTIMATE_LAUNCHES), only(launch))
+    try:
+        return median(Timer(stream, monitor).screen(graph, ESTIMATE_REPLAYS, float("inf")))
+    finally:
+        graph.close()
+
+
+def only(launch: Launch) -> Callable[[int], None]:
     """The launch without its result."""
 
     def enqueue(i: int) -> None:
