@@ -79,7 +79,8 @@ class Rounds:
     """Paired rounds of a few candidates and cuBLAS: in each round every one was timed once.
 
     `samples_us[i][r]` is candidate i's time per launch in round r; `baseline_us[r]` is cuBLAS's
-    in the same round. Rounds whose clock fell below the run's own median are not in here.
+    in the same round. Rounds whose clock fell below the run's own median are not in here. A
+    candidate that took no part has no samples.
     """
 
     samples_us: tuple[tuple[float, ...], ...]
@@ -89,9 +90,13 @@ class Rounds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finals(Rounds):
-    """The sustained rounds of the finalists, the GPU never idle, and the paced ones.
+    """The sustained rounds of the finalists, the GPU never idle, and those of other states.
 
-    `paced` has as much rest as work, as between the products of a program; None: not taken.
+    Attributes:
+        paced: as much rest as work; None: not taken.
+        mixed: each of the best among other work at the power limit, where whoever draws more power
+            slows its neighbours; its time is cuBLAS's and what the whole takes longer with it.
+            None: not taken, as no power limit was met or nobody gained before.
     """
 
     problem: Problem
@@ -101,11 +106,12 @@ class Finals(Rounds):
     discarded_rounds: int = 0
     failures: tuple[tuple[Candidate, Failure], ...] = ()
     paced: Rounds | None = None
+    mixed: Rounds | None = None
 
     @property
     def states(self) -> tuple[Rounds, ...]:
         """The rounds of every state that the GPU was in."""
-        return (self,) if self.paced is None else (self, self.paced)
+        return tuple(state for state in (self, self.paced, self.mixed) if state is not None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -181,6 +181,7 @@ class CudaDevice:
             discarded_rounds=done.discarded_rounds,
             failures=tuple(failures),
             paced=done.paced,
+            mixed=done.mixed,
         )
 
     def sweep(

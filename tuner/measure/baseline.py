@@ -48,9 +48,16 @@ class Baseline:
         after.wait()
         return after.microseconds_since(before) / _WARM_LAUNCHES
 
-    def capture(self, launches: int) -> TorchGraph:
-        """A graph of `launches` launches."""
-        return TorchGraph(self._stream, launches, self.launch)
+    def capture(self, launches: int, then: Callable[[int], None] | None = None) -> TorchGraph:
+        """A graph of `launches` launches, each followed by what `then` enqueues."""
+        if then is None:
+            return TorchGraph(self._stream, launches, self.launch)
+
+        def both(i: int) -> None:
+            self.launch(i)
+            then(i)
+
+        return TorchGraph(self._stream, launches, both)
 
 
 def _launches(operands: Operands, stream: Stream) -> tuple[str, list[Callable[[], None]]]:

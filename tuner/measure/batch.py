@@ -9,14 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from statistics import median
 
+import msgspec
 import torch
 
 from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem
-from tuner.measure import timing
+from tuner.measure import company, timing
 from tuner.measure.baseline import Baseline
 from tuner.measure.bench import Bench, CandidateFailed, Prepared
 from tuner.measure.conditions import Monitor, conditions_of
@@ -100,11 +102,15 @@ class Batches:
         return ScreenDone()
 
     def finals(self, request: Finals) -> FinalsDone:
-        """All entrants and cuBLAS in the same shuffled rounds, paced ones first: they are cool."""
+        """All entrants and cuBLAS in the same shuffled rounds, paced ones first: they are cool.
+
+        The best of them then among other work, if the GPU came to its power limit.
+        """
         bench = self._bench(request.problem, request.seed)
         field, failures = self._field(bench, request.entrants)
         rounds = request.policy.final_rounds
-        return self._race(bench, field, failures, rounds, request.seed, paced=True)
+        done = self._race(bench, field, failures, rounds, request.seed, paced=True)
+        return msgspec.structs.replace(done, mixed=self._mixed(bench, field, done, request.seed))
 
     def sweep(self, request: Sweep) -> SweepDone:
         """Everything in a few common rounds; then the best of it in further ones."""
@@ -232,6 +238,39 @@ class Batches:
             conditions=sustained.conditions,
             discarded_rounds=result.discarded,
             paced=None if rested is None else _paired(rested),
+        )
+
+    def _mixed(
+        self, bench: Bench, field: dict[int, Prepared], done: FinalsDone, seed: int
+    ) -> Rounds | None:
+        """Turns of the best finalists among other work; None where no power limit was met."""
+        sustained = Rounds(
+            samples_us=done.samples_us, baseline_us=done.baseline_us, conditions=done.conditions
+        )
+        if done.paced is None or not company.is_power_limited(sustained, done.paced):
+            return None
+        finalists = [field[outcome.index] for outcome in done.finalists]
+        tiles = [prod(finalist.candidate.kernel.tile[:2]) for finalist in finalists]
+        places = company.invited(sustained, done.paced, tiles)
+        if not places:
+            return None
+        blamed = [*(done.finalists[place].index for place in places), NOBODY]
+        try:
+            mixed = company.mixed_rounds(
+                bench,
+                [finalists[place] for place in places],
+                median(done.baseline_us),
+                Timer(self.stream, self.monitor),
+                seed=seed,
+                announce=lambda i: self.send(Started(index=blamed[i])),
+            )
+        except CandidateFailed:  # it ran before: what has no samples is not recommended
+            mixed = Rounds(samples_us=(), baseline_us=(), conditions=done.conditions)
+        taken = dict(zip(places, mixed.samples_us, strict=False))
+        return Rounds(
+            samples_us=tuple(taken.get(place, ()) for place in range(len(finalists))),
+            baseline_us=mixed.baseline_us,
+            conditions=mixed.conditions,
         )
 
     def _outcome(

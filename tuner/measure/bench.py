@@ -9,7 +9,7 @@ process can only exit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,9 @@ from tuner.measure.graphs import (
     CudaError,
     Event,
     KernelGraph,
+    Replay,
     Stream,
+    TorchGraph,
     context_is_dead,
     fill_bytes,
 )
@@ -132,15 +134,26 @@ class Bench:
             prepared.estimate_us = self._estimate(prepared)
             return prepared
 
-    def capture(self, prepared: Prepared, launches: int) -> KernelGraph:
+    def capture(
+        self, prepared: Prepared, launches: int, then: Callable[[int], None] | None = None
+    ) -> Replay:
         """A graph of `launches` launches over the rotating operands and workspaces.
+
+        `then` enqueues torch's work after each of them.
 
         Raises:
             CandidateFailed, ContextDead
         """
         with self._blamed():
             self._set_launch(prepared.candidate)
-            return KernelGraph(self.stream, launches, lambda i: self._launch(prepared, i))
+            if then is None:
+                return KernelGraph(self.stream, launches, lambda i: self._launch(prepared, i))
+
+            def both(i: int) -> None:
+                self._launch(prepared, i)
+                then(i)
+
+            return TorchGraph(self.stream, launches, both)
 
     @contextmanager
     def _blamed(self) -> Iterator[None]:

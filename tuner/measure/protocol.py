@@ -113,7 +113,8 @@ class ScreenDone(msgspec.Struct, frozen=True, kw_only=True, tag="screen_done"):
 class FinalsDone(msgspec.Struct, frozen=True, kw_only=True, tag="finals_done"):
     """The paired samples: `samples_us[i]` is `finalists[i]`'s, round by round.
 
-    `paced` are those of the rounds with rests; a sweep takes none.
+    `paced` are those of the rounds with rests, and `mixed` those among other work, of the few that
+    took part, empty for the others. A sweep takes neither.
     """
 
     finalists: tuple[Outcome, ...]
@@ -123,6 +124,7 @@ class FinalsDone(msgspec.Struct, frozen=True, kw_only=True, tag="finals_done"):
     conditions: Conditions
     discarded_rounds: int
     paced: Rounds | None = None
+    mixed: Rounds | None = None
 
 
 class SweepDone(msgspec.Struct, frozen=True, kw_only=True, tag="sweep_done"):

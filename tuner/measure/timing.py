@@ -1,6 +1,7 @@
 """Times graphs: a few replays of one (screening), or shuffled paired rounds of many (finals).
 
-Rounds are sustained, the GPU never idle, or paced, with a rest after each replay.
+Rounds are sustained, the GPU never idle, or paced, with a rest after each replay. In turns each
+graph has the GPU to itself for so long that the clock is its own.
 
 A sample is one replay between two events, divided by its launches. The GPU is kept ahead of the
 host: a sample whose start event was recorded on an idle GPU would include the host's delay, so
@@ -46,6 +47,12 @@ A training step multiplies for a half to two thirds of its time, so the clock is
 products follow one another without end: there an H200 falls from 1980 to 1450 MHz at 700 W. What is
 bound by the clock (cuBLAS's largest tiles) takes 15% less time then, what is bound by L2 does not
 (NVIDIA H200, 2026-11-22: winners of sustained rounds alone made a Llama step 5% slower)."""
+
+TURN_US = 100_000.0
+"""How long a graph is replayed in its turn; the first half is not timed.
+
+A GPU's power control follows in some 50 ms: of turns of 40 ms each one ran at the clock of the one
+before, turns of 100 and of 300 ms agreed (NVIDIA H200, 2026-11-22)."""
 
 EXTRA_ROUNDS = 1.0
 """At most this share of the wanted rounds is repeated for clock drops."""
@@ -126,6 +133,59 @@ class Timer:
             samples_us=tuple(tuple(times[i] for _, times in kept) for i in range(len(graphs))),
             readings=tuple(reading for reading, _ in kept),
             discarded=len(taken) - len(kept),
+        )
+
+    def turns(
+        self,
+        graphs: Sequence[Replay],
+        replay_us: Sequence[float],
+        count: int,
+        *,
+        seed: int,
+        announce: Callable[[int], None],
+    ) -> Rounds:
+        """`count` rounds; in each, every graph has a turn of about TURN_US, in shuffled order.
+
+        `replay_us` says about how long a replay of each takes; `announce` as in `rounds`. The GPU
+        is never idle in between, and no round is repeated: a graph's clock is part of its time.
+        """
+        replays = [max(1, round(TURN_US / 2 / us)) for us in replay_us]
+        order = list(range(len(graphs)))
+        shuffler = random.Random(seed)  # noqa: S311 - an order, not a secret
+        times: list[list[float]] = [[] for _ in graphs]
+        readings: list[Reading] = []
+        waiting: deque[tuple[int, tuple[Event, Event]]] = deque()
+
+        def collect() -> None:
+            index, (start, end) = waiting.popleft()
+            announce(index)
+            readings.append(self._monitor.read())  # while it or the next one runs
+            end.wait()
+            launches = replays[index] * graphs[index].launches
+            times[index].append(round(end.microseconds_since(start) / launches, 4))
+
+        taken = 0
+        for _ in range(count):
+            shuffler.shuffle(order)
+            for index in order:
+                # Two turns are enqueued at most, so two pairs of events are in use.
+                pair = self._pair(taken % 2)
+                taken += 1
+                for _ in range(replays[index]):
+                    graphs[index].enqueue()
+                pair[0].record(self._stream)
+                for _ in range(replays[index]):
+                    graphs[index].enqueue()
+                pair[1].record(self._stream)
+                waiting.append((index, pair))
+                if len(waiting) > 1:
+                    collect()
+        while waiting:
+            collect()
+        return Rounds(
+            samples_us=tuple(tuple(samples) for samples in times),
+            readings=tuple(readings),
+            discarded=0,
         )
 
     def _round(

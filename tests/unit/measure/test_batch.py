@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -15,7 +16,7 @@ from gemmsmith.launch import Candidate, Decomposition, Launch
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.host import MODEL, HostEvent, HostGraph, HostStream, build_pack
 from tuner.devices.base import Policy
-from tuner.measure import baseline, bench, timing
+from tuner.measure import baseline, bench, company, timing
 from tuner.measure.batch import Batches
 from tuner.measure.conditions import Monitor
 from tuner.measure.operands import HOST
@@ -154,6 +155,30 @@ def test_finals_pair_the_survivors_with_the_baseline(
     assert decode_reply(encode(done)) == done
     waits = [reply.index for reply in said if isinstance(reply, Started)][-40:]
     assert sorted(waits) == sorted([NOBODY, 0, 6, 7] * 10)
+
+
+def test_at_the_power_limit_the_best_are_put_among_other_work(
+    batches: Batches, said: list[Reply], pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(company, "is_power_limited", lambda *_: True)
+    monkeypatch.setattr(company, "invited", lambda *_: [2, 0])
+    monkeypatch.setattr(company, "TorchGraph", HostGraph)
+    monkeypatch.setattr(bench, "TorchGraph", HostGraph)
+    monkeypatch.setattr(timing, "TURN_US", 10.0)
+    request = Finals(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
+    done = batches.finals(request)
+    assert done.mixed is not None
+    turns = company.ROUNDS
+    assert [len(samples) for samples in done.mixed.samples_us] == [turns, 0, turns]
+    assert done.mixed.baseline_us == (median(done.baseline_us),) * turns
+    assert decode_reply(encode(done)) == done
+    blamed = [reply.index for reply in said if isinstance(reply, Started)][-3 * turns :]
+    assert sorted(blamed) == sorted([NOBODY, 0, 7] * turns)
+
+
+def test_without_a_power_limit_nobody_is(batches: Batches, pack: Path) -> None:
+    request = Finals(problem=PROBLEM, entrants=entrants(pack, "good"), policy=POLICY, seed=1)
+    assert batches.finals(request).mixed is None
 
 
 def test_a_sweep_measures_all_and_then_the_best(batches: Batches, pack: Path) -> None:
