@@ -79,8 +79,7 @@ class Rounds:
     """Paired rounds of a few candidates and cuBLAS: in each round every one was timed once.
 
     `samples_us[i][r]` is candidate i's time per launch in round r; `baseline_us[r]` is cuBLAS's
-    in the same round. Rounds whose clock fell below the run's own median are not in here. A
-    candidate that took no part has no samples.
+    in the same round. Rounds whose clock fell below the run's own median are not in here.
     """
 
     samples_us: tuple[tuple[float, ...], ...]
@@ -94,9 +93,11 @@ class Finals(Rounds):
 
     Attributes:
         paced: as much rest as work; None: not taken.
-        mixed: each of the best among other work at the power limit, where whoever draws more power
-            slows its neighbours; its time is cuBLAS's and what the whole takes longer with it.
-            None: not taken, as no power limit was met or nobody gained before.
+        mixed: between other kernels; a candidate's time is cuBLAS's and what the whole takes longer
+            with it. None: not taken.
+        prices: what candidate i's time counts in a program at the power limit, where whoever draws
+            more power slows its neighbours: 1.05 if it costs as much as 5% more time. None: not
+            known. Empty: no power limit was met.
     """
 
     problem: Problem
@@ -107,6 +108,7 @@ class Finals(Rounds):
     failures: tuple[tuple[Candidate, Failure], ...] = ()
     paced: Rounds | None = None
     mixed: Rounds | None = None
+    prices: tuple[float | None, ...] = ()
 
     @property
     def states(self) -> tuple[Rounds, ...]:

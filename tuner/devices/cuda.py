@@ -182,6 +182,7 @@ class CudaDevice:
             failures=tuple(failures),
             paced=done.paced,
             mixed=done.mixed,
+            prices=done.prices,
         )
 
     def sweep(

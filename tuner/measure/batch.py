@@ -7,7 +7,7 @@ that the parent knows whom to blame when the wait does not end.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -18,7 +18,7 @@ import torch
 
 from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem
-from tuner.measure import company, timing
+from tuner.measure import company, power, timing
 from tuner.measure.baseline import Baseline
 from tuner.measure.bench import Bench, CandidateFailed, Prepared
 from tuner.measure.conditions import Monitor, conditions_of
@@ -102,15 +102,20 @@ class Batches:
         return ScreenDone()
 
     def finals(self, request: Finals) -> FinalsDone:
-        """All entrants and cuBLAS in the same shuffled rounds, paced ones first: they are cool.
-
-        The best of them then among other work, if the GPU came to its power limit.
+        """All entrants and cuBLAS in the same shuffled rounds: paced ones first, they are cool,
+        then sustained ones, and those between other kernels; at last what power costs.
         """
         bench = self._bench(request.problem, request.seed)
         field, failures = self._field(bench, request.entrants)
         rounds = request.policy.final_rounds
         done = self._race(bench, field, failures, rounds, request.seed, paced=True)
-        return msgspec.structs.replace(done, mixed=self._mixed(bench, field, done, request.seed))
+        if not done.finalists:
+            return done
+        try:
+            done = msgspec.structs.replace(done, mixed=self._mixed(bench, field, done, request))
+            return msgspec.structs.replace(done, prices=self._prices(bench, field, done))
+        except CandidateFailed:  # all ran before: what is not known to gain is not recommended
+            return msgspec.structs.replace(done, prices=(None,) * len(done.finalists))
 
     def sweep(self, request: Sweep) -> SweepDone:
         """Everything in a few common rounds; then the best of it in further ones."""
@@ -210,9 +215,7 @@ class Batches:
                 graphs,
                 min(rounds, affordable),
                 seed=seed,
-                announce=lambda i: self.send(
-                    Started(index=indices[i] if i < len(indices) else NOBODY)
-                ),
+                announce=self._blaming(indices),
                 rest=rest,
             )
 
@@ -241,37 +244,63 @@ class Batches:
         )
 
     def _mixed(
-        self, bench: Bench, field: dict[int, Prepared], done: FinalsDone, seed: int
-    ) -> Rounds | None:
-        """Turns of the best finalists among other work; None where no power limit was met."""
+        self, bench: Bench, field: dict[int, Prepared], done: FinalsDone, request: Finals
+    ) -> Rounds:
+        """Rounds of the finalists between other kernels."""
+        *times, baseline_us = (median(taken) for taken in (*done.samples_us, done.baseline_us))
+        # What is between takes about as long as cuBLAS's product.
+        launches = launches_per_replay(2 * baseline_us, bench.set_count, FINAL_REPLAY_US)
+        round_us = launches * (sum(times) + (len(times) + 2) * baseline_us)
+        affordable = max(LEAST_ROUNDS, int(ROUNDS_BUDGET_US / round_us))
+        return company.mixed_rounds(
+            bench,
+            [field[outcome.index] for outcome in done.finalists],
+            baseline_us,
+            Timer(self.stream, self.monitor),
+            min(request.policy.final_rounds, affordable),
+            seed=request.seed + 1,
+            announce=self._blaming(outcome.index for outcome in done.finalists),
+        )
+
+    def _prices(
+        self, bench: Bench, field: dict[int, Prepared], done: FinalsDone
+    ) -> tuple[float | None, ...]:
+        """What the power of the best finalists costs; nothing where no power limit was met."""
         sustained = Rounds(
             samples_us=done.samples_us, baseline_us=done.baseline_us, conditions=done.conditions
         )
-        if done.paced is None or not company.is_power_limited(sustained, done.paced):
-            return None
+        if done.paced is None or done.mixed is None:
+            return ()
+        if not power.is_power_limited(sustained, done.paced):
+            return ()
         finalists = [field[outcome.index] for outcome in done.finalists]
         tiles = [prod(finalist.candidate.kernel.tile[:2]) for finalist in finalists]
-        places = company.invited(sustained, done.paced, tiles)
-        if not places:
-            return None
-        blamed = [*(done.finalists[place].index for place in places), NOBODY]
+        looked_at = power.worth_a_look((sustained, done.paced, done.mixed), tiles)
+        found: list[float | None] = [None] * len(finalists)
+        times = [median(done.samples_us[place]) for place in looked_at] + [median(done.baseline_us)]
+        launches = [launches_per_replay(us, bench.set_count, FINAL_REPLAY_US) for us in times]
+        graphs: list[Replay] = []
         try:
-            mixed = company.mixed_rounds(
-                bench,
-                [finalists[place] for place in places],
-                median(done.baseline_us),
-                Timer(self.stream, self.monitor),
-                seed=seed,
-                announce=lambda i: self.send(Started(index=blamed[i])),
-            )
-        except CandidateFailed:  # it ran before: what has no samples is not recommended
-            mixed = Rounds(samples_us=(), baseline_us=(), conditions=done.conditions)
-        taken = dict(zip(places, mixed.samples_us, strict=False))
-        return Rounds(
-            samples_us=tuple(taken.get(place, ()) for place in range(len(finalists))),
-            baseline_us=mixed.baseline_us,
-            conditions=mixed.conditions,
-        )
+            for place, count in zip(looked_at, launches, strict=False):
+                graphs.append(bench.capture(finalists[place], count))
+            if graphs:
+                graphs.append(Baseline(bench.operands, self.stream).capture(launches[-1]))
+                lengths = [count * us for count, us in zip(launches, times, strict=True)]
+                announce = self._blaming(done.finalists[place].index for place in looked_at)
+                timer = Timer(self.stream, self.monitor)
+                for place, paid in zip(
+                    looked_at, power.prices(graphs, lengths, timer, announce), strict=True
+                ):
+                    found[place] = round(paid, 4)
+        finally:
+            for graph in graphs:
+                graph.close()
+        return tuple(found)
+
+    def _blaming(self, indices: Iterable[int]) -> Callable[[int], None]:
+        """Announces the entrant with the i-th of these indices; beyond them nobody."""
+        known = [*indices, NOBODY]
+        return lambda i: self.send(Started(index=known[i]))
 
     def _outcome(
         self,

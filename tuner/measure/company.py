@@ -1,14 +1,11 @@
-"""A product among other work at the GPU's power limit: what it costs a program, not what it takes.
+"""A product between other kernels, as in a program: what it adds to the whole.
 
-Rounds that shuffle short samples share one clock, so a kernel that draws more power than cuBLAS's
-slows all alike and does not pay. In a program at the power limit it does: every other kernel runs
-at the lower clock that it leaves. Of a GPT's seven products that were faster by 1 to 8% in such
-rounds, alone at the power limit each ran at a clock 10 to 20% lower than cuBLAS's, and the whole
-step became slower (NVIDIA H200, 2026-11-22).
-
-So each contender is put where programs have it: followed by cuBLAS's product of the same problem
-and by passes over operands that take as long as one product, for so long that the clock is its own.
-What the whole takes longer than with cuBLAS's product in the contender's place is the contender's.
+Where launches of one kernel follow each other, one's prologue may hide behind the other's last
+wave, and operands lie in L2 as that kernel leaves them. Neither holds between other kernels: of
+65536×128×512 in FP8 the winner of such rounds is 10% faster than cuBLAS's kernel, and 8% slower
+between passes over memory (NVIDIA H200, 2026-11-22). So each contender is also followed by
+elementwise passes over operands that take about as long as the product itself. What the whole takes
+longer than with cuBLAS's product in the contender's place is added to cuBLAS's time.
 """
 
 from __future__ import annotations
@@ -23,48 +20,15 @@ from tuner.measure.bench import Bench, Prepared
 from tuner.measure.conditions import conditions_of
 from tuner.measure.graphs import Replay, TorchGraph
 from tuner.measure.operands import OperandSet
-from tuner.measure.timing import Timer, launches_per_replay
+from tuner.measure.timing import FINAL_REPLAY_US, Timer, launches_per_replay
 from tuner.trial import Rounds
 
-PLACES = 2
-"""How many contenders are put to this test: each takes a turn of every round."""
-
-ROUNDS = 10
-REPLAY_US = 3000.0
 ESTIMATE_REPLAYS = 3
-_SIGN = 0x80
-
-POWER_LIMITED = 0.97
-"""The GPU is at its power limit where its clock is below this share of the rested one."""
 
 LEAST_SHARE = 0.01
 """A contender's time is at least this share of cuBLAS's, whatever noise makes of it."""
 
-
-def is_power_limited(sustained: Rounds, rested: Rounds) -> bool:
-    """Whether the clock fell under sustained work; False where NVML does not say."""
-    clock = sustained.conditions.sm_clock_mhz
-    return 0 < clock < POWER_LIMITED * rested.conditions.sm_clock_mhz
-
-
-def invited(sustained: Rounds, rested: Rounds, tiles: Sequence[int]) -> list[int]:
-    """Which candidates are worth a turn: the fastest of those that gain on cuBLAS in both states.
-
-    And the fastest of those with larger tiles than that one: they read less from L2 for the same
-    product, and draw less power. `tiles[i]` is candidate i's tile's area.
-    """
-    states = (sustained, rested)
-
-    def gain(i: int) -> float:
-        ratios = [median(state.baseline_us) / median(state.samples_us[i]) for state in states]
-        return ratios[0] * ratios[1] if min(ratios) > 1.0 else 0.0
-
-    gains = {i: found for i in range(len(tiles)) if (found := gain(i))}
-    if not gains:
-        return []
-    first = max(gains, key=gains.__getitem__)
-    larger = [i for i in gains if tiles[i] > tiles[first]]
-    return [first, *sorted(larger, key=gains.__getitem__, reverse=True)][:PLACES]
+_SIGN = 0x80
 
 
 def mixed_rounds(
@@ -72,13 +36,14 @@ def mixed_rounds(
     contenders: Sequence[Prepared],
     baseline_us: float,
     timer: Timer,
+    count: int,
     *,
     seed: int,
     announce: Callable[[int], None],
 ) -> Rounds:
-    """Turns of each contender among other work, and of cuBLAS's product in its place.
+    """`count` shuffled rounds of the contenders and cuBLAS, each between passes over memory.
 
-    `baseline_us` is the time of cuBLAS's product, `announce` as in `Timer.turns`, with cuBLAS the
+    `baseline_us` is the time of cuBLAS's product, `announce` as in `Timer.rounds`, with cuBLAS the
     last. The operands are other ones afterwards: nothing can be verified with them any more.
 
     Raises:
@@ -90,22 +55,19 @@ def mixed_rounds(
     passes = max(1, round(baseline_us / pass_us))
 
     def others(i: int) -> None:
-        baseline.launch(i + 1)
         for j in range(passes):
             _pass_over(sets[(i * passes + j) % len(sets)])
 
-    whole_us = 2 * baseline_us + passes * pass_us
-    launches = launches_per_replay(whole_us, bench.set_count, REPLAY_US)
+    launches = launches_per_replay(baseline_us + passes * pass_us, len(sets), FINAL_REPLAY_US)
     graphs: list[Replay] = []
     try:
         graphs += [bench.capture(contender, launches, others) for contender in contenders]
         graphs.append(baseline.capture(launches, others))
-        lengths = [launches * whole_us] * len(graphs)
-        taken = timer.turns(graphs, lengths, ROUNDS, seed=seed, announce=announce)
+        taken = timer.rounds(graphs, count, seed=seed, announce=announce)
     finally:
         for graph in graphs:
             graph.close()
-    *times, reference = taken.samples_us
+    *wholes, reference = taken.samples_us
     least = LEAST_SHARE * baseline_us
     return Rounds(
         samples_us=tuple(
@@ -113,7 +75,7 @@ def mixed_rounds(
                 max(least, baseline_us + whole - stock)
                 for whole, stock in zip(mine, reference, strict=True)
             )
-            for mine in times
+            for mine in wholes
         ),
         baseline_us=(baseline_us,) * len(reference),
         conditions=conditions_of(taken.readings),

@@ -113,8 +113,8 @@ class ScreenDone(msgspec.Struct, frozen=True, kw_only=True, tag="screen_done"):
 class FinalsDone(msgspec.Struct, frozen=True, kw_only=True, tag="finals_done"):
     """The paired samples: `samples_us[i]` is `finalists[i]`'s, round by round.
 
-    `paced` are those of the rounds with rests, and `mixed` those among other work, of the few that
-    took part, empty for the others. A sweep takes neither.
+    `paced` are those of the rounds with rests, `mixed` those between other kernels, `prices` as in
+    `trial.Finals`. A sweep takes none of them.
     """
 
     finalists: tuple[Outcome, ...]
@@ -125,6 +125,7 @@ class FinalsDone(msgspec.Struct, frozen=True, kw_only=True, tag="finals_done"):
     discarded_rounds: int
     paced: Rounds | None = None
     mixed: Rounds | None = None
+    prices: tuple[float | None, ...] = ()
 
 
 class SweepDone(msgspec.Struct, frozen=True, kw_only=True, tag="sweep_done"):

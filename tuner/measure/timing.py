@@ -1,7 +1,7 @@
 """Times graphs: a few replays of one (screening), or shuffled paired rounds of many (finals).
 
-Rounds are sustained, the GPU never idle, or paced, with a rest after each replay. In turns each
-graph has the GPU to itself for so long that the clock is its own.
+Rounds are sustained, the GPU never idle, or paced, with a rest after each replay. For its clock a
+graph has the GPU to itself.
 
 A sample is one replay between two events, divided by its launches. The GPU is kept ahead of the
 host: a sample whose start event was recorded on an idle GPU would include the host's delay, so
@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
+from statistics import mean, median
 
 from tuner.measure.conditions import Monitor, Reading
 from tuner.measure.graphs import Event, Replay, Stream
@@ -48,11 +48,12 @@ products follow one another without end: there an H200 falls from 1980 to 1450 M
 bound by the clock (cuBLAS's largest tiles) takes 15% less time then, what is bound by L2 does not
 (NVIDIA H200, 2026-11-22: winners of sustained rounds alone made a Llama step 5% slower)."""
 
-TURN_US = 100_000.0
-"""How long a graph is replayed in its turn; the first half is not timed.
-
-A GPU's power control follows in some 50 ms: of turns of 40 ms each one ran at the clock of the one
-before, turns of 100 and of 300 ms agreed (NVIDIA H200, 2026-11-22)."""
+TURN_S = 0.3
+SETTLE_S = 0.12
+CLOCK_READINGS = 8
+"""How long a graph has the GPU to itself for its clock to be seen, when it is looked at first, and
+how often. The power control follows slowly: after 0.075 s clocks had come half of the way that they
+had gone after 0.2 s (NVIDIA H200, 2026-11-22)."""
 
 EXTRA_ROUNDS = 1.0
 """At most this share of the wanted rounds is repeated for clock drops."""
@@ -135,58 +136,34 @@ class Timer:
             discarded=len(taken) - len(kept),
         )
 
-    def turns(
+    def clocks(
         self,
         graphs: Sequence[Replay],
         replay_us: Sequence[float],
         count: int,
         *,
-        seed: int,
         announce: Callable[[int], None],
-    ) -> Rounds:
-        """`count` rounds; in each, every graph has a turn of about TURN_US, in shuffled order.
+    ) -> tuple[float, ...]:
+        """Each graph's own SM clock in MHz, where it has the GPU to itself; 0: unknown.
 
-        `replay_us` says about how long a replay of each takes; `announce` as in `rounds`. The GPU
-        is never idle in between, and no round is repeated: a graph's clock is part of its time.
+        In each of `count` rounds every graph has a turn; `replay_us` says how long a replay of each
+        takes, `announce` as in `rounds`.
         """
-        replays = [max(1, round(TURN_US / 2 / us)) for us in replay_us]
-        order = list(range(len(graphs)))
-        shuffler = random.Random(seed)  # noqa: S311 - an order, not a secret
-        times: list[list[float]] = [[] for _ in graphs]
-        readings: list[Reading] = []
-        waiting: deque[tuple[int, tuple[Event, Event]]] = deque()
-
-        def collect() -> None:
-            index, (start, end) = waiting.popleft()
-            announce(index)
-            readings.append(self._monitor.read())  # while it or the next one runs
-            end.wait()
-            launches = replays[index] * graphs[index].launches
-            times[index].append(round(end.microseconds_since(start) / launches, 4))
-
-        taken = 0
-        for _ in range(count):
-            shuffler.shuffle(order)
-            for index in order:
-                # Two turns are enqueued at most, so two pairs of events are in use.
-                pair = self._pair(taken % 2)
-                taken += 1
-                for _ in range(replays[index]):
+        seen: list[list[float]] = [[] for _ in graphs]
+        for turn in range(count):
+            order = range(len(graphs))
+            for index in order if turn % 2 == 0 else reversed(order):
+                announce(index)
+                for _ in range(max(1, round(TURN_S * 1e6 / replay_us[index]))):
                     graphs[index].enqueue()
-                pair[0].record(self._stream)
-                for _ in range(replays[index]):
-                    graphs[index].enqueue()
-                pair[1].record(self._stream)
-                waiting.append((index, pair))
-                if len(waiting) > 1:
-                    collect()
-        while waiting:
-            collect()
-        return Rounds(
-            samples_us=tuple(tuple(samples) for samples in times),
-            readings=tuple(readings),
-            discarded=0,
-        )
+                _, end = self._pair(index)
+                end.record(self._stream)
+                time.sleep(SETTLE_S)
+                for _ in range(CLOCK_READINGS):
+                    seen[index].append(self._monitor.read().sm_clock_mhz)
+                    time.sleep((TURN_S - SETTLE_S) * 0.9 / CLOCK_READINGS)
+                end.wait()
+        return tuple(mean(clocks) for clocks in seen)
 
     def _round(
         self, graphs: Sequence[Replay], order: Sequence[int], announce: Callable[[int], None]

@@ -3,14 +3,13 @@
 Invariants: the same finals always give the same winner (bootstrap intervals have a fixed seed,
 ties fall to a fixed order), and CUTLASS is recommended only where the interval of its paired
 speed-up lies wholly above 1 in every state of the GPU that was measured, at the power limit, rested
-and, where the limit was met, among other work, so an answer never makes a program slower. Among
-those the winner is the one that is fastest between the states, where programs are; what is reported
-of it is the state in which it gains less.
+and between other kernels, and above what its power costs there, so an answer never makes a program
+slower. Among those the winner is the one that is fastest between the states, where programs are;
+what is reported of it is the state in which it gains less.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from statistics import median
@@ -57,15 +56,12 @@ def decide(finals: Finals) -> Decision:
             conditions=finals.conditions,
         )
     everyone = range(len(finals.candidates))
-    safe = [i for i in everyone if all(_gains(state, i) for state in finals.states)]
+    safe = [i for i in everyone if all(_gains(finals, state, i) for state in finals.states)]
     field = safe or everyone
-    # Where none is safe, the few that were measured in one state more are compared with all.
-    states = [state for state in finals.states if all(state.samples_us[i] for i in field)]
-    fastest = min(field, key=lambda i: (_between(states, i), finals.candidates[i].key))
-    tied = [i for i in field if i == fastest or _ties(states, i, fastest)]
+    fastest = min(field, key=lambda i: (_between(finals, i), finals.candidates[i].key))
+    tied = [i for i in field if i == fastest or _ties(finals, i, fastest)]
     chosen = min(tied, key=lambda i: _preference(finals, i))
-    measured = [state for state in finals.states if state.samples_us[chosen]]
-    state = min(measured, key=lambda state: _speedup(state, chosen))
+    state = min(finals.states, key=lambda state: _speedup(state, chosen))
     return Decision(
         candidate=finals.candidates[chosen],
         use=Use.CUTLASS if safe else Use.CUBLAS,
@@ -88,24 +84,33 @@ def _speedup(state: Rounds, i: int) -> float:
     return 1.0 if ratio is None else ratio.median
 
 
-def _gains(state: Rounds, i: int) -> bool:
-    """Whether candidate i is faster than cuBLAS in a state, beyond doubt."""
-    if not state.samples_us[i]:
-        return False
+def _gains(finals: Finals, state: Rounds, i: int) -> bool:
+    """Whether candidate i gains more on cuBLAS in a state than its power costs, beyond doubt."""
+    price = _price(finals, i)
     ratio = _over_cublas(state, i)
-    return ratio is None or ratio.ci_low > 1.0
+    return price is not None and (ratio is None or ratio.ci_low > price)
 
 
-def _between(states: Sequence[Rounds], i: int) -> float:
-    """Microseconds between the states: the geometric mean of their medians."""
-    times = [median(state.samples_us[i]) for state in states]
-    return float(prod(times) ** (1 / len(times)))
+def _price(finals: Finals, i: int) -> float | None:
+    """What candidate i's time counts in a program; None where nobody knows."""
+    return finals.prices[i] if finals.prices else 1.0
 
 
-def _ties(states: Sequence[Rounds], i: int, fastest: int) -> bool:
+def _between(finals: Finals, i: int) -> float:
+    """Microseconds between the states: the geometric mean of their medians, at its price."""
+    times = [median(state.samples_us[i]) for state in finals.states]
+    return float(prod(times) ** (1 / len(times))) * (_price(finals, i) or 1.0)
+
+
+def _ties(finals: Finals, i: int, fastest: int) -> bool:
     """Whether candidate i's time over the fastest one's may be 1, round by round."""
     mine, best = (
-        [sample for state in states for sample in state.samples_us[who]] for who in (i, fastest)
+        [
+            sample * (_price(finals, who) or 1.0)
+            for state in finals.states
+            for sample in state.samples_us[who]
+        ]
+        for who in (i, fastest)
     )
     return paired_ratio(mine, best).ci_low <= 1.0
 

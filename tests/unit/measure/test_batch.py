@@ -16,7 +16,7 @@ from gemmsmith.launch import Candidate, Decomposition, Launch
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.host import MODEL, HostEvent, HostGraph, HostStream, build_pack
 from tuner.devices.base import Policy
-from tuner.measure import baseline, bench, company, timing
+from tuner.measure import baseline, bench, company, power, timing
 from tuner.measure.batch import Batches
 from tuner.measure.conditions import Monitor
 from tuner.measure.operands import HOST
@@ -35,7 +35,7 @@ from tuner.measure.protocol import (
     decode_request,
     encode,
 )
-from tuner.trial import FailureKind
+from tuner.trial import Failure, FailureKind
 
 PROBLEM = Problem(m=24, n=16, k=40)
 POLICY = Policy(screen_samples=3, final_rounds=5, give_up_ratio=1000.0)
@@ -56,7 +56,8 @@ def batches(monkeypatch: pytest.MonkeyPatch, said: list[Reply]) -> Batches:
     for module in (bench, baseline, timing):
         monkeypatch.setattr(module, "Event", HostEvent)
     monkeypatch.setattr(bench, "KernelGraph", HostGraph)
-    monkeypatch.setattr(baseline, "TorchGraph", HostGraph)
+    for module in (baseline, bench, company):
+        monkeypatch.setattr(module, "TorchGraph", HostGraph)
     monkeypatch.setattr(bench, "context_is_dead", lambda: "")
     monkeypatch.setattr(
         bench, "fill_bytes", lambda pointer, value, size, _: ctypes.memset(pointer, value, size)
@@ -153,32 +154,56 @@ def test_finals_pair_the_survivors_with_the_baseline(
     assert [len(samples) for samples in done.paced.samples_us] == [5, 5, 5]
     assert len(done.paced.baseline_us) == 5
     assert decode_reply(encode(done)) == done
-    waits = [reply.index for reply in said if isinstance(reply, Started)][-40:]
-    assert sorted(waits) == sorted([NOBODY, 0, 6, 7] * 10)
+    waits = [reply.index for reply in said if isinstance(reply, Started)][-60:]
+    assert {index: waits.count(index) for index in waits} == {NOBODY: 15, 0: 15, 6: 15, 7: 15}
 
 
-def test_at_the_power_limit_the_best_are_put_among_other_work(
-    batches: Batches, said: list[Reply], pack: Path, monkeypatch: pytest.MonkeyPatch
+def test_finals_are_held_between_other_kernels_too(
+    batches: Batches, said: list[Reply], pack: Path
 ) -> None:
-    monkeypatch.setattr(company, "is_power_limited", lambda *_: True)
-    monkeypatch.setattr(company, "invited", lambda *_: [2, 0])
-    monkeypatch.setattr(company, "TorchGraph", HostGraph)
-    monkeypatch.setattr(bench, "TorchGraph", HostGraph)
-    monkeypatch.setattr(timing, "TURN_US", 10.0)
     request = Finals(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
     done = batches.finals(request)
     assert done.mixed is not None
-    turns = company.ROUNDS
-    assert [len(samples) for samples in done.mixed.samples_us] == [turns, 0, turns]
-    assert done.mixed.baseline_us == (median(done.baseline_us),) * turns
+    assert [len(samples) for samples in done.mixed.samples_us] == [5, 5, 5]
+    assert done.mixed.baseline_us == (median(done.baseline_us),) * 5
+    assert done.prices == ()  # no power limit was met
+    blamed = [reply.index for reply in said if isinstance(reply, Started)][-20:]
+    assert sorted(blamed) == sorted([NOBODY, 0, 6, 7] * 5)
+
+
+def test_at_the_power_limit_the_best_are_priced(
+    batches: Batches, said: list[Reply], pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(power, "is_power_limited", lambda *_: True)
+    monkeypatch.setattr(power, "worth_a_look", lambda *_: [2, 0])
+    monkeypatch.setattr(
+        timing.Timer, "clocks", lambda *_, announce: [announce(i) or 1500.0 for i in range(3)]
+    )
+    request = Finals(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
+    done = batches.finals(request)
+    assert done.prices == (1.0, None, 1.0)
     assert decode_reply(encode(done)) == done
-    blamed = [reply.index for reply in said if isinstance(reply, Started)][-3 * turns :]
-    assert sorted(blamed) == sorted([NOBODY, 0, 7] * turns)
+    assert [reply.index for reply in said if isinstance(reply, Started)][-3:] == [7, 0, NOBODY]
 
 
-def test_without_a_power_limit_nobody_is(batches: Batches, pack: Path) -> None:
+def test_what_cannot_be_captured_again_is_not_recommended(
+    batches: Batches, pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise bench.CandidateFailed(Failure(kind=FailureKind.LAUNCH, message="no memory"))
+
+    monkeypatch.setattr(company, "mixed_rounds", refuse)
     request = Finals(problem=PROBLEM, entrants=entrants(pack, "good"), policy=POLICY, seed=1)
-    assert batches.finals(request).mixed is None
+    done = batches.finals(request)
+    assert done.mixed is None
+    assert done.prices == (None,)
+
+
+def test_without_a_survivor_there_is_nothing_to_mix(batches: Batches, pack: Path) -> None:
+    request = Finals(problem=PROBLEM, entrants=entrants(pack, "wrong"), policy=POLICY, seed=1)
+    done = batches.finals(request)
+    assert done.mixed is None
+    assert done.prices == ()
 
 
 def test_a_sweep_measures_all_and_then_the_best(batches: Batches, pack: Path) -> None:
@@ -197,6 +222,7 @@ def test_a_sweep_measures_all_and_then_the_best(batches: Batches, pack: Path) ->
     assert all(len(samples) == 5 for samples in done.further.samples_us)
     assert len(done.further.baseline_us) == 5
     assert done.common.paced is done.further.paced is None
+    assert done.common.mixed is done.further.mixed is None
 
 
 def test_profiling_and_its_answer_travel(batches: Batches, said: list[Reply]) -> None:

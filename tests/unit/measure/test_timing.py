@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -121,21 +120,16 @@ def test_in_paced_rounds_the_gpu_rests_as_long_as_it_worked(gpu: Gpu) -> None:
     assert sorted(blamed) == sorted([0, 1, 2] * 4)
 
 
-def test_in_its_turn_a_graph_has_the_gpu_to_itself(
-    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(timing, "TURN_US", 120.0)
-    graphs = [FakeGraph(gpu, name, us) for name, us in (("a", 1), ("b", 2), ("last", 3))]
+def test_for_its_clock_a_graph_has_the_gpu_to_itself(gpu: Gpu) -> None:
+    graphs = [FakeGraph(gpu, "a", 10_000.0), FakeGraph(gpu, "last", 15_000.0)]
+    readings = timing.CLOCK_READINGS
+    clocks = iter([1400] * readings + [1600] * readings * 2 + [1410] * readings)
     blamed: list[int] = []
-    result = timer(steady()).turns(graphs, [10, 20, 30], 4, seed=1, announce=blamed.append)
-    assert result.samples_us == tuple((float(us),) * 4 for us in (1, 2, 3))
-    # Half of a turn, 60 µs, is not timed, half is; turns follow each other without a rest.
-    turns = [(name, len(list(replays))) for name, replays in itertools.groupby(gpu.log, key=str)]
-    assert sum(count for name, count in turns if name == "a") == 4 * 12
-    assert all(count % {"a": 12, "b": 6, "last": 4}[name] == 0 for name, count in turns)
-    assert len({tuple(gpu.log[i : i + 22]) for i in range(0, 88, 22)}) > 1
-    assert sorted(blamed) == sorted([0, 1, 2] * 4)
-    assert len(result.readings) == 12
+    found = timer(clocks).clocks(graphs, [100_000.0, 150_000.0], 2, announce=blamed.append)
+    assert found == (1405.0, 1600.0)
+    work = [entry for entry in gpu.log if entry != "rest"]
+    assert work == ["a"] * 3 + ["last"] * 4 + ["a"] * 3  # 0.3 s each, the second round reversed
+    assert blamed == [0, 1, 1, 0]
 
 
 def test_the_same_seed_gives_the_same_orders(gpu: Gpu) -> None:

@@ -77,53 +77,40 @@ def test_the_winner_is_fastest_between_the_states_of_what_gains_in_both() -> Non
     assert decision.speedup.median == pytest.approx(9.0 / 8.5, abs=0.002)
 
 
-def among_others(
-    finals: Finals, times: dict[Candidate, float], baseline: float, noise: float = 0.001
-) -> Finals:
-    """The finals, and turns of some of the candidates among other work."""
-    rng = random.Random(11)
-    mixed = Rounds(
-        samples_us=tuple(
-            tuple(times[c] * (1 + rng.uniform(-noise, noise)) for _ in range(10))
-            if c in times
-            else ()
-            for c in finals.candidates
-        ),
-        baseline_us=(baseline,) * 10,
-        conditions=Conditions(sm_clock_mhz=1600, power_w=700, temperature_c=65),
-    )
-    return replace(finals, mixed=mixed)
-
-
-def test_what_slows_its_neighbours_is_not_recommended() -> None:
-    """As on an H200: faster in every round, and drawing so much power that all else pays."""
-    fast, thrifty = named("fast"), named("thrifty")
-    both = in_two_states({fast: 10.0, thrifty: 10.5}, {fast: 8.0, thrifty: 8.5}, (11.0, 9.0))
+def test_what_loses_between_other_kernels_is_not_recommended() -> None:
+    """As on an H200: launches of one kernel overlap, those of a program's kernels do not."""
+    fast, steady = named("fast"), named("steady")
+    both = in_two_states({fast: 10.0, steady: 10.5}, {fast: 8.0, steady: 8.5}, (11.0, 9.0))
     assert decide(both).candidate == fast
-    decision = decide(among_others(both, {fast: 11.2, thrifty: 10.7}, 11.0))
-    assert decision.candidate == thrifty
+    between = finals({fast: 11.5, steady: 10.7}, 11.0)
+    decision = decide(replace(both, mixed=between))
+    assert decision.candidate == steady
     assert decision.use is Use.CUTLASS
     assert decision.speedup is not None
     assert decision.speedup.median == pytest.approx(11.0 / 10.7, abs=0.002)
-    assert decision.conditions.sm_clock_mhz == 1600
 
 
-def test_whoever_took_no_turn_among_others_is_not_recommended() -> None:
+def test_what_costs_its_neighbours_more_than_it_gains_is_not_recommended() -> None:
+    """As on an H200: faster in every round, and drawing so much power that all else pays."""
+    fast, thrifty = named("fast"), named("thrifty")
+    both = in_two_states({fast: 10.0, thrifty: 10.5}, {fast: 8.0, thrifty: 8.5}, (11.0, 9.0))
+    dear = decide(replace(both, prices=(1.12, 1.02)))
+    assert dear.candidate == thrifty
+    assert dear.use is Use.CUTLASS
+    # Both pay their price: the thrifty one is the better answer.
+    assert decide(replace(both, prices=(1.09, 1.0))).candidate == thrifty
+    assert decide(replace(both, prices=(1.03, 1.0))).candidate == fast
+    neither = decide(replace(both, prices=(1.12, 1.08)))
+    assert neither.use is Use.CUBLAS
+    assert neither.speedup is not None
+    assert neither.speedup.median > 1.04  # what is reported is what was measured
+
+
+def test_whose_price_is_not_known_is_not_recommended() -> None:
     fast, slow = named("fast"), named("slow")
     both = in_two_states({fast: 10.0, slow: 10.5}, {fast: 8.0, slow: 8.5}, (11.0, 9.0))
-    decision = decide(among_others(both, {fast: 11.2}, 11.0))
-    assert decision.use is Use.CUBLAS
-    assert decision.candidate == fast  # by what all took part in
-    assert decision.speedup is not None
-    assert decision.speedup.median == pytest.approx(11.0 / 11.2, abs=0.002)
-    assert decide(among_others(both, {}, 11.0)).use is Use.CUBLAS
-
-
-def test_a_gain_among_others_must_be_beyond_doubt() -> None:
-    fast = named("fast")
-    both = in_two_states({fast: 10.0}, {fast: 8.0}, (11.0, 9.0))
-    assert decide(among_others(both, {fast: 10.9}, 11.0, noise=0.05)).use is Use.CUBLAS
-    assert decide(among_others(both, {fast: 10.9}, 11.0)).use is Use.CUTLASS
+    assert decide(replace(both, prices=(None, 1.0))).candidate == slow
+    assert decide(replace(both, prices=(None, None))).use is Use.CUBLAS
 
 
 def test_a_clear_winner_is_promoted_with_its_paired_speed_up() -> None:

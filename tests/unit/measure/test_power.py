@@ -1,0 +1,44 @@
+"""Power limits, whose clocks are looked at, and what a lower one costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from gemmsmith.answer import Conditions
+from tuner.measure.power import is_power_limited, price, worth_a_look
+from tuner.trial import Rounds
+
+
+def rounds(*times: float, baseline: float = 10.0, clock: float = 1500.0) -> Rounds:
+    return Rounds(
+        samples_us=tuple((time,) * 3 for time in times),
+        baseline_us=(baseline,) * 3,
+        conditions=Conditions(sm_clock_mhz=clock, power_w=700, temperature_c=60),
+    )
+
+
+def test_the_power_limit_shows_in_the_clock() -> None:
+    assert is_power_limited(rounds(clock=1500), rounds(clock=1980))
+    assert not is_power_limited(rounds(clock=1965), rounds(clock=1980))
+    assert not is_power_limited(rounds(clock=0), rounds(clock=1980))
+    assert not is_power_limited(rounds(clock=1500), rounds(clock=0))
+
+
+def test_the_clocks_of_the_best_and_of_the_best_of_larger_tiles_are_looked_at() -> None:
+    # Tiles: large, the best's, larger; then two that gain in one state only.
+    hot = rounds(9.9, 9.0, 9.5, 8.0, 10.5)
+    cool = rounds(9.8, 9.0, 9.6, 10.2, 9.0)
+    assert worth_a_look((hot, cool), tiles=[32768, 16384, 24576, 16384, 65536]) == [1, 2]
+    assert worth_a_look((hot, cool), tiles=[16384] * 5) == [1]
+
+
+def test_where_nobody_gains_nobody_is_looked_at() -> None:
+    assert worth_a_look((rounds(10.1), rounds(9.0)), tiles=[1]) == []
+    assert worth_a_look((rounds(), rounds()), tiles=[]) == []
+
+
+def test_a_lower_clock_has_a_price_and_a_higher_one_a_reward() -> None:
+    assert price(1500.0, 1500.0) == 1.0
+    assert price(1365.0, 1628.0) == pytest.approx(1.138, abs=0.001)
+    assert price(1470.0, 1440.0) == pytest.approx(0.987, abs=0.001)
+    assert price(0.0, 1500.0) == price(1500.0, 0.0) == 1.0

@@ -1,0 +1,84 @@
+"""What a kernel's power costs its neighbours, where the GPU is at its power limit.
+
+Rounds that shuffle short samples share one clock, so a kernel that draws more power than cuBLAS's
+slows all alike and does not pay. In a program at the limit every other kernel runs at the lower
+clock that it leaves. Of a GPT's seven BF16 products that were faster by 1 to 8% in such rounds, six
+draw so much more that alone their clock is 10 to 16% below cuBLAS's, and the step as a whole became
+slower by 0.2 to 1% (NVIDIA H200, 2026-11-22).
+
+Power is too noisy to be read off short turns, and times at a clock that hunts are too; the clock at
+which each comes to rest alone is not. Both then draw the limit's power, and power grows with the
+clock to about the power of GROWTH: at one clock the kernel whose own is lower draws
+(other / own) ** GROWTH as much. A program pays for it by SHARE of what is drawn beyond cuBLAS's, in
+time of the product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from tuner.measure.graphs import Replay
+from tuner.measure.timing import Timer
+from tuner.trial import Rounds
+
+GROWTH = 2.5
+"""Power over clock: between 2 and 3 on GPUs whose voltage falls with the clock."""
+
+SHARE = 0.25
+"""Part of a product's time that a program loses for drawing twice the power in it.
+
+Of a program that is wholly bound by the clock it would be 1 / GROWTH. Three sets of winners in the
+steps of a GPT, bound by it for 60% of their time, cost 0.17, 0.2 and 0.2 (NVIDIA H200, 2026-11-22:
+-0.25, -0.4 and 0.0% of a step instead of +0.5, +1.2 and +0.85%)."""
+
+POWER_LIMITED = 0.97
+"""The GPU is at its power limit where its clock is below this share of the rested one."""
+
+PLACES = 2
+"""How many contenders' clocks are looked at: each takes a turn of every round."""
+
+ROUNDS = 3
+
+
+def is_power_limited(sustained: Rounds, rested: Rounds) -> bool:
+    """Whether the clock fell under sustained work; False where NVML does not say."""
+    clock = sustained.conditions.sm_clock_mhz
+    return 0 < clock < POWER_LIMITED * rested.conditions.sm_clock_mhz
+
+
+def worth_a_look(states: Sequence[Rounds], tiles: Sequence[int]) -> list[int]:
+    """Whose clock to look at: of the candidates that gain in all states the one that gains most.
+
+    And the best of those with larger tiles than that one: they read less from L2 for the same
+    product, and draw less power. `tiles[i]` is candidate i's tile's area.
+    """
+
+    def gain(i: int) -> float:
+        ratios = [median(state.baseline_us) / median(state.samples_us[i]) for state in states]
+        return sum(ratios) if min(ratios) > 1.0 else 0.0
+
+    gains = {i: found for i in range(len(tiles)) if (found := gain(i))}
+    if not gains:
+        return []
+    first = max(gains, key=gains.__getitem__)
+    larger = [i for i in gains if tiles[i] > tiles[first]]
+    return [first, *sorted(larger, key=gains.__getitem__, reverse=True)][:PLACES]
+
+
+def prices(
+    graphs: Sequence[Replay],
+    replay_us: Sequence[float],
+    timer: Timer,
+    announce: Callable[[int], None],
+) -> list[float]:
+    """What each kernel's time counts in a program at the power limit; 1 is cuBLAS's, the last."""
+    *mine, stock = timer.clocks(graphs, replay_us, ROUNDS, announce=announce)
+    return [price(own, stock) for own in mine]
+
+
+def price(own_mhz: float, stock_mhz: float) -> float:
+    """The factor on the time of a kernel whose clock alone is `own_mhz`; 1 if one is unknown."""
+    if not own_mhz or not stock_mhz:
+        return 1.0
+    return 1.0 + SHARE * (float((stock_mhz / own_mhz) ** GROWTH) - 1.0)
