@@ -79,7 +79,8 @@ class Rounds:
     """Paired rounds of a few candidates and cuBLAS: in each round every one was timed once.
 
     `samples_us[i][r]` is candidate i's time per launch in round r; `baseline_us[r]` is cuBLAS's
-    in the same round. Rounds whose clock fell below the run's own median are not in here.
+    in the same round. Rounds whose clock fell below the run's own median are not in here. A
+    candidate that took no part has no samples.
     """
 
     samples_us: tuple[tuple[float, ...], ...]
@@ -93,8 +94,8 @@ class Finals(Rounds):
 
     Attributes:
         paced: as much rest as work; None: not taken.
-        mixed: between other kernels; a candidate's time is cuBLAS's and what the whole takes longer
-            with it. None: not taken.
+        mixed: between other kernels, of those that are ahead of cuBLAS in the other two; their time
+            is cuBLAS's and what the whole takes longer with them. None: not taken.
         prices: what candidate i's time counts in a program at the power limit, where whoever draws
             more power slows its neighbours: 1.05 if it costs as much as 5% more time. None: not
             known. Empty: no power limit was met.

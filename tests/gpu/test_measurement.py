@@ -18,6 +18,7 @@ from tuner.devices.base import Contender, Policy
 from tuner.devices.cuda import CudaDevice
 from tuner.devices.recording import SCHEMA, Header, Sweep, SweepWriter
 from tuner.devices.replay import ReplayDevice
+from tuner.measure.power import gain
 from tuner.measure.statistics import paired_ratio, summarize
 from tuner.space import launches, refusal
 
@@ -119,6 +120,12 @@ def test_every_layout_has_a_baseline(
     assert [len(samples) for samples in finals.paced.samples_us] == [5] * len(contenders)
     # Rested, it takes no longer; nor does a launch's own delay weigh on it.
     assert 0.7 < median(finals.paced.baseline_us) / median(finals.baseline_us) < 1.15
+    # Between other kernels only what is ahead in both of them is timed.
+    states = (finals, finals.paced)
+    ahead = [bool(gain(states, i)) for i in range(len(contenders))]
+    assert (finals.mixed is not None) == any(ahead)
+    if finals.mixed is not None:
+        assert [bool(samples) for samples in finals.mixed.samples_us] == ahead
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from tuner.measure.bench import Bench, CandidateFailed, Prepared
 from tuner.measure.conditions import Monitor, conditions_of
 from tuner.measure.graphs import Replay, Stream, TorchGraph
 from tuner.measure.operands import Operands
+from tuner.measure.power import gain
 from tuner.measure.profile import kernels_run
 from tuner.measure.protocol import (
     NOBODY,
@@ -103,16 +104,20 @@ class Batches:
 
     def finals(self, request: Finals) -> FinalsDone:
         """All entrants and cuBLAS in the same shuffled rounds: paced ones first, they are cool,
-        then sustained ones, and those between other kernels; at last what power costs.
+        then sustained ones. Who is ahead in both is timed between other kernels too, and the power
+        of the best has its price.
         """
         bench = self._bench(request.problem, request.seed)
         field, failures = self._field(bench, request.entrants)
         rounds = request.policy.final_rounds
         done = self._race(bench, field, failures, rounds, request.seed, paced=True)
-        if not done.finalists:
+        states = [state for state in (_sustained(done), done.paced) if state is not None]
+        ahead = [place for place in range(len(done.finalists)) if gain(states, place)]
+        if not ahead:
             return done
         try:
-            done = msgspec.structs.replace(done, mixed=self._mixed(bench, field, done, request))
+            mixed = self._mixed(bench, field, done, ahead, request)
+            done = msgspec.structs.replace(done, mixed=mixed)
             return msgspec.structs.replace(done, prices=self._prices(bench, field, done))
         except CandidateFailed:  # all ran before: what is not known to gain is not recommended
             return msgspec.structs.replace(done, prices=(None,) * len(done.finalists))
@@ -244,31 +249,42 @@ class Batches:
         )
 
     def _mixed(
-        self, bench: Bench, field: dict[int, Prepared], done: FinalsDone, request: Finals
+        self,
+        bench: Bench,
+        field: dict[int, Prepared],
+        done: FinalsDone,
+        ahead: Sequence[int],
+        request: Finals,
     ) -> Rounds:
-        """Rounds of the finalists between other kernels."""
-        *times, baseline_us = (median(taken) for taken in (*done.samples_us, done.baseline_us))
+        """Rounds between other kernels of the finalists in these places; the others have none."""
+        times = [median(done.samples_us[place]) for place in ahead]
+        baseline_us = median(done.baseline_us)
         # What is between takes about as long as cuBLAS's product.
         launches = launches_per_replay(2 * baseline_us, bench.set_count, FINAL_REPLAY_US)
         round_us = launches * (sum(times) + (len(times) + 2) * baseline_us)
         affordable = max(LEAST_ROUNDS, int(ROUNDS_BUDGET_US / round_us))
-        return company.mixed_rounds(
+        indices = [done.finalists[place].index for place in ahead]
+        mixed = company.mixed_rounds(
             bench,
-            [field[outcome.index] for outcome in done.finalists],
+            [field[index] for index in indices],
             baseline_us,
             Timer(self.stream, self.monitor),
             min(request.policy.final_rounds, affordable),
             seed=request.seed + 1,
-            announce=self._blaming(outcome.index for outcome in done.finalists),
+            announce=self._blaming(indices),
+        )
+        taken = dict(zip(ahead, mixed.samples_us, strict=True))
+        return Rounds(
+            samples_us=tuple(taken.get(place, ()) for place in range(len(done.finalists))),
+            baseline_us=mixed.baseline_us,
+            conditions=mixed.conditions,
         )
 
     def _prices(
         self, bench: Bench, field: dict[int, Prepared], done: FinalsDone
     ) -> tuple[float | None, ...]:
         """What the power of the best finalists costs; nothing where no power limit was met."""
-        sustained = Rounds(
-            samples_us=done.samples_us, baseline_us=done.baseline_us, conditions=done.conditions
-        )
+        sustained = _sustained(done)
         if done.paced is None or done.mixed is None:
             return ()
         if not power.is_power_limited(sustained, done.paced):
@@ -322,6 +338,12 @@ class Batches:
                 cost_s=round(time.perf_counter() - began, 4),
             )
         )
+
+
+def _sustained(done: FinalsDone) -> Rounds:
+    return Rounds(
+        samples_us=done.samples_us, baseline_us=done.baseline_us, conditions=done.conditions
+    )
 
 
 def _paired(rounds: timing.Rounds) -> Rounds:

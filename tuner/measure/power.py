@@ -47,18 +47,21 @@ def is_power_limited(sustained: Rounds, rested: Rounds) -> bool:
     return 0 < clock < POWER_LIMITED * rested.conditions.sm_clock_mhz
 
 
+def gain(states: Sequence[Rounds], i: int) -> float:
+    """By how much candidate i is faster than cuBLAS in all states together; 0 if not in each."""
+    if not all(state.samples_us[i] for state in states):
+        return 0.0
+    ratios = [median(state.baseline_us) / median(state.samples_us[i]) for state in states]
+    return sum(ratios) if min(ratios) > 1.0 else 0.0
+
+
 def worth_a_look(states: Sequence[Rounds], tiles: Sequence[int]) -> list[int]:
     """Whose clock to look at: of the candidates that gain in all states the one that gains most.
 
     And the best of those with larger tiles than that one: they read less from L2 for the same
     product, and draw less power. `tiles[i]` is candidate i's tile's area.
     """
-
-    def gain(i: int) -> float:
-        ratios = [median(state.baseline_us) / median(state.samples_us[i]) for state in states]
-        return sum(ratios) if min(ratios) > 1.0 else 0.0
-
-    gains = {i: found for i in range(len(tiles)) if (found := gain(i))}
+    gains = {i: found for i in range(len(tiles)) if (found := gain(states, i))}
     if not gains:
         return []
     first = max(gains, key=gains.__getitem__)

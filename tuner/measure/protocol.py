@@ -113,8 +113,8 @@ class ScreenDone(msgspec.Struct, frozen=True, kw_only=True, tag="screen_done"):
 class FinalsDone(msgspec.Struct, frozen=True, kw_only=True, tag="finals_done"):
     """The paired samples: `samples_us[i]` is `finalists[i]`'s, round by round.
 
-    `paced` are those of the rounds with rests, `mixed` those between other kernels, `prices` as in
-    `trial.Finals`. A sweep takes none of them.
+    `paced` are those of the rounds with rests; `mixed` and `prices` are as in `trial.Finals`. A
+    sweep takes none of them.
     """
 
     finalists: tuple[Outcome, ...]

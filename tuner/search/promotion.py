@@ -10,6 +10,7 @@ what is reported of it is the state in which it gains less.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from statistics import median
@@ -58,10 +59,13 @@ def decide(finals: Finals) -> Decision:
     everyone = range(len(finals.candidates))
     safe = [i for i in everyone if all(_gains(finals, state, i) for state in finals.states)]
     field = safe or everyone
-    fastest = min(field, key=lambda i: (_between(finals, i), finals.candidates[i].key))
-    tied = [i for i in field if i == fastest or _ties(finals, i, fastest)]
+    # Where none is safe, some may have taken part in a state that others did not.
+    states = [state for state in finals.states if all(state.samples_us[i] for i in field)]
+    fastest = min(field, key=lambda i: (_between(finals, states, i), finals.candidates[i].key))
+    tied = [i for i in field if i == fastest or _ties(finals, states, i, fastest)]
     chosen = min(tied, key=lambda i: _preference(finals, i))
-    state = min(finals.states, key=lambda state: _speedup(state, chosen))
+    measured = [state for state in finals.states if state.samples_us[chosen]]
+    state = min(measured, key=lambda state: _speedup(state, chosen))
     return Decision(
         candidate=finals.candidates[chosen],
         use=Use.CUTLASS if safe else Use.CUBLAS,
@@ -86,6 +90,8 @@ def _speedup(state: Rounds, i: int) -> float:
 
 def _gains(finals: Finals, state: Rounds, i: int) -> bool:
     """Whether candidate i gains more on cuBLAS in a state than its power costs, beyond doubt."""
+    if not state.samples_us[i]:
+        return False
     price = _price(finals, i)
     ratio = _over_cublas(state, i)
     return price is not None and (ratio is None or ratio.ci_low > price)
@@ -96,18 +102,18 @@ def _price(finals: Finals, i: int) -> float | None:
     return finals.prices[i] if finals.prices else 1.0
 
 
-def _between(finals: Finals, i: int) -> float:
+def _between(finals: Finals, states: Sequence[Rounds], i: int) -> float:
     """Microseconds between the states: the geometric mean of their medians, at its price."""
-    times = [median(state.samples_us[i]) for state in finals.states]
+    times = [median(state.samples_us[i]) for state in states]
     return float(prod(times) ** (1 / len(times))) * (_price(finals, i) or 1.0)
 
 
-def _ties(finals: Finals, i: int, fastest: int) -> bool:
+def _ties(finals: Finals, states: Sequence[Rounds], i: int, fastest: int) -> bool:
     """Whether candidate i's time over the fastest one's may be 1, round by round."""
     mine, best = (
         [
             sample * (_price(finals, who) or 1.0)
-            for state in finals.states
+            for state in states
             for sample in state.samples_us[who]
         ]
         for who in (i, fastest)

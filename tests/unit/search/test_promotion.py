@@ -90,6 +90,18 @@ def test_what_loses_between_other_kernels_is_not_recommended() -> None:
     assert decision.speedup.median == pytest.approx(11.0 / 10.7, abs=0.002)
 
 
+def test_who_took_no_part_between_other_kernels_is_not_recommended() -> None:
+    fast, slow = named("fast"), named("slow")
+    both = in_two_states({fast: 10.0, slow: 10.5}, {fast: 8.0, slow: 8.5}, (11.0, 9.0))
+    between = finals({fast: 11.2, slow: 10.0}, 11.0)
+    between = replace(between, samples_us=(between.samples_us[0], ()))
+    decision = decide(replace(both, mixed=between))
+    assert decision.use is Use.CUBLAS
+    assert decision.candidate == fast  # by what both took part in
+    assert decision.speedup is not None
+    assert decision.speedup.median == pytest.approx(11.0 / 11.2, abs=0.002)
+
+
 def test_what_costs_its_neighbours_more_than_it_gains_is_not_recommended() -> None:
     """As on an H200: faster in every round, and drawing so much power that all else pays."""
     fast, thrifty = named("fast"), named("thrifty")
