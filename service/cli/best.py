@@ -104,6 +104,8 @@ def _print(answer: Answer) -> None:
             say("  match      exact")
     verdict = "cuBLAS: keep torch's own operator" if answer.use is Use.CUBLAS else "CUTLASS"
     say(f"  use        {verdict}")
+    if answer.use is Use.CUBLAS and answer.speedup is not None and answer.speedup.ci_low > 1.0:
+        say("             ours draws more power than it gains (docs/winners.md)")
     if answer.config is not None:
         say(f"  kernel     {answer.config.kernel.name}")
         say(f"  launch     {answer.config.launch.key}")

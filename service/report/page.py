@@ -52,7 +52,8 @@ _TEMPLATE = """<!doctype html>
 <h1>CUTLASS against cuBLAS</h1>
 <p>The ratio is cuBLAS's time over that of the best CUTLASS candidate, the median of paired rounds
 with its 95% bootstrap interval: above 1, CUTLASS is faster. Where its interval does not lie above
-1, cuBLAS stays the answer. FLOP per byte counts every operand moved once.</p>
+1, or its power costs more than it gains, cuBLAS stays the answer. FLOP per byte counts every
+operand moved once.</p>
 {% for device in devices %}
 <h2>{{ device.name }} <span class="soft">({{ device.slug }})</span></h2>
 <p>{{ device.about }}</p>
@@ -92,7 +93,7 @@ with its 95% bootstrap interval: above 1, CUTLASS is faster. Where its interval 
 <th>of bandwidth</th><th>cuBLAS</th><th>of a copy of its size</th><th>cuBLAS</th>
 <th>FLOP/byte</th><th class="t">bound</th><th class="t">tile · cluster</th>
 <th class="t">schedule</th><th class="t">scheduler</th><th class="t">launch</th>
-<th class="why">why below 1</th></tr>
+<th class="why">why cuBLAS stays</th></tr>
 {% for row in part.rows %}<tr>
 <td class="t">{{ row.problem }}</td><td{% if row.low %} class="low"{% endif %}>{{ row.ratio }}</td>
 {% for cell in row.figures %}<td>{{ cell }}</td>{% endfor %}

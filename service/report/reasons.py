@@ -1,4 +1,4 @@
-"""Why a problem is still below cuBLAS: one line, of facts on record only, and what to know besides.
+"""Why a problem stays with cuBLAS: one line, of facts on record only, and what to know besides.
 
 Nothing is guessed: a fact is the interval, a share of a measured ceiling, how the winner's tiles
 fall into waves, what a split adds in traffic, rows that TMA cannot load, a throttle reason. Where
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from gemmsmith.answer import Use
 from gemmsmith.kernel import Backend, Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.launch import Candidate, Decomposition
 from gemmsmith.problem import Problem
@@ -30,11 +31,15 @@ _SPLIT_SCHEDULERS = (TileScheduler.SPLIT_K, TileScheduler.CLUSTER_SPLIT_K)
 
 
 def why(row: Row) -> str:
-    """One line for a ratio below 1.00; empty for the others."""
+    """One line for a ratio below 1.00, or one that costs more than it gains; else empty."""
     speedup, candidate = row.winner.speedup, row.winner.candidate
     if candidate is None:
         return "no CUTLASS candidate survived verification"
-    if speedup is None or speedup.median >= 1.0:
+    if speedup is None:
+        return ""
+    if row.winner.use is Use.CUBLAS and speedup.ci_low > 1.0:
+        return "draws more power than its gain is worth to a program at the power limit"
+    if speedup.median >= 1.0:
         return ""
     facts = []
     if speedup.ci_high >= 1.0:

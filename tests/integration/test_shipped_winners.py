@@ -61,7 +61,7 @@ def test_every_shipped_winner_is_verified_paired_and_says_where_it_was_measured(
         assert winner.environment.gpu_uuid, problem
         assert not winner.replayed, problem
         # Never slower: CUTLASS only where the interval of its speed-up lies wholly above 1.
-        assert (winner.use is Use.CUTLASS) == (winner.speedup.ci_low > 1.0), problem
+        assert winner.use is Use.CUBLAS or winner.speedup.ci_low > 1.0, problem
 
 
 def test_the_client_reads_every_answer_of_the_suite_from_a_running_service(

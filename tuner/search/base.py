@@ -29,10 +29,10 @@ from tuner.space import candidates as legal_candidates
 from tuner.space.operation import of_type
 from tuner.trial import Winner
 
-BASE_CORE_SECONDS = 3900.0
+BASE_CORE_SECONDS = 3300.0
 """What compiling the base may cost by `tuner.compile.plan`'s figures, aimed at five minutes of 16
-cores: 324 kernels of 3,830 took an NVIDIA H200's host 232 s, choosing included, and 340 of 4,500
-about 300 s (2026-11-21)."""
+cores. Hosts of NVIDIA H200s differ: 324 kernels of 3,830 took one 232 s, choosing included; 310 of
+3,900 took the slow cores of a larger one 349 s (2026-11-21 and 22)."""
 
 DTYPES = (DType.BF16, DType.FP16, DType.FP8_E4M3)
 

@@ -28,10 +28,10 @@ from tuner.trial import Winner
 NEIGHBOURS = 8
 """Nearest winners asked: the gain is a mean, and those farther off have little to say about it."""
 
-TYPICAL_GAIN = 0.098
+TYPICAL_GAIN = 0.055
 """Share of cuBLAS's time that tuning saves where no neighbour tells: the mean of 1 - 1/speed-up
-over the 228 winners in configs/winners (NVIDIA H200, 2026-11-21), 0 where cuBLAS stays. By type:
-0.088 (bf16), 0.086 (fp16), 0.127 (fp8_e4m3): too close to tell apart here."""
+over the 228 winners in configs/winners (NVIDIA H200, 2026-11-22), 0 where cuBLAS stays. By type:
+0.052 (bf16), 0.046 (fp16), 0.071 (fp8_e4m3): too close to tell apart here."""
 
 _SM_COUNT = 132
 """Of an H200, which the cost model's constants are fitted on; for a device not known yet."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from gemmsmith.answer import Use
+from gemmsmith.answer import Ratio, Use
 from gemmsmith.problem import DType, Problem
 from service.cli.main import app
 from tests.support.serving import H100, H200, new_settings, promote, trial, winner
@@ -54,6 +55,17 @@ def test_best_from_the_database() -> None:
     near = run("best", 4096, 4096, 5000, "--device", H200.slug).stdout
     assert "nearest: measured on 4096×4096×4096" in near
     assert "keep torch's own operator" in run("best", 512, 512, 8192, "--device", H200.slug).stdout
+
+
+def test_best_says_where_power_decided(database: str) -> None:
+    faster = run("best", 512, 512, 8192, "--device", H200.slug).stdout
+    assert "ours draws more power than it gains" in faster
+    with Store.open(database) as store:
+        behind = Ratio(median=0.95, ci_low=0.94, ci_high=0.96)
+        store.promote(replace(winner(STAYS, use=Use.CUBLAS), speedup=behind))
+    slower = run("best", 512, 512, 8192, "--device", H200.slug).stdout
+    assert "keep torch's own operator" in slower
+    assert "more power" not in slower
 
 
 def test_best_of_something_unknown_is_predicted() -> None:
