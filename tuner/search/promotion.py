@@ -89,12 +89,15 @@ def _speedup(state: Rounds, i: int) -> float:
 
 
 def _gains(finals: Finals, state: Rounds, i: int) -> bool:
-    """Whether candidate i gains more on cuBLAS in a state than its power costs, beyond doubt."""
-    if not state.samples_us[i]:
-        return False
+    """Whether candidate i gains more on cuBLAS in a state than its power costs, beyond doubt.
+
+    Where it draws less, it must still be the faster one.
+    """
     price = _price(finals, i)
+    if price is None or not state.samples_us[i]:
+        return False
     ratio = _over_cublas(state, i)
-    return price is not None and (ratio is None or ratio.ci_low > price)
+    return ratio is None or ratio.ci_low > max(1.0, price)
 
 
 def _price(finals: Finals, i: int) -> float | None:

@@ -118,6 +118,12 @@ def test_what_costs_its_neighbours_more_than_it_gains_is_not_recommended() -> No
     assert neither.speedup.median > 1.04  # what is reported is what was measured
 
 
+def test_a_thrifty_kernel_must_be_faster_all_the_same() -> None:
+    thrifty = named("thrifty")
+    both = in_two_states({thrifty: 11.1}, {thrifty: 9.1}, (11.0, 9.0))
+    assert decide(replace(both, prices=(0.9,))).use is Use.CUBLAS
+
+
 def test_whose_price_is_not_known_is_not_recommended() -> None:
     fast, slow = named("fast"), named("slow")
     both = in_two_states({fast: 10.0, slow: 10.5}, {fast: 8.0, slow: 8.5}, (11.0, 9.0))
