@@ -163,6 +163,15 @@ def test_finals_pair_the_survivors_with_the_baseline(
     assert sorted(waits) == sorted([NOBODY, 0, 6, 7] * 10)
 
 
+def test_half_as_many_rounds_are_rested(batches: Batches, pack: Path) -> None:
+    policy = Policy(screen_samples=3, final_rounds=25, give_up_ratio=1000.0)
+    request = Finals(problem=PROBLEM, entrants=entrants(pack, "good"), policy=policy, seed=1)
+    done = batches.finals(request)
+    assert done.paced is not None
+    assert len(done.baseline_us) == 25
+    assert len(done.paced.baseline_us) == 13
+
+
 def test_who_is_ahead_is_timed_between_other_kernels_too(
     batches: Batches, said: list[Reply], pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
