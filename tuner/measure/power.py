@@ -2,9 +2,9 @@
 
 Rounds that shuffle short samples share one clock, so a kernel that draws more power than cuBLAS's
 slows all alike and does not pay. In a program at the limit every other kernel runs at the lower
-clock that it leaves. Of a GPT's seven BF16 products that were faster by 1 to 8% in such rounds, six
-draw so much more that alone their clock is 10 to 16% below cuBLAS's, and the step as a whole became
-slower by 0.2 to 1% (NVIDIA H200, 2026-11-22).
+clock that it leaves. Of a GPT's eight BF16 products that were faster by up to 8% in such rounds,
+seven draw so much more that alone their clock is 10 to 16% below cuBLAS's, and the step as a whole
+became slower by 0.2 to 1% (NVIDIA H200, 2026-11-22).
 
 Power is too noisy to be read off short turns, and times at a clock that hunts are too; the clock at
 which each comes to rest alone is not. Both then draw the limit's power, and power grows with the
