@@ -5,8 +5,8 @@
 In paired rounds all contenders share one clock: their samples are shorter than the GPU's power
 control takes, so one that draws more power slows all alike. Here each runs for some tenths of a
 second without the other, in turn; the first half of each turn is not timed. For each problem: both
-times, their paired ratio, and each one's clock, power and joules a launch, beside the ratio of the
-paired rounds that is in the winners file.
+times, their paired ratio, each one's clock, power and joules a launch, and what finals would charge
+for the clocks, beside the ratio of the paired rounds that is in the winners file.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from benchmarks.side_by_side import SideBySide, WrongProductError, prepare
 from gemmsmith.answer import Use
 from gemmsmith.files import publish
 from tuner.devices.local import gpu_uuid, local_gpu
+from tuner.measure.power import price
 from tuner.measure.statistics import paired_ratio
 from tuner.trial import Winner
 
@@ -83,14 +84,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def row(winner: Winner, turns: dict[str, list[Turn]]) -> dict[str, Any]:
-    """What a problem's turns say."""
+    """What a problem's turns say; `price` is what finals would charge for the clocks seen."""
     times = {name: [turn.us for turn in taken] for name, taken in turns.items()}
+    medians = {name: _medians(taken) for name, taken in turns.items()}
     return {
         "problem": str(winner.problem),
         "use": winner.use.value,
         "paired": None if winner.speedup is None else winner.speedup.median,
         "alone": asdict(paired_ratio(times[THEIRS], times[OURS])),
-        **{name: _medians(taken) for name, taken in turns.items()},
+        "price": price(medians[OURS]["sm_clock_mhz"], medians[THEIRS]["sm_clock_mhz"]),
+        **medians,
         "error": None,
     }
 
@@ -105,7 +108,8 @@ def line(found: dict[str, Any]) -> str:
         for name, side in ((name, found[name]) for name in (OURS, THEIRS))
     )
     paired = "unknown" if found["paired"] is None else f"{found['paired']:.3f}"
-    return f"{found['problem']}: alone {found['alone']['median']:.3f}, paired {paired}; {sides}"
+    ratios = f"alone {found['alone']['median']:.3f}, paired {paired}, price {found['price']:.3f}"
+    return f"{found['problem']}: {ratios}; {sides}"
 
 
 def _medians(turns: Sequence[Turn]) -> dict[str, float]:

@@ -17,10 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from statistics import median
+from typing import TYPE_CHECKING
 
-from tuner.measure.graphs import Replay
-from tuner.measure.timing import Timer
 from tuner.trial import Rounds
+
+if TYPE_CHECKING:  # torch is not needed for the arithmetic
+    from tuner.measure.graphs import Replay
+    from tuner.measure.timing import Timer
 
 GROWTH = 2.5
 """Power over clock: between 2 and 3 on GPUs whose voltage falls with the clock."""
