@@ -60,11 +60,11 @@ def table(winners: list[Winner]) -> str:
         )
     models = sorted({w.device.name for w in winners})
     drivers = sorted({w.environment.driver for w in winners})
-    dates = sorted(w.promoted_at[:10] for w in winners)
+    dates = sorted({w.promoted_at[:10] for w in winners})
     rows += [
         "",
         f"Best CUTLASS candidate against cuBLAS, paired in the same rounds; {', '.join(models)}, "
-        f"driver {', '.join(drivers)}, {dates[0]} to {dates[-1]}.",
+        f"driver {', '.join(drivers)}, {' to '.join(sorted({dates[0], dates[-1]}))}.",
     ]
     return "\n".join(rows)
 

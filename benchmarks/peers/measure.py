@@ -10,25 +10,23 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 from benchmarks.peers.judge import Judge
 from benchmarks.peers.peer import Launch, Peer, Setting, Unsupported
 from benchmarks.peers.records import BASELINE, Busy, Entry, Request, Row
 from benchmarks.peers.roster import by_name
 from gemmsmith.device import DeviceModel
-from tuner.measure.batch import LEAST_ROUNDS, ROUNDS_BUDGET_US
+from tuner.measure.batch import affordable
 from tuner.measure.conditions import Monitor, conditions_of
 from tuner.measure.graphs import Replay, Stream, TorchGraph, context_is_dead
 from tuner.measure.operands import Operands
 from tuner.measure.statistics import paired_ratio, summarize
-from tuner.measure.timing import FINAL_REPLAY_US, Timer, launches_per_replay
+from tuner.measure.timing import FINAL_REPLAY_US, Timer, brief_us, launches_per_replay
 
 ROUND_LIMIT_S = 60.0
 """Wall time that one replay, a capture or a verification may take."""
 
 ESTIMATE_LAUNCHES = 32
-ESTIMATE_REPLAYS = 3
 
 Send = Callable[[Busy], None]
 
@@ -124,13 +122,12 @@ class Runner:
             return Row(problem=request.problem, entries=entries, failure=entries[BASELINE].reason)
         names = list(graphs)
         round_us = launches * sum(field[name][1] for name in names)
-        affordable = max(LEAST_ROUNDS, int(ROUNDS_BUDGET_US / max(round_us, 1.0)))
         timer = Timer(self.stream, self.monitor)
         timer.warm_up(graphs[BASELINE], field[BASELINE][1])
         try:
             result = timer.rounds(
                 list(graphs.values()),
-                min(request.rounds, affordable),
+                affordable(request.rounds, round_us),
                 seed=request.seed,
                 announce=lambda i: self.send(Busy(peer=names[i], limit_s=ROUND_LIMIT_S)),
             )
@@ -159,10 +156,7 @@ class Runner:
 def time_us(launch: Launch, sets: int, stream: Stream, monitor: Monitor) -> float:
     """Median of a few short graph replays, per launch, in microseconds."""
     graph = TorchGraph(stream, min(sets, ESTIMATE_LAUNCHES), only(launch))
-    try:
-        return median(Timer(stream, monitor).screen(graph, ESTIMATE_REPLAYS, float("inf")))
-    finally:
-        graph.close()
+    return brief_us(Timer(stream, monitor), graph)
 
 
 def only(launch: Launch) -> Callable[[int], None]:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import torch
 
-from tuner.measure.graphs import Event, Stream, TorchGraph
+from tuner.measure.graphs import Event, Stream, TorchGraph, followed
 from tuner.measure.operands import Operands, OperandSet, free_bytes
 
 FP8_MULTIPLE = 16
@@ -50,14 +50,7 @@ class Baseline:
 
     def capture(self, launches: int, then: Callable[[int], None] | None = None) -> TorchGraph:
         """A graph of `launches` launches, each followed by what `then` enqueues."""
-        if then is None:
-            return TorchGraph(self._stream, launches, self.launch)
-
-        def both(i: int) -> None:
-            self.launch(i)
-            then(i)
-
-        return TorchGraph(self._stream, launches, both)
+        return TorchGraph(self._stream, launches, followed(self.launch, then))
 
 
 def _launches(operands: Operands, stream: Stream) -> tuple[str, list[Callable[[], None]]]:

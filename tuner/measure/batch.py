@@ -217,10 +217,9 @@ class Batches:
         )
 
         def taken(count: int, rest: float, replays: float) -> timing.Rounds:
-            affordable = max(LEAST_ROUNDS, int(ROUNDS_BUDGET_US / max(round_us * replays, 1.0)))
             return timer.rounds(
                 graphs,
-                min(count, affordable),
+                affordable(count, round_us * replays),
                 seed=seed,
                 announce=self._blaming(indices),
                 rest=rest,
@@ -265,14 +264,13 @@ class Batches:
         # What is between takes about as long as cuBLAS's product.
         launches = launches_per_replay(2 * baseline_us, bench.set_count, FINAL_REPLAY_US)
         round_us = launches * (sum(times) + (len(times) + 2) * baseline_us)
-        affordable = max(LEAST_ROUNDS, int(ROUNDS_BUDGET_US / round_us))
         indices = [done.finalists[place].index for place in ahead]
         mixed = company.mixed_rounds(
             bench,
             [field[index] for index in indices],
             baseline_us,
             Timer(self.stream, self.monitor),
-            min(request.policy.final_rounds, affordable),
+            affordable(request.policy.final_rounds, round_us),
             seed=request.seed + 1,
             announce=self._blaming(indices),
         )
@@ -341,6 +339,11 @@ class Batches:
                 cost_s=round(time.perf_counter() - began, 4),
             )
         )
+
+
+def affordable(wanted: int, round_us: float) -> int:
+    """`wanted` rounds, or the fewer that ROUNDS_BUDGET_US allows; LEAST_ROUNDS in any case."""
+    return min(wanted, max(LEAST_ROUNDS, int(ROUNDS_BUDGET_US / max(round_us, 1.0))))
 
 
 def _sustained(done: FinalsDone) -> Rounds:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -34,6 +35,7 @@ from tuner.measure.graphs import (
     TorchGraph,
     context_is_dead,
     fill_bytes,
+    followed,
 )
 from tuner.measure.operands import Operands, place, poison
 from tuner.measure.reference import Reference
@@ -146,14 +148,9 @@ class Bench:
         """
         with self._blamed():
             self._set_launch(prepared.candidate)
-            if then is None:
-                return KernelGraph(self.stream, launches, lambda i: self._launch(prepared, i))
-
-            def both(i: int) -> None:
-                self._launch(prepared, i)
-                then(i)
-
-            return TorchGraph(self.stream, launches, both)
+            graph = KernelGraph if then is None else TorchGraph
+            launch = partial(self._launch, prepared)
+            return graph(self.stream, launches, followed(launch, then))
 
     @contextmanager
     def _blamed(self) -> Iterator[None]:

@@ -11,7 +11,6 @@ longer than with cuBLAS's product in the contender's place is added to cuBLAS's 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from statistics import median
 
 import torch
 
@@ -20,10 +19,8 @@ from tuner.measure.bench import Bench, Prepared
 from tuner.measure.conditions import conditions_of
 from tuner.measure.graphs import Replay, TorchGraph
 from tuner.measure.operands import OperandSet
-from tuner.measure.timing import FINAL_REPLAY_US, Timer, launches_per_replay
+from tuner.measure.timing import FINAL_REPLAY_US, Timer, brief_us, launches_per_replay
 from tuner.trial import Rounds
-
-ESTIMATE_REPLAYS = 3
 
 LEAST_SHARE = 0.01
 """A contender's time is at least this share of cuBLAS's, whatever noise makes of it."""
@@ -61,7 +58,8 @@ def mixed_rounds(
     launches = launches_per_replay(baseline_us + passes * pass_us, len(sets), FINAL_REPLAY_US)
     graphs: list[Replay] = []
     try:
-        graphs += [bench.capture(contender, launches, others) for contender in contenders]
+        for contender in contenders:
+            graphs.append(bench.capture(contender, launches, others))  # closed if a later one fails
         graphs.append(baseline.capture(launches, others))
         taken = timer.rounds(graphs, count, seed=seed, announce=announce)
     finally:
@@ -84,11 +82,7 @@ def mixed_rounds(
 
 def _pass_us(bench: Bench, timer: Timer) -> float:
     sets = bench.operands.sets
-    graph = TorchGraph(bench.stream, len(sets), lambda i: _pass_over(sets[i]))
-    try:
-        return median(timer.screen(graph, ESTIMATE_REPLAYS, float("inf")))
-    finally:
-        graph.close()
+    return brief_us(timer, TorchGraph(bench.stream, len(sets), lambda i: _pass_over(sets[i])))
 
 
 def _pass_over(operands: OperandSet) -> None:

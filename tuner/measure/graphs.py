@@ -144,6 +144,20 @@ class TorchGraph:
         self._graph.reset()
 
 
+def followed(
+    launch: Callable[[int], None], then: Callable[[int], None] | None
+) -> Callable[[int], None]:
+    """Each launch with what `then` enqueues after it; the launches themselves without."""
+    if then is None:
+        return launch
+
+    def both(i: int) -> None:
+        launch(i)
+        then(i)
+
+    return both
+
+
 def context_is_dead() -> str:
     """Whether an earlier error has ruined this process's CUDA context: its name, or ''."""
     (status,) = driver.cuCtxSynchronize()

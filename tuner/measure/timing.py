@@ -27,6 +27,9 @@ SCREEN_REPLAY_US = 300.0
 FINAL_REPLAY_US = 1000.0
 """Aimed length of a replay in finals."""
 
+BRIEF_REPLAYS = 3
+"""Samples that a rough time is the median of."""
+
 MAX_LAUNCHES = 1024
 WARM_UP_US = 15_000.0
 """Work before the first sample of a batch, so that the clock has left its idle state."""
@@ -224,6 +227,14 @@ class Timer:
         start, end = pair
         end.wait()
         return round(end.microseconds_since(start) / graph.launches, 4)
+
+
+def brief_us(timer: Timer, graph: Replay) -> float:
+    """Median of a few samples, per launch, in microseconds; the graph is closed."""
+    try:
+        return median(timer.screen(graph, BRIEF_REPLAYS, float("inf")))
+    finally:
+        graph.close()
 
 
 def _steady(
