@@ -93,12 +93,14 @@ class Finals(Rounds):
     """The sustained rounds of the finalists, the GPU never idle, and those of other states.
 
     Attributes:
-        paced: as much rest as work; None: not taken.
-        mixed: between other kernels, of those that are ahead of cuBLAS in the other two; their time
-            is cuBLAS's and what the whole takes longer with them. None: not taken.
+        paced: as much rest as work, of those that are ahead of cuBLAS in the sustained rounds.
+        mixed: between other kernels, of those that are ahead in the other two; their time is
+            cuBLAS's and what the whole takes longer with them.
         prices: what candidate i's time counts in a program at the power limit, where whoever draws
             more power slows its neighbours: 1.05 if it costs as much as 5% more time. None: not
             known. Empty: no power limit was met.
+
+    A state that nobody was left for is None.
     """
 
     problem: Problem

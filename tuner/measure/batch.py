@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from statistics import median
 
@@ -18,13 +17,11 @@ import torch
 
 from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem
-from tuner.measure import company, power, timing
 from tuner.measure.baseline import Baseline
 from tuner.measure.bench import Bench, CandidateFailed, Prepared
 from tuner.measure.conditions import Monitor, conditions_of
 from tuner.measure.graphs import Replay, Stream, TorchGraph
 from tuner.measure.operands import Operands
-from tuner.measure.power import gain
 from tuner.measure.profile import kernels_run
 from tuner.measure.protocol import (
     NOBODY,
@@ -41,24 +38,9 @@ from tuner.measure.protocol import (
     Sweep,
     SweepDone,
 )
-from tuner.measure.timing import (
-    FINAL_REPLAY_US,
-    REST,
-    SCREEN_REPLAY_US,
-    Timer,
-    launches_per_replay,
-)
+from tuner.measure.states import ROUNDS_BUDGET_US, Finalists, Further, affordable
+from tuner.measure.timing import FINAL_REPLAY_US, SCREEN_REPLAY_US, Timer, launches_per_replay
 from tuner.trial import Failure, Rounds
-
-ROUNDS_BUDGET_US = 10e6
-"""Paired rounds of one problem take at most about this long, sustained and paced ones each; long
-kernels get fewer rounds."""
-
-PACED_REPLAYS = 2 * (1 + REST)
-"""What a paced round takes of a sustained one: cuBLAS goes before every replay, untimed, and both
-are rested from."""
-
-LEAST_ROUNDS = 7
 
 Send = Callable[[Reply], None]
 
@@ -103,24 +85,34 @@ class Batches:
         return ScreenDone()
 
     def finals(self, request: Finals) -> FinalsDone:
-        """All entrants and cuBLAS in the same shuffled rounds: paced ones first, they are cool,
-        then sustained ones. Who is ahead in both is timed between other kernels too, and the power
-        of the best has its price.
+        """All entrants and cuBLAS in the same shuffled rounds, the GPU never idle; then those that
+        are ahead of cuBLAS in its further states.
         """
         bench = self._bench(request.problem, request.seed)
         field, failures = self._field(bench, request.entrants)
         rounds = request.policy.final_rounds
-        done = self._race(bench, field, failures, rounds, request.seed, paced=True)
-        states = [state for state in (_sustained(done), done.paced) if state is not None]
-        ahead = [place for place in range(len(done.finalists)) if gain(states, place)]
-        if not ahead:
-            return done
+        done = self._race(bench, field, failures, rounds, request.seed, budget_us=ROUNDS_BUDGET_US)
+        indices = [outcome.index for outcome in done.finalists]
+        finalists = Finalists(
+            bench=bench,
+            field=[field[index] for index in indices],
+            sustained=Rounds(
+                samples_us=done.samples_us,
+                baseline_us=done.baseline_us,
+                conditions=done.conditions,
+            ),
+            timer=Timer(self.stream, self.monitor),
+            rounds=rounds,
+            seed=request.seed,
+            blame=lambda places: self._blaming(indices[place] for place in places),
+        )
         try:
-            mixed = self._mixed(bench, field, done, ahead, request)
-            done = msgspec.structs.replace(done, mixed=mixed)
-            return msgspec.structs.replace(done, prices=self._prices(bench, field, done))
+            further = finalists.further()
         except CandidateFailed:  # all ran before: what is not known to gain is not recommended
-            return msgspec.structs.replace(done, prices=(None,) * len(done.finalists))
+            further = Further(prices=(None,) * len(indices))
+        return msgspec.structs.replace(
+            done, paced=further.paced, mixed=further.mixed, prices=further.prices
+        )
 
     def sweep(self, request: Sweep) -> SweepDone:
         """Everything in a few common rounds; then the best of it in further ones."""
@@ -174,11 +166,9 @@ class Batches:
         rounds: int,
         seed: int,
         aim_us: float | None = None,
-        paced: bool = False,
+        budget_us: float = float("inf"),
     ) -> FinalsDone:
-        """Paired rounds of the field and cuBLAS; with `paced` half as many with rests before them.
-
-        Those take four times as long, and tell as much: at a clock that stands still.
+        """Paired rounds of the field and cuBLAS, sustained; fewer if they took over `budget_us`.
 
         Finals give all one number of launches per replay, so that the cost of starting a graph
         weighs on all alike. With `aim_us` each has its own: a wide field's slowest would take
@@ -216,23 +206,17 @@ class Batches:
             )
         )
 
-        def taken(count: int, rest: float, replays: float) -> timing.Rounds:
-            return timer.rounds(
+        try:
+            result = timer.rounds(
                 graphs,
-                affordable(count, round_us * replays),
+                affordable(rounds, round_us, budget_us),
                 seed=seed,
                 announce=self._blaming(indices),
-                rest=rest,
             )
-
-        try:
-            half = max(rounds // 2 + 1, min(rounds, LEAST_ROUNDS))
-            rested = taken(half, REST, PACED_REPLAYS) if paced else None
-            result = taken(rounds, 0.0, 1.0)
-            sustained = _paired(result)
         finally:
             for graph in graphs:
                 graph.close()
+        *samples, reference = result.samples_us
         return FinalsDone(
             finalists=tuple(
                 Outcome(
@@ -243,76 +227,11 @@ class Batches:
                 for index in indices
             ),
             failures=tuple(failed),
-            samples_us=sustained.samples_us,
-            baseline_us=sustained.baseline_us,
-            conditions=sustained.conditions,
+            samples_us=tuple(samples),
+            baseline_us=reference,
+            conditions=conditions_of(result.readings),
             discarded_rounds=result.discarded,
-            paced=None if rested is None else _paired(rested),
         )
-
-    def _mixed(
-        self,
-        bench: Bench,
-        field: dict[int, Prepared],
-        done: FinalsDone,
-        ahead: Sequence[int],
-        request: Finals,
-    ) -> Rounds:
-        """Rounds between other kernels of the finalists in these places; the others have none."""
-        times = [median(done.samples_us[place]) for place in ahead]
-        baseline_us = median(done.baseline_us)
-        # What is between takes about as long as cuBLAS's product.
-        launches = launches_per_replay(2 * baseline_us, bench.set_count, FINAL_REPLAY_US)
-        round_us = launches * (sum(times) + (len(times) + 2) * baseline_us)
-        indices = [done.finalists[place].index for place in ahead]
-        mixed = company.mixed_rounds(
-            bench,
-            [field[index] for index in indices],
-            baseline_us,
-            Timer(self.stream, self.monitor),
-            affordable(request.policy.final_rounds, round_us),
-            seed=request.seed + 1,
-            announce=self._blaming(indices),
-        )
-        taken = dict(zip(ahead, mixed.samples_us, strict=True))
-        return Rounds(
-            samples_us=tuple(taken.get(place, ()) for place in range(len(done.finalists))),
-            baseline_us=mixed.baseline_us,
-            conditions=mixed.conditions,
-        )
-
-    def _prices(
-        self, bench: Bench, field: dict[int, Prepared], done: FinalsDone
-    ) -> tuple[float | None, ...]:
-        """What the power of the best finalists costs; nothing where no power limit was met."""
-        sustained = _sustained(done)
-        if done.paced is None or done.mixed is None:
-            return ()
-        if not power.is_power_limited(sustained, done.paced):
-            return ()
-        finalists = [field[outcome.index] for outcome in done.finalists]
-        tiles = [prod(finalist.candidate.kernel.tile[:2]) for finalist in finalists]
-        looked_at = power.worth_a_look((sustained, done.paced, done.mixed), tiles)
-        found: list[float | None] = [None] * len(finalists)
-        times = [median(done.samples_us[place]) for place in looked_at] + [median(done.baseline_us)]
-        launches = [launches_per_replay(us, bench.set_count, FINAL_REPLAY_US) for us in times]
-        graphs: list[Replay] = []
-        try:
-            for place, count in zip(looked_at, launches, strict=False):
-                graphs.append(bench.capture(finalists[place], count))
-            if graphs:
-                graphs.append(Baseline(bench.operands, self.stream).capture(launches[-1]))
-                lengths = [count * us for count, us in zip(launches, times, strict=True)]
-                announce = self._blaming(done.finalists[place].index for place in looked_at)
-                timer = Timer(self.stream, self.monitor)
-                for place, paid in zip(
-                    looked_at, power.prices(graphs, lengths, timer, announce), strict=True
-                ):
-                    found[place] = round(paid, 4)
-        finally:
-            for graph in graphs:
-                graph.close()
-        return tuple(found)
 
     def _blaming(self, indices: Iterable[int]) -> Callable[[int], None]:
         """Announces the entrant with the i-th of these indices; beyond them nobody."""
@@ -339,26 +258,6 @@ class Batches:
                 cost_s=round(time.perf_counter() - began, 4),
             )
         )
-
-
-def affordable(wanted: int, round_us: float) -> int:
-    """`wanted` rounds, or the fewer that ROUNDS_BUDGET_US allows; LEAST_ROUNDS in any case."""
-    return min(wanted, max(LEAST_ROUNDS, int(ROUNDS_BUDGET_US / max(round_us, 1.0))))
-
-
-def _sustained(done: FinalsDone) -> Rounds:
-    return Rounds(
-        samples_us=done.samples_us, baseline_us=done.baseline_us, conditions=done.conditions
-    )
-
-
-def _paired(rounds: timing.Rounds) -> Rounds:
-    """The baseline's samples apart from the others'."""
-    return Rounds(
-        samples_us=rounds.samples_us[:-1],
-        baseline_us=rounds.samples_us[-1],
-        conditions=conditions_of(rounds.readings),
-    )
 
 
 def release_memory() -> None:

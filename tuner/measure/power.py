@@ -16,9 +16,9 @@ time of the product.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from statistics import median
 from typing import TYPE_CHECKING
 
+from tuner.measure.statistics import paired_ratio
 from tuner.trial import Rounds
 
 if TYPE_CHECKING:  # torch is not needed for the arithmetic
@@ -41,7 +41,10 @@ POWER_LIMITED = 0.97
 PLACES = 2
 """How many contenders' clocks are looked at: each takes a turn of every round."""
 
-ROUNDS = 3
+ROUNDS = 2
+
+MOST = 2.0
+"""No clock falls so far that a kernel which is faster than this would not pay."""
 
 
 def is_power_limited(sustained: Rounds, rested: Rounds) -> bool:
@@ -52,10 +55,13 @@ def is_power_limited(sustained: Rounds, rested: Rounds) -> bool:
 
 def gain(states: Sequence[Rounds], i: int) -> float:
     """By how much candidate i is faster than cuBLAS in all states together; 0 if not in each."""
-    if not all(state.samples_us[i] for state in states):
-        return 0.0
-    ratios = [median(state.baseline_us) / median(state.samples_us[i]) for state in states]
+    ratios = _ratios(states, i)
     return sum(ratios) if min(ratios) > 1.0 else 0.0
+
+
+def beyond_all_prices(states: Sequence[Rounds], count: int) -> list[int]:
+    """Who of `count` candidates is that much faster that its clock need not be looked at."""
+    return [i for i in range(count) if min(_ratios(states, i)) > MOST]
 
 
 def worth_a_look(states: Sequence[Rounds], tiles: Sequence[int]) -> list[int]:
@@ -88,3 +94,11 @@ def price(own_mhz: float, stock_mhz: float) -> float:
     if not own_mhz or not stock_mhz:
         return 1.0
     return 1.0 + SHARE * (float((stock_mhz / own_mhz) ** GROWTH) - 1.0)
+
+
+def _ratios(states: Sequence[Rounds], i: int) -> list[float]:
+    """Candidate i's speed-up in each state, as `promotion` takes it; 0 where it took no part."""
+    return [
+        paired_ratio(state.baseline_us, state.samples_us[i]).median if state.samples_us[i] else 0.0
+        for state in states
+    ]

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from statistics import mean, median
 
 from tuner.measure.conditions import Monitor, Reading
@@ -51,12 +52,12 @@ products follow one another without end: there an H200 falls from 1980 to 1450 M
 bound by the clock (cuBLAS's largest tiles) takes 15% less time then, what is bound by L2 does not
 (NVIDIA H200, 2026-11-22: winners of sustained rounds alone made a Llama step 5% slower)."""
 
-TURN_S = 0.3
 SETTLE_S = 0.12
+LOOK_S = 0.13
 CLOCK_READINGS = 8
-"""How long a graph has the GPU to itself for its clock to be seen, when it is looked at first, and
-how often. The power control follows slowly: after 0.075 s clocks had come half of the way that they
-had gone after 0.2 s (NVIDIA H200, 2026-11-22)."""
+"""A graph that has the GPU to itself has so long until its clock is looked at, and is looked at for
+so long, so often. The power control follows slowly: after 0.075 s clocks had come half of the way
+that they had gone after 0.2 s (NVIDIA H200, 2026-11-22)."""
 
 EXTRA_ROUNDS = 1.0
 """At most this share of the wanted rounds is repeated for clock drops."""
@@ -153,19 +154,21 @@ class Timer:
         takes, `announce` as in `rounds`.
         """
         seen: list[list[float]] = [[] for _ in graphs]
-        for turn in range(count):
-            order = range(len(graphs))
-            for index in order if turn % 2 == 0 else reversed(order):
-                announce(index)
-                for _ in range(max(1, round(TURN_S * 1e6 / replay_us[index]))):
-                    graphs[index].enqueue()
-                _, end = self._pair(index)
-                end.record(self._stream)
-                time.sleep(SETTLE_S)
-                for _ in range(CLOCK_READINGS):
-                    seen[index].append(self._monitor.read().sm_clock_mhz)
-                    time.sleep((TURN_S - SETTLE_S) * 0.9 / CLOCK_READINGS)
-                end.wait()
+        order = range(len(graphs))
+        turns = [i for turn in range(count) for i in (order if turn % 2 == 0 else reversed(order))]
+        for index, together in groupby(turns):
+            looks = len(list(together))  # whoever ends a round begins the next, and has settled
+            announce(index)
+            busy_us = (SETTLE_S + looks * LOOK_S) * 1e6
+            for _ in range(max(1, round(busy_us / replay_us[index]))):
+                graphs[index].enqueue()
+            _, end = self._pair(index)
+            end.record(self._stream)
+            time.sleep(SETTLE_S)
+            for _ in range(looks * CLOCK_READINGS):
+                seen[index].append(self._monitor.read().sm_clock_mhz)
+                time.sleep(0.9 * LOOK_S / CLOCK_READINGS)
+            end.wait()
         return tuple(mean(clocks) for clocks in seen)
 
     def _round(

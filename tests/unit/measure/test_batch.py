@@ -16,7 +16,7 @@ from gemmsmith.launch import Candidate, Decomposition, Launch
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.host import MODEL, HostEvent, HostGraph, HostStream, build_pack
 from tuner.devices.base import Policy
-from tuner.measure import baseline, batch, bench, company, power, timing
+from tuner.measure import baseline, bench, company, power, states, timing
 from tuner.measure.batch import Batches
 from tuner.measure.conditions import Monitor
 from tuner.measure.operands import HOST
@@ -58,6 +58,7 @@ def batches(monkeypatch: pytest.MonkeyPatch, said: list[Reply]) -> Batches:
     monkeypatch.setattr(bench, "KernelGraph", HostGraph)
     for module in (baseline, bench, company):
         monkeypatch.setattr(module, "TorchGraph", HostGraph)
+    monkeypatch.setattr(states, "COOLING_S", 0.0)
     monkeypatch.setattr(bench, "context_is_dead", lambda: "")
     monkeypatch.setattr(
         bench, "fill_bytes", lambda pointer, value, size, _: ctypes.memset(pointer, value, size)
@@ -147,7 +148,7 @@ def test_finals_pair_the_survivors_with_the_baseline(
     problem: Problem,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(batch, "gain", lambda *_: 0.0)
+    monkeypatch.setattr(states, "gain", lambda *_: 0.0)
     request = Finals(problem=problem, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
     done = batches.finals(request)
     assert [o.index for o in done.finalists] == [0, 6, 7]
@@ -155,15 +156,35 @@ def test_finals_pair_the_survivors_with_the_baseline(
     assert [len(samples) for samples in done.samples_us] == [5, 5, 5]
     assert len(done.baseline_us) == 5
     assert all(o.correctness for o in done.finalists)
-    assert done.paced is not None
-    assert [len(samples) for samples in done.paced.samples_us] == [5, 5, 5]
-    assert len(done.paced.baseline_us) == 5
+    # Nobody is ahead of cuBLAS, so there is nobody to time in further states.
+    assert done.paced is done.mixed is None
+    assert done.prices == ()
     assert decode_reply(encode(done)) == done
-    waits = [reply.index for reply in said if isinstance(reply, Started)][-40:]
-    assert sorted(waits) == sorted([NOBODY, 0, 6, 7] * 10)
+    waits = [reply.index for reply in said if isinstance(reply, Started)][-20:]
+    assert sorted(waits) == sorted([NOBODY, 0, 6, 7] * 5)
 
 
-def test_half_as_many_rounds_are_rested(batches: Batches, pack: Path) -> None:
+def test_who_is_ahead_is_timed_rested_too(
+    batches: Batches, said: list[Reply], pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Place 1 is behind in the first state, and all the others are in the second."""
+    monkeypatch.setattr(states, "gain", lambda seen, place: float(len(seen) == 1 and place != 1))
+    request = Finals(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
+    done = batches.finals(request)
+    assert done.paced is not None
+    assert [len(samples) for samples in done.paced.samples_us] == [5, 0, 5]
+    assert len(done.paced.baseline_us) == 5
+    assert done.mixed is None
+    assert done.prices == ()
+    assert decode_reply(encode(done)) == done
+    waits = [reply.index for reply in said if isinstance(reply, Started)][-15:]
+    assert sorted(waits) == sorted([NOBODY, 0, 7] * 5)
+
+
+def test_half_as_many_rounds_are_rested(
+    batches: Batches, pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "gain", lambda *_: 2.0)
     policy = Policy(screen_samples=3, final_rounds=25, give_up_ratio=1000.0)
     request = Finals(problem=PROBLEM, entrants=entrants(pack, "good"), policy=policy, seed=1)
     done = batches.finals(request)
@@ -172,10 +193,18 @@ def test_half_as_many_rounds_are_rested(batches: Batches, pack: Path) -> None:
     assert len(done.paced.baseline_us) == 13
 
 
-def test_who_is_ahead_is_timed_between_other_kernels_too(
+def test_long_kernels_get_fewer_rounds() -> None:
+    assert states.affordable(25, 0.0) == states.affordable(25, 24_000.0) == 25
+    assert states.affordable(25, 60_000.0) == 10
+    assert states.affordable(25, 500_000.0) == 7
+    assert states.affordable(5, 500_000.0) == 5
+    assert states.affordable(25, 500_000.0, float("inf")) == 25
+
+
+def test_who_is_still_ahead_is_timed_between_other_kernels_too(
     batches: Batches, said: list[Reply], pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "gain", lambda _, place: 2.0 if place != 1 else 0.0)
+    monkeypatch.setattr(states, "gain", lambda _, place: 2.0 if place != 1 else 0.0)
     request = Finals(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
     done = batches.finals(request)
     assert done.mixed is not None
@@ -187,21 +216,18 @@ def test_who_is_ahead_is_timed_between_other_kernels_too(
     assert sorted(blamed) == sorted([NOBODY, 0, 7] * 5)
 
 
-def test_where_nobody_is_ahead_finals_end_early(
-    batches: Batches, pack: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(batch, "gain", lambda *_: 0.0)
-    request = Finals(problem=PROBLEM, entrants=entrants(pack, "good"), policy=POLICY, seed=1)
-    done = batches.finals(request)
-    assert done.mixed is None
-    assert done.prices == ()
+@pytest.fixture
+def limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everyone gains, at the power limit."""
+    monkeypatch.setattr(states, "gain", lambda *_: 2.0)
+    monkeypatch.setattr(power, "is_power_limited", lambda *_: True)
+    monkeypatch.setattr(power, "beyond_all_prices", lambda *_: [])
 
 
+@pytest.mark.usefixtures("limited")
 def test_at_the_power_limit_the_best_are_priced(
     batches: Batches, said: list[Reply], pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "gain", lambda *_: 2.0)
-    monkeypatch.setattr(power, "is_power_limited", lambda *_: True)
     monkeypatch.setattr(power, "worth_a_look", lambda *_: [2, 0])
     monkeypatch.setattr(
         timing.Timer, "clocks", lambda *_, announce: [announce(i) or 1500.0 for i in range(3)]
@@ -213,13 +239,22 @@ def test_at_the_power_limit_the_best_are_priced(
     assert [reply.index for reply in said if isinstance(reply, Started)][-3:] == [7, 0, NOBODY]
 
 
+@pytest.mark.usefixtures("limited")
+def test_who_gains_more_than_power_can_cost_is_not_looked_at(
+    batches: Batches, pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(power, "beyond_all_prices", lambda *_: [1])
+    request = Finals(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
+    assert batches.finals(request).prices == (None, 1.0, None)
+
+
 def test_what_cannot_be_captured_again_is_not_recommended(
     batches: Batches, pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise bench.CandidateFailed(Failure(kind=FailureKind.LAUNCH, message="no memory"))
 
-    monkeypatch.setattr(batch, "gain", lambda *_: 2.0)
+    monkeypatch.setattr(states, "gain", lambda *_: 2.0)
     monkeypatch.setattr(company, "mixed_rounds", refuse)
     request = Finals(problem=PROBLEM, entrants=entrants(pack, "good"), policy=POLICY, seed=1)
     done = batches.finals(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gemmsmith.answer import Conditions
-from tuner.measure.power import is_power_limited, price, worth_a_look
+from tuner.measure.power import beyond_all_prices, gain, is_power_limited, price, worth_a_look
 from tuner.trial import Rounds
 
 
@@ -30,6 +30,22 @@ def test_the_clocks_of_the_best_and_of_the_best_of_larger_tiles_are_looked_at() 
     cool = rounds(9.8, 9.0, 9.6, 10.2, 9.0)
     assert worth_a_look((hot, cool), tiles=[32768, 16384, 24576, 16384, 65536]) == [1, 2]
     assert worth_a_look((hot, cool), tiles=[16384] * 5) == [1]
+
+
+def test_who_took_no_part_in_a_state_does_not_gain() -> None:
+    first = rounds(8.0, 8.0)
+    second = Rounds(
+        samples_us=((), (8.0,) * 3), baseline_us=(10.0,) * 3, conditions=first.conditions
+    )
+    assert gain((first, second), 0) == 0.0
+    assert gain((first, second), 1) == pytest.approx(2.5)
+    assert beyond_all_prices((first, second), 2) == []
+
+
+def test_who_is_twice_as_fast_in_all_states_gains_whatever_power_costs() -> None:
+    hot, cool = rounds(4.0, 4.0, 9.0), rounds(4.5, 6.0, 9.0)
+    assert beyond_all_prices((hot, cool), 3) == [0]
+    assert price(1980.0 / 2, 1980.0) > 2.0 > price(1100.0, 1980.0)
 
 
 def test_where_nobody_gains_nobody_is_looked_at() -> None:

@@ -1,0 +1,172 @@
+"""The finalists of one problem in further states of the GPU, after the sustained one.
+
+A winner must gain on cuBLAS in every state. So each state is only for those that are ahead in all
+before it, and where nobody is, it does not take place: rested, then between other kernels, then
+alone, for the price of power.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from statistics import median
+
+from tuner.measure import company, power
+from tuner.measure.baseline import Baseline
+from tuner.measure.bench import Bench, Prepared
+from tuner.measure.conditions import conditions_of
+from tuner.measure.graphs import Replay
+from tuner.measure.power import gain
+from tuner.measure.timing import FINAL_REPLAY_US, REST, Timer, launches_per_replay
+from tuner.trial import Rounds
+
+ROUNDS_BUDGET_US = 0.6e6
+"""The rounds of one state take at most about this long; long kernels get fewer of them."""
+
+LEAST_ROUNDS = 7
+
+COOLING_S = 0.1
+"""How long the GPU rests before the rested rounds: the power limit has let go of its clock then."""
+
+Blame = Callable[[Sequence[int]], Callable[[int], None]]
+"""For the places of finalists: what announces the i-th of them, and nobody beyond the last."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Further:
+    """What came of the states after the sustained one; the fields are as in `trial.Finals`."""
+
+    paced: Rounds | None = None
+    mixed: Rounds | None = None
+    prices: tuple[float | None, ...] = ()
+
+
+@dataclass(kw_only=True, slots=True)
+class Finalists:
+    """`field[i]` is the finalist whose samples are `sustained.samples_us[i]`; i is its place."""
+
+    bench: Bench
+    field: Sequence[Prepared]
+    sustained: Rounds
+    timer: Timer
+    rounds: int
+    seed: int
+    blame: Blame
+
+    def further(self) -> Further:
+        """All further states that somebody is left for.
+
+        Raises:
+            CandidateFailed, ContextDead
+        """
+        ahead = self._ahead(self.sustained)
+        if not ahead:
+            return Further()
+        rested = self._rested(ahead)
+        ahead = self._ahead(self.sustained, rested)
+        if not ahead:
+            return Further(paced=rested)
+        mixed = self._mixed(ahead)
+        limited = power.is_power_limited(self.sustained, rested)
+        prices = self._prices((self.sustained, rested, mixed)) if limited else ()
+        return Further(paced=rested, mixed=mixed, prices=prices)
+
+    def _ahead(self, *states: Rounds) -> list[int]:
+        return [place for place in range(len(self.field)) if gain(states, place)]
+
+    def _rested(self, places: Sequence[int]) -> Rounds:
+        """As much rest as work. Half as many rounds as elsewhere: they take four times as long, and
+        tell as much, at a clock that stands still.
+        """
+        *mine, stock = times = self._times(places)
+        launches = launches_per_replay(min(times), self.bench.set_count, FINAL_REPLAY_US)
+        # An untimed replay of cuBLAS's goes before each, and both are rested from.
+        round_us = (1 + REST) * launches * (sum(mine) + stock + len(times) * stock)
+        count = affordable(max(self.rounds // 2 + 1, min(self.rounds, LEAST_ROUNDS)), round_us)
+        with self._captured(places, [launches] * len(times)) as graphs:
+            time.sleep(COOLING_S)
+            taken = self.timer.rounds(
+                graphs, count, seed=self.seed + 1, announce=self.blame(places), rest=REST
+            )
+        *samples, reference = taken.samples_us
+        rounds = Rounds(
+            samples_us=tuple(samples),
+            baseline_us=reference,
+            conditions=conditions_of(taken.readings),
+        )
+        return self._placed(places, rounds)
+
+    def _mixed(self, places: Sequence[int]) -> Rounds:
+        *mine, stock = self._times(places)
+        # What is between takes about as long as cuBLAS's product.
+        launches = launches_per_replay(2 * stock, self.bench.set_count, FINAL_REPLAY_US)
+        round_us = launches * (sum(mine) + (len(mine) + 2) * stock)
+        rounds = company.mixed_rounds(
+            self.bench,
+            [self.field[place] for place in places],
+            stock,
+            self.timer,
+            affordable(self.rounds, round_us),
+            seed=self.seed + 2,
+            announce=self.blame(places),
+        )
+        return self._placed(places, rounds)
+
+    def _prices(self, states: Sequence[Rounds]) -> tuple[float | None, ...]:
+        """What the power of the best costs; None for those whose clocks are not looked at."""
+        found: list[float | None] = [None] * len(self.field)
+        for place in power.beyond_all_prices(states, len(self.field)):
+            found[place] = 1.0
+        if any(found):
+            return tuple(found)
+        tiles = [prod(finalist.candidate.kernel.tile[:2]) for finalist in self.field]
+        places = power.worth_a_look(states, tiles)
+        if not places:
+            return tuple(found)
+        times = self._times(places)
+        sets = self.bench.set_count
+        launches = [launches_per_replay(us, sets, FINAL_REPLAY_US) for us in times]
+        with self._captured(places, launches) as graphs:
+            lengths = [count * us for count, us in zip(launches, times, strict=True)]
+            paid = power.prices(graphs, lengths, self.timer, self.blame(places))
+        for place, price in zip(places, paid, strict=True):
+            found[place] = round(price, 4)
+        return tuple(found)
+
+    def _times(self, places: Sequence[int]) -> list[float]:
+        """Sustained microseconds of these finalists and, last, of cuBLAS."""
+        mine = [median(self.sustained.samples_us[place]) for place in places]
+        return [*mine, median(self.sustained.baseline_us)]
+
+    @contextmanager
+    def _captured(self, places: Sequence[int], launches: Sequence[int]) -> Iterator[list[Replay]]:
+        """Graphs of these finalists and, last, of cuBLAS, of so many launches each."""
+        graphs: list[Replay] = []
+        try:
+            for place, count in zip(places, launches, strict=False):
+                graphs.append(self.bench.capture(self.field[place], count))
+            baseline = Baseline(self.bench.operands, self.bench.stream)
+            graphs.append(baseline.capture(launches[-1]))
+            yield graphs
+        finally:
+            for graph in graphs:
+                graph.close()
+
+    def _placed(self, places: Sequence[int], rounds: Rounds) -> Rounds:
+        """The samples in the order of all finalists: who took no part has none."""
+        taken = dict(zip(places, rounds.samples_us, strict=True))
+        return Rounds(
+            samples_us=tuple(taken.get(place, ()) for place in range(len(self.field))),
+            baseline_us=rounds.baseline_us,
+            conditions=rounds.conditions,
+        )
+
+
+def affordable(wanted: int, round_us: float, budget_us: float = ROUNDS_BUDGET_US) -> int:
+    """`wanted` rounds, or the fewer that `budget_us` allows; LEAST_ROUNDS in any case."""
+    if wanted * round_us <= budget_us:
+        return wanted
+    return min(wanted, max(LEAST_ROUNDS, int(budget_us / round_us)))
