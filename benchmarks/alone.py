@@ -144,30 +144,32 @@ def _measured(
 def _turns(both: SideBySide, monitor: Monitor, seconds: float, pairs: int) -> dict[str, list[Turn]]:
     from benchmarks.peers.measure import only, time_us
     from tuner.measure.graphs import Event, TorchGraph
-    from tuner.measure.timing import launches_per_replay
+    from tuner.measure.timing import Timer, launches_per_replay
 
     start, end = Event(), Event()
-    graphs: dict[str, tuple[TorchGraph, int]] = {}
+    timer = Timer(both.stream, monitor)
+    graphs: dict[str, TorchGraph] = {}
     for name, ready in both.ready.items():
         estimate = time_us(ready.launch, both.sets, both.stream, monitor)
         launches = launches_per_replay(estimate, both.sets, REPLAY_US)
-        graph = TorchGraph(both.stream, launches, only(ready.launch))
-        graphs[name] = graph, max(1, round(seconds / 2 / (launches * estimate * 1e-6)))
+        graphs[name] = TorchGraph(both.stream, launches, only(ready.launch))
 
     def turn(name: str) -> Turn:
-        graph, replays = graphs[name]
-        for _ in range(replays):
-            graph.enqueue()
-        start.record(both.stream)
-        for _ in range(replays):
-            graph.enqueue()
+        graph = graphs[name]
+        replays, before, reading = 0, 0.0, None
+        for ran in timer.busy(graph, seconds):
+            if ran < seconds / 2:
+                continue
+            if not replays:
+                before = monitor.energy_j()
+                start.record(both.stream)  # behind this replay: those after it are timed
+            elif reading is None and ran >= 0.75 * seconds:
+                reading = monitor.read()
+            replays += 1
         end.record(both.stream)
-        start.wait()
-        before = monitor.energy_j()
-        time.sleep(seconds / 4)  # into the timed half: what is read is of it
-        reading = monitor.read()
         end.wait()
-        launches = replays * graph.launches
+        launches = max(1, replays - 1) * graph.launches
+        reading = reading or monitor.read()
         return Turn(
             us=end.microseconds_since(start) / launches,
             sm_clock_mhz=reading.sm_clock_mhz,
@@ -179,7 +181,7 @@ def _turns(both: SideBySide, monitor: Monitor, seconds: float, pairs: int) -> di
     for pair in range(pairs):
         for name in sorted(graphs, reverse=pair % 2 == 1):
             turns[name].append(turn(name))
-    for graph, _ in graphs.values():
+    for graph in graphs.values():
         graph.close()
     return turns
 

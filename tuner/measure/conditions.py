@@ -64,13 +64,17 @@ class Monitor:
     def read(self) -> Reading:
         """One reading; a millisecond or a few, depending on the driver."""
         self._latest = Reading(
-            sm_clock_mhz=self._ask("clock"),
+            sm_clock_mhz=self.sm_clock_mhz(),
             power_w=self._ask("power") / 1000,
             temperature_c=self._ask("temperature"),
             reasons=self._ask("reasons"),
         )
         self._read_at = time.monotonic()
         return self._latest
+
+    def sm_clock_mhz(self) -> int:
+        """The SM clock alone; 0: unknown."""
+        return self._ask("clock")
 
     def energy_j(self) -> float:
         """Joules since the driver was loaded, in steps of tens of milliseconds; 0: unknown."""

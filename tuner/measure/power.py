@@ -39,9 +39,7 @@ POWER_LIMITED = 0.97
 """The GPU is at its power limit where its clock is below this share of the rested one."""
 
 PLACES = 2
-"""How many contenders' clocks are looked at: each takes a turn of every round."""
-
-ROUNDS = 2
+"""How many contenders' clocks are looked at: a third of a second each, and for cuBLAS's."""
 
 MOST = 2.0
 """No clock falls so far that a kernel which is faster than this would not pay."""
@@ -78,14 +76,9 @@ def worth_a_look(states: Sequence[Rounds], tiles: Sequence[int]) -> list[int]:
     return [first, *sorted(larger, key=gains.__getitem__, reverse=True)][:PLACES]
 
 
-def prices(
-    graphs: Sequence[Replay],
-    replay_us: Sequence[float],
-    timer: Timer,
-    announce: Callable[[int], None],
-) -> list[float]:
+def prices(graphs: Sequence[Replay], timer: Timer, announce: Callable[[int], None]) -> list[float]:
     """What each kernel's time counts in a program at the power limit; 1 is cuBLAS's, the last."""
-    *mine, stock = timer.clocks(graphs, replay_us, ROUNDS, announce=announce)
+    *mine, stock = timer.clocks(graphs, announce=announce)
     return [price(own, stock) for own in mine]
 
 

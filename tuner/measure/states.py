@@ -130,8 +130,7 @@ class Finalists:
         sets = self.bench.set_count
         launches = [launches_per_replay(us, sets, FINAL_REPLAY_US) for us in times]
         with self._captured(places, launches) as graphs:
-            lengths = [count * us for count, us in zip(launches, times, strict=True)]
-            paid = power.prices(graphs, lengths, self.timer, self.blame(places))
+            paid = power.prices(graphs, self.timer, self.blame(places))
         for place, price in zip(places, paid, strict=True):
             found[place] = round(price, 4)
         return tuple(found)

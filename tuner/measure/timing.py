@@ -13,10 +13,9 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from statistics import mean, median
 
 from tuner.measure.conditions import Monitor, Reading
@@ -52,12 +51,12 @@ products follow one another without end: there an H200 falls from 1980 to 1450 M
 bound by the clock (cuBLAS's largest tiles) takes 15% less time then, what is bound by L2 does not
 (NVIDIA H200, 2026-11-22: winners of sustained rounds alone made a Llama step 5% slower)."""
 
-SETTLE_S = 0.12
-LOOK_S = 0.13
+SETTLE_S = 0.2
+LOOK_S = 0.15
 CLOCK_READINGS = 8
 """A graph that has the GPU to itself has so long until its clock is looked at, and is looked at for
-so long, so often. The power control follows slowly: after 0.075 s clocks had come half of the way
-that they had gone after 0.2 s (NVIDIA H200, 2026-11-22)."""
+so long, so often. The power control follows slowly: a clock of 1770 MHz after 0.05 s was 1430 after
+0.15 s and 1395 from 0.2 s on (NVIDIA H200, 2026-11-22)."""
 
 EXTRA_ROUNDS = 1.0
 """At most this share of the wanted rounds is repeated for clock drops."""
@@ -141,35 +140,42 @@ class Timer:
         )
 
     def clocks(
-        self,
-        graphs: Sequence[Replay],
-        replay_us: Sequence[float],
-        count: int,
-        *,
-        announce: Callable[[int], None],
+        self, graphs: Sequence[Replay], *, announce: Callable[[int], None]
     ) -> tuple[float, ...]:
         """Each graph's own SM clock in MHz, where it has the GPU to itself; 0: unknown.
 
-        In each of `count` rounds every graph has a turn; `replay_us` says how long a replay of each
-        takes, `announce` as in `rounds`.
+        They take turns; `announce` as in `rounds`.
         """
-        seen: list[list[float]] = [[] for _ in graphs]
-        order = range(len(graphs))
-        turns = [i for turn in range(count) for i in (order if turn % 2 == 0 else reversed(order))]
-        for index, together in groupby(turns):
-            looks = len(list(together))  # whoever ends a round begins the next, and has settled
+        found: list[float] = []
+        for index, graph in enumerate(graphs):
             announce(index)
-            busy_us = (SETTLE_S + looks * LOOK_S) * 1e6
-            for _ in range(max(1, round(busy_us / replay_us[index]))):
-                graphs[index].enqueue()
-            _, end = self._pair(index)
+            seen: list[int] = []
+            for ran in self.busy(graph, SETTLE_S + LOOK_S):
+                if ran >= SETTLE_S + len(seen) * LOOK_S / CLOCK_READINGS:
+                    seen.append(self._monitor.sm_clock_mhz())
+            found.append(mean(seen))
+        return tuple(found)
+
+    def busy(self, graph: Replay, seconds: float) -> Iterator[float]:
+        """Keep the GPU busy with a graph; after each replay enqueued, the seconds since it began.
+
+        The host stays a few replays ahead, no more: where the driver's queue is full it waits for
+        most of what is in it, and whoever looks at the GPU then sees it idle.
+        """
+        waiting: deque[Event] = deque()
+        began = time.perf_counter()
+        slot = 0
+        while (ran := time.perf_counter() - began) < seconds:
+            graph.enqueue()
+            _, end = self._pair(slot)
             end.record(self._stream)
-            time.sleep(SETTLE_S)
-            for _ in range(looks * CLOCK_READINGS):
-                seen[index].append(self._monitor.read().sm_clock_mhz)
-                time.sleep(0.9 * LOOK_S / CLOCK_READINGS)
+            waiting.append(end)
+            slot = (slot + 1) % (IN_FLIGHT + 1)
+            if len(waiting) > IN_FLIGHT:
+                waiting.popleft().wait()
+            yield ran
+        for end in waiting:
             end.wait()
-        return tuple(mean(clocks) for clocks in seen)
 
     def _round(
         self, graphs: Sequence[Replay], order: Sequence[int], announce: Callable[[int], None]

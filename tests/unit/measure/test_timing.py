@@ -60,7 +60,10 @@ class FakeMonitor(Monitor):
         self.clocks = clocks
 
     def read(self) -> Reading:
-        return Reading(sm_clock_mhz=next(self.clocks))
+        return Reading(sm_clock_mhz=self.sm_clock_mhz())
+
+    def sm_clock_mhz(self) -> int:
+        return next(self.clocks)
 
 
 @pytest.fixture
@@ -121,16 +124,28 @@ def test_in_paced_rounds_the_gpu_rests_as_long_as_it_worked(gpu: Gpu) -> None:
 
 
 def test_for_its_clock_a_graph_has_the_gpu_to_itself(gpu: Gpu) -> None:
-    graphs = [FakeGraph(gpu, "a", 5_000.0), FakeGraph(gpu, "last", 9_500.0)]
+    graphs = [FakeGraph(gpu, "a", 500.0), FakeGraph(gpu, "last", 950.0)]
     readings = timing.CLOCK_READINGS
-    clocks = iter([1400] * readings + [1600] * readings * 2 + [1410] * readings)
+    clocks = iter([1400, 1410] * (readings // 2) + [1600] * readings)
     blamed: list[int] = []
-    found = timer(clocks).clocks(graphs, [50_000.0, 95_000.0], 2, announce=blamed.append)
+    found = timer(clocks).clocks(graphs, announce=blamed.append)
     assert found == (1405.0, 1600.0)
-    work = [entry for entry in gpu.log if entry != "rest"]
-    # 0.25 s to settle and be looked at; who has two turns on end settles once.
-    assert work == ["a"] * 5 + ["last"] * 4 + ["a"] * 5
-    assert blamed == [0, 1, 0]
+    # 0.35 s each, of which the first 0.2 are not looked at.
+    assert gpu.log == ["a"] * 70 + ["last"] * 37
+    assert blamed == [0, 1]
+    assert next(clocks, None) is None
+
+
+def test_the_host_stays_a_few_replays_ahead(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeEvent, "wait", lambda event: waited.append(event.at))
+    waited: list[float] = []
+    ahead = [
+        i + 1 - len(waited)
+        for i, _ in enumerate(timer(steady()).busy(FakeGraph(gpu, "a", 500.0), 0.1))
+    ]
+    assert max(ahead) == timing.IN_FLIGHT
+    assert len(waited) == len(ahead) == 20  # none is left running
+    assert waited == sorted(waited)
 
 
 def test_the_same_seed_gives_the_same_orders(gpu: Gpu) -> None:
