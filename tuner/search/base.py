@@ -121,21 +121,25 @@ def _elected(ballots: Sequence[_Ballot], limit: int | None, core_seconds: float)
     heeded = [0.0] * len(ballots)
     begun: set[object] = set()
     elected: list[Kernel] = []
+
+    def support(name: str) -> float:
+        return sum(weight / (1 + heeded[i]) for i, weight in votes[name])
+
+    supported = {name: support(name) for name in votes}
     while votes and (limit is None or len(elected) < limit):
         cost = {True: KERNEL_COST, False: VARIETY_COST + BASE_COST / MOST_VARIETIES}
         name = min(
             votes,
-            key=lambda name: (
-                -sum(weight / (1 + heeded[i]) for i, weight in votes[name])
-                / cost[varieties[name] in begun],
-                name,
-            ),
+            key=lambda name: (-supported[name] / cost[varieties[name] in begun], name),
         )
         core_seconds -= cost[varieties[name] in begun]
         if core_seconds < 0:
             break
+        heard: set[str] = set()
         for number, weight in votes.pop(name):
             heeded[number] += weight
+            heard.update(kernel.name for kernel, _ in ballots[number])
+        supported.update({other: support(other) for other in heard if other in votes})
         begun.add(varieties[name])
         elected.append(kernels[name])
     return elected

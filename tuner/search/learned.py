@@ -16,6 +16,7 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -259,8 +260,12 @@ def fit(measured: Sequence[Measured], *, trained_at: str) -> LearnedModel:
     return LearnedModel(card, [forest.model_to_string() for forest in forests])
 
 
+@lru_cache(maxsize=64)
 def _examples(one: Measured) -> tuple[NDArray[float64], NDArray[float64], NDArray[float64]]:
-    """Feature rows, targets and weights of one problem; the weights add up to 1000."""
+    """Feature rows, targets and weights of one problem; the weights add up to 1000.
+
+    Remembered, because models are trained without each problem in turn, and on all others again.
+    """
     import numpy
 
     analytic = AnalyticModel().predict(one.problem, one.candidates, one.device)

@@ -45,7 +45,12 @@ def predictions(
 
 def by_time(candidates: Sequence[Candidate], times: Mapping[str, float]) -> list[Candidate]:
     """`candidates`, the soonest first; equal times fall to the key."""
-    return sorted(candidates, key=lambda candidate: (times[candidate.key], candidate.key))
+
+    def place(candidate: Candidate) -> tuple[float, str]:
+        key = candidate.key
+        return times[key], key
+
+    return sorted(candidates, key=place)
 
 
 def led(ordered: Sequence[Candidate], seeds: Sequence[Candidate]) -> list[Candidate]:
