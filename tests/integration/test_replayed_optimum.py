@@ -7,6 +7,7 @@ the problem's sizes.
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -55,21 +56,25 @@ def model(recordings: list[Recording]) -> Ranker:
 
 
 @pytest.fixture(scope="module")
-def default(model: Ranker, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tuned]:
-    return tuned(Effort.DEFAULT, model, tmp_path_factory.mktemp("default"))
+def default(
+    model: Ranker, sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Tuned]:
+    return tuned(Effort.DEFAULT, model, sqlite_template, tmp_path_factory.mktemp("default"))
 
 
 @pytest.fixture(scope="module")
-def quick(model: Ranker, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tuned]:
-    return tuned(Effort.QUICK, model, tmp_path_factory.mktemp("quick"))
+def quick(
+    model: Ranker, sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Tuned]:
+    return tuned(Effort.QUICK, model, sqlite_template, tmp_path_factory.mktemp("quick"))
 
 
-def tuned(effort: Effort, model: Ranker, folder: Path) -> dict[str, Tuned]:
-    """Every recorded problem, each from an empty database: no winner of another helps."""
+def tuned(effort: Effort, model: Ranker, empty: Path, folder: Path) -> dict[str, Tuned]:
+    """Every recorded problem, each from a copy of an empty database: no winner of another helps."""
     found = {}
     with open_device("replay:", sweeps=SWEEPS) as device:
         for i, (name, recorded) in enumerate(RECORDED.items()):
-            with Store.open(f"sqlite:///{folder / f'{i}.db'}", create=True) as store:
+            with Store.open(f"sqlite:///{shutil.copy(empty, folder / f'{i}.db')}") as store:
                 winner = tune(
                     recorded.problem,
                     device=device,
@@ -138,9 +143,9 @@ def test_the_quick_effort_is_not_far_off(name: str, quick: dict[str, Tuned]) -> 
 
 
 def test_the_same_recording_gives_the_same_winner(
-    default: dict[str, Tuned], model: Ranker, tmp_path: Path
+    default: dict[str, Tuned], model: Ranker, sqlite_template: Path, tmp_path: Path
 ) -> None:
-    again = tuned(Effort.DEFAULT, model, tmp_path)
+    again = tuned(Effort.DEFAULT, model, sqlite_template, tmp_path)
     for name, found in default.items():
         assert again[name].winner.candidate == found.winner.candidate
         assert again[name].trials == found.trials

@@ -7,7 +7,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 import uvicorn
@@ -21,6 +23,7 @@ from service.protocol import Protocol
 from service.settings import Settings
 from tuner.space import kernels
 from tuner.store import Store, upgrade
+from tuner.store.database import parse_url, sqlite_path
 from tuner.trial import Phase, Trial, Winner
 
 H200 = DeviceModel(
@@ -93,8 +96,21 @@ def new_settings(folder: Path, **values: object) -> Settings:
         },
     )
     settings.create_folders()
-    upgrade(settings.database)
+    path = sqlite_path(parse_url(settings.database))
+    if path is None or path.exists():
+        upgrade(settings.database)
+    else:
+        path.write_bytes(_empty_database())
     return settings
+
+
+@cache
+def _empty_database() -> bytes:
+    """What `upgrade` makes of no file: migrated once, because that takes longer than most tests."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "empty.db")
+        upgrade(f"sqlite:///{path}")
+        return path.read_bytes()
 
 
 def promote(settings: Settings, *winners: Winner) -> None:

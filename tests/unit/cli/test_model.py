@@ -21,7 +21,7 @@ from service.cli.model import leave_one_out, marks, measurements, summaries
 from tests.support.candidates import PROBLEM, named
 from tests.support.serving import ENVIRONMENT, H100, H200, new_settings
 from tests.support.serving import trial as stored_trial
-from tuner.devices.recording import SUFFIX, Sweep
+from tuner.devices.recording import SUFFIX, Sweep, SweepWriter
 from tuner.search.cost_model import AnalyticModel
 from tuner.search.features import Measured
 from tuner.search.held_out import sizes
@@ -73,13 +73,15 @@ def measured(problem: Problem = PROBLEM, **times: float) -> Measured:
     )
 
 
-@pytest.fixture
-def few_sweeps(tmp_path: Path) -> Path:
-    """A folder with one shipped sweep: training takes half as long."""
-    folder = tmp_path / "sweeps"
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def few_sweeps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with three problems of a shipped sweep, each of other sizes: soon trained on."""
+    folder = tmp_path_factory.mktemp("sweeps")
     (path,) = SWEEPS.glob(f"*.fp8_e4m3{SUFFIX}")
-    (folder / path.name).symlink_to(path)
+    sweep = Sweep.load(path)
+    with SweepWriter(folder / path.name, sweep.header) as writer:
+        for recorded in list(sweep.problems.values())[:3]:
+            writer.append(recorded)
     return folder
 
 
