@@ -23,7 +23,7 @@ from tuner.measure.power import gain
 from tuner.measure.timing import FINAL_REPLAY_US, REST, Timer, launches_per_replay
 from tuner.trial import Rounds
 
-ROUNDS_BUDGET_US = 0.6e6
+ROUNDS_BUDGET_US = 0.45e6
 """The rounds of one state take at most about this long; long kernels get fewer of them."""
 
 LEAST_ROUNDS = 7

@@ -77,6 +77,21 @@ def test_the_winner_is_fastest_between_the_states_of_what_gains_in_both() -> Non
     assert decision.speedup.median == pytest.approx(9.0 / 8.5, abs=0.002)
 
 
+def test_slower_in_one_state_and_not_faster_in_another_is_no_tie() -> None:
+    """As on an H200: of a pool of all rounds the median was of the state in which they are alike."""
+    alike, fastest = named("alike"), named("fastest")
+    decision = decide(
+        in_two_states({alike: 10.4, fastest: 10.0}, {alike: 8.0, fastest: 8.0}, (11.0, 9.0))
+    )
+    assert decision.candidate == fastest
+    assert decision.ties == ()
+    level = decide(
+        in_two_states({alike: 10.2, fastest: 10.0}, {alike: 8.0, fastest: 8.16}, (11.0, 9.0))
+    )
+    assert level.candidate == alike  # they are level, and the order of names is fixed
+    assert level.ties == (fastest.key,)
+
+
 def test_what_loses_between_other_kernels_is_not_recommended() -> None:
     """As on an H200: launches of one kernel overlap, those of a program's kernels do not."""
     fast, steady = named("fast"), named("steady")
