@@ -78,7 +78,7 @@ def test_the_winner_is_fastest_between_the_states_of_what_gains_in_both() -> Non
 
 
 def test_slower_in_one_state_and_not_faster_in_another_is_no_tie() -> None:
-    """As on an H200: of a pool of all rounds the median was of the state in which they are alike."""
+    """As on an H200: the median of all rounds pooled was of the state in which they are alike."""
     alike, fastest = named("alike"), named("fastest")
     decision = decide(
         in_two_states({alike: 10.4, fastest: 10.0}, {alike: 8.0, fastest: 8.0}, (11.0, 9.0))
