@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,11 @@ import pytest
 
 from tests.support import postgresql
 from tuner.store import Store, upgrade
+
+# Containers like to forbid byte code. Hundreds of processes are started here: each would compile
+# the whole project for itself, a second of a core.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 DATABASES = [
     "sqlite",
