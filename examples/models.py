@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn import functional
 
 Multiply = Callable[..., torch.Tensor]
-"""`torch._scaled_mm` or `gemmsmith.scaled_mm`: (a, b, scale_a, scale_b, out_dtype)."""
+"""`torch._scaled_mm` or `gemmsmith.scaled_mm`: (a, b, scale_a, scale_b, *, out_dtype,
+use_fast_accum)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +123,8 @@ class Model(nn.Module):
 class Fp8Linear(nn.Module):
     """A linear layer without bias whose three products are FP8, scaled tensor by tensor.
 
-    E4M3 forwards and E5M2 for the gradient, scaled by the largest value of the moment.
+    E4M3 forwards and E5M2 for the gradient, scaled by the largest value of the moment. Sums stay in
+    the tensor core (`use_fast_accum`): what winners are measured with, torch does as well here.
     """
 
     def __init__(self, inner: int, outer: int, *, multiply: Multiply) -> None:
@@ -137,6 +139,9 @@ class Fp8Linear(nn.Module):
         return out.view(*x.shape[:-1], out.shape[-1])
 
 
+_HOW = {"out_dtype": torch.bfloat16, "use_fast_accum": True}
+
+
 class _Fp8Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, multiply):
@@ -144,7 +149,7 @@ class _Fp8Product(torch.autograd.Function):
         b, scale_b = _quantized(weight, torch.float8_e4m3fn)
         ctx.save_for_backward(a, scale_a, b, scale_b)
         ctx.multiply = multiply
-        return multiply(a, b.t(), scale_a, scale_b, out_dtype=torch.bfloat16)
+        return multiply(a, b.t(), scale_a, scale_b, **_HOW)
 
     @staticmethod
     def backward(ctx, dy):
@@ -152,8 +157,8 @@ class _Fp8Product(torch.autograd.Function):
         multiply = ctx.multiply
         g, scale = _quantized(dy, torch.float8_e5m2)
         # FP8 kernels take rows of K only, so the operands are transposed in memory first.
-        dx = multiply(g, _turned(b).t(), scale, scale_b, out_dtype=torch.bfloat16)
-        dw = multiply(_turned(g), _turned(a).t(), scale, scale_a, out_dtype=torch.bfloat16)
+        dx = multiply(g, _turned(b).t(), scale, scale_b, **_HOW)
+        dw = multiply(_turned(g), _turned(a).t(), scale, scale_a, **_HOW)
         return dx, dw, None
 
 

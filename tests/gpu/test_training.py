@@ -164,8 +164,12 @@ def test_scaled_products(ground: Ground) -> None:
             a = eight_bits(ground, torch_dtype(dtype.a), m, k)
             b = eight_bits(ground, torch_dtype(dtype.b), n, k)
             expected = 0.75 * (a.double() @ b.double().t())
-            close(gemmsmith.scaled_mm(a, b.t(), *scales), expected, BOUND[dtype])
+            fast = gemmsmith.scaled_mm(a, b.t(), *scales, use_fast_accum=True)
+            close(fast, expected, BOUND[dtype])
             assert launched() == 1, dtype
+            # Whoever does not ask for fast accumulation does not get it.
+            close(gemmsmith.scaled_mm(a, b.t(), *scales), expected, BOUND[dtype])
+            assert launched() == 0, dtype
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # inductor's own
@@ -219,9 +223,9 @@ def test_500_random_sizes_against_torch(
                 a = eight_bits(ground, torch_dtype(dtype.a), m, k)
                 b = eight_bits(ground, torch_dtype(dtype.b), n, k).t()
                 one = torch.ones((), device=ground.device)
-                ours = gemmsmith.scaled_mm(a, b, one, one)
+                ours = gemmsmith.scaled_mm(a, b, one, one, use_fast_accum=True)
                 exact = a.double() @ b.double()
-                torchs = fallback.scaled(a, b, one, one, None, torch.bfloat16)
+                torchs = fallback.scaled(a, b, one, one, None, torch.bfloat16, use_fast_accum=True)
                 found = [(ours, torchs, exact)]
             else:
                 a = stored(ground, dtype, m, k, row_major=layout.a_row_major)

@@ -73,6 +73,7 @@ def kernel(name: str, dtype: DType, layout: Layout) -> Kernel:
         mainloop=MainloopSchedule.PINGPONG,
         epilogue=EpilogueSchedule.NO_SMEM,
         scheduler=TileScheduler.PERSISTENT,
+        fast_accumulation=dtype.is_fp8,
     )
 
 

@@ -2,7 +2,8 @@
 
 A dispatch mode sees what autograd and `nn.Linear` come down to, forward and backward, with the
 operands as they lie in memory. Products of types or sizes that no kernel is for are counted, not
-listed. Compiled functions run uncompiled under it.
+listed; so are FP8 products without fast accumulation, which winners are not measured for. Compiled
+functions run uncompiled under it.
 """
 
 from __future__ import annotations
@@ -67,10 +68,13 @@ class Shapes:
             found = shapes(form, _spec(a), _spec(b))
         except InvalidProblem:
             found = ()
-        if found:
+        types = f"{a.dtype} × {b.dtype}".replace("torch.", "")
+        if form is Form.SCALED_PRECISE:
+            self.skipped[f"{types} without use_fast_accum"] += 1
+        elif found:
             self.problems[found[0].problem] += 1
         else:
-            self.skipped[f"{a.dtype} × {b.dtype}".replace("torch.", "")] += 1
+            self.skipped[types] += 1
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write a suite for `gemmsmith tune --suite`, most frequent product first.
@@ -149,6 +153,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             form, at_a, at_b = known
             names = [one.name for one in func._schema.arguments]
             given = dict(zip(names, args, strict=False)) | kwargs
+            if form is Form.SCALED and not given.get("use_fast_accum", False):
+                form = Form.SCALED_PRECISE
             self._record(form, given[names[at_a]], given[names[at_b]])
         elif packet in (_aten.linear, _aten.matmul):
             # Inference mode shows them whole: look at what they are made of.

@@ -188,6 +188,7 @@ class Engine:
                 or config.kernel.arch != self.platform.arch(index)
                 or misalignment(config, shape)
                 or (form is Form.LINEAR_BIAS and not _pays(saving, shape))
+                or (form is Form.SCALED_PRECISE and config.kernel.fast_accumulation)
             ):
                 continue
             if self.platform.capturing():

@@ -41,6 +41,7 @@ def scaled(
     scale_b: torch.Tensor,
     bias: torch.Tensor | None,
     out_dtype: torch.dtype,
+    use_fast_accum: bool,
 ) -> torch.Tensor:
     """`torch._scaled_mm`; what cuBLAS refuses, by its sizes or strides, as a bf16 product."""
     k, n = b.shape
@@ -48,7 +49,13 @@ def scaled(
     fits = k % 16 == 0 and n % 16 == 0 and a.stride(0) % 16 == 0 and b.stride(1) % 16 == 0
     if 0 not in (*a.shape, n) and columns_first and fits:
         return torch._scaled_mm(
-            a, b, scale_a=scale_a, scale_b=scale_b, bias=bias, out_dtype=out_dtype
+            a,
+            b,
+            scale_a=scale_a,
+            scale_b=scale_b,
+            bias=bias,
+            out_dtype=out_dtype,
+            use_fast_accum=use_fast_accum,
         )
     # FP8 values are exact in bf16, and the sums are in FP32 either way.
     out = (a.to(torch.bfloat16) @ b.to(torch.bfloat16)).float() * (scale_a * scale_b)

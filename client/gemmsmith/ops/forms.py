@@ -31,7 +31,12 @@ class Form(Enum):
     LINEAR = "linear"  # a[..., K] · b[N, K]ᵀ
     LINEAR_BIAS = "linear_bias"  # the same, and a bias is added afterwards
     WEIGHT_GRADIENT = "weight_gradient"  # a[..., M]ᵀ · b[..., N], over all leading dimensions
-    SCALED = "scaled"  # a[M, K] · b[K, N] in FP8, times two scales
+    SCALED = "scaled"  # a[M, K] · b[K, N] in FP8, times two scales, however it accumulates
+    SCALED_PRECISE = "scaled_precise"  # the same; the tensor core's sums are promoted to FP32
+
+
+SCALED = (Form.SCALED, Form.SCALED_PRECISE)
+"""The products of FP8 operands."""
 
 
 class Spec(NamedTuple):
@@ -111,7 +116,7 @@ class Shape:
 def shapes(form: Form, a: Spec, b: Spec) -> tuple[Shape, ...]:
     """The ways in which kernels could run this product, the most natural layout first."""
     dtype = DTYPES.get((a.dtype, b.dtype))
-    if dtype is None or a.device != b.device or dtype.is_fp8 != (form is Form.SCALED):
+    if dtype is None or a.device != b.device or dtype.is_fp8 != (form in SCALED):
         return ()
     operands = _operands(form, a, b)
     if operands is None:

@@ -79,6 +79,7 @@ def scaled_mm(
     scale_b: torch.Tensor,
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
+    use_fast_accum: bool = False,
 ) -> torch.Tensor:
     """`scale_a · scale_b · a[M, K] · b[K, N] + bias[N]` of FP8 operands.
 
@@ -89,6 +90,9 @@ def scaled_mm(
         scale_b: likewise.
         bias: [N]; None adds nothing.
         out_dtype: kernels give bf16; other types are torch's.
+        use_fast_accum: as torch's: sums may stay in the tensor core, with fewer bits than FP32, for
+            all of K. Most FP8 winners do, and are measured against cuBLAS doing so; without it
+            only kernels that promote their sums to FP32 run, else torch.
 
     FP8 values have no gradient of their own: cast and scale inside an autograd function, and give
     the gradients' products to this function as well (`fp8_e5m2`).
@@ -105,14 +109,20 @@ def scaled_mm(
             )
     if (a.dtype, b.dtype) not in DTYPES or a.dim() != 2 or b.dim() != 2 or not _ours(a, b):
         return torch._scaled_mm(
-            a, b, scale_a=scale_a, scale_b=scale_b, bias=bias, out_dtype=out_dtype
+            a,
+            b,
+            scale_a=scale_a,
+            scale_b=scale_b,
+            bias=bias,
+            out_dtype=out_dtype,
+            use_fast_accum=use_fast_accum,
         )
     if torch.compiler.is_compiling() or not functions.unobserved():
         result: torch.Tensor = torch.ops.gemmsmith.scaled_mm(
-            a, b, scale_a, scale_b, bias, out_dtype
+            a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum
         )
         return result
-    return _scaled_mm(a, b, scale_a, scale_b, bias, out_dtype)
+    return _scaled_mm(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
 
 
 def _ours(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -241,14 +251,16 @@ def _scaled_mm(
     scale_b: torch.Tensor,
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
+    use_fast_accum: bool = False,
 ) -> torch.Tensor:
     engine = current()
     # No kernel adds a bias or writes another type, and a pass of its own seldom pays.
     if engine is not None and bias is None and out_dtype == torch.bfloat16:
-        out = engine.product(Form.SCALED, a, b, scale_a, scale_b)
+        form = Form.SCALED if use_fast_accum else Form.SCALED_PRECISE
+        out = engine.product(form, a, b, scale_a, scale_b)
         if out is not None:
             return out
-    return fallback.scaled(a, b, scale_a, scale_b, bias, out_dtype)
+    return fallback.scaled(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
 
 
 def _scaled_mm_autograd(*arguments: Any) -> torch.Tensor:
@@ -294,6 +306,7 @@ def _scaled_mm_fake(
     scale_b: torch.Tensor,  # noqa: ARG001 - likewise
     bias: torch.Tensor | None = None,  # noqa: ARG001 - likewise
     out_dtype: torch.dtype = torch.bfloat16,
+    use_fast_accum: bool = False,  # noqa: ARG001 - likewise
 ) -> torch.Tensor:
     return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
 
@@ -339,7 +352,7 @@ _register(
 )
 _register(
     "scaled_mm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, "
-    "ScalarType out_dtype=bfloat16) -> Tensor",
+    "ScalarType out_dtype=bfloat16, bool use_fast_accum=False) -> Tensor",
     _scaled_mm,
     _scaled_mm_fake,
     _scaled_mm_autograd,

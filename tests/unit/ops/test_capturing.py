@@ -51,7 +51,11 @@ def test_batches_fp8_inference_and_what_no_kernel_is_for() -> None:
     with gemmsmith.capture() as shapes:
         a @ b.mT
         torch.bmm(a, b.mT.contiguous())
-        torch._scaled_mm(fp8, fp8.t(), scale_a=one, scale_b=one, out_dtype=BF16)
+        how = {"scale_a": one, "scale_b": one, "out_dtype": BF16}
+        torch._scaled_mm(fp8, fp8.t(), **how, use_fast_accum=True)
+        torch._scaled_mm(fp8, fp8.t(), **how)
+        gemmsmith.scaled_mm(fp8, fp8.t(), one, one, use_fast_accum=True)
+        gemmsmith.scaled_mm(fp8, fp8.t(), one, one)
         with torch.inference_mode():
             nn.functional.linear(a[0], b[0])
         torch.ones(2, 3) @ torch.ones(3, 2)
@@ -59,10 +63,13 @@ def test_batches_fp8_inference_and_what_no_kernel_is_for() -> None:
     assert shapes.problems == {
         problem(4, 8, 16, "tn", batch=3): 1,
         problem(4, 8, 16, "tt", batch=3): 1,
-        problem(16, 16, 32, "tn", dtype="fp8_e4m3"): 1,
+        problem(16, 16, 32, "tn", dtype="fp8_e4m3"): 2,
         problem(4, 8, 16, "tn"): 1,
     }
-    assert shapes.skipped == {"float32 × float32": 1}
+    assert shapes.skipped == {
+        "float32 × float32": 1,
+        "float8_e4m3fn × float8_e4m3fn without use_fast_accum": 2,
+    }
 
 
 def test_compiled_code_is_seen() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ from torch.nn import functional
 
 import gemmsmith
 from gemmsmith.ops.engine import Engine, install
+from gemmsmith.problem import DType, Layout
+from tests.support import stand_in
 from tests.support.stand_in import Chooser
 
 BF16 = torch.bfloat16
@@ -243,19 +247,49 @@ def test_scaled_mm(computing: str, runs: Runs, n: int, bias: bool) -> None:
     b = torch.randn(n, 16).to(torch.float8_e4m3fn)
     added = torch.randn(n).to(BF16) if bias else None
     scales = torch.tensor(0.5), torch.tensor(3.0)
-    out = gemmsmith.scaled_mm(a, b.t(), *scales, bias=added)
+    out = gemmsmith.scaled_mm(a, b.t(), *scales, bias=added, use_fast_accum=True)
     expected = 1.5 * (a.float() @ b.float().t())
     close(out, expected if added is None else expected + added.float())
     assert out.dtype is BF16
     assert runs() == (1 if computing == "kernels" and not bias else 0)
     compiled = torch.compile(gemmsmith.scaled_mm, fullgraph=True, backend="aot_eager")
-    close(compiled(a, b.t(), *scales, bias=added), out)
+    close(compiled(a, b.t(), *scales, bias=added, use_fast_accum=True), out)
     if not bias:
         torch.library.opcheck(
             torch.ops.gemmsmith.scaled_mm.default,
-            (a, b.t(), *scales),
+            (a, b.t(), *scales, None, BF16, True),
             test_utils=("test_autograd_registration", "test_faketensor"),  # the rest cannot do FP8
         )
+
+
+@pytest.mark.parametrize("fast_kernel", [False, True])
+@pytest.mark.parametrize("asked", [False, True])
+def test_fast_accumulation_is_for_those_who_ask_for_it(
+    engine: Engine, runs: Runs, monkeypatch: pytest.MonkeyPatch, fast_kernel: bool, asked: bool
+) -> None:
+    """Whether cuBLAS accumulates fast is the caller's choice, and so it is of our kernels."""
+    given: list[bool] = []
+    real = torch._scaled_mm
+
+    def noted(*arguments: Any, use_fast_accum: bool = False, **more: Any) -> torch.Tensor:
+        given.append(use_fast_accum)
+        return real(*arguments, use_fast_accum=use_fast_accum, **more)
+
+    monkeypatch.setattr(torch, "_scaled_mm", noted)
+    kernel = replace(
+        stand_in.kernel("fp8", DType.FP8_E4M3, Layout.TN), fast_accumulation=fast_kernel
+    )
+    monkeypatch.setattr(stand_in, "kernel", lambda *_: kernel)
+    a, b = (torch.randn(32, 16).to(torch.float8_e4m3fn) for _ in range(2))
+    one = torch.ones(())
+    out = gemmsmith.scaled_mm(a, b.t(), one, one, use_fast_accum=asked)
+    close(out, a.float() @ b.float().t())
+    ours = asked or not fast_kernel
+    assert runs() == ours
+    assert given == ([] if ours else [asked])
+    # What no kernel does, a bias here, is torch's in the way that was asked for.
+    gemmsmith.scaled_mm(a, b.t(), one, one, bias=torch.zeros(32, dtype=BF16), use_fast_accum=asked)
+    assert given[-1] is asked
 
 
 def test_scales_are_checked() -> None:
