@@ -26,7 +26,8 @@ from tuner.trial import Rounds
 ROUNDS_BUDGET_US = 0.45e6
 """The rounds of one state take at most about this long; long kernels get fewer of them."""
 
-LEAST_ROUNDS = 7
+LEAST_ROUNDS = 10
+"""Fewer rounds make an interval that says little."""
 
 COOLING_S = 0.1
 """How long the GPU rests before the rested rounds: the power limit has let go of its clock then."""

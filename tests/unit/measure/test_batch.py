@@ -197,8 +197,8 @@ def test_half_as_many_rounds_are_rested(
 
 def test_long_kernels_get_fewer_rounds() -> None:
     assert states.affordable(25, 0.0) == states.affordable(25, 18_000.0) == 25
-    assert states.affordable(25, 45_000.0) == 10
-    assert states.affordable(25, 500_000.0) == 7
+    assert states.affordable(25, 37_500.0) == 12
+    assert states.affordable(25, 500_000.0) == 10
     assert states.affordable(5, 500_000.0) == 5
     assert states.affordable(25, 500_000.0, float("inf")) == 25
 
