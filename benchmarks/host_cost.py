@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -88,20 +89,16 @@ def on_cpu() -> Iterator[Place]:
     host = stand_in.Host()
     host.kind = "cpu"
     Dispatch.of("cpu", stream=host.stream)
-    before, made = source.Engine, partial(Engine, platform=host)  # type: ignore[attr-defined]
-    source.Engine = made  # type: ignore[attr-defined]
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            packs = stand_in.Packs(stand_in.build(Path(folder)))
-            yield Place(
-                name=f"the CPU ({platform.processor() or platform.machine()})",
-                x=torch.randn(m, k).bfloat16(),
-                weight=torch.randn(n, k).bfloat16(),
-                winner=(stand_in.Chooser(), packs),
-                none=(stand_in.Chooser(answers=lambda _: False), packs),
-            )
-    finally:
-        source.Engine = before  # type: ignore[attr-defined]
+    played = mock.patch.object(source, "Engine", partial(Engine, platform=host))
+    with played, tempfile.TemporaryDirectory() as folder:
+        packs = stand_in.Packs(stand_in.build(Path(folder)))
+        yield Place(
+            name=f"the CPU ({platform.processor() or platform.machine()})",
+            x=torch.randn(m, k).bfloat16(),
+            weight=torch.randn(n, k).bfloat16(),
+            winner=(stand_in.Chooser(), packs),
+            none=(stand_in.Chooser(answers=lambda _: False), packs),
+        )
 
 
 @contextlib.contextmanager
@@ -137,7 +134,8 @@ def ways(place: Place) -> list[Way]:
     found = []
     for gradients in (False, True):
         x = place.x.clone().requires_grad_(gradients)
-        model = nn.Linear(*place.weight.shape[::-1], bias=False, dtype=x.dtype, device=x.device)
+        outer, inner = place.weight.shape
+        model = nn.Linear(inner, outer, bias=False, dtype=x.dtype, device=x.device)
         model.weight.data.copy_(place.weight)
         model.requires_grad_(gradients)
         weight = model.weight
@@ -148,7 +146,8 @@ def ways(place: Place) -> list[Way]:
                 return multiply
 
             def both() -> object:
-                return torch.autograd.grad(multiply(), (x, weight), dy)  # type: ignore[arg-type]
+                product: Any = multiply()
+                return torch.autograd.grad(product, (x, weight), dy)
 
             return both
 

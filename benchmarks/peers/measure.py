@@ -16,15 +16,23 @@ from benchmarks.peers.peer import Launch, Peer, Setting, Unsupported
 from benchmarks.peers.records import BASELINE, Busy, Entry, Request, Row
 from benchmarks.peers.roster import by_name
 from gemmsmith.device import DeviceModel
-from tuner.measure.batch import affordable
 from tuner.measure.conditions import Monitor, conditions_of
 from tuner.measure.graphs import Replay, Stream, TorchGraph, context_is_dead
 from tuner.measure.operands import Operands
 from tuner.measure.statistics import paired_ratio, summarize
-from tuner.measure.timing import FINAL_REPLAY_US, Timer, brief_us, launches_per_replay
+from tuner.measure.timing import (
+    FINAL_REPLAY_US,
+    Timer,
+    affordable,
+    brief_us,
+    launches_per_replay,
+)
 
 ROUND_LIMIT_S = 60.0
 """Wall time that one replay, a capture or a verification may take."""
+
+ROUNDS_BUDGET_US = 10e6
+"""The rounds of one problem take at most about this long."""
 
 ESTIMATE_LAUNCHES = 32
 
@@ -127,7 +135,7 @@ class Runner:
         try:
             result = timer.rounds(
                 list(graphs.values()),
-                affordable(request.rounds, round_us),
+                affordable(request.rounds, round_us, ROUNDS_BUDGET_US),
                 seed=request.seed,
                 announce=lambda i: self.send(Busy(peer=names[i], limit_s=ROUND_LIMIT_S)),
             )

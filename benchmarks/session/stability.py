@@ -125,8 +125,9 @@ def _contender(device: Device, candidate: Candidate, packs: ArtifactStore) -> Co
 
 def _answer(winner: Winner) -> str:
     """What the service answers: a candidate's key, or cuBLAS."""
-    kept = winner.use is Use.CUBLAS or winner.candidate is None
-    return CUBLAS if kept else winner.candidate.key
+    if winner.use is Use.CUBLAS or winner.candidate is None:
+        return CUBLAS
+    return winner.candidate.key
 
 
 def _times(finals: Finals, won: Counter[str]) -> dict[str, Any]:

@@ -38,8 +38,14 @@ from tuner.measure.protocol import (
     Sweep,
     SweepDone,
 )
-from tuner.measure.states import ROUNDS_BUDGET_US, Finalists, Further, affordable
-from tuner.measure.timing import FINAL_REPLAY_US, SCREEN_REPLAY_US, Timer, launches_per_replay
+from tuner.measure.states import ROUNDS_BUDGET_US, Finalists, Further
+from tuner.measure.timing import (
+    FINAL_REPLAY_US,
+    SCREEN_REPLAY_US,
+    Timer,
+    affordable,
+    launches_per_replay,
+)
 from tuner.trial import Failure, Rounds
 
 Send = Callable[[Reply], None]

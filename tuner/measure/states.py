@@ -20,14 +20,18 @@ from tuner.measure.bench import Bench, Prepared
 from tuner.measure.conditions import conditions_of
 from tuner.measure.graphs import Replay
 from tuner.measure.power import gain
-from tuner.measure.timing import FINAL_REPLAY_US, REST, Timer, launches_per_replay
+from tuner.measure.timing import (
+    FINAL_REPLAY_US,
+    LEAST_ROUNDS,
+    REST,
+    Timer,
+    affordable,
+    launches_per_replay,
+)
 from tuner.trial import Rounds
 
 ROUNDS_BUDGET_US = 0.45e6
 """The rounds of one state take at most about this long; long kernels get fewer of them."""
-
-LEAST_ROUNDS = 10
-"""Fewer rounds make an interval that says little."""
 
 COOLING_S = 0.1
 """How long the GPU rests before the rested rounds: the power limit has let go of its clock then."""
@@ -86,7 +90,8 @@ class Finalists:
         launches = launches_per_replay(min(times), self.bench.set_count, FINAL_REPLAY_US)
         # An untimed replay of cuBLAS's goes before each, and both are rested from.
         round_us = (1 + REST) * launches * (sum(mine) + stock + len(times) * stock)
-        count = affordable(max(self.rounds // 2 + 1, min(self.rounds, LEAST_ROUNDS)), round_us)
+        half = max(self.rounds // 2 + 1, min(self.rounds, LEAST_ROUNDS))
+        count = affordable(half, round_us, ROUNDS_BUDGET_US)
         with self._captured(places, [launches] * len(times)) as graphs:
             time.sleep(COOLING_S)
             taken = self.timer.rounds(
@@ -110,7 +115,7 @@ class Finalists:
             [self.field[place] for place in places],
             stock,
             self.timer,
-            affordable(self.rounds, round_us),
+            affordable(self.rounds, round_us, ROUNDS_BUDGET_US),
             seed=self.seed + 2,
             announce=self.blame(places),
         )
@@ -163,10 +168,3 @@ class Finalists:
             baseline_us=rounds.baseline_us,
             conditions=rounds.conditions,
         )
-
-
-def affordable(wanted: int, round_us: float, budget_us: float = ROUNDS_BUDGET_US) -> int:
-    """`wanted` rounds, or the fewer that `budget_us` allows; LEAST_ROUNDS in any case."""
-    if wanted * round_us <= budget_us:
-        return wanted
-    return min(wanted, max(LEAST_ROUNDS, int(budget_us / round_us)))

@@ -27,6 +27,9 @@ SCREEN_REPLAY_US = 300.0
 FINAL_REPLAY_US = 1000.0
 """Aimed length of a replay in finals."""
 
+LEAST_ROUNDS = 10
+"""Fewer rounds make an interval that says little."""
+
 BRIEF_REPLAYS = 3
 """Samples that a rough time is the median of."""
 
@@ -60,6 +63,13 @@ so long, so often. The power control follows slowly: a clock of 1770 MHz after 0
 
 EXTRA_ROUNDS = 1.0
 """At most this share of the wanted rounds is repeated for clock drops."""
+
+
+def affordable(wanted: int, round_us: float, budget_us: float) -> int:
+    """`wanted` rounds, or the fewer that `budget_us` allows; LEAST_ROUNDS in any case."""
+    if wanted * round_us <= budget_us:
+        return wanted
+    return min(wanted, max(LEAST_ROUNDS, int(budget_us / round_us)))
 
 
 def launches_per_replay(estimate_us: float, sets: int, aim_us: float) -> int:

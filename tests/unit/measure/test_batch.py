@@ -195,14 +195,6 @@ def test_half_as_many_rounds_are_rested(
     assert len(done.paced.baseline_us) == 13
 
 
-def test_long_kernels_get_fewer_rounds() -> None:
-    assert states.affordable(25, 0.0) == states.affordable(25, 18_000.0) == 25
-    assert states.affordable(25, 37_500.0) == 12
-    assert states.affordable(25, 500_000.0) == 10
-    assert states.affordable(5, 500_000.0) == 5
-    assert states.affordable(25, 500_000.0, float("inf")) == 25
-
-
 def test_who_is_still_ahead_is_timed_between_other_kernels_too(
     batches: Batches, said: list[Reply], pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

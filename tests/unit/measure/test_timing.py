@@ -8,7 +8,7 @@ import pytest
 
 from tuner.measure import timing
 from tuner.measure.conditions import Monitor, Reading, conditions_of
-from tuner.measure.timing import Timer, launches_per_replay
+from tuner.measure.timing import Timer, affordable, launches_per_replay
 
 
 class Gpu:
@@ -186,6 +186,14 @@ def test_replays_are_whole_rotations_near_the_aim(
     assert launches_per_replay(estimate, sets, 300.0) == launches
     assert launches_per_replay(0.0, sets, 1000.0) % sets == 0
     assert launches_per_replay(0.0, sets, 1000.0) <= 1024
+
+
+def test_long_kernels_get_fewer_rounds() -> None:
+    assert affordable(25, 0.0, 450_000.0) == affordable(25, 18_000.0, 450_000.0) == 25
+    assert affordable(25, 37_500.0, 450_000.0) == 12
+    assert affordable(25, 500_000.0, 450_000.0) == 10
+    assert affordable(5, 500_000.0, 450_000.0) == 5
+    assert affordable(25, 500_000.0, float("inf")) == 25
 
 
 def test_conditions_name_the_throttle_reasons() -> None:
