@@ -12,8 +12,9 @@ import logging
 from collections.abc import Iterable
 
 import torch
+from torch.autograd.profiler import profile
 from torch.autograd.profiler_util import FunctionEvent
-from torch.profiler import ProfilerActivity, profile, supported_activities
+from torch.profiler import ProfilerActivity, supported_activities
 
 from tuner.measure.baseline import Baseline
 from tuner.measure.graphs import Event, Stream
@@ -33,13 +34,14 @@ def kernels_run(baseline: Baseline, stream: Stream) -> tuple[str, ...]:
         _LOG.warning("this torch (%s) cannot trace CUDA kernels", torch.__version__)
         return ()
     try:
-        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as trace:
+        # What torch.profiler.profile is made of; that one imports torch's compiler, for seconds.
+        with profile(use_cpu=False, use_device="cuda", use_kineto=True, acc_events=True) as trace:
             with stream.torch():
                 baseline.launch(0)
             launched = Event()
             launched.record(stream)
             launched.wait()
-        names = names_in(trace.events() or ())
+        names = names_in(trace.function_events or ())
     except Exception as error:  # noqa: BLE001 - whatever ails the profiler, it is a hint only
         _LOG.warning("profiling cuBLAS failed: %s", error)
         return ()

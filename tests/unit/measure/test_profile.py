@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 import torch
@@ -16,6 +20,7 @@ from torch.profiler import ProfilerActivity
 from tuner.measure import profile as module
 from tuner.measure.profile import MAX_NAMES, kernels_run, names_in
 
+ROOT = Path(__file__).resolve().parents[3]
 PRODUCT = "nvjet_tst_64x8_64x16_4x1_v_bz_splitK_TNT"
 REDUCTION = "void cublasLt::splitKreduce_kernel<32, 16, int>(int)"
 
@@ -43,16 +48,13 @@ class Stream:
 
 class Trace:
     def __init__(self, events: Sequence[Any] | None) -> None:
-        self._events = events
+        self.function_events = events
 
     def __enter__(self) -> Trace:
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
-
-    def events(self) -> Sequence[Any] | None:
-        return self._events
 
 
 class Baseline:
@@ -74,7 +76,9 @@ def profiled(monkeypatch: pytest.MonkeyPatch) -> Profiled:
     def run(events: Sequence[Any] | None, baseline: Baseline | None = None) -> tuple[str, ...]:
         done = SimpleNamespace(record=lambda _: None, wait=lambda: None)
         monkeypatch.setattr(module, "supported_activities", lambda: {ProfilerActivity.CUDA})
-        monkeypatch.setattr(module, "profile", lambda **_: Trace(events))
+        monkeypatch.setattr(
+            module, "profile", create_autospec(module.profile, return_value=Trace(events))
+        )
         monkeypatch.setattr(module, "Event", lambda: done)
         return kernels_run(baseline or Baseline(), Stream())  # type: ignore[arg-type]
 
@@ -115,6 +119,16 @@ def test_a_torch_without_cuda_is_warned_of(caplog: pytest.LogCaptureFixture) -> 
     with caplog.at_level(logging.WARNING):
         assert kernels_run(Baseline(), Stream()) == ()  # type: ignore[arg-type]
     assert "cannot trace CUDA kernels" in caplog.text
+
+
+def test_profiling_does_not_import_torchs_compiler() -> None:
+    """A process that profiles is waited for before anything is compiled."""
+    code = (
+        "import sys, torch; from tuner.measure.profile import profile\n"
+        "with profile(use_kineto=True, acc_events=True) as trace: torch.ones(2) + 1\n"
+        "assert trace.function_events and 'torch._inductor' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=ROOT)
 
 
 def test_torchs_own_events_have_what_is_read_of_them() -> None:
