@@ -47,8 +47,8 @@ def local(settings: Settings) -> Iterator[Session]:
     with Store.open(settings.database, create=True) as store:
         device = open_worker_device(settings)
         builder = open_builder(settings, store) if device.needs_packs else None
-        ranker = best_ranker(device.model.slug, settings.models)
-        with device:
+        with device:  # its processes import torch while the cost model is loaded here
+            ranker = best_ranker(device.model.slug, settings.models)
             yield Session(store=store, device=device, builder=builder, ranker=ranker)
 
 
