@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import postgresql
+from tests.support.sqlite import empty_store
 from tuner.store import Store, upgrade
 
 # Containers like to forbid byte code. Hundreds of processes are started here: each would compile
@@ -81,7 +82,7 @@ def postgresql_template(postgresql_server: str) -> str:
 def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A migrated SQLite file to copy from."""
     path = tmp_path_factory.mktemp("template") / "template.db"
-    upgrade(f"sqlite:///{path}")
+    path.write_bytes(empty_store())
     return path
 
 

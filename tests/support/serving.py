@@ -7,9 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import httpx
 import uvicorn
@@ -21,6 +19,7 @@ from gemmsmith.problem import Problem
 from service.app import create_app
 from service.protocol import Protocol
 from service.settings import Settings
+from tests.support.sqlite import empty_store
 from tuner.space import kernels
 from tuner.store import Store, upgrade
 from tuner.store.database import parse_url, sqlite_path
@@ -100,17 +99,8 @@ def new_settings(folder: Path, **values: object) -> Settings:
     if path is None or path.exists():
         upgrade(settings.database)
     else:
-        path.write_bytes(_empty_database())
+        path.write_bytes(empty_store())
     return settings
-
-
-@cache
-def _empty_database() -> bytes:
-    """What `upgrade` makes of no file: migrated once, because that takes longer than most tests."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder, "empty.db")
-        upgrade(f"sqlite:///{path}")
-        return path.read_bytes()
 
 
 def promote(settings: Settings, *winners: Winner) -> None:

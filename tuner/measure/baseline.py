@@ -11,11 +11,13 @@ candidate's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
-from tuner.measure.graphs import Event, Stream, TorchGraph, followed
+from tuner.measure.bench import Bench, Prepared
+from tuner.measure.graphs import Event, Replay, Stream, TorchGraph, followed
 from tuner.measure.operands import Operands, OperandSet, free_bytes
 
 FP8_MULTIPLE = 16
@@ -51,6 +53,33 @@ class Baseline:
     def capture(self, launches: int, then: Callable[[int], None] | None = None) -> TorchGraph:
         """A graph of `launches` launches, each followed by what `then` enqueues."""
         return TorchGraph(self._stream, launches, followed(self.launch, then))
+
+
+@contextmanager
+def captured_beside(
+    bench: Bench,
+    contenders: Sequence[Prepared],
+    launches: Sequence[int],
+    then: Callable[[int], None] | None = None,
+) -> Iterator[list[Replay]]:
+    """Graphs of the contenders and, last, of cuBLAS, of so many launches each; closed afterwards.
+
+    `then` as in `Bench.capture`.
+
+    Raises:
+        CandidateFailed, ContextDead
+    """
+    baseline = Baseline(bench.operands, bench.stream)  # its operands live as long as its graph
+    *counts, last = launches
+    graphs: list[Replay] = []
+    try:
+        for contender, count in zip(contenders, counts, strict=True):
+            graphs.append(bench.capture(contender, count, then))  # closed if a later one fails
+        graphs.append(baseline.capture(last, then))
+        yield graphs
+    finally:
+        for graph in graphs:
+            graph.close()
 
 
 def _launches(operands: Operands, stream: Stream) -> tuple[str, list[Callable[[], None]]]:

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from tuner.measure.baseline import Baseline
+from tuner.measure.baseline import captured_beside
 from tuner.measure.bench import Bench, Prepared
 from tuner.measure.conditions import conditions_of
-from tuner.measure.graphs import Replay, TorchGraph
+from tuner.measure.graphs import TorchGraph
 from tuner.measure.operands import OperandSet
 from tuner.measure.timing import FINAL_REPLAY_US, Timer, brief_us, launches_per_replay
 from tuner.trial import Rounds
@@ -46,7 +46,6 @@ def mixed_rounds(
     Raises:
         CandidateFailed, ContextDead
     """
-    baseline = Baseline(bench.operands, bench.stream)
     sets = bench.operands.sets
     pass_us = _pass_us(bench, timer)
     passes = max(1, round(baseline_us / pass_us))
@@ -56,15 +55,9 @@ def mixed_rounds(
             _pass_over(sets[(i * passes + j) % len(sets)])
 
     launches = launches_per_replay(baseline_us + passes * pass_us, len(sets), FINAL_REPLAY_US)
-    graphs: list[Replay] = []
-    try:
-        for contender in contenders:
-            graphs.append(bench.capture(contender, launches, others))  # closed if a later one fails
-        graphs.append(baseline.capture(launches, others))
+    counts = [launches] * (len(contenders) + 1)
+    with captured_beside(bench, contenders, counts, others) as graphs:
         taken = timer.rounds(graphs, count, seed=seed, announce=announce)
-    finally:
-        for graph in graphs:
-            graph.close()
     *wholes, reference = taken.samples_us
     least = LEAST_SHARE * baseline_us
     return Rounds(

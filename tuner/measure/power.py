@@ -58,9 +58,9 @@ def gain(states: Sequence[Rounds], i: int) -> float:
     return sum(ratios) if min(ratios) > 1.0 else 0.0
 
 
-def beyond_all_prices(states: Sequence[Rounds], count: int) -> list[int]:
-    """Who of `count` candidates is that much faster that its clock need not be looked at."""
-    return [i for i in range(count) if min(_ratios(states, i)) > MOST]
+def beyond_all_prices(states: Sequence[Rounds]) -> list[int]:
+    """Which candidates are so much faster that their clocks need not be looked at."""
+    return [i for i in range(len(states[0].samples_us)) if min(_ratios(states, i)) > MOST]
 
 
 def worth_a_look(states: Sequence[Rounds], tiles: Sequence[int]) -> list[int]:

@@ -8,17 +8,15 @@ alone, for the price of power.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from statistics import median
 
 from tuner.measure import company, power
-from tuner.measure.baseline import Baseline
+from tuner.measure.baseline import captured_beside
 from tuner.measure.bench import Bench, Prepared
 from tuner.measure.conditions import conditions_of
-from tuner.measure.graphs import Replay
 from tuner.measure.power import gain
 from tuner.measure.timing import (
     FINAL_REPLAY_US,
@@ -92,7 +90,7 @@ class Finalists:
         round_us = (1 + REST) * launches * (sum(mine) + stock + len(times) * stock)
         half = max(self.rounds // 2 + 1, min(self.rounds, LEAST_ROUNDS))
         count = affordable(half, round_us, ROUNDS_BUDGET_US)
-        with self._captured(places, [launches] * len(times)) as graphs:
+        with captured_beside(self.bench, self._of(places), [launches] * len(times)) as graphs:
             time.sleep(COOLING_S)
             taken = self.timer.rounds(
                 graphs, count, seed=self.seed + 1, announce=self.blame(places), rest=REST
@@ -112,7 +110,7 @@ class Finalists:
         round_us = launches * (sum(mine) + (len(mine) + 2) * stock)
         rounds = company.mixed_rounds(
             self.bench,
-            [self.field[place] for place in places],
+            self._of(places),
             stock,
             self.timer,
             affordable(self.rounds, round_us, ROUNDS_BUDGET_US),
@@ -124,7 +122,7 @@ class Finalists:
     def _prices(self, states: Sequence[Rounds]) -> tuple[float | None, ...]:
         """What the power of the best costs; None for those whose clocks are not looked at."""
         found: list[float | None] = [None] * len(self.field)
-        for place in power.beyond_all_prices(states, len(self.field)):
+        for place in power.beyond_all_prices(states):
             found[place] = 1.0
         if any(found):
             return tuple(found)
@@ -135,30 +133,19 @@ class Finalists:
         times = self._times(places)
         sets = self.bench.set_count
         launches = [launches_per_replay(us, sets, FINAL_REPLAY_US) for us in times]
-        with self._captured(places, launches) as graphs:
+        with captured_beside(self.bench, self._of(places), launches) as graphs:
             paid = power.prices(graphs, self.timer, self.blame(places))
         for place, price in zip(places, paid, strict=True):
             found[place] = round(price, 4)
         return tuple(found)
 
+    def _of(self, places: Sequence[int]) -> list[Prepared]:
+        return [self.field[place] for place in places]
+
     def _times(self, places: Sequence[int]) -> list[float]:
         """Sustained microseconds of these finalists and, last, of cuBLAS."""
         mine = [median(self.sustained.samples_us[place]) for place in places]
         return [*mine, median(self.sustained.baseline_us)]
-
-    @contextmanager
-    def _captured(self, places: Sequence[int], launches: Sequence[int]) -> Iterator[list[Replay]]:
-        """Graphs of these finalists and, last, of cuBLAS, of so many launches each."""
-        graphs: list[Replay] = []
-        try:
-            for place, count in zip(places, launches, strict=False):
-                graphs.append(self.bench.capture(self.field[place], count))
-            baseline = Baseline(self.bench.operands, self.bench.stream)
-            graphs.append(baseline.capture(launches[-1]))
-            yield graphs
-        finally:
-            for graph in graphs:
-                graph.close()
 
     def _placed(self, places: Sequence[int], rounds: Rounds) -> Rounds:
         """The samples in the order of all finalists: who took no part has none."""

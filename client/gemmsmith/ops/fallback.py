@@ -48,15 +48,28 @@ def scaled(
     columns_first = a.stride(1) == 1 and b.stride(0) == 1
     fits = k % 16 == 0 and n % 16 == 0 and a.stride(0) % 16 == 0 and b.stride(1) % 16 == 0
     if 0 not in (*a.shape, n) and columns_first and fits:
-        return torch._scaled_mm(
-            a,
-            b,
-            scale_a=scale_a,
-            scale_b=scale_b,
-            bias=bias,
-            out_dtype=out_dtype,
-            use_fast_accum=use_fast_accum,
-        )
+        return scaled_by_torch(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
     # FP8 values are exact in bf16, and the sums are in FP32 either way.
     out = (a.to(torch.bfloat16) @ b.to(torch.bfloat16)).float() * (scale_a * scale_b)
     return (out if bias is None else out + bias).to(out_dtype)
+
+
+def scaled_by_torch(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    use_fast_accum: bool,
+) -> torch.Tensor:
+    """`torch._scaled_mm`, whatever it says of these operands."""
+    return torch._scaled_mm(
+        a,
+        b,
+        scale_a=scale_a,
+        scale_b=scale_b,
+        bias=bias,
+        out_dtype=out_dtype,
+        use_fast_accum=use_fast_accum,
+    )

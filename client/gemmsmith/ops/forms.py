@@ -35,10 +35,6 @@ class Form(Enum):
     SCALED_PRECISE = "scaled_precise"  # the same; the tensor core's sums are promoted to FP32
 
 
-SCALED = (Form.SCALED, Form.SCALED_PRECISE)
-"""The products of FP8 operands."""
-
-
 class Spec(NamedTuple):
     """What matters of a tensor, but its address."""
 
@@ -116,7 +112,11 @@ class Shape:
 def shapes(form: Form, a: Spec, b: Spec) -> tuple[Shape, ...]:
     """The ways in which kernels could run this product, the most natural layout first."""
     dtype = DTYPES.get((a.dtype, b.dtype))
-    if dtype is None or a.device != b.device or dtype.is_fp8 != (form in SCALED):
+    if (
+        dtype is None
+        or a.device != b.device
+        or dtype.is_fp8 != (form in (Form.SCALED, Form.SCALED_PRECISE))
+    ):
         return ()
     operands = _operands(form, a, b)
     if operands is None:

@@ -108,15 +108,7 @@ def scaled_mm(
                 f"{scale.dtype} on {scale.device}"
             )
     if (a.dtype, b.dtype) not in DTYPES or a.dim() != 2 or b.dim() != 2 or not _ours(a, b):
-        return torch._scaled_mm(
-            a,
-            b,
-            scale_a=scale_a,
-            scale_b=scale_b,
-            bias=bias,
-            out_dtype=out_dtype,
-            use_fast_accum=use_fast_accum,
-        )
+        return fallback.scaled_by_torch(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
     if torch.compiler.is_compiling() or not functions.unobserved():
         result: torch.Tensor = torch.ops.gemmsmith.scaled_mm(
             a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tuner.measure import company
+from tuner.measure import baseline, company
 from tuner.measure.operands import OperandSet
 from tuner.measure.timing import Rounds
 
@@ -50,7 +50,7 @@ class Played:
 
 def test_a_contender_takes_what_the_whole_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Played((30.0, 31.0), (33.0, 1.0), (32.0, 32.0))
-    monkeypatch.setattr(company, "Baseline", lambda *_: stage)
+    monkeypatch.setattr(baseline, "Baseline", lambda *_: stage)
     monkeypatch.setattr(company, "TorchGraph", lambda *_: Graph(1))
     found = company.mixed_rounds(
         stage,  # type: ignore[arg-type]

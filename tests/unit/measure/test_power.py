@@ -39,12 +39,12 @@ def test_who_took_no_part_in_a_state_does_not_gain() -> None:
     )
     assert gain((first, second), 0) == 0.0
     assert gain((first, second), 1) == pytest.approx(2.5)
-    assert beyond_all_prices((first, second), 2) == []
+    assert beyond_all_prices((first, second)) == []
 
 
 def test_who_is_twice_as_fast_in_all_states_gains_whatever_power_costs() -> None:
     hot, cool = rounds(4.0, 4.0, 9.0), rounds(4.5, 6.0, 9.0)
-    assert beyond_all_prices((hot, cool), 3) == [0]
+    assert beyond_all_prices((hot, cool)) == [0]
     assert price(1980.0 / 2, 1980.0) > 2.0 > price(1100.0, 1980.0)
 
 
