@@ -40,7 +40,7 @@ WRONG: tuple[Any, ...] = (
     " 4096", "", "\u0663", "x" * 5000, "\U0001f600", -1, -(2**63), 2**53, 10**30, 1.5, None, [], {},
     [1], {"m": 1}, float("nan"), float("inf"), float("-inf"),
 )  # fmt: skip
-"""For numbers and for names: nowhere in a body is any of these right."""
+"""For numbers and for names: nowhere in a body is any of these right, but -1 as a priority."""
 WRONG_TEXT = (
     "", "-1", "1.5", "1e400", "NaN", "-Infinity", "0x10", "\u0663", "9" * 30, "9" * 6000, "\x00",
     "\ud800", "1;2", "' OR 1=1 --", "../../etc/passwd", "[]", "{{7*7}}", "\U0001f600",
@@ -82,7 +82,8 @@ def _wrong_value(random: Random) -> Call:
     wrong: Any = random.choice(WRONG)
     match random.randrange(4):
         case 0:
-            body[random.choice([*body])] = wrong
+            names = [name for name in body if name != "priority" or wrong != -1]
+            body[random.choice(names)] = wrong
         case 1:
             body[f"no_such_{random.randrange(1000)}"] = wrong
         case 2:
