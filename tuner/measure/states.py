@@ -21,6 +21,7 @@ from tuner.measure.power import gain
 from tuner.measure.timing import (
     FINAL_REPLAY_US,
     LEAST_ROUNDS,
+    LOOK_REPLAY_US,
     REST,
     Timer,
     affordable,
@@ -84,16 +85,28 @@ class Finalists:
         """As much rest as work. Half as many rounds as elsewhere: they take four times as long, and
         tell as much, at a clock that stands still.
         """
-        *mine, stock = times = self._times(places)
-        launches = launches_per_replay(min(times), self.bench.set_count, FINAL_REPLAY_US)
-        # An untimed replay of cuBLAS's goes before each, and both are rested from.
-        round_us = (1 + REST) * launches * (sum(mine) + stock + len(times) * stock)
+        times = self._times(places)
+        stock = times[-1]
+        sets = self.bench.set_count
+        launches = launches_per_replay(min(times), sets, FINAL_REPLAY_US)
+        # An untimed replay of cuBLAS's goes before each, and both are rested from. Where cuBLAS is
+        # slower by far, it would take longer than what is timed, so it has launches of its own.
+        fills = launches_per_replay(stock, sets, FINAL_REPLAY_US)
+        round_us = (1 + REST) * (launches * sum(times) + len(times) * fills * stock)
         half = max(self.rounds // 2 + 1, min(self.rounds, LEAST_ROUNDS))
         count = affordable(half, round_us, ROUNDS_BUDGET_US)
-        with captured_beside(self.bench, self._of(places), [launches] * len(times)) as graphs:
+        with (
+            captured_beside(self.bench, (), [fills]) as (filler,),
+            captured_beside(self.bench, self._of(places), [launches] * len(times)) as graphs,
+        ):
             time.sleep(COOLING_S)
             taken = self.timer.rounds(
-                graphs, count, seed=self.seed + 1, announce=self.blame(places), rest=REST
+                graphs,
+                count,
+                seed=self.seed + 1,
+                announce=self.blame(places),
+                rest=REST,
+                filler=filler,
             )
         *samples, reference = taken.samples_us
         rounds = Rounds(
@@ -132,7 +145,7 @@ class Finalists:
             return tuple(found)
         times = self._times(places)
         sets = self.bench.set_count
-        launches = [launches_per_replay(us, sets, FINAL_REPLAY_US) for us in times]
+        launches = [launches_per_replay(us, sets, LOOK_REPLAY_US) for us in times]
         with captured_beside(self.bench, self._of(places), launches) as graphs:
             paid = power.prices(graphs, self.timer, self.blame(places))
         for place, price in zip(places, paid, strict=True):

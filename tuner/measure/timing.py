@@ -55,11 +55,17 @@ bound by the clock (cuBLAS's largest tiles) takes 15% less time then, what is bo
 (NVIDIA H200, 2026-11-22: winners of sustained rounds alone made a Llama step 5% slower)."""
 
 SETTLE_S = 0.2
-LOOK_S = 0.15
-CLOCK_READINGS = 8
+LOOK_S = 0.2
+CLOCK_READINGS = 4
 """A graph that has the GPU to itself has so long until its clock is looked at, and is looked at for
 so long, so often. The power control follows slowly: a clock of 1770 MHz after 0.05 s was 1430 after
-0.15 s and 1395 from 0.2 s on (NVIDIA H200, 2026-11-22)."""
+0.15 s and 1395 from 0.2 s on; and NVML gives a new one every tenth of a second (NVIDIA H200,
+2026-11-22)."""
+
+LOOK_REPLAY_US = 5000.0
+"""Aimed length of a replay while clocks are looked at: with IN_FLIGHT of them enqueued ahead the
+GPU does not run dry while NVML answers, which takes up to 30 ms. At 1000 it did, idled for up to
+half of the time, and prices of one kernel were 0.95 to 1.18 (NVIDIA H200, 2026-11-22)."""
 
 EXTRA_ROUNDS = 1.0
 """At most this share of the wanted rounds is repeated for clock drops."""
@@ -120,16 +126,19 @@ class Timer:
         seed: int,
         announce: Callable[[int], None],
         rest: float = 0.0,
+        filler: Replay | None = None,
     ) -> Rounds:
         """`count` rounds; in each, every graph is replayed once, in an order shuffled anew.
 
-        The last graph must be one that cannot hang (cuBLAS's): it fills the gap after a wait.
-        With a `rest` the GPU idles after each replay, so many times as long as it worked.
+        `filler`, by default the last graph, fills the gap after a wait: it must be one that cannot
+        hang (cuBLAS's). With a `rest` the GPU idles after each replay, so many times as long as it
+        worked.
 
         `announce(i)` is called before the host waits for graph i: if that wait never ends, i is
         to blame. Rounds with a low clock are repeated, within EXTRA_ROUNDS.
         """
-        take = partial(self._paced_round, rest=rest) if rest else self._round
+        paced = partial(self._paced_round, rest=rest) if rest else self._round
+        take = partial(paced, filler=filler or graphs[-1])
         order = list(range(len(graphs)))
         shuffler = random.Random(seed)  # noqa: S311 - an order, not a secret
         taken: list[tuple[Reading, dict[int, float]]] = []
@@ -161,7 +170,7 @@ class Timer:
             announce(index)
             seen: list[int] = []
             for ran in self.busy(graph, SETTLE_S + LOOK_S):
-                if ran >= SETTLE_S + len(seen) * LOOK_S / CLOCK_READINGS:
+                if ran >= SETTLE_S + (len(seen) + 1) * LOOK_S / CLOCK_READINGS:
                     seen.append(self._monitor.sm_clock_mhz())
             found.append(mean(seen))
         return tuple(found)
@@ -169,8 +178,9 @@ class Timer:
     def busy(self, graph: Replay, seconds: float) -> Iterator[float]:
         """Keep the GPU busy with a graph; after each replay enqueued, the seconds since it began.
 
-        The host stays a few replays ahead, no more: where the driver's queue is full it waits for
-        most of what is in it, and whoever looks at the GPU then sees it idle.
+        And at the end, while the last of them still run. The host stays a few replays ahead, no
+        more: where the driver's queue is full it waits for most of what is in it, and whoever looks
+        at the GPU then sees it idle.
         """
         waiting: deque[Event] = deque()
         began = time.perf_counter()
@@ -184,11 +194,17 @@ class Timer:
             if len(waiting) > IN_FLIGHT:
                 waiting.popleft().wait()
             yield ran
+        yield ran
         for end in waiting:
             end.wait()
 
     def _round(
-        self, graphs: Sequence[Replay], order: Sequence[int], announce: Callable[[int], None]
+        self,
+        graphs: Sequence[Replay],
+        order: Sequence[int],
+        announce: Callable[[int], None],
+        *,
+        filler: Replay,
     ) -> tuple[Reading, dict[int, float]]:
         times: dict[int, float] = {}
         waiting: deque[int] = deque()
@@ -198,7 +214,7 @@ class Timer:
             announce(index)
             times[index] = self._read(self._pair(index), graphs[index])
 
-        graphs[-1].enqueue()  # untimed: the host has just waited
+        filler.enqueue()  # untimed: the host has just waited
         for index in order:
             self._timed(graphs[index], index)
             waiting.append(index)
@@ -215,13 +231,14 @@ class Timer:
         order: Sequence[int],
         announce: Callable[[int], None],
         *,
+        filler: Replay,
         rest: float,
     ) -> tuple[Reading, dict[int, float]]:
         times: dict[int, float] = {}
         reading = Reading()
         for index in order:
             began = time.perf_counter()
-            graphs[-1].enqueue()  # untimed: the GPU has rested
+            filler.enqueue()  # untimed: the GPU has rested
             pair = self._timed(graphs[index], index)
             if index == order[-1]:
                 reading = self._monitor.read()  # while the replay still runs

@@ -123,6 +123,19 @@ def test_in_paced_rounds_the_gpu_rests_as_long_as_it_worked(gpu: Gpu) -> None:
     assert sorted(blamed) == sorted([0, 1, 2] * 4)
 
 
+@pytest.mark.parametrize("rest", [0.0, 1.0])
+def test_the_gap_is_filled_with_what_one_says(gpu: Gpu, rest: float) -> None:
+    graphs = [FakeGraph(gpu, name, 1) for name in ("a", "slow")]
+    filler = FakeGraph(gpu, "filler", 1, launches=1)
+    result = timer(steady()).rounds(
+        graphs, 3, seed=1, announce=lambda _: None, rest=rest, filler=filler
+    )
+    assert len(result.samples_us) == 2
+    assert gpu.log.count("slow") == gpu.log.count("a") == 3
+    assert gpu.log.count("filler") == (6 if rest else 3)
+    assert gpu.log[0] == "filler"
+
+
 def test_for_its_clock_a_graph_has_the_gpu_to_itself(gpu: Gpu) -> None:
     graphs = [FakeGraph(gpu, "a", 500.0), FakeGraph(gpu, "last", 950.0)]
     readings = timing.CLOCK_READINGS
@@ -130,21 +143,26 @@ def test_for_its_clock_a_graph_has_the_gpu_to_itself(gpu: Gpu) -> None:
     blamed: list[int] = []
     found = timer(clocks).clocks(graphs, announce=blamed.append)
     assert found == (1405.0, 1600.0)
-    # 0.35 s each, of which the first 0.2 are not looked at.
-    assert gpu.log == ["a"] * 70 + ["last"] * 37
+    # 0.4 s each, of which the first 0.2 are not looked at.
+    assert gpu.log == ["a"] * 80 + ["last"] * 43
     assert blamed == [0, 1]
     assert next(clocks, None) is None
+
+
+def test_a_graph_of_a_second_has_a_clock_too(gpu: Gpu) -> None:
+    graphs = [FakeGraph(gpu, "long", 1e5)]
+    assert timer(steady(1500)).clocks(graphs, announce=lambda _: None) == (1500.0,)
 
 
 def test_the_host_stays_a_few_replays_ahead(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeEvent, "wait", lambda event: waited.append(event.at))
     waited: list[float] = []
     ahead = [
-        i + 1 - len(waited)
-        for i, _ in enumerate(timer(steady()).busy(FakeGraph(gpu, "a", 500.0), 0.1))
+        len(gpu.log) - len(waited) for _ in timer(steady()).busy(FakeGraph(gpu, "a", 500.0), 0.1)
     ]
     assert max(ahead) == timing.IN_FLIGHT
-    assert len(waited) == len(ahead) == 20  # none is left running
+    assert ahead[-1] > 0  # the last look is at a GPU that still works
+    assert len(waited) == len(gpu.log) == 20  # none is left running
     assert waited == sorted(waited)
 
 
