@@ -109,6 +109,7 @@ class Batches:
             ),
             timer=Timer(self.stream, self.monitor),
             rounds=rounds,
+            power_limit_w=self.monitor.power_limit_w(),
             seed=request.seed,
             blame=lambda places: self._blaming(indices[place] for place in places),
         )

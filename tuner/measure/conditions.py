@@ -80,6 +80,10 @@ class Monitor:
         """Joules since the driver was loaded, in steps of tens of milliseconds; 0: unknown."""
         return self._ask("energy") / 1000
 
+    def power_limit_w(self) -> float:
+        """Watts beyond which the driver lowers the clock; 0: unknown."""
+        return self._ask("limit") / 1000
+
     def recent(self) -> Reading:
         """The latest reading if it is fresh enough to speak for now, else a new one."""
         if time.monotonic() - self._read_at < FRESH_S:
@@ -115,6 +119,7 @@ class Monitor:
             "temperature": lambda: nvml.device_get_temperature_v(handle, _GPU_SENSOR),
             "reasons": lambda: nvml.device_get_current_clocks_event_reasons(handle),
             "energy": lambda: nvml.device_get_total_energy_consumption(handle),
+            "limit": lambda: nvml.device_get_enforced_power_limit(handle),
         }
         return True
 
@@ -137,6 +142,7 @@ class Monitor:
             "temperature": lambda: pynvml.nvmlDeviceGetTemperature(handle, _GPU_SENSOR),
             "reasons": lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
             "energy": lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle),
+            "limit": lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle),
         }
         return True
 

@@ -7,7 +7,6 @@ alone, for the price of power.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -25,15 +24,13 @@ from tuner.measure.timing import (
     REST,
     Timer,
     affordable,
+    cool_down,
     launches_per_replay,
 )
 from tuner.trial import Rounds
 
-ROUNDS_BUDGET_US = 0.45e6
+ROUNDS_BUDGET_US = 0.4e6
 """The rounds of one state take at most about this long; long kernels get fewer of them."""
-
-COOLING_S = 0.1
-"""How long the GPU rests before the rested rounds: the power limit has let go of its clock then."""
 
 Blame = Callable[[Sequence[int]], Callable[[int], None]]
 """For the places of finalists: what announces the i-th of them, and nobody beyond the last."""
@@ -57,6 +54,7 @@ class Finalists:
     sustained: Rounds
     timer: Timer
     rounds: int
+    power_limit_w: float
     seed: int
     blame: Blame
 
@@ -74,7 +72,7 @@ class Finalists:
         if not ahead:
             return Further(paced=rested)
         mixed = self._mixed(ahead)
-        limited = power.is_power_limited(self.sustained, rested)
+        limited = power.is_power_limited(self.sustained, rested, self.power_limit_w)
         prices = self._prices((self.sustained, rested, mixed)) if limited else ()
         return Further(paced=rested, mixed=mixed, prices=prices)
 
@@ -99,7 +97,7 @@ class Finalists:
             captured_beside(self.bench, (), [fills]) as (filler,),
             captured_beside(self.bench, self._of(places), [launches] * len(times)) as graphs,
         ):
-            time.sleep(COOLING_S)
+            cool_down()
             taken = self.timer.rounds(
                 graphs,
                 count,

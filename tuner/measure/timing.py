@@ -54,13 +54,17 @@ products follow one another without end: there an H200 falls from 1980 to 1450 M
 bound by the clock (cuBLAS's largest tiles) takes 15% less time then, what is bound by L2 does not
 (NVIDIA H200, 2026-11-22: winners of sustained rounds alone made a Llama step 5% slower)."""
 
+COOLING_S = 0.1
+"""After so long a rest the power limit has let go of the clock."""
+
 SETTLE_S = 0.2
-LOOK_S = 0.2
+LOOK_S = 0.1
 CLOCK_READINGS = 4
 """A graph that has the GPU to itself has so long until its clock is looked at, and is looked at for
 so long, so often. The power control follows slowly: a clock of 1770 MHz after 0.05 s was 1430 after
-0.15 s and 1395 from 0.2 s on; and NVML gives a new one every tenth of a second (NVIDIA H200,
-2026-11-22)."""
+0.15 s and 1395 from 0.2 s on; and NVML gives a new one every tenth of a second. Nor may it be much
+longer: after 0.6 s above the limit the clock falls by another 200 to 900 MHz for as long, whoever
+runs then, which is also why each graph starts rested (NVIDIA H200, 2026-11-22)."""
 
 LOOK_REPLAY_US = 5000.0
 """Aimed length of a replay while clocks are looked at: with IN_FLIGHT of them enqueued ahead the
@@ -69,6 +73,11 @@ half of the time, and prices of one kernel were 0.95 to 1.18 (NVIDIA H200, 2026-
 
 EXTRA_ROUNDS = 1.0
 """At most this share of the wanted rounds is repeated for clock drops."""
+
+
+def cool_down() -> None:
+    """Let the GPU rest."""
+    time.sleep(COOLING_S)
 
 
 def affordable(wanted: int, round_us: float, budget_us: float) -> int:
@@ -163,12 +172,13 @@ class Timer:
     ) -> tuple[float, ...]:
         """Each graph's own SM clock in MHz, where it has the GPU to itself; 0: unknown.
 
-        They take turns; `announce` as in `rounds`.
+        They take turns, rested each; `announce` as in `rounds`.
         """
         found: list[float] = []
         for index, graph in enumerate(graphs):
             announce(index)
             seen: list[int] = []
+            cool_down()
             for ran in self.busy(graph, SETTLE_S + LOOK_S):
                 if ran >= SETTLE_S + (len(seen) + 1) * LOOK_S / CLOCK_READINGS:
                     seen.append(self._monitor.sm_clock_mhz())

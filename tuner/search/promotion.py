@@ -3,9 +3,9 @@
 Invariants: the same finals always give the same winner (bootstrap intervals have a fixed seed,
 ties fall to a fixed order), and CUTLASS is recommended only where the interval of its paired
 speed-up lies wholly above 1 in every state of the GPU that was measured, at the power limit, rested
-and between other kernels, and above what its power costs there, so an answer never makes a program
-slower. Among those the winner is the one that is fastest between the states, where programs are;
-what is reported of it is the state in which it gains less.
+and between other kernels, and between them above what its power costs, so an answer never makes a
+program slower. Among those the winner is the one that is fastest between the states, where programs
+are; what is reported of it is the state in which it gains less.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def decide(finals: Finals) -> Decision:
             conditions=finals.conditions,
         )
     everyone = range(len(finals.candidates))
-    safe = [i for i in everyone if all(_gains(finals, state, i) for state in finals.states)]
+    safe = [i for i in everyone if _is_safe(finals, i)]
     field = safe or everyone
     # Where none is safe, some may have taken part in a state that others did not.
     states = [state for state in finals.states if all(state.samples_us[i] for i in field)]
@@ -88,16 +88,19 @@ def _speedup(state: Rounds, i: int) -> float:
     return 1.0 if ratio is None else ratio.median
 
 
-def _gains(finals: Finals, state: Rounds, i: int) -> bool:
-    """Whether candidate i gains more on cuBLAS in a state than its power costs, beyond doubt.
+def _is_safe(finals: Finals, i: int) -> bool:
+    """Whether candidate i gains on cuBLAS in every state, and more than its power costs between
+    them, beyond doubt.
 
-    Where it draws less, it must still be the faster one.
+    Between them, because what it costs is of programs at the power limit, and those that are wholly
+    at it gain what it gains in the sustained rounds.
     """
     price = _price(finals, i)
-    if price is None or not state.samples_us[i]:
+    if price is None or not all(state.samples_us[i] for state in finals.states):
         return False
-    ratio = _over_cublas(state, i)
-    return ratio is None or ratio.ci_low > max(1.0, price)
+    found = [_over_cublas(state, i) for state in finals.states]
+    lows = [ratio.ci_low for ratio in found if ratio is not None]
+    return all(low > 1.0 for low in lows) and (not lows or _mean(lows) > price)
 
 
 def _price(finals: Finals, i: int) -> float | None:
@@ -108,7 +111,7 @@ def _price(finals: Finals, i: int) -> float | None:
 def _between(finals: Finals, states: Sequence[Rounds], i: int) -> float:
     """Microseconds between the states: the geometric mean of their medians, at its price."""
     times = [median(state.samples_us[i]) for state in states]
-    return float(prod(times) ** (1 / len(times))) * (_price(finals, i) or 1.0)
+    return _mean(times) * (_price(finals, i) or 1.0)
 
 
 def _ties(finals: Finals, states: Sequence[Rounds], i: int, fastest: int) -> bool:
@@ -119,7 +122,12 @@ def _ties(finals: Finals, states: Sequence[Rounds], i: int, fastest: int) -> boo
     """
     paid = (_price(finals, i) or 1.0) / (_price(finals, fastest) or 1.0)
     lows = [paired_ratio(state.samples_us[i], state.samples_us[fastest]).ci_low for state in states]
-    return float(prod(lows) ** (1 / len(lows))) * paid <= 1.0
+    return _mean(lows) * paid <= 1.0
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The geometric mean."""
+    return float(prod(values) ** (1 / len(values)))
 
 
 def _preference(finals: Finals, i: int) -> tuple[bool, int, str]:

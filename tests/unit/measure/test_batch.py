@@ -58,7 +58,7 @@ def batches(monkeypatch: pytest.MonkeyPatch, said: list[Reply]) -> Batches:
     monkeypatch.setattr(bench, "KernelGraph", HostGraph)
     for module in (baseline, bench, company):
         monkeypatch.setattr(module, "TorchGraph", HostGraph)
-    monkeypatch.setattr(states, "COOLING_S", 0.0)
+    monkeypatch.setattr(timing, "COOLING_S", 0.0)
     monkeypatch.setattr(bench, "context_is_dead", lambda: "")
     monkeypatch.setattr(
         bench, "fill_bytes", lambda pointer, value, size, _: ctypes.memset(pointer, value, size)

@@ -9,19 +9,29 @@ from tuner.measure.power import beyond_all_prices, gain, is_power_limited, price
 from tuner.trial import Rounds
 
 
-def rounds(*times: float, baseline: float = 10.0, clock: float = 1500.0) -> Rounds:
+def rounds(
+    *times: float, baseline: float = 10.0, clock: float = 1500.0, power: float = 700.0
+) -> Rounds:
     return Rounds(
         samples_us=tuple((time,) * 3 for time in times),
         baseline_us=(baseline,) * 3,
-        conditions=Conditions(sm_clock_mhz=clock, power_w=700, temperature_c=60),
+        conditions=Conditions(sm_clock_mhz=clock, power_w=power, temperature_c=60),
     )
 
 
 def test_the_power_limit_shows_in_the_clock() -> None:
-    assert is_power_limited(rounds(clock=1500), rounds(clock=1980))
-    assert not is_power_limited(rounds(clock=1965), rounds(clock=1980))
-    assert not is_power_limited(rounds(clock=0), rounds(clock=1980))
-    assert not is_power_limited(rounds(clock=1500), rounds(clock=0))
+    assert is_power_limited(rounds(clock=1500), rounds(clock=1980), 0)
+    assert not is_power_limited(rounds(clock=1965), rounds(clock=1980), 0)
+    assert not is_power_limited(rounds(clock=0), rounds(clock=1980), 0)
+    assert not is_power_limited(rounds(clock=1500), rounds(clock=0), 0)
+
+
+def test_who_draws_most_of_the_limit_in_rested_rounds_would_come_to_it() -> None:
+    standing = rounds(clock=1980, power=200)
+    assert is_power_limited(standing, rounds(clock=1980, power=430), 700)
+    assert is_power_limited(rounds(clock=1980, power=430), standing, 700)
+    assert not is_power_limited(standing, rounds(clock=1980, power=400), 700)
+    assert not is_power_limited(standing, rounds(clock=1980, power=0), 0)
 
 
 def test_the_clocks_of_the_best_and_of_the_best_of_larger_tiles_are_looked_at() -> None:

@@ -143,8 +143,8 @@ def test_for_its_clock_a_graph_has_the_gpu_to_itself(gpu: Gpu) -> None:
     blamed: list[int] = []
     found = timer(clocks).clocks(graphs, announce=blamed.append)
     assert found == (1405.0, 1600.0)
-    # 0.4 s each, of which the first 0.2 are not looked at.
-    assert gpu.log == ["a"] * 80 + ["last"] * 43
+    # 0.3 s each, of which the first 0.2 are not looked at, after a rest.
+    assert gpu.log == ["rest", *["a"] * 60, "rest", *["last"] * 32]
     assert blamed == [0, 1]
     assert next(clocks, None) is None
 

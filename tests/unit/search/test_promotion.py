@@ -133,6 +133,16 @@ def test_what_costs_its_neighbours_more_than_it_gains_is_not_recommended() -> No
     assert neither.speedup.median > 1.04  # what is reported is what was measured
 
 
+def test_power_is_paid_for_between_the_states() -> None:
+    """At the limit it gains most, and only there what it draws costs anything."""
+    fast = named("fast")
+    both = in_two_states({fast: 10.0}, {fast: 8.7}, (11.0, 9.0))  # 1.10 and 1.03
+    assert decide(replace(both, prices=(1.05,))).use is Use.CUTLASS
+    assert decide(replace(both, prices=(1.08,))).use is Use.CUBLAS
+    behind = in_two_states({fast: 10.0}, {fast: 9.1}, (11.5, 9.0))
+    assert decide(replace(behind, prices=(1.0,))).use is Use.CUBLAS
+
+
 def test_a_thrifty_kernel_must_be_faster_all_the_same() -> None:
     thrifty = named("thrifty")
     both = in_two_states({thrifty: 11.1}, {thrifty: 9.1}, (11.0, 9.0))
