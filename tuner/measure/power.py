@@ -8,9 +8,18 @@ became slower by 0.2 to 1% (NVIDIA H200, 2026-11-22).
 
 Power is too noisy to be read off short turns, and times at a clock that hunts are too; the clock at
 which each comes to rest alone is not. Both then draw the limit's power, and power grows with the
-clock to about the power of GROWTH: at one clock the kernel whose own is lower draws
-(other / own) ** GROWTH as much. A program pays for it by SHARE of what is drawn beyond cuBLAS's, in
-time of the product.
+clock to about the power of GROWTH, g: at one clock the kernel whose own is lower draws
+p = (other / own) ** g as much.
+
+A program that is wholly at the limit has the clock f at which the energy of its work over its time
+is the limit: f ** g is in proportion to T / E, with T and E both taken at one clock, and what it
+takes, T / f, to T ** (1 - 1 / g) * E ** (1 / g). So a product that is s times faster, and whose
+energy is p / s, makes it faster where s is above 1 + (p - 1) / g. That is the price.
+
+In the steps of a GPT it is right: four BF16 kernels took 10% less time there than cuBLAS's, all
+other kernels 1% more, which is p = 1.3, and the step as long as before, 0.997 (0.994 ... 1.001) of
+its speed (NVIDIA H200, 2026-11-22). Where times are bound by memory, whose power the clock does not
+change, it is too high, and a program that is not at the limit pays nothing: on the safe side.
 """
 
 from __future__ import annotations
@@ -27,14 +36,6 @@ if TYPE_CHECKING:  # torch is not needed for the arithmetic
 
 GROWTH = 2.5
 """Power over clock: between 2 and 3 on GPUs whose voltage falls with the clock."""
-
-SHARE = 0.25
-"""Part of a product's time that a program loses for drawing twice the power in it.
-
-Of a program that is wholly bound by the clock it would be 1 / GROWTH, 0.4. Three sets of winners in
-the steps of a GPT, bound by it for 60% of their time, cost 0.17, 0.2 and 0.2 by clocks of cuBLAS's
-that were seen a few percent too high, so somewhat more. With what 0.25 leaves, the steps are as
-fast as torch's: 1.000 eagerly, compiled and in a graph (NVIDIA H200, 2026-11-22)."""
 
 POWER_LIMITED = 0.97
 """The GPU is at its power limit where its clock is below this share of the rested one."""
@@ -100,7 +101,7 @@ def price(own_mhz: float, stock_mhz: float) -> float:
     """The factor on the time of a kernel whose clock alone is `own_mhz`; 1 if one is unknown."""
     if not own_mhz or not stock_mhz:
         return 1.0
-    return 1.0 + SHARE * (float((stock_mhz / own_mhz) ** GROWTH) - 1.0)
+    return 1.0 + (float((stock_mhz / own_mhz) ** GROWTH) - 1.0) / GROWTH
 
 
 def _ratios(states: Sequence[Rounds], i: int) -> list[float]:

@@ -55,7 +55,7 @@ def test_who_took_no_part_in_a_state_does_not_gain() -> None:
 def test_who_is_twice_as_fast_in_all_states_gains_whatever_power_costs() -> None:
     hot, cool = rounds(4.0, 4.0, 9.0), rounds(4.5, 6.0, 9.0)
     assert beyond_all_prices((hot, cool)) == [0]
-    assert price(1980.0 / 2, 1980.0) > 2.0 > price(1100.0, 1980.0)
+    assert price(1980.0 / 2, 1980.0) > 2.0 > price(1300.0, 1980.0)
 
 
 def test_where_nobody_gains_nobody_is_looked_at() -> None:
@@ -65,6 +65,6 @@ def test_where_nobody_gains_nobody_is_looked_at() -> None:
 
 def test_a_lower_clock_has_a_price_and_a_higher_one_a_reward() -> None:
     assert price(1500.0, 1500.0) == 1.0
-    assert price(1365.0, 1628.0) == pytest.approx(1.138, abs=0.001)
-    assert price(1470.0, 1440.0) == pytest.approx(0.987, abs=0.001)
+    assert price(1365.0, 1628.0) == pytest.approx(1.221, abs=0.001)
+    assert price(1470.0, 1440.0) == pytest.approx(0.980, abs=0.001)
     assert price(0.0, 1500.0) == price(1500.0, 0.0) == 1.0
