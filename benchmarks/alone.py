@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD_LIMIT_S = 300.0
-REPLAY_US = 1000.0
 OURS, THEIRS = "gemmsmith", "cublas"
 
 
@@ -144,14 +143,14 @@ def _measured(
 def _turns(both: SideBySide, monitor: Monitor, seconds: float, pairs: int) -> dict[str, list[Turn]]:
     from benchmarks.peers.measure import only, time_us
     from tuner.measure.graphs import Event, TorchGraph
-    from tuner.measure.timing import Timer, launches_per_replay
+    from tuner.measure.timing import LOOK_REPLAY_US, Timer, launches_per_replay
 
     start, end = Event(), Event()
     timer = Timer(both.stream, monitor)
     graphs: dict[str, TorchGraph] = {}
     for name, ready in both.ready.items():
         estimate = time_us(ready.launch, both.sets, both.stream, monitor)
-        launches = launches_per_replay(estimate, both.sets, REPLAY_US)
+        launches = launches_per_replay(estimate, both.sets, LOOK_REPLAY_US)
         graphs[name] = TorchGraph(both.stream, launches, only(ready.launch))
 
     def turn(name: str) -> Turn:
@@ -160,13 +159,15 @@ def _turns(both: SideBySide, monitor: Monitor, seconds: float, pairs: int) -> di
         for ran in timer.busy(graph, seconds):
             if ran < seconds / 2:
                 continue
+            if ran >= seconds:
+                end.record(both.stream)  # behind the last one
+                continue
             if not replays:
                 before = monitor.energy_j()
                 start.record(both.stream)  # behind this replay: those after it are timed
             elif reading is None and ran >= 0.75 * seconds:
                 reading = monitor.read()
             replays += 1
-        end.record(both.stream)
         end.wait()
         launches = max(1, replays - 1) * graph.launches
         reading = reading or monitor.read()

@@ -115,7 +115,13 @@ def find(
             if neighbour.use is Use.CUTLASS:
                 continue
             neighbour = replace(
-                neighbour, candidate=None, statistics=None, speedup=None, correctness=None, ties=()
+                neighbour,
+                candidate=None,
+                statistics=None,
+                speedup=None,
+                correctness=None,
+                ties=(),
+                price=None,
             )
         return _answer(problem, neighbour, Match.NEAREST, pack_of)
     prediction = predict(problem, device, ranker)
@@ -162,6 +168,7 @@ def _answer(problem: Problem, winner: Winner, match: Match, pack_of: PackOf) -> 
         promoted_at=winner.promoted_at,
         replayed=winner.replayed,
         baseline_kernels=winner.baseline_kernels,
+        price=winner.price,
         stale=winner.stale,
         pinned=winner.pinned,
     )

@@ -126,6 +126,7 @@ class Winner:
     `candidate` is the best CUTLASS candidate even where `use` is cuBLAS, so that the record
     shows how close it came; it is None only where no candidate survived verification.
     `baseline_kernels` names what one launch of cuBLAS ran, in order; empty where not known.
+    `price` is the candidate's of `Finals.prices`; None where nobody looked.
     `stale` and `pinned` are what the store says of a winner that it gives; to one that it is given
     they mean nothing.
     """
@@ -142,6 +143,7 @@ class Winner:
     conditions: Conditions | None
     ties: tuple[str, ...] = ()
     baseline_kernels: tuple[str, ...] = ()
+    price: float | None = None
     replayed: bool = False
     pack: str | None = None
     revision: int = 0

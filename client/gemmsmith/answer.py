@@ -121,6 +121,8 @@ class Answer:
         stale: measured under another driver, CUDA, CUTLASS or cuBLAS than any GPU of this model
             runs now; it will be measured again when a worker is idle.
         pinned: a person chose this revision, and it is served whatever is promoted.
+        price: by what factor the candidate must be faster to make up for the power that it draws
+            beyond cuBLAS's in a program at the GPU's power limit; None where nobody looked.
         predicted_us: microseconds that the cost model expects one launch of `config` to take;
             None for what was measured.
     """
@@ -143,6 +145,7 @@ class Answer:
     promoted_at: str | None
     replayed: bool
     baseline_kernels: tuple[str, ...] = ()
+    price: float | None = None
     predicted_us: float | None = None
     stale: bool = False
     pinned: bool = False

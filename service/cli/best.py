@@ -105,7 +105,8 @@ def _print(answer: Answer) -> None:
     verdict = "cuBLAS: keep torch's own operator" if answer.use is Use.CUBLAS else "CUTLASS"
     say(f"  use        {verdict}")
     if answer.use is Use.CUBLAS and answer.speedup is not None and answer.speedup.ci_low > 1.0:
-        say("             ours draws more power than it gains (docs/winners.md)")
+        asked = f": {answer.price:.3f} is asked" if answer.price else ""
+        say(f"             ours draws more power than it gains{asked} (docs/winners.md)")
     if answer.config is not None:
         say(f"  kernel     {answer.config.kernel.name}")
         say(f"  launch     {answer.config.launch.key}")

@@ -38,7 +38,8 @@ def why(row: Row) -> str:
     if speedup is None:
         return ""
     if row.winner.use is Use.CUBLAS and speedup.ci_low > 1.0:
-        return "draws more power than its gain is worth to a program at the power limit"
+        asked = f": it must be {row.winner.price:.3f} × as fast" if row.winner.price else ""
+        return f"draws more power than its gain is worth to a program at the power limit{asked}"
     if speedup.median >= 1.0:
         return ""
     facts = []

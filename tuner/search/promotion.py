@@ -26,7 +26,8 @@ from tuner.trial import Finals, Rounds
 class Decision:
     """What the finals say. `ties` holds the keys that could not be told from the winner.
 
-    `statistics`, `baseline`, `speedup` and `conditions` are of one state of the GPU.
+    `statistics`, `baseline`, `speedup` and `conditions` are of one state of the GPU; `price` is
+    what the candidate's power costs, None where nobody looked.
     """
 
     candidate: Candidate | None
@@ -37,6 +38,7 @@ class Decision:
     correctness: Correctness | None
     conditions: Conditions
     ties: tuple[str, ...] = ()
+    price: float | None = None
 
 
 def reduces_across_blocks(candidate: Candidate) -> bool:
@@ -75,6 +77,7 @@ def decide(finals: Finals) -> Decision:
         correctness=finals.correctness[chosen],
         conditions=state.conditions,
         ties=tuple(finals.candidates[i].key for i in tied if i != chosen),
+        price=finals.prices[chosen] if finals.prices else None,
     )
 
 

@@ -50,6 +50,7 @@ class _Record:
     conditions: Conditions | None
     ties: tuple[str, ...]
     baseline_kernels: tuple[str, ...] = ()
+    price: float | None = None
 
 
 class Winners:
@@ -232,6 +233,7 @@ class Winners:
             conditions=record.conditions,
             ties=record.ties,
             baseline_kernels=record.baseline_kernels,
+            price=record.price,
             replayed=row.replayed,
             pack=row.pack,
             revision=row.revision,
@@ -290,8 +292,11 @@ def _fingerprint(winner: Winner) -> str:
     """A hash of what was found, whenever and by whomever: equal ones are one revision."""
     found = to_json(replace(winner, revision=0, promoted_at="", pack=None, job=None))
     del found["stale"], found["pinned"]  # come and go
+    # As it was before there were such fields.
     if not winner.baseline_kernels:
-        del found["baseline_kernels"]  # as it was before there was such a field
+        del found["baseline_kernels"]
+    if winner.price is None:
+        del found["price"]
     return digest(found)
 
 
@@ -331,6 +336,7 @@ def _new_row(winner: Winner, ids: Ids, origin: Origin, fingerprint: str) -> Winn
                 conditions=winner.conditions,
                 ties=winner.ties,
                 baseline_kernels=winner.baseline_kernels,
+                price=winner.price,
             )
         ),
         replayed=winner.replayed,

@@ -124,6 +124,8 @@ def test_what_costs_its_neighbours_more_than_it_gains_is_not_recommended() -> No
     dear = decide(replace(both, prices=(1.12, 1.02)))
     assert dear.candidate == thrifty
     assert dear.use is Use.CUTLASS
+    assert dear.price == 1.02
+    assert decide(both).price is None
     # Both pay their price: the thrifty one is the better answer.
     assert decide(replace(both, prices=(1.09, 1.0))).candidate == thrifty
     assert decide(replace(both, prices=(1.03, 1.0))).candidate == fast

@@ -78,9 +78,10 @@ def test_no_legal_kernel_is_no_answer() -> None:
     assert ask(Snapshot([]), Problem(m=2**31 - 1, n=2**31 - 1, k=1)) is None
 
 
-def test_an_answer_names_what_cublas_ran() -> None:
-    source = Snapshot([replace(winner(KNOWN), baseline_kernels=NAMES)])
+def test_an_answer_names_what_cublas_ran_and_what_power_costs() -> None:
+    source = Snapshot([replace(winner(KNOWN), baseline_kernels=NAMES, price=1.05)])
     for problem, match in ((KNOWN, Match.EXACT), (replace(KNOWN, m=8192), Match.NEAREST)):
         answer = ask(source, problem)
         assert answer is not None
         assert (answer.match, answer.baseline_kernels) == (match, NAMES)
+        assert answer.price == 1.05

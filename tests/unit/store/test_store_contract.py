@@ -117,6 +117,13 @@ def test_what_cublas_ran_is_kept(store: Store) -> None:
     assert told.baseline_kernels == ("Memset (Device)", "nvjet")
 
 
+def test_what_power_costs_is_kept(store: Store) -> None:
+    assert store.promote(winner()).price is None
+    dear = store.promote(replace(winner(), price=1.05))
+    assert store.winner(PROBLEM, H200) == dear
+    assert (dear.price, dear.revision) == (1.05, 2)
+
+
 def test_a_winner_without_any_candidate_is_kept(store: Store) -> None:
     bare = replace(
         winner(), use=Use.CUBLAS, candidate=None, statistics=None, speedup=None, correctness=None
