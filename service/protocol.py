@@ -39,7 +39,8 @@ class Protocol(HttpToolsProtocol):
         if in_head and self._in_head:
             self._received += len(data)
             if self._received > MAX_HEAD_BYTES:
-                self._refusal = _HEAD_TOO_LARGE
+                too_long = len(self.url) > MAX_URL_BYTES
+                self._refusal = _URL_TOO_LONG if too_long else _HEAD_TOO_LARGE
                 self.send_400_response("")
 
     def on_message_begin(self) -> None:
