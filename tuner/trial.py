@@ -126,7 +126,8 @@ class Winner:
     `candidate` is the best CUTLASS candidate even where `use` is cuBLAS, so that the record
     shows how close it came; it is None only where no candidate survived verification.
     `baseline_kernels` names what one launch of cuBLAS ran, in order; empty where not known.
-    `price` is the candidate's of `Finals.prices`; None where nobody looked.
+    `price` is by what factor the candidate must be faster to make up for its power; None where
+    nobody looked.
     `stale` and `pinned` are what the store says of a winner that it gives; to one that it is given
     they mean nothing.
     """
