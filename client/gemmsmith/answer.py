@@ -122,7 +122,8 @@ class Answer:
             runs now; it will be measured again when a worker is idle.
         pinned: a person chose this revision, and it is served whatever is promoted.
         price: by what factor the candidate must be faster to make up for the power that it draws
-            beyond cuBLAS's in a program at the GPU's power limit; None where nobody looked.
+            beyond cuBLAS's in a program at the GPU's power limit; 1 where it is faster than any
+            power could cost, None where nobody looked.
         predicted_us: microseconds that the cost model expects one launch of `config` to take;
             None for what was measured.
     """

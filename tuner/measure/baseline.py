@@ -62,20 +62,20 @@ def captured_beside(
     launches: Sequence[int],
     then: Callable[[int], None] | None = None,
 ) -> Iterator[list[Replay]]:
-    """Graphs of the contenders and, last, of cuBLAS, of so many launches each; closed afterwards.
+    """Graphs of the contenders, then of cuBLAS, of so many launches each; closed afterwards.
 
-    `then` as in `Bench.capture`.
+    There is one of cuBLAS for each number of launches that is left. `then` as in `Bench.capture`.
 
     Raises:
         CandidateFailed, ContextDead
     """
     baseline = Baseline(bench.operands, bench.stream)  # its operands live as long as its graph
-    *counts, last = launches
     graphs: list[Replay] = []
     try:
-        for contender, count in zip(contenders, counts, strict=True):
+        for contender, count in zip(contenders, launches, strict=False):
             graphs.append(bench.capture(contender, count, then))  # closed if a later one fails
-        graphs.append(baseline.capture(last, then))
+        for count in launches[len(contenders) :]:
+            graphs.append(baseline.capture(count, then))
         yield graphs
     finally:
         for graph in graphs:

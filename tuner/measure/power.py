@@ -16,10 +16,10 @@ is the limit: f ** g is in proportion to T / E, with T and E both taken at one c
 takes, T / f, to T ** (1 - 1 / g) * E ** (1 / g). So a product that is s times faster, and whose
 energy is p / s, makes it faster where s is above 1 + (p - 1) / g. That is the price.
 
-In the steps of a GPT it is right: four BF16 kernels took 10% less time there than cuBLAS's, all
-other kernels 1% more, which is p = 1.3, and the step as long as before, 0.997 (0.994 ... 1.001) of
-its speed (NVIDIA H200, 2026-11-22). Where times are bound by memory, whose power the clock does not
-change, it is too high, and a program that is not at the limit pays nothing: on the safe side.
+In the steps of a GPT it is right: four BF16 kernels were 1.1 times as fast there as cuBLAS's, all
+others took 1% more time, which is p = 1.3, and the step as long as before, 0.997 (0.994 ... 1.001)
+of its speed (NVIDIA H200, 2026-11-22). Where times are bound by memory, whose power the clock does
+not change, it is too high, and a program that is not at the limit pays nothing: on the safe side.
 """
 
 from __future__ import annotations

@@ -93,10 +93,8 @@ class Finalists:
         round_us = (1 + REST) * (launches * sum(times) + len(times) * fills * stock)
         half = max(self.rounds // 2 + 1, min(self.rounds, LEAST_ROUNDS))
         count = affordable(half, round_us, ROUNDS_BUDGET_US)
-        with (
-            captured_beside(self.bench, (), [fills]) as (filler,),
-            captured_beside(self.bench, self._of(places), [launches] * len(times)) as graphs,
-        ):
+        counts = [*[launches] * len(times), fills]
+        with captured_beside(self.bench, self._of(places), counts) as (*graphs, filler):
             cool_down()
             taken = self.timer.rounds(
                 graphs,
