@@ -11,16 +11,18 @@ import importlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
 from gemmsmith.answer import Conditions
 
 FRESH_S = 0.1
-"""NVML averages power over about this long: asking for every candidate would only cost time."""
+"""Asking for every candidate would only cost time."""
 
 _SM_CLOCK = 1  # nvmlClockType_t
 _GPU_SENSOR = 0  # nvmlTemperatureSensors_t
+_POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT
 _REASONS = {
     0x2: "applications_clocks_setting",
     0x4: "sw_power_cap",
@@ -65,7 +67,8 @@ class Monitor:
         """One reading; a millisecond or a few, depending on the driver."""
         self._latest = Reading(
             sm_clock_mhz=self.sm_clock_mhz(),
-            power_w=self._ask("power") / 1000,
+            # The plain call averages over a second since Ampere: more than a state of finals takes.
+            power_w=(self._ask("power now") or self._ask("power")) / 1000,
             temperature_c=self._ask("temperature"),
             reasons=self._ask("reasons"),
         )
@@ -115,6 +118,7 @@ class Monitor:
         self._errors = errors
         self._calls = {
             "clock": lambda: nvml.device_get_clock_info(handle, _SM_CLOCK),
+            "power now": partial(_power_now, nvml, handle),
             "power": lambda: nvml.device_get_power_usage(handle),
             "temperature": lambda: nvml.device_get_temperature_v(handle, _GPU_SENSOR),
             "reasons": lambda: nvml.device_get_current_clocks_event_reasons(handle),
@@ -138,6 +142,9 @@ class Monitor:
         self._errors = errors
         self._calls = {
             "clock": lambda: pynvml.nvmlDeviceGetClockInfo(handle, _SM_CLOCK),
+            "power now": lambda: (
+                pynvml.nvmlDeviceGetFieldValues(handle, [_POWER_INSTANT])[0].value.uiVal
+            ),
             "power": lambda: pynvml.nvmlDeviceGetPowerUsage(handle),
             "temperature": lambda: pynvml.nvmlDeviceGetTemperature(handle, _GPU_SENSOR),
             "reasons": lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
@@ -145,6 +152,16 @@ class Monitor:
             "limit": lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle),
         }
         return True
+
+
+def _power_now(nvml: Any, handle: int) -> int:
+    """Milliwatts; 0 where the driver does not say, or the bindings know no field values."""
+    if not hasattr(nvml, "FieldValue"):
+        return 0
+    field = nvml.FieldValue(1)
+    field.field_id = _POWER_INSTANT
+    nvml.device_get_field_values(handle, field)
+    return 0 if field.nvml_return else int(field.value.ui_val[0])
 
 
 def conditions_of(readings: Sequence[Reading]) -> Conditions:

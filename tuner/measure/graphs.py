@@ -144,6 +144,25 @@ class TorchGraph:
         self._graph.reset()
 
 
+class Spin:
+    """One thread that waits for `cycles` of the SM clock: how long it takes tells the clock."""
+
+    launches = 1
+
+    def __init__(self, stream: Stream, cycles: int) -> None:
+        self._stream = stream
+        self._cycles = cycles
+
+    def enqueue(self) -> None:
+        """Enqueue one wait."""
+        with self._stream.torch():
+            # Private, but what torch's own tests delay a stream with since its first releases.
+            torch.cuda._sleep(self._cycles)  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Nothing was captured."""
+
+
 def followed(
     launch: Callable[[int], None], then: Callable[[int], None] | None
 ) -> Callable[[int], None]:

@@ -25,6 +25,7 @@ not change, it is too high, and a program that is not at the limit pays nothing:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import geometric_mean, mean
 from typing import TYPE_CHECKING
 
 from tuner.measure.statistics import paired_ratio
@@ -32,7 +33,6 @@ from tuner.trial import Rounds
 
 if TYPE_CHECKING:  # torch is not needed for the arithmetic
     from tuner.measure.graphs import Replay
-    from tuner.measure.timing import Timer
 
 GROWTH = 2.5
 """Power over clock: between 2 and 3 on GPUs whose voltage falls with the clock."""
@@ -47,7 +47,10 @@ Sustained rounds are over before all that will lower the clock has done so: of 6
 it was at 1965 MHz after some and at 1635 after others (NVIDIA H200, 2026-11-22)."""
 
 PLACES = 2
-"""How many contenders' clocks are looked at: 0.4 s each, and for cuBLAS's."""
+"""At most so many contenders' clocks are looked at: half a second each, and for cuBLAS's."""
+
+DOUBT = 0.02
+"""Whoever gains so little more or less than its power costs is looked at again, and cuBLAS."""
 
 MOST = 2.0
 """No clock falls so far that a kernel which is faster than this would not pay."""
@@ -67,9 +70,11 @@ def is_power_limited(sustained: Rounds, rested: Rounds, limit_w: float) -> bool:
 
 
 def gain(states: Sequence[Rounds], i: int) -> float:
-    """By how much candidate i is faster than cuBLAS in all states together; 0 if not in each."""
+    """Candidate i's speed-up over cuBLAS between the states, their geometric mean; 0 if it is not
+    faster in each.
+    """
     ratios = _ratios(states, i)
-    return sum(ratios) if min(ratios) > 1.0 else 0.0
+    return geometric_mean(ratios) if min(ratios) > 1.0 else 0.0
 
 
 def beyond_all_prices(states: Sequence[Rounds]) -> list[int]:
@@ -91,16 +96,41 @@ def worth_a_look(states: Sequence[Rounds], tiles: Sequence[int]) -> list[int]:
     return [first, *sorted(larger, key=gains.__getitem__, reverse=True)][:PLACES]
 
 
-def prices(graphs: Sequence[Replay], timer: Timer, announce: Callable[[int], None]) -> list[float]:
-    """What each kernel's time counts in a program at the power limit; 1 is cuBLAS's, the last."""
-    *mine, stock = timer.clocks(graphs, announce=announce)
-    return [price(own, stock) for own in mine]
+def prices(
+    graphs: Sequence[Replay],
+    gains: Sequence[float],
+    clock: Callable[[Replay], float],
+    announce: Callable[[int], None],
+) -> list[float | None]:
+    """What each contender's time counts in a program at the power limit.
+
+    None: it cannot be the best, whatever its power costs. `graphs` are the contenders', `gains[i]`
+    times as fast, and last cuBLAS's, which counts 1. `announce(i)` precedes each `clock` of i.
+    """
+    looks: list[list[float]] = [[] for _ in graphs]
+    stock = len(gains)
+
+    def look(i: int) -> None:
+        announce(i)
+        looks[i].append(clock(graphs[i]))
+
+    def paid(i: int) -> float:
+        return price(mean(looks[i]), mean(looks[stock]))
+
+    look(stock)
+    best, leader = 0.0, 0
+    for i, gained in enumerate(gains):
+        if gained > best:
+            look(i)
+            best, leader = max((best, leader), (gained / paid(i), i))
+    if abs(best - 1.0) < DOUBT:
+        look(leader)
+        look(stock)
+    return [paid(i) if looks[i] else None for i in range(stock)]
 
 
 def price(own_mhz: float, stock_mhz: float) -> float:
-    """The factor on the time of a kernel whose clock alone is `own_mhz`; 1 if one is unknown."""
-    if not own_mhz or not stock_mhz:
-        return 1.0
+    """The factor on the time of a kernel whose clock alone is `own_mhz`."""
     return 1.0 + (float((stock_mhz / own_mhz) ** GROWTH) - 1.0) / GROWTH
 
 

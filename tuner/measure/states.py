@@ -143,9 +143,10 @@ class Finalists:
         sets = self.bench.set_count
         launches = [launches_per_replay(us, sets, LOOK_REPLAY_US) for us in times]
         with captured_beside(self.bench, self._of(places), launches) as graphs:
-            paid = power.prices(graphs, self.timer, self.blame(places))
+            gains = [gain(states, place) for place in places]
+            paid = power.prices(graphs, gains, self.timer.clock, self.blame(places))
         for place, price in zip(places, paid, strict=True):
-            found[place] = round(price, 4)
+            found[place] = price and round(price, 4)
         return tuple(found)
 
     def _of(self, places: Sequence[int]) -> list[Prepared]:

@@ -19,7 +19,7 @@ from functools import partial
 from statistics import mean, median
 
 from tuner.measure.conditions import Monitor, Reading
-from tuner.measure.graphs import Event, Replay, Stream
+from tuner.measure.graphs import Event, Replay, Spin, Stream
 
 SCREEN_REPLAY_US = 300.0
 """Aimed length of a screening replay: some 60 times the jitter of a graph launch (about 5 µs)."""
@@ -57,19 +57,26 @@ bound by the clock (cuBLAS's largest tiles) takes 15% less time then, what is bo
 COOLING_S = 0.1
 """After so long a rest the power limit has let go of the clock."""
 
-SETTLE_S = 0.2
-LOOK_S = 0.1
-CLOCK_READINGS = 4
+SETTLE_S = 0.15
+LOOK_S = 0.25
 """A graph that has the GPU to itself has so long until its clock is looked at, and is looked at for
-so long, so often. The power control follows slowly: a clock of 1770 MHz after 0.05 s was 1430 after
-0.15 s and 1395 from 0.2 s on; and NVML gives a new one every tenth of a second. Nor may it be much
-longer: after 0.6 s above the limit the clock falls by another 200 to 900 MHz for as long, whoever
-runs then, which is also why each graph starts rested (NVIDIA H200, 2026-11-22)."""
+so long. The power control follows slowly: a clock of 1770 MHz after 0.05 s was 1430 after 0.15 s;
+and it hunts: a price of a tenth of a second's clocks repeats to 1.6%, of this long to 1.1%. Nor may
+it be much longer: after 0.6 s above the limit the clock falls by another 200 to 900 MHz for as
+long, whoever runs then, which is also why each graph starts rested (NVIDIA H200, 2026-11-22)."""
 
 LOOK_REPLAY_US = 5000.0
-"""Aimed length of a replay while clocks are looked at: with IN_FLIGHT of them enqueued ahead the
-GPU does not run dry while NVML answers, which takes up to 30 ms. At 1000 it did, idled for up to
-half of the time, and prices of one kernel were 0.95 to 1.18 (NVIDIA H200, 2026-11-22)."""
+"""Aimed length of a replay while clocks are looked at: the spins between take 2% of the time, and
+with IN_FLIGHT of them enqueued ahead the GPU would not run dry while NVML answers, which takes up
+to 30 ms."""
+
+SPIN_CYCLES = (10_000, 110_000)
+"""Two waits whose times differ by their cycles and by nothing else, so that what events and a
+launch add, 4.5 µs, is not in the clock. NVML's is in steps of 15 MHz, of which one is 1% of a
+price; so taken it repeats to 0.2% where it stands still (NVIDIA H200, 2026-11-22)."""
+
+FIRST_SPIN = IN_FLIGHT + 1
+"""Of the event pairs the first so many are those of the replays in flight."""
 
 EXTRA_ROUNDS = 1.0
 """At most this share of the wanted rounds is repeated for clock drops."""
@@ -167,23 +174,27 @@ class Timer:
             discarded=len(taken) - len(kept),
         )
 
-    def clocks(
-        self, graphs: Sequence[Replay], *, announce: Callable[[int], None]
-    ) -> tuple[float, ...]:
-        """Each graph's own SM clock in MHz, where it has the GPU to itself; 0: unknown.
+    def clock(self, graph: Replay) -> float:
+        """The SM clock in MHz that a graph comes to, rested, where it has the GPU to itself.
 
-        They take turns, rested each; `announce` as in `rounds`.
+        Not NVML's: between replays a thread waits for a number of cycles, and is timed.
         """
-        found: list[float] = []
-        for index, graph in enumerate(graphs):
-            announce(index)
-            seen: list[int] = []
-            cool_down()
-            for ran in self.busy(graph, SETTLE_S + LOOK_S):
-                if ran >= SETTLE_S + (len(seen) + 1) * LOOK_S / CLOCK_READINGS:
-                    seen.append(self._monitor.sm_clock_mhz())
-            found.append(mean(seen))
-        return tuple(found)
+        short, long = (Spin(self._stream, cycles) for cycles in SPIN_CYCLES)
+        began, _ = self._pair(FIRST_SPIN)
+        cool_down()
+        began.record(self._stream)
+        spins: list[tuple[tuple[Event, Event], tuple[Event, Event]]] = []
+        for _ in self.busy(graph, SETTLE_S + LOOK_S):
+            slot = FIRST_SPIN + 1 + 2 * len(spins)
+            spins.append((self._timed(short, slot), self._timed(long, slot + 1)))
+        (_, last) = spins[-1][1]
+        last.wait()
+        settled = [pair for pair in spins if pair[0][0].microseconds_since(began) >= SETTLE_S * 1e6]
+        spun_us = [
+            end.microseconds_since(start) - short_end.microseconds_since(short_start)
+            for (short_start, short_end), (start, end) in settled or spins[-1:]
+        ]
+        return (SPIN_CYCLES[1] - SPIN_CYCLES[0]) / mean(spun_us)
 
     def busy(self, graph: Replay, seconds: float) -> Iterator[float]:
         """Keep the GPU busy with a graph; after each replay enqueued, the seconds since it began.

@@ -60,7 +60,8 @@ def decide(finals: Finals) -> Decision:
         )
     everyone = range(len(finals.candidates))
     safe = [i for i in everyone if _is_safe(finals, i)]
-    field = safe or everyone
+    # With none safe, what is told of is preferably one whose price is known: it says why.
+    field = safe or [i for i in everyone if finals.prices and finals.prices[i]] or everyone
     # Where none is safe, some may have taken part in a state that others did not.
     states = [state for state in finals.states if all(state.samples_us[i] for i in field)]
     fastest = min(field, key=lambda i: (_between(finals, states, i), finals.candidates[i].key))

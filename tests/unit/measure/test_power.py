@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from gemmsmith.answer import Conditions
-from tuner.measure.power import beyond_all_prices, gain, is_power_limited, price, worth_a_look
+from tuner.measure.graphs import Replay
+from tuner.measure.power import (
+    beyond_all_prices,
+    gain,
+    is_power_limited,
+    price,
+    prices,
+    worth_a_look,
+)
 from tuner.trial import Rounds
 
 
@@ -48,7 +56,7 @@ def test_who_took_no_part_in_a_state_does_not_gain() -> None:
         samples_us=((), (8.0,) * 3), baseline_us=(10.0,) * 3, conditions=first.conditions
     )
     assert gain((first, second), 0) == 0.0
-    assert gain((first, second), 1) == pytest.approx(2.5)
+    assert gain((first, second), 1) == pytest.approx(1.25)
     assert beyond_all_prices((first, second)) == []
 
 
@@ -67,4 +75,52 @@ def test_a_lower_clock_has_a_price_and_a_higher_one_a_reward() -> None:
     assert price(1500.0, 1500.0) == 1.0
     assert price(1365.0, 1628.0) == pytest.approx(1.221, abs=0.001)
     assert price(1470.0, 1440.0) == pytest.approx(0.980, abs=0.001)
-    assert price(0.0, 1500.0) == price(1500.0, 0.0) == 1.0
+
+
+class Clocks:
+    """What each graph's clock is, look by look; the last graph is cuBLAS's."""
+
+    def __init__(self, *seen: list[float]) -> None:
+        self.graphs: list[Replay] = [Named(str(i)) for i in range(len(seen))]
+        self.seen = {graph: iter(clocks) for graph, clocks in zip(self.graphs, seen, strict=True)}
+        self.announced: list[int] = []
+
+    def prices(self, *gains: float) -> list[float | None]:
+        def clock(graph: Replay) -> float:
+            assert graph is self.graphs[self.announced[-1]]
+            return next(self.seen[graph])
+
+        return prices(self.graphs, gains, clock, self.announced.append)
+
+
+class Named:
+    launches = 1
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def enqueue(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_prices_are_of_clocks_beside_cublas() -> None:
+    clocks = Clocks([1400.0], [1450.0], [1500.0])
+    assert clocks.prices(1.3, 1.25) == [price(1400.0, 1500.0), price(1450.0, 1500.0)]
+    assert clocks.announced == [2, 0, 1]
+
+
+def test_who_cannot_be_the_best_is_not_looked_at() -> None:
+    clocks = Clocks([1500.0], [], [1500.0])
+    assert clocks.prices(1.3, 1.25) == [1.0, None]
+    assert clocks.announced == [2, 0]
+
+
+def test_where_the_price_is_about_what_is_gained_both_are_looked_at_again() -> None:
+    clocks = Clocks([1300.0], [1400.0, 1420.0], [1500.0, 1480.0])
+    gained = price(1400.0, 1500.0) + 0.01
+    assert clocks.prices(gained + 0.001, gained) == [
+        price(1300.0, 1490.0),
+        price(1410.0, 1490.0),
+    ]
+    assert clocks.announced == [2, 0, 1, 1, 2]

@@ -136,22 +136,66 @@ def test_the_gap_is_filled_with_what_one_says(gpu: Gpu, rest: float) -> None:
     assert gpu.log[0] == "filler"
 
 
-def test_for_its_clock_a_graph_has_the_gpu_to_itself(gpu: Gpu) -> None:
-    graphs = [FakeGraph(gpu, "a", 500.0), FakeGraph(gpu, "last", 950.0)]
-    readings = timing.CLOCK_READINGS
-    clocks = iter([1400, 1410] * (readings // 2) + [1600] * readings)
-    blamed: list[int] = []
-    found = timer(clocks).clocks(graphs, announce=blamed.append)
-    assert found == (1405.0, 1600.0)
-    # 0.3 s each, of which the first 0.2 are not looked at, after a rest.
-    assert gpu.log == ["rest", *["a"] * 60, "rest", *["last"] * 32]
-    assert blamed == [0, 1]
-    assert next(clocks, None) is None
+class FakeSpin(FakeGraph):
+    """Takes what its cycles take at `mhz`, and 4.5 µs of launch."""
+
+    gpu: Gpu
+    mhz = 1500.0
+
+    def __init__(self, stream: object, cycles: int) -> None:
+        super().__init__(self.gpu, "spin", 4.5 + cycles / self.mhz, launches=1)
 
 
-def test_a_graph_of_a_second_has_a_clock_too(gpu: Gpu) -> None:
-    graphs = [FakeGraph(gpu, "long", 1e5)]
-    assert timer(steady(1500)).clocks(graphs, announce=lambda _: None) == (1500.0,)
+@pytest.fixture
+def spin(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> type[FakeSpin]:
+    monkeypatch.setattr(FakeSpin, "gpu", gpu, raising=False)
+    monkeypatch.setattr(timing, "Spin", FakeSpin)
+    return FakeSpin
+
+
+@pytest.mark.parametrize("mhz", [1365.0, 1980.0])
+def test_for_its_clock_a_graph_has_the_gpu_to_itself(
+    gpu: Gpu, spin: type[FakeSpin], monkeypatch: pytest.MonkeyPatch, mhz: float
+) -> None:
+    monkeypatch.setattr(spin, "mhz", mhz)
+    assert timer(steady()).clock(FakeGraph(gpu, "a", 500.0)) == pytest.approx(mhz)
+    assert gpu.log[:4] == ["rest", "a", "spin", "spin"]
+    assert gpu.now / 1e6 == pytest.approx(
+        timing.COOLING_S + timing.SETTLE_S + timing.LOOK_S, abs=0.01
+    )
+
+
+def test_what_a_clock_was_before_it_came_to_rest_does_not_count(
+    gpu: Gpu, spin: type[FakeSpin], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Falling(FakeGraph):
+        def enqueue(self) -> None:
+            super().enqueue()
+            for made in spins:
+                made.us = 4.5 + made.cycles / (1900 if gpu.now < settled else 1400)
+
+    class Made(spin):  # type: ignore[misc, valid-type]
+        def __init__(self, stream: object, cycles: int) -> None:
+            super().__init__(stream, cycles)
+            self.cycles = cycles
+            spins.append(self)
+
+    spins: list[Made] = []
+    settled = 1e6 * (timing.COOLING_S + timing.SETTLE_S)
+    monkeypatch.setattr(timing, "Spin", Made)
+    assert timer(steady()).clock(Falling(gpu, "a", 500.0)) == pytest.approx(1400)
+
+
+def test_a_graph_of_a_second_has_a_clock_too(gpu: Gpu, spin: type[FakeSpin]) -> None:
+    assert timer(steady()).clock(FakeGraph(gpu, "long", 1e5)) == pytest.approx(spin.mhz)
+
+
+def test_looks_use_their_events_again(gpu: Gpu, spin: type[FakeSpin]) -> None:
+    measuring = timer(steady())
+    measuring.clock(FakeGraph(gpu, "a", 500.0))
+    made = len(measuring._events)
+    measuring.clock(FakeGraph(gpu, "a", 500.0))
+    assert len(measuring._events) == made
 
 
 def test_the_host_stays_a_few_replays_ahead(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:

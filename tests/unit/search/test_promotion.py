@@ -156,6 +156,9 @@ def test_whose_price_is_not_known_is_not_recommended() -> None:
     both = in_two_states({fast: 10.0, slow: 10.5}, {fast: 8.0, slow: 8.5}, (11.0, 9.0))
     assert decide(replace(both, prices=(None, 1.0))).candidate == slow
     assert decide(replace(both, prices=(None, None))).use is Use.CUBLAS
+    # The price is why cuBLAS stays, though the other kernel is as good as anyone knows.
+    dear = decide(replace(both, prices=(None, 1.5)))
+    assert (dear.use, dear.candidate, dear.price) == (Use.CUBLAS, slow, 1.5)
 
 
 def test_a_clear_winner_is_promoted_with_its_paired_speed_up() -> None:
