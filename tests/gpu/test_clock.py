@@ -23,6 +23,7 @@ def monitor() -> Monitor:
 
 @pytest.fixture(scope="module")
 def timer(monitor: Monitor) -> tuple[Timer, Stream]:
+    torch.cuda.synchronize()  # makes the context
     stream = Stream()
     return Timer(stream, monitor), stream
 

@@ -40,31 +40,39 @@ GROWTH = 2.5
 POWER_LIMITED = 0.97
 """The GPU is at its power limit where its clock is below this share of the rested one."""
 
-POWER_NEAR = 0.6
-"""It would come to it where it draws this share of it in rounds that rest for half of the time.
+POWER_NEAR = 0.5
+"""It may come to it where it draws this share of it in rounds of any state.
 
-Sustained rounds are over before all that will lower the clock has done so: of 65536×64×2048 in FP16
-it was at 1965 MHz after some and at 1635 after others (NVIDIA H200, 2026-11-22)."""
+Rounds leave the GPU idle while NVML answers, and sustained ones are over before all that will lower
+the clock has done so: of 65536×64×2048 in FP16 it was at 1965 MHz after some and at 1635 after
+others (NVIDIA H200, 2026-11-22)."""
+
+UNHINDERED = 0.99
+"""A clock of this share of the rested one is not lowered by power."""
 
 PLACES = 2
-"""At most so many contenders' clocks are looked at: half a second each, and for cuBLAS's."""
+"""At most so many contenders' clocks are looked at."""
 
-DOUBT = 0.02
+DOUBT = 0.015
 """Whoever gains so little more or less than its power costs is looked at again, and cuBLAS."""
+
+MOST_LOOKS = 4
+"""At most so many looks, at 0.4 s each, at contenders and cuBLAS together."""
 
 MOST = 2.0
 """No clock falls so far that a kernel which is faster than this would not pay."""
 
 
-def is_power_limited(sustained: Rounds, rested: Rounds, limit_w: float) -> bool:
+def is_power_limited(states: Sequence[Rounds], limit_w: float) -> bool:
     """Whether the clock fell under sustained work, or may have; False where NVML does not say.
 
-    `limit_w` is the GPU's power limit in watts; 0: unknown.
+    `states` are sustained, rested and whichever others; `limit_w` is the GPU's power limit in
+    watts; 0: unknown.
     """
-    clock = sustained.conditions.sm_clock_mhz
-    drawn = max(sustained.conditions.power_w, rested.conditions.power_w)
+    sustained, rested, *_ = (state.conditions for state in states)
+    drawn = max(state.conditions.power_w for state in states)
     return (
-        0 < clock < POWER_LIMITED * rested.conditions.sm_clock_mhz
+        0 < sustained.sm_clock_mhz < POWER_LIMITED * rested.sm_clock_mhz
         or 0 < POWER_NEAR * limit_w <= drawn
     )
 
@@ -99,13 +107,15 @@ def worth_a_look(states: Sequence[Rounds], tiles: Sequence[int]) -> list[int]:
 def prices(
     graphs: Sequence[Replay],
     gains: Sequence[float],
+    free_mhz: float,
     clock: Callable[[Replay], float],
     announce: Callable[[int], None],
 ) -> list[float | None]:
     """What each contender's time counts in a program at the power limit.
 
     None: it cannot be the best, whatever its power costs. `graphs` are the contenders', `gains[i]`
-    times as fast, and last cuBLAS's, which counts 1. `announce(i)` precedes each `clock` of i.
+    times as fast, the largest gain first, and last cuBLAS's, which counts 1. `free_mhz` is the
+    clock of a GPU that no power limits; 0: unknown. `announce(i)` precedes each `clock` of i.
     """
     looks: list[list[float]] = [[] for _ in graphs]
     stock = len(gains)
@@ -117,15 +127,18 @@ def prices(
     def paid(i: int) -> float:
         return price(mean(looks[i]), mean(looks[stock]))
 
+    look(0)
+    if looks[0][0] >= UNHINDERED * free_mhz > 0:
+        return [1.0, *[None] * (stock - 1)]
     look(stock)
-    best, leader = 0.0, 0
-    for i, gained in enumerate(gains):
-        if gained > best:
+    best, leader = gains[0] / paid(0), 0
+    for i in range(1, stock):
+        if gains[i] > best:
             look(i)
-            best, leader = max((best, leader), (gained / paid(i), i))
-    if abs(best - 1.0) < DOUBT:
-        look(leader)
-        look(stock)
+            best, leader = max((best, leader), (gains[i] / paid(i), i))
+    for again in (leader, stock):
+        if abs(best - 1.0) < DOUBT and sum(map(len, looks)) < MOST_LOOKS:
+            look(again)
     return [paid(i) if looks[i] else None for i in range(stock)]
 
 

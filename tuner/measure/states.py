@@ -72,8 +72,9 @@ class Finalists:
         if not ahead:
             return Further(paced=rested)
         mixed = self._mixed(ahead)
-        limited = power.is_power_limited(self.sustained, rested, self.power_limit_w)
-        prices = self._prices((self.sustained, rested, mixed)) if limited else ()
+        states = (self.sustained, rested, mixed)
+        limited = power.is_power_limited(states, self.power_limit_w)
+        prices = self._prices(states) if limited else ()
         return Further(paced=rested, mixed=mixed, prices=prices)
 
     def _ahead(self, *states: Rounds) -> list[int]:
@@ -144,7 +145,8 @@ class Finalists:
         launches = [launches_per_replay(us, sets, LOOK_REPLAY_US) for us in times]
         with captured_beside(self.bench, self._of(places), launches) as graphs:
             gains = [gain(states, place) for place in places]
-            paid = power.prices(graphs, gains, self.timer.clock, self.blame(places))
+            free_mhz = states[1].conditions.sm_clock_mhz
+            paid = power.prices(graphs, gains, free_mhz, self.timer.clock, self.blame(places))
         for place, price in zip(places, paid, strict=True):
             found[place] = price and round(price, 4)
         return tuple(found)

@@ -58,12 +58,13 @@ COOLING_S = 0.1
 """After so long a rest the power limit has let go of the clock."""
 
 SETTLE_S = 0.15
-LOOK_S = 0.25
+LOOK_S = 0.08
 """A graph that has the GPU to itself has so long until its clock is looked at, and is looked at for
-so long. The power control follows slowly: a clock of 1770 MHz after 0.05 s was 1430 after 0.15 s;
-and it hunts: a price of a tenth of a second's clocks repeats to 1.6%, of this long to 1.1%. Nor may
-it be much longer: after 0.6 s above the limit the clock falls by another 200 to 900 MHz for as
-long, whoever runs then, which is also why each graph starts rested (NVIDIA H200, 2026-11-22)."""
+so long and as long as what is in flight takes. The power control follows slowly: a clock of 1770
+MHz after 0.05 s was 1430 after 0.15 s. Looks differ from one another, by 0.3% at the median; looks
+of 0.3 s no less. Nor may one be much longer: after 0.6 s above the limit the clock falls by another
+200 to 900 MHz for as long, whoever runs then, which is also why each graph starts rested (NVIDIA
+H200, 2026-11-22)."""
 
 LOOK_REPLAY_US = 5000.0
 """Aimed length of a replay while clocks are looked at: the spins between take 2% of the time, and

@@ -28,18 +28,19 @@ def rounds(
 
 
 def test_the_power_limit_shows_in_the_clock() -> None:
-    assert is_power_limited(rounds(clock=1500), rounds(clock=1980), 0)
-    assert not is_power_limited(rounds(clock=1965), rounds(clock=1980), 0)
-    assert not is_power_limited(rounds(clock=0), rounds(clock=1980), 0)
-    assert not is_power_limited(rounds(clock=1500), rounds(clock=0), 0)
+    assert is_power_limited((rounds(clock=1500), rounds(clock=1980)), 0)
+    assert not is_power_limited((rounds(clock=1965), rounds(clock=1980)), 0)
+    assert not is_power_limited((rounds(clock=0), rounds(clock=1980)), 0)
+    assert not is_power_limited((rounds(clock=1500), rounds(clock=0)), 0)
 
 
-def test_who_draws_most_of_the_limit_in_rested_rounds_would_come_to_it() -> None:
-    standing = rounds(clock=1980, power=200)
-    assert is_power_limited(standing, rounds(clock=1980, power=430), 700)
-    assert is_power_limited(rounds(clock=1980, power=430), standing, 700)
-    assert not is_power_limited(standing, rounds(clock=1980, power=400), 700)
-    assert not is_power_limited(standing, rounds(clock=1980, power=0), 0)
+def test_who_draws_half_of_the_limit_in_any_state_would_come_to_it() -> None:
+    calm, drawing = rounds(clock=1980, power=200), rounds(clock=1980, power=360)
+    assert is_power_limited((calm, drawing), 700)
+    assert is_power_limited((drawing, calm), 700)
+    assert is_power_limited((calm, calm, drawing), 700)
+    assert not is_power_limited((calm, rounds(clock=1980, power=340)), 700)
+    assert not is_power_limited((calm, rounds(clock=1980, power=0)), 0)
 
 
 def test_the_clocks_of_the_best_and_of_the_best_of_larger_tiles_are_looked_at() -> None:
@@ -85,12 +86,12 @@ class Clocks:
         self.seen = {graph: iter(clocks) for graph, clocks in zip(self.graphs, seen, strict=True)}
         self.announced: list[int] = []
 
-    def prices(self, *gains: float) -> list[float | None]:
+    def prices(self, *gains: float, free_mhz: float = 1980.0) -> list[float | None]:
         def clock(graph: Replay) -> float:
             assert graph is self.graphs[self.announced[-1]]
             return next(self.seen[graph])
 
-        return prices(self.graphs, gains, clock, self.announced.append)
+        return prices(self.graphs, gains, free_mhz, clock, self.announced.append)
 
 
 class Named:
@@ -107,20 +108,36 @@ class Named:
 def test_prices_are_of_clocks_beside_cublas() -> None:
     clocks = Clocks([1400.0], [1450.0], [1500.0])
     assert clocks.prices(1.3, 1.25) == [price(1400.0, 1500.0), price(1450.0, 1500.0)]
-    assert clocks.announced == [2, 0, 1]
+    assert clocks.announced == [0, 2, 1]
 
 
 def test_who_cannot_be_the_best_is_not_looked_at() -> None:
     clocks = Clocks([1500.0], [], [1500.0])
     assert clocks.prices(1.3, 1.25) == [1.0, None]
-    assert clocks.announced == [2, 0]
+    assert clocks.announced == [0, 2]
+
+
+def test_whose_clock_power_does_not_lower_pays_nothing() -> None:
+    clocks = Clocks([1975.0], [], [])
+    assert clocks.prices(1.3, 1.25) == [1.0, None]
+    assert clocks.announced == [0]
+    assert (
+        Clocks([1975.0], [1975.0], [1980.0]).prices(1.3, 1.299, free_mhz=0)
+        == [price(1975.0, 1980.0)] * 2
+    )
 
 
 def test_where_the_price_is_about_what_is_gained_both_are_looked_at_again() -> None:
-    clocks = Clocks([1300.0], [1400.0, 1420.0], [1500.0, 1480.0])
+    clocks = Clocks([1400.0, 1420.0], [1500.0, 1480.0])
+    assert clocks.prices(price(1400.0, 1500.0) + 0.01) == [price(1410.0, 1490.0)]
+    assert clocks.announced == [0, 1, 0, 1]
+
+
+def test_no_more_looks_are_taken_than_fit_in_the_time() -> None:
+    clocks = Clocks([1300.0], [1400.0, 1420.0], [1500.0])
     gained = price(1400.0, 1500.0) + 0.01
     assert clocks.prices(gained + 0.001, gained) == [
-        price(1300.0, 1490.0),
-        price(1410.0, 1490.0),
+        price(1300.0, 1500.0),
+        price(1410.0, 1500.0),
     ]
-    assert clocks.announced == [2, 0, 1, 1, 2]
+    assert clocks.announced == [0, 2, 1, 1]
