@@ -31,7 +31,7 @@ NEIGHBOURS = 8
 TYPICAL_GAIN = 0.055
 """Share of cuBLAS's time that tuning saves where no neighbour tells: the mean of 1 - 1/speed-up
 over the 228 winners in configs/winners (NVIDIA H200, 2026-11-22), 0 where cuBLAS stays. By type:
-0.052 (bf16), 0.046 (fp16), 0.071 (fp8_e4m3): too close to tell apart here."""
+0.052 (bf16), 0.045 (fp16), 0.074 (fp8_e4m3): too close to tell apart here."""
 
 _SM_COUNT = 132
 """Of an H200, which the cost model's constants are fitted on; for a device not known yet."""
