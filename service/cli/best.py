@@ -24,6 +24,7 @@ from service.cli.options import (
     problem_of,
 )
 from service.cli.output import CommandError, emit, note, say
+from service.verdict import power_paid, why_cublas_stays
 
 
 def best(
@@ -104,9 +105,10 @@ def _print(answer: Answer) -> None:
             say("  match      exact")
     verdict = "cuBLAS: keep torch's own operator" if answer.use is Use.CUBLAS else "CUTLASS"
     say(f"  use        {verdict}")
-    if answer.use is Use.CUBLAS and answer.speedup is not None and answer.speedup.ci_low > 1.0:
-        asked = f": {answer.price:.3f} is asked" if answer.price else ""
-        say(f"             ours draws more power than it gains{asked} (docs/winners.md)")
+    if stays := why_cublas_stays(answer.use, answer.speedup, answer.price):
+        say(f"             our kernel {stays} (docs/winners.md)")
+    if paid := power_paid(answer.use, answer.price):
+        say(f"             {paid} (docs/winners.md)")
     if answer.config is not None:
         say(f"  kernel     {answer.config.kernel.name}")
         say(f"  launch     {answer.config.launch.key}")

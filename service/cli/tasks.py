@@ -14,6 +14,7 @@ from gemmsmith.answer import Answer, Config, Ratio, Statistics, Use
 from gemmsmith.launch import Candidate
 from gemmsmith.problem import Problem
 from service.cli.output import emit, microseconds, ratio, say, table
+from service.verdict import why_cublas_stays
 from tuner.trial import Winner
 
 
@@ -100,7 +101,8 @@ def summary(result: Winner | Answer) -> str:
     time = f"{result.statistics.median_us:.2f} µs" if result.statistics else "no time"
     if result.use is Use.CUBLAS:
         base = f"{result.baseline.median_us:.2f} µs" if result.baseline else "no time"
-        return f"keep cuBLAS ({base}; best CUTLASS kernel {gain})"
+        stays = why_cublas_stays(Use.CUBLAS, result.speedup, result.price)
+        return f"keep cuBLAS ({base}; best CUTLASS kernel {gain}{f', {stays}' if stays else ''})"
     chosen = result.candidate if isinstance(result, Winner) else result.config
     name = chosen.kernel.name if chosen else "no kernel"
     return f"{time}, {gain}, {name}"

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gemmsmith.answer import Use
 from gemmsmith.kernel import Backend, Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.launch import Candidate, Decomposition
 from gemmsmith.problem import Problem
 from service.report.rows import Bound, DeviceReport, Row, unaligned_operands
+from service.verdict import why_cublas_stays
 from tuner.search.hints import choice_of
 from tuner.space.grid import resident_blocks, tile_grid
 
@@ -37,9 +37,8 @@ def why(row: Row) -> str:
         return "no CUTLASS candidate survived verification"
     if speedup is None:
         return ""
-    if row.winner.use is Use.CUBLAS and speedup.ci_low > 1.0:
-        asked = f": it must be {row.winner.price:.3f} × as fast" if row.winner.price else ""
-        return f"draws more power than its gain is worth to a program at the power limit{asked}"
+    if stays := why_cublas_stays(row.winner.use, speedup, row.winner.price):
+        return stays
     if speedup.median >= 1.0:
         return ""
     facts = []

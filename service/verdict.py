@@ -1,0 +1,28 @@
+"""What power had to do with an answer, in a clause for people."""
+
+from __future__ import annotations
+
+from gemmsmith.answer import Ratio, Use
+
+NEGLIGIBLE = 1.005
+"""A price below this is as good as none."""
+
+
+def why_cublas_stays(use: Use, speedup: Ratio | None, price: float | None) -> str:
+    """What our kernel does, where cuBLAS is the answer although it was faster; else empty.
+
+    `speedup` is of the state of the GPU in which it gains least, `price` what was asked of it.
+    """
+    if use is not Use.CUBLAS or speedup is None or speedup.ci_low <= 1.0:
+        return ""
+    if price is not None and price <= speedup.ci_low:
+        return "is not surely ahead of cuBLAS's in every state of the GPU"
+    asked = f": it must be {price:.3f} × as fast" if price else ""
+    return f"draws more power than its gain is worth to a program at the power limit{asked}"
+
+
+def power_paid(use: Use, price: float | None) -> str:
+    """What a winner's power costs, where it is worth a word; else empty."""
+    if use is not Use.CUTLASS or price is None or price < NEGLIGIBLE:
+        return ""
+    return f"its power costs {price:.3f}; between the GPU's states it gains more"
