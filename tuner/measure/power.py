@@ -143,7 +143,9 @@ def prices(
 
 
 def price(own_mhz: float, stock_mhz: float) -> float:
-    """The factor on the time of a kernel whose clock alone is `own_mhz`."""
+    """The factor on the time of a kernel whose clock alone is `own_mhz`; 1 if one is unknown."""
+    if not own_mhz or not stock_mhz:
+        return 1.0
     return 1.0 + (float((stock_mhz / own_mhz) ** GROWTH) - 1.0) / GROWTH
 
 

@@ -188,14 +188,13 @@ class Timer:
         for _ in self.busy(graph, SETTLE_S + LOOK_S):
             slot = FIRST_SPIN + 1 + 2 * len(spins)
             spins.append((self._timed(short, slot), self._timed(long, slot + 1)))
-        (_, last) = spins[-1][1]
-        last.wait()
-        settled = [pair for pair in spins if pair[0][0].microseconds_since(began) >= SETTLE_S * 1e6]
-        spun_us = [
-            end.microseconds_since(start) - short_end.microseconds_since(short_start)
-            for (short_start, short_end), (start, end) in settled or spins[-1:]
+        spun_us = [_elapsed_us(b) - _elapsed_us(a) for a, b in spins]
+        settled = [
+            us
+            for us, ((start, _), _) in zip(spun_us, spins, strict=True)
+            if start.microseconds_since(began) >= SETTLE_S * 1e6
         ]
-        return (SPIN_CYCLES[1] - SPIN_CYCLES[0]) / mean(spun_us)
+        return (SPIN_CYCLES[1] - SPIN_CYCLES[0]) / mean(settled or spun_us[-1:])
 
     def busy(self, graph: Replay, seconds: float) -> Iterator[float]:
         """Keep the GPU busy with a graph; after each replay enqueued, the seconds since it began.
@@ -282,9 +281,14 @@ class Timer:
         return start, end
 
     def _read(self, pair: tuple[Event, Event], graph: Replay) -> float:
-        start, end = pair
-        end.wait()
-        return round(end.microseconds_since(start) / graph.launches, 4)
+        return round(_elapsed_us(pair) / graph.launches, 4)
+
+
+def _elapsed_us(pair: tuple[Event, Event]) -> float:
+    """Wait for the end, and tell how long it took."""
+    start, end = pair
+    end.wait()
+    return end.microseconds_since(start)
 
 
 def brief_us(timer: Timer, graph: Replay) -> float:

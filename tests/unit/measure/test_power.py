@@ -76,6 +76,7 @@ def test_a_lower_clock_has_a_price_and_a_higher_one_a_reward() -> None:
     assert price(1500.0, 1500.0) == 1.0
     assert price(1365.0, 1628.0) == pytest.approx(1.221, abs=0.001)
     assert price(1470.0, 1440.0) == pytest.approx(0.980, abs=0.001)
+    assert price(0.0, 1500.0) == price(1500.0, 0.0) == 1.0
 
 
 class Clocks:
