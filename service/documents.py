@@ -19,7 +19,6 @@ from service.problems import ProblemError
 from service.tables import timestamp as timestamp
 from tuner.compile import Manifest
 from tuner.jobs import Job, JobEvent, JobState
-from tuner.search.promotion import reduces_across_blocks
 from tuner.store import StoredTrial
 from tuner.trial import Winner
 
@@ -50,7 +49,7 @@ def _url(path: str, problem: Problem, device: str | None) -> str:
     query: dict[str, Any] = {"m": problem.m, "n": problem.n, "k": problem.k}
     if problem.batch != 1:
         query["batch"] = problem.batch
-    query |= {"dtype": problem.dtype.value, "layout": problem.layout.value}
+    query |= {"dtype": problem.dtype, "layout": problem.layout.value}
     if device:
         query["device"] = device
     return f"{path}?{urlencode(query)}"
@@ -149,7 +148,7 @@ def _row(winner: Winner, pack_of: Callable[[str], str | None], key: bytes | None
         problem=winner.problem,
         use=winner.use,
         config=Config(kernel=candidate.kernel, launch=candidate.launch, pack=pack),
-        deterministic=not reduces_across_blocks(candidate),
+        deterministic=candidate.has_fixed_order,
         signature=None if key is None or pack is None else sign(key, pack),
         stale=winner.stale,
         saving_us=_saving_us(winner),
