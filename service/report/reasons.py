@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from gemmsmith.kernel import Backend, Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.launch import Candidate, Decomposition
 from gemmsmith.problem import Problem
-from service.report.rows import Bound, DeviceReport, Row, unaligned_operands
-from service.verdict import why_cublas_stays
+from service.report.power_penalty import why_cublas_stays
+from service.report.rows import Bound, DeviceReport, ReportRow, unaligned_operands
 from tuner.search.hints import choice_of
 from tuner.space.grid import resident_blocks, tile_grid
 
@@ -30,7 +30,7 @@ _MOST_OF_A_NAME = 60
 _SPLIT_SCHEDULERS = (TileScheduler.SPLIT_K, TileScheduler.CLUSTER_SPLIT_K)
 
 
-def why(row: Row) -> str:
+def why(row: ReportRow) -> str:
     """One line for a ratio below 1.00, or one that costs more than it gains; else empty."""
     speedup, candidate = row.winner.speedup, row.winner.candidate
     if candidate is None:
@@ -51,7 +51,7 @@ def why(row: Row) -> str:
     return "; ".join((*facts, f"{behind:.2g} µs behind"))
 
 
-def _facts(row: Row, candidate: Candidate) -> Iterator[str]:
+def _facts(row: ReportRow, candidate: Candidate) -> Iterator[str]:
     yield roof(row)
     yield alignment(row.problem, candidate.kernel)
     yield waves(row.problem, candidate, row.winner.device.sm_count)
@@ -63,7 +63,7 @@ def _facts(row: Row, candidate: Candidate) -> Iterator[str]:
     yield cublas_ran(row.winner.baseline_kernels)
 
 
-def roof(row: Row) -> str:
+def roof(row: ReportRow) -> str:
     """How near both come to what bounds the problem; empty where that was not measured."""
     ours, theirs = row.cutlass, row.cublas
     if ours is None or theirs is None or row.bound is None:
@@ -171,7 +171,7 @@ def padding(problem: Problem, kernel: Kernel) -> str:
     return f"tiles cover {share:.2f} × the output" if share >= PADDED else ""
 
 
-def throttling(row: Row) -> str:
+def throttling(row: ReportRow) -> str:
     """The power cap, where it was active while measuring."""
     conditions, most = row.winner.conditions, row.winner.device.max_clock_mhz
     if conditions is None or "sw_power_cap" not in conditions.throttle:

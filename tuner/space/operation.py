@@ -88,7 +88,7 @@ _WARPS_2X = {
 """Warps along (M, N, K) of the 2.x tiles; each warp computes 32×32, 64×32, 32×64 or 64×64."""
 
 
-class Operands(NamedTuple):
+class OperandTypes(NamedTuple):
     """The two operands as the kernel sees them: element types and layout letters."""
 
     element_a: Element
@@ -97,11 +97,11 @@ class Operands(NamedTuple):
     b_row_major: bool
 
 
-def operands(dtype: DType, layout: Layout, *, swapped: bool) -> Operands:
+def operands(dtype: DType, layout: Layout, *, swapped: bool) -> OperandTypes:
     """The kernel's first and second operand for a problem's types and layout."""
     if not swapped:
-        return Operands(dtype.a, dtype.b, layout.a_row_major, layout.b_row_major)
-    return Operands(dtype.b, dtype.a, not layout.b_row_major, not layout.a_row_major)
+        return OperandTypes(dtype.a, dtype.b, layout.a_row_major, layout.b_row_major)
+    return OperandTypes(dtype.b, dtype.a, not layout.b_row_major, not layout.a_row_major)
 
 
 def warps_2x(tile: tuple[int, int, int]) -> tuple[int, int, int] | None:
