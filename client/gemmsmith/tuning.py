@@ -15,7 +15,7 @@ class Effort(StrEnum):
 
 
 class JobState(StrEnum):
-    """Where a job is in its life."""
+    """Where a job stands. The last three are final."""
 
     WAITING = "waiting"  # in the queue
     RUNNING = "running"  # a worker holds it
