@@ -27,7 +27,7 @@ from benchmarks.peers.winners import find_packs, find_winners
 from benchmarks.side_by_side import SideBySide, WrongProductError, prepare
 from gemmsmith.answer import Use
 from gemmsmith.files import publish
-from tuner.devices.local import gpu_uuid, local_gpu
+from tuner.measure.local_gpu import gpu_uuid, local_gpu
 from tuner.measure.power import price
 from tuner.measure.statistics import paired_ratio
 from tuner.trial import Winner

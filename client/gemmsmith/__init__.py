@@ -47,8 +47,9 @@ if TYPE_CHECKING:
         SnapshotUnavailable,
         Unauthorized,
     )
+    from gemmsmith.handles import AsyncTuningJob, TuningJob
     from gemmsmith.history import Origin, Revision
-    from gemmsmith.jobs import AsyncTuningJob, JobEvent, JobState, JobStatus, TuningJob
+    from gemmsmith.jobs import JobEvent, JobStatus
     from gemmsmith.kernel import Kernel
     from gemmsmith.launch import Launch
     from gemmsmith.lookup import Lookup
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from gemmsmith.packs import Packs
     from gemmsmith.problem import DType, Element, Layout, Problem
     from gemmsmith.snapshot import Choice, Snapshot
-    from gemmsmith.tuning import Effort
+    from gemmsmith.tuning import Effort, JobState
 
     __version__: str
 
@@ -96,8 +97,9 @@ _MODULES = {
         "SnapshotUnavailable",
         "Unauthorized",
     ),
+    "handles": ("AsyncTuningJob", "TuningJob"),
     "history": ("Origin", "Revision"),
-    "jobs": ("AsyncTuningJob", "JobEvent", "JobState", "JobStatus", "TuningJob"),
+    "jobs": ("JobEvent", "JobStatus"),
     "kernel": ("Kernel",),
     "launch": ("Candidate", "Launch"),
     "lookup": ("Lookup",),
@@ -105,7 +107,7 @@ _MODULES = {
     "packs": ("Packs",),
     "problem": ("DType", "Element", "Layout", "Problem"),
     "snapshot": ("Choice", "Snapshot"),
-    "tuning": ("Effort",),
+    "tuning": ("Effort", "JobState"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -18,11 +18,12 @@ from gemmsmith import flows, history
 from gemmsmith.answer import Answer
 from gemmsmith.device import DeviceModel
 from gemmsmith.errors import Busy, NotTuned
-from gemmsmith.flows import Flow
+from gemmsmith.handles import AsyncTuningJob
 from gemmsmith.history import Revision
-from gemmsmith.jobs import AsyncTuningJob, EventCursor, JobEvent, JobStatus, job_status_of
+from gemmsmith.jobs import EventCursor, JobEvent, JobStatus, job_status_of
 from gemmsmith.problem import Problem
 from gemmsmith.retry import Patience
+from gemmsmith.session import Flow
 from gemmsmith.snapshot import Shelf, Snapshot
 from gemmsmith.transport import (
     DEFAULT_TIMEOUT_S,

@@ -13,8 +13,9 @@ import msgspec
 
 from gemmsmith.answer import Answer
 from gemmsmith.errors import InvalidProblem, ServiceFault, ServiceUnavailable
-from gemmsmith.flows import Flow, Pages, Session
+from gemmsmith.flows import Pages
 from gemmsmith.problem import Problem
+from gemmsmith.session import Flow, Session
 from gemmsmith.wire import NoAnswer, check, choice_request, document, fields_of, read
 
 

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from gemmsmith.cache import AnswerCache, Cache, NoCache, PackCache, default_cache_dir
-from gemmsmith.flows import Session
 from gemmsmith.retry import RetryPolicy
+from gemmsmith.session import Session
 from gemmsmith.wire import NoAnswer, Request, Response
 
 DEFAULT_URL = "http://127.0.0.1:8000"

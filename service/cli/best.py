@@ -24,7 +24,7 @@ from service.cli.options import (
     problem_of,
 )
 from service.cli.output import CommandError, emit, note, say
-from service.verdict import power_paid, why_cublas_stays
+from service.report.power_penalty import power_paid, why_cublas_stays
 
 
 def best(
@@ -62,15 +62,15 @@ def best(
 def _from_database(
     problem: Problem, device: str | None, exact: bool, database: str | None
 ) -> Answer:
-    from service import lookup
     from service.cli.session import model_of
+    from service.lookup import find
     from tuner.search.cost_model import AnalyticModel
     from tuner.store import Store
 
     settings = load_settings(database=database)
     with Store.open(settings.database) as store:
         model = model_of(settings, device)
-        answer = lookup.find(
+        answer = find.find(
             store,
             problem,
             model,

@@ -50,7 +50,7 @@ Slug = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Marks:
+class ModelMarks:
     """How well a cost model ranked one problem's measured candidates.
 
     Attributes:
@@ -73,8 +73,8 @@ class Judgement:
     problem: Problem
     candidates: int
     kernels: int
-    analytic: Marks
-    learned: Marks
+    analytic: ModelMarks
+    learned: ModelMarks
 
 
 @app.command("fit")
@@ -206,7 +206,7 @@ def _trained(measured: Sequence[Measured]) -> Ranker:
     return fit(measured, trained_at="")
 
 
-def marks(measured: Measured, ranker: Ranker) -> Marks:
+def marks(measured: Measured, ranker: Ranker) -> ModelMarks:
     """Compare a model's predictions with what was measured."""
     from tuner.search.ranking import by_kernel, by_time, predictions
 
@@ -218,7 +218,7 @@ def marks(measured: Measured, ranker: Ranker) -> Marks:
     kernels = by_kernel(order).values()
     good = [any(us[c.key] <= NEAR * best for c in launches) for launches in kernels]
     ratios = [p / t for p, t in zip(predicted, measured.times_us, strict=True)]
-    return Marks(
+    return ModelMarks(
         rank=good.index(True) + 1.0,
         regret=us[order[0].key] / best - 1,
         spearman=_spearman(predicted, measured.times_us),
@@ -231,7 +231,7 @@ def summaries(found: Sequence[Judgement]) -> dict[str, dict[str, float]]:
     summary: dict[str, dict[str, float]] = {}
     for who in ("analytic", "learned"):
         summary[who] = {}
-        for name in (each.name for each in fields(Marks)):
+        for name in (each.name for each in fields(ModelMarks)):
             values = [asdict(getattr(one, who))[name] for one in found]
             worst = min(values) if name == "spearman" else max(values)
             summary[who] |= {

@@ -14,7 +14,7 @@ from gemmsmith.answer import Answer, Config, Ratio, Statistics, Use
 from gemmsmith.candidate import Candidate
 from gemmsmith.problem import Problem
 from service.cli.output import emit, microseconds, ratio, say, table
-from service.verdict import why_cublas_stays
+from service.report.power_penalty import why_cublas_stays
 from tuner.trial import Winner
 
 
@@ -54,7 +54,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class TaskOutcome:
     """What came of one task; `result` is the winner, or the service's answer.
 
     `answered` is when a first winner was known, `seconds` when the last one was.
@@ -108,7 +108,7 @@ def summary(result: Winner | Answer) -> str:
     return f"{time}, {gain}, {name}"
 
 
-def report(outcomes: Sequence[Outcome], *, whole: bool, as_json: bool, seconds: float) -> int:
+def report(outcomes: Sequence[TaskOutcome], *, whole: bool, as_json: bool, seconds: float) -> int:
     """Print what came of the tasks; the exit status.
 
     `whole` prints a suite: a table (or one document of all outcomes) with totals.
@@ -129,7 +129,7 @@ def report(outcomes: Sequence[Outcome], *, whole: bool, as_json: bool, seconds: 
     return 1 if any(outcome.status is Status.FAILED for outcome in outcomes) else 0
 
 
-def totals(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def totals(outcomes: Sequence[TaskOutcome]) -> dict[str, Any]:
     """Counts by status, and the speed-up over cuBLAS of what callers are told to run."""
     counts = {status.value: 0 for status in Status}
     for outcome in outcomes:
@@ -148,7 +148,7 @@ def totals(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def _print(outcomes: Sequence[Outcome], seconds: float) -> None:
+def _print(outcomes: Sequence[TaskOutcome], seconds: float) -> None:
     rows = []
     for outcome in outcomes:
         result = outcome.result

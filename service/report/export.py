@@ -16,14 +16,14 @@ import msgspec
 
 from gemmsmith.answer import Statistics
 from service.report.reasons import baseline_note, notes, why
-from service.report.rows import DeviceReport, Row, Side
+from service.report.rows import DeviceReport, ReportRow, Side
 from tuner.measure.ceilings import document
 
 FORMAT = "gemmsmith-report"
 VERSION = 1
 
 
-def record(row: Row) -> dict[str, Any]:
+def record(row: ReportRow) -> dict[str, Any]:
     """A row's columns by name, as JSON takes them."""
     winner, problem = row.winner, row.problem
     speedup, conditions = winner.speedup, winner.conditions
@@ -88,7 +88,7 @@ _KERNEL = (
 )  # fmt: skip
 
 
-def _won(row: Row) -> dict[str, Any]:
+def _won(row: ReportRow) -> dict[str, Any]:
     """The best CUTLASS candidate, kernel and launch."""
     candidate = row.winner.candidate
     if candidate is None:

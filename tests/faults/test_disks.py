@@ -12,6 +12,7 @@ from random import Random
 import httpx
 import pytest
 
+from gemmsmith.tuning import JobState
 from tests.support import postgresql
 from tests.support.disk import Disk, small_disk
 from tests.support.fleet import Fleet
@@ -19,7 +20,7 @@ from tests.support.ledger import verify, verify_packs
 from tests.support.orders import Reader, accepted, distinct_orders, is_busy, lookup
 from tests.support.processes import until
 from tests.support.shipped import recorded_problems, shipped_winners
-from tuner.jobs import JobState, Queue
+from tuner.jobs import Queue
 from tuner.store import Store
 
 ORDERS = 8

@@ -15,10 +15,11 @@ from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
 from tests.gpu import selection
 from tests.gpu.conftest import Packs
-from tuner.devices.base import Contender, Policy
+from tuner.devices.base import Contender
 from tuner.devices.cuda import CudaDevice
 from tuner.devices.recording import SCHEMA, Header, Sweep, SweepWriter
 from tuner.devices.replay import ReplayDevice
+from tuner.measure.policy import Policy
 from tuner.measure.power import gain
 from tuner.measure.statistics import paired_ratio, summarize
 from tuner.space import launches, refusal

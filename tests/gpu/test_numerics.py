@@ -16,8 +16,9 @@ from gemmsmith.kernel import Kernel
 from gemmsmith.problem import DType, Layout, Problem
 from tests.gpu import selection
 from tests.gpu.conftest import Packs
-from tuner.devices.base import Contender, Policy
+from tuner.devices.base import Contender
 from tuner.devices.cuda import CudaDevice
+from tuner.measure.policy import Policy
 from tuner.space import refusal
 from tuner.trial import Trial
 

@@ -19,27 +19,28 @@ from typing import Self
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.problem import Problem
-from tuner.devices.base import Contender, Policy
-from tuner.devices.local import gpu_uuid, local_gpu
-from tuner.devices.lock import gpu_lock
+from tuner.devices.base import Contender
 from tuner.devices.process import CHILD_COMMAND
 from tuner.devices.recording import RecordedProblem, RecordedTrial
 from tuner.devices.supervisor import SETUP_TIMEOUT_S, Blamed, Supervisor
 from tuner.errors import DeviceError, NoGpu
 from tuner.measure import protocol
 from tuner.measure.footprint import check_fits
+from tuner.measure.gpu_lock import gpu_lock
+from tuner.measure.local_gpu import gpu_uuid, local_gpu
+from tuner.measure.policy import Policy
 from tuner.measure.protocol import (
     NOBODY,
     Entrant,
+    EntrantOutcome,
     FinalsDone,
-    Outcome,
     Profile,
     ProfileDone,
     Reply,
     Request,
     Screen,
-    Sweep,
     SweepDone,
+    SweepRequest,
 )
 from tuner.measure.statistics import summarize
 from tuner.trial import Failure, FailureKind, Finals, Phase, Trial
@@ -129,7 +130,7 @@ class CudaDevice:
         left = dict(enumerate(contenders))
         for index in [i for i, contender in left.items() if contender.pack is None]:
             yield self._trial(
-                problem, left.pop(index).candidate, Outcome(index=index, failure=_NO_PACK)
+                problem, left.pop(index).candidate, EntrantOutcome(index=index, failure=_NO_PACK)
             )
         with gpu_lock(self._uuid, self._locks):
             blameless = 0
@@ -145,7 +146,7 @@ class CudaDevice:
                 try:
                     with closing(self._supervisor.exchange(request, policy)) as replies:
                         for reply in replies:
-                            if isinstance(reply, Outcome):
+                            if isinstance(reply, EntrantOutcome):
                                 contender = left.pop(indices[reply.index])
                                 yield self._trial(problem, contender.candidate, reply)
                     left.clear()
@@ -155,7 +156,7 @@ class CudaDevice:
                         continue
                     blameless = 0
                     contender = left.pop(indices[lost.index])
-                    outcome = Outcome(index=lost.index, failure=lost.failure)
+                    outcome = EntrantOutcome(index=lost.index, failure=lost.failure)
                     yield self._trial(problem, contender.candidate, outcome)
 
     def finals(self, problem: Problem, contenders: Sequence[Contender], policy: Policy) -> Finals:
@@ -164,7 +165,7 @@ class CudaDevice:
             problem,
             contenders,
             policy,
-            lambda entrants: protocol.Finals(
+            lambda entrants: protocol.FinalsRequest(
                 problem=problem, entrants=entrants, policy=policy, seed=_seed()
             ),
         )
@@ -204,7 +205,7 @@ class CudaDevice:
             problem,
             contenders,
             policy,
-            lambda entrants: Sweep(
+            lambda entrants: SweepRequest(
                 problem=problem,
                 entrants=entrants,
                 policy=policy,
@@ -300,7 +301,7 @@ class CudaDevice:
             ) from lost
         return blameless + 1
 
-    def _trial(self, problem: Problem, candidate: Candidate, outcome: Outcome) -> Trial:
+    def _trial(self, problem: Problem, candidate: Candidate, outcome: EntrantOutcome) -> Trial:
         statistics = summarize(outcome.samples_us) if outcome.samples_us else None
         if statistics is not None:
             best = self._best_us.get(problem, statistics.median_us)

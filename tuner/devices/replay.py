@@ -15,9 +15,10 @@ from gemmsmith.answer import Correctness
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import Environment
 from gemmsmith.problem import Problem
-from tuner.devices.base import Contender, Policy
+from tuner.devices.base import Contender
 from tuner.devices.recording import RecordedProblem, RecordedTrial, Sweep
 from tuner.errors import NotRecorded, RecordingCorrupt
+from tuner.measure.policy import Policy
 from tuner.measure.statistics import summarize
 from tuner.trial import Finals, Phase, Trial
 

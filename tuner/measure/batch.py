@@ -26,17 +26,17 @@ from tuner.measure.profile import kernels_run
 from tuner.measure.protocol import (
     NOBODY,
     Entrant,
-    Finals,
+    EntrantOutcome,
     FinalsDone,
-    Outcome,
+    FinalsRequest,
     Profile,
     ProfileDone,
     Reply,
     Screen,
     ScreenDone,
     Started,
-    Sweep,
     SweepDone,
+    SweepRequest,
 )
 from tuner.measure.states import ROUNDS_BUDGET_US, Finalists, Further
 from tuner.measure.timing import (
@@ -90,7 +90,7 @@ class Batches:
             self._outcome(index, began, prepared=prepared, samples=tuple(samples))
         return ScreenDone()
 
-    def finals(self, request: Finals) -> FinalsDone:
+    def finals(self, request: FinalsRequest) -> FinalsDone:
         """All entrants and cuBLAS in the same shuffled rounds, the GPU never idle; then those that
         are ahead of cuBLAS in its further states.
         """
@@ -121,7 +121,7 @@ class Batches:
             done, paced=further.paced, mixed=further.mixed, prices=further.prices
         )
 
-    def sweep(self, request: Sweep) -> SweepDone:
+    def sweep(self, request: SweepRequest) -> SweepDone:
         """Everything in a few common rounds; then the best of it in further ones."""
         bench = self._bench(request.problem, request.seed)
         field, failures = self._field(bench, request.entrants)
@@ -153,15 +153,15 @@ class Batches:
 
     def _field(
         self, bench: Bench, entrants: Sequence[Entrant]
-    ) -> tuple[dict[int, Prepared], tuple[Outcome, ...]]:
+    ) -> tuple[dict[int, Prepared], tuple[EntrantOutcome, ...]]:
         """The entrants that pass verification, by index, and the outcomes of the others."""
         field: dict[int, Prepared] = {}
-        failures: list[Outcome] = []
+        failures: list[EntrantOutcome] = []
         for index, entrant in enumerate(entrants):
             try:
                 field[index] = self._prepare(bench, index, entrant)
             except CandidateFailed as failed:
-                failures.append(Outcome(index=index, failure=failed.failure))
+                failures.append(EntrantOutcome(index=index, failure=failed.failure))
         self.send(Started(index=NOBODY))
         return field, tuple(failures)
 
@@ -169,7 +169,7 @@ class Batches:
         self,
         bench: Bench,
         field: dict[int, Prepared],
-        failures: tuple[Outcome, ...],
+        failures: tuple[EntrantOutcome, ...],
         rounds: int,
         seed: int,
         aim_us: float | None = None,
@@ -199,7 +199,7 @@ class Batches:
             try:
                 captured[index] = bench.capture(prepared, launches(estimates[index]))
             except CandidateFailed as error:
-                failed.append(Outcome(index=index, failure=error.failure))
+                failed.append(EntrantOutcome(index=index, failure=error.failure))
         self.send(Started(index=NOBODY))
         reference_graph: TorchGraph = baseline.capture(launches(baseline_estimate))
         indices = list(captured)
@@ -226,7 +226,7 @@ class Batches:
         *samples, reference = result.samples_us
         return FinalsDone(
             finalists=tuple(
-                Outcome(
+                EntrantOutcome(
                     index=index,
                     correctness=field[index].correctness,
                     workspace_bytes=field[index].workspace_bytes,
@@ -255,7 +255,7 @@ class Batches:
         samples: tuple[float, ...] = (),
     ) -> None:
         self.send(
-            Outcome(
+            EntrantOutcome(
                 index=index,
                 failure=failure,
                 samples_us=samples,

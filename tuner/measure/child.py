@@ -15,14 +15,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, BinaryIO
 
-from tuner.devices.local import gpu_uuid, local_gpu
 from tuner.errors import DeviceError, NoGpu
+from tuner.measure.local_gpu import gpu_uuid, local_gpu
 from tuner.measure.protocol import (
     NOBODY,
     Dead,
-    Finals,
+    EntrantOutcome,
+    FinalsRequest,
     Hello,
-    Outcome,
     Profile,
     Quit,
     Ready,
@@ -31,7 +31,7 @@ from tuner.measure.protocol import (
     Request,
     Screen,
     Started,
-    Sweep,
+    SweepRequest,
     decode_request,
     encode,
 )
@@ -62,7 +62,7 @@ def main() -> int:
         nonlocal blamed
         if isinstance(reply, Started):
             blamed = reply.index
-        elif isinstance(reply, Outcome):
+        elif isinstance(reply, EntrantOutcome):
             blamed = NOBODY
         output.write(encode(reply))
 
@@ -111,9 +111,9 @@ def _answer(batches: Batches, request: Request) -> Reply:
         match request:
             case Screen():
                 return batches.screen(request)
-            case Finals():
+            case FinalsRequest():
                 return batches.finals(request)
-            case Sweep():
+            case SweepRequest():
                 return batches.sweep(request)
             case Profile():
                 return batches.profile(request)

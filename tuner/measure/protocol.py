@@ -17,7 +17,7 @@ from gemmsmith.answer import Conditions, Correctness
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.problem import Problem
-from tuner.devices.base import Policy
+from tuner.measure.policy import Policy
 from tuner.trial import Failure, Rounds
 
 NOBODY = -1
@@ -47,7 +47,7 @@ class Screen(msgspec.Struct, frozen=True, kw_only=True, tag="screen"):
     best_us: float | None = None
 
 
-class Finals(msgspec.Struct, frozen=True, kw_only=True, tag="finals"):
+class FinalsRequest(msgspec.Struct, frozen=True, kw_only=True, tag="finals"):
     """Paired rounds of the entrants and cuBLAS."""
 
     problem: Problem
@@ -56,7 +56,7 @@ class Finals(msgspec.Struct, frozen=True, kw_only=True, tag="finals"):
     seed: int
 
 
-class Sweep(msgspec.Struct, frozen=True, kw_only=True, tag="sweep"):
+class SweepRequest(msgspec.Struct, frozen=True, kw_only=True, tag="sweep"):
     """Common rounds of all entrants and cuBLAS, then further rounds of the best."""
 
     problem: Problem
@@ -78,7 +78,7 @@ class Quit(msgspec.Struct, frozen=True, kw_only=True, tag="quit"):
     """Exit."""
 
 
-Request = Hello | Screen | Finals | Sweep | Profile | Quit
+Request = Hello | Screen | FinalsRequest | SweepRequest | Profile | Quit
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
@@ -94,7 +94,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
     index: int
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
+class EntrantOutcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
     """One entrant's result."""
 
     index: int
@@ -117,8 +117,8 @@ class FinalsDone(msgspec.Struct, frozen=True, kw_only=True, tag="finals_done"):
     sweep takes none of them.
     """
 
-    finalists: tuple[Outcome, ...]
-    failures: tuple[Outcome, ...]
+    finalists: tuple[EntrantOutcome, ...]
+    failures: tuple[EntrantOutcome, ...]
     samples_us: tuple[tuple[float, ...], ...]
     baseline_us: tuple[float, ...]
     conditions: Conditions
@@ -156,7 +156,15 @@ class Dead(msgspec.Struct, frozen=True, kw_only=True, tag="dead"):
 
 
 Reply = (
-    Ready | Started | Outcome | ScreenDone | FinalsDone | SweepDone | ProfileDone | Refused | Dead
+    Ready
+    | Started
+    | EntrantOutcome
+    | ScreenDone
+    | FinalsDone
+    | SweepDone
+    | ProfileDone
+    | Refused
+    | Dead
 )
 
 _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)

@@ -24,7 +24,7 @@ from gemmsmith.tuning import Effort
 from tuner.compile.plan import BASE_COST, KERNEL_COST, MOST_VARIETIES, VARIETY_COST, variety
 from tuner.search.budget import BUDGETS
 from tuner.search.cost_model import AnalyticModel
-from tuner.search.exploration import Plan
+from tuner.search.exploration import Proposals
 from tuner.search.ranking import by_time, predictions
 from tuner.space import candidates as legal_candidates
 from tuner.space.operation import of_type
@@ -106,7 +106,7 @@ def _size(draw: Random, least: float, most: float, step: int) -> int:
 def _leaders(problem: Problem, device: DeviceModel) -> _Ballot:
     found = legal_candidates(problem, device)
     predicted = predictions(problem, found, device, AnalyticModel())
-    plan = Plan(by_time(found, predicted), predicted, BUDGETS[Effort.DEFAULT].in_one_wave())
+    plan = Proposals(by_time(found, predicted), predicted, BUDGETS[Effort.DEFAULT].in_one_wave())
     return [
         (leader.kernel, 1 / (1 + place / _HALF)) for place, leader in enumerate(plan.kernels({}))
     ]

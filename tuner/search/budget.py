@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gemmsmith.tuning import Effort
-from tuner.devices.base import Policy
+from tuner.measure.policy import Policy
 from tuner.space import Level
 
 

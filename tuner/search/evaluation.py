@@ -21,7 +21,7 @@ from tuner.devices.recording import RecordedProblem, RecordedTrial, Sweep
 from tuner.devices.replay import ReplayDevice
 from tuner.measure.statistics import paired_ratio
 from tuner.search.budget import Budget
-from tuner.search.exploration import Plan
+from tuner.search.exploration import Proposals
 from tuner.search.features import Measured
 from tuner.search.field import Field
 from tuner.search.finals import finalists, hold_finals
@@ -144,7 +144,7 @@ def planned(ranker: Ranker, budget: Budget, built: Collection[str] | None = None
         first = resembling(ranked, recording.baseline_kernels, limit=budget.hints)
         field = Field(order=ranked, predicted=predicted, first=first, built=built)
         tried: Order = []
-        plan: Plan | None = field.plan(budget)
+        plan: Proposals | None = field.plan(budget)
         while plan is not None:
             again = bool(tried)
             for step in (plan.kernels, plan.launches):

@@ -38,7 +38,7 @@ _SOONEST_US = 1e-3
 _Trait = tuple[str, object]
 
 
-class Plan:
+class Proposals:
     """The candidates of one run, proposed in turn.
 
     Give to each call the times of everything measured so far; candidates that failed have none.

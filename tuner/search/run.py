@@ -23,11 +23,11 @@ from tuner.errors import JobAborted, NoLegalCandidate
 from tuner.measure.statistics import summarize
 from tuner.search.batches import StopSignal, in_batches
 from tuner.search.budget import BUDGETS, Budget
-from tuner.search.exploration import Plan
+from tuner.search.exploration import Proposals
 from tuner.search.field import Field
 from tuner.search.finals import finalists, hold_finals
 from tuner.search.hints import resembling
-from tuner.search.packs import Packs
+from tuner.search.packs import RunPacks
 from tuner.search.progress import Progress, Step
 from tuner.search.promotion import Decision, decide
 from tuner.search.ranking import Ranker, by_time, predictions
@@ -119,7 +119,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.trials: dict[str, Trial] = {}
-        self.packs = Packs(self.builder if self.device.needs_packs else None)
+        self.packs = RunPacks(self.builder if self.device.needs_packs else None)
         self.spoilt: dict[str, Candidate] = {}
         self.planned = 0
         self.kernels = 0
@@ -194,7 +194,7 @@ class _Run:
         built = self._built(order)
         return Field(order=order, predicted=predicted, first=first, built=built)
 
-    def go(self, plan: Plan) -> Winner:
+    def go(self, plan: Proposals) -> Winner:
         """Measure what the plan says, and promote the best of all measured so far."""
         self.kernels = len(self.packs) + plan.most_kernels
         self.screen_kernels(plan)
@@ -219,7 +219,7 @@ class _Run:
         self.baseline_kernels = self.device.baseline_kernels(self.problem)
         return resembling(order, self.baseline_kernels, limit=self.budget.hints)
 
-    def screen_kernels(self, plan: Plan) -> None:
+    def screen_kernels(self, plan: Proposals) -> None:
         """Measure the most promising kernels, each with its most promising launch."""
         while leaders := plan.kernels(self._times()):
             self.planned += len(leaders)
@@ -228,7 +228,7 @@ class _Run:
                     self._screen(batch)
             self._screen_spoilt()
 
-    def screen_launches(self, plan: Plan) -> None:
+    def screen_launches(self, plan: Proposals) -> None:
         """Measure further launches of the kernels that did best."""
         while wanted := plan.launches(self._times()):
             self.planned += len(wanted)

@@ -16,22 +16,22 @@ from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule
 from gemmsmith.launch import Decomposition, Launch
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.host import MODEL, HostEvent, HostGraph, HostStream, build_pack
-from tuner.devices.base import Policy
 from tuner.measure import baseline, batch, bench, company, power, states, timing
 from tuner.measure.batch import Batches
 from tuner.measure.conditions import Monitor
 from tuner.measure.operands import HOST
+from tuner.measure.policy import Policy
 from tuner.measure.protocol import (
     NOBODY,
     Entrant,
-    Finals,
-    Outcome,
+    EntrantOutcome,
+    FinalsRequest,
     Profile,
     ProfileDone,
     Reply,
     Screen,
     Started,
-    Sweep,
+    SweepRequest,
     decode_reply,
     decode_request,
     encode,
@@ -116,7 +116,7 @@ def test_screening_judges_each_entrant(
 ) -> None:
     request = Screen(problem=problem, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
     batches.screen(request)
-    outcomes = [reply for reply in said if isinstance(reply, Outcome)]
+    outcomes = [reply for reply in said if isinstance(reply, EntrantOutcome)]
     assert [o.index for o in outcomes] == list(range(len(FIELD)))
     assert {o.index: o.failure.kind for o in outcomes if o.failure} == FAILURES
     for outcome in outcomes:
@@ -137,7 +137,7 @@ def test_a_hopeless_candidate_gets_one_sample(
         problem=PROBLEM, entrants=entrants(pack, "good"), policy=POLICY, seed=1, best_us=1e-6
     )
     batches.screen(request)
-    (outcome,) = (reply for reply in said if isinstance(reply, Outcome))
+    (outcome,) = (reply for reply in said if isinstance(reply, EntrantOutcome))
     assert len(outcome.samples_us) == 1
 
 
@@ -150,7 +150,7 @@ def test_finals_pair_the_survivors_with_the_baseline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(states, "gain", lambda *_: 0.0)
-    request = Finals(problem=problem, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
+    request = FinalsRequest(problem=problem, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
     done = batches.finals(request)
     assert [o.index for o in done.finalists] == [0, 6, 7]
     assert {o.index: o.failure.kind for o in done.failures if o.failure} == FAILURES
@@ -170,7 +170,7 @@ def test_who_is_ahead_is_timed_rested_too(
 ) -> None:
     """Place 1 is behind in the first state, and all the others are in the second."""
     monkeypatch.setattr(states, "gain", lambda seen, place: float(len(seen) == 1 and place != 1))
-    request = Finals(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
+    request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
     done = batches.finals(request)
     assert done.paced is not None
     assert [len(samples) for samples in done.paced.samples_us] == [5, 0, 5]
@@ -189,7 +189,7 @@ def test_half_as_many_rounds_are_rested(
     for module in (batch, states):  # the host takes long, and would get fewer rounds
         monkeypatch.setattr(module, "affordable", lambda wanted, *_: wanted)
     policy = Policy(screen_samples=3, final_rounds=25, give_up_ratio=1000.0)
-    request = Finals(problem=PROBLEM, entrants=entrants(pack, "good"), policy=policy, seed=1)
+    request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, "good"), policy=policy, seed=1)
     done = batches.finals(request)
     assert done.paced is not None
     assert len(done.baseline_us) == 25
@@ -200,7 +200,7 @@ def test_who_is_still_ahead_is_timed_between_other_kernels_too(
     batches: Batches, said: list[Reply], pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(states, "gain", lambda _, place: 2.0 if place != 1 else 0.0)
-    request = Finals(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
+    request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
     done = batches.finals(request)
     assert done.mixed is not None
     assert [len(samples) for samples in done.mixed.samples_us] == [5, 0, 5]
@@ -226,7 +226,7 @@ def test_at_the_power_limit_the_best_are_priced(
     monkeypatch.setattr(power, "worth_a_look", lambda *_: [2, 0])
     clocks = iter([1400.0, 1500.0, 1500.0])  # cuBLAS's is the second
     monkeypatch.setattr(timing.Timer, "clock", lambda *_: next(clocks))
-    request = Finals(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
+    request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
     done = batches.finals(request)
     assert done.prices == (1.0, None, round(power.price(1400.0, 1500.0), 4))
     assert decode_reply(encode(done)) == done
@@ -238,7 +238,7 @@ def test_who_gains_more_than_power_can_cost_is_not_looked_at(
     batches: Batches, pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(power, "beyond_all_prices", lambda *_: [1])
-    request = Finals(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
+    request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
     assert batches.finals(request).prices == (None, 1.0, None)
 
 
@@ -250,21 +250,23 @@ def test_what_cannot_be_captured_again_is_not_recommended(
 
     monkeypatch.setattr(states, "gain", lambda *_: 2.0)
     monkeypatch.setattr(company, "mixed_rounds", refuse)
-    request = Finals(problem=PROBLEM, entrants=entrants(pack, "good"), policy=POLICY, seed=1)
+    request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, "good"), policy=POLICY, seed=1)
     done = batches.finals(request)
     assert done.mixed is None
     assert done.prices == (None,)
 
 
 def test_without_a_survivor_there_is_nothing_to_mix(batches: Batches, pack: Path) -> None:
-    request = Finals(problem=PROBLEM, entrants=entrants(pack, "wrong"), policy=POLICY, seed=1)
+    request = FinalsRequest(
+        problem=PROBLEM, entrants=entrants(pack, "wrong"), policy=POLICY, seed=1
+    )
     done = batches.finals(request)
     assert done.mixed is None
     assert done.prices == ()
 
 
 def test_a_sweep_measures_all_and_then_the_best(batches: Batches, pack: Path) -> None:
-    request = Sweep(
+    request = SweepRequest(
         problem=PROBLEM,
         entrants=entrants(pack, *FIELD),
         policy=POLICY,

@@ -10,7 +10,7 @@ import torch
 
 from tuner.measure import baseline, company
 from tuner.measure.operands import OperandSet
-from tuner.measure.timing import Rounds
+from tuner.measure.timing import TimedRounds
 
 
 @dataclass
@@ -42,10 +42,10 @@ class Played:
     def screen(self, *_: object) -> list[float]:
         return [4.0]
 
-    def rounds(self, graphs: list[Graph], count: int, **_: object) -> Rounds:
+    def rounds(self, graphs: list[Graph], count: int, **_: object) -> TimedRounds:
         assert count == 2
         assert len(graphs) == len(self.times)
-        return Rounds(samples_us=self.times, readings=(), discarded=0)
+        return TimedRounds(samples_us=self.times, readings=(), discarded=0)
 
 
 def test_a_contender_takes_what_the_whole_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,43 @@
+"""`GET /results`: the history of trials, failed ones included, page by page."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from starlette.responses import Response
+
+from service.http import documents, tables
+from service.http.access import Scope, needs
+from service.http.requests import ResultsQuery
+from service.http.routes.exports import Accept, listing
+from service.http.state import Service
+
+router = APIRouter(tags=["history"])
+
+
+@router.get("/results", dependencies=[needs(Scope.READ)])
+def results(
+    service: Service, query: Annotated[ResultsQuery, Query()], accept: Accept = "*/*"
+) -> Response:
+    """Trials in the order they were recorded, as JSON, CSV or Parquet; `after` is a trial's id."""
+    found = service.store.trials(
+        problem=query.problem(),
+        device=query.device,
+        dtype=query.dtype,
+        layout=query.layout,
+        phase=query.phase,
+        job=query.job,
+        after=query.after,
+        limit=query.limit,
+    )
+    return listing(
+        "/results",
+        "trials",
+        query,
+        accept,
+        tables.TRIALS,
+        found,
+        document=documents.trial,
+        cursor=lambda last: last.id,
+    )
