@@ -134,6 +134,7 @@ def test_where_nothing_is_compiled_fewer_kernels_do(
     assert found.medians[0] <= 0.01
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", RECORDED)
 def test_the_quick_effort_is_not_far_off(name: str, quick: dict[str, Tuned]) -> None:
     found = quick[name]
@@ -142,6 +143,7 @@ def test_the_quick_effort_is_not_far_off(name: str, quick: dict[str, Tuned]) -> 
     assert found.kernels <= 10
 
 
+@pytest.mark.long
 def test_the_same_recording_gives_the_same_winner(
     default: dict[str, Tuned], model: Ranker, sqlite_template: Path, tmp_path: Path
 ) -> None:

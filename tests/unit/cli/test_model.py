@@ -149,6 +149,7 @@ def test_a_held_out_problems_times_change_no_prediction(few_sweeps: Path) -> Non
     assert kept[0] == kept[1]
 
 
+@pytest.mark.long
 def test_eval_and_fit_on_the_shipped_sweeps(tmp_path: Path) -> None:
     """The learned model is no worse than the analytic one at anything that is counted."""
     path = tmp_path / "model.json.zst"
