@@ -298,7 +298,9 @@ def test_pack_exports_the_interface_and_little_else(
     ).stdout
     exported = {line.split()[-1] for line in listing.splitlines()}
     assert {name for name in exported if name.startswith("gs_")} == {
+        "gs_abi_oldest",
         "gs_abi_version",
+        "gs_arguments_bytes",
         "gs_can_implement",
         "gs_kernel_count",
         "gs_kernel_describe",

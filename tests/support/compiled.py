@@ -20,7 +20,7 @@ from _pytest.mark import ParameterSet
 from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
-from gemmsmith.runtime.abi import ABI_VERSION, Arguments, KernelInfo, declare
+from gemmsmith.runtime.abi import Arguments, KernelInfo, declare
 from tests.support.arguments import packed_arguments
 from tuner.compile import ArtifactStore, Builder, Built, Pack, Toolchain, find_toolchain
 from tuner.compile.eviction import SizeLimit
@@ -204,7 +204,7 @@ class Loaded:
         return size
 
     def describe(self) -> KernelInfo:
-        info = KernelInfo(abi=ABI_VERSION)
+        info = KernelInfo()
         assert self.library.gs_kernel_describe(self.index, ctypes.byref(info)) == 0
         return info
 
