@@ -148,8 +148,8 @@ class Answer:
         regimes: the ratio in each regime that the candidate was measured in; `speedup` is the
             least of them. Empty where only the least was kept (before gemmsmith 0.2).
         power_penalty: by what factor the candidate must be faster to make up for the power that
-            it draws beyond cuBLAS's in a program at the GPU's power limit; 1 where it is faster than
-            any power could cost, None where it was not measured.
+            it draws beyond cuBLAS's in a program at the GPU's power limit; 1 where it is faster
+            than any power could cost, None where it was not measured.
         predicted_us: microseconds that the cost model expects one launch of `config` to take;
             None for what was measured.
     """
