@@ -75,6 +75,7 @@ _MODULES = {
         "Use",
     ),
     "bundle": ("Bundle",),
+    "candidate": ("Candidate",),
     "client": ("Client",),
     "device": ("DeviceModel", "Environment"),
     "errors": (
@@ -103,7 +104,7 @@ _MODULES = {
     "history": ("Origin", "Revision"),
     "jobs": ("JobEvent", "JobStatus"),
     "kernel": ("Kernel",),
-    "launch": ("Candidate", "Launch"),
+    "launch": ("Launch",),
     "lookup": ("Lookup",),
     "ops": ("Shapes", "capture", "compare", "linear", "matmul", "patch", "scaled_mm", "use"),
     "packs": ("Packs",),

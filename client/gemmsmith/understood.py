@@ -8,13 +8,13 @@ Other fields that are not known here, such as further statistics, are ignored.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
+import msgspec.inspect
 
 from gemmsmith.answer import Answer, Config
 from gemmsmith.errors import InvalidProblem
@@ -48,10 +48,11 @@ def convert(found: object, kind: type[T]) -> T:
         NotKnownHere: it says something that this library does not know.
         msgspec.ValidationError: it has another shape.
     """
-    if not isinstance(found, dict) or not _required(kind) <= found.keys():
+    of: Any = kind
+    if not isinstance(found, dict) or not _required(of) <= found.keys():
         return msgspec.convert(found, kind)  # for its error
     try:
-        msgspec.convert(found, _shape(kind))
+        msgspec.convert(found, _shape(of))
         row = msgspec.convert(found, kind)
         config = getattr(row, "config", None)
         if isinstance(config, Config):
@@ -82,25 +83,14 @@ def each(rows: Iterable[object], kind: type[T], what: str) -> list[T]:
 
 
 @cache
-def _required(kind: type) -> frozenset[str]:
-    if issubclass(kind, msgspec.Struct):
-        fields = msgspec.structs.fields(kind)
-        return frozenset(field.encode_name for field in fields if field.required)
-    return frozenset(
-        field.name
-        for field in dataclasses.fields(kind)
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    )
+def _required(kind: Hashable) -> frozenset[str]:
+    return frozenset(field.encode_name for field in _fields(kind) if field.required)
 
 
 @cache
-def _shape(kind: type) -> type[msgspec.Struct]:
+def _shape(kind: Hashable) -> type[msgspec.Struct]:
     """A row of that kind, of which only the names of what is to be run are looked at."""
-    names = (
-        kind.__struct_fields__
-        if issubclass(kind, msgspec.Struct)
-        else [field.name for field in dataclasses.fields(kind)]
-    )
+    names = [field.encode_name for field in _fields(kind)]
     parts: dict[str, Any] = {
         "problem": _PROBLEM,
         "measured": _PROBLEM | None,
@@ -109,15 +99,21 @@ def _shape(kind: type) -> type[msgspec.Struct]:
     if kind is not Answer and "answer" in names:
         parts["answer"] = _shape(Answer)
     return msgspec.defstruct(
-        kind.__name__, [(name, parts[name], None) for name in names if name in parts]
+        "Shape", [(name, parts[name], None) for name in names if name in parts]
     )
+
+
+def _fields(kind: object) -> tuple[msgspec.inspect.Field, ...]:
+    described: Any = msgspec.inspect.type_info(kind)
+    found: tuple[msgspec.inspect.Field, ...] = described.fields
+    return found
 
 
 def _strict(kind: type, **parts: Any) -> type[msgspec.Struct]:
     """The dataclass's field names and no others; kernels refuse unknown ones by themselves."""
     return msgspec.defstruct(
         kind.__name__,
-        [(field.name, parts.get(field.name, Any), None) for field in dataclasses.fields(kind)],
+        [(field.encode_name, parts.get(field.encode_name, Any), None) for field in _fields(kind)],
         forbid_unknown_fields=True,
     )
 
