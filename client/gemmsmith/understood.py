@@ -49,6 +49,8 @@ def convert(found: object, kind: type[T]) -> T:
         msgspec.ValidationError: it has another shape.
     """
     of: Any = kind
+    if kind is Answer and isinstance(found, dict) and "price" in found:
+        found = {"power_penalty": found["price"]} | found  # what release 0.1 called it
     if not isinstance(found, dict) or not _required(of) <= found.keys():
         return msgspec.convert(found, kind)  # for its error
     try:
