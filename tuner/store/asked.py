@@ -25,17 +25,16 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import aliased
 
 from gemmsmith.problem import Problem
+from tuner.store.dictionary import problem_identity
 from tuner.store.models import ProblemRow
 
 _ASKED = bindparam("asked", type_=String)
-_IDENTITY = {
-    "dtype": String, "layout": String, "batch": Integer, "m": Integer, "n": Integer, "k": Integer,
-}  # fmt: skip
+_IDENTITY = {"operation": String, "batch": Integer, "m": Integer, "n": Integer, "k": Integer}
 
 
 def parameters(problems: Iterable[Problem]) -> dict[str, Any]:
     """What a query that has `ids` in it is executed with."""
-    return {_ASKED.key: msgspec.json.encode([*problems]).decode()}
+    return {_ASKED.key: msgspec.json.encode([*map(problem_identity, problems)]).decode()}
 
 
 def ids(*, on_sqlite: bool) -> Select[int]:

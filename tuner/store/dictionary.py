@@ -49,7 +49,7 @@ class Dictionary:
     def problem_id(self, session: Session, problem: Problem) -> int | None:
         """The id of a problem, without writing it."""
         return self._ids.get(_key(problem)) or session.scalar(
-            select(ProblemRow.id).filter_by(**_problem_identity(problem))
+            select(ProblemRow.id).filter_by(**problem_identity(problem))
         )
 
     def device_id(self, session: Session, slug: str) -> int | None:
@@ -161,14 +161,15 @@ def _intern(session: Session, entry: Entry) -> int:
             identity = {"name": entry.name}
             return _upsert(session, KernelRow, identity, {"description": to_json(entry)})
         case Problem():
+            words = {"dtype": entry.dtype, "layout": entry.layout.value}
             logarithms = {f"lg_{axis}": math.log2(getattr(entry, axis)) for axis in "mnk"}
-            return _upsert(session, ProblemRow, _problem_identity(entry), logarithms)
+            return _upsert(session, ProblemRow, problem_identity(entry), words | logarithms)
 
 
-def _problem_identity(problem: Problem) -> dict[str, Any]:
+def problem_identity(problem: Problem) -> dict[str, Any]:
+    """The columns that say which problem it is."""
     return {
-        "dtype": problem.dtype,
-        "layout": problem.layout.value,
+        "operation": problem.operation.key,
         "batch": problem.batch,
         "m": problem.m,
         "n": problem.n,

@@ -61,6 +61,13 @@ class Search:
     batch: int | None = None
     extents: tuple[int, ...] = ()
 
+    @property
+    def operation(self) -> str | None:
+        """The key of the one operation that is looked for, if it is one."""
+        if self.dtype is None or self.layout is None:
+            return None
+        return f"{self.dtype}.{self.layout.value}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listed:
@@ -264,9 +271,7 @@ class Listing:
         )
 
 
-_SIZE = (
-    ProblemRow.dtype, ProblemRow.layout, ProblemRow.batch, ProblemRow.m, ProblemRow.n, ProblemRow.k,
-)  # fmt: skip
+_SIZE = (ProblemRow.operation, ProblemRow.batch, ProblemRow.m, ProblemRow.n, ProblemRow.k)
 """The columns of the problems' index, in its order."""
 
 
@@ -288,7 +293,8 @@ def _walking(search: Search, device_id: int | None) -> Select[WinnerRow, Problem
 
 def _met(search: Search) -> builtins.list[ColumnElement[bool]]:
     """The search as conditions on problems."""
-    return [column == value for column, value in _given(search).items()] + _extents(search)
+    given = _given(search)
+    return [column == value for column, value in given.items()] + _words(search) + _extents(search)
 
 
 def _met_walking(search: Search) -> builtins.list[ColumnElement[bool]]:
@@ -298,12 +304,25 @@ def _met_walking(search: Search) -> builtins.list[ColumnElement[bool]]:
     return [
         column == value if column in led else column.between(value, value)
         for column, value in given.items()
-    ] + _extents(search)
+    ] + [*_words(search), *_extents(search)]
 
 
 def _given(search: Search) -> dict[InstrumentedAttribute[Any], Any]:
     values = {column: getattr(search, column.key) for column in _SIZE}
     return {column: value for column, value in values.items() if value is not None}
+
+
+def _words(search: Search) -> builtins.list[ColumnElement[bool]]:
+    """What is asked of the operation where it is not one alone."""
+    if search.operation is not None:
+        return []
+    if search.layout is not None:
+        return [ProblemRow.layout == search.layout.value]
+    if search.dtype is None:
+        return []
+    # The range is for the index, which has the layout's letters last.
+    first, last = f"{search.dtype}.{Layout.NN.value}", f"{search.dtype}.{Layout.TT.value}"
+    return [ProblemRow.operation.between(first, last), ProblemRow.dtype == search.dtype]
 
 
 def _extents(search: Search) -> builtins.list[ColumnElement[bool]]:

@@ -83,16 +83,21 @@ class GpuRow(Base):
 
 
 class ProblemRow(Base):
-    """A problem; `lg_*` are log2 of the extents, because SQLite has no logarithm everywhere."""
+    """A problem; `lg_*` are log2 of the extents, because SQLite has no logarithm everywhere.
+
+    `operation` is `Operation.key`, and with the sizes says which problem it is. `dtype` and
+    `layout` are its two words, for who looks for one of them.
+    """
 
     __tablename__ = "problems"
     __table_args__ = (
-        UniqueConstraint("dtype", "layout", "batch", "m", "n", "k", name="uq_problems_identity"),
-        Index("ix_problems_near", "dtype", "layout", "batch", "lg_m"),
+        UniqueConstraint("operation", "batch", "m", "n", "k", name="uq_problems_identity"),
+        Index("ix_problems_near", "operation", "batch", "lg_m"),
     )
 
     id: Mapped[int] = mapped_column(Id, primary_key=True)
-    dtype: Mapped[str] = mapped_column(String(20))
+    operation: Mapped[str] = mapped_column(String(120))
+    dtype: Mapped[str] = mapped_column(String(120))
     layout: Mapped[str] = mapped_column(String(4))
     batch: Mapped[int]
     m: Mapped[int]

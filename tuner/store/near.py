@@ -13,7 +13,7 @@ from tuner.store.models import CURRENT, DeviceRow, ProblemRow, WinnerRow
 
 _STEPS = (0.25, 1.0, 4.0)
 """Reaches tried before a longer one. Among a million winners a question has enough neighbours in
-the first (20 ms instead of 360); only where there are too few is more of (dtype, layout, batch)
+the first (20 ms instead of 360); only where there are too few is more of (operation, batch)
 scanned."""
 
 
@@ -41,8 +41,7 @@ def nearest(
     query = (
         winners.where(CURRENT, DeviceRow.slug == device)
         .where(
-            ProblemRow.dtype == problem.dtype,
-            ProblemRow.layout == problem.layout.value,
+            ProblemRow.operation == problem.operation.key,
             ProblemRow.batch == problem.batch,
         )
         .order_by(squared, ProblemRow.id)

@@ -29,7 +29,7 @@ from tuner.store import asked
 from tuner.store.audit import LOCAL, Action, record
 from tuner.store.codec import digest, from_json, to_json
 from tuner.store.database import Database
-from tuner.store.dictionary import Dictionary, Entry, Ids, problem_of
+from tuner.store.dictionary import Dictionary, Entry, Ids, problem_identity, problem_of
 from tuner.store.gpus import Gpus, InUse
 from tuner.store.models import CURRENT, DeviceRow, JobRow, ProblemRow, WinnerRow
 from tuner.store.near import nearest
@@ -113,12 +113,7 @@ class Winners:
             _select()
             .where(CURRENT, DeviceRow.slug == device)
             .where(
-                ProblemRow.dtype == problem.dtype,
-                ProblemRow.layout == problem.layout.value,
-                ProblemRow.batch == problem.batch,
-                ProblemRow.m == problem.m,
-                ProblemRow.n == problem.n,
-                ProblemRow.k == problem.k,
+                *(getattr(ProblemRow, name) == x for name, x in problem_identity(problem).items())
             )
         )
         with self._database.read() as session:
