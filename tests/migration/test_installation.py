@@ -127,7 +127,7 @@ def check_use(store: Store) -> None:
     same, created = queue.enqueue(PROBLEM, idempotency_key="key-1")
     assert (same.id, created) == (done.id, False)
     assert [key.name for key in store.keys.list()] == ["ci"]
-    assert [key.name for key in store.keys.list(inactive=True)] == ["ci", "me"]
+    assert [key.name for key in store.keys.list(inactive=True)] == ["me", "ci"]
     wide = Problem(m=256, n=4096, k=4096, dtype="bf16.out_f32.accumulate", layout=Layout.NT)
     new, created = queue.enqueue(wide)
     assert (new.problem, created) == (wide, True)
