@@ -15,7 +15,6 @@ of another width is a neighbour too, no nearer than the same layer at another M.
 from __future__ import annotations
 
 import hashlib
-import heapq
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from gemmsmith import understood
 from gemmsmith.answer import MAX_DISTANCE, Config, Use
 from gemmsmith.errors import SnapshotCorrupt
 from gemmsmith.files import publish
+from gemmsmith.neighbours import NEIGHBOURS, Neighbourhood, answering
 from gemmsmith.problem import Problem
 from gemmsmith.suits import refusal
 
@@ -36,9 +36,6 @@ log = logging.getLogger("gemmsmith")
 
 FORMAT = 1
 """Raised when the meaning of a document changes; documents of other formats are refused."""
-
-NEIGHBOURS = 64
-"""Neighbours looked at, as in the service's lookup."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,11 +128,7 @@ class Snapshot:
         self.rows: Final = rows
         self.skipped: Final = len(winners) - len(rows)
         self._exact: Final = {row.problem: row for row in rows}
-        # Logarithms are taken once: a training run asks of many M.
-        self._alike: Final[dict[tuple[object, ...], list[tuple[float, float, float, Row]]]] = {}
-        for row in self._exact.values():
-            alike = self._alike.setdefault(_kind(row.problem), [])
-            alike.append((*row.problem.log_extents, row))
+        self._alike: Final = Neighbourhood((row.problem, row) for row in self._exact.values())
 
     @classmethod
     def parse(cls, document: bytes) -> Snapshot:
@@ -198,17 +191,12 @@ class Snapshot:
         exact = self._exact.get(problem)
         if exact is not None:
             return exact
-        alike = self._alike.get(_kind(problem), [])
-        m, n, k = problem.log_extents
-        squares = [(x - m) ** 2 + (y - n) ** 2 + (z - k) ** 2 for x, y, z, _ in alike]
-        for index in heapq.nsmallest(NEIGHBOURS, range(len(alike)), key=squares.__getitem__):
-            row = alike[index][3]
-            if problem.distance(row.problem) > MAX_DISTANCE:
-                return None
-            illegal = row.config is not None and refusal(row.config, problem) is not None
-            if row.use is Use.CUBLAS or (row.config is not None and not illegal):
-                return row  # cuBLAS takes every problem
-        return None
+        nearest = self._alike.nearest(problem, NEIGHBOURS, MAX_DISTANCE)
+        return answering(
+            problem,
+            nearest,
+            lambda row: row.config is not None and refusal(row.config, problem) is None,
+        )
 
     def packs(self) -> dict[str, str | None]:
         """Hashes of the packs that choices name, each with its signature, if there is one."""
@@ -267,7 +255,3 @@ class Shelf:
 
 def _revision(device: str, winners: bytes) -> str:
     return hashlib.sha256(device.encode() + b"\n" + winners).hexdigest()[:32]
-
-
-def _kind(problem: Problem) -> tuple[object, ...]:
-    return (problem.dtype, problem.layout, problem.batch)

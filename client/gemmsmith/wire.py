@@ -31,7 +31,7 @@ from gemmsmith.errors import (
     SnapshotCorrupt,
     Unauthorized,
 )
-from gemmsmith.operation import Operation, not_one_of
+from gemmsmith.operation import Grouping, Operation, not_one_of
 from gemmsmith.problem import Problem
 from gemmsmith.snapshot import Snapshot
 from gemmsmith.tuning import Effort
@@ -98,13 +98,46 @@ class Query:
     exact: bool = False
 
 
-def problem_of(m: int, n: int, k: int, *, batch: int, dtype: str, layout: str) -> Problem:
-    """Check a question before anything is sent.
+def problem_of(
+    m: int,
+    n: int,
+    k: int,
+    *,
+    batch: int,
+    dtype: str,
+    layout: str,
+    groups: int | None = None,
+    out: str | None = None,
+    scaling: str | None = None,
+    grouping: str | None = None,
+    epilogue: str | None = None,
+    accumulate: bool | None = None,
+) -> Problem:
+    """The problem by what people and requests say of it; what is None is as `dtype` says.
+
+    `groups` is what the batch of a grouped operation is called.
 
     Raises:
         InvalidProblem: names the field and what it accepts.
     """
-    return Problem.of(Operation.of(dtype, layout), m, n, k, batch)
+    operation = Operation.of(
+        dtype,
+        layout,
+        out=out,
+        scaling=scaling,
+        grouping=grouping,
+        epilogue=epilogue,
+        accumulate=accumulate,
+    )
+    if groups is not None:
+        if operation.grouping is Grouping.NONE:
+            raise InvalidProblem("groups", "groups needs grouping=rows or grouping=depth")
+        if batch not in (1, groups):
+            raise InvalidProblem(
+                "groups", f"groups is the batch of a grouped operation, and batch is {batch}"
+            )
+        batch = groups
+    return Problem.of(operation, m, n, k, batch)
 
 
 def effort_of(effort: str) -> Effort:

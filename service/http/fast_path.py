@@ -2,7 +2,7 @@
 
 Three quarters of the time of a lookup in memory would go into finding its route and checking its
 parameters. A query string that was answered before needs neither; others, and batches, are decoded
-straight into questions. Whatever is not plain, a key that is not known, a wrong field, a device
+straight into problems. Whatever is not plain, a key that is not known, a wrong field, a device
 that has to be looked for, is passed on untouched and is answered, or refused and explained, by the
 routes. So both roads give the same answers; `tests/unit/service/test_fast_path.py` holds that to
 the byte.
@@ -23,14 +23,17 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as Connection
 
+from gemmsmith.errors import InvalidProblem
+from gemmsmith.problem import Problem
 from service.http.abilities import Abilities, abilities_of
 from service.http.access import LOCAL, Caller, Scope
-from service.http.errors import ProblemError
+from service.http.asked import Asked
+from service.http.errors import ProblemError, invalid_field
 from service.http.middleware import UNLOGGED
 from service.http.requests import MAX_BATCH_PROBLEMS, Arch
 from service.http.state import State
 from service.lookup import reader
-from service.lookup.cache import Question, RawHeaders, Rendered
+from service.lookup.cache import RawHeaders, Rendered
 from service.metrics.prometheus import AnswerSource
 from tuner.errors import StoreError
 
@@ -38,7 +41,7 @@ from tuner.errors import StoreError
 class _Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`service.http.requests.BestBatchBody` where everything in it is as it should be."""
 
-    problems: Annotated[list[Question], msgspec.Meta(min_length=1, max_length=MAX_BATCH_PROBLEMS)]
+    problems: Annotated[list[Asked], msgspec.Meta(min_length=1, max_length=MAX_BATCH_PROBLEMS)]
     arch: Arch | None = None
     device: Annotated[str, msgspec.Meta(max_length=200)] | None = None
     exact: bool = False
@@ -47,8 +50,8 @@ class _Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _BATCH = msgspec.json.Decoder(_Batch)
 
 _PARAMETER = (
-    "(?:(?:m|n|k|batch)=[1-9][0-9]{0,9}|(?:dtype|layout|arch|device)=[a-z0-9_-]{1,200}"
-    "|exact=(?:true|false))"
+    "(?:(?:m|n|k|batch|groups)=[1-9][0-9]{0,9}|(?:exact|accumulate)=(?:true|false)"
+    "|(?:dtype|layout|out|scaling|grouping|epilogue|arch|device)=[a-z0-9_.-]{1,200})"
 )
 _PLAIN = re.compile(f"{_PARAMETER}(?:&{_PARAMETER})*".encode())
 """A query of `service.http.requests.BestQuery` with nothing to unquote, convert or leave out."""
@@ -99,7 +102,7 @@ async def _best(scope: Connection, receive: Receive, send: Send) -> bool:
     else:
         try:
             found = await anyio.to_thread.run_sync(_looked_up, service, query)
-        except (msgspec.ValidationError, ProblemError, StoreError):
+        except (msgspec.ValidationError, InvalidProblem, ProblemError, StoreError):
             return False
     found = reader.told(found, abilities_of(scope["headers"]))
     if isinstance(found, Rendered):
@@ -115,10 +118,13 @@ def _looked_up(service: State, query: bytes) -> reader.Found:
     exact = given.pop("exact", "false") == "true"
     arch = msgspec.convert(given.pop("arch", None), Arch | None)
     slug = given.pop("device", None)
-    question = msgspec.convert(given, Question, strict=False)
+    asked = msgspec.convert(given, Asked, strict=False)
     generation = service.answers.generation
     device = service.catalogue.resolve(arch, slug)
-    return reader.answer_query(service, query, question, device, exact=exact, generation=generation)
+    problem = _problem(asked)
+    if isinstance(problem, ProblemError):
+        return problem
+    return reader.answer_query(service, query, problem, device, exact=exact, generation=generation)
 
 
 async def _batch(scope: Connection, message: Message, send: Send) -> bool:
@@ -130,7 +136,13 @@ async def _batch(scope: Connection, message: Message, send: Send) -> bool:
         abilities = abilities_of(scope["headers"])
         content = message.get("body", b"")
         body = await anyio.to_thread.run_sync(_answered, service, content, abilities)
-    except (msgspec.DecodeError, UnicodeDecodeError, ProblemError, StoreError):
+    except (
+        msgspec.DecodeError,
+        UnicodeDecodeError,
+        InvalidProblem,
+        ProblemError,
+        StoreError,
+    ):
         return False
     scope["route"] = _BEST_BATCH
     length = b"%d" % len(body)
@@ -145,12 +157,26 @@ def _answered(service: State, body: bytes, abilities: Abilities) -> reader.Body:
     device = service.catalogue.resolve(asked.arch, asked.device)
     return reader.batch(
         service,
-        asked.problems,
+        [_problem(item) for item in asked.problems],
         device,
         exact=asked.exact,
         generation=generation,
         abilities=abilities,
     )
+
+
+def _problem(asked: Asked) -> Problem | ProblemError:
+    """The problem meant, or what is wrong with it.
+
+    Raises:
+        InvalidProblem: its `dtype` is none, of which the routes say more.
+    """
+    try:
+        return asked.problem()
+    except InvalidProblem as error:
+        if error.field == "dtype":
+            raise
+        return invalid_field(error.field, str(error))
 
 
 def _is_admitted(service: State, scope: Connection) -> bool:

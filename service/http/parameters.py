@@ -12,6 +12,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from gemmsmith.errors import InvalidProblem
+from gemmsmith.operation import Operation
 from gemmsmith.problem import MAX_EXTENT, DType, Layout, Problem
 from gemmsmith.wire import MAX_CALLS, MAX_DEADLINE_S
 from tuner.store.keys import LONGEST_LIFE_S, MOST_JOBS, NAME_PATTERN, NAME_RULE, is_name
@@ -65,12 +67,23 @@ def _after_winner(value: Any) -> Problem:
     try:
         dtype, layout, *sizes = str(value).split("-")
         batch, m, n, k = (int(size) for size in sizes if _DIGITS.fullmatch(size))
-        return Problem(m=m, n=n, k=k, batch=batch, dtype=DType(dtype), layout=Layout(layout))
+        return Problem(m=m, n=n, k=k, batch=batch, dtype=dtype, layout=Layout(layout))
     except ValueError:
         raise PydanticCustomError(
             "cursor",
             "is no cursor of this list: {shown}",
             {"shown": repr(value)[:80], "accepted": "the `after` of a page's `links.next`"},
+        ) from None
+
+
+def _dtype(value: Any) -> str:
+    try:
+        return Operation.of(value if isinstance(value, str) else "").dtype
+    except InvalidProblem:
+        raise PydanticCustomError(
+            "dtype",
+            "is unknown: {shown}",
+            {"shown": repr(value)[:80], "accepted": ", ".join(DType)},
         ) from None
 
 
@@ -109,6 +122,16 @@ Calls = Annotated[int, BeforeValidator(_integer(0, MAX_CALLS, text=False)), _sch
 DeadlineSeconds = Annotated[
     int, BeforeValidator(_integer(1, MAX_DEADLINE_S, text=False)), _schema(1, MAX_DEADLINE_S)
 ]
+OperationName = Annotated[
+    str,
+    BeforeValidator(_dtype),
+    WithJsonSchema(
+        _text(
+            f"({'|'.join(DType)})([.][a-z0-9_]+)*",
+            description="A short name, or what an answer calls its operation, bf16.out_f32 say",
+        )
+    ),
+]
 KeyName = Annotated[
     str, BeforeValidator(_key_name), WithJsonSchema(_text(NAME_PATTERN, description=NAME_RULE))
 ]
@@ -124,7 +147,7 @@ WinnerCursor = Annotated[
     PlainValidator(_after_winner),
     WithJsonSchema(
         _text(
-            f"({'|'.join(DType)})-({'|'.join(Layout)})(-[1-9][0-9]{{0,9}}){{4}}",
+            f"({'|'.join(DType)})([.][a-z0-9_]+)*-({'|'.join(Layout)})(-[1-9][0-9]{{0,9}}){{4}}",
             description="From the `links.next` of a page",
         )
     ),

@@ -12,8 +12,10 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 
 from gemmsmith.answer import Use
+from gemmsmith.operation import Element, Epilogue, Grouping, Operation, Scaling
 from gemmsmith.problem import DType, Layout, Problem
 from gemmsmith.tuning import Effort, JobState
+from gemmsmith.wire import problem_of
 from service.http.parameters import (
     Calls,
     Cursor,
@@ -22,6 +24,7 @@ from service.http.parameters import (
     JobLimit,
     KeyLife,
     KeyName,
+    OperationName,
     PageLimit,
     Priority,
     QueryExtent,
@@ -42,18 +45,38 @@ class Arch(StrEnum):
     SM90 = "sm90"  # Hopper: H100, H200, H20
 
 
+_GROUPS = Field(description="The batch of a grouped operation")
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class ProblemQuery(_Strict):
+class _Operation(_Strict):
+    """What of the operation is another than its `dtype` says."""
+
+    out: Annotated[Element | None, Field(description="Element type of D")] = None
+    scaling: Scaling | None = None
+    grouping: Grouping | None = None
+    epilogue: Epilogue | None = None
+    accumulate: Annotated[bool | None, Field(description="Add to D")] = None
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What is given of it, by name."""
+        found = {name: getattr(self, name) for name in _Operation.model_fields}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+class ProblemQuery(_Operation):
     """A problem on a device model, in a query."""
 
     m: QueryExtent
     n: QueryExtent
     k: QueryExtent
     batch: QueryExtent = 1
-    dtype: str = DType.BF16
+    groups: Annotated[QueryExtent | None, _GROUPS] = None
+    dtype: OperationName = DType.BF16
     layout: Layout = Layout.TN
     arch: Arch | None = None
     device: Slug | None = None
@@ -62,11 +85,9 @@ class ProblemQuery(_Strict):
         """The problem asked about.
 
         Raises:
-            InvalidProblem: the layout is not one that the element types support.
+            InvalidProblem: there is no such operation.
         """
-        return Problem(
-            m=self.m, n=self.n, k=self.k, batch=self.batch, dtype=self.dtype, layout=self.layout
-        )
+        return _problem(self)
 
 
 class BestQuery(ProblemQuery):
@@ -89,25 +110,38 @@ class SnapshotQuery(_Strict):
     device: Slug | None = None
 
 
-class ProblemBody(_Strict):
+class ProblemBody(_Operation):
     """A problem as JSON."""
 
     m: Extent
     n: Extent
     k: Extent
     batch: Extent = 1
-    dtype: str = DType.BF16
+    groups: Annotated[Extent | None, _GROUPS] = None
+    dtype: OperationName = DType.BF16
     layout: Layout = Layout.TN
+    accumulate: Annotated[StrictBool | None, Field(description="Add to D")] = None
 
     def problem(self) -> Problem:
         """The problem meant.
 
         Raises:
-            InvalidProblem: the layout is not one that the element types support.
+            InvalidProblem: there is no such operation.
         """
-        return Problem(
-            m=self.m, n=self.n, k=self.k, batch=self.batch, dtype=self.dtype, layout=self.layout
-        )
+        return _problem(self)
+
+
+def _problem(asked: ProblemQuery | ProblemBody) -> Problem:
+    return problem_of(
+        asked.m,
+        asked.n,
+        asked.k,
+        batch=asked.batch,
+        groups=asked.groups,
+        dtype=asked.dtype,
+        layout=asked.layout,
+        **asked.parts,
+    )
 
 
 class BestBatchBody(_Strict):
@@ -239,17 +273,18 @@ class ListQuery(_Strict):
     fields: Fields | None = None
 
 
-class WinnersQuery(ListQuery):
+class WinnersQuery(ListQuery, _Operation):
     """The query of `GET /winners`. Sizes that are not given may be any."""
 
     device: Slug | None = None
-    dtype: str | None = None
+    dtype: OperationName | None = None
     layout: Layout | None = None
     use: Use | None = None
     m: QueryExtent | None = None
     n: QueryExtent | None = None
     k: QueryExtent | None = None
     batch: QueryExtent | None = None
+    groups: Annotated[QueryExtent | None, _GROUPS] = None
     min_speedup: Annotated[
         float | None, Field(ge=0, allow_inf_nan=False, description="Least gain over cuBLAS, 1.05")
     ] = None
@@ -259,7 +294,20 @@ class WinnersQuery(ListQuery):
     def sizes(self) -> dict[str, int]:
         """The sizes that are given, by name."""
         given = {name: getattr(self, name) for name in ("m", "n", "k", "batch")}
+        if self.groups is not None:
+            given["batch"] = self.groups
         return {name: size for name, size in given.items() if size is not None}
+
+    @property
+    def whole_dtype(self) -> str | None:
+        """The operation's `dtype` with what else is given of it; None where it may be any.
+
+        Raises:
+            InvalidProblem: there is no such operation.
+        """
+        if not self.parts:
+            return self.dtype
+        return Operation.of(self.dtype or DType.BF16, self.layout or Layout.TN, **self.parts).dtype
 
 
 class ResultsQuery(ListQuery):
@@ -269,7 +317,7 @@ class ResultsQuery(ListQuery):
     n: QueryExtent | None = None
     k: QueryExtent | None = None
     batch: QueryExtent = 1
-    dtype: str | None = None
+    dtype: OperationName | None = None
     layout: Layout | None = None
     device: Slug | None = None
     phase: Phase | None = None

@@ -12,22 +12,22 @@ than what the last drop had seen.
 from __future__ import annotations
 
 import hashlib
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Self, TypeVar
+from typing import Self, TypeVar
 
 import msgspec
 
 from gemmsmith.answer import Answer, Match
 from gemmsmith.kernel import Backend
-from gemmsmith.problem import MAX_EXTENT, DType, Layout, Problem
+from gemmsmith.neighbours import Neighbourhood
+from gemmsmith.problem import Problem
 from gemmsmith.wire import RUNS
 from service.http import documents
 from service.http.abilities import without_config
-from service.lookup.find import REACH, Kind, kind
+from service.lookup.find import REACH
 
 _LONGEST_QUERY = 300
 """Bytes of a query string worth keeping; a lookup with every parameter given has about 120."""
@@ -36,46 +36,14 @@ _NEIGHBOURHOODS = 32
 """Changed winners up to which each answer's distance from each of them is looked at; beyond, all
 that are alike go: a whole import costs less to answer anew than to compare."""
 
-_Extent = Annotated[int, msgspec.Meta(ge=1, le=MAX_EXTENT)]
-
-
-class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A problem as it is asked for: `service.http.requests.ProblemBody`, decoded many times faster.
-
-    It takes what that takes, and its errors are not for people.
-    """
-
-    m: _Extent
-    n: _Extent
-    k: _Extent
-    batch: _Extent = 1
-    dtype: str = DType.BF16
-    layout: Layout = Layout.TN
-
-    @classmethod
-    def of(cls, problem: Problem) -> Self:
-        """The question for a problem."""
-        return cls(problem.m, problem.n, problem.k, problem.batch, problem.dtype, problem.layout)
-
-    def problem(self) -> Problem:
-        """The problem meant.
-
-        Raises:
-            InvalidProblem: the layout is not one that the element types support.
-        """
-        return Problem(
-            m=self.m, n=self.n, k=self.k, batch=self.batch, dtype=self.dtype, layout=self.layout
-        )
-
-
 VARY = f"{RUNS}, User-Agent"
 """What an answer depends on beside its address."""
 
 K = TypeVar("K")
 V = TypeVar("V")
 
-Key = tuple[str, Question]
-"""A device model's slug and what is asked about it."""
+Key = tuple[str, Problem]
+"""A device model's slug and the problem that is asked about."""
 
 RawHeaders = list[tuple[bytes, bytes]]
 """As ASGI has them."""
@@ -159,14 +127,14 @@ class Answers:
         return self._generation
 
     def get_many(
-        self, device: str, questions: Iterable[Question], *, exact: bool
+        self, device: str, problems: Iterable[Problem], *, exact: bool
     ) -> list[Rendered | None]:
-        """What is known of each question about a device model.
+        """What is known of each problem on a device model.
 
         With `exact`, only what was measured on the very problem.
         """
         with self._lock:
-            return [self._get((device, question), exact) for question in questions]
+            return [self._get((device, problem), exact) for problem in problems]
 
     def asked(self, query: bytes) -> Rendered | None:
         """What is known under a query string that `keep_query` was given."""
@@ -179,7 +147,7 @@ class Answers:
 
     def keep(self, answer: Rendered, generation: int) -> None:
         """Keep an answer whose reading began in that generation, if that is still current."""
-        key = (answer.device, Question.of(answer.problem))
+        key = (answer.device, answer.problem)
         with self._lock:
             if generation == self._generation:
                 _put(self._answers, key, answer, self._limit)
@@ -188,7 +156,7 @@ class Answers:
         """Let a query string lead to the answer's problem and device from now on."""
         if len(query) > _LONGEST_QUERY:
             return
-        key = (answer.device, Question.of(answer.problem))
+        key = (answer.device, answer.problem)
         with self._lock:
             if generation == self._generation:
                 _put(self._queries, query, (key, exact), self._limit)
@@ -207,20 +175,21 @@ class Answers:
         themselves: their nearest winner may be another, or there may be one now.
         """
         exact = set(changed)
-        near: dict[Kind, list[tuple[float, float, float]]] = {}
+        near: dict[str, Neighbourhood[None]] = {}
         for device, problem in exact:
-            near.setdefault(kind(problem, device), []).append(problem.log_extents)
+            near.setdefault(device, Neighbourhood()).add(problem, None)
 
         def affected(answer: Rendered) -> bool:
             if (answer.device, answer.problem) in exact:
                 return True
             if answer.match is Match.EXACT:
                 return False
-            there = near.get(kind(answer.problem, answer.device), ())
-            if len(there) > _NEIGHBOURHOODS:
+            around = near.get(answer.device)
+            if around is None:
+                return False
+            if around.count(answer.problem) > _NEIGHBOURHOODS:
                 return True
-            here = answer.problem.log_extents
-            return any(math.dist(here, other) <= REACH for other in there)
+            return around.is_near(answer.problem, REACH)
 
         self._drop(affected)
 

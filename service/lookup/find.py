@@ -1,7 +1,7 @@
 """From a question to an answer: the exact winner, the nearest legal neighbour's, or a prediction.
 
 Pure over its source: nothing is measured, compiled or written. A neighbour has the question's
-element types, layout, batch and device. Its figures stay those of the problem that was measured,
+operation, batch and device. Its figures stay those of the problem that was measured,
 and the answer says which that is; nothing is extrapolated. Where no neighbour is near enough, the
 answer is the cost model's proposal without any measured figure, and to run cuBLAS until it is
 tuned: only what was measured may replace that.
@@ -9,16 +9,15 @@ tuned: only what was measured may replace that.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from gemmsmith import suits
 from gemmsmith.answer import MAX_DISTANCE, Answer, Config, Match, Use
-from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import CutlassKernel
-from gemmsmith.problem import Layout, Problem
+from gemmsmith.neighbours import NEIGHBOURS, Neighbourhood, answering
+from gemmsmith.problem import Problem
 from service.http.abilities import without_candidate
 from tuner.search.predict import Prediction, predict
 from tuner.search.ranking import Ranker
@@ -28,15 +27,8 @@ from tuner.trial import Winner
 REACH = MAX_DISTANCE + 0.01
 """What is read: databases round logarithms in their own way, the distance decides."""
 
-NEIGHBOURS = 64
-"""Neighbours looked at: enough to get past those whose kernels are illegal for the question."""
-
 PackOf = Callable[[str], str | None]
 """The pack that holds a kernel, by the kernel's name."""
-
-
-Kind = tuple[str, tuple[str, Layout, int]]
-"""What a question and its neighbours share: device model, element types, layout and batch."""
 
 
 class WinnerSource(Protocol):
@@ -49,7 +41,7 @@ class WinnerSource(Protocol):
     def near_winners(
         self, problem: Problem, device_slug: str, limit: int, reach: float
     ) -> Sequence[Winner]:
-        """Current winners of the same types, layout, batch and device, nearest first.
+        """Current winners of the same operation, batch and device, nearest first.
 
         None is farther than `reach` octaves.
         """
@@ -61,11 +53,9 @@ class WinnersInMemory:
 
     def __init__(self, winners: Iterable[Winner]) -> None:
         self._exact = {(winner.problem, winner.device.slug): winner for winner in winners}
-        # Logarithms are taken once: thousands of questions are asked of some hundred winners.
-        self._alike: dict[Kind, list[tuple[float, float, float, Winner]]] = {}
-        for winner in self._exact.values():
-            alike = self._alike.setdefault(kind(winner.problem, winner.device.slug), [])
-            alike.append((*winner.problem.log_extents, winner))
+        self._around: dict[str, Neighbourhood[Winner]] = {}
+        for (problem, device), winner in self._exact.items():
+            self._around.setdefault(device, Neighbourhood()).add(problem, winner)
 
     def winner(self, problem: Problem, device_slug: str) -> Winner | None:
         """The current winner for exactly this problem."""
@@ -74,18 +64,9 @@ class WinnersInMemory:
     def near_winners(
         self, problem: Problem, device_slug: str, limit: int, reach: float
     ) -> list[Winner]:
-        """Current winners of the same types, layout, batch and device, nearest first."""
-        alike = self._alike.get(kind(problem, device_slug), [])
-        m, n, k = problem.log_extents
-        squares = [(x - m) ** 2 + (y - n) ** 2 + (z - k) ** 2 for x, y, z, _ in alike]
-        within = [index for index, square in enumerate(squares) if square <= reach * reach]
-        nearest = heapq.nsmallest(limit, within, key=squares.__getitem__)
-        return [alike[index][3] for index in nearest]
-
-
-def kind(problem: Problem, device_slug: str) -> Kind:
-    """What makes problems alike: one's winner may answer for another of the same kind."""
-    return (device_slug, problem.kind)
+        """Current winners of the same operation, batch and device, nearest first."""
+        around = self._around.get(device_slug)
+        return [] if around is None else around.nearest(problem, limit, reach)
 
 
 def find(
@@ -110,20 +91,21 @@ def find(
         return as_served(winner, pack_of)
     if exact:
         return None
-    for neighbour in source.near_winners(problem, device.slug, NEIGHBOURS, REACH):
-        if problem.distance(neighbour.problem) > MAX_DISTANCE:
-            break
-        if neighbour.candidate is not None and not _legal(neighbour.candidate, problem):
-            if neighbour.use is Use.CUTLASS:
-                continue
+    nearest = source.near_winners(problem, device.slug, NEIGHBOURS, REACH)
+    neighbour = answering(problem, nearest, lambda winner: _is_legal(winner, problem))
+    if neighbour is not None:
+        if not _is_legal(neighbour, problem):
             neighbour = without_candidate(neighbour)
         return _answer(problem, neighbour, Match.NEAREST, pack_of)
     prediction = predict(problem, device, ranker)
     return _predicted(problem, device, prediction, pack_of) if prediction is not None else None
 
 
-def _legal(candidate: Candidate, problem: Problem) -> bool:
-    """Whether the kernel takes the problem, and can split its K as the launch says."""
+def _is_legal(winner: Winner, problem: Problem) -> bool:
+    """Whether the winner's kernel takes the problem, and can split its K as the launch says."""
+    if winner.candidate is None:
+        return False
+    candidate = winner.candidate
     kernel, launch = candidate.kernel, candidate.launch
     if not isinstance(kernel, CutlassKernel):
         return suits.refusal(Config(kernel=kernel, launch=launch), problem) is None

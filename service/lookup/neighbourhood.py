@@ -7,11 +7,11 @@ sequence, and a problem that has a winner keeps having one: what is newer is rea
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Sequence
 from functools import cached_property
 
+from gemmsmith.neighbours import Neighbourhood
 from gemmsmith.problem import Problem
 from service.lookup.find import REACH
 from tuner.store import Store
@@ -19,8 +19,6 @@ from tuner.trial import Winner
 
 MOST = 5_000
 """Problems up to which there is a chart (80 ms to draw it); among more, the queries decide."""
-
-_Kind = tuple[str, str, str, int]
 
 
 class Chart:
@@ -34,13 +32,12 @@ class Chart:
         self._pack_of: dict[str, str | None] = {}
         self._is_crowded = False
         self._known: set[tuple[str, Problem]] = set()
-        self._extents: dict[_Kind, list[tuple[float, float, float]]] = {}
+        self._around: dict[str, Neighbourhood[None]] = {}
 
     def has_near(self, problem: Problem, device: str) -> bool:
         """Whether a problem of its kind within reach has a winner, as far as is drawn."""
-        here = problem.log_extents
-        there = self._extents.get(_kind(problem, device), ())
-        return self._is_crowded or any(math.dist(here, other) <= REACH for other in there)
+        around = self._around.get(device)
+        return self._is_crowded or (around is not None and around.is_near(problem, REACH))
 
     def pack_for(self, kernel: str) -> str | None:
         """Hash of the newest pack that held the kernel when the chart caught up, or a newer one.
@@ -68,7 +65,7 @@ class Chart:
                 self._packs = packs
             if sequence < self._sequence:
                 # Another database has taken the place of ours.
-                self._sequence, self._known, self._extents = 0, set(), {}
+                self._sequence, self._known, self._around = 0, set(), {}
             if sequence != self._sequence:
                 self._draw(self._store.changes.winners_since(self._sequence, MOST + 1))
                 self._sequence = sequence
@@ -77,11 +74,10 @@ class Chart:
         for device, problem in newer:
             if (device, problem) not in self._known:
                 self._known.add((device, problem))
-                alike = self._extents.setdefault(_kind(problem, device), [])
-                alike.append(problem.log_extents)
+                self._around.setdefault(device, Neighbourhood()).add(problem, None)
         if len(self._known) > MOST or len(newer) > MOST:
             self._is_crowded = True
-            self._known, self._extents = set(), {}
+            self._known, self._around = set(), {}
 
 
 class Charted:
@@ -100,7 +96,7 @@ class Charted:
     def near_winners(
         self, problem: Problem, device_slug: str, limit: int, reach: float
     ) -> Sequence[Winner]:
-        """Current winners of the same types, layout, batch and device, nearest first."""
+        """Current winners of the same operation, batch and device, nearest first."""
         if self._is_alone(problem, device_slug):
             return []
         return self._store.near_winners(problem, device_slug, limit, reach)
@@ -120,7 +116,3 @@ class Charted:
     def _caught_up(self) -> bool:
         self._chart.catch_up()
         return True
-
-
-def _kind(problem: Problem, device: str) -> _Kind:
-    return (device, problem.dtype, problem.layout, problem.batch)

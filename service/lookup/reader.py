@@ -16,14 +16,13 @@ from typing import cast
 import msgspec
 
 from gemmsmith.device import DeviceModel
-from gemmsmith.errors import InvalidProblem
 from gemmsmith.problem import Problem
 from service.http import documents
 from service.http.abilities import EVERYTHING, Abilities
-from service.http.errors import ProblemError, invalid_field
+from service.http.errors import ProblemError
 from service.http.state import State
 from service.lookup import find
-from service.lookup.cache import Question, Rendered
+from service.lookup.cache import Rendered
 from service.lookup.devices import check_fits
 from service.lookup.neighbourhood import Charted
 from service.metrics.prometheus import UNKNOWN, AnswerSource
@@ -46,14 +45,14 @@ Found = Rendered | ProblemError
 def answer_query(
     service: State,
     query: bytes,
-    question: Question,
+    problem: Problem,
     device: DeviceModel | None,
     *,
     exact: bool,
     generation: int,
 ) -> Found:
     """The answer to one question, from now on known under the query string that asked it."""
-    [found] = look_up(service, [question], device, exact=exact, generation=generation)
+    [found] = look_up(service, [problem], device, exact=exact, generation=generation)
     if isinstance(found, Rendered):
         service.answers.keep_query(query, found, exact=exact, generation=generation)
     return found
@@ -61,7 +60,7 @@ def answer_query(
 
 def look_up(
     service: State,
-    questions: Sequence[Question],
+    problems: Sequence[Problem],
     device: DeviceModel | None,
     *,
     exact: bool,
@@ -75,9 +74,9 @@ def look_up(
         StoreError: what memory lacks cannot be read.
     """
     slug = device.slug if device is not None else ""
-    known = service.answers.get_many(slug, questions, exact=exact)
+    known = service.answers.get_many(slug, problems, exact=exact)
     _count(service, known, AnswerSource.MEMORY)
-    asked = [question for question, answer in zip(questions, known, strict=True) if not answer]
+    asked = [problem for problem, answer in zip(problems, known, strict=True) if not answer]
     if not asked:
         return cast(list[Found], known)
     missing = list(dict.fromkeys(asked))
@@ -85,8 +84,8 @@ def look_up(
     for answer in read.values():
         if isinstance(answer, Rendered):
             service.answers.keep(answer, generation)
-    _count(service, [read[question] for question in asked], AnswerSource.DATABASE)
-    return [answer or read[question] for question, answer in zip(questions, known, strict=True)]
+    _count(service, [read[problem] for problem in asked], AnswerSource.DATABASE)
+    return [answer or read[problem] for problem, answer in zip(problems, known, strict=True)]
 
 
 def told(found: Found, abilities: Abilities) -> Found:
@@ -100,7 +99,7 @@ def told(found: Found, abilities: Abilities) -> Found:
 
 def batch(
     service: State,
-    asked: Sequence[Question | ProblemError],
+    asked: Sequence[Problem | ProblemError],
     device: DeviceModel | None,
     *,
     exact: bool,
@@ -112,10 +111,10 @@ def batch(
     Raises:
         StoreError: what memory lacks cannot be read.
     """
-    questions = [item for item in asked if isinstance(item, Question)]
-    found = iter(look_up(service, questions, device, exact=exact, generation=generation))
+    problems = [item for item in asked if isinstance(item, Problem)]
+    found = iter(look_up(service, problems, device, exact=exact, generation=generation))
     answers = (
-        told(next(found), abilities) if isinstance(item, Question) else item for item in asked
+        told(next(found), abilities) if isinstance(item, Problem) else item for item in asked
     )
     return Body(
         answer.body
@@ -144,9 +143,9 @@ class Body:
 
 
 def _read(
-    service: State, questions: Sequence[Question], device: DeviceModel | None, *, exact: bool
+    service: State, asked: Sequence[Problem], device: DeviceModel | None, *, exact: bool
 ) -> Iterator[Found]:
-    problems = [_problem(question, device) for question in questions]
+    problems = [_fitting(problem, device) for problem in asked]
     sound = [problem for problem in problems if isinstance(problem, Problem)]
     charted = Charted(service.store, service.chart)
     source: find.WinnerSource = charted
@@ -169,12 +168,9 @@ def _read(
         )
 
 
-def _problem(question: Question, device: DeviceModel | None) -> Problem | ProblemError:
+def _fitting(problem: Problem, device: DeviceModel | None) -> Problem | ProblemError:
     try:
-        problem = question.problem()
         check_fits(problem, device)
-    except InvalidProblem as error:
-        return invalid_field(error.field, str(error))
     except ProblemError as error:
         return error
     return problem
@@ -195,7 +191,7 @@ class _Together:
     def near_winners(
         self, problem: Problem, device_slug: str, limit: int, reach: float
     ) -> Sequence[Winner]:
-        """Current winners of the same types, layout, batch and device, nearest first."""
+        """Current winners of the same operation, batch and device, nearest first."""
         return self._around.near_winners(problem, device_slug, limit, reach)
 
     @functools.cached_property

@@ -10,13 +10,15 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from gemmsmith.errors import InvalidProblem
+from gemmsmith.problem import Problem
 from service.http.abilities import Asking
 from service.http.access import Scope, needs
+from service.http.asked import Asked
 from service.http.errors import ProblemError, from_validation, invalid_field
 from service.http.requests import BestBatchBody, BestQuery, ProblemBody
 from service.http.state import Service
 from service.lookup import reader
-from service.lookup.cache import Question, Rendered
+from service.lookup.cache import Rendered
 
 router = APIRouter(tags=["lookup"])
 
@@ -35,10 +37,10 @@ def best(
     """
     generation = service.answers.generation  # first: it vouches for the device, too
     device = service.catalogue.resolve(query.arch, query.device)
-    question = Question.of(query.problem())
+    problem = query.problem()
     asked: bytes = request.scope["query_string"]
     answer = reader.answer_query(
-        service, asked, question, device, exact=query.exact, generation=generation
+        service, asked, problem, device, exact=query.exact, generation=generation
     )
     answer = reader.told(answer, asking)
     if isinstance(answer, ProblemError):
@@ -51,7 +53,7 @@ def best_batch(service: Service, asking: Asking, body: BestBatchBody) -> Respons
     """Many lookups in one call, each answered as by `GET /best`; a wrong one costs itself only."""
     generation = service.answers.generation
     device = service.catalogue.resolve(body.arch, body.device)
-    asked = [_question(item) for item in body.problems]
+    asked = [_problem(item) for item in body.problems]
     content = reader.batch(
         service, asked, device, exact=body.exact, generation=generation, abilities=asking
     )
@@ -65,14 +67,14 @@ def _response(answer: Rendered, if_none_match: str | None) -> Response:
     return response
 
 
-def _question(item: Any) -> Question | ProblemError:
+def _problem(item: Any) -> Problem | ProblemError:
     """One problem of a batch, or what is wrong with it."""
     try:
-        return msgspec.convert(item, Question)
-    except msgspec.ValidationError:
-        pass
+        return msgspec.convert(item, Asked).problem()
+    except (msgspec.ValidationError, InvalidProblem):
+        pass  # to be told by what follows, which says more
     try:
-        return Question.of(ProblemBody.model_validate(item).problem())
+        return ProblemBody.model_validate(item).problem()
     except ValidationError as error:
         return from_validation(error.errors())
     except InvalidProblem as error:

@@ -50,7 +50,7 @@ def winners(
         read = functools.partial(
             service.store.winners,
             device=device.slug,
-            dtype=query.dtype,
+            dtype=query.whole_dtype,
             layout=query.layout,
             use=query.use,
             sizes=query.sizes,

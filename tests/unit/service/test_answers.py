@@ -6,11 +6,13 @@ import msgspec
 import pytest
 
 from gemmsmith.answer import Answer, Match, Use
+from gemmsmith.errors import InvalidProblem
 from gemmsmith.kernel import Kernel
 from gemmsmith.problem import DType, Layout, Problem
+from service.http.asked import Asked
 from service.http.requests import ProblemBody
 from service.lookup import find
-from service.lookup.cache import Answers, Question, Rendered
+from service.lookup.cache import Answers, Rendered
 from tests.support.replacing import replace
 from tests.support.serving import H100, H200, winner
 from tuner.search.cost_model import AnalyticModel
@@ -40,7 +42,7 @@ def kept(*answers: Rendered, limit: int = 10) -> Answers:
 
 
 def problems(memory: Answers, *asked: Problem, device: str = H200.slug) -> set[Problem]:
-    found = memory.get_many(device, map(Question.of, asked), exact=False)
+    found = memory.get_many(device, asked, exact=False)
     return {answer.problem for answer in found if answer is not None}
 
 
@@ -87,7 +89,7 @@ def test_devices_and_exactness_are_told_apart() -> None:
     assert len(memory) == 3
     assert problems(memory, FAR, NEAR, KNOWN) == {NEAR, KNOWN}
     assert problems(memory, FAR, NEAR, KNOWN, device=H100.slug) == {FAR}
-    asked = [Question.of(problem) for problem in (FAR, NEAR, KNOWN, KNOWN)]
+    asked = [FAR, NEAR, KNOWN, KNOWN]
     found = memory.get_many(H200.slug, asked, exact=True)
     assert [answer and answer.problem for answer in found] == [None, None, KNOWN, KNOWN]
 
@@ -95,10 +97,10 @@ def test_devices_and_exactness_are_told_apart() -> None:
 def test_the_least_recently_used_go_first() -> None:
     sizes = [replace(KNOWN, m=m) for m in (64, 128, 192, 256, 320)]
     memory = kept(*map(rendered, sizes[:3]), limit=3)
-    memory.get_many(H200.slug, [Question.of(sizes[0])], exact=False)
+    memory.get_many(H200.slug, [sizes[0]], exact=False)
     memory.keep(rendered(sizes[3]), memory.generation)
     assert problems(memory, *sizes) == {sizes[0], sizes[2], sizes[3]}
-    memory.get_many(H200.slug, [Question.of(sizes[2])], exact=True)
+    memory.get_many(H200.slug, [sizes[2]], exact=True)
     memory.keep(rendered(sizes[4]), memory.generation)
     memory.keep(rendered(sizes[1]), memory.generation)
     assert problems(memory, *sizes) == {sizes[1], sizes[2], sizes[4]}
@@ -206,6 +208,11 @@ def test_a_question_takes_what_a_body_takes() -> None:
     sound = [
         {"m": 1, "n": 2, "k": 3},
         {"m": 1, "n": 2, "k": 2**31 - 1, "batch": 7, "dtype": "fp8_e4m3", "layout": "tn"},
+        {"m": 1, "n": 2, "k": 3, "out": "f32", "accumulate": True, "layout": "nt"},
+        {"m": 1, "n": 2, "k": 3, "dtype": "bf16.out_f32.accumulate", "accumulate": False},
+        {"m": 1, "n": 2, "k": 3, "dtype": "fp8_e4m3", "scaling": "row"},
+        {"m": 1, "n": 2, "k": 3, "grouping": "rows", "groups": 8},
+        {"m": 1, "n": 2, "k": 3, "grouping": "rows", "batch": 8},
     ]
     wrong = [
         {},
@@ -219,18 +226,23 @@ def test_a_question_takes_what_a_body_takes() -> None:
         {"m": 1, "n": 2, "k": 3, "dtype": None},
         {"m": 1, "n": 2, "k": 3, "layout": "TN"},
         {"m": 1, "n": 2, "k": 3, "x": 1},
+        {"m": 1, "n": 2, "k": 3, "out": "e4m3"},
+        {"m": 1, "n": 2, "k": 3, "out": "f32", "accumulate": 1},
+        {"m": 1, "n": 2, "k": 3, "accumulate": True},
+        {"m": 1, "n": 2, "k": 3, "groups": 8},
+        {"m": 1, "n": 2, "k": 3, "grouping": "rows", "groups": 8, "batch": 4},
+        {"m": 1, "n": 2, "k": 3, "epilogue": "magic"},
         [1, 2, 3],
         None,
     ]
     for item in sound:
-        question = msgspec.convert(item, Question)
-        assert question.problem() == ProblemBody.model_validate(item).problem()
-        assert Question.of(question.problem()) == question
+        problem = msgspec.convert(item, Asked).problem()
+        assert problem == ProblemBody.model_validate(item).problem()
     for item in wrong:
-        with pytest.raises(msgspec.ValidationError):
-            msgspec.convert(item, Question)
-        with pytest.raises(ValueError, match="ProblemBody"):
-            ProblemBody.model_validate(item)
+        with pytest.raises((msgspec.ValidationError, InvalidProblem)):
+            msgspec.convert(item, Asked).problem()
+        with pytest.raises(ValueError, match=r"ProblemBody|needs|must be|is the batch"):
+            ProblemBody.model_validate(item).problem()
 
 
 def test_predictions_name_their_kernel_too() -> None:

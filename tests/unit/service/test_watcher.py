@@ -22,7 +22,7 @@ from gemmsmith.answer import Answer
 from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem
 from service.lookup import find
-from service.lookup.cache import Answers, Question, Rendered
+from service.lookup.cache import Answers, Rendered
 from service.lookup.devices import Catalogue
 from service.lookup.watcher import EVERY_S, StoreWatcher
 from tests.support import serving
@@ -72,7 +72,7 @@ class Lookups:
         assert self.remembered(*problems) == set(problems)
 
     def remembered(self, *problems: Problem) -> set[Problem]:
-        found = self.answers.get_many(H200.slug, map(Question.of, problems), exact=False)
+        found = self.answers.get_many(H200.slug, problems, exact=False)
         return {answer.problem for answer in found if answer is not None}
 
 

@@ -1,0 +1,87 @@
+"""Whose winner answers for a problem that was never measured: the rule, in one place.
+
+A neighbour is of the same kind (`Problem.kind`: operation and batch), at most MAX_DISTANCE away.
+Nearer ones come first, and NEIGHBOURS are looked at. The first whose kernel is legal for the
+question answers; one that cuBLAS won answers too, as cuBLAS takes every problem.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable
+from typing import Generic, Protocol, TypeVar
+
+from gemmsmith.answer import MAX_DISTANCE, Use
+from gemmsmith.problem import Layout, Problem
+
+NEIGHBOURS = 64
+"""Neighbours looked at: enough to get past those whose kernels are illegal for the question."""
+
+_Kind = tuple[str, Layout, int]
+
+
+class Measured(Protocol):
+    """A winner, as a client or the service has it."""
+
+    @property
+    def problem(self) -> Problem:
+        """What it was measured on."""
+        ...
+
+    @property
+    def use(self) -> Use:
+        """What won."""
+        ...
+
+
+T = TypeVar("T")
+W = TypeVar("W", bound=Measured)
+
+
+def answering(problem: Problem, nearest: Iterable[W], is_legal: Callable[[W], bool]) -> W | None:
+    """The first of the `nearest` winners, which come in that order, that answers for `problem`.
+
+    `is_legal` tells whether the winner's kernel takes the problem, where there is a kernel.
+    """
+    for winner in nearest:
+        if problem.distance(winner.problem) > MAX_DISTANCE:
+            return None
+        if winner.use is Use.CUBLAS or is_legal(winner):
+            return winner
+    return None
+
+
+class Neighbourhood(Generic[T]):
+    """Problems, each with something of its own, of which the nearest are found.
+
+    Logarithms are taken once: thousands of questions are asked of some hundred problems.
+    """
+
+    def __init__(self, items: Iterable[tuple[Problem, T]] = ()) -> None:
+        self._alike: dict[_Kind, list[tuple[tuple[float, float, float], T]]] = {}
+        for problem, item in items:
+            self.add(problem, item)
+
+    def add(self, problem: Problem, item: T) -> None:
+        """One more; the same problem twice is two."""
+        self._alike.setdefault(problem.kind, []).append((problem.log_extents, item))
+
+    def count(self, problem: Problem) -> int:
+        """How many there are of the problem's kind."""
+        return len(self._alike.get(problem.kind, ()))
+
+    def is_near(self, problem: Problem, reach: float) -> bool:
+        """Whether one of the problem's kind is at most `reach` octaves away."""
+        here = problem.log_extents
+        return any(
+            math.dist(here, there) <= reach for there, _ in self._alike.get(problem.kind, ())
+        )
+
+    def nearest(self, problem: Problem, limit: int, reach: float) -> list[T]:
+        """Those of the problem's kind at most `reach` octaves away, nearest first."""
+        alike = self._alike.get(problem.kind, [])
+        m, n, k = problem.log_extents
+        squares = [(x - m) ** 2 + (y - n) ** 2 + (z - k) ** 2 for (x, y, z), _ in alike]
+        within = [index for index, square in enumerate(squares) if square <= reach * reach]
+        return [alike[i][1] for i in heapq.nsmallest(limit, within, key=squares.__getitem__)]
