@@ -24,6 +24,7 @@ from service.cli.options import (
     problem_of,
 )
 from service.cli.output import CommandError, emit, note, say
+from service.report import regimes
 from service.report.power_penalty import power_paid, why_cublas_stays
 
 
@@ -117,10 +118,9 @@ def _print(answer: Answer) -> None:
         low, high = answer.statistics.ci_low_us, answer.statistics.ci_high_us
         say(f"  time       {answer.statistics.median_us:.2f} µs  ({low:.2f} … {high:.2f})")
     if answer.baseline is not None:
-        say(f"  cuBLAS     {answer.baseline.median_us:.2f} µs")
-    if answer.speedup is not None:
-        low, high = answer.speedup.ci_low, answer.speedup.ci_high
-        say(f"  speed-up   {answer.speedup.median:.3f}  ({low:.3f} … {high:.3f})")
+        say(f"  default    {answer.baseline.median_us:.2f} µs  (cuBLAS)")
+    for label, text in regimes.lines(answer.speedup, answer.regimes, answer.power_penalty):
+        say(f"  {label:<10} {text}")
     origin = "replayed from a recording" if answer.replayed else "measured"
     pinned = ", pinned" if answer.pinned else ""
     say(f"  revision   {answer.revision}, {origin}, {answer.promoted_at}{pinned}")

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from gemmsmith.answer import Answer
 from gemmsmith.device import DeviceModel
 from gemmsmith.history import Origin
-from gemmsmith.kernel import Kernel
+from gemmsmith.kernel import AnyKernel
 from gemmsmith.snapshot import Row
 from gemmsmith.wire import SCHEMA
 from service.http.tables import TRIALS, WINNERS, Table
@@ -29,7 +29,8 @@ from tuner.trial import Trial, Winner
 Schema = dict[str, Any]
 
 _CORE = (
-    Answer, ApiKey, AuditEntry, DeviceModel, Job, Kernel, Manifest, Origin, Row, Trial, Winner,
+    *get_args(AnyKernel),
+    Answer, ApiKey, AuditEntry, DeviceModel, Job, Manifest, Origin, Row, Trial, Winner,
 )  # fmt: skip
 AT = "#/components/schemas/"
 """Where the description keeps them."""
@@ -60,6 +61,7 @@ def components() -> dict[str, Schema]:
     for schema in core.values():
         if "properties" in schema:  # all members are always there
             schema["required"] = list(schema["properties"])
+    core["Launch"]["required"].remove("algorithm")  # of cuBLASLt's launches only
     return core | dict(_documents(core)) | dict(_pages())
 
 
@@ -76,10 +78,9 @@ def _documents(core: dict[str, Schema]) -> Iterator[tuple[str, Schema]]:
         "Device",
         _with(core["DeviceModel"], slug=_TEXT, default=_FLAG, local=_FLAG, links=links),
     )
-    yield (
-        "KernelDocument",
-        _with(core["Kernel"], pack={"anyOf": [_TEXT, {"type": "null"}]}, links=links),
-    )
+    held = {"pack": {"anyOf": [_TEXT, {"type": "null"}]}, "links": links}
+    kernels = [_with(core[kind.__name__], **held) for kind in get_args(AnyKernel)]
+    yield "KernelDocument", {"anyOf": kernels}
     pack = _with(core["Manifest"], hash=_TEXT, links=links)
     del pack["properties"]["format"]
     pack["required"].remove("format")

@@ -32,6 +32,7 @@ from service.pages.pictures.samples import Line, samples
 from service.pages.render import page, picture, see_other
 from service.report.page import choices
 from service.report.reasons import baseline_note, why
+from service.report.regimes import mean
 from service.report.rows import ReportRow, row_of
 from tuner.errors import JobNotFound
 from tuner.measure.ceilings import Ceilings
@@ -77,6 +78,7 @@ def problem(service: Service, caller: Reader, asked: Named, device: Device) -> R
         problem=asked,
         model=model,
         winner=winner,
+        mean=mean(winner.regimes) if winner else None,
         instead=None if winner else _instead(service, asked, model),
         why="; ".join(filter(None, (why(row), baseline_note(asked)))) if row else "",
         distribution=picture(samples(_lines(winner, ranking))),

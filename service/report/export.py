@@ -14,10 +14,11 @@ from typing import Any
 
 import msgspec
 
-from gemmsmith.answer import Statistics
+from gemmsmith.answer import Regime, Statistics
 from service.report.reasons import baseline_note, notes, why
 from service.report.rows import DeviceReport, ReportRow, Side
 from tuner.measure.ceilings import document
+from tuner.trial import Winner
 
 FORMAT = "gemmsmith-report"
 VERSION = 1
@@ -52,6 +53,7 @@ def record(row: ReportRow) -> dict[str, Any]:
         "sm_clock_mhz": conditions.sm_clock_mhz if conditions else None,
         "power_w": conditions.power_w if conditions else None,
         "throttle": list(conditions.throttle) if conditions else [],
+        **_regimes(winner),
         "power_penalty": winner.power_penalty,
         "ties": len(winner.ties),
         "replayed": winner.replayed,
@@ -61,6 +63,13 @@ def record(row: ReportRow) -> dict[str, Any]:
         "baseline_kernels": list(winner.baseline_kernels),
         "why": why(row),
     }
+
+
+def _regimes(winner: Winner) -> dict[str, Any]:
+    """The ratio in each regime, where it was measured and kept."""
+    ratios = {found.regime: found.speedup for found in winner.regimes}
+    medians = {regime: ratio.median for regime, ratio in ratios.items() if ratio}
+    return {f"ratio_{regime.value}": medians.get(regime) for regime in Regime}
 
 
 def _time(name: str, time: Statistics | None) -> dict[str, Any]:

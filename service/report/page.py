@@ -17,7 +17,7 @@ from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import CutlassKernel, TileScheduler
 from gemmsmith.launch import Decomposition
 from service.pages.pictures.roofline import measured_roof, roofline
-from service.report import pictures
+from service.report import pictures, regimes
 from service.report.reasons import baseline_note, notes, why
 from service.report.rows import LOW, DeviceReport, ReportRow, Side
 
@@ -183,13 +183,14 @@ def _part(report: DeviceReport, dtype: str) -> dict[str, Any]:
 def _row(row: ReportRow) -> dict[str, Any]:
     speedup = row.winner.speedup
     interval = f"{speedup.ci_low:.3f}–{speedup.ci_high:.3f}" if speedup else NONE
+    said = (why(row), regimes.summary(row.winner.regimes, row.winner.power_penalty))
     return {
         "problem": str(row.problem),
         "ratio": f"{speedup.median:.3f}" if speedup else NONE,
         "low": speedup is not None and speedup.median < LOW,
         "figures": (interval, *_figures(row.cutlass, row.cublas), _figure(row.intensity, 1)),
         "words": (row.bound or NONE, *choices(row.winner.candidate)),
-        "why": "; ".join(filter(None, (why(row), baseline_note(row.problem)))),
+        "why": "; ".join(filter(None, (*said, baseline_note(row.problem)))),
     }
 
 

@@ -16,7 +16,7 @@ def why_cublas_stays(use: Use, speedup: Ratio | None, power_penalty: float | Non
     if use is not Use.CUBLAS or speedup is None or speedup.ci_low <= 1.0:
         return ""
     if power_penalty is not None and power_penalty <= speedup.ci_low:
-        return "is not surely ahead of cuBLAS's in every state of the GPU"
+        return "is not surely ahead of cuBLAS's in every regime"
     asked = f": it must be {power_penalty:.3f} × as fast" if power_penalty else ""
     return f"draws more power than its gain is worth to a program at the power limit{asked}"
 
@@ -25,4 +25,4 @@ def power_paid(use: Use, power_penalty: float | None) -> str:
     """What a winner's power costs, where it is worth a word; else empty."""
     if use is not Use.CUTLASS or power_penalty is None or power_penalty < NEGLIGIBLE:
         return ""
-    return f"its power costs {power_penalty:.3f}; between the GPU's states it gains more"
+    return f"its power penalty is {power_penalty:.3f}; over all regimes it gains more"
