@@ -25,7 +25,7 @@ from service.cli.options import (
 )
 from service.cli.output import CommandError, emit, note, say
 from service.report import regimes
-from service.report.power_penalty import power_paid, why_cublas_stays
+from service.report.power_penalty import why_cublas_stays
 
 
 def best(
@@ -108,8 +108,6 @@ def _print(answer: Answer) -> None:
     say(f"  use        {verdict}")
     if stays := why_cublas_stays(answer.use, answer.speedup, answer.power_penalty):
         say(f"             our kernel {stays} (docs/winners.md)")
-    if paid := power_paid(answer.use, answer.power_penalty):
-        say(f"             {paid} (docs/winners.md)")
     if answer.config is not None:
         say(f"  kernel     {answer.config.kernel.name}")
         say(f"  launch     {answer.config.launch.key}")

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from gemmsmith.answer import Ratio, Use
 
-NEGLIGIBLE = 1.005
-"""A power penalty below this is as good as none."""
-
 
 def why_cublas_stays(use: Use, speedup: Ratio | None, power_penalty: float | None) -> str:
     """What our kernel does, where cuBLAS is the answer although it was faster; else empty.
@@ -19,10 +16,3 @@ def why_cublas_stays(use: Use, speedup: Ratio | None, power_penalty: float | Non
         return "is not surely ahead of cuBLAS's in every regime"
     asked = f": it must be {power_penalty:.3f} × as fast" if power_penalty else ""
     return f"draws more power than its gain is worth to a program at the power limit{asked}"
-
-
-def power_paid(use: Use, power_penalty: float | None) -> str:
-    """What a winner's power costs, where it is worth a word; else empty."""
-    if use is not Use.CUTLASS or power_penalty is None or power_penalty < NEGLIGIBLE:
-        return ""
-    return f"its power penalty is {power_penalty:.3f}; over all regimes it gains more"

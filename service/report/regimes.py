@@ -18,7 +18,9 @@ def lines(
 ) -> Iterator[tuple[str, str]]:
     """A label and a text for each line: the served figure, each regime, the power penalty."""
     if speedup is not None:
-        least = ", in the regime where it gains least" if len(regimes) > 1 else ""
+        # What has a penalty was measured in all regimes, even if only the least was kept.
+        several = len(regimes) > 1 or power_penalty is not None
+        least = ", in the regime where it gains least" if several else ""
         yield "speed-up", f"{_ratio(speedup)} × the default{least}"
     for found in regimes:
         compared = f"{_ratio(found.speedup)}: " if found.speedup else ""
@@ -50,7 +52,7 @@ def mean(regimes: Sequence[InRegime]) -> float | None:
 def _against(regimes: Sequence[InRegime]) -> str:
     over_all = mean(regimes)
     if over_all is None:
-        return ", asked of the mean of the regimes"
+        return ", asked of the mean of the regimes, which was not kept"
     return f", asked of the mean of the regimes: {over_all:.3f}"
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from gemmsmith.answer import InRegime, Ratio, Regime, Use
 from service.report import regimes
-from service.report.power_penalty import power_paid, why_cublas_stays
+from service.report.power_penalty import why_cublas_stays
 
 FASTER = Ratio(median=1.05, ci_low=1.04, ci_high=1.06)
 SLOWER = Ratio(median=0.99, ci_low=0.98, ci_high=1.01)
@@ -28,12 +28,6 @@ def test_cublas_stays_because_of_another_regime() -> None:
 )
 def test_where_nothing_is_odd_nothing_is_told(use: Use, speedup: Ratio | None) -> None:
     assert why_cublas_stays(use, speedup, 1.08) == ""
-
-
-def test_a_winner_whose_power_costs_something_says_what() -> None:
-    assert power_paid(Use.CUTLASS, 1.1019).startswith("its power penalty is 1.102;")
-    for use, price in ((Use.CUTLASS, 1.001), (Use.CUTLASS, None), (Use.CUBLAS, 1.08)):
-        assert power_paid(use, price) == ""
 
 
 def ratio(median: float) -> Ratio:
@@ -60,7 +54,7 @@ def test_of_winners_without_regimes_only_what_is_known_is_said() -> None:
         ("speed-up", "1.050  (1.040 … 1.060) × the default")
     ]
     assert list(regimes.lines(None, (), 1.02)) == [
-        ("penalty", "1.020 power penalty, asked of the mean of the regimes")
+        ("penalty", "1.020 power penalty, asked of the mean of the regimes, which was not kept")
     ]
     alone = InRegime(regime=Regime.BOOST, speedup=None, median_us=9.0, default_us=None)
     assert list(regimes.lines(None, [alone], None)) == [("regime", "boost       9.00 µs")]
