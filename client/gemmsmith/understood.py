@@ -8,16 +8,18 @@ Other fields that are not known here, such as further statistics, are ignored.
 
 from __future__ import annotations
 
+import functools
 import logging
+import operator
 from collections.abc import Hashable, Iterable
-from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 import msgspec.inspect
 
 from gemmsmith.answer import Answer, Config
 from gemmsmith.errors import InvalidProblem
+from gemmsmith.kernel import AnyKernel, Kernel
 from gemmsmith.launch import Algorithm, Launch
 from gemmsmith.problem import Problem
 from gemmsmith.version import VERSION
@@ -84,12 +86,12 @@ def each(rows: Iterable[object], kind: type[T], what: str) -> list[T]:
     return found
 
 
-@cache
+@functools.cache
 def _required(kind: Hashable) -> frozenset[str]:
     return frozenset(field.encode_name for field in _fields(kind) if field.required)
 
 
-@cache
+@functools.cache
 def _shape(kind: Hashable) -> type[msgspec.Struct]:
     """A row of that kind, of which only the names of what is to be run are looked at."""
     names = [field.encode_name for field in _fields(kind)]
@@ -111,14 +113,23 @@ def _fields(kind: object) -> tuple[msgspec.inspect.Field, ...]:
     return found
 
 
-def _strict(kind: type, **parts: Any) -> type[msgspec.Struct]:
-    """The dataclass's field names and no others; kernels refuse unknown ones by themselves."""
+def _strict(kind: Any, **parts: Any) -> Any:
+    """A row with the kind's fields and no others, whatever is in them."""
     return msgspec.defstruct(
         kind.__name__,
         [(field.encode_name, parts.get(field.encode_name, Any), None) for field in _fields(kind)],
         forbid_unknown_fields=True,
+        **_tagged(kind),
     )
 
 
-_PROBLEM: Any = _strict(Problem)
-_CONFIG: Any = _strict(Config, launch=_strict(Launch, algorithm=_strict(Algorithm)))
+def _tagged(kind: Any) -> dict[str, Any]:
+    if not issubclass(kind, Kernel):
+        return {}
+    config = kind.__struct_config__
+    return {"tag_field": config.tag_field, "tag": config.tag}
+
+
+_PROBLEM = _strict(Problem)
+_KERNEL = functools.reduce(operator.or_, map(_strict, get_args(AnyKernel)))
+_CONFIG = _strict(Config, kernel=_KERNEL, launch=_strict(Launch, algorithm=_strict(Algorithm)))
