@@ -1,6 +1,6 @@
 """Whether an output is the product: compared with torch's FP32 product of the same operands.
 
-The bounds are the tuner's own (tuner/measure/reference.py), for FP8 those of fast accumulation:
+The bounds are the tuner's own (tuner/workloads/reference.py), for FP8 those of fast accumulation:
 that is what every library is asked for.
 """
 
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tuner.measure.operands import POISON, Operands, poison
-from tuner.measure.reference import tolerance, use_precise_fp32
+from tuner.workloads.operands import POISON, Operands, poison
+from tuner.workloads.reference import tolerance, use_precise_fp32
 
 if TYPE_CHECKING:
     from benchmarks.peers.peer import Launch

@@ -18,7 +18,7 @@ import torch
 
 from tuner.measure.bench import Bench, Prepared
 from tuner.measure.graphs import Event, Replay, Stream, TorchGraph, followed
-from tuner.measure.operands import Operands, OperandSet, free_bytes
+from tuner.workloads.operands import Operands, OperandSet, free_bytes
 
 FP8_MULTIPLE = 16
 _WARM_LAUNCHES = 3

@@ -24,7 +24,6 @@ from gemmsmith.errors import LaunchFailed, PackError
 from gemmsmith.problem import Problem
 from gemmsmith.runtime.abi import Arguments, status_text
 from gemmsmith.runtime.pack import LoadedKernel, LoadedPack
-from tuner.measure.footprint import ALIGNMENT, CACHE_FACTOR
 from tuner.measure.graphs import (
     CudaError,
     Event,
@@ -36,9 +35,10 @@ from tuner.measure.graphs import (
     fill_bytes,
     followed,
 )
-from tuner.measure.operands import Operands, place, poison
-from tuner.measure.reference import Reference
 from tuner.trial import Failure, FailureKind
+from tuner.workloads.footprint import ALIGNMENT, CACHE_FACTOR
+from tuner.workloads.operands import Operands, place, poison
+from tuner.workloads.reference import Reference
 
 WORKSPACE_POISON = 0xA5
 """What a workspace holds before verification: kernels may not rely on zeros they did not write."""

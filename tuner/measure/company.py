@@ -18,9 +18,9 @@ from tuner.measure.baseline import captured_beside
 from tuner.measure.bench import Bench, Prepared
 from tuner.measure.conditions import conditions_of
 from tuner.measure.graphs import TorchGraph
-from tuner.measure.operands import OperandSet
 from tuner.measure.timing import FINAL_REPLAY_US, Timer, brief_us, launches_per_replay
 from tuner.trial import Rounds
+from tuner.workloads.operands import OperandSet
 
 LEAST_SHARE = 0.01
 """A contender's time is at least this share of cuBLAS's, whatever noise makes of it."""

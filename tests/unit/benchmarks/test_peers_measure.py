@@ -19,7 +19,7 @@ from tests.support.host import MODEL, HostEvent, HostGraph, HostStream, build_pa
 from tests.support.replacing import replace
 from tuner.measure import baseline, timing
 from tuner.measure.conditions import Monitor
-from tuner.measure.operands import HOST, Operands
+from tuner.workloads.operands import HOST, Operands
 
 PROBLEM = Problem(m=24, n=16, k=40)
 

@@ -19,7 +19,6 @@ from tests.support.host import MODEL, HostEvent, HostGraph, HostStream, build_pa
 from tuner.measure import baseline, batch, bench, company, power, states, timing
 from tuner.measure.batch import Batches
 from tuner.measure.conditions import Monitor
-from tuner.measure.operands import HOST
 from tuner.measure.policy import Policy
 from tuner.measure.protocol import (
     NOBODY,
@@ -37,6 +36,7 @@ from tuner.measure.protocol import (
     encode,
 )
 from tuner.trial import Failure, FailureKind
+from tuner.workloads.operands import HOST
 
 PROBLEM = Problem(m=24, n=16, k=40)
 POLICY = Policy(screen_samples=3, final_rounds=5, give_up_ratio=1000.0)

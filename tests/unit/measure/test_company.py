@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tuner.measure import baseline, company
-from tuner.measure.operands import OperandSet
 from tuner.measure.timing import TimedRounds
+from tuner.workloads.operands import OperandSet
 
 
 @dataclass

@@ -30,9 +30,9 @@ from gemmsmith.answer import Correctness
 from gemmsmith.kernel import AnyKernel
 from gemmsmith.problem import Element, Problem
 from tuner.errors import ReferenceBroken
-from tuner.measure.footprint import CHUNK_ELEMENTS
-from tuner.measure.operands import POISON, Operands, free_bytes
 from tuner.trial import Failure, FailureKind
+from tuner.workloads.footprint import CHUNK_ELEMENTS
+from tuner.workloads.operands import POISON, Operands, free_bytes
 
 KEPT_BYTES = 8 * 2**30
 """A reference up to this size (2·10⁹ elements) is kept for the whole batch."""

@@ -18,7 +18,7 @@ from gemmsmith.problem import Element, Problem
 from gemmsmith.runtime.abi import Arguments
 from gemmsmith.runtime.launch import torch_dtype
 from tuner.errors import DoesNotFit
-from tuner.measure.footprint import ALIGNMENT, check_fits, footprint, set_count
+from tuner.workloads.footprint import ALIGNMENT, check_fits, footprint, set_count
 
 POISON = 0x7FED
 """A NaN of bf16 and of fp16 that no arithmetic produces (hardware writes 0x7FFF)."""

@@ -13,10 +13,10 @@ from gemmsmith.problem import DType, Layout, Problem
 from tests.support.candidates import KERNEL
 from tests.support.replacing import replace
 from tuner.errors import ReferenceBroken
-from tuner.measure import reference as checking
-from tuner.measure.operands import HOST, Operands, poison
-from tuner.measure.reference import Reference, tolerance
 from tuner.trial import FailureKind
+from tuner.workloads import reference as checking
+from tuner.workloads.operands import HOST, Operands, poison
+from tuner.workloads.reference import Reference, tolerance
 
 SMALL = DeviceModel(name="host", arch="sm90", sm_count=1, memory_bytes=16 * 2**30, l2_bytes=100_000)
 PROBLEMS = [
