@@ -81,7 +81,7 @@ def _pass_us(bench: Bench, timer: Timer) -> float:
 def _pass_over(operands: OperandSet) -> None:
     """Read and write all of a set, elementwise: its signs change, and with them nothing else."""
     for x in (operands.a, operands.b, operands.d):
-        if x.dtype.itemsize == 1:
+        if x.is_floating_point() and x.dtype.itemsize == 1:
             x.view(torch.uint8).bitwise_xor_(_SIGN)
         else:
             x.neg_()

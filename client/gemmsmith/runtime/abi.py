@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gemmsmith.launch import Decomposition, Launch, RasterOrder
+from gemmsmith.operation import Scaling
 
 ABI_VERSION: Final = 2
 OLDEST_ABI_VERSION: Final = 2
@@ -39,6 +40,13 @@ DECOMPOSITION_CODES: Final = {
     Decomposition.SPLIT_K: 1,
     Decomposition.STREAM_K: 2,
     Decomposition.HEURISTIC: 3,
+}
+
+SCALING_CODES: Final = {
+    Scaling.NONE: 0,  # without factors: as one each, which are null
+    Scaling.TENSOR: 0,
+    Scaling.ROW: 1,
+    Scaling.BLOCK: 2,
 }
 
 _CUTLASS_STATUS: Final = {
