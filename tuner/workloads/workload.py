@@ -87,7 +87,8 @@ class Tolerance:
 
 
 Launch = Callable[[], torch.Tensor]
-"""Enqueue one launch on torch's current stream; gives D, or where the result lies instead."""
+"""Enqueue one launch on torch's current stream; gives D, or where the result lies instead: as
+[m, n], or [batch, m, n]."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

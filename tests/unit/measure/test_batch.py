@@ -76,7 +76,7 @@ def batches(monkeypatch: pytest.MonkeyPatch, said: list[Reply]) -> Batches:
     )
 
 
-def entrants(pack: Path, *names: str, dtype: DType = DType.BF16) -> tuple[Entrant, ...]:
+def entrants(pack: Path, *names: str, dtype: str = DType.BF16) -> tuple[Entrant, ...]:
     found = []
     for name in names:
         kernel = Cutlass3xKernel(

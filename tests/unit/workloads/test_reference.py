@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import Kernel
+from gemmsmith.kernel import AnyKernel
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.candidates import KERNEL
 from tests.support.replacing import replace
@@ -31,7 +31,7 @@ PROBLEMS = [
 ]
 
 
-def kernel(problem: Problem, *, fast: bool = False) -> Kernel:
+def kernel(problem: Problem, *, fast: bool = False) -> AnyKernel:
     return replace(KERNEL, dtype=problem.dtype, layout=problem.layout, fast_accumulation=fast)
 
 
