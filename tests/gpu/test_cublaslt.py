@@ -26,6 +26,8 @@ ROW_SCALES_SINCE = 120900
 M, N, K = 272, 528, 1056
 LARGE = (4096, 4096, 4096)
 REPLAYS = 5
+IN_TYPE_OF_D = 4.0
+"""How much more error slices of K may have that are added up in the output's type."""
 BF16 = LibraryOperation(a="bf16", b="bf16", d="bf16", layout=Layout.TN)
 
 
@@ -47,21 +49,22 @@ def _bounds(operation: LibraryOperation) -> tuple[float, float]:
     if operation.compute is Compute.S32:
         return 0.0, 0.0
     if operation.compute is Compute.TF32:
-        return 1e-3, 1e-2
+        return 2e-3, 2e-2
     if operation.d == "f32":
-        return 1e-5, 1e-4
+        return 3e-5, 3e-4
     if operation.d == "f16":
         return 1e-3, 1e-2
     return (8e-3, 8e-2) if operation.fast_accumulation else (5e-3, 5e-2)
 
 
-def _check(case: Any) -> None:
+def _check(case: Any, slack: float = 1.0) -> None:
     expected = case.expected()
     difference = (case.d.double() - expected).abs()
     whole = float(difference.norm() / expected.norm())
     single = float(difference.max() / expected.std())
-    assert (whole, single) <= _bounds(case.operation), (whole, single)
-    assert single <= _bounds(case.operation)[1], (whole, single)
+    of_whole, of_single = _bounds(case.operation)
+    assert whole <= slack * of_whole, (whole, single)
+    assert single <= slack * of_single, (whole, single)
     assert case.untouched()
 
 
@@ -112,7 +115,13 @@ def test_numerics(
         assert found
     for proposal in found:
         case.poison()
-        _launcher(kernel, arguments, proposal)()
+        try:
+            _launcher(kernel, arguments, proposal)()
+        except LaunchFailed:
+            # Integers times other factors than 1 are the library's to refuse.
+            assert operation.compute is Compute.S32
+            assert (alpha, beta) not in ((1.0, 0.0), (1.0, 1.0))
+            continue
         _check(case)
 
 
@@ -190,7 +199,7 @@ def test_variants_compute_what_proposals_do(
         except LaunchFailed:
             refused += 1
             continue
-        _check(case)
+        _check(case, IN_TYPE_OF_D if variant.reduction in (1, 4) else 1.0)
     record_property("refused", refused)
     assert refused < len(found)
 
