@@ -186,7 +186,18 @@ class CuteKernel(CutlassTraits, frozen=True, kw_only=True, tag=Backend.CUTE.valu
 
 
 class CublasLtKernel(Kernel, frozen=True, kw_only=True, tag=Backend.CUBLASLT.value):
-    """cuBLASLt's product for an operation; which of its kernels runs is the launch's algorithm."""
+    """cuBLASLt's product for an operation; which of its kernels runs is the launch's algorithm.
+
+    Attributes:
+        fast_accumulation: FP8 only: accumulate wholly in the tensor core.
+    """
+
+    fast_accumulation: bool = False
+
+    @property
+    def keeps_short_sums(self) -> bool:
+        """FP8: whether sums stay in the tensor core."""
+        return self.fast_accumulation
 
 
 CutlassKernel = Cutlass3xKernel | Cutlass2xKernel | CuteKernel

@@ -140,14 +140,13 @@ def _packs(
     Raises:
         CommandError: some are in no pack, and there is no compiler or they do not compile.
     """
-    from gemmsmith.answer import Use
     from service.worker.builder import open_artifacts
 
     artifacts = open_artifacts(settings, store)
     kernels: dict[str, AnyKernel] = {}
     files: dict[str, Path] = {}
     for winner in winners:
-        if winner.use is not Use.CUTLASS or winner.candidate is None:
+        if winner.use.is_default or winner.candidate is None:
             continue
         kernel = winner.candidate.kernel
         kernels[kernel.name] = kernel

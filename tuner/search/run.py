@@ -13,10 +13,14 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
+from msgspec import UNSET
+
 from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import AnyKernel
+from gemmsmith.kernel import AnyKernel, CublasLtKernel
+from gemmsmith.launch import Algorithm
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
+from tuner.backends.cublaslt.space import kernel_for as library_kernel
 from tuner.compile import Builder, Built
 from tuner.devices.base import Contender, Device
 from tuner.errors import JobAborted, NoLegalCandidate
@@ -121,6 +125,7 @@ class _Run:
         self.trials: dict[str, Trial] = {}
         self.packs = RunPacks(self.builder if self.device.needs_packs else None)
         self.spoilt: dict[str, Candidate] = {}
+        self.library: set[str] = set()
         self.planned = 0
         self.kernels = 0
         self.best: Trial | None = None
@@ -199,6 +204,7 @@ class _Run:
         self.kernels = len(self.packs) + plan.most_kernels
         self.screen_kernels(plan)
         self.screen_launches(plan)
+        self.screen_library()
         return self.promote(self.finals())
 
     def _built(self, order: Sequence[Candidate]) -> set[str] | None:
@@ -234,6 +240,32 @@ class _Run:
             self.planned += len(wanted)
             self._screen([self.packs.contender(c) for c in wanted if c.key not in self.trials])
             self._screen_spoilt()
+
+    def screen_library(self) -> None:
+        """Measure what cuBLASLt itself has: its own list, then what lies near the best of it.
+
+        Its kernels are compiled already, so each costs milliseconds, and no model ranks them.
+        """
+        kernel = library_kernel(self.problem, self.device.model.arch)
+        if kernel is None or self.device.replayed or kernel.name in self.library:
+            return
+        self.library.add(kernel.name)
+        entrant = self.packs.contender(Candidate(kernel=kernel))
+        for start, most in self._library_rounds(kernel):
+            found = self.device.proposals(self.problem, entrant, start=start, most=most)
+            self.planned += len(found)
+            fresh = [c for c in found if c.key not in self.trials]
+            self._screen([self.packs.as_built(candidate) for candidate in fresh])
+
+    def _library_rounds(self, kernel: CublasLtKernel) -> Iterator[tuple[Algorithm | None, int]]:
+        """Where to begin, and how many algorithms to screen: decided as the times come in."""
+        yield None, self.budget.library
+        half = self.budget.variants // 2
+        for most in (half, self.budget.variants - half):
+            mine = [t.candidate for t in self._leaders() if t.candidate.kernel.name == kernel.name]
+            if most == 0 or not mine or mine[0].launch.algorithm is UNSET:
+                return
+            yield mine[0].launch.algorithm, most
 
     def finals(self) -> Finals:
         measured = [trial.candidate for trial in self._leaders()]

@@ -7,13 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmsmith.errors import LaunchFailed
-from gemmsmith.runtime.abi import Arguments, status_text
+from gemmsmith.launch import Algorithm
+from gemmsmith.operation import Scaling
+from gemmsmith.problem import Problem
+from gemmsmith.runtime.abi import SCALING_CODES, Arguments, status_text
 from gemmsmith.runtime.pack import LoadedKernel
 
 MOST_PROPOSALS = 128
 """Asked of the heuristics, which have given eight at most (cuBLAS 13.1, H200)."""
 MOST_VARIANTS = 4096
 """Asked of the neighbours: more than any start has had room for is a list without an end."""
+
+
+_SOMEWHERE = 1 << 20
+"""An address that is aligned as any allocation is."""
 
 
 class RawProposal(ctypes.Structure):
@@ -66,6 +73,43 @@ class Proposal:
         arguments.set_algorithm(self.library_version, self.algorithm, self.workspace_bytes)
 
 
+def shape_of(problem: Problem, ordinal: int, sm_count: int) -> Arguments:
+    """The arguments of a densely laid out product, as far as choosing an algorithm needs them.
+
+    Addresses stand for operands: nothing reads them.
+    """
+    operation = problem.operation
+    by_row = operation.scaling is Scaling.ROW
+    scale = _SOMEWHERE if operation.is_scaled else None
+    return Arguments(
+        m=problem.m,
+        n=problem.n,
+        k=problem.k,
+        batch=problem.batch,
+        a=_SOMEWHERE,
+        b=_SOMEWHERE,
+        c=_SOMEWHERE,
+        d=_SOMEWHERE,
+        lda=problem.contiguous_a,
+        ldb=problem.contiguous_b,
+        ldc=problem.n,
+        ldd=problem.n,
+        batch_stride_a=problem.m * problem.k,
+        batch_stride_b=problem.k * problem.n,
+        batch_stride_c=problem.m * problem.n,
+        batch_stride_d=problem.m * problem.n,
+        alpha=1.0,
+        beta=1.0 if operation.accumulate else 0.0,
+        scale_a=scale,
+        scale_b=scale,
+        scaling=SCALING_CODES[Scaling.ROW if by_row else Scaling.NONE],
+        device=ordinal,
+        sm_count=sm_count,
+        swizzle=1,
+        splits=1,
+    )
+
+
 def propose(
     kernel: LoadedKernel, arguments: Arguments, *, most: int = MOST_PROPOSALS
 ) -> list[Proposal]:
@@ -83,7 +127,7 @@ def propose(
 
 
 def variants(
-    kernel: LoadedKernel, arguments: Arguments, start: Proposal, *, most: int = MOST_VARIANTS
+    kernel: LoadedKernel, arguments: Arguments, start: Algorithm, *, most: int = MOST_VARIANTS
 ) -> list[Proposal]:
     """Other algorithms that the library would run, those near `start` first, without it.
 
@@ -97,7 +141,7 @@ def variants(
         LaunchFailed: as for `propose`, or the start is another version's.
     """
     asked = Arguments.from_buffer_copy(arguments)
-    asked.set_algorithm(start.library_version, start.algorithm, arguments.workspace_limit)
+    asked.set_algorithm(start.library, start.words, arguments.workspace_limit)
     return _listed(kernel, "gs_variants", asked, most)
 
 
