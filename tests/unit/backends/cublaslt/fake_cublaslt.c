@@ -1,7 +1,8 @@
 /* A cuBLASLt whose kernels run on the host, with the library's functions and rules.
  *
  * Algorithms are {id, tile, stages, cluster, splits, reduction, swizzle, custom and inner shape}.
- * It has ids 66 and 67 of four tiles each, and FP8 only as Hopper's has it: A transposed, B not.
+ * It has ids 66 and 67 of four tiles each, which 67 does not tell, and FP8 only as Hopper's has
+ * it: A transposed, B not.
  */
 #include <math.h>
 #include <stddef.h>
@@ -149,7 +150,7 @@ int cublasLtMatmulAlgoCapGetAttribute(const algorithm *algo, int which, void *to
     case 0: return give(&splits, 4, to, size, written);
     case 1: return give(&mask, 4, to, size, written);
     case 2: return give(&one, 4, to, size, written);
-    case 6: return give(tiles, sizeof tiles, to, size, written);
+    case 6: return splits ? give(tiles, sizeof tiles, to, size, written) : kInvalid;
     case 7: return give(&none, 4, to, size, written);
     case 13: return give(stages, sizeof stages, to, size, written);
   }
