@@ -46,7 +46,7 @@ def table(winners: list[Winner]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for dtype in DType:
-        mine = [w for w in winners if w.problem.dtype is dtype]
+        mine = [w for w in winners if w.problem.dtype == dtype]
         if not mine:
             continue
         ratios = [w.speedup.median for w in mine if w.speedup]
@@ -77,13 +77,13 @@ def picture(winners: list[Winner]) -> None:
     mpl.rcParams["svg.hashsalt"] = "gemmsmith"  # the same winners give the same file
     from matplotlib import pyplot as plt
 
-    present = [d for d in DType if any(w.problem.dtype is d for w in winners)]
+    present = [d for d in DType if any(w.problem.dtype == d for w in winners)]
     figure, panels = plt.subplots(
         1, len(present), figsize=(4.2 * len(present), 4.4), sharey=True, squeeze=False
     )
     for panel, dtype in zip(panels[0], present, strict=True):
         mine = sorted(
-            (w.speedup for w in winners if w.problem.dtype is dtype and w.speedup),
+            (w.speedup for w in winners if w.problem.dtype == dtype and w.speedup),
             key=lambda ratio: ratio.median,
         )
         xs = range(len(mine))

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from benchmarks.peers.peer import Ready
+    from gemmsmith.candidate import Candidate
     from gemmsmith.device import DeviceModel
-    from gemmsmith.launch import Candidate
     from gemmsmith.problem import Problem
     from tuner.measure.graphs import Stream
 

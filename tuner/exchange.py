@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 
 from gemmsmith.files import publish
-from gemmsmith.problem import DType
 from tuner.errors import TunerError
 from tuner.store import Store
 from tuner.store.audit import Action
@@ -49,7 +48,7 @@ class Imported:
 
 
 def export_winners(
-    store: Store, path: Path, *, device: str | None = None, dtype: DType | None = None
+    store: Store, path: Path, *, device: str | None = None, dtype: str | None = None
 ) -> int:
     """Write the current winners to `path` atomically; the number written."""
     winners = sorted(

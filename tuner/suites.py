@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.operation import DType, Layout, layouts_of
+from gemmsmith.problem import Problem
 from gemmsmith.wire import calls_of
 from tuner.errors import TunerError
 
@@ -55,7 +56,7 @@ class SuiteProblem:
     group: str
     calls: int | None = None
 
-    def problem(self, dtype: DType) -> Problem:
+    def problem(self, dtype: str) -> Problem:
         """Its Problem in `dtype`; raises InvalidProblem where the type has no such layout."""
         return Problem(
             m=self.m, n=self.n, k=self.k, batch=self.batch, dtype=dtype, layout=self.layout
@@ -69,13 +70,12 @@ class Suite:
     name: str
     entries: tuple[SuiteProblem, ...]
 
-    def problems(self, dtype: DType) -> list[tuple[SuiteProblem, Problem]]:
+    def problems(self, dtype: str) -> list[tuple[SuiteProblem, Problem]]:
         """Every entry that `dtype` supports, with its problem."""
         found = []
         for entry in self.entries:
-            if dtype.is_fp8 and entry.layout is not Layout.TN:
-                continue
-            found.append((entry, entry.problem(dtype)))
+            if entry.layout in layouts_of(dtype):
+                found.append((entry, entry.problem(dtype)))
         return found
 
 

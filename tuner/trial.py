@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gemmsmith.answer import Conditions, Correctness, Ratio, Statistics, Use
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.launch import Candidate
 from gemmsmith.problem import Problem
 
 

@@ -66,7 +66,7 @@ class _Call:
         import torch
 
         problem, operands = setting.problem, setting.operands
-        m, n, k, dtype, batch = problem.m, problem.n, problem.k, problem.dtype, problem.batch
+        m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
         self._library, self._sets = library, operands.sets
         self._stream = c_void_p(setting.stream.pointer)
         self._handle = library.create("Create")
@@ -81,9 +81,9 @@ class _Call:
         first = (k, n) if first_transposed else (n, k)
         second = (m, k) if second_transposed else (k, m)
         self._layouts = (
-            library.layout(dtype.b, *first, first[0], batch, k * n),
-            library.layout(dtype.a, *second, second[0], batch, m * k),
-            library.layout(dtype.d, n, m, n, batch, m * n),
+            library.layout(problem.operation.b, *first, first[0], batch, k * n),
+            library.layout(problem.operation.a, *second, second[0], batch, m * k),
+            library.layout(problem.operation.d, n, m, n, batch, m * n),
         )
         place = operands.sets[0].d.device
         self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=place)

@@ -29,7 +29,9 @@ class Judge:
         for entry in range(operands.problem.batch):
             torch.mm(first.a[entry].float(), first.b[entry].float(), out=self._wanted[entry])
         self._wanted.mul_(scale)
-        self._bound = tolerance(operands.problem, fast_accumulation=operands.problem.dtype.is_fp8)
+        self._bound = tolerance(
+            operands.problem, fast_accumulation=operands.problem.operation.is_narrow_float
+        )
         self.error = 0.0
 
     def wrong(self, launch: Launch) -> str | None:

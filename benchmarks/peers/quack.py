@@ -26,7 +26,7 @@ class Quack:
 
     def prepare(self, setting: Setting) -> Ready:
         problem = setting.problem
-        if problem.dtype.is_fp8:
+        if problem.operation.is_narrow_float:
             raise Unsupported("its interface takes no per-tensor FP8 scales on Hopper")
         if problem.n % 8 or problem.contiguous_a % 8 or problem.contiguous_b % 8:
             raise Unsupported("it needs rows of whole 16 bytes")

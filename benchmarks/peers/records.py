@@ -8,8 +8,8 @@ from __future__ import annotations
 import msgspec
 
 from gemmsmith.answer import Conditions, Ratio, Statistics
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.launch import Candidate
 from gemmsmith.problem import DType, Problem
 
 BASELINE = "cublas"

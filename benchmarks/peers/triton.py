@@ -84,7 +84,7 @@ def _product(setting: Setting) -> Callable[[Any, Any], Any]:
     import torch
 
     problem = setting.problem
-    if not problem.dtype.is_fp8:
+    if not problem.operation.is_narrow_float:
         multiply = torch.bmm if problem.batch > 1 else torch.mm
         return lambda a, b: multiply(a, b)  # Dynamo wants Python code
     if problem.batch > 1:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import Kernel
+from gemmsmith.kernel import AnyKernel
 from gemmsmith.problem import Problem
 from tuner.exchange import read_winners
 from tuner.trial import Winner
@@ -34,7 +34,7 @@ def find_winners(
 
 
 def find_packs(
-    kernels: Sequence[Kernel], folder: Path, deadline: float
+    kernels: Sequence[AnyKernel], folder: Path, deadline: float
 ) -> tuple[dict[str, Path], dict[str, str]]:
     """Packs by kernel name, from the store or built now; and why others have none."""
     from tuner.compile import ArtifactStore, Builder, find_toolchain

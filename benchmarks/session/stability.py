@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 
 from gemmsmith.answer import Use
+from gemmsmith.candidate import Candidate
 from gemmsmith.files import publish
-from gemmsmith.launch import Candidate
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
 from tuner.compile import ArtifactStore

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         Use,
     )
     from gemmsmith.bundle import Bundle
+    from gemmsmith.candidate import Candidate
     from gemmsmith.client import Client
     from gemmsmith.device import DeviceModel, Environment
     from gemmsmith.errors import (
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from gemmsmith.history import Origin, Revision
     from gemmsmith.jobs import JobEvent, JobStatus
     from gemmsmith.kernel import Kernel
-    from gemmsmith.launch import Candidate, Launch
+    from gemmsmith.launch import Launch
     from gemmsmith.lookup import Lookup
     from gemmsmith.ops import Shapes, capture, compare, linear, matmul, patch, scaled_mm, use
     from gemmsmith.packs import Packs

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.kernel import Kernel
+from gemmsmith.kernel import AnyKernel
 from gemmsmith.launch import Launch
 from gemmsmith.problem import Problem
 
@@ -94,7 +94,7 @@ class Config:
             has not compiled it (a shipped or replayed winner).
     """
 
-    kernel: Kernel
+    kernel: AnyKernel
     launch: Launch
     pack: str | None = None
 

@@ -1,11 +1,12 @@
-"""What is chosen at run time for a compiled kernel, and the candidate that both make up."""
+"""What is chosen at run time for a compiled kernel."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import hashlib
+from dataclasses import dataclass
 from enum import StrEnum
 
-from gemmsmith.kernel import Kernel
+from msgspec import UNSET, UnsetType
 
 
 class RasterOrder(StrEnum):
@@ -26,13 +27,31 @@ class Decomposition(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Algorithm:
+    """One algorithm of cuBLASLt's, which means something to one version of the library only.
+
+    Attributes:
+        library: `cublasLtGetVersion()` of the library that named it.
+        code: the 64 bytes of `cublasLtMatmulAlgo_t` in hexadecimal.
+        workspace_bytes: device memory that it needs beside the operands.
+    """
+
+    library: int
+    code: str
+    workspace_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
     """Run-time choices. `raster` and tiles are in the kernel's own orientation.
+
+    Each backend reads the values that mean something to it; the others stay as they are here.
 
     Attributes:
         swizzle: largest number of tiles per swizzled group (1, 2, 4 or 8), for L2 reuse.
         splits: thread blocks per tile along K; more than 1 only with split-K or heuristic.
         sm_budget: streaming multiprocessors the kernel may occupy; 0 means all.
+        algorithm: which of the library's own kernels runs; of the backend `cublaslt` only.
     """
 
     raster: RasterOrder = RasterOrder.HEURISTIC
@@ -40,23 +59,14 @@ class Launch:
     decomposition: Decomposition = Decomposition.DATA_PARALLEL
     splits: int = 1
     sm_budget: int = 0
+    algorithm: Algorithm | UnsetType = UNSET
 
     @property
     def key(self) -> str:
         """Canonical short form, unique per launch: `along_m.s4.split_k.x2.sm0`."""
+        if self.algorithm is not UNSET:
+            digest = hashlib.sha256(self.algorithm.code.encode()).hexdigest()[:16]
+            return f"algorithm.{self.algorithm.library}.{digest}.x{self.splits}"
         return (
             f"{self.raster}.s{self.swizzle}.{self.decomposition}.x{self.splits}.sm{self.sm_budget}"
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
-    """A kernel together with how it is launched: what a trial measures."""
-
-    kernel: Kernel
-    launch: Launch = field(default_factory=Launch)
-
-    @property
-    def key(self) -> str:
-        """Unique short form: the kernel's name and the launch's key."""
-        return f"{self.kernel.name}@{self.launch.key}"

@@ -8,7 +8,7 @@ which costs speed, and never less, which would cost a failed launch; a test comp
 from __future__ import annotations
 
 from gemmsmith.answer import Config
-from gemmsmith.kernel import TileScheduler
+from gemmsmith.kernel import CutlassKernel, TileScheduler
 from gemmsmith.problem import Problem
 
 _MAX_TILES = 2**31 - 1
@@ -32,11 +32,13 @@ def refusal(config: Config, problem: Problem) -> str | None:
     ):
         if extent % alignment:
             return f"rows of {name} are {extent} elements apart, not a multiple of {alignment}"
-    return _grid_refusal(config, problem) or _splits_refusal(config, problem)
+    if not isinstance(kernel, CutlassKernel):
+        return None
+    splits = config.launch.splits
+    return _grid_refusal(kernel, problem) or _splits_refusal(kernel, splits, problem)
 
 
-def _grid_refusal(config: Config, problem: Problem) -> str | None:
-    kernel = config.kernel
+def _grid_refusal(kernel: CutlassKernel, problem: Problem) -> str | None:
     m, n = (problem.n, problem.m) if kernel.swapped else (problem.m, problem.n)
     # Whole clusters: tiles that only fill up a cluster are launched too.
     sides = [
@@ -50,8 +52,7 @@ def _grid_refusal(config: Config, problem: Problem) -> str | None:
     return None
 
 
-def _splits_refusal(config: Config, problem: Problem) -> str | None:
-    kernel, splits = config.kernel, config.launch.splits
+def _splits_refusal(kernel: CutlassKernel, splits: int, problem: Problem) -> str | None:
     if kernel.scheduler in _SLICED and problem.batch > 1:
         return "K is split for single matrices only"
     if splits > -(-problem.k // kernel.tile[2]):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import http
 import json
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -29,7 +29,8 @@ from gemmsmith.errors import (
     SnapshotCorrupt,
     Unauthorized,
 )
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.operation import Operation, not_one_of
+from gemmsmith.problem import Problem
 from gemmsmith.snapshot import Snapshot
 from gemmsmith.tuning import Effort
 
@@ -93,24 +94,13 @@ class Query:
     exact: bool = False
 
 
-def accepted(field_name: str, choices: Iterable[str], value: object) -> InvalidProblem:
-    """The error for a value that is not one of a fixed few; the message names them all."""
-    return InvalidProblem(
-        field_name, f"{field_name} must be one of {', '.join(choices)}, got {value!r}"
-    )
-
-
 def problem_of(m: int, n: int, k: int, *, batch: int, dtype: str, layout: str) -> Problem:
     """Check a question before anything is sent.
 
     Raises:
         InvalidProblem: names the field and what it accepts.
     """
-    if dtype not in DType.__members__.values():
-        raise accepted("dtype", DType, dtype)
-    if layout not in Layout.__members__.values():
-        raise accepted("layout", Layout, layout)
-    return Problem(m=m, n=n, k=k, batch=batch, dtype=DType(dtype), layout=Layout(layout))
+    return Problem.of(Operation.of(dtype, layout), m, n, k, batch)
 
 
 def effort_of(effort: str) -> Effort:
@@ -120,7 +110,7 @@ def effort_of(effort: str) -> Effort:
         InvalidProblem: not one of the efforts; the message names them.
     """
     if effort not in Effort.__members__.values():
-        raise accepted("effort", Effort, effort)
+        raise not_one_of("effort", Effort, effort)
     return Effort(effort)
 
 
@@ -159,7 +149,7 @@ def fields_of(problem: Problem) -> dict[str, Any]:
         "n": problem.n,
         "k": problem.k,
         "batch": problem.batch,
-        "dtype": str(problem.dtype),
+        "dtype": problem.dtype,
         "layout": str(problem.layout),
     }
 

@@ -24,8 +24,8 @@ from service.cli.session import model_of
 from service.cli.tuning import tasks
 
 if TYPE_CHECKING:
-    from gemmsmith.kernel import Kernel
-    from gemmsmith.problem import DType, Problem
+    from gemmsmith.kernel import AnyKernel
+    from gemmsmith.problem import Problem
     from gemmsmith.snapshot import Row, Snapshot
     from service.settings import Settings
     from tuner.store import Store
@@ -108,7 +108,7 @@ def bake(
     )
 
 
-def _problems(suite: Path, kinds: Sequence[DType]) -> list[Problem]:
+def _problems(suite: Path, kinds: Sequence[str]) -> list[Problem]:
     return [task.problem for task in tasks(None, None, None, suite, list(kinds), "tn", 1, None)]
 
 
@@ -144,7 +144,7 @@ def _packs(
     from service.worker.builder import open_artifacts
 
     artifacts = open_artifacts(settings, store)
-    kernels: dict[str, Kernel] = {}
+    kernels: dict[str, AnyKernel] = {}
     files: dict[str, Path] = {}
     for winner in winners:
         if winner.use is not Use.CUTLASS or winner.candidate is None:
@@ -162,7 +162,7 @@ def _packs(
 
 
 def _compiled(
-    settings: Settings, store: Store, missing: Sequence[Kernel], of: int, workers: int | None
+    settings: Settings, store: Store, missing: Sequence[AnyKernel], of: int, workers: int | None
 ) -> dict[str, Path]:
     from service.worker.builder import open_builder
     from tuner.errors import CompilerNotFound

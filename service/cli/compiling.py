@@ -36,7 +36,7 @@ from service.cli.tuning import tasks
 if TYPE_CHECKING:
     from gemmsmith.client import Client
     from gemmsmith.device import DeviceModel
-    from gemmsmith.kernel import Kernel
+    from gemmsmith.kernel import AnyKernel
     from service.cli.progress import Reporter
     from service.cli.tasks import Task
     from service.settings import Settings
@@ -138,7 +138,7 @@ def compile_(
 
 def _of_problems(
     store: Store, found: Sequence[Task], model: DeviceModel, level: Level, limit: int | None
-) -> list[Kernel]:
+) -> list[AnyKernel]:
     """Kernels of all problems, each once; of each problem the `limit` most promising ones.
 
     As in a tuning run, winners of near problems come first, then what resembles cuBLAS's choice,
@@ -147,7 +147,7 @@ def _of_problems(
     from tuner.search.hints import resembling
     from tuner.search.transfer import near_winners
 
-    kernels: dict[str, Kernel] = {}
+    kernels: dict[str, AnyKernel] = {}
     for task in found:
         order = near_winners(store, task.problem, model.slug)
         by_time = [candidate for _, candidate in predicted(task.problem, model, level)]
@@ -155,14 +155,14 @@ def _of_problems(
         if known is not None:
             order += resembling(by_time, known.baseline_kernels)
         order += by_time
-        mine: dict[str, Kernel] = {}
+        mine: dict[str, AnyKernel] = {}
         for candidate in order:
             mine.setdefault(candidate.kernel.name, candidate.kernel)
         kernels |= dict(list(mine.items())[:limit])
     return list(kernels.values())
 
 
-def _of_winners(store: Store, device: str | None, limit: int | None) -> list[Kernel]:
+def _of_winners(store: Store, device: str | None, limit: int | None) -> list[AnyKernel]:
     kernels = {
         winner.candidate.kernel.name: winner.candidate.kernel
         for winner in store.winners(device=device)
@@ -177,7 +177,7 @@ def _of_base(
     device: str | None,
     dtypes: list[str] | None,
     limit: int | None,
-) -> list[Kernel]:
+) -> list[AnyKernel]:
     from tuner.search.base import DTYPES, base_kernels
 
     kinds = dtypes_of(dtypes) if dtypes else DTYPES
@@ -205,7 +205,7 @@ class _Outcome:
 def _build(
     settings: Settings,
     store: Store,
-    kernels: Sequence[Kernel],
+    kernels: Sequence[AnyKernel],
     workers: int | None,
     client: Client | None,
 ) -> _Outcome:
@@ -252,7 +252,7 @@ def _fetch(
     outcome: _Outcome,
     client: Client,
     artifacts: ArtifactStore,
-    kernels: Sequence[Kernel],
+    kernels: Sequence[AnyKernel],
     toolchain: str | None,
     stop: StopFlag,
     says: Reporter,

@@ -28,6 +28,7 @@ from service.cli.options import (
 from service.cli.output import emit, microseconds, ratio, say, table
 
 if TYPE_CHECKING:
+    from gemmsmith.answer import Config
     from gemmsmith.client import Client
     from gemmsmith.history import Revision
     from gemmsmith.problem import Problem
@@ -209,10 +210,17 @@ def _row(revision: Revision) -> tuple[object, ...]:
         revision.origin,
         "stale" if answer.stale else "",
         answer.use,
-        "×".join(map(str, answer.config.kernel.tile)) if answer.config else None,
+        _tile(answer.config) if answer.config else None,
         microseconds(answer.statistics.median_us if answer.statistics else None),
         microseconds(answer.baseline.median_us if answer.baseline else None),
         ratio(answer.speedup.median if answer.speedup else None),
         answer.environment.driver if answer.environment else None,
         answer.promoted_at,
     )
+
+
+def _tile(config: Config) -> str | None:
+    from gemmsmith.kernel import CutlassKernel
+
+    kernel = config.kernel
+    return "×".join(map(str, kernel.tile)) if isinstance(kernel, CutlassKernel) else None

@@ -158,13 +158,13 @@ def problem_of(m: int, n: int, k: int, *, batch: int, dtype: str, layout: str) -
     return wire.problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
 
 
-def dtypes_of(names: list[str]) -> list[DType]:
+def dtypes_of(names: list[str]) -> list[str]:
     """Element types by name, also comma-separated, each once.
 
     Raises:
         MisuseError: names what is accepted.
     """
-    found: dict[DType, None] = {}
+    found: dict[str, None] = {}
     for name in ",".join(names).split(","):
         try:
             found[DType(name.strip())] = None

@@ -34,7 +34,7 @@ from service.cli.space import level_of, predicted
 from service.cli.tuning import tasks
 
 if TYPE_CHECKING:
-    from gemmsmith.launch import Candidate
+    from gemmsmith.candidate import Candidate
     from gemmsmith.problem import Problem
     from service.cli.tasks import Task
     from tuner.compile import Built

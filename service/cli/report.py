@@ -12,7 +12,6 @@ from service.cli.options import AsJson, Database, dtypes_of, load_settings, show
 from service.cli.output import CommandError, emit, note, ratio, say, table
 
 if TYPE_CHECKING:
-    from gemmsmith.problem import DType
     from service.report.rows import DeviceReport
     from tuner.trial import Winner
 
@@ -119,7 +118,7 @@ def _from_database(database: str | None) -> list[Winner]:
 
 
 def _chosen(
-    winners: Sequence[Winner], dtypes: Sequence[DType] | None, device: str | None
+    winners: Sequence[Winner], dtypes: Sequence[str] | None, device: str | None
 ) -> list[Winner]:
     """Those that were asked for; raises CommandError, naming what there is, for none."""
     chosen = [

@@ -25,8 +25,8 @@ from service.cli.output import MisuseError, emit, say, table
 from service.cli.session import model_of
 
 if TYPE_CHECKING:
+    from gemmsmith.candidate import Candidate
     from gemmsmith.device import DeviceModel
-    from gemmsmith.launch import Candidate
     from gemmsmith.problem import Problem
     from tuner.space import Level
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from gemmsmith.answer import Answer, Config, Ratio, Statistics, Use
-from gemmsmith.launch import Candidate
+from gemmsmith.candidate import Candidate
 from gemmsmith.problem import Problem
 from service.cli.output import emit, microseconds, ratio, say, table
 from service.report.power_penalty import why_cublas_stays

@@ -22,7 +22,7 @@ from tuner.errors import (
 )
 
 if TYPE_CHECKING:
-    from gemmsmith.kernel import Kernel
+    from gemmsmith.kernel import AnyKernel
     from service.settings import Settings
     from tuner.search.progress import Progress
     from tuner.trial import Winner
@@ -57,7 +57,7 @@ def run(
         tasks = by_stake(tasks, lambda problem: demand.estimate(session.store, problem, model))
         tuning = _Tuning(session, effort, compiled_only, stop, says)
         outcomes: list[TaskOutcome] = []
-        later: dict[int, list[Kernel]] = {}
+        later: dict[int, list[AnyKernel]] = {}
 
         def over() -> bool:
             return stop() or (deadline is not None and time.monotonic() >= deadline)
@@ -107,7 +107,7 @@ class _Tuning:
     says: Reporter
 
     def one(
-        self, task: Task, defer: Callable[[Sequence[Kernel]], None] | None = None
+        self, task: Task, defer: Callable[[Sequence[AnyKernel]], None] | None = None
     ) -> TaskOutcome:
         """Tune a problem; with `defer`, from what is built if that is enough for an answer.
 
@@ -152,7 +152,7 @@ class _Tuning:
     def of_suite(
         self,
         task: Task,
-        defer: Callable[[Sequence[Kernel]], None],
+        defer: Callable[[Sequence[AnyKernel]], None],
         before: TaskOutcome | None = None,
     ) -> TaskOutcome:
         """The same, but what keeps one problem from being tuned does not end the others.
@@ -175,7 +175,7 @@ class _Tuning:
         seconds = before.seconds + outcome.seconds
         return replace(outcome, seconds=seconds, answered=before.answered)
 
-    def compile(self, kernels: Sequence[Kernel]) -> None:
+    def compile(self, kernels: Sequence[AnyKernel]) -> None:
         """Build what problems have put off, each kernel once."""
         builder = self.session.builder
         wanted = list(dict.fromkeys(kernels))

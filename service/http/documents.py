@@ -20,7 +20,6 @@ from service.http.errors import ProblemError
 from service.http.tables import timestamp as timestamp
 from tuner.compile import Manifest
 from tuner.jobs import Job, RecordedEvent
-from tuner.search.promotion import reduces_across_blocks
 from tuner.store import StoredTrial
 from tuner.trial import Winner
 
@@ -51,7 +50,7 @@ def _url(path: str, problem: Problem, device: str | None) -> str:
     query: dict[str, Any] = {"m": problem.m, "n": problem.n, "k": problem.k}
     if problem.batch != 1:
         query["batch"] = problem.batch
-    query |= {"dtype": problem.dtype.value, "layout": problem.layout.value}
+    query |= {"dtype": problem.dtype, "layout": problem.layout.value}
     if device:
         query["device"] = device
     return f"{path}?{urlencode(query)}"
@@ -150,7 +149,7 @@ def _row(winner: Winner, pack_of: Callable[[str], str | None], key: bytes | None
         problem=winner.problem,
         use=winner.use,
         config=Config(kernel=candidate.kernel, launch=candidate.launch, pack=pack),
-        deterministic=not reduces_across_blocks(candidate),
+        deterministic=candidate.has_fixed_order,
         signature=None if key is None or pack is None else sign(key, pack),
         stale=winner.stale,
         saving_us=_saving_us(winner),

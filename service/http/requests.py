@@ -53,7 +53,7 @@ class ProblemQuery(_Strict):
     n: QueryExtent
     k: QueryExtent
     batch: QueryExtent = 1
-    dtype: DType = DType.BF16
+    dtype: str = DType.BF16
     layout: Layout = Layout.TN
     arch: Arch | None = None
     device: Slug | None = None
@@ -96,7 +96,7 @@ class ProblemBody(_Strict):
     n: Extent
     k: Extent
     batch: Extent = 1
-    dtype: DType = DType.BF16
+    dtype: str = DType.BF16
     layout: Layout = Layout.TN
 
     def problem(self) -> Problem:
@@ -243,7 +243,7 @@ class WinnersQuery(ListQuery):
     """The query of `GET /winners`. Sizes that are not given may be any."""
 
     device: Slug | None = None
-    dtype: DType | None = None
+    dtype: str | None = None
     layout: Layout | None = None
     use: Use | None = None
     m: QueryExtent | None = None
@@ -269,7 +269,7 @@ class ResultsQuery(ListQuery):
     n: QueryExtent | None = None
     k: QueryExtent | None = None
     batch: QueryExtent = 1
-    dtype: DType | None = None
+    dtype: str | None = None
     layout: Layout | None = None
     device: Slug | None = None
     phase: Phase | None = None

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from gemmsmith.answer import Statistics
-from gemmsmith.launch import Candidate
+from gemmsmith.candidate import Candidate
 from gemmsmith.problem import Problem
 from gemmsmith.wire import SCHEMA
 from tuner.store import StoredTrial

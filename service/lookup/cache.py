@@ -46,7 +46,7 @@ class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     n: _Extent
     k: _Extent
     batch: _Extent = 1
-    dtype: DType = DType.BF16
+    dtype: str = DType.BF16
     layout: Layout = Layout.TN
 
     @classmethod

@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from gemmsmith import suits
 from gemmsmith.answer import MAX_DISTANCE, Answer, Config, Match, Use
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
-from gemmsmith.launch import Candidate
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.kernel import CutlassKernel
+from gemmsmith.problem import Layout, Problem
 from tuner.search.predict import Prediction, predict
 from tuner.search.ranking import Ranker
 from tuner.space import refusal, splits_refusal
@@ -33,7 +35,7 @@ PackOf = Callable[[str], str | None]
 """The pack that holds a kernel, by the kernel's name."""
 
 
-Kind = tuple[str, DType, Layout, int]
+Kind = tuple[str, tuple[str, Layout, int]]
 """What a question and its neighbours share: device model, element types, layout and batch."""
 
 
@@ -83,7 +85,7 @@ class WinnersInMemory:
 
 def kind(problem: Problem, device_slug: str) -> Kind:
     """What makes problems alike: one's winner may answer for another of the same kind."""
-    return (device_slug, problem.dtype, problem.layout, problem.batch)
+    return (device_slug, problem.kind)
 
 
 def find(
@@ -131,6 +133,8 @@ def find(
 def _legal(candidate: Candidate, problem: Problem) -> bool:
     """Whether the kernel takes the problem, and can split its K as the launch says."""
     kernel, launch = candidate.kernel, candidate.launch
+    if not isinstance(kernel, CutlassKernel):
+        return suits.refusal(Config(kernel=kernel, launch=launch), problem) is None
     return refusal(kernel, problem) is None and splits_refusal(kernel, launch, problem) is None
 
 

@@ -56,7 +56,7 @@ def job(job_id: str) -> str:
 def tune(found: Problem, device: str = "") -> str:
     """The form that orders a tuning, filled in for a problem."""
     sizes = {"m": found.m, "n": found.n, "k": found.k, "batch": found.batch}
-    kind = {"dtype": found.dtype.value, "layout": found.layout.value, "device": device}
+    kind = {"dtype": found.dtype, "layout": found.layout.value, "device": device}
     return f"{TUNE}?{urlencode({**sizes, **kind})}"
 
 

@@ -68,7 +68,7 @@ def problem(service: Service, caller: Reader, asked: Named, device: Device) -> R
     roofs = [roof for roof in (nominal, measured) if roof]
     history = service.store.revisions(asked, device, limit=HISTORY)
     sizes = {"m": asked.m, "n": asked.n, "k": asked.k, "batch": asked.batch}
-    kind = {"dtype": asked.dtype.value, "layout": asked.layout.value, "device": device}
+    kind = {"dtype": asked.dtype, "layout": asked.layout.value, "device": device}
     return page(
         "problem.html",
         nav=addresses.PROBLEMS,

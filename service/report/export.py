@@ -34,7 +34,7 @@ def record(row: ReportRow) -> dict[str, Any]:
         "n": problem.n,
         "k": problem.k,
         "batch": problem.batch,
-        "dtype": problem.dtype.value,
+        "dtype": problem.dtype,
         "layout": problem.layout.value,
         "classes": [kind.value for kind in row.classes],
         "use": winner.use.value,
@@ -96,9 +96,11 @@ def _won(row: ReportRow) -> dict[str, Any]:
             ("kernel", *_KERNEL, "raster", "swizzle", "decomposition", "splits", "sm_budget")
         )
     kernel, launch = msgspec.to_builtins(candidate.kernel), msgspec.to_builtins(candidate.launch)
-    kernel["tile"] = "x".join(map(str, candidate.kernel.tile))
-    kernel["cluster"] = "x".join(map(str, candidate.kernel.cluster))
-    return {"kernel": kernel["name"], **{name: kernel[name] for name in _KERNEL}, **launch}
+    for name in ("tile", "cluster"):
+        if name in kernel:
+            kernel[name] = "x".join(map(str, kernel[name]))
+    launch.pop("algorithm", None)  # bytes that mean something to cuBLASLt alone
+    return {"kernel": kernel["name"], **{name: kernel.get(name) for name in _KERNEL}, **launch}
 
 
 def to_csv(reports: Sequence[DeviceReport]) -> str:

@@ -13,9 +13,9 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from gemmsmith.kernel import TileScheduler
-from gemmsmith.launch import Candidate, Decomposition
-from gemmsmith.problem import DType
+from gemmsmith.candidate import Candidate
+from gemmsmith.kernel import CutlassKernel, TileScheduler
+from gemmsmith.launch import Decomposition
 from service.pages.pictures.roofline import measured_roof, roofline
 from service.report import pictures
 from service.report.reasons import baseline_note, notes, why
@@ -167,7 +167,7 @@ def _ceilings(report: DeviceReport) -> list[tuple[str, ...]]:
     return lines
 
 
-def _part(report: DeviceReport, dtype: DType) -> dict[str, Any]:
+def _part(report: DeviceReport, dtype: str) -> dict[str, Any]:
     rows = report.of(dtype)
     ordered = sorted(rows, key=lambda row: (row.ratio is None, row.ratio or 0.0))
     roof = measured_roof(report.ceilings, dtype)
@@ -211,6 +211,8 @@ def choices(candidate: Candidate | None) -> tuple[str, ...]:
     if candidate is None:
         return (NONE,) * 4
     kernel, launch = candidate.kernel, candidate.launch
+    if not isinstance(kernel, CutlassKernel):
+        return (NONE, kernel.backend.value, NONE, launch.key)
     swapped = " swapped" if kernel.swapped else ""
     words = [launch.raster.value, f"swizzle {launch.swizzle}"]
     if kernel.scheduler is TileScheduler.STREAM_K:

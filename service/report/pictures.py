@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gemmsmith.problem import DType
 from service.pages.pictures.axes import (
     BOTTOM,
     LEFT,
@@ -61,9 +60,9 @@ def ratios(rows: Sequence[ReportRow]) -> str:
     return svg(height, "Ratio to cuBLAS, problem by problem", parts)
 
 
-def classes(report: DeviceReport, dtype: DType) -> str:
+def classes(report: DeviceReport, dtype: str) -> str:
     """A class a line: its geometric mean, and the span from its minimum to its maximum."""
-    listed = [summary for summary in report.summaries if summary.dtype is dtype]
+    listed = [summary for summary in report.summaries if summary.dtype == dtype]
     if not listed:
         return ""
     height = TOP + 28 * len(listed) + BOTTOM

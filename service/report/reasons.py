@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gemmsmith.kernel import Backend, Kernel, MainloopSchedule, TileScheduler
-from gemmsmith.launch import Candidate, Decomposition
+from gemmsmith.candidate import Candidate
+from gemmsmith.kernel import Backend, CutlassKernel, MainloopSchedule, TileScheduler, cutlass
+from gemmsmith.launch import Decomposition
 from gemmsmith.problem import Problem
 from service.report.power_penalty import why_cublas_stays
 from service.report.rows import Bound, DeviceReport, ReportRow, unaligned_operands
@@ -53,12 +54,16 @@ def why(row: ReportRow) -> str:
 
 def _facts(row: ReportRow, candidate: Candidate) -> Iterator[str]:
     yield roof(row)
-    yield alignment(row.problem, candidate.kernel)
+    kernel = candidate.kernel
+    if not isinstance(kernel, CutlassKernel):
+        yield cublas_ran(row.winner.baseline_kernels)
+        return
+    yield alignment(row.problem, kernel)
     yield waves(row.problem, candidate, row.winner.device.sm_count)
     yield alone(row.problem, candidate, row.winner.device.sm_count)
     yield partials(row.problem, candidate)
     if row.bound is not Bound.MEMORY:
-        yield padding(row.problem, candidate.kernel)
+        yield padding(row.problem, kernel)
         yield throttling(row)
     yield cublas_ran(row.winner.baseline_kernels)
 
@@ -85,7 +90,7 @@ def _both(ours: float | None, theirs: float | None, of: str, bound: str) -> str:
     return f"{bound}: at {here} of {of}, cuBLAS at {there}"
 
 
-def alignment(problem: Problem, kernel: Kernel) -> str:
+def alignment(problem: Problem, kernel: CutlassKernel) -> str:
     """Rows that TMA cannot load or store, and what the winner does instead."""
     operands = unaligned_operands(problem)
     if not operands:
@@ -105,7 +110,7 @@ def waves(problem: Problem, candidate: Candidate, sm_count: int) -> str:
     Others may run several at once, so for them only too few blocks for all SMs is a fact. Stream-K
     spreads its last wave evenly and has no such loss.
     """
-    kernel, launch = candidate.kernel, candidate.launch
+    kernel, launch = cutlass(candidate.kernel), candidate.launch
     blocks = tile_grid(kernel, problem).tiles
     if kernel.scheduler in _SPLIT_SCHEDULERS:
         blocks *= launch.splits
@@ -138,7 +143,7 @@ def waves(problem: Problem, candidate: Candidate, sm_count: int) -> str:
 
 def alone(problem: Problem, candidate: Candidate, sm_count: int) -> str:
     """Ping-pong's second consumer warpgroup has nothing to do where an SM gets a single tile."""
-    kernel = candidate.kernel
+    kernel = cutlass(candidate.kernel)
     together = kernel.cluster[0] * kernel.cluster[1]
     if kernel.mainloop is not MainloopSchedule.PINGPONG:
         return ""
@@ -151,7 +156,7 @@ def alone(problem: Problem, candidate: Candidate, sm_count: int) -> str:
 
 def partials(problem: Problem, candidate: Candidate) -> str:
     """FP32 sums that a split writes to memory and reads again; within a cluster it needs none."""
-    kernel, launch = candidate.kernel, candidate.launch
+    kernel, launch = cutlass(candidate.kernel), candidate.launch
     stream_k = kernel.scheduler is TileScheduler.STREAM_K
     by_stream_k = stream_k and launch.decomposition is Decomposition.SPLIT_K
     if launch.splits <= 1 or not (by_stream_k or kernel.scheduler is TileScheduler.SPLIT_K):
@@ -163,7 +168,7 @@ def partials(problem: Problem, candidate: Candidate) -> str:
     )
 
 
-def padding(problem: Problem, kernel: Kernel) -> str:
+def padding(problem: Problem, kernel: CutlassKernel) -> str:
     """Output that tiles cover in vain."""
     grid = tile_grid(kernel, problem)
     covered = grid.tiles * kernel.tile[0] * kernel.tile[1]
@@ -197,7 +202,7 @@ def cublas_ran(names: Sequence[str]) -> str:
 
 def baseline_note(problem: Problem) -> str:
     """Where cuBLAS was not asked for this very product in one call: what was timed instead."""
-    if not problem.dtype.is_fp8:
+    if not problem.operation.is_narrow_float:
         return ""
     if problem.k % FP8_MULTIPLE or problem.n % FP8_MULTIPLE:
         return "cuBLAS refuses these extents in FP8; timed: a bf16 product of operands cast before"

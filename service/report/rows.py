@@ -15,7 +15,8 @@ from enum import StrEnum
 
 from gemmsmith.answer import Statistics, Use
 from gemmsmith.device import DeviceModel
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.operation import Layout, in_order
+from gemmsmith.problem import Problem
 from tuner.measure.ceilings import Ceilings
 from tuner.trial import Winner
 
@@ -127,7 +128,7 @@ class Summary:
         won: how many are served by CUTLASS.
     """
 
-    dtype: DType
+    dtype: str
     group: ProblemClass | None
     problems: int
     geometric_mean: float
@@ -153,19 +154,20 @@ class DeviceReport:
     summaries: tuple[Summary, ...]
 
     @property
-    def dtypes(self) -> tuple[DType, ...]:
+    def dtypes(self) -> tuple[str, ...]:
         """Element types that have rows."""
-        return tuple(d for d in DType if any(row.problem.dtype is d for row in self.rows))
+        return in_order(row.problem.dtype for row in self.rows)
 
-    def of(self, dtype: DType) -> tuple[ReportRow, ...]:
+    def of(self, dtype: str) -> tuple[ReportRow, ...]:
         """The rows of some element types."""
-        return tuple(row for row in self.rows if row.problem.dtype is dtype)
+        return tuple(row for row in self.rows if row.problem.dtype == dtype)
 
 
 def device_report(winners: Sequence[Winner], ceilings: Ceilings | None) -> DeviceReport:
     """Rows and summaries of one device model's winners, of which there must be some."""
     device = winners[0].device
-    ordered = sorted(winners, key=lambda w: (list(DType).index(w.problem.dtype), w.problem))
+    place = {dtype: i for i, dtype in enumerate(in_order(w.problem.dtype for w in winners))}
+    ordered = sorted(winners, key=lambda w: (place[w.problem.dtype], w.problem))
     rows = tuple(row_of(winner, ceilings) for winner in ordered)
     return DeviceReport(
         device=device,
@@ -246,9 +248,9 @@ def tall_and_skinny(problem: Problem) -> bool:
 def unaligned_operands(problem: Problem) -> tuple[str, ...]:
     """Those of A, B and D whose contiguous extent is no multiple of 16 bytes."""
     extents = {
-        "A": problem.contiguous_a * problem.dtype.a.bytes,
-        "B": problem.contiguous_b * problem.dtype.b.bytes,
-        "D": problem.n * problem.dtype.d.bytes,
+        "A": problem.contiguous_a * problem.operation.a.bytes,
+        "B": problem.contiguous_b * problem.operation.b.bytes,
+        "D": problem.n * problem.operation.d.bytes,
     }
     return tuple(name for name, size in extents.items() if size % TMA_BYTES)
 
@@ -257,8 +259,8 @@ def summaries(rows: Iterable[ReportRow]) -> tuple[Summary, ...]:
     """Per element types: all problems, then every class that has some."""
     listed = [row for row in rows if row.winner.speedup is not None]
     found = []
-    for dtype in DType:
-        mine = [row for row in listed if row.problem.dtype is dtype]
+    for dtype in in_order(row.problem.dtype for row in listed):
+        mine = [row for row in listed if row.problem.dtype == dtype]
         for group in (None, *ProblemClass):
             members = [row for row in mine if group is None or group in row.classes]
             if members:
@@ -266,7 +268,7 @@ def summaries(rows: Iterable[ReportRow]) -> tuple[Summary, ...]:
     return tuple(found)
 
 
-def _summary(dtype: DType, group: ProblemClass | None, rows: Sequence[ReportRow]) -> Summary:
+def _summary(dtype: str, group: ProblemClass | None, rows: Sequence[ReportRow]) -> Summary:
     speedups = [row.winner.speedup for row in rows if row.winner.speedup]
     ratios = [speedup.median for speedup in speedups]
     return Summary(

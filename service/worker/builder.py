@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from gemmsmith.kernel import Kernel
+from gemmsmith.kernel import AnyKernel
 from service.settings import Settings
 from tuner.compile import (
     ArtifactStore,
@@ -54,7 +54,7 @@ class RecordingBuilder(Builder):
         self._recorded: set[str] = set()
         self.tally = Tally()
 
-    def build(self, kernels: Sequence[Kernel]) -> Iterator[Built]:
+    def build(self, kernels: Sequence[AnyKernel]) -> Iterator[Built]:
         """See `Builder.build`."""
         known = {kernel.name: kernel for kernel in kernels}
         fresh: set[str] = set()
@@ -83,7 +83,7 @@ class RecordingBuilder(Builder):
             self.tally.compile_s += built.seconds
 
 
-def record(records: Store, pack: Pack, known: Mapping[str, Kernel]) -> None:
+def record(records: Store, pack: Pack, known: Mapping[str, AnyKernel]) -> None:
     """Record a pack of the packs folder, so that lookups can name it.
 
     `known` kernels, by name, are those that the store may not have met yet.
@@ -103,7 +103,7 @@ class WithoutCompiler:
         self._records = records
         self._reason = reason
 
-    def build(self, kernels: Sequence[Kernel]) -> Iterator[Built]:
+    def build(self, kernels: Sequence[AnyKernel]) -> Iterator[Built]:
         """The newest pack of each kernel, whatever toolchain built it; else a failure."""
         known = {kernel.name: kernel for kernel in kernels}
         recorded: set[str] = set()

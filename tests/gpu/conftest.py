@@ -12,7 +12,6 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,14 @@ import msgspec
 import pytest
 
 from gemmsmith.answer import Config
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
 from gemmsmith.files import publish
 from gemmsmith.kernel import Kernel
-from gemmsmith.launch import Candidate, Launch
+from gemmsmith.launch import Launch
 from gemmsmith.problem import DType, Layout
 from tests.gpu import selection
+from tests.support.replacing import replace
 from tuner.compile import ArtifactStore, Builder, find_toolchain
 from tuner.devices import local_gpu
 from tuner.devices.base import Contender

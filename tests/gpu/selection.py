@@ -14,11 +14,15 @@ from itertools import combinations
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import Backend, Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.launch import Decomposition, Launch
+from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
+from tests.support.types import FLOATS
 from tuner.space import Level, kernels, launches, refusal, splits_refusal
 
 FAMILIES = tuple(
-    (dtype, layout) for dtype in DType for layout in (Layout if not dtype.is_fp8 else (Layout.TN,))
+    (dtype, layout)
+    for dtype in FLOATS
+    for layout in (Layout if not Operation.of(dtype).is_narrow_float else (Layout.TN,))
 )
 EXTENTS = (1, 7, 13, 127, 129, 1000, 8191)
 

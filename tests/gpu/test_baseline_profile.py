@@ -26,4 +26,4 @@ def test_the_kernels_of_cublas_have_names_that_are_understood(
     assert choice is not None, names
     record_property("choice", str(choice))
     assert all(8 <= extent <= 512 for extent in choice.tile)
-    assert choice.depth * problem.dtype.a.bytes in (64, 128, 256)
+    assert choice.depth * problem.operation.a.bytes in (64, 128, 256)

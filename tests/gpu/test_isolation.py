@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gemmsmith.problem import Problem
 from tests.gpu.conftest import Misbehaving
+from tests.support.replacing import replace
 from tuner.devices.cuda import CudaDevice
 from tuner.errors import DoesNotFit
 from tuner.measure.policy import Policy

@@ -11,6 +11,7 @@ import pytest
 
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import TileScheduler
+from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
 from tests.gpu import selection
 from tests.gpu.conftest import Packs
@@ -60,7 +61,7 @@ def test_finals_against_cublas(
     record_property("ratio", [ratio.ci_low, ratio.median, ratio.ci_high])
     record_property("sm_clock_mhz", finals.conditions.sm_clock_mhz)
     record_property("power_w", finals.conditions.power_w)
-    assert 200 < teraflops < (1000 if not dtype.is_fp8 else 2000)
+    assert 200 < teraflops < (1000 if not Operation.of(dtype).is_narrow_float else 2000)
     assert 0.4 < ratio.median < 1.5
     assert finals.conditions.sm_clock_mhz > 500
     assert finals.conditions.power_w > 50

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from gemmsmith import runtime
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
 from gemmsmith.errors import LaunchFailed
 from gemmsmith.kernel import Kernel, MainloopSchedule, TileScheduler
-from gemmsmith.launch import Candidate, Decomposition, Launch, RasterOrder
+from gemmsmith.launch import Decomposition, Launch, RasterOrder
 from gemmsmith.problem import DType, Layout, Problem
 from gemmsmith.runtime.launch import torch_dtype
 from tests.gpu import selection
 from tests.gpu.conftest import Packs
-from tuner.measure.bench import claims_fixed_order
 from tuner.space import refusal
 
 M, N, K = 528, 784, 1056
@@ -191,7 +191,7 @@ def test_graph_capture_and_replay(torch: Any, packs: Packs) -> None:
             if kernel.scheduler in (TileScheduler.STREAM_K, TileScheduler.CLUSTER_SPLIT_K):
                 launch = Launch(decomposition=Decomposition.SPLIT_K, splits=3)
             config, pack = packs.config(kernel, launch)
-            exact = claims_fixed_order(Candidate(kernel=kernel, launch=launch))
+            exact = Candidate(kernel=kernel, launch=launch).has_fixed_order
             a, b = _operands(torch, kernel, pad=_pad(kernel))
             out = runtime.run(config, a, b, pack_path=pack)
             stream = torch.cuda.Stream()

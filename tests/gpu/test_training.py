@@ -28,6 +28,7 @@ import gemmsmith
 from gemmsmith import Bundle, Client, Lookup, Packs
 from gemmsmith.bundle import write_bundle
 from gemmsmith.device import DeviceModel
+from gemmsmith.operation import Operation
 from gemmsmith.ops import fallback
 from gemmsmith.ops.dispatch import Dispatch
 from gemmsmith.ops.patching import TunedLinear
@@ -118,7 +119,7 @@ def test_gradients_of_every_operator_in_every_layout(
     if operator in ("matmul", "bmm"):
         function, reference = gemmsmith.matmul, torch.matmul
     with tuned(ground) as launched:
-        for dtype in (dtype for dtype in ground.types if not dtype.is_fp8):
+        for dtype in (dtype for dtype in ground.types if not Operation.of(dtype).is_narrow_float):
             operands = [
                 stored(ground, dtype, m, k, row_major=rows),
                 stored(ground, dtype, n, k, row_major=not columns),
@@ -160,7 +161,7 @@ def test_scaled_products(ground: Ground) -> None:
     m, n, k = ground.sizes
     scales = torch.tensor([0.25], device=ground.device), torch.tensor(3.0, device=ground.device)
     with tuned(ground) as launched:
-        for dtype in (dtype for dtype in ground.types if dtype.is_fp8):
+        for dtype in (dtype for dtype in ground.types if Operation.of(dtype).is_narrow_float):
             a = eight_bits(ground, torch_dtype(dtype.a), m, k)
             b = eight_bits(ground, torch_dtype(dtype.b), n, k)
             expected = 0.75 * (a.double() @ b.double().t())
@@ -221,7 +222,7 @@ def test_500_random_sizes_against_torch(
             m, n, k = extent(), extent(), extent()
             layout = chance.choice(list(Layout))
             bound = BOUND[dtype]
-            if dtype.is_fp8:
+            if Operation.of(dtype).is_narrow_float:
                 a = eight_bits(ground, torch_dtype(dtype.a), m, k)
                 b = eight_bits(ground, torch_dtype(dtype.b), n, k).t()
                 one = torch.ones((), device=ground.device)
@@ -246,7 +247,7 @@ def test_500_random_sizes_against_torch(
                 ]
             products += len(found)
             # What all three products of normal values come to, of 16 where they are FP8.
-            size = math.sqrt(m * n * k) * (256 if dtype.is_fp8 else 1)
+            size = math.sqrt(m * n * k) * (256 if Operation.of(dtype).is_narrow_float else 1)
             for mine, theirs, wanted in found:
                 close(mine, wanted, bound, size)
                 close(mine, theirs, 2 * bound, size)

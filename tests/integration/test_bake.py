@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gemmsmith import Bundle, Client, Lookup, Problem, Use
-from gemmsmith.launch import Candidate, Launch
+from gemmsmith.candidate import Candidate
+from gemmsmith.launch import Launch
 from gemmsmith.packs import KEY_VARIABLE, sign
 from service.cli.main import app
 from service.settings import Settings
 from tests.support import fake_nvcc
+from tests.support.replacing import replace
 from tests.support.serving import H100, H200, new_settings, promote, running, winner
 from tuner.compile import ArtifactStore, Toolchain
 from tuner.errors import CompilerNotFound

@@ -30,7 +30,7 @@ from tests.support.compiled import (
 )
 from tuner.compile import ArtifactStore, Builder
 from tuner.space import footprint
-from tuner.space.operation import operation
+from tuner.space.operation import gemm_operation
 from tuner.trial import FailureKind
 
 pytestmark = [pytest.mark.compiles, pytest.mark.timeout(900)]
@@ -269,7 +269,9 @@ def test_machine_code_uses_the_tensor_cores(
     assert instruction in code
     assert "sm_90a" in code
     together = [each for each in GOOD if each.name in pack.kernels]
-    functions = {operation(each).procedural_name() for each in together}  # siblings share theirs
+    functions = {
+        gemm_operation(each).procedural_name() for each in together
+    }  # siblings share theirs
     ours = any(each.scheduler is TileScheduler.SPLIT_K for each in together) + (PADDED in together)
     assert code.count("Function :") == len(functions) + ours
 

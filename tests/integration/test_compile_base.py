@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import Kernel
-from gemmsmith.launch import Candidate, Launch
+from gemmsmith.launch import Launch
 from gemmsmith.problem import DType, Problem
 from service.cli.main import app
 from service.settings import Settings
 from tests.support import fake_nvcc
+from tests.support.replacing import replace
 from tests.support.serving import H100, H200, new_settings, promote, running, winner
 from tuner.compile import ArtifactStore, Toolchain
 from tuner.search.base import DTYPES, base_kernels

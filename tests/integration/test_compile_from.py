@@ -6,7 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,15 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
+from gemmsmith.candidate import Candidate
 from gemmsmith.client import Client
 from gemmsmith.errors import PackCorrupt, ServiceFault, ServiceUnavailable
-from gemmsmith.launch import Candidate, Launch
+from gemmsmith.launch import Launch
 from gemmsmith.problem import Problem
 from service.cli.main import app
 from service.settings import Settings
 from tests.support import fake_nvcc
+from tests.support.replacing import replace
 from tests.support.serving import new_settings, promote, running, winner
 from tuner.compile import ArtifactStore, Manifest, Pack, Toolchain
 from tuner.compile.fetch import fetch

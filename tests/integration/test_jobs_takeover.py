@@ -10,11 +10,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import islice
 
 from gemmsmith.tuning import JobState
 from tests.support.records import PROBLEM
+from tests.support.replacing import replace
 from tests.support.slow_worker import CANDIDATES
 from tuner.jobs import LeasedJob, Queue, Worker
 from tuner.store import Store

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from gemmsmith.answer import Conditions, Correctness
-from gemmsmith.launch import Candidate
+from gemmsmith.candidate import Candidate
 from gemmsmith.problem import Problem
 from tests.integration.test_service_events import read_events
 from tests.support.processes import commands, serving, until

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,10 +26,12 @@ from gemmsmith.kernel import (
     MainloopSchedule,
     TileScheduler,
 )
+from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
+from tests.support.replacing import replace
 from tuner.codegen import unit_source, write_slim_headers
 from tuner.compile.toolchain import Toolchain, find_toolchain
-from tuner.space import footprint, kernels, legality, operation
+from tuner.space import footprint, gemm_operation, kernels, legality
 from tuner.space.operation import DATA_TYPES, kernel, named
 
 pytestmark = pytest.mark.compiles
@@ -72,8 +73,7 @@ def variant(
 ) -> Kernel:
     epilogue = {CPASYNC: EpilogueSchedule.NO_SMEM, MULTISTAGE: EpilogueSchedule.THREADBLOCK}
     return kernel(
-        dtype=dtype,
-        layout=layout,
+        operation=Operation.of(dtype, layout),
         tile=tile,
         stages=stages,
         mainloop=mainloop,
@@ -146,13 +146,13 @@ def run_nvcc(
 
 def emitted(subject: Kernel) -> str:
     if subject.backend is Backend.CUTLASS2X:
-        return str(EmitGemmUniversalInstance().emit(operation(subject)))
-    return str(EmitGemmUniversal3xInstance().emit(operation(subject)))
+        return str(EmitGemmUniversalInstance().emit(gemm_operation(subject)))
+    return str(EmitGemmUniversal3xInstance().emit(gemm_operation(subject)))
 
 
 def struct_of(subject: Kernel) -> str:
     """CUTLASS's name of what was emitted: parts of ours around it are in the kernel's name only."""
-    return str(operation(subject).procedural_name())
+    return str(gemm_operation(subject).procedural_name())
 
 
 def types_of(subject: Kernel) -> str:
@@ -171,7 +171,7 @@ def our_kernel(subject: Kernel) -> tuple[str, str]:
     unit = unit_source([subject])
     definition = unit[unit.index(f"using {subject.name} =") : unit.index("namespace gemmsmith {")]
     swapped = "true" if subject.swapped else "false"
-    element = DataTypeTag[DATA_TYPES[subject.dtype.d]]
+    element = DataTypeTag[DATA_TYPES[subject.operation.d]]
     return definition, f"gemmsmith::ClusterSplitKKernel<{subject.name}, {element}, {swapped}>"
 
 

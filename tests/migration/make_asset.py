@@ -13,12 +13,12 @@ from __future__ import annotations
 import sqlite3
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 from gemmsmith.problem import DType, Layout, Problem
 from gemmsmith.tuning import Effort
 from tests.support.records import DEVICE, ENVIRONMENT, PROBLEM, failed_trial, trial, winner
+from tests.support.replacing import replace
 from tuner.jobs import Queue
 from tuner.store import Store, head
 from tuner.store.keys import LONGEST_LIFE_S, Scope

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gemmsmith.answer import Correctness
+from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import (
-    Backend,
+    Cutlass3xKernel,
     EpilogueSchedule,
-    Kernel,
     MainloopSchedule,
     TileScheduler,
 )
-from gemmsmith.launch import Candidate
 from gemmsmith.problem import DType, Layout, Problem
+from tests.support.replacing import replace
 
 PROBLEM = Problem(m=64, n=64, k=64)
-KERNEL = Kernel(
+KERNEL = Cutlass3xKernel(
     name="persistent",
-    backend=Backend.CUTLASS3X,
     arch="sm90",
     dtype=DType.BF16,
     layout=Layout.TN,

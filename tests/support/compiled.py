@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
 from gemmsmith.runtime.abi import ABI_VERSION, Arguments, KernelInfo, declare
 from tests.support.arguments import packed_arguments
@@ -23,8 +24,7 @@ from tuner.compile import ArtifactStore, Builder, Built, Pack, Toolchain, find_t
 from tuner.space.operation import kernel
 
 PINGPONG = kernel(
-    dtype=DType.BF16,
-    layout=Layout.TN,
+    operation=Operation.of(DType.BF16, Layout.TN),
     tile=(64, 128, 64),
     mainloop=MainloopSchedule.PINGPONG,
     epilogue=EpilogueSchedule.TMA,
@@ -32,8 +32,7 @@ PINGPONG = kernel(
     alignment=8,
 )
 STREAM_K = kernel(
-    dtype=DType.BF16,
-    layout=Layout.TN,
+    operation=Operation.of(DType.BF16, Layout.TN),
     tile=(128, 128, 64),
     cluster=(2, 1),
     mainloop=MainloopSchedule.COOPERATIVE,
@@ -42,8 +41,7 @@ STREAM_K = kernel(
     alignment=8,
 )
 SWAPPED = kernel(
-    dtype=DType.BF16,
-    layout=Layout.TN,
+    operation=Operation.of(DType.BF16, Layout.TN),
     tile=(64, 16, 128),
     mainloop=MainloopSchedule.PINGPONG,
     epilogue=EpilogueSchedule.TMA,
@@ -52,8 +50,7 @@ SWAPPED = kernel(
     swapped=True,
 )
 SPLIT_K = kernel(
-    dtype=DType.BF16,
-    layout=Layout.TN,
+    operation=Operation.of(DType.BF16, Layout.TN),
     tile=(64, 64, 64),
     mainloop=MainloopSchedule.PINGPONG,
     epilogue=EpilogueSchedule.TMA,
@@ -61,8 +58,7 @@ SPLIT_K = kernel(
     alignment=8,
 )
 CLUSTER_SPLIT_K = kernel(
-    dtype=DType.BF16,
-    layout=Layout.TN,
+    operation=Operation.of(DType.BF16, Layout.TN),
     tile=(64, 16, 128),
     mainloop=MainloopSchedule.WARP_SPECIALIZED,
     epilogue=EpilogueSchedule.NO_SMEM,
@@ -80,8 +76,7 @@ PADDED = kernel(  # PINGPONG's sibling: one definition, compiled once
     alignment=1,
 )
 FP8_FAST = kernel(
-    dtype=DType.FP8_E4M3,
-    layout=Layout.TN,
+    operation=Operation.of(DType.FP8_E4M3, Layout.TN),
     tile=(128, 128, 128),
     mainloop=MainloopSchedule.COOPERATIVE,
     epilogue=EpilogueSchedule.TMA,
@@ -90,8 +85,7 @@ FP8_FAST = kernel(
     fast_accumulation=True,
 )
 FP8_NO_SMEM = kernel(
-    dtype=DType.FP8_E4M3,
-    layout=Layout.TN,
+    operation=Operation.of(DType.FP8_E4M3, Layout.TN),
     tile=(64, 64, 128),
     mainloop=MainloopSchedule.PINGPONG,
     epilogue=EpilogueSchedule.NO_SMEM,
@@ -99,8 +93,7 @@ FP8_NO_SMEM = kernel(
     alignment=16,
 )
 ALIGN_1 = kernel(
-    dtype=DType.BF16,
-    layout=Layout.TN,
+    operation=Operation.of(DType.BF16, Layout.TN),
     tile=(64, 64, 32),
     stages=2,
     mainloop=MainloopSchedule.MULTISTAGE,
@@ -109,8 +102,7 @@ ALIGN_1 = kernel(
     alignment=1,
 )
 IMPOSSIBLE = kernel(
-    dtype=DType.BF16,
-    layout=Layout.TN,
+    operation=Operation.of(DType.BF16, Layout.TN),
     tile=(64, 64, 32),
     stages=3,  # from three stages on, CUTLASS copies with cp.async: 4 bytes at least
     mainloop=MainloopSchedule.MULTISTAGE,

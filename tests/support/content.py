@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from gemmsmith.answer import Ratio, Use
 from gemmsmith.problem import DType, Problem
+from tests.support.replacing import replace
 from tests.support.serving import H200, trial, winner
 from tuner.exchange import read_winners
 from tuner.jobs import Queue

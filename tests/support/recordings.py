@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gemmsmith.answer import Conditions, Correctness
-from gemmsmith.launch import Candidate
+from gemmsmith.candidate import Candidate
 from gemmsmith.problem import Problem
 from tests.support.serving import ENVIRONMENT, H200
 from tuner.devices.recording import (

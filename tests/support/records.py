@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gemmsmith.answer import Conditions, Correctness, Ratio, Statistics, Use
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.launch import Candidate, Decomposition, Launch, RasterOrder
+from gemmsmith.launch import Decomposition, Launch, RasterOrder
 from gemmsmith.problem import Problem
 from tests.support.candidates import KERNEL
+from tests.support.replacing import replace
 from tuner.trial import Failure, FailureKind, Phase, Trial, Winner
 
 DEVICE = DeviceModel(

@@ -6,19 +6,20 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import uvicorn
 
 from gemmsmith.answer import Correctness, Ratio, Statistics, Use
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.launch import Candidate, Launch
+from gemmsmith.launch import Launch
 from gemmsmith.problem import Problem
 from service.http.app import create_app
 from service.http.protocol import Protocol
 from service.settings import Settings
+from tests.support.replacing import replace
 from tests.support.sqlite import empty_store
 from tuner.space import kernels
 from tuner.store import Store, upgrade

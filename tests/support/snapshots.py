@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 
 from gemmsmith.answer import Config, Use
 from gemmsmith.launch import Launch
 from gemmsmith.problem import Problem
 from gemmsmith.snapshot import Row, Snapshot
 from tests.support.candidates import KERNEL
+from tests.support.replacing import replace
 
 H200 = "nvidia-h200-132sm"
 CONTENT = b"\x7fELF the bytes of a pack"

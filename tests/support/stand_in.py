@@ -16,8 +16,9 @@ from pathlib import Path
 import torch
 
 from gemmsmith.answer import Config
-from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.kernel import Cutlass3xKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
 from gemmsmith.launch import Launch
+from gemmsmith.operation import Operation
 from gemmsmith.ops.engine import Engine
 from gemmsmith.problem import DType, Layout, Problem
 
@@ -56,11 +57,10 @@ class Host:
         return self.is_capturing
 
 
-def kernel(name: str, dtype: DType, layout: Layout) -> Kernel:
+def kernel(name: str, dtype: str, layout: Layout) -> Cutlass3xKernel:
     """A kernel of the pack: named after its layout, or `fp8`, or after how it misbehaves."""
-    return Kernel(
+    return Cutlass3xKernel(
         name=name,
-        backend=Backend.CUTLASS3X,
         arch="sm90",
         dtype=dtype,
         layout=layout,
@@ -73,7 +73,7 @@ def kernel(name: str, dtype: DType, layout: Layout) -> Kernel:
         mainloop=MainloopSchedule.PINGPONG,
         epilogue=EpilogueSchedule.NO_SMEM,
         scheduler=TileScheduler.PERSISTENT,
-        fast_accumulation=dtype.is_fp8,
+        fast_accumulation=Operation.of(dtype, layout).is_narrow_float,
     )
 
 
@@ -84,7 +84,7 @@ KERNELS = (
 """Those that compute: bf16 in every layout, and E4M3."""
 
 
-def config(name: str, dtype: DType, layout: Layout, *, pack: str = "a" * 64) -> Config:
+def config(name: str, dtype: str, layout: Layout, *, pack: str = "a" * 64) -> Config:
     return Config(kernel=kernel(name, dtype, layout), launch=Launch(), pack=pack)
 
 
@@ -107,13 +107,13 @@ class Chooser:
     answers: Callable[[Problem], bool] = lambda problem: True
 
     def lookup(
-        self, dtype: DType, layout: Layout, m: int, n: int, k: int, batch: int = 1
+        self, dtype: str, layout: Layout, m: int, n: int, k: int, batch: int = 1
     ) -> Choice | None:
         problem = Problem(m=m, n=n, k=k, batch=batch, dtype=dtype, layout=layout)
         self.asked.append(problem)
         if dtype not in (DType.BF16, DType.FP8_E4M3) or not self.answers(problem):
             return None
-        name = self.name or ("fp8" if dtype.is_fp8 else layout.value)
+        name = self.name or ("fp8" if problem.operation.is_narrow_float else layout.value)
         found = config(name, dtype, layout, pack=self.pack)
         return Choice(found, self.deterministic, self.saving_us)
 

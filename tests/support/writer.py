@@ -7,9 +7,9 @@ same new kernels and problems, so that they meet on every table. It prints what 
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 
 from tests.support.records import PROBLEM, trial, winner
+from tests.support.replacing import replace
 from tuner.store import Store
 
 

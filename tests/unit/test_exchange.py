@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from gemmsmith.answer import Ratio, Statistics, Use
 from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.problem import DType
 from tests.support.candidates import EXACT, PROBLEM, named
+from tests.support.replacing import replace
 from tuner.exchange import SCHEMA, ExchangeError, export_winners, import_winners, read_winners
 from tuner.store import Store
 from tuner.trial import Winner

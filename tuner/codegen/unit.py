@@ -16,9 +16,9 @@ from pathlib import Path
 from cutlass_library.gemm_operation import EmitGemmUniversal3xInstance, EmitGemmUniversalInstance
 from cutlass_library.library import DataTypeTag, KernelScheduleTag, LayoutTag
 
-from gemmsmith.kernel import Backend, Kernel, TileScheduler
+from gemmsmith.kernel import Backend, CutlassKernel, TileScheduler
 from tuner.space.footprint import stages
-from tuner.space.operation import DATA_TYPES, is_padded, operation
+from tuner.space.operation import DATA_TYPES, gemm_operation, is_padded
 
 HEADERS = Path(__file__).parent / "include"
 """Directory for the compiler's `-I`: the C ABI and its adapters."""
@@ -50,7 +50,7 @@ _MAINLOOP = """using {name} =
 """
 
 
-def unit_source(kernels: Sequence[Kernel]) -> str:
+def unit_source(kernels: Sequence[CutlassKernel]) -> str:
     """The translation unit of a pack holding `kernels`, in their order.
 
     Raises:
@@ -79,7 +79,7 @@ def unit_source(kernels: Sequence[Kernel]) -> str:
 
 
 @lru_cache(maxsize=65536)
-def kernel_digest(kernel: Kernel) -> str:
+def kernel_digest(kernel: CutlassKernel) -> str:
     """Hash of everything of ours that the kernel compiles from: its own text and our headers."""
     text = "\0".join([headers_digest(), _definition(kernel), _entry(kernel)])
     return hashlib.sha256(text.encode()).hexdigest()
@@ -95,7 +95,7 @@ def headers_digest() -> str:
     return digest.hexdigest()
 
 
-def _adapter_header(kernel: Kernel) -> str:
+def _adapter_header(kernel: CutlassKernel) -> str:
     """The header with the adapter that the kernel's entry names."""
     if kernel.backend is Backend.CUTLASS2X:
         return "gemmsmith/gemm2x.hpp"
@@ -108,7 +108,7 @@ def _adapter_header(kernel: Kernel) -> str:
     }.get(kernel.scheduler, "gemmsmith/gemm3x.hpp")
 
 
-def _definition(kernel: Kernel) -> str:
+def _definition(kernel: CutlassKernel) -> str:
     """CUTLASS's text that defines a struct of the operation's name; of ours, a mainloop."""
     if kernel.backend is Backend.CUTE:
         return _mainloop(kernel)
@@ -118,14 +118,14 @@ def _definition(kernel: Kernel) -> str:
     else:
         emitter = EmitGemmUniversalInstance()
         scaled = _FP8_EPILOGUE_2X
-    if kernel.dtype.is_fp8:
+    if kernel.operation.is_narrow_float:
         emitter.builtin_epilogue_functor_template = scaled
-    text: str = emitter.emit(operation(kernel))
+    text: str = emitter.emit(gemm_operation(kernel))
     return text.strip().replace(*_STREAM_K_TAG) + "\n"
 
 
-def _mainloop(kernel: Kernel) -> str:
-    described = operation(kernel)
+def _mainloop(kernel: CutlassKernel) -> str:
+    described = gemm_operation(kernel)
     tile = ", ".join(f"cute::Int<{extent}>" for extent in kernel.tile)
     a, b = (
         f"{DataTypeTag[each.element]}, {LayoutTag[each.layout]}, {each.alignment}"
@@ -141,13 +141,13 @@ def _mainloop(kernel: Kernel) -> str:
     )
 
 
-def _entry(kernel: Kernel) -> str:
+def _entry(kernel: CutlassKernel) -> str:
     """The table's line: the adapter around the struct, told the problem's own orientation."""
-    described = operation(kernel)
+    described = gemm_operation(kernel)
     traits = _traits(kernel, described.A.alignment)
     swapped = _boolean(kernel.swapped)
     struct = described.procedural_name()
-    element_d = DataTypeTag[DATA_TYPES[kernel.dtype.d]]
+    element_d = DataTypeTag[DATA_TYPES[kernel.operation.d]]
     if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
         adapter = f"ClusterSplitKGemm<{kernel.name}, {element_d}, {traits}, {swapped}>"
     elif kernel.scheduler is TileScheduler.SPLIT_K:
@@ -161,7 +161,7 @@ def _entry(kernel: Kernel) -> str:
     return f'entry<gemmsmith::{adapter}>("{kernel.name}")'
 
 
-def _traits(kernel: Kernel, alignment: int) -> str:
+def _traits(kernel: CutlassKernel, alignment: int) -> str:
     """`alignment` of A and B: of the operation, or of what is given to a kernel that copies."""
     values = (
         _boolean(kernel.layout.a_row_major),

@@ -26,7 +26,7 @@ import msgspec
 
 from gemmsmith.errors import PackCorrupt
 from gemmsmith.files import publish
-from gemmsmith.kernel import Kernel
+from gemmsmith.kernel import AnyKernel
 from tuner.codegen import kernel_digest
 from tuner.compile.eviction import ASIDE, Evictor, SizeLimit, locked, mark_used
 from tuner.compile.toolchain import Toolchain
@@ -89,7 +89,7 @@ class ArtifactStore:
         self._verified: dict[str, tuple[int, int]] = {}
         self._prepared = False
 
-    def find(self, kernel: Kernel, *, toolchain: str | None = None) -> Pack | None:
+    def find(self, kernel: AnyKernel, *, toolchain: str | None = None) -> Pack | None:
         """The newest whole pack with exactly this kernel in it.
 
         Args:
@@ -175,7 +175,7 @@ class ArtifactStore:
                     break
         return found
 
-    def publish(self, compiled: Path, kernels: Sequence[Kernel], toolchain: Toolchain) -> Pack:
+    def publish(self, compiled: Path, kernels: Sequence[AnyKernel], toolchain: Toolchain) -> Pack:
         """Take a freshly compiled shared object in, under the hash of its bytes.
 
         Raises:

@@ -15,7 +15,7 @@ import msgspec
 
 from gemmsmith.client import Client
 from gemmsmith.errors import PackCorrupt, Rejected, ServiceFault
-from gemmsmith.kernel import Kernel
+from gemmsmith.kernel import AnyKernel
 from tuner.codegen import kernel_digest
 from tuner.compile.artifacts import ArtifactStore, Manifest, Pack
 
@@ -31,7 +31,7 @@ class Fetched:
         refused: why a pack that the service named was not taken; empty where none was refused.
     """
 
-    kernel: Kernel
+    kernel: AnyKernel
     pack: Pack | None
     refused: tuple[str, ...] = ()
 
@@ -44,7 +44,7 @@ class _Offer(NamedTuple):
 
 
 def fetch(
-    client: Client, store: ArtifactStore, kernels: Sequence[Kernel], *, toolchain: str | None
+    client: Client, store: ArtifactStore, kernels: Sequence[AnyKernel], *, toolchain: str | None
 ) -> Iterator[Fetched]:
     """Take every pack that holds one of the kernels that are missing here, the newest of each.
 
@@ -85,7 +85,7 @@ def fetch(
 
 
 def _offers(
-    client: Client, kernels: Sequence[Kernel], toolchain: str | None
+    client: Client, kernels: Sequence[AnyKernel], toolchain: str | None
 ) -> dict[tuple[str, str], list[_Offer]]:
     """The service's packs with these kernels, by name and digest, the newest first."""
     offers: dict[tuple[str, str], list[_Offer]] = {

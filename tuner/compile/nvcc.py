@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gemmsmith.kernel import Kernel
+from gemmsmith.kernel import AnyKernel, cutlass
 from tuner.codegen import unit_source, write_slim_headers
 from tuner.compile.toolchain import Toolchain
 from tuner.errors import CompileFailed, DiskFull, TunerError
@@ -50,14 +50,14 @@ _QUOTED_LINES = 12
 class Compilation:
     """An nvcc process at work on one unit."""
 
-    kernels: Sequence[Kernel]
+    kernels: Sequence[AnyKernel]
     toolchain: Toolchain
     directory: Path
     process: subprocess.Popen[bytes]
     started: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def start(cls, kernels: Sequence[Kernel], toolchain: Toolchain) -> Compilation:
+    def start(cls, kernels: Sequence[AnyKernel], toolchain: Toolchain) -> Compilation:
         """Write the unit's source and headers, and start nvcc on it.
 
         Raises:
@@ -66,7 +66,9 @@ class Compilation:
         try:
             directory = Path(tempfile.mkdtemp(prefix="gemmsmith-unit-"))
             source = directory / "unit.cu"
-            source.write_text(unit_source(kernels), encoding="utf-8")
+            source.write_text(
+                unit_source([cutlass(kernel) for kernel in kernels]), encoding="utf-8"
+            )
             slim = directory / "include"
             write_slim_headers(slim)
             with (directory / "log").open("wb") as log:
@@ -130,7 +132,7 @@ def environment_fault(log: str) -> TunerError | None:
     return None
 
 
-def suspects(kernels: Sequence[Kernel], log: str) -> list[Kernel]:
+def suspects(kernels: Sequence[AnyKernel], log: str) -> list[AnyKernel]:
     """The kernels that the compiler's messages mention, perhaps innocently."""
     mentioned = {_DERIVED.sub("", word) for word in _IDENTIFIER.findall(log)}
     return [kernel for kernel in kernels if kernel.name in mentioned]

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gemmsmith.kernel import Kernel
+from gemmsmith.kernel import AnyKernel, CutlassKernel
 from tuner.errors import CompileFailed
 
 JOBS_VARIABLE = "GEMMSMITH_COMPILE_JOBS"
@@ -51,7 +51,7 @@ def workers(jobs: int | None = None, memory_per_unit: int = MEMORY_PER_UNIT) -> 
     return max(1, min(_cores(), _available_memory() // memory_per_unit))
 
 
-def units(kernels: Sequence[Kernel], parallel: int) -> list[list[Kernel]]:
+def units(kernels: Sequence[AnyKernel], parallel: int) -> list[list[AnyKernel]]:
     """Split kernels into units, in the order to compile them.
 
     A unit holds kernels of one family, kernels of a variety together. There are as many units as
@@ -59,7 +59,7 @@ def units(kernels: Sequence[Kernel], parallel: int) -> list[list[Kernel]]:
     first is compiled first.
     """
     rank = {kernel.name: position for position, kernel in enumerate(kernels)}
-    families: dict[str, list[Kernel]] = {}
+    families: dict[str, list[AnyKernel]] = {}
     for kernel in kernels:
         families.setdefault(kernel.family, []).append(kernel)
     split = _split(families, parallel)
@@ -70,7 +70,7 @@ def units(kernels: Sequence[Kernel], parallel: int) -> list[list[Kernel]]:
     return sorted(split, key=lambda unit: rank[unit[0].name])
 
 
-def _split(families: Mapping[str, list[Kernel]], number: int) -> list[list[Kernel]]:
+def _split(families: Mapping[str, list[AnyKernel]], number: int) -> list[list[AnyKernel]]:
     """About `number` units, as many of each family as its share of the work."""
     total = sum(map(cost, families.values()))
     return [
@@ -80,14 +80,16 @@ def _split(families: Mapping[str, list[Kernel]], number: int) -> list[list[Kerne
     ]
 
 
-def cost(unit: Sequence[Kernel]) -> float:
+def cost(unit: Sequence[AnyKernel]) -> float:
     """Seconds to compile a unit, on the machine the constants were measured on."""
     varieties = len(_varieties(unit))
     return BASE_COST + VARIETY_COST * varieties + KERNEL_COST * (len(unit) - varieties)
 
 
-def variety(kernel: Kernel) -> tuple[object, ...]:
+def variety(kernel: AnyKernel) -> tuple[object, ...]:
     """What kernels of one family that compile cheaply beside each other have in common."""
+    if not isinstance(kernel, CutlassKernel):
+        return ()
     return (
         kernel.tile,
         kernel.mainloop,
@@ -99,15 +101,15 @@ def variety(kernel: Kernel) -> tuple[object, ...]:
     )
 
 
-def _varieties(kernels: Sequence[Kernel]) -> dict[tuple[object, ...], list[Kernel]]:
+def _varieties(kernels: Sequence[AnyKernel]) -> dict[tuple[object, ...], list[AnyKernel]]:
     """Kernels by all that their templates depend on, clusters and stages apart."""
-    groups: dict[tuple[object, ...], list[Kernel]] = {}
+    groups: dict[tuple[object, ...], list[AnyKernel]] = {}
     for kernel in kernels:
         groups.setdefault(variety(kernel), []).append(kernel)
     return groups
 
 
-def _pack(family: list[Kernel], parallel: int) -> list[list[Kernel]]:
+def _pack(family: list[AnyKernel], parallel: int) -> list[list[AnyKernel]]:
     """Spread a family over at least `parallel` units of about equal cost, if it has as many."""
     groups = [
         piece for group in _varieties(family).values() for piece in _pieces(group, LARGEST_UNIT)
@@ -120,7 +122,7 @@ def _pack(family: list[Kernel], parallel: int) -> list[list[Kernel]]:
         -(-len(groups) // MOST_VARIETIES),
         -(-len(family) // LARGEST_UNIT),
     )
-    packed: list[list[Kernel]] = [[] for _ in range(number)]
+    packed: list[list[AnyKernel]] = [[] for _ in range(number)]
     for group in sorted(groups, key=len, reverse=True):
         roomy = [unit for unit in packed if _has_room(unit, group)]
         if not roomy:
@@ -130,12 +132,12 @@ def _pack(family: list[Kernel], parallel: int) -> list[list[Kernel]]:
     return [unit for unit in packed if unit]
 
 
-def _has_room(unit: list[Kernel], group: list[Kernel]) -> bool:
+def _has_room(unit: list[AnyKernel], group: list[AnyKernel]) -> bool:
     together = [*unit, *group]
     return len(together) <= LARGEST_UNIT and len(_varieties(together)) <= MOST_VARIETIES
 
 
-def _pieces(kernels: list[Kernel], size: int) -> list[list[Kernel]]:
+def _pieces(kernels: list[AnyKernel], size: int) -> list[list[AnyKernel]]:
     """Consecutive pieces of at most `size`, evenly filled."""
     number = -(-len(kernels) // size)
     bounds = [len(kernels) * i // number for i in range(number + 1)]

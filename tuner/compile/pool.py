@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from gemmsmith.kernel import Kernel
+from gemmsmith.kernel import AnyKernel
 from tuner.compile import nvcc, plan
 from tuner.compile.artifacts import ArtifactStore, Pack
 from tuner.compile.nvcc import Compilation
@@ -39,7 +39,7 @@ class Built:
         seconds: wall time of the nvcc run that gave this result, the whole unit's.
     """
 
-    kernel: Kernel
+    kernel: AnyKernel
     pack: Pack | None = None
     failure: Failure | None = None
     cached: bool = False
@@ -71,11 +71,11 @@ class Builder:
         self._time_limit_s = time_limit_s
         self._run: _CompileRun | None = None
 
-    def has(self, kernel: Kernel) -> bool:
+    def has(self, kernel: AnyKernel) -> bool:
         """Whether the store holds the kernel, built by this toolchain."""
         return self.store.find(kernel, toolchain=self.toolchain.digest) is not None
 
-    def build(self, kernels: Sequence[Kernel]) -> Iterator[Built]:
+    def build(self, kernels: Sequence[AnyKernel]) -> Iterator[Built]:
         """Build every kernel; each gives exactly one result, in the order they become known.
 
         Raises:
@@ -120,13 +120,13 @@ class _CompileRun:
         self._toolchain = toolchain
         self._parallel = parallel
         self._time_limit_s = time_limit_s
-        self._waiting: deque[Sequence[Kernel]] = deque()
+        self._waiting: deque[Sequence[AnyKernel]] = deque()
         self._running: list[Compilation] = []
         self._results: queue.SimpleQueue[Built | BaseException] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._supervise, name="compile pool", daemon=True)
 
-    def start(self, units: list[list[Kernel]]) -> None:
+    def start(self, units: list[list[AnyKernel]]) -> None:
         self._waiting.extend(units)
         atexit.register(self.stop)
         self._thread.start()
@@ -208,7 +208,9 @@ class _CompileRun:
             return self._retry(compilation, [], "nvcc ran out of memory")
         return self._retry(compilation, nvcc.suspects(compilation.kernels, log), nvcc.summary(log))
 
-    def _retry(self, compilation: Compilation, suspects: list[Kernel], reason: str) -> list[Built]:
+    def _retry(
+        self, compilation: Compilation, suspects: list[AnyKernel], reason: str
+    ) -> list[Built]:
         """Give up on a single kernel; otherwise compile the innocent without the suspects.
 
         Suspects get a unit each rather than a verdict: a message about one kernel may name

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.launch import Candidate
 from gemmsmith.problem import Problem
 from tuner.measure.policy import Policy
 from tuner.trial import Finals, Trial

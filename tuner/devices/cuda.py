@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.launch import Candidate
 from gemmsmith.problem import Problem
 from tuner.devices.base import Contender
 from tuner.devices.process import CHILD_COMMAND

@@ -23,9 +23,10 @@ import msgspec
 import zstandard
 
 from gemmsmith.answer import Conditions, Correctness
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.kernel import Kernel
-from gemmsmith.launch import Candidate, Launch
+from gemmsmith.kernel import AnyKernel
+from gemmsmith.launch import Launch
 from gemmsmith.problem import Problem
 from tuner.errors import RecordingCorrupt
 from tuner.trial import Failure
@@ -83,7 +84,7 @@ class RecordedProblem:
 
 class _KernelLine(msgspec.Struct, frozen=True, kw_only=True, tag="kernel", tag_field="line"):
     id: int
-    kernel: Kernel
+    kernel: AnyKernel
 
 
 class _ProblemLine(msgspec.Struct, frozen=True, kw_only=True, tag="problem", tag_field="line"):
@@ -175,7 +176,7 @@ class SweepWriter:
     def __init__(self, path: Path, header: Header) -> None:
         self._path = path
         self._part = path.with_name(path.name + ".part")
-        self._kernels: dict[Kernel, int] = {}
+        self._kernels: dict[AnyKernel, int] = {}
         self.done: set[Problem] = set()
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = self._resume(header)
@@ -272,7 +273,7 @@ class SweepWriter:
     def _complete_bytes(self, data: bytes) -> int:
         """Length of the header and the complete problems; collects the kernels they describe."""
         length = complete = 0
-        pending: dict[Kernel, int] = {}
+        pending: dict[AnyKernel, int] = {}
         missing = -1
         for raw in data.splitlines(keepends=True):
             length += len(raw)
@@ -305,7 +306,7 @@ def _parse(lines: Sequence[bytes], path: Path, *, torn: bool = False) -> tuple[S
     if not isinstance(first, Header):
         raise RecordingCorrupt(f"{path} is not a recording: its first line is no header")
     sweep = Sweep(header=first)
-    kernels: dict[int, Kernel] = {}
+    kernels: dict[int, AnyKernel] = {}
     last: _Line | None = None
     for line in decoded:
         last = line
@@ -365,7 +366,7 @@ def _problem(line: _ProblemLine, trials: Sequence[RecordedTrial]) -> RecordedPro
     )
 
 
-def _trial(line: _TrialLine, kernel: Kernel) -> RecordedTrial:
+def _trial(line: _TrialLine, kernel: AnyKernel) -> RecordedTrial:
     return RecordedTrial(
         candidate=Candidate(kernel=kernel, launch=line.launch),
         failure=line.failure,

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Self
 
 from gemmsmith.answer import Correctness
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import Environment
-from gemmsmith.launch import Candidate
 from gemmsmith.problem import Problem
 from tuner.devices.base import Contender
 from tuner.devices.recording import RecordedProblem, RecordedTrial, Sweep
@@ -162,7 +162,7 @@ class ReplayDevice:
 
 def _unlikeness(held: Problem, problem: Problem) -> tuple[bool, bool, bool, float]:
     return (
-        held.dtype is not problem.dtype,
+        held.dtype != problem.dtype,
         held.layout is not problem.layout,
         held.batch != problem.batch,
         held.distance(problem),

@@ -84,7 +84,7 @@ def captured_beside(
 
 def _launches(operands: Operands, stream: Stream) -> tuple[str, list[Callable[[], None]]]:
     problem = operands.problem
-    if problem.dtype.is_fp8:
+    if problem.operation.is_narrow_float:
         if problem.k % FP8_MULTIPLE or problem.n % FP8_MULTIPLE:
             return "torch.mm on bf16 copies", _upcast(operands, stream)
         return "torch._scaled_mm", [_scaled(operands, s) for s in operands.sets]

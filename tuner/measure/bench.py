@@ -18,10 +18,9 @@ from pathlib import Path
 import torch
 
 from gemmsmith.answer import Correctness
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
 from gemmsmith.errors import LaunchFailed, PackError
-from gemmsmith.kernel import TileScheduler
-from gemmsmith.launch import Candidate, Decomposition
 from gemmsmith.problem import Problem
 from gemmsmith.runtime.abi import Arguments, status_text
 from gemmsmith.runtime.pack import LoadedKernel, LoadedPack
@@ -189,7 +188,7 @@ class Bench:
             kernel.run(self._arguments[0], workspace, self.stream.pointer)
             kernel.run(self._check, workspace, self.stream.pointer)
             correctness, failure = self.reference.check(
-                candidate.kernel, claims_order=claims_fixed_order(candidate)
+                candidate.kernel, claims_order=candidate.has_fixed_order
             )
         if failure is not None:
             raise CandidateFailed(failure)
@@ -218,21 +217,6 @@ class Bench:
             arena = torch.empty(max(needed, 2**24), dtype=torch.uint8, device=place(self._ordinal))
         self._arenas.append(arena)
         return arena.data_ptr(), step, slots
-
-
-def claims_fixed_order(candidate: Candidate) -> bool:
-    """Whether the schedule sums each output element in one order, run after run.
-
-    Data-parallel launches do: one thread block computes a whole tile. So do our own split-K
-    kernels, which add slices in their order. For CUTLASS's split-K, stream-K and the heuristic
-    that picks among them the order is CUTLASS's business; whether two runs agreed is recorded,
-    not demanded.
-    """
-    ours = (TileScheduler.SPLIT_K, TileScheduler.CLUSTER_SPLIT_K)
-    return (
-        candidate.launch.decomposition is Decomposition.DATA_PARALLEL
-        or candidate.kernel.scheduler in ours
-    )
 
 
 def _first_line(error: Exception) -> str:

@@ -105,9 +105,9 @@ class Ceilings:
         """Bytes per second of the large copy, read and written."""
         return self.copy.bytes_per_second
 
-    def peak(self, dtype: DType) -> float | None:
+    def peak(self, dtype: str) -> float | None:
         """Measured FLOP per second for these element types; None where none was measured."""
-        found = (p.flops_per_second for p in self.peaks if p.problem.dtype is dtype)
+        found = (p.flops_per_second for p in self.peaks if p.problem.dtype == dtype)
         return next(found, None)
 
     def bandwidth_at(self, moved_bytes: int) -> float | None:
@@ -270,7 +270,7 @@ class _Gpu:
         )
         return Copy(read_bytes=read_bytes, sets=sets, statistics=statistics, conditions=conditions)
 
-    def _peak(self, dtype: DType) -> Peak:
+    def _peak(self, dtype: str) -> Peak:
         from tuner.measure.baseline import Baseline
         from tuner.measure.operands import Operands
 

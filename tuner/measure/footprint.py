@@ -58,13 +58,13 @@ class Footprint:
 def footprint(problem: Problem) -> Footprint:
     """Device memory of a problem's operands and of their verification."""
     m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
-    dtype = problem.dtype
-    d = _aligned(m * n * batch * dtype.d.bytes)
+    operation = problem.operation
+    d = _aligned(m * n * batch * operation.d.bytes)
     scratch = min(m * n * batch, max(CHUNK_ELEMENTS, n)) * 4 * 4
     upcast = 4 * (min(m * k, max(CHUNK_ELEMENTS, k)) + min(k * n, max(CHUNK_ELEMENTS, k)))
     return Footprint(
-        a=_aligned(m * k * batch * dtype.a.bytes),
-        b=_aligned(k * n * batch * dtype.b.bytes),
+        a=_aligned(m * k * batch * operation.a.bytes),
+        b=_aligned(k * n * batch * operation.b.bytes),
         d=d,
         verification=d + scratch + upcast,
     )

@@ -73,24 +73,24 @@ class Operands:
             ) from error
 
     def _allocate(self, count: int, generator: torch.Generator) -> None:
-        problem, dtype = self.problem, self.problem.dtype
+        problem, operation = self.problem, self.problem.operation
         m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
         b_scale = 2.0 ** -round(math.log2(math.sqrt(k)))
         self.scale_values = (1.0, 1.0)
         self.scale_a: torch.Tensor | None = None
         self.scale_b: torch.Tensor | None = None
         sigma_a, sigma_b = 1.0, b_scale
-        if dtype.is_fp8:
-            sigma_a, sigma_b = _FP8_SIGMA[dtype.a], _FP8_SIGMA[dtype.b]
+        if operation.is_narrow_float:
+            sigma_a, sigma_b = _FP8_SIGMA[operation.a], _FP8_SIGMA[operation.b]
             self.scale_values = (1.0 / sigma_a, b_scale / sigma_b)
             self.scale_a = self._device_scalar(self.scale_values[0])
             self.scale_b = self._device_scalar(self.scale_values[1])
         self.sigma = math.sqrt(k) * b_scale
-        all_a = self._empty(count, m * k * batch, dtype.a)
-        all_b = self._empty(count, k * n * batch, dtype.b)
-        all_d = self._empty(count, m * n * batch, dtype.d)
-        _fill(all_a, dtype.a, sigma_a, generator)
-        _fill(all_b, dtype.b, sigma_b, generator)
+        all_a = self._empty(count, m * k * batch, operation.a)
+        all_b = self._empty(count, k * n * batch, operation.b)
+        all_d = self._empty(count, m * n * batch, operation.d)
+        _fill(all_a, operation.a, sigma_a, generator)
+        _fill(all_b, operation.b, sigma_b, generator)
         row_a, row_b = problem.layout.a_row_major, problem.layout.b_row_major
         self.sets = tuple(
             OperandSet(
@@ -100,7 +100,7 @@ class Operands:
             )
             for i in range(count)
         )
-        self.check = _matrix(self._empty(1, m * n * batch, dtype.d)[0], batch, m, n, True)
+        self.check = _matrix(self._empty(1, m * n * batch, operation.d)[0], batch, m, n, True)
 
     def _device_scalar(self, value: float) -> torch.Tensor:
         return torch.full((1,), value, dtype=torch.float32, device=place(self.ordinal))

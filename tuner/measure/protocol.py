@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import msgspec
 
 from gemmsmith.answer import Conditions, Correctness
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.launch import Candidate
 from gemmsmith.problem import Problem
 from tuner.measure.policy import Policy
 from tuner.trial import Failure, Rounds

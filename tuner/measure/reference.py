@@ -27,12 +27,11 @@ from dataclasses import dataclass
 import torch
 
 from gemmsmith.answer import Correctness
-from gemmsmith.kernel import Kernel
+from gemmsmith.kernel import AnyKernel
 from gemmsmith.problem import Element, Problem
 from tuner.errors import ReferenceBroken
 from tuner.measure.footprint import CHUNK_ELEMENTS
 from tuner.measure.operands import POISON, Operands, free_bytes
-from tuner.space.legality import TMA_MAINLOOPS
 from tuner.trial import Failure, FailureKind
 
 KEPT_BYTES = 8 * 2**30
@@ -51,22 +50,12 @@ class Tolerance:
     max_error: float
 
 
-def accumulates_in_tensor_core(kernel: Kernel) -> bool:
-    """Whether FP8 partial sums stay in the tensor core's short accumulator.
-
-    Only CUTLASS's TMA mainloops have a variant that adds them up in FP32 registers; the cp.async
-    and 2.x ones chain the instructions (256×256×32768 e4m3 with cp.async: 5.01e-3, H200).
-    """
-    promotes = kernel.mainloop in TMA_MAINLOOPS and not kernel.fast_accumulation
-    return kernel.dtype.is_fp8 and not promotes
-
-
 def tolerance(problem: Problem, *, fast_accumulation: bool) -> Tolerance:
     """The bounds an output of this problem has to meet."""
     drift = _FAST_ACCUMULATION_PER_K * problem.k if fast_accumulation else 0.0
     return Tolerance(
-        error=_TOLERANCE[problem.dtype.d] + drift,
-        max_error=_MAX_ERROR[problem.dtype.d] + drift,
+        error=_TOLERANCE[problem.operation.d] + drift,
+        max_error=_MAX_ERROR[problem.operation.d] + drift,
     )
 
 
@@ -118,7 +107,7 @@ class Reference:
         self.peak = max(self.peak, operands.sigma)
 
     def check(
-        self, kernel: Kernel, *, claims_order: bool
+        self, kernel: AnyKernel, *, claims_order: bool
     ) -> tuple[Correctness, None] | tuple[None, Failure]:
         """Judge the first set's output, and `operands.check` as the same launch's second run.
 
@@ -142,7 +131,7 @@ class Reference:
         error = _hypot(values[0::4]) / self.norm
         max_error = max(values[1::4]) / self.peak if error == error else math.nan
         untouched, unequal = int(sum(values[2::4])), int(sum(values[3::4]))
-        bound = tolerance(self.problem, fast_accumulation=accumulates_in_tensor_core(kernel))
+        bound = tolerance(self.problem, fast_accumulation=kernel.keeps_short_sums)
         elements = self.problem.m * self.problem.n * self.problem.batch
         if untouched:
             return None, Failure(

@@ -136,7 +136,7 @@ class Finalists:
             found[place] = 1.0
         if any(found):
             return tuple(found)
-        tiles = [prod(finalist.candidate.kernel.tile[:2]) for finalist in self.field]
+        tiles = [prod(finalist.candidate.kernel.output_tile) for finalist in self.field]
         places = power.worth_a_look(states, tiles)
         if not places:
             return tuple(found)

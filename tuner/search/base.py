@@ -17,8 +17,9 @@ from math import exp, inf, log
 from random import Random
 
 from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import Kernel
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.kernel import AnyKernel, cutlass
+from gemmsmith.operation import Layout, layouts_of
+from gemmsmith.problem import DType, Problem
 from gemmsmith.tuning import Effort
 from tuner.compile.plan import BASE_COST, KERNEL_COST, MOST_VARIETIES, VARIETY_COST, variety
 from tuner.search.budget import BUDGETS
@@ -36,6 +37,9 @@ cores. Hosts of NVIDIA H200s differ: 324 kernels of 3,830 took one 232 s, choosi
 
 DTYPES = (DType.BF16, DType.FP16, DType.FP8_E4M3)
 
+_PASSES = (Layout.TN, Layout.TT, Layout.NT)
+"""Of a linear layer: forward, input gradient, weight gradient."""
+
 _PROBLEMS = 200
 """Asked of each family. Problems drawn log-uniformly leave fewer unseen ones without a kernel than
 the same number on a lattice of powers of two: M = 320 wants tiles of 80 that no power does."""
@@ -44,15 +48,15 @@ _HALF = 4
 _WINNER = 4.0
 """Votes of a measured winner, against 1 for the model's favourite."""
 
-_Ballot = list[tuple[Kernel, float]]
+_Ballot = list[tuple[AnyKernel, float]]
 
 
 def base_kernels(
     device: DeviceModel,
-    dtypes: Sequence[DType] = DTYPES,
+    dtypes: Sequence[str] = DTYPES,
     winners: Iterable[Winner] = (),
     limit: int | None = None,
-) -> list[Kernel]:
+) -> list[AnyKernel]:
     """The kernels to compile ahead of time, the most useful first.
 
     Args:
@@ -61,14 +65,16 @@ def base_kernels(
         winners: what won on this device model so far.
         limit: kernels in all; by default what `BASE_CORE_SECONDS` allow, a third of it a type.
     """
-    asked: dict[DType, list[_Ballot]] = {}
+    asked: dict[str, list[_Ballot]] = {}
     ballots: list[_Ballot] = []
     for dtype in dtypes:
         # Sixteen bits are sixteen bits: what suits BF16 suits FP16, and is looked for once.
         twin = DType.BF16 if dtype is DType.FP16 else dtype
         if twin not in asked:
             asked[twin] = [_leaders(problem, device) for problem in _probes(twin)]
-        ballots += [[(of_type(kernel, dtype), w) for kernel, w in each] for each in asked[twin]]
+        ballots += [
+            [(of_type(cutlass(kernel), dtype), w) for kernel, w in each] for each in asked[twin]
+        ]
     ballots += [
         [(winner.candidate.kernel, _WINNER)]
         for winner in winners
@@ -78,9 +84,9 @@ def base_kernels(
     return _elected(ballots, limit, inf if limit is not None else seconds)
 
 
-def _probes(dtype: DType) -> Iterator[Problem]:
+def _probes(dtype: str) -> Iterator[Problem]:
     """Always the same problems."""
-    for layout in (Layout.TN,) if dtype.is_fp8 else (Layout.TN, Layout.TT, Layout.NT):
+    for layout in (each for each in _PASSES if each in layouts_of(dtype)):
         draw = Random(f"{dtype} {layout}")  # noqa: S311 - a sample, no secret
         for _ in range(_PROBLEMS):
             yield Problem(
@@ -106,13 +112,13 @@ def _leaders(problem: Problem, device: DeviceModel) -> _Ballot:
     ]
 
 
-def _elected(ballots: Sequence[_Ballot], limit: int | None, core_seconds: float) -> list[Kernel]:
+def _elected(ballots: Sequence[_Ballot], limit: int | None, core_seconds: float) -> list[AnyKernel]:
     """Greedily, each seat to the kernel with the most votes for what it costs to compile.
 
     A ballot's votes weigh the less, the more of them have been heeded.
     """
     votes: dict[str, list[tuple[int, float]]] = {}
-    kernels: dict[str, Kernel] = {}
+    kernels: dict[str, AnyKernel] = {}
     for number, ballot in enumerate(ballots):
         for kernel, weight in ballot:
             kernels[kernel.name] = kernel
@@ -120,7 +126,7 @@ def _elected(ballots: Sequence[_Ballot], limit: int | None, core_seconds: float)
     varieties = {name: (kernel.family, variety(kernel)) for name, kernel in kernels.items()}
     heeded = [0.0] * len(ballots)
     begun: set[object] = set()
-    elected: list[Kernel] = []
+    elected: list[AnyKernel] = []
 
     def support(name: str) -> float:
         return sum(weight / (1 + heeded[i]) for i, weight in votes[name])

@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Generator, Sequence
 
-from gemmsmith.kernel import Kernel
+from gemmsmith.kernel import AnyKernel
 from tuner.compile import Builder, Built
 from tuner.errors import JobAborted
 
@@ -14,7 +14,7 @@ StopSignal = Callable[[], bool]
 
 
 def in_batches(
-    builder: Builder, kernels: Sequence[Kernel], should_stop: StopSignal
+    builder: Builder, kernels: Sequence[AnyKernel], should_stop: StopSignal
 ) -> Generator[list[Built], None, None]:
     """Everything the builder has built since last asked; compilation goes on meanwhile.
 

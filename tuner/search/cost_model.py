@@ -15,9 +15,10 @@ from math import ceil
 from operator import attrgetter
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import Kernel, MainloopSchedule, TileScheduler
-from gemmsmith.launch import Candidate, Decomposition, Launch, RasterOrder
+from gemmsmith.kernel import CutlassKernel, MainloopSchedule, TileScheduler, cutlass
+from gemmsmith.launch import Decomposition, Launch, RasterOrder
 from gemmsmith.problem import Problem
 from tuner.search.rows import Rows
 from tuner.space import footprint
@@ -176,7 +177,7 @@ class AnalyticModel:
             work.k_tiles * k_tile_us + store_us + numpy.maximum(work.tiles - 1, 0.0) * switch_us
         )
         moved = _read_bytes(kernel, launch, grid, problem, device)
-        moved += problem.m * problem.n * problem.dtype.d.bytes * problem.batch
+        moved += problem.m * problem.n * problem.operation.d.bytes * problem.batch
         bandwidth = device.memory_bandwidth * MEMORY_EFFICIENCY or MEMORY_BANDWIDTH
         memory_us = moved / numpy.minimum(bandwidth, work.blocks * BLOCK_MEMORY_BANDWIDTH) * 1e6
         fixed_us = kernel.fixed_us + kernel.padded * _copies_us(problem)
@@ -191,7 +192,7 @@ def _both(one: Column, other: Column) -> Column:
     return (one * one + other * other) ** (1 / 6)
 
 
-def _traits(kernel: Kernel) -> _Traits[float]:
+def _traits(kernel: CutlassKernel) -> _Traits[float]:
     m, n, k = kernel.tile
     one_each = kernel.mainloop is MainloopSchedule.WARP_SPECIALIZED
     if one_each or kernel.scheduler is TileScheduler.GRID:  # a block per tile, or per slice
@@ -219,7 +220,7 @@ def _traits(kernel: Kernel) -> _Traits[float]:
         fixed_us=fixed,
         compute_clocks=compute,
         ingest_bytes=ingest,
-        store_clocks=m * n * kernel.dtype.d.bytes / STORE_BYTES_PER_CLOCK,
+        store_clocks=m * n * kernel.operation.d.bytes / STORE_BYTES_PER_CLOCK,
     )
 
 
@@ -234,19 +235,21 @@ def _choices(launch: Launch) -> _Choices[float]:
     )
 
 
-_KERNELS: Rows[Candidate] = Rows(attrgetter("kernel.name"), lambda each: _traits(each.kernel))
+_KERNELS: Rows[Candidate] = Rows(
+    attrgetter("kernel.name"), lambda each: _traits(cutlass(each.kernel))
+)
 _LAUNCHES: Rows[Candidate] = Rows(attrgetter("launch"), lambda each: _choices(each.launch))
 
 
 def _clock(problem: Problem) -> float:
-    work = problem.flops / (2 if problem.dtype.is_fp8 else 1)
+    work = problem.flops / (2 if problem.operation.is_narrow_float else 1)
     share = work / (work + POWER_LIMITED_FLOPS)
     return CLOCK_BURST + (CLOCK_SUSTAINED - CLOCK_BURST) * share
 
 
 def _copies_us(problem: Problem) -> float:
     """Copying operands that TMA cannot read: read and written once."""
-    width = problem.dtype.a.bytes
+    width = problem.operation.a.bytes
     copied = sum(
         2 * extents * problem.k * problem.batch * width
         for extents, contiguous in (
@@ -258,18 +261,18 @@ def _copies_us(problem: Problem) -> float:
     return REDUCE_LAUNCH_US + copied / MEMORY_BANDWIDTH * 1e6
 
 
-def _k_tile(kernel: Kernel) -> tuple[float, float]:
+def _k_tile(kernel: CutlassKernel) -> tuple[float, float]:
     """One K tile of one output tile on one SM: tensor-core clocks, and bytes to copy for them."""
     m, n, k = kernel.tile
-    bits = kernel.dtype.a.bits
+    bits = kernel.operation.a.bits
     instructions = ceil(m / 64) * k * bits / 256
     # wgmma 64×N×(256 bits): N/2 clocks of tensor core, unless reading A and B from shared memory
     # at 128 bytes a clock takes longer (N < 64).
     compute = instructions * max(n / 2, 16 + n / 4)
-    if kernel.dtype.is_fp8 and not kernel.fast_accumulation:
+    if kernel.operation.is_narrow_float and not kernel.fast_accumulation:
         compute *= PRECISE_FP8
     ingest = float(footprint.stage_bytes(kernel))
-    seen = operands(kernel.dtype, kernel.layout, swapped=kernel.swapped)
+    seen = operands(kernel.operation, swapped=kernel.swapped)
     along_m = 0 if seen.a_row_major else m
     along_n = n if seen.b_row_major else 0
     if any(extent * bits % 1024 for extent in (along_m, along_n)):
@@ -359,7 +362,7 @@ def _read_bytes(
     """Operand bytes from device memory: once each, and again for what L2 lost between waves."""
     import numpy
 
-    row = problem.k * problem.dtype.a.bytes
+    row = problem.k * problem.operation.a.bytes
     a, b = float(problem.m * row), float(problem.n * row)
     once = (a + b) * problem.batch
     usable = device.l2_bytes * L2_USABLE

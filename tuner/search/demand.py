@@ -89,7 +89,7 @@ def roofline_us(problem: Problem, device: DeviceModel | None) -> float:
     if device is not None:
         sm_count = device.sm_count
         bandwidth = device.memory_bandwidth * MEMORY_EFFICIENCY or MEMORY_BANDWIDTH
-    flops_per_clock = sm_count * _FLOPS_PER_CLOCK * 16 / problem.dtype.a.bits
+    flops_per_clock = sm_count * _FLOPS_PER_CLOCK * 16 / problem.operation.a.bits
     compute = problem.flops / (flops_per_clock * CLOCK_SUSTAINED)
     memory = problem.operand_bytes / bandwidth
     return LAUNCH_US + PROLOGUE_US + EPILOGUE_US + max(compute, memory) * 1e6

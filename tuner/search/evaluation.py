@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
-from gemmsmith.launch import Candidate
 from gemmsmith.problem import Problem
 from tuner.devices.base import Contender
 from tuner.devices.recording import RecordedProblem, RecordedTrial, Sweep

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import log, log2
 
-from gemmsmith.kernel import Kernel
-from gemmsmith.launch import Candidate, Launch
+from gemmsmith.candidate import Candidate
+from gemmsmith.kernel import AnyKernel
+from gemmsmith.launch import Launch
 from tuner.search.budget import Budget
 from tuner.search.ranking import by_kernel
 
@@ -167,11 +168,11 @@ class Proposals:
         left = [each for each in self._groups[name] if each.key not in self._proposed]
         return sorted(left, key=lambda each: launch_distance(launch, each.launch))  # stable
 
-    def _kernel(self, name: str) -> Kernel:
+    def _kernel(self, name: str) -> AnyKernel:
         return self._leaders[name].kernel
 
     def _tile(self, name: str) -> tuple[int, int]:
-        return self._kernel(name).tile[:2]
+        return self._kernel(name).output_tile
 
 
 def launch_distance(a: Launch, b: Launch) -> float:
@@ -189,19 +190,7 @@ def launch_distance(a: Launch, b: Launch) -> float:
     )
 
 
-def _traits(kernel: Kernel) -> tuple[_Trait, ...]:
-    """What a cost model may be wrong about in kernels of a kind."""
-    return (
-        ("tile", kernel.tile[:2]),
-        ("depth", kernel.tile[2]),
-        ("cluster", kernel.cluster),
-        ("swapped", kernel.swapped),
-        ("mainloop", kernel.mainloop),
-        ("scheduler", kernel.scheduler),
-    )
-
-
-def _effects(residuals: Mapping[Kernel, float]) -> dict[_Trait, float]:
+def _effects(residuals: Mapping[AnyKernel, float]) -> dict[_Trait, float]:
     """How much slower than expected each trait makes a kernel, as a logarithm.
 
     An additive model fitted trait by trait (backfitting: Hastie and Tibshirani 1990, section 4.4),
@@ -210,7 +199,7 @@ def _effects(residuals: Mapping[Kernel, float]) -> dict[_Trait, float]:
     if not residuals:
         return {}
     mean = sum(residuals.values()) / len(residuals)
-    rows = [(_traits(kernel), value - mean) for kernel, value in residuals.items()]
+    rows = [(kernel.choices, value - mean) for kernel, value in residuals.items()]
     effects: dict[_Trait, float] = {}
     for _ in range(_PASSES):
         for place in range(len(rows[0][0])):
@@ -223,5 +212,5 @@ def _effects(residuals: Mapping[Kernel, float]) -> dict[_Trait, float]:
     return effects
 
 
-def _shift(effects: Mapping[_Trait, float], kernel: Kernel) -> float:
-    return sum(effects.get(trait, 0.0) for trait in _traits(kernel))
+def _shift(effects: Mapping[_Trait, float], kernel: AnyKernel) -> float:
+    return sum(effects.get(trait, 0.0) for trait in kernel.choices)

@@ -14,9 +14,17 @@ from dataclasses import dataclass
 from math import ceil, log2
 from statistics import median
 
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
-from gemmsmith.launch import Candidate, Decomposition, Launch, RasterOrder
+from gemmsmith.kernel import (
+    Backend,
+    CutlassKernel,
+    EpilogueSchedule,
+    MainloopSchedule,
+    TileScheduler,
+    cutlass,
+)
+from gemmsmith.launch import Decomposition, Launch, RasterOrder
 from gemmsmith.problem import Problem
 from tuner.devices.recording import Sweep
 from tuner.space import footprint
@@ -121,7 +129,7 @@ def features(
     kernels: dict[str, tuple[TileGrid, list[float]]] = {}
     rows = []
     for candidate, us in zip(candidates, analytic_us, strict=True):
-        kernel = candidate.kernel
+        kernel = cutlass(candidate.kernel)
         known = kernels.get(kernel.name)
         if known is None:
             grid = tile_grid(kernel, problem)
@@ -180,7 +188,7 @@ def _problem(problem: Problem, device: DeviceModel) -> list[float]:
     return [
         log2(problem.k),
         problem.batch,
-        problem.dtype.a.bytes,
+        problem.operation.a.bytes,
         problem.layout.a_row_major,
         problem.layout.b_row_major,
         problem.flops / problem.operand_bytes,
@@ -188,7 +196,7 @@ def _problem(problem: Problem, device: DeviceModel) -> list[float]:
     ]
 
 
-def _kernel(kernel: Kernel, problem: Problem, grid: TileGrid) -> list[float]:
+def _kernel(kernel: CutlassKernel, problem: Problem, grid: TileGrid) -> list[float]:
     m, n = extents(kernel, problem)
     tile_m, tile_n, tile_k = kernel.tile
     k_tile_bytes = footprint.stage_bytes(kernel)
@@ -222,7 +230,9 @@ def _kernel(kernel: Kernel, problem: Problem, grid: TileGrid) -> list[float]:
     ]
 
 
-def _launch(kernel: Kernel, launch: Launch, grid: TileGrid, device: DeviceModel) -> list[float]:
+def _launch(
+    kernel: CutlassKernel, launch: Launch, grid: TileGrid, device: DeviceModel
+) -> list[float]:
     cluster = kernel.cluster[0] * kernel.cluster[1]
     if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
         cluster = launch.splits

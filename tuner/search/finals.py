@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from math import ceil
 
-from gemmsmith.launch import Candidate
+from gemmsmith.candidate import Candidate
 from gemmsmith.problem import Problem
 from tuner.devices.base import Contender, Device
 from tuner.measure.policy import Policy
@@ -25,7 +25,7 @@ def finalists(candidates: Sequence[Candidate], places: int) -> list[Candidate]:
     within: list[Candidate] = []
     beyond: list[Candidate] = []
     for candidate in candidates:
-        tile = (candidate.kernel.tile, candidate.kernel.swapped)
+        tile = candidate.kernel.choices[:2]
         taken[tile] += 1
         (within if taken[tile] <= most else beyond).append(candidate)
     chosen = {candidate.key for candidate in [*within, *beyond][:places]}

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import log2
 
-from gemmsmith.kernel import Kernel, MainloopSchedule
-from gemmsmith.launch import Candidate, Decomposition
+from gemmsmith.candidate import Candidate
+from gemmsmith.kernel import CutlassKernel, MainloopSchedule, cutlass
+from gemmsmith.launch import Decomposition
 
 HINTS = 6
 """Kernels a hint puts in front. cuBLAS leaves the tile's orientation, the tile's depth and the
@@ -141,7 +142,7 @@ def distance(choice: CublasChoice, candidate: Candidate) -> float:
     Tiles and clusters are compared as they lie on the problem, so that a swapped kernel and an
     unswapped one with tile M and N exchanged are equally near.
     """
-    kernel = candidate.kernel
+    kernel = cutlass(candidate.kernel)
     tile_m, tile_n = _on_problem(kernel, (kernel.tile[0], kernel.tile[1]))
     cluster_m, cluster_n = _on_problem(kernel, kernel.cluster)
     (their_n, their_m), (their_cluster_n, their_cluster_m) = choice.tile, choice.cluster
@@ -153,7 +154,7 @@ def distance(choice: CublasChoice, candidate: Candidate) -> float:
         far += _SPLIT
     if (kernel.mainloop is MainloopSchedule.COOPERATIVE) != bool(choice.cooperative):
         far += _SCHEDULE
-    if kernel.dtype.is_fp8 and not kernel.fast_accumulation:
+    if kernel.operation.is_narrow_float and not kernel.fast_accumulation:
         far += _ACCUMULATION
     return far
 
@@ -187,7 +188,7 @@ def resembling(
     return [] if choice is None else hinted(candidates, choice, limit)
 
 
-def _on_problem(kernel: Kernel, extents: tuple[int, int]) -> tuple[int, int]:
+def _on_problem(kernel: CutlassKernel, extents: tuple[int, int]) -> tuple[int, int]:
     """The kernel's (M, N) extents along the problem's M and N."""
     return (extents[1], extents[0]) if kernel.swapped else extents
 

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 import zstandard
 
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.files import publish
-from gemmsmith.launch import Candidate
 from gemmsmith.problem import Problem
 from gemmsmith.version import VERSION as GEMMSMITH
 from tuner.errors import TunerError

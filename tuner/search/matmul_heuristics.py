@@ -13,15 +13,15 @@ from importlib import import_module
 from math import log2
 from typing import Any
 
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
-from gemmsmith.launch import Candidate
 from gemmsmith.problem import DType, Problem
 from tuner.search.hints import CublasChoice, distance
 
 PROPOSALS = 64
 """Asked for; usually there are fewer."""
 
-_PRECISIONS = {
+_PRECISIONS: dict[str, str] = {
     DType.BF16: "TST",
     DType.FP16: "HSH",
     DType.FP8_E4M3: "QQTST",

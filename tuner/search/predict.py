@@ -11,14 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from operator import attrgetter
 
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import Kernel, TileScheduler
-from gemmsmith.launch import Candidate, Launch
+from gemmsmith.kernel import TMA_MAINLOOPS, CutlassKernel, TileScheduler, cutlass
+from gemmsmith.launch import Launch
 from gemmsmith.problem import Problem
 from tuner.errors import NoLegalCandidate
 from tuner.search.ranking import Ranker
 from tuner.space import fitted, launches, offered
-from tuner.space.legality import TMA_MAINLOOPS
 
 SHORTLIST = 8
 """Kernels judged in all launches. With the analytic model 4 are enough to find what leads the whole
@@ -62,9 +62,9 @@ def predict(problem: Problem, device: DeviceModel, ranker: Ranker) -> Prediction
             first += [Candidate(kernel=kernel, launch=launch) for launch in found]
     times = ranker.predict(problem, first, device)
     names = [candidate.kernel.name for candidate in first]
-    shortlist: dict[str, Kernel] = {}
+    shortlist: dict[str, CutlassKernel] = {}
     for _, name, index in sorted(zip(times, names, range(len(first)), strict=True)):
-        shortlist.setdefault(name, first[index].kernel)
+        shortlist.setdefault(name, cutlass(first[index].kernel))
         if len(shortlist) == SHORTLIST:
             break
     finalists = [

@@ -16,8 +16,7 @@ from math import prod
 from statistics import median
 
 from gemmsmith.answer import Conditions, Correctness, Ratio, Statistics, Use
-from gemmsmith.kernel import TileScheduler
-from gemmsmith.launch import Candidate
+from gemmsmith.candidate import Candidate
 from tuner.measure.statistics import paired_ratio, summarize
 from tuner.trial import Finals, Rounds
 
@@ -39,11 +38,6 @@ class Decision:
     conditions: Conditions
     ties: tuple[str, ...] = ()
     price: float | None = None
-
-
-def reduces_across_blocks(candidate: Candidate) -> bool:
-    """Whether thread blocks share an output tile, so that its reduction order is scheduled."""
-    return candidate.kernel.scheduler is TileScheduler.STREAM_K
 
 
 def decide(finals: Finals) -> Decision:
@@ -137,4 +131,4 @@ def _mean(values: Sequence[float]) -> float:
 def _preference(finals: Finals, i: int) -> tuple[bool, int, str]:
     """The fixed order inside a tie: fixed reduction order, smaller workspace, name."""
     candidate = finals.candidates[i]
-    return (reduces_across_blocks(candidate), finals.workspace_bytes[i], candidate.key)
+    return (not candidate.has_fixed_order, finals.workspace_bytes[i], candidate.key)

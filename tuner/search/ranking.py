@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
-from gemmsmith.launch import Candidate
 from gemmsmith.problem import Problem
 
 

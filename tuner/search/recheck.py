@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gemmsmith.launch import Candidate
+from gemmsmith.candidate import Candidate
 from gemmsmith.problem import Problem
 from tuner.store import Store
 from tuner.trial import Phase, Trial

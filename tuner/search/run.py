@@ -13,8 +13,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from gemmsmith.kernel import Kernel
-from gemmsmith.launch import Candidate
+from gemmsmith.candidate import Candidate
+from gemmsmith.kernel import AnyKernel
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
 from tuner.compile import Builder, Built
@@ -50,7 +50,7 @@ def tune(
     effort: Effort = Effort.DEFAULT,
     budget: Budget | None = None,
     compiled_only: bool = False,
-    defer: Callable[[Sequence[Kernel]], None] | None = None,
+    defer: Callable[[Sequence[AnyKernel]], None] | None = None,
     job: str | None = None,
     on_event: Listener = lambda _: None,
     should_stop: StopSignal = lambda: False,

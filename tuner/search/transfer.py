@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gemmsmith.launch import Candidate
+from gemmsmith.candidate import Candidate
+from gemmsmith.kernel import CutlassKernel
 from gemmsmith.problem import DType, Problem
 from tuner.space import refusal, splits_refusal
 from tuner.space.operation import of_type
@@ -17,7 +18,7 @@ from tuner.store import Store
 NEIGHBOURS = 8
 """Near problems looked at: beyond, sizes differ so much that the best tile does too."""
 
-_TWINS = {DType.BF16: DType.FP16, DType.FP16: DType.BF16}
+_TWINS: dict[str, str] = {DType.BF16: DType.FP16, DType.FP16: DType.BF16}
 
 
 def near_winners(store: Store, problem: Problem, device: str) -> list[Candidate]:
@@ -28,7 +29,7 @@ def near_winners(store: Store, problem: Problem, device: str) -> list[Candidate]
     found.sort(key=lambda winner: problem.distance(winner.problem))  # stable: own type first
     near: dict[str, Candidate] = {}
     for winner in found:
-        if winner.candidate is None:
+        if winner.candidate is None or not isinstance(winner.candidate.kernel, CutlassKernel):
             continue
         kernel, launch = of_type(winner.candidate.kernel, problem.dtype), winner.candidate.launch
         candidate = Candidate(kernel=kernel, launch=launch)

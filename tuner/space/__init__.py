@@ -17,9 +17,9 @@ from enum import StrEnum
 from functools import lru_cache
 from math import gcd
 
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import EpilogueSchedule, Kernel
-from gemmsmith.launch import Candidate
+from gemmsmith.kernel import TMA_MAINLOOPS, CutlassKernel, EpilogueSchedule
 from gemmsmith.problem import Problem
 from tuner.errors import NoLegalCandidate
 from tuner.space import core, fitted, full
@@ -30,18 +30,17 @@ from tuner.space.legality import (
     MAX_GRID_YZ,
     PROBLEM_RULES,
     TMA_BYTES,
-    TMA_MAINLOOPS,
     refusal,
 )
-from tuner.space.operation import operation
+from tuner.space.operation import gemm_operation
 
 __all__ = [
     "Level",
     "candidates",
+    "gemm_operation",
     "kernels",
     "launches",
     "offered",
-    "operation",
     "refusal",
     "splits_refusal",
 ]
@@ -56,7 +55,9 @@ class Level(StrEnum):
     FULL = "full"  # every legal kernel, thousands
 
 
-def kernels(problem: Problem, arch: str = "sm90", *, level: Level = Level.CORE) -> list[Kernel]:
+def kernels(
+    problem: Problem, arch: str = "sm90", *, level: Level = Level.CORE
+) -> list[CutlassKernel]:
     """The legal kernels for a problem.
 
     Raises:
@@ -89,7 +90,9 @@ def candidates(
     ]
 
 
-def offered(problem: Problem, device: DeviceModel, *, level: Level = Level.CORE) -> list[Kernel]:
+def offered(
+    problem: Problem, device: DeviceModel, *, level: Level = Level.CORE
+) -> list[CutlassKernel]:
     """The legal kernels for a problem, those fitted to it on this device included.
 
     Raises:
@@ -128,7 +131,7 @@ def _like(problem: Problem) -> Problem:
 
 
 @lru_cache(maxsize=1024)
-def _legal(problem: Problem, level: Level) -> tuple[Kernel, ...]:
+def _legal(problem: Problem, level: Level) -> tuple[CutlassKernel, ...]:
     """The first family's kernels that suit the problem; none where no family has any."""
     for family in _families(problem, level):
         if legal := tuple(each for each in family if _suits(each, problem)):
@@ -136,29 +139,29 @@ def _legal(problem: Problem, level: Level) -> tuple[Kernel, ...]:
     return ()
 
 
-def _families(problem: Problem, level: Level) -> list[tuple[Kernel, ...]]:
+def _families(problem: Problem, level: Level) -> list[tuple[CutlassKernel, ...]]:
     """The families in order of preference; building the later ones costs little and is cached."""
     source = core if level is Level.CORE else full
-    dtype, layout = problem.dtype, problem.layout
-    width = dtype.a.bytes
-    whole = problem.n * dtype.d.bytes % TMA_BYTES == 0
-    found: list[tuple[Kernel, ...]] = []
+    operation = problem.operation
+    width = operation.a.bytes
+    whole = problem.n * operation.d.bytes % TMA_BYTES == 0
+    found: list[tuple[CutlassKernel, ...]] = []
     if _rows_aligned(problem, TMA_BYTES // width):
-        from_registers = source.tma_kernels(dtype, layout, EpilogueSchedule.NO_SMEM)
+        from_registers = source.tma_kernels(operation, EpilogueSchedule.NO_SMEM)
         if whole:
-            either = source.tma_kernels(dtype, layout, EpilogueSchedule.TMA)
+            either = source.tma_kernels(operation, EpilogueSchedule.TMA)
             if level is Level.FULL:
                 either = tuple(dict.fromkeys((*either, *from_registers)))
             found.append(either)
         found.append(from_registers)
     padded = source.padded_kernels(
-        dtype, layout, EpilogueSchedule.TMA if whole else EpilogueSchedule.NO_SMEM
+        operation, EpilogueSchedule.TMA if whole else EpilogueSchedule.NO_SMEM
     )
     for size in (16, 8, CPASYNC_MIN_BYTES):
         if _rows_aligned(problem, size // width):
-            found.append((*padded, *source.cpasync_kernels(dtype, layout, size // width)))
+            found.append((*padded, *source.cpasync_kernels(operation, size // width)))
             break
-    found.append((*padded, *full.multistage_kernels(dtype, layout)))
+    found.append((*padded, *full.multistage_kernels(operation)))
     return found
 
 
@@ -166,5 +169,5 @@ def _rows_aligned(problem: Problem, alignment: int) -> bool:
     return problem.contiguous_a % alignment == 0 and problem.contiguous_b % alignment == 0
 
 
-def _suits(kernel: Kernel, problem: Problem) -> bool:
+def _suits(kernel: CutlassKernel, problem: Problem) -> bool:
     return all(rule(kernel, problem) is None for rule in PROBLEM_RULES.values())

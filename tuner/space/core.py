@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
-from gemmsmith.problem import DType, Layout
+from gemmsmith.kernel import CutlassKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
+from gemmsmith.operation import Operation
 from tuner.space.legality import TMA_BYTES, choice_refusal
 from tuner.space.operation import kernel, named
 
@@ -236,26 +236,25 @@ _CPASYNC_COOPERATIVE_TILES = ((128, 64), (128, 128), (128, 256))
 
 
 @lru_cache(maxsize=16)
-def tma_kernels(dtype: DType, layout: Layout, epilogue: EpilogueSchedule) -> tuple[Kernel, ...]:
+def tma_kernels(operation: Operation, epilogue: EpilogueSchedule) -> tuple[CutlassKernel, ...]:
     """The curated kernels with a TMA mainloop and the given epilogue."""
     lines = _TMA if epilogue is EpilogueSchedule.TMA else _NO_SMEM
-    return tuple(_legal(each for line in lines for each in _expand(line, dtype, layout, epilogue)))
+    return tuple(_legal(each for line in lines for each in _expand(line, operation, epilogue)))
 
 
 @lru_cache(maxsize=16)
-def padded_kernels(dtype: DType, layout: Layout, epilogue: EpilogueSchedule) -> tuple[Kernel, ...]:
+def padded_kernels(operation: Operation, epilogue: EpilogueSchedule) -> tuple[CutlassKernel, ...]:
     """The curated kernels that copy operands which TMA cannot read."""
-    lines = (each for line in _PADDED for each in _expand(line, dtype, layout, epilogue, 1))
+    lines = (each for line in _PADDED for each in _expand(line, operation, epilogue, 1))
     return tuple(_legal(lines))
 
 
 def _expand(
     line: _Line,
-    dtype: DType,
-    layout: Layout,
+    operation: Operation,
     epilogue: EpilogueSchedule,
     alignment: int | None = None,
-) -> Iterator[Kernel]:
+) -> Iterator[CutlassKernel]:
     mainloop, scheduler = line.schedule
     if line.direct or scheduler is TileScheduler.CLUSTER_SPLIT_K:
         epilogue = EpilogueSchedule.NO_SMEM
@@ -263,17 +262,16 @@ def _expand(
     for n in line.ns:
         for cluster in line.clusters:
             for swapped in line.swapped:
-                for fast in accumulation if dtype.is_fp8 else (False,):
+                for fast in accumulation if operation.is_narrow_float else (False,):
                     yield kernel(
-                        dtype=dtype,
-                        layout=layout,
-                        tile=(line.m, n, line.depth // dtype.a.bytes),
+                        operation=operation,
+                        tile=(line.m, n, line.depth // operation.a.bytes),
                         cluster=cluster,
                         stages=line.stages,
                         mainloop=mainloop,
                         epilogue=epilogue,
                         scheduler=scheduler,
-                        alignment=alignment or TMA_BYTES // dtype.a.bytes,
+                        alignment=alignment or TMA_BYTES // operation.a.bytes,
                         swapped=swapped,
                         fast_accumulation=fast,
                         name=False,
@@ -281,16 +279,15 @@ def _expand(
 
 
 @lru_cache(maxsize=32)
-def cpasync_kernels(dtype: DType, layout: Layout, alignment: int) -> tuple[Kernel, ...]:
+def cpasync_kernels(operation: Operation, alignment: int) -> tuple[CutlassKernel, ...]:
     """The curated kernels for rows aligned to 4 bytes or more, but not to 16."""
-    depth = 128 // dtype.a.bytes
+    depth = 128 // operation.a.bytes
     shapes = [(tile, TileScheduler.GRID) for tile in _CPASYNC_TILES]
     shapes += [(tile, TileScheduler.PERSISTENT) for tile in _CPASYNC_COOPERATIVE_TILES]
     return tuple(
         _legal(
             kernel(
-                dtype=dtype,
-                layout=layout,
+                operation=operation,
                 tile=(*tile, depth),
                 mainloop=MainloopSchedule.CPASYNC_WARP_SPECIALIZED,
                 epilogue=EpilogueSchedule.NO_SMEM,
@@ -305,7 +302,7 @@ def cpasync_kernels(dtype: DType, layout: Layout, alignment: int) -> tuple[Kerne
     )
 
 
-def _legal(kernels: Iterator[Kernel]) -> list[Kernel]:
+def _legal(kernels: Iterator[CutlassKernel]) -> list[CutlassKernel]:
     """Drop what a rule refuses, and what two lines both name."""
     legal = (named(each) for each in kernels if choice_refusal(each) is None)
     return list({each.name: each for each in legal}.values())

@@ -8,14 +8,16 @@ business.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from math import ceil
 
+from msgspec import structs
+
 from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import Kernel, MainloopSchedule, TileScheduler
-from gemmsmith.problem import DType, Problem
+from gemmsmith.kernel import CutlassKernel, MainloopSchedule, TileScheduler
+from gemmsmith.operation import Operation
+from gemmsmith.problem import Problem
 from tuner.space.grid import resident_blocks
 from tuner.space.legality import choice_refusal
 from tuner.space.operation import named
@@ -41,10 +43,10 @@ _SCHEDULES = (
 _CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4))
 
 
-def kernels(like: Kernel, problem: Problem, device: DeviceModel) -> list[Kernel]:
+def kernels(like: CutlassKernel, problem: Problem, device: DeviceModel) -> list[CutlassKernel]:
     """Legal kernels with fitted tiles, of the types, layout, alignment and epilogue of `like`."""
-    found: dict[str, Kernel] = {}
-    step = _step(problem.dtype)
+    found: dict[str, CutlassKernel] = {}
+    step = _step(problem.operation)
     for (mainloop, scheduler, m), swapped in product(_SCHEDULES, (False, True)):
         extents = (problem.n, problem.m) if swapped else (problem.m, problem.n)
         for cluster, waves in product(_CLUSTERS, range(1, MOST_WAVES + 1)):
@@ -61,12 +63,12 @@ def kernels(like: Kernel, problem: Problem, device: DeviceModel) -> list[Kernel]
 
 
 @lru_cache(maxsize=64)
-def build(like: Kernel) -> None:
+def build(like: CutlassKernel) -> None:
     """Make every kernel that `kernels` can give for `like`, so that it is quick from then on.
 
     Up to 1,800 of them; takes about 50 ms the first time.
     """
-    step = _step(like.dtype)
+    step = _step(like.operation)
     for (mainloop, scheduler, m), swapped in product(_SCHEDULES, (False, True)):
         for cluster, n in product(
             _CLUSTERS, range(ceil(NARROWEST / step) * step, WIDEST + 1, step)
@@ -76,30 +78,30 @@ def build(like: Kernel) -> None:
 
 @lru_cache(maxsize=1 << 16)
 def _legal(
-    like: Kernel,
+    like: CutlassKernel,
     mainloop: MainloopSchedule,
     scheduler: TileScheduler,
     tile: tuple[int, int],
     cluster: tuple[int, int],
     swapped: bool,
-) -> Kernel | None:
+) -> CutlassKernel | None:
     """The kernel of this tile with its name; None where a rule refuses it."""
-    kernel = replace(
+    kernel = structs.replace(
         like,
-        tile=(*tile, 128 // like.dtype.a.bytes),
+        tile=(*tile, 128 // like.operation.a.bytes),
         cluster=cluster,
         stages=0,
         mainloop=mainloop,
         scheduler=scheduler,
         swapped=swapped,
-        fast_accumulation=like.dtype.is_fp8,
+        fast_accumulation=like.operation.is_narrow_float,
     )
     return named(kernel) if choice_refusal(kernel) is None else None
 
 
-def _step(dtype: DType) -> int:
+def _step(operation: Operation) -> int:
     """What widths are a multiple of."""
-    return 8 if dtype.is_fp8 else 16
+    return 8 if operation.a.bits == 8 else 16
 
 
 def _width(

@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from math import gcd
 
-from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.kernel import (
+    Backend,
+    CutlassKernel,
+    EpilogueSchedule,
+    MainloopSchedule,
+    TileScheduler,
+)
 from gemmsmith.problem import Element
 
 SHARED_MEMORY_BYTES = 232448
@@ -24,7 +30,7 @@ _SCHEDULER_BARRIERS = 96
 """Barriers that order the warpgroups, and the tile scheduler's."""
 
 
-def consumer_warpgroups(kernel: Kernel) -> int:
+def consumer_warpgroups(kernel: CutlassKernel) -> int:
     """Warpgroups that share one output tile's accumulators."""
     if kernel.mainloop is MainloopSchedule.COOPERATIVE:
         return 2
@@ -34,31 +40,31 @@ def consumer_warpgroups(kernel: Kernel) -> int:
     return 1
 
 
-def accumulator_registers(kernel: Kernel) -> int:
+def accumulator_registers(kernel: CutlassKernel) -> int:
     """32-bit registers per consumer thread that hold the output tile.
 
     Precise FP8 accumulation keeps two of them: the tensor core's own and the promoted sum.
     """
     m, n, _ = kernel.tile
     single = m * n // (WARPGROUP_THREADS * consumer_warpgroups(kernel))
-    precise = kernel.dtype.is_fp8 and not kernel.fast_accumulation
+    precise = kernel.operation.is_narrow_float and not kernel.fast_accumulation
     return single * 2 if precise and _uses_tma(kernel) else single
 
 
-def stage_bytes(kernel: Kernel) -> int:
+def stage_bytes(kernel: CutlassKernel) -> int:
     """Shared memory of one pipeline stage: a tile of A and one of B."""
     m, n, k = kernel.tile
-    return (m * kernel.dtype.a.bytes + n * kernel.dtype.b.bytes) * k
+    return (m * kernel.operation.a.bytes + n * kernel.operation.b.bytes) * k
 
 
-def epilogue_tile(kernel: Kernel) -> tuple[int, int]:
+def epilogue_tile(kernel: CutlassKernel) -> tuple[int, int]:
     """The part of the output tile that one TMA store covers (CUTLASS's `EpilogueTileAuto`)."""
     m, n, _ = kernel.tile
     rows = 128 if kernel.mainloop is MainloopSchedule.COOPERATIVE else 64
     return min(rows, m), gcd(min(32, n), n)
 
 
-def epilogue_bytes(kernel: Kernel) -> int:
+def epilogue_bytes(kernel: CutlassKernel) -> int:
     """Bytes of the epilogue's staging buffers; C and D have one type, so they share them."""
     if kernel.epilogue is not EpilogueSchedule.TMA:
         return 0
@@ -66,13 +72,13 @@ def epilogue_bytes(kernel: Kernel) -> int:
     return m * n * stored_bytes(kernel) * _epilogue_stages(kernel)
 
 
-def stored_bytes(kernel: Kernel) -> int:
+def stored_bytes(kernel: CutlassKernel) -> int:
     """Bytes of one element as the kernel's epilogue stores it: FP32 where slices are added."""
     partial = kernel.scheduler is TileScheduler.SPLIT_K
-    return (Element.F32 if partial else kernel.dtype.d).bytes
+    return (Element.F32 if partial else kernel.operation.d).bytes
 
 
-def _epilogue_stages(kernel: Kernel) -> int:
+def _epilogue_stages(kernel: CutlassKernel) -> int:
     if kernel.epilogue is not EpilogueSchedule.TMA:
         return 0
     m, n = epilogue_tile(kernel)
@@ -80,7 +86,7 @@ def _epilogue_stages(kernel: Kernel) -> int:
     return max(min(parts, 4), min(parts, 2) + 1)
 
 
-def stages(kernel: Kernel) -> int:
+def stages(kernel: CutlassKernel) -> int:
     """Pipeline depth: the explicit one, or what CUTLASS's automatic choice comes to."""
     if kernel.stages:
         return kernel.stages
@@ -93,7 +99,7 @@ def stages(kernel: Kernel) -> int:
     return (SHARED_MEMORY_BYTES - carveout) // per_stage
 
 
-def shared_bytes(kernel: Kernel) -> int:
+def shared_bytes(kernel: CutlassKernel) -> int:
     """Dynamic shared memory of one thread block, barriers and padding included.
 
     Never too little; exact for our own kernels, at most 384 bytes too much for CUTLASS's.
@@ -117,7 +123,7 @@ def shared_bytes(kernel: Kernel) -> int:
     return mainloop + buffers + _round_up(barriers + _SCHEDULER_BARRIERS, align)
 
 
-def _epilogue_storage(kernel: Kernel) -> int:
+def _epilogue_storage(kernel: CutlassKernel) -> int:
     """`sizeof(Epilogue::SharedStorage)`: buffers, an empty fusion's byte, barriers, padding."""
     if kernel.epilogue is not EpilogueSchedule.TMA:
         return 1
@@ -126,21 +132,21 @@ def _epilogue_storage(kernel: Kernel) -> int:
     return _round_up(buffers + _BARRIERS * _epilogue_stages(kernel), align)
 
 
-def _swizzle_bytes(kernel: Kernel) -> int:
+def _swizzle_bytes(kernel: CutlassKernel) -> int:
     """Alignment of the epilogue's buffers: eight rows of the widest swizzle that fits them."""
     m, n = epilogue_tile(kernel)
     row = (m if kernel.swapped else n) * stored_bytes(kernel)
     return 8 * next(width for width in (128, 64, 32, 16) if row % width == 0)
 
 
-def _sums_bytes(kernel: Kernel) -> int:
+def _sums_bytes(kernel: CutlassKernel) -> int:
     """A tile of FP32 sums, its rows padded against bank conflicts (`kPitch`)."""
     m, n, _ = kernel.tile
     rows, pitch = (n, m + 4) if kernel.swapped else (m, n + 8)
     return rows * pitch * Element.F32.bytes
 
 
-def _uses_tma(kernel: Kernel) -> bool:
+def _uses_tma(kernel: CutlassKernel) -> bool:
     return kernel.mainloop in (
         MainloopSchedule.WARP_SPECIALIZED,
         MainloopSchedule.PINGPONG,

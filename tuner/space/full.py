@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import product
 
-from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
-from gemmsmith.problem import DType, Layout
+from gemmsmith.kernel import CutlassKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
+from gemmsmith.operation import Operation
 from tuner.space import footprint
 from tuner.space.legality import TMA_BYTES, choice_refusal
 from tuner.space.operation import kernel, named
@@ -40,40 +40,38 @@ _PADDED_SCHEDULES = (
 _SHARING_SM = (TileScheduler.GRID, TileScheduler.CLUSTER_SPLIT_K)
 
 
-def tiles_k(dtype: DType) -> tuple[int, ...]:
+def tiles_k(operation: Operation) -> tuple[int, ...]:
     """Tile depths worth trying: one to four 128-byte swizzle rows."""
-    return (64, 128, 256) if dtype.is_fp8 else (64, 128)
+    return (64, 128, 256) if operation.a.bits == 8 else (64, 128)
 
 
 @lru_cache(maxsize=16)
-def tma_kernels(dtype: DType, layout: Layout, epilogue: EpilogueSchedule) -> tuple[Kernel, ...]:
+def tma_kernels(operation: Operation, epilogue: EpilogueSchedule) -> tuple[CutlassKernel, ...]:
     """Kernels with a TMA mainloop and the given epilogue."""
-    return tuple(_legal(_tma(_TMA_SCHEDULES, dtype, layout, epilogue, TMA_BYTES // dtype.a.bytes)))
+    return tuple(_legal(_tma(_TMA_SCHEDULES, operation, epilogue, TMA_BYTES // operation.a.bytes)))
 
 
 @lru_cache(maxsize=16)
-def padded_kernels(dtype: DType, layout: Layout, epilogue: EpilogueSchedule) -> tuple[Kernel, ...]:
+def padded_kernels(operation: Operation, epilogue: EpilogueSchedule) -> tuple[CutlassKernel, ...]:
     """Kernels with a TMA mainloop that copy operands which TMA cannot read."""
-    return tuple(_legal(_tma(_PADDED_SCHEDULES, dtype, layout, epilogue, 1)))
+    return tuple(_legal(_tma(_PADDED_SCHEDULES, operation, epilogue, 1)))
 
 
 def _tma(
     schedules: Sequence[tuple[MainloopSchedule, TileScheduler]],
-    dtype: DType,
-    layout: Layout,
+    operation: Operation,
     wanted_epilogue: EpilogueSchedule,
     alignment: int,
-) -> Iterator[Kernel]:
-    accumulation = (True, False) if dtype.is_fp8 else (False,)
+) -> Iterator[CutlassKernel]:
+    accumulation = (True, False) if operation.is_narrow_float else (False,)
     choices = product(
-        schedules, TILES_M, TILES_N, tiles_k(dtype), CLUSTERS, (False, True), accumulation
+        schedules, TILES_M, TILES_N, tiles_k(operation), CLUSTERS, (False, True), accumulation
     )
     for (mainloop, scheduler), m, n, k, cluster, swapped, fast in choices:
         in_cluster = scheduler is TileScheduler.CLUSTER_SPLIT_K
         epilogue = EpilogueSchedule.NO_SMEM if in_cluster else wanted_epilogue
         automatic = kernel(
-            dtype=dtype,
-            layout=layout,
+            operation=operation,
             tile=(m, n, k),
             cluster=cluster,
             mainloop=mainloop,
@@ -91,8 +89,7 @@ def _tma(
         for stages in EXPLICIT_STAGES:
             if stages < deepest:
                 yield kernel(
-                    dtype=dtype,
-                    layout=layout,
+                    operation=operation,
                     tile=(m, n, k),
                     cluster=cluster,
                     stages=stages,
@@ -107,13 +104,12 @@ def _tma(
 
 
 @lru_cache(maxsize=32)
-def cpasync_kernels(dtype: DType, layout: Layout, alignment: int) -> tuple[Kernel, ...]:
+def cpasync_kernels(operation: Operation, alignment: int) -> tuple[CutlassKernel, ...]:
     """Kernels whose producer warps copy with cp.async: rows aligned to 4 bytes and more."""
     return tuple(
         _legal(
             kernel(
-                dtype=dtype,
-                layout=layout,
+                operation=operation,
                 tile=(m, n, k),
                 mainloop=MainloopSchedule.CPASYNC_WARP_SPECIALIZED,
                 epilogue=EpilogueSchedule.NO_SMEM,
@@ -126,7 +122,7 @@ def cpasync_kernels(dtype: DType, layout: Layout, alignment: int) -> tuple[Kerne
                 (TileScheduler.GRID, TileScheduler.PERSISTENT),
                 TILES_M,
                 TILES_N,
-                tiles_k(dtype)[:2],
+                tiles_k(operation)[:2],
                 (False, True),
             )
         )
@@ -134,14 +130,13 @@ def cpasync_kernels(dtype: DType, layout: Layout, alignment: int) -> tuple[Kerne
 
 
 @lru_cache(maxsize=16)
-def multistage_kernels(dtype: DType, layout: Layout) -> tuple[Kernel, ...]:
+def multistage_kernels(operation: Operation) -> tuple[CutlassKernel, ...]:
     """CUTLASS 2.x kernels that take any alignment: the last resort."""
-    depth = 512 // dtype.a.bits
+    depth = 512 // operation.a.bits
     return tuple(
         _legal(
             kernel(
-                dtype=dtype,
-                layout=layout,
+                operation=operation,
                 tile=(m, n, depth),
                 stages=2,
                 mainloop=MainloopSchedule.MULTISTAGE,
@@ -155,5 +150,5 @@ def multistage_kernels(dtype: DType, layout: Layout) -> tuple[Kernel, ...]:
     )
 
 
-def _legal(kernels: Iterator[Kernel]) -> Iterator[Kernel]:
+def _legal(kernels: Iterator[CutlassKernel]) -> Iterator[CutlassKernel]:
     return (named(each) for each in kernels if choice_refusal(each) is None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from gemmsmith.kernel import Backend, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.kernel import Backend, CutlassKernel, MainloopSchedule, TileScheduler
 from gemmsmith.launch import RasterOrder
 from gemmsmith.problem import Problem
 
@@ -46,12 +46,12 @@ class TileGrid(NamedTuple):
         return self.tiles_m * self.tiles_n * self.batch
 
 
-def extents(kernel: Kernel, problem: Problem) -> tuple[int, int]:
+def extents(kernel: CutlassKernel, problem: Problem) -> tuple[int, int]:
     """(M, N) as the kernel sees them: swapped kernels run their M along the problem's N."""
     return (problem.n, problem.m) if kernel.swapped else (problem.m, problem.n)
 
 
-def tile_grid(kernel: Kernel, problem: Problem) -> TileGrid:
+def tile_grid(kernel: CutlassKernel, problem: Problem) -> TileGrid:
     """The tiles of a problem under a kernel."""
     m, n = extents(kernel, problem)
     tile_m, tile_n, tile_k = kernel.tile
@@ -99,7 +99,7 @@ def resident_blocks(sm_count: int, cluster_size: int) -> int:
     return min(sm_count, whole * per_gpc + rest - rest % cluster_size)
 
 
-def needs_grid_limits(kernel: Kernel) -> bool:
+def needs_grid_limits(kernel: CutlassKernel) -> bool:
     """Whether tiles and batches become grid dimensions (not for persistent kernels)."""
     return (
         kernel.backend is Backend.CUTLASS2X

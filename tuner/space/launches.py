@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import Backend, Kernel, TileScheduler
+from gemmsmith.kernel import Backend, CutlassKernel, TileScheduler
 from gemmsmith.launch import Decomposition, Launch, RasterOrder
 from gemmsmith.problem import Problem
 from tuner.space.grid import (
@@ -37,7 +37,7 @@ MAX_SPLIT_WAVES = 2
 """Tiles times splits beyond this many waves only add reduction traffic."""
 
 
-def launches(kernel: Kernel, problem: Problem, device: DeviceModel) -> list[Launch]:
+def launches(kernel: CutlassKernel, problem: Problem, device: DeviceModel) -> list[Launch]:
     """The launches worth measuring, in a fixed order.
 
     Empty for a stream-K kernel where nothing is worth splitting: it would run as its persistent
@@ -62,7 +62,7 @@ def launches(kernel: Kernel, problem: Problem, device: DeviceModel) -> list[Laun
     return _orders(grid, kernel.cluster)
 
 
-def _is_beyond_splitting(kernel: Kernel, problem: Problem, device: DeviceModel) -> bool:
+def _is_beyond_splitting(kernel: CutlassKernel, problem: Problem, device: DeviceModel) -> bool:
     """Whether even unpadded tiles are too many to split: true of most kernels that split for most
     problems, and quickly told.
     """
@@ -73,7 +73,7 @@ def _is_beyond_splitting(kernel: Kernel, problem: Problem, device: DeviceModel) 
     return elements > MAX_SPLIT_WAVES * device.sm_count * tile_m * tile_n
 
 
-def splits_refusal(kernel: Kernel, launch: Launch, problem: Problem) -> str | None:
+def splits_refusal(kernel: CutlassKernel, launch: Launch, problem: Problem) -> str | None:
     """Why the kernel cannot split the problem's K as the launch says; None when it can.
 
     A launch that was found for one K need not be legal for another. (`can_implement`.)
@@ -81,7 +81,7 @@ def splits_refusal(kernel: Kernel, launch: Launch, problem: Problem) -> str | No
     return _refusal(kernel, launch, problem, tile_grid(kernel, problem).k_tiles)
 
 
-def _refusal(kernel: Kernel, launch: Launch, problem: Problem, k_tiles: int) -> str | None:
+def _refusal(kernel: CutlassKernel, launch: Launch, problem: Problem, k_tiles: int) -> str | None:
     if launch.splits > k_tiles:
         return f"{launch.splits} splits have {k_tiles} K tiles between them"
     # Equal slices, each starting where TMA can read (`SplitKGemm`).

@@ -12,20 +12,18 @@ from collections.abc import Callable
 from types import MappingProxyType
 
 from gemmsmith.kernel import (
+    TMA_MAINLOOPS,
     Backend,
+    CutlassKernel,
     EpilogueSchedule,
-    Kernel,
     MainloopSchedule,
     TileScheduler,
 )
-from gemmsmith.problem import Layout, Problem
+from gemmsmith.problem import Problem
 from tuner.space import footprint
 from tuner.space.grid import needs_grid_limits, tile_grid
 from tuner.space.operation import backend_of, name_of, operands, warps_2x
 
-TMA_MAINLOOPS = frozenset(
-    {MainloopSchedule.WARP_SPECIALIZED, MainloopSchedule.PINGPONG, MainloopSchedule.COOPERATIVE}
-)
 TMA_BYTES = 16
 """TMA wants every row to start at a multiple of this (`tma_alignment_bytes`)."""
 CPASYNC_MIN_BYTES = 4
@@ -48,37 +46,39 @@ MMA_PROMOTION_INTERVAL = 4
 MAX_GRID_YZ = 65535
 """CUDA's limit for a grid's second and third dimension."""
 
-KernelRule = Callable[[Kernel], str | None]
-ProblemRule = Callable[[Kernel, Problem], str | None]
+KernelRule = Callable[[CutlassKernel], str | None]
+ProblemRule = Callable[[CutlassKernel, Problem], str | None]
 
 
-def architecture_is_known(kernel: Kernel) -> str | None:
+def architecture_is_known(kernel: CutlassKernel) -> str | None:
     """The space holds sm90 kernels."""
     return None if kernel.arch == "sm90" else f"no kernels for architecture {kernel.arch}"
 
 
-def fp8_is_k_major(kernel: Kernel) -> str | None:
+def fp8_is_k_major(kernel: CutlassKernel) -> str | None:
     """FP8 operands are K-major on Hopper (`gmma_ss_tag_to_major_A`): problem layout tn."""
-    if kernel.dtype.is_fp8 and kernel.layout is not Layout.TN:
+    if kernel.operation.a.bits == 8 and not kernel.layout.is_k_major:
         return f"FP8 operands must be K-major (tn), not {kernel.layout}"
     return None
 
 
-def fast_accumulation_is_fp8(kernel: Kernel) -> str | None:
+def fast_accumulation_is_fp8(kernel: CutlassKernel) -> str | None:
     """Fast accumulation is a variant of the TMA mainloops for FP8."""
-    if kernel.fast_accumulation and not (kernel.dtype.is_fp8 and kernel.mainloop in TMA_MAINLOOPS):
+    if kernel.fast_accumulation and not (
+        kernel.operation.is_narrow_float and kernel.mainloop in TMA_MAINLOOPS
+    ):
         return "fast accumulation exists for FP8 with a TMA mainloop only"
     return None
 
 
-def backend_matches_mainloop(kernel: Kernel) -> str | None:
+def backend_matches_mainloop(kernel: CutlassKernel) -> str | None:
     """Multistage kernels are CUTLASS 2.x, those that add up in a cluster ours, all others 3.x."""
     if kernel.backend is not backend_of(kernel.mainloop, kernel.scheduler):
         return f"{kernel.mainloop} with {kernel.scheduler} is not a kernel of {kernel.backend}"
     return None
 
 
-def scheduler_matches_mainloop(kernel: Kernel) -> str | None:
+def scheduler_matches_mainloop(kernel: CutlassKernel) -> str | None:
     """Which tile schedulers a mainloop takes; stream-K: cooperative only (static assertions)."""
     allowed = _SCHEDULERS[kernel.mainloop]
     if kernel.scheduler not in allowed:
@@ -103,7 +103,7 @@ _SCHEDULERS = {
 }
 
 
-def epilogue_matches_mainloop(kernel: Kernel) -> str | None:
+def epilogue_matches_mainloop(kernel: CutlassKernel) -> str | None:
     """TMA epilogues go with TMA mainloops; cp.async stores from registers; 2.x has its own."""
     if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
         legal = kernel.epilogue is EpilogueSchedule.NO_SMEM
@@ -118,7 +118,7 @@ def epilogue_matches_mainloop(kernel: Kernel) -> str | None:
     return None if legal else f"{kernel.mainloop} does not take the {kernel.epilogue} epilogue"
 
 
-def tile_m_is_whole_warpgroups(kernel: Kernel) -> str | None:
+def tile_m_is_whole_warpgroups(kernel: CutlassKernel) -> str | None:
     """`wgmma` computes 64 rows, and cooperative kernels give each warpgroup its own."""
     if kernel.backend is Backend.CUTLASS2X:
         return None
@@ -128,7 +128,7 @@ def tile_m_is_whole_warpgroups(kernel: Kernel) -> str | None:
     return None
 
 
-def tile_n_fits_instruction(kernel: Kernel) -> str | None:
+def tile_n_fits_instruction(kernel: CutlassKernel) -> str | None:
     """`wgmma` has N = 8, 16 … 256."""
     n = kernel.tile[1]
     if kernel.backend is not Backend.CUTLASS2X and (n % 8 or not 8 <= n <= 256):
@@ -136,24 +136,24 @@ def tile_n_fits_instruction(kernel: Kernel) -> str | None:
     return None
 
 
-def tile_k_fits_swizzle(kernel: Kernel) -> str | None:
+def tile_k_fits_swizzle(kernel: CutlassKernel) -> str | None:
     """Tile K fills whole 128-byte swizzle rows (64-byte ones for FP8 at K = 64)."""
     if kernel.backend is Backend.CUTLASS2X:
         return None
-    allowed = (64, 128, 256) if kernel.dtype.is_fp8 else (64, 128)
+    allowed = (64, 128, 256) if kernel.operation.a.bits == 8 else (64, 128)
     return None if kernel.tile[2] in allowed else f"tile K must be one of {allowed}"
 
 
-def k_major_b_fills_swizzle_atoms(kernel: Kernel) -> str | None:
+def k_major_b_fills_swizzle_atoms(kernel: CutlassKernel) -> str | None:
     """16-bit K-major B: its stages must be addressable in the 128-byte swizzle.
 
     CuTe slices the pipeline dimension out of the swizzled layout, which it can express only if
     64-element slabs of tile N rows are whole pairs of 8-row atoms, or a single atom repeated an
     even number of times (static assertions "Stride" and "Shape Divisibility Condition").
     """
-    if kernel.backend is Backend.CUTLASS2X or kernel.dtype.is_fp8:
+    if kernel.backend is Backend.CUTLASS2X or kernel.operation.a.bits == 8:
         return None
-    if operands(kernel.dtype, kernel.layout, swapped=kernel.swapped).b_row_major:
+    if operands(kernel.operation, swapped=kernel.swapped).b_row_major:
         return None
     n, k = kernel.tile[1], kernel.tile[2]
     if n % 16 == 0 or (n == 8 and (k // 64 * footprint.stages(kernel)) % 2 == 0):
@@ -161,24 +161,24 @@ def k_major_b_fills_swizzle_atoms(kernel: Kernel) -> str | None:
     return f"tile N = {n} leaves half a swizzle atom in K-major B"
 
 
-def tile_is_built_in_2x(kernel: Kernel) -> str | None:
+def tile_is_built_in_2x(kernel: CutlassKernel) -> str | None:
     """CUTLASS 2.x tiles come with a warp arrangement; K is that of two instructions."""
     if kernel.backend is not Backend.CUTLASS2X:
         return None
-    if warps_2x(kernel.tile) is None or kernel.tile[2] * kernel.dtype.a.bits != 512:
+    if warps_2x(kernel.tile) is None or kernel.tile[2] * kernel.operation.a.bits != 512:
         return f"no warp arrangement for the 2.x tile {kernel.tile}"
     return None
 
 
-def promotion_interval_divides(kernel: Kernel) -> str | None:
+def promotion_interval_divides(kernel: CutlassKernel) -> str | None:
     """Precise FP8: whole mainloop iterations between promotions (`can_implement`)."""
-    precise = kernel.dtype.is_fp8 and not kernel.fast_accumulation
+    precise = kernel.operation.is_narrow_float and not kernel.fast_accumulation
     if precise and kernel.mainloop in TMA_MAINLOOPS and kernel.tile[2] > 128:
         return f"precise FP8 accumulates over at most {32 * MMA_PROMOTION_INTERVAL} of K at once"
     return None
 
 
-def cluster_is_portable(kernel: Kernel) -> str | None:
+def cluster_is_portable(kernel: CutlassKernel) -> str | None:
     """Up to 4 blocks along M and N, 8 in all; only TMA mainloops multicast."""
     m, n = kernel.cluster
     if kernel.mainloop not in TMA_MAINLOOPS:
@@ -191,7 +191,7 @@ def cluster_is_portable(kernel: Kernel) -> str | None:
     return None
 
 
-def registers_suffice(kernel: Kernel) -> str | None:
+def registers_suffice(kernel: CutlassKernel) -> str | None:
     """The accumulators fit the register file without spilling (hardware limit)."""
     if kernel.backend is Backend.CUTLASS2X:
         return None
@@ -201,7 +201,7 @@ def registers_suffice(kernel: Kernel) -> str | None:
     return None if used <= limit else f"{used} accumulator registers a thread exceed {limit}"
 
 
-def pipeline_is_deep_enough(kernel: Kernel) -> str | None:
+def pipeline_is_deep_enough(kernel: CutlassKernel) -> str | None:
     """At least two stages (static assertion); exactly two for CUTLASS 2.x at alignment 1."""
     depth = footprint.stages(kernel)
     if kernel.backend is Backend.CUTLASS2X:
@@ -209,7 +209,7 @@ def pipeline_is_deep_enough(kernel: Kernel) -> str | None:
     return None if depth >= 2 else f"a pipeline of {depth} stages is no pipeline"
 
 
-def shared_memory_suffices(kernel: Kernel) -> str | None:
+def shared_memory_suffices(kernel: CutlassKernel) -> str | None:
     """Mainloop, epilogue and barriers fit a thread block's shared memory (launch failure)."""
     used = footprint.shared_bytes(kernel)
     if used > footprint.SHARED_MEMORY_BYTES:
@@ -217,12 +217,12 @@ def shared_memory_suffices(kernel: Kernel) -> str | None:
     return None
 
 
-def alignment_suits_mainloop(kernel: Kernel) -> str | None:
+def alignment_suits_mainloop(kernel: CutlassKernel) -> str | None:
     """TMA copies rows of 16 bytes' alignment, cp.async 4 to 16, 2.x is kept for alignment 1.
 
     A plain TMA kernel at alignment 1 copies what TMA cannot read (`padded.hpp`).
     """
-    size = kernel.alignment_a * kernel.dtype.a.bytes
+    size = kernel.alignment_a * kernel.operation.a.bytes
     if kernel.mainloop in TMA_MAINLOOPS:
         can_pad = kernel.scheduler is TileScheduler.PERSISTENT
         legal = size == TMA_BYTES or (can_pad and kernel.alignment_a == 1)
@@ -233,11 +233,11 @@ def alignment_suits_mainloop(kernel: Kernel) -> str | None:
     return None if legal else f"{kernel.mainloop} does not take alignment {kernel.alignment_a}"
 
 
-def cpasync_threads_cover_tile(kernel: Kernel) -> str | None:
+def cpasync_threads_cover_tile(kernel: CutlassKernel) -> str | None:
     """The producer's threads tile A and B evenly (`make_simt_gmem_tiled_copy`)."""
     if kernel.mainloop is not MainloopSchedule.CPASYNC_WARP_SPECIALIZED:
         return None
-    seen = operands(kernel.dtype, kernel.layout, swapped=kernel.swapped)
+    seen = operands(kernel.operation, swapped=kernel.swapped)
     warpgroups = 2 if kernel.scheduler is TileScheduler.GRID else 1
     threads = warpgroups * footprint.WARPGROUP_THREADS
     m, n, k = kernel.tile
@@ -249,9 +249,9 @@ def cpasync_threads_cover_tile(kernel: Kernel) -> str | None:
     return None
 
 
-def fields_follow_name(kernel: Kernel) -> str | None:
+def fields_follow_name(kernel: CutlassKernel) -> str | None:
     """The name tells every field: see the conventions in `tuner.space.operation`."""
-    expected_d = 128 // kernel.dtype.d.bits if kernel.epilogue is EpilogueSchedule.TMA else 1
+    expected_d = 128 // kernel.operation.d.bits if kernel.epilogue is EpilogueSchedule.TMA else 1
     if kernel.alignment_a != kernel.alignment_b or kernel.alignment_d != expected_d:
         return "A and B share one alignment, and D's follows from the epilogue"
     if kernel.swapped and kernel.backend is Backend.CUTLASS2X:
@@ -261,14 +261,14 @@ def fields_follow_name(kernel: Kernel) -> str | None:
     return None
 
 
-def serves_types_and_layout(kernel: Kernel, problem: Problem) -> str | None:
+def serves_types_and_layout(kernel: CutlassKernel, problem: Problem) -> str | None:
     """The kernel was built for the problem's element types and layout."""
     if (kernel.dtype, kernel.layout) != (problem.dtype, problem.layout):
         return f"built for {kernel.dtype} {kernel.layout}"
     return None
 
 
-def rows_are_aligned(kernel: Kernel, problem: Problem) -> str | None:
+def rows_are_aligned(kernel: CutlassKernel, problem: Problem) -> str | None:
     """Every row of A, B and D starts at the kernel's alignment (`can_implement`).
 
     Rows lie as densely as their contiguous extent says: K for K-major operands, M for A in nt and
@@ -284,7 +284,7 @@ def rows_are_aligned(kernel: Kernel, problem: Problem) -> str | None:
     return None
 
 
-def grid_is_launchable(kernel: Kernel, problem: Problem) -> str | None:
+def grid_is_launchable(kernel: CutlassKernel, problem: Problem) -> str | None:
     """Kernels with a block per tile: tiles along N and batches are grid dimensions y and z."""
     grid = tile_grid(kernel, problem)
     if grid.tiles >= 2**31:
@@ -298,15 +298,15 @@ def grid_is_launchable(kernel: Kernel, problem: Problem) -> str | None:
     return None
 
 
-def cluster_sums_accumulate_fast(kernel: Kernel) -> str | None:
+def cluster_sums_accumulate_fast(kernel: CutlassKernel) -> str | None:
     """`ClusterSplitKKernel` leaves FP8 sums in the tensor core: K is short in each slice."""
-    precise = kernel.dtype.is_fp8 and not kernel.fast_accumulation
+    precise = kernel.operation.is_narrow_float and not kernel.fast_accumulation
     if precise and kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
         return "splitting K within a cluster accumulates FP8 in the tensor core only"
     return None
 
 
-def splitting_takes_one_matrix(kernel: Kernel, problem: Problem) -> str | None:
+def splitting_takes_one_matrix(kernel: CutlassKernel, problem: Problem) -> str | None:
     """Slices of K take the place of batches; FP32 partials leave in quads (`SplitKGemm`)."""
     if kernel.scheduler not in (TileScheduler.SPLIT_K, TileScheduler.CLUSTER_SPLIT_K):
         return None
@@ -356,7 +356,7 @@ PROBLEM_RULES: MappingProxyType[str, ProblemRule] = MappingProxyType(
 """What a kernel must satisfy for a problem."""
 
 
-def choice_refusal(kernel: Kernel) -> str | None:
+def choice_refusal(kernel: CutlassKernel) -> str | None:
     """Why a kernel's choices are not legal, whatever it is called."""
     for rule in RULES.values():
         if rule is not fields_follow_name and (reason := rule(kernel)):
@@ -364,7 +364,7 @@ def choice_refusal(kernel: Kernel) -> str | None:
     return None
 
 
-def refusal(kernel: Kernel, problem: Problem | None = None) -> str | None:
+def refusal(kernel: CutlassKernel, problem: Problem | None = None) -> str | None:
     """Why a kernel is not legal (for the problem, if one is given); None when it is."""
     if reason := choice_refusal(kernel) or fields_follow_name(kernel):
         return reason

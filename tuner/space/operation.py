@@ -1,7 +1,7 @@
-"""`Kernel` ↔ `cutlass_library.GemmOperation`: what codegen emits, and what gives a kernel its name.
+"""A kernel ↔ `cutlass_library.GemmOperation`: what is emitted, and what gives a kernel its name.
 
-Invariant: `name_of(kernel) == kernel.name`, CUTLASS's procedural name of `operation(kernel)` where
-a kernel is just that operation, and no two kernels of the space share a name. CUTLASS's name
+Invariant: `name_of(kernel) == kernel.name`, CUTLASS's procedural name of `gemm_operation(kernel)`
+where a kernel is just that operation, and no two kernels of the space share a name. CUTLASS's name
 leaves out a few fields, so these conventions hold throughout:
 
 * The scheduler follows from the mainloop, stream-K apart (which the name tells): ping-pong and
@@ -20,7 +20,6 @@ leaves out a few fields, so these conventions hold throughout:
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from cutlass_library.gemm_operation import GemmOperation
@@ -39,9 +38,17 @@ from cutlass_library.library import (
     TileDescription,
     TileSchedulerType,
 )
+from msgspec import structs
 
-from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
-from gemmsmith.problem import DType, Element, Layout
+from gemmsmith.kernel import (
+    CUTLASS_KERNELS,
+    Backend,
+    CutlassKernel,
+    EpilogueSchedule,
+    MainloopSchedule,
+    TileScheduler,
+)
+from gemmsmith.operation import Element, Operation
 
 DATA_TYPES = {
     Element.BF16: DataType.bf16,
@@ -97,11 +104,12 @@ class OperandTypes(NamedTuple):
     b_row_major: bool
 
 
-def operands(dtype: DType, layout: Layout, *, swapped: bool) -> OperandTypes:
+def operands(operation: Operation, *, swapped: bool) -> OperandTypes:
     """The kernel's first and second operand for a problem's types and layout."""
+    layout = operation.layout
     if not swapped:
-        return OperandTypes(dtype.a, dtype.b, layout.a_row_major, layout.b_row_major)
-    return OperandTypes(dtype.b, dtype.a, not layout.b_row_major, not layout.a_row_major)
+        return OperandTypes(operation.a, operation.b, layout.a_row_major, layout.b_row_major)
+    return OperandTypes(operation.b, operation.a, not layout.b_row_major, not layout.a_row_major)
 
 
 def warps_2x(tile: tuple[int, int, int]) -> tuple[int, int, int] | None:
@@ -111,8 +119,7 @@ def warps_2x(tile: tuple[int, int, int]) -> tuple[int, int, int] | None:
 
 def kernel(
     *,
-    dtype: DType,
-    layout: Layout,
+    operation: Operation,
     tile: tuple[int, int, int],
     cluster: tuple[int, int] = (1, 1),
     stages: int = 0,
@@ -124,21 +131,21 @@ def kernel(
     fast_accumulation: bool = False,
     arch: str = "sm90",
     name: bool = True,
-) -> Kernel:
+) -> CutlassKernel:
     """A kernel with the name CUTLASS gives it. Says nothing about legality.
 
     Naming is most of the cost: an enumerator that will drop most kernels passes `name=False` and
     names the others itself.
     """
-    unnamed = Kernel(
+    backend = CUTLASS_KERNELS[backend_of(mainloop, scheduler)]
+    unnamed = backend(
         name="",
-        backend=backend_of(mainloop, scheduler),
         arch=arch,
-        dtype=dtype,
-        layout=layout,
+        dtype=operation.dtype,
+        layout=operation.layout,
         alignment_a=alignment,
         alignment_b=alignment,
-        alignment_d=128 // dtype.d.bits if epilogue is EpilogueSchedule.TMA else 1,
+        alignment_d=128 // operation.d.bits if epilogue is EpilogueSchedule.TMA else 1,
         tile=tile,
         cluster=cluster,
         stages=stages,
@@ -158,40 +165,40 @@ def backend_of(mainloop: MainloopSchedule, scheduler: TileScheduler) -> Backend:
     return Backend.CUTE if scheduler is TileScheduler.CLUSTER_SPLIT_K else Backend.CUTLASS3X
 
 
-def named(kernel: Kernel) -> Kernel:
+def named(kernel: CutlassKernel) -> CutlassKernel:
     """The same kernel with its name."""
-    return replace(kernel, name=name_of(kernel))
+    return structs.replace(kernel, name=name_of(kernel))
 
 
-def of_type(kernel: Kernel, dtype: DType) -> Kernel:
+def of_type(kernel: CutlassKernel, dtype: str) -> CutlassKernel:
     """The same choices for another element type of the same width."""
-    return kernel if kernel.dtype is dtype else named(replace(kernel, dtype=dtype))
+    return kernel if kernel.dtype == dtype else named(structs.replace(kernel, dtype=dtype))
 
 
-def name_of(kernel: Kernel) -> str:
+def name_of(kernel: CutlassKernel) -> str:
     """CUTLASS's procedural name, and what our own part adds to it."""
-    name: str = operation(kernel).procedural_name()
+    name: str = gemm_operation(kernel).procedural_name()
     if kernel.scheduler is TileScheduler.SPLIT_K:
         return f"{name}_split_k"
     if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
         return name.replace("cutlass3x", "gemmsmith", 1) + "_cluster_split_k"
     if is_padded(kernel):
-        return name.replace(f"_align{tma_alignment(kernel.dtype)}_", "_align1_", 1)
+        return name.replace(f"_align{tma_alignment(kernel.operation)}_", "_align1_", 1)
     return name
 
 
-def is_padded(kernel: Kernel) -> bool:
+def is_padded(kernel: CutlassKernel) -> bool:
     """Whether operands that TMA cannot read are copied into the workspace first."""
     tma = kernel.backend is Backend.CUTLASS3X and kernel.mainloop is not _CPASYNC
     return tma and kernel.alignment_a == 1
 
 
-def tma_alignment(dtype: DType) -> int:
+def tma_alignment(operation: Operation) -> int:
     """Elements of A and B in the 16 bytes that TMA aligns rows to."""
-    return 128 // dtype.a.bits
+    return 128 // operation.a.bits
 
 
-def operation(kernel: Kernel) -> GemmOperation:
+def gemm_operation(kernel: CutlassKernel) -> GemmOperation:
     """The operation that CUTLASS's own emitters turn into C++.
 
     Use `EmitGemmUniversal3xInstance` for `cutlass3x` kernels and `EmitGemmUniversalInstance` for
@@ -201,11 +208,11 @@ def operation(kernel: Kernel) -> GemmOperation:
 
 
 def _tensors(
-    kernel: Kernel, *, transposed: bool
+    kernel: CutlassKernel, *, transposed: bool
 ) -> tuple[TensorDescription, TensorDescription, TensorDescription]:
-    seen = operands(kernel.dtype, kernel.layout, swapped=transposed)
-    alignment = tma_alignment(kernel.dtype) if is_padded(kernel) else kernel.alignment_a
-    d, alignment_d = kernel.dtype.d, kernel.alignment_d
+    seen = operands(kernel.operation, swapped=transposed)
+    alignment = tma_alignment(kernel.operation) if is_padded(kernel) else kernel.alignment_a
+    d, alignment_d = kernel.operation.d, kernel.alignment_d
     if kernel.scheduler is TileScheduler.SPLIT_K:
         d, alignment_d = Element.F32, 4
     return (
@@ -220,9 +227,9 @@ def _tensor(element: DataType, row_major: bool, alignment: int) -> TensorDescrip
     return TensorDescription(element, layout, alignment)
 
 
-def _operation_2x(kernel: Kernel) -> GemmOperation:
+def _operation_2x(kernel: CutlassKernel) -> GemmOperation:
     a, b, d = _tensors(kernel, transposed=True)
-    fp8 = kernel.dtype.is_fp8
+    fp8 = kernel.operation.is_narrow_float
     arch = 89 if fp8 else 80
     shape = [16, 8, 32 if fp8 else 16]
     instruction = _instruction(shape, a, b)
@@ -243,9 +250,9 @@ def _operation_2x(kernel: Kernel) -> GemmOperation:
     )
 
 
-def _operation_3x(kernel: Kernel) -> GemmOperation:
+def _operation_3x(kernel: CutlassKernel) -> GemmOperation:
     a, b, d = _tensors(kernel, transposed=kernel.swapped)
-    instruction = _instruction([64, kernel.tile[1], 256 // kernel.dtype.a.bits], a, b)
+    instruction = _instruction([64, kernel.tile[1], 256 // kernel.operation.a.bits], a, b)
     description = TileDescription(
         list(kernel.tile), kernel.stages, [4, 1, 1], instruction, 90, 90, [*kernel.cluster, 1]
     )

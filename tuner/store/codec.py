@@ -12,12 +12,20 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gemmsmith.kernel import AnyKernel
+
 T = TypeVar("T")
 
 
 def to_json(value: object) -> Any:
     """Dictionaries, lists, strings and finite numbers only."""
     return _finite(msgspec.to_builtins(value))
+
+
+def kernel_from_json(stored: object) -> AnyKernel:
+    """A kernel of whatever backend."""
+    found: AnyKernel = msgspec.convert(stored, AnyKernel, strict=False)
+    return found
 
 
 def from_json(kind: type[T], stored: object) -> T:

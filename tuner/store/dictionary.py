@@ -15,14 +15,14 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.kernel import Kernel
-from gemmsmith.problem import DType, Layout, Problem
-from tuner.store.codec import from_json, to_json
+from gemmsmith.kernel import AnyKernel, Kernel
+from gemmsmith.problem import Layout, Problem
+from tuner.store.codec import from_json, kernel_from_json, to_json
 from tuner.store.database import Database
 from tuner.store.models import Base, DeviceRow, EnvironmentRow, KernelRow, ProblemRow
 from tuner.store.upsert import insert_ignore
 
-Entry = DeviceModel | Environment | Kernel | Problem
+Entry = DeviceModel | Environment | AnyKernel | Problem
 R = TypeVar("R", bound=Base)
 
 
@@ -34,7 +34,7 @@ class Dictionary:
         self._ids: dict[object, int] = {}
         self._devices: dict[int, DeviceModel] = {}
         self._environments: dict[int, Environment] = {}
-        self._kernels: dict[int, Kernel] = {}
+        self._kernels: dict[int, AnyKernel] = {}
 
     def ids(self, session: Session, entries: Iterable[Entry]) -> Ids:
         """Ids of all entries, written where they are new. Call `keep` after the commit."""
@@ -71,7 +71,7 @@ class Dictionary:
             self._environments[row_id] = from_json(Environment, row.description)
         return self._environments[row_id]
 
-    def kernels(self, session: Session, row_ids: Iterable[int]) -> dict[int, Kernel]:
+    def kernels(self, session: Session, row_ids: Iterable[int]) -> dict[int, AnyKernel]:
         """The kernels with those ids; unknown ones are read in a few statements."""
         wanted = set(row_ids)
         missing = sorted(wanted - self._kernels.keys())
@@ -80,7 +80,7 @@ class Dictionary:
                 select(KernelRow).where(KernelRow.id.in_(missing[start : start + 500]))
             )
             for row in rows:
-                self._kernels[row.id] = from_json(Kernel, row.description)
+                self._kernels[row.id] = kernel_from_json(row.description)
         return {row_id: self._kernels[row_id] for row_id in wanted}
 
     def keep(self, ids: Ids) -> None:
@@ -107,7 +107,7 @@ def problem_of(row: ProblemRow) -> Problem:
         n=row.n,
         k=row.k,
         batch=row.batch,
-        dtype=DType(row.dtype),
+        dtype=row.dtype,
         layout=Layout(row.layout),
     )
 
@@ -167,7 +167,7 @@ def _intern(session: Session, entry: Entry) -> int:
 
 def _problem_identity(problem: Problem) -> dict[str, Any]:
     return {
-        "dtype": problem.dtype.value,
+        "dtype": problem.dtype,
         "layout": problem.layout.value,
         "batch": problem.batch,
         "m": problem.m,

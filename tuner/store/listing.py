@@ -22,8 +22,8 @@ from sqlalchemy import ColumnElement, Row, Select, func, or_, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from gemmsmith.answer import Ratio, Use
-from gemmsmith.kernel import Kernel
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.kernel import AnyKernel
+from gemmsmith.problem import Layout, Problem
 from tuner.store.codec import from_json_or_none
 from tuner.store.database import Database
 from tuner.store.dictionary import Dictionary, problem_of
@@ -53,7 +53,7 @@ class Search:
         extents: sizes that M, N or K must have, each of them.
     """
 
-    dtype: DType | None = None
+    dtype: str | None = None
     layout: Layout | None = None
     m: int | None = None
     n: int | None = None
@@ -73,7 +73,7 @@ class Listed:
     id: int
     problem: Problem
     use: Use
-    kernel: Kernel | None
+    kernel: AnyKernel | None
     median_us: float | None
     baseline_us: float | None
     speedup: Ratio | None
@@ -172,7 +172,7 @@ class Listing:
             )
 
     def map(
-        self, device: str, dtype: DType, layout: Layout, k: int, batch: int, limit: int
+        self, device: str, dtype: str, layout: Layout, k: int, batch: int, limit: int
     ) -> builtins.list[Listed]:
         """Current winners of these types, layout, K and batch, by M and N."""
         search = Search(dtype=dtype, layout=layout, k=k, batch=batch)
@@ -181,7 +181,7 @@ class Listing:
             rows = _by_size(session, _walking(search, device_id), None, limit)
             return [*self._listed(session, rows)]
 
-    def depths(self, dtype: DType, layout: Layout) -> builtins.list[tuple[int, int, int]]:
+    def depths(self, dtype: str, layout: Layout) -> builtins.list[tuple[int, int, int]]:
         """K and batch of the known problems and how many have them, most first, 60 at most."""
         count = func.count()
         query = (

@@ -41,7 +41,7 @@ def nearest(
     query = (
         winners.where(CURRENT, DeviceRow.slug == device)
         .where(
-            ProblemRow.dtype == problem.dtype.value,
+            ProblemRow.dtype == problem.dtype,
             ProblemRow.layout == problem.layout.value,
             ProblemRow.batch == problem.batch,
         )

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from sqlalchemy import delete, select, update
 
-from gemmsmith.kernel import Kernel
+from gemmsmith.kernel import AnyKernel
 from tuner.store.audit import SYSTEM, Action, record
 from tuner.store.clock import now
-from tuner.store.codec import from_json
+from tuner.store.codec import kernel_from_json
 from tuner.store.database import Database
 from tuner.store.dictionary import Dictionary
 from tuner.store.models import KernelRow, PackKernelRow, PackRow, WinnerRow
@@ -24,7 +24,7 @@ class PackTables:
         self._dictionary = dictionary
 
     def add(
-        self, pack_hash: str, toolchain: str, kernels: Sequence[Kernel | None], size: int
+        self, pack_hash: str, toolchain: str, kernels: Sequence[AnyKernel | None], size: int
     ) -> None:
         """Record a pack of `size` bytes, kernels in its own order; again adds what was None.
 
@@ -85,8 +85,8 @@ class PackTables:
                 .limit(1)
             )
 
-    def kernel(self, name: str) -> Kernel | None:
+    def kernel(self, name: str) -> AnyKernel | None:
         """The description of a kernel that any trial, winner or pack has named."""
         with self._database.read() as session:
             stored = session.scalar(select(KernelRow.description).where(KernelRow.name == name))
-            return None if stored is None else from_json(Kernel, stored)
+            return None if stored is None else kernel_from_json(stored)

@@ -15,8 +15,8 @@ from sqlalchemy import func, select
 
 from gemmsmith.answer import Use
 from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.kernel import Kernel
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.kernel import AnyKernel
+from gemmsmith.problem import Layout, Problem
 from tuner.errors import SchemaOutdated
 from tuner.store import schema
 from tuner.store.audit import LOCAL, SYSTEM, Audit
@@ -129,7 +129,7 @@ class Store:
         *,
         problem: Problem | None = None,
         device: str | None = None,
-        dtype: DType | None = None,
+        dtype: str | None = None,
         layout: Layout | None = None,
         phase: Phase | None = None,
         job: str | None = None,
@@ -172,7 +172,7 @@ class Store:
         self,
         *,
         device: str | None = None,
-        dtype: DType | None = None,
+        dtype: str | None = None,
         layout: Layout | None = None,
         use: Use | None = None,
         sizes: Mapping[str, int] = MappingProxyType({}),
@@ -253,7 +253,7 @@ class Store:
         return self._winners.sequence()
 
     def add_pack(
-        self, pack_hash: str, toolchain: str, kernels: Sequence[Kernel | None], size: int
+        self, pack_hash: str, toolchain: str, kernels: Sequence[AnyKernel | None], size: int
     ) -> None:
         """Record a compiled pack of `size` bytes, its kernels in its own order.
 
@@ -273,7 +273,7 @@ class Store:
         """Hash of the newest pack that holds the kernel."""
         return self._packs.holding(kernel_name)
 
-    def kernel(self, name: str) -> Kernel | None:
+    def kernel(self, name: str) -> AnyKernel | None:
         """The description of a kernel that any trial, winner or pack has named."""
         return self._packs.kernel(name)
 

@@ -9,8 +9,9 @@ from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
 
 from gemmsmith.answer import Conditions, Correctness, Statistics
-from gemmsmith.launch import Candidate, Launch
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.candidate import Candidate
+from gemmsmith.launch import Launch
+from gemmsmith.problem import Layout, Problem
 from tuner.store.clock import now
 from tuner.store.codec import from_json, from_json_or_none, to_json
 from tuner.store.database import Database
@@ -63,7 +64,7 @@ class Trials:
         *,
         problem: Problem | None = None,
         device: str | None = None,
-        dtype: DType | None = None,
+        dtype: str | None = None,
         layout: Layout | None = None,
         phase: Phase | None = None,
         job: str | None = None,
@@ -80,7 +81,7 @@ class Trials:
                 query = query.join(DeviceRow, DeviceRow.id == TrialRow.device_id)
                 query = query.where(DeviceRow.slug == device)
             if dtype is not None:
-                query = query.where(ProblemRow.dtype == dtype.value)
+                query = query.where(ProblemRow.dtype == dtype)
             if layout is not None:
                 query = query.where(ProblemRow.layout == layout.value)
             if phase is not None:

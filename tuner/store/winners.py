@@ -19,11 +19,12 @@ from sqlalchemy import Row, Select, func, select
 from sqlalchemy.orm import Session
 
 from gemmsmith.answer import Conditions, Correctness, Ratio, Statistics, Use
+from gemmsmith.candidate import Candidate
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.history import Origin
-from gemmsmith.kernel import Kernel
-from gemmsmith.launch import Candidate, Launch
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.kernel import AnyKernel
+from gemmsmith.launch import Launch
+from gemmsmith.problem import Layout, Problem
 from tuner.store import asked
 from tuner.store.audit import LOCAL, Action, record
 from tuner.store.codec import digest, from_json, to_json
@@ -111,7 +112,7 @@ class Winners:
             _select()
             .where(CURRENT, DeviceRow.slug == device)
             .where(
-                ProblemRow.dtype == problem.dtype.value,
+                ProblemRow.dtype == problem.dtype,
                 ProblemRow.layout == problem.layout.value,
                 ProblemRow.batch == problem.batch,
                 ProblemRow.m == problem.m,
@@ -145,7 +146,7 @@ class Winners:
         self,
         *,
         device: str | None = None,
-        dtype: DType | None = None,
+        dtype: str | None = None,
         layout: Layout | None = None,
         use: Use | None = None,
         sizes: Mapping[str, int] = MappingProxyType({}),
@@ -172,7 +173,7 @@ class Winners:
         if device is not None:
             query = query.where((DeviceRow.slug if all_of_them else DeviceRow.slug + "") == device)
         if dtype is not None:
-            query = query.where(ProblemRow.dtype == dtype.value)
+            query = query.where(ProblemRow.dtype == dtype)
         if layout is not None:
             query = query.where(ProblemRow.layout == layout.value)
         with self._database.read() as session:
@@ -211,7 +212,7 @@ class Winners:
         session: Session,
         problem: Problem,
         row: WinnerRow,
-        kernels: Mapping[int, Kernel],
+        kernels: Mapping[int, AnyKernel],
         in_use: InUse,
     ) -> Winner:
         candidate = None

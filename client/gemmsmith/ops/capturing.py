@@ -22,7 +22,7 @@ from gemmsmith.errors import InvalidProblem
 from gemmsmith.files import publish
 from gemmsmith.ops import operators as _operators  # noqa: F401 - registers gemmsmith::…
 from gemmsmith.ops.forms import Form, Spec, shapes
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.problem import Layout, Problem
 
 if TYPE_CHECKING:
     from gemmsmith.client import Client
@@ -85,7 +85,7 @@ class Shapes:
             OSError: the file cannot be written.
         """
         calls: Counter[tuple[Layout, int, int, int, int]] = Counter()
-        types: dict[tuple[Layout, int, int, int, int], set[DType]] = {}
+        types: dict[tuple[Layout, int, int, int, int], set[str]] = {}
         for problem, count in self.problems.items():
             key = (problem.layout, problem.m, problem.n, problem.k, problem.batch)
             calls[key] += count

@@ -197,7 +197,7 @@ class Dispatch:
             return _ASK_AGAIN if engine.platform.capturing() else None
         address = self._addresses.get(plan)
         if address is None:
-            raw = plan.raw(_DTYPES[torch_dtype(plan.config.kernel.dtype.d)])
+            raw = plan.raw(_DTYPES[torch_dtype(plan.config.kernel.operation.d)])
             address = ctypes.addressof(raw)
             self._plans[address] = (raw, plan)
             self._addresses[plan] = address

@@ -19,10 +19,10 @@ import torch
 
 from gemmsmith.answer import Config
 from gemmsmith.errors import GemmsmithError
+from gemmsmith.operation import Layout
 from gemmsmith.ops.forms import Form, Shape, Spec, shapes
 from gemmsmith.ops.plan import Plan, misalignment
 from gemmsmith.ops.platform import Cuda, Platform
-from gemmsmith.problem import DType, Layout
 from gemmsmith.runtime.pack import LoadedPack
 
 log = logging.getLogger("gemmsmith")
@@ -49,7 +49,7 @@ class Chooser(Protocol):
     """Says which kernel runs a product, as `gemmsmith.lookup.Lookup` does."""
 
     def lookup(
-        self, dtype: DType, layout: Layout, m: int, n: int, k: int, batch: int = 1
+        self, dtype: str, layout: Layout, m: int, n: int, k: int, batch: int = 1
     ) -> Chosen | None:
         """The kernel; None means torch's own operator."""
 
@@ -188,7 +188,7 @@ class Engine:
                 or config.kernel.arch != self.platform.arch(index)
                 or misalignment(config, shape)
                 or (form is Form.LINEAR_BIAS and not _pays(saving, shape))
-                or (form is Form.SCALED_PRECISE and config.kernel.fast_accumulation)
+                or (form is Form.SCALED_PRECISE and config.kernel.keeps_short_sums)
             ):
                 continue
             if self.platform.capturing():
@@ -264,7 +264,7 @@ def _pays(saving_us: float | None, shape: Shape) -> bool:
     if saving_us is None:
         return False
     problem = shape.problem
-    moved = 2 * problem.m * problem.n * problem.dtype.d.bytes
+    moved = 2 * problem.m * problem.n * problem.operation.d.bytes
     return saving_us > BIAS_US + moved / BIAS_BYTES_PER_US
 
 

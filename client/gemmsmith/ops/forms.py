@@ -13,7 +13,9 @@ from typing import NamedTuple
 
 import torch
 
-from gemmsmith.problem import MAX_EXTENT, DType, Layout, Problem
+from gemmsmith.errors import InvalidProblem
+from gemmsmith.operation import DType, Layout, Operation
+from gemmsmith.problem import MAX_EXTENT, Problem
 
 DTYPES = {
     (torch.bfloat16, torch.bfloat16): DType.BF16,
@@ -115,7 +117,7 @@ def shapes(form: Form, a: Spec, b: Spec) -> tuple[Shape, ...]:
     if (
         dtype is None
         or a.device != b.device
-        or dtype.is_fp8 != (form in (Form.SCALED, Form.SCALED_PRECISE))
+        or Operation.of(dtype).is_scaled != (form in (Form.SCALED, Form.SCALED_PRECISE))
     ):
         return ()
     operands = _operands(form, a, b)
@@ -131,9 +133,10 @@ def shapes(form: Form, a: Spec, b: Spec) -> tuple[Shape, ...]:
     found = []
     for (row_a, lda), (row_b, ldb) in itertools.product(left.orders(), orders_b):
         layout = Layout(("t" if row_a else "n") + ("t" if row_b else "n"))
-        if dtype.is_fp8 and layout is not Layout.TN:
+        try:
+            problem = Problem(m=m, n=n, k=k, batch=batch, dtype=dtype, layout=layout)
+        except InvalidProblem:  # these types have no such layout
             continue
-        problem = Problem(m=m, n=n, k=k, batch=batch, dtype=dtype, layout=layout)
         found.append(
             Shape(
                 problem=problem,

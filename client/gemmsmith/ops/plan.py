@@ -93,11 +93,11 @@ class Plan:
         self.config, self.shape, self.saving_us = config, shape, saving_us
         self._platform, self._device, self._index = platform, device, index
         description = config.kernel
-        dtype = description.dtype
-        self._output, self._dtype = shape.output, torch_dtype(dtype.d)
+        operation = description.operation
+        self._output, self._dtype = shape.output, torch_dtype(operation.d)
         # Alignments are powers of two.
-        self._mask_a = description.alignment_a * dtype.a.bytes - 1
-        self._mask_b = description.alignment_b * dtype.b.bytes - 1
+        self._mask_a = description.alignment_a * operation.a.bytes - 1
+        self._mask_b = description.alignment_b * operation.b.bytes - 1
         arguments = self._arguments()
         status = kernel.can_implement(arguments)
         if status != 0:
@@ -148,7 +148,7 @@ class Plan:
             workspace=self._workspace,
             mask_a=self._mask_a,
             mask_b=self._mask_b,
-            mask_d=description.alignment_d * description.dtype.d.bytes - 1,
+            mask_d=description.alignment_d * description.operation.d.bytes - 1,
             size=len(template),
             at_a=Arguments.a.offset,
             at_b=Arguments.b.offset,

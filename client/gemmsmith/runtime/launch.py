@@ -66,11 +66,12 @@ def run(
     import torch
 
     kernel_description = config.kernel
-    dtype, layout = kernel_description.dtype, kernel_description.layout
+    operation = kernel_description.operation
+    layout = operation.layout
     problem_device = a.device
     if problem_device.type != "cuda":
         raise LaunchFailed(f"a is on {problem_device}; move the operands to a CUDA device")
-    for name, tensor, element in (("a", a, dtype.a), ("b", b, dtype.b)):
+    for name, tensor, element in (("a", a, operation.a), ("b", b, operation.b)):
         _check_tensor(name, tensor, element, problem_device)
     view_a = _view("a", a, layout.a_row_major, layout.value)
     view_b = _view("b", b, layout.b_row_major, layout.value)
@@ -80,19 +81,21 @@ def run(
             f"a {tuple(a.shape)} and b {tuple(b.shape)} do not multiply: need a [.., M, K] and "
             "b [.., K, N] with one K and one batch"
         )
-    problem = Problem(m=m, n=n, k=k, batch=view_a.batch, dtype=dtype, layout=layout)
+    problem = Problem(
+        m=m, n=n, k=k, batch=view_a.batch, dtype=kernel_description.dtype, layout=layout
+    )
     shape = (m, n) if a.dim() == 2 else (view_a.batch, m, n)
     if out is None:
-        out = torch.empty(shape, dtype=torch_dtype(dtype.d), device=problem_device)
-    view_out = _check_matrix("out", out, shape, dtype.d, problem_device)
+        out = torch.empty(shape, dtype=torch_dtype(operation.d), device=problem_device)
+    view_out = _check_matrix("out", out, shape, operation.d, problem_device)
     view_c = view_out
     if beta != 0.0:
         if c is None:
             raise LaunchFailed(f"beta is {beta} but c is missing; pass c or set beta to 0")
-        view_c = _check_matrix("c", c, shape, dtype.d, problem_device)
+        view_c = _check_matrix("c", c, shape, operation.d, problem_device)
     source = c if beta != 0.0 and c is not None else out
     for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
-        _check_scale(name, scale, dtype.is_fp8, problem_device)
+        _check_scale(name, scale, operation.is_narrow_float, problem_device)
 
     index = problem_device.index or 0
     arguments = Arguments(
@@ -226,10 +229,10 @@ def _check_alignment(config: Config, arguments: Arguments) -> None:
     """`can_implement` looks at strides only: a misaligned pointer would be an illegal access."""
     kernel = config.kernel
     checks = (
-        ("a", kernel.alignment_a, kernel.dtype.a),
-        ("b", kernel.alignment_b, kernel.dtype.b),
-        ("c", kernel.alignment_d, kernel.dtype.d),
-        ("d", kernel.alignment_d, kernel.dtype.d),
+        ("a", kernel.alignment_a, kernel.operation.a),
+        ("b", kernel.alignment_b, kernel.operation.b),
+        ("c", kernel.alignment_d, kernel.operation.d),
+        ("d", kernel.alignment_d, kernel.operation.d),
     )
     for name, alignment, element in checks:
         leading = getattr(arguments, f"ld{name}")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemmsmith.device import DeviceModel
-from gemmsmith.problem import DType
+from gemmsmith.operation import Operation
 from service.pages.pictures.axes import (
     BOTTOM,
     LEFT,
@@ -51,7 +51,7 @@ class Roof:
         return self.peak / self.bandwidth
 
 
-def measured_roof(ceilings: Ceilings | None, dtype: DType) -> Roof | None:
+def measured_roof(ceilings: Ceilings | None, dtype: str) -> Roof | None:
     """The roof that was measured for these element types, if it was."""
     peak = ceilings.peak(dtype) if ceilings else None
     if ceilings is None or peak is None:
@@ -59,16 +59,18 @@ def measured_roof(ceilings: Ceilings | None, dtype: DType) -> Roof | None:
     return Roof(bandwidth=ceilings.bandwidth, peak=peak, measured=True)
 
 
-def nominal_roof(device: DeviceModel, dtype: DType) -> Roof | None:
+def nominal_roof(device: DeviceModel, dtype: str) -> Roof | None:
     """The roof that the device model's figures come to; None where it lacks one of them."""
     per_clock = FLOPS_PER_CLOCK.get(device.arch)
     if not (device.memory_bandwidth and device.max_clock_mhz and per_clock):
         return None
-    flops = device.sm_count * per_clock * 16 // dtype.a.bits * device.max_clock_mhz * 1e6
+    flops = (
+        device.sm_count * per_clock * 16 // Operation.of(dtype).a.bits * device.max_clock_mhz * 1e6
+    )
     return Roof(bandwidth=float(device.memory_bandwidth), peak=flops, measured=False)
 
 
-def roofline(rows: Sequence[ReportRow], dtype: DType, roofs: Sequence[Roof]) -> str:
+def roofline(rows: Sequence[ReportRow], dtype: str, roofs: Sequence[Roof]) -> str:
     """CUTLASS and cuBLAS of each row, joined; empty where no row has both times."""
     points = [(row, row.cutlass, row.cublas) for row in rows if row.cutlass and row.cublas]
     if not points:

@@ -12,7 +12,8 @@ import torch
 
 from gemmsmith import runtime
 from gemmsmith.answer import Config
-from gemmsmith.launch import Candidate, Launch
+from gemmsmith.candidate import Candidate
+from gemmsmith.launch import Launch
 from gemmsmith.runtime.launch import torch_dtype
 from tests.gpu.support.jobs import Job, Verdict
 from tests.gpu.support.launching import (
@@ -22,7 +23,6 @@ from tests.gpu.support.launching import (
     same_bits,
     share_of_bound,
 )
-from tuner.measure.bench import claims_fixed_order
 from tuner.measure.operands import poison
 
 LAUNCHES = 200
@@ -40,13 +40,13 @@ def numerics(job: Job) -> Verdict:
     problem, kernel = job.problem, job.kernel
     a, b = operand_a(problem), operand_b(problem)
     product = a.double() @ b.double()
-    d_type = torch_dtype(problem.dtype.d)
+    d_type = torch_dtype(problem.operation.d)
     # Values of about the product's own size, so that C weighs in the error.
     size = float(product.std()) if product.numel() > 1 else float(product.abs().max())
     pitch = problem.n + 16 if kernel.alignment_d > 1 else problem.n + 9
     c = (torch.randn(problem.m, pitch, device="cuda") * size).to(d_type)[:, : problem.n]
     scales = {}
-    if problem.dtype.is_fp8:
+    if problem.operation.is_narrow_float:
         scales = {
             "scale_a": torch.full((1,), 0.25, device="cuda"),
             "scale_b": torch.full((1,), 3.0, device="cuda"),
@@ -140,7 +140,7 @@ def dependent(job: Job) -> Verdict:
     assert problem.n == problem.k
     b = operand_b(problem)
     exact = all(
-        claims_fixed_order(Candidate(kernel=job.kernel, launch=launch)) for launch in job.launches
+        Candidate(kernel=job.kernel, launch=launch).has_fixed_order for launch in job.launches
     )
     first = operand_a(problem)
     stages = [first, *(torch.empty_like(first) for _ in range(DEPTH))]
@@ -199,12 +199,12 @@ class _Rotation:
         self.a = [operand_a(job.problem) for _ in range(5)]
         self.b = [operand_b(job.problem) for _ in range(3)]
         shape = (self.problem.m, self.problem.n)
-        d_type = torch_dtype(self.problem.dtype.d)
+        d_type = torch_dtype(self.problem.operation.d)
         self.outputs = [torch.empty(shape, dtype=d_type, device="cuda") for _ in range(LAUNCHES)]
         self.products = [[a.double() @ b.double() for b in self.b] for a in self.a]
         self.workspace = self.loaded.workspace(self.a[0], self.b[0], self.outputs[0])
         self.exact = [
-            claims_fixed_order(Candidate(kernel=job.kernel, launch=launch))
+            Candidate(kernel=job.kernel, launch=launch).has_fixed_order
             for launch in islice(cycle(job.launches), LAUNCHES)
         ]
         self.seen: dict[tuple[int, int, Launch], torch.Tensor] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from subprocess import Popen
@@ -21,18 +21,18 @@ import torch
 import gemmsmith
 from gemmsmith import Snapshot, Use
 from gemmsmith.answer import Config
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import Kernel
-from gemmsmith.launch import Candidate
 from gemmsmith.ops.engine import current, install
 from gemmsmith.problem import DType, Layout, Problem
 from gemmsmith.snapshot import Choice, Row
 from tests.gpu import selection
 from tests.gpu.support.counting import launches
 from tests.support.processes import serving
+from tests.support.replacing import replace
 from tests.support.serving import new_settings, promote, winner
 from tuner.compile import ArtifactStore
-from tuner.measure.bench import claims_fixed_order
 
 SAVING_US = 1000.0
 """More than adding a bias costs, so that layers with one run kernels too."""
@@ -188,4 +188,4 @@ def _pack(store: ArtifactStore, kernel: Kernel) -> str:
 
 
 def _fixed_order(config: Config) -> bool:
-    return claims_fixed_order(Candidate(kernel=config.kernel, launch=config.launch))
+    return Candidate(kernel=config.kernel, launch=config.launch).has_fixed_order

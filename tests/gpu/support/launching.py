@@ -11,7 +11,7 @@ from gemmsmith.runtime.launch import torch_dtype
 from gemmsmith.runtime.pack import LoadedPack
 from tests.gpu.support.jobs import Job
 from tests.support.arguments import packed_arguments
-from tuner.measure.reference import accumulates_in_tensor_core, tolerance
+from tuner.measure.reference import tolerance
 
 
 class Launcher:
@@ -50,12 +50,12 @@ class Launcher:
 
 
 def operand_a(problem: Problem) -> torch.Tensor:
-    return _matrix(problem.dtype.a, problem.m, problem.k, 1.0)
+    return _matrix(problem.operation.a, problem.m, problem.k, 1.0)
 
 
 def operand_b(problem: Problem) -> torch.Tensor:
     """[K, N], contiguous along K, scaled so that a product is as large as its A."""
-    return _matrix(problem.dtype.b, problem.n, problem.k, problem.k**-0.5).t()
+    return _matrix(problem.operation.b, problem.n, problem.k, problem.k**-0.5).t()
 
 
 def _matrix(element: Element, rows: int, columns: int, sigma: float) -> torch.Tensor:
@@ -73,7 +73,7 @@ def share_of_bound(
     kernel: Kernel, problem: Problem, output: torch.Tensor, wanted: torch.Tensor
 ) -> float:
     """The error (Frobenius or largest, whichever is worse) over its bound; NaN counts as worse."""
-    bound = tolerance(problem, fast_accumulation=accumulates_in_tensor_core(kernel))
+    bound = tolerance(problem, fast_accumulation=kernel.keeps_short_sums)
     difference = output.double() - wanted
     norm = torch.linalg.vector_norm(wanted).clamp_min(1e-30)
     peak = wanted.abs().max().clamp_min(1e-30)

@@ -30,7 +30,7 @@ VALUES = (-2, -1, 0, 1, 2)
 def main(job: Job) -> str:
     """What is wrong; empty if nothing is."""
     problem = job.problem
-    assert problem.dtype is DType.BF16
+    assert problem.dtype == DType.BF16
     _call(driver.cuInit(0))
     context = _call(driver.cuDevicePrimaryCtxRetain(0))
     _call(driver.cuCtxSetCurrent(context))

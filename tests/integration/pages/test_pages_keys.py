@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from gemmsmith.launch import Candidate
+from gemmsmith.candidate import Candidate
 from gemmsmith.problem import Problem
 from service.pages import addresses
 from tests.support.browsing import IMPERFECT, Watch
 from tests.support.content import TRIED
 from tests.support.records import failed_trial, trial
 from tests.support.records import winner as made_up
+from tests.support.replacing import replace
 from tests.support.serving import H200, new_settings, running, winner
 from tests.support.site import Site, tab_to
 from tuner.jobs import Queue

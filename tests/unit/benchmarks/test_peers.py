@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -20,6 +19,7 @@ from benchmarks.peers.winners import find_packs, find_winners
 from gemmsmith.answer import Ratio, Statistics
 from gemmsmith.problem import DType, Problem
 from tests.support.candidates import KERNEL
+from tests.support.replacing import replace
 from tuner.suites import load
 
 CHILD = [sys.executable, str(Path(__file__).with_name("fake_peers_child.py"))]

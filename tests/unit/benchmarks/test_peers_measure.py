@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,10 +12,11 @@ from benchmarks.peers import measure
 from benchmarks.peers.judge import Judge
 from benchmarks.peers.measure import ContextDead, Runner
 from benchmarks.peers.records import Busy, Request, Row
-from gemmsmith.launch import Candidate
+from gemmsmith.candidate import Candidate
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.candidates import KERNEL
 from tests.support.host import MODEL, HostEvent, HostGraph, HostStream, build_pack
+from tests.support.replacing import replace
 from tuner.measure import baseline, timing
 from tuner.measure.conditions import Monitor
 from tuner.measure.operands import HOST, Operands

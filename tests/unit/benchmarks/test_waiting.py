@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,10 @@ from benchmarks.session import core, stability, waiting
 from benchmarks.session.core import ROOT, Session
 from benchmarks.session.waiting import Wanted
 from gemmsmith.answer import Use
-from gemmsmith.launch import Candidate
+from gemmsmith.candidate import Candidate
 from gemmsmith.problem import DType, Problem
 from tests.support.recordings import BEST_US, CUBLAS_US, best_of, record, some_candidates
+from tests.support.replacing import replace
 from tests.support.serving import winner
 from tuner.exchange import read_winners
 from tuner.suites import load

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from typer.testing import CliRunner, Result
 from gemmsmith.answer import Ratio, Use
 from gemmsmith.problem import DType, Problem
 from service.cli.main import app
+from tests.support.replacing import replace
 from tests.support.serving import H100, H200, new_settings, promote, trial, winner
 from tuner.store import Store
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,16 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gemmsmith.answer import Statistics
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
-from gemmsmith.launch import Candidate
 from gemmsmith.problem import DType, Layout, Problem
 from service.cli.main import app
 from service.cli.model import leave_one_out, marks, measurements, summaries
 from tests.support.candidates import PROBLEM, named
+from tests.support.replacing import replace
 from tests.support.serving import ENVIRONMENT, H100, H200, new_settings
 from tests.support.serving import trial as stored_trial
+from tests.support.types import FLOATS
 from tuner.devices.recording import SUFFIX, Sweep, SweepWriter
 from tuner.search.cost_model import AnalyticModel
 from tuner.search.features import Measured
@@ -106,7 +107,7 @@ def test_what_is_held_out_is_never_trained_on() -> None:
     """Neither in the same nor in any other element type; other layouts are other problems."""
     first = Problem(m=64, n=64, k=64)
     problems = [
-        *(replace(first, dtype=dtype) for dtype in DType),
+        *(replace(first, dtype=dtype) for dtype in FLOATS),
         replace(first, layout=Layout.NT),
         replace(first, batch=2),
         Problem(m=64, n=64, k=128),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from gemmsmith.problem import DType, Problem
 from service.cli.main import app
 from service.report.page import page
 from service.report.rows import device_report
+from tests.support.replacing import replace
 from tests.support.serving import H100, H200, new_settings, promote, winner
 from tuner.exchange import read_winners
 from tuner.measure.ceilings import Ceilings, Copy, Peak, path_for, write_ceilings

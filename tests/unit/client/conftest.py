@@ -6,7 +6,6 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from http.server import ThreadingHTTPServer
 
 import msgspec
@@ -17,6 +16,7 @@ from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.launch import Launch
 from gemmsmith.problem import Problem
 from tests.support.candidates import KERNEL
+from tests.support.replacing import replace
 from tests.unit.client.misbehaving import Handler, Misbehaving, Say
 
 H200 = DeviceModel(

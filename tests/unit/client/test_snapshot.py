@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -15,6 +14,7 @@ from gemmsmith.kernel import TileScheduler
 from gemmsmith.launch import Decomposition
 from gemmsmith.snapshot import Row, Snapshot
 from tests.support.candidates import KERNEL
+from tests.support.replacing import replace
 from tests.support.snapshots import BIG, CONFIG, H200, PACK, row, snapshot
 
 

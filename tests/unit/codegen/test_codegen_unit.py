@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from cutlass_library.gemm_operation import EmitGemmUniversal3xInstance
 
 from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.compiled import CLUSTER_SPLIT_K, PADDED, PINGPONG, SPLIT_K, STREAM_K
+from tests.support.replacing import replace
 from tuner.codegen import HEADERS, kernel_digest, unit_source
 from tuner.space import kernels as legal_kernels
 from tuner.space.footprint import stages
-from tuner.space.operation import kernel, operation
+from tuner.space.operation import gemm_operation, kernel
 
 SWAPPED = kernel(
-    dtype=DType.BF16,
-    layout=Layout.TT,
+    operation=Operation.of(DType.BF16, Layout.TT),
     tile=(64, 16, 64),
     mainloop=MainloopSchedule.PINGPONG,
     epilogue=EpilogueSchedule.TMA,
@@ -28,8 +28,7 @@ SWAPPED = kernel(
     swapped=True,
 )
 ALIGN_1 = kernel(
-    dtype=DType.FP8_E4M3,
-    layout=Layout.TN,
+    operation=Operation.of(DType.FP8_E4M3, Layout.TN),
     tile=(64, 64, 64),
     stages=2,
     mainloop=MainloopSchedule.MULTISTAGE,
@@ -48,15 +47,14 @@ def test_unit_is_deterministic_and_keeps_the_order_it_was_given() -> None:
 
 
 def test_kernels_are_defined_by_cutlass_own_text() -> None:
-    emitted = EmitGemmUniversal3xInstance().emit(operation(PINGPONG)).strip()
+    emitted = EmitGemmUniversal3xInstance().emit(gemm_operation(PINGPONG)).strip()
     assert emitted in unit_source([PINGPONG])
 
 
 @pytest.mark.parametrize("dtype", [DType.FP8_E4M3, DType.FP8_E5M2])
 def test_fp8_kernels_get_the_epilogue_with_scales(dtype: DType) -> None:
     tma = kernel(
-        dtype=dtype,
-        layout=Layout.TN,
+        operation=Operation.of(dtype, Layout.TN),
         tile=(128, 128, 128),
         mainloop=MainloopSchedule.COOPERATIVE,
         epilogue=EpilogueSchedule.TMA,
@@ -79,7 +77,7 @@ def test_adapter_is_told_the_problem_s_own_orientation() -> None:
 
 def test_split_k_computes_fp32_partials_and_stores_the_problem_s_own_type() -> None:
     source = unit_source([SPLIT_K])
-    partial = operation(SPLIT_K).procedural_name()
+    partial = gemm_operation(SPLIT_K).procedural_name()
     assert f"struct {partial} :" in source
     assert "_f32_f32_f32_" in partial
     assert (
@@ -101,7 +99,7 @@ def test_cluster_split_k_is_our_kernel_around_cutlass_s_mainloop() -> None:
 
 
 def test_padded_kernel_wraps_its_aligned_sibling() -> None:
-    sibling = operation(PADDED).procedural_name()
+    sibling = gemm_operation(PADDED).procedural_name()
     assert sibling == PINGPONG.name
     assert (
         f"entry<gemmsmith::PaddedGemm<gemmsmith::Gemm3x<{sibling}, "

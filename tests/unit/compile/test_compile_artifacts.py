@@ -6,14 +6,15 @@ import multiprocessing
 import os
 import resource
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout
 from tests.support import fake_nvcc
+from tests.support.replacing import replace
 from tuner.compile import ArtifactStore, Pack, Toolchain
 from tuner.errors import DiskFull
 from tuner.space.operation import kernel
@@ -22,8 +23,7 @@ from tuner.space.operation import kernel
 def kernels(count: int) -> list[Kernel]:
     return [
         kernel(
-            dtype=DType.BF16,
-            layout=Layout.TN,
+            operation=Operation.of(DType.BF16, Layout.TN),
             tile=(64, 16 * (1 + i % 16), 64),
             cluster=(1 + i // 16 % 4, 1),
             stages=i // 64,

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from service.settings import Settings, SettingsError
 from service.worker.builder import open_artifacts, open_builder
 from tests.support import fake_nvcc
 from tests.support.candidates import KERNEL
+from tests.support.replacing import replace
 from tests.support.serving import H200, new_settings, promote, winner
 from tuner.compile import ArtifactStore, Pack, SizeLimit, Toolchain
 from tuner.compile.eviction import MARK_EVERY_S, SAFE_S, locked

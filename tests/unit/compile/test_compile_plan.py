@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout
+from tests.support.replacing import replace
 from tuner.compile import plan
 from tuner.errors import CompileFailed
-from tuner.space.operation import kernel, operation
+from tuner.space.operation import gemm_operation, kernel
 
 
 def family(count: int, dtype: DType = DType.BF16) -> list[Kernel]:
     return [
         kernel(
-            dtype=dtype,
-            layout=Layout.TN,
+            operation=Operation.of(dtype, Layout.TN),
             tile=(64, 8 * (1 + i % 32), 64 * (1 + i // 32)),
             mainloop=MainloopSchedule.PINGPONG,
             epilogue=EpilogueSchedule.TMA,
@@ -29,7 +28,7 @@ def family(count: int, dtype: DType = DType.BF16) -> list[Kernel]:
 
 
 def rename(member: Kernel) -> Kernel:
-    return replace(member, name=operation(member).procedural_name())
+    return replace(member, name=gemm_operation(member).procedural_name())
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout
 from tests.support import fake_nvcc
 from tuner.compile import ArtifactStore, Builder, nvcc
@@ -27,8 +28,7 @@ from tuner.trial import FailureKind
 def kernels(count: int, dtype: DType = DType.BF16) -> list[Kernel]:
     return [
         kernel(
-            dtype=dtype,
-            layout=Layout.TN,
+            operation=Operation.of(dtype, Layout.TN),
             tile=(64, 16 * (1 + i), 64),
             mainloop=MainloopSchedule.PINGPONG,
             epilogue=EpilogueSchedule.TMA,

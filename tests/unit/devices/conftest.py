@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
-from gemmsmith.launch import Candidate, Launch
+from gemmsmith.launch import Launch
 from gemmsmith.problem import DType, Layout, Problem
 from tuner.devices.base import Contender
 from tuner.devices.cuda import CudaDevice

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -14,6 +13,7 @@ import zstandard
 from gemmsmith.answer import Conditions, Correctness
 from gemmsmith.device import DeviceModel
 from gemmsmith.problem import DType, Problem
+from tests.support.replacing import replace
 from tuner.devices import open_device
 from tuner.devices.base import Contender
 from tuner.devices.recording import (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 from sqlalchemy import text
@@ -12,6 +11,7 @@ from sqlalchemy import text
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort, JobState
 from tests.support.records import PROBLEM
+from tests.support.replacing import replace
 from tuner.errors import JobNotFound, LeaseLost
 from tuner.jobs import LeasedJob, Queue, StopReason
 from tuner.store import Store

@@ -11,8 +11,9 @@ from statistics import median
 
 import pytest
 
+from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
-from gemmsmith.launch import Candidate, Decomposition, Launch
+from gemmsmith.launch import Decomposition, Launch
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.host import MODEL, HostEvent, HostGraph, HostStream, build_pack
 from tuner.measure import baseline, batch, bench, company, power, states, timing

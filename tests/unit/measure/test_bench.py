@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
-from gemmsmith.launch import Candidate, Decomposition, Launch
+from gemmsmith.launch import Decomposition, Launch
+from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout
-from tuner.measure.bench import claims_fixed_order
 from tuner.space.operation import kernel
 
 COOPERATIVE = MainloopSchedule.COOPERATIVE
@@ -17,8 +18,7 @@ PLAIN = MainloopSchedule.WARP_SPECIALIZED
 def _kernel(scheduler: TileScheduler, mainloop: MainloopSchedule = COOPERATIVE) -> Kernel:
     in_cluster = scheduler is TileScheduler.CLUSTER_SPLIT_K
     return kernel(
-        dtype=DType.BF16,
-        layout=Layout.TN,
+        operation=Operation.of(DType.BF16, Layout.TN),
         tile=(128, 128, 64),
         mainloop=mainloop,
         epilogue=EpilogueSchedule.NO_SMEM if in_cluster else EpilogueSchedule.TMA,
@@ -58,4 +58,4 @@ def test_claims_of_a_fixed_order(
     scheduler: TileScheduler, mainloop: MainloopSchedule, launch: Launch, claims: bool
 ) -> None:
     candidate = Candidate(kernel=_kernel(scheduler, mainloop), launch=launch)
-    assert claims_fixed_order(candidate) is claims
+    assert candidate.has_fixed_order is claims

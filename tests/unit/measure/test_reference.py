@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import Kernel
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.candidates import KERNEL
+from tests.support.replacing import replace
 from tuner.errors import ReferenceBroken
 from tuner.measure import reference as checking
 from tuner.measure.operands import HOST, Operands, poison

@@ -38,7 +38,7 @@ def test_layouts(form, a, b, layout, sizes, output) -> None:
     problem = found.problem
     assert problem.layout == layout
     assert (problem.m, problem.n, problem.k, problem.batch) == sizes
-    assert problem.dtype is DType.BF16
+    assert problem.dtype == DType.BF16
     assert found.output == output
 
 
@@ -73,7 +73,7 @@ def test_fp8_is_tn_only() -> None:
     assert [s.problem.layout for s in shapes(Form.SCALED, spec(a), spec(b.t()))] == ["tn"]
     assert shapes(Form.SCALED, spec(a), spec(torch.empty(32, 8, dtype=b.dtype))) == ()
     gradient = torch.empty(16, 32, dtype=torch.float8_e5m2)
-    assert shapes(Form.SCALED, spec(gradient), spec(b.t()))[0].problem.dtype is DType.FP8_E5M2
+    assert shapes(Form.SCALED, spec(gradient), spec(b.t()))[0].problem.dtype == DType.FP8_E5M2
 
 
 def test_dimensions_fold_where_view_would() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ import gemmsmith
 from gemmsmith.ops.engine import Engine, install
 from gemmsmith.problem import DType, Layout
 from tests.support import stand_in
+from tests.support.replacing import replace
 from tests.support.stand_in import Chooser
 
 BF16 = torch.bfloat16

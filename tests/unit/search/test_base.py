@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from gemmsmith.kernel import Kernel
+from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
 from tests.unit.search.test_cost_model import H200
 from tuner.compile.plan import cost, units
@@ -24,7 +25,11 @@ def test_the_base_costs_what_it_may_and_has_every_family(base: list[Kernel]) -> 
     assert BASE_CORE_SECONDS * 0.9 < sum(map(cost, units(base, 16))) < BASE_CORE_SECONDS * 1.1
     shares = Counter((each.dtype, each.layout) for each in base)
     for dtype in DTYPES:
-        for layout in (Layout.TN,) if dtype.is_fp8 else (Layout.TN, Layout.TT, Layout.NT):
+        for layout in (
+            (Layout.TN,)
+            if Operation.of(dtype).is_narrow_float
+            else (Layout.TN, Layout.TT, Layout.NT)
+        ):
             assert shares[dtype, layout] >= 25
 
 

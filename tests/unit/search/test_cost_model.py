@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import pytest
 
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import MainloopSchedule, TileScheduler
-from gemmsmith.launch import Candidate, Decomposition
+from gemmsmith.launch import Decomposition
 from gemmsmith.problem import DType, Problem
+from tests.support.replacing import replace
 from tuner.search.cost_model import AnalyticModel
 from tuner.search.ranking import Ranker
 from tuner.space import candidates

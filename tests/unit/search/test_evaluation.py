@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
-from gemmsmith.launch import Candidate
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
 from tests.support.recordings import best_of, record, some_candidates
+from tests.support.replacing import replace
 from tuner.devices.recording import Sweep
 from tuner.search.budget import BUDGETS
 from tuner.search.cost_model import AnalyticModel

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 
+from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import Kernel
-from gemmsmith.launch import Candidate, Decomposition, Launch, RasterOrder
+from gemmsmith.launch import Decomposition, Launch, RasterOrder
 from gemmsmith.tuning import Effort
 from tests.support.candidates import named
+from tests.support.replacing import replace
 from tuner.search.budget import BUDGETS, Budget
 from tuner.search.exploration import Proposals, launch_distance
 

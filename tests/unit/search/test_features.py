@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 
 from gemmsmith.answer import Statistics
+from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import TileScheduler
-from gemmsmith.launch import Candidate, Decomposition, Launch, RasterOrder
+from gemmsmith.launch import Decomposition, Launch, RasterOrder
 from gemmsmith.problem import DType, Layout, Problem
+from tests.support.replacing import replace
 from tests.support.serving import ENVIRONMENT, H100, H200
 from tests.support.serving import trial as stored_trial
 from tuner.search.cost_model import AnalyticModel

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
 import pytest
 
+from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import Kernel
-from gemmsmith.launch import Candidate
 from gemmsmith.tuning import Effort
+from tests.support.replacing import replace
 from tests.unit.search.test_exploration import LAUNCHES, kernel
 from tuner.search.budget import BUDGETS, Budget
 from tuner.search.exploration import Proposals

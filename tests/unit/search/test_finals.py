@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import Kernel, TileScheduler
-from gemmsmith.launch import Candidate, Launch
+from gemmsmith.launch import Launch
 from gemmsmith.problem import DType, Problem
 from tuner.search.finals import finalists
 from tuner.space import kernels

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import Kernel, MainloopSchedule, TileScheduler
-from gemmsmith.launch import Candidate, Decomposition, Launch
+from gemmsmith.launch import Decomposition, Launch
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.candidates import KERNEL
+from tests.support.replacing import replace
 from tests.support.serving import H200
 from tuner.search.hints import CublasChoice, choice_of, distance, hinted, parse, splits
 from tuner.space import candidates

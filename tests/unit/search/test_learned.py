@@ -13,8 +13,8 @@ import msgspec
 import pytest
 import zstandard
 
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
-from gemmsmith.launch import Candidate
 from gemmsmith.problem import Problem
 from tests.support.serving import ENVIRONMENT, H100, H200
 from tuner.devices.recording import Sweep

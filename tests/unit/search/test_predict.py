@@ -6,14 +6,16 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
-from gemmsmith.launch import Candidate
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.operation import Operation
+from gemmsmith.problem import Layout, Problem
+from tests.support.replacing import replace
 from tests.support.serving import H200
+from tests.support.types import FLOATS
 from tuner.search.cost_model import AnalyticModel
 from tuner.search.predict import predict
 from tuner.space import candidates, refusal
@@ -21,9 +23,9 @@ from tuner.space import candidates, refusal
 MODEL = AnalyticModel()
 KINDS = [
     (dtype, layout)
-    for dtype in DType
+    for dtype in FLOATS
     for layout in Layout
-    if not dtype.is_fp8 or layout is Layout.TN
+    if not Operation.of(dtype).is_narrow_float or layout is Layout.TN
 ]
 
 

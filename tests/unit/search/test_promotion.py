@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
 from gemmsmith.answer import Conditions, Use
+from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import TileScheduler
-from gemmsmith.launch import Candidate
 from tests.support.candidates import EXACT, PROBLEM, named
+from tests.support.replacing import replace
 from tuner.search.promotion import decide
 from tuner.trial import Finals, Rounds
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
-from gemmsmith.launch import Candidate, Launch
+from gemmsmith.launch import Launch
 from gemmsmith.problem import Problem
 from tests.support.candidates import PROBLEM, named
+from tests.support.replacing import replace
 from tuner.search.ranking import by_kernel, led, ranked
 
 MODEL = DeviceModel(

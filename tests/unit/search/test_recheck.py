@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gemmsmith.answer import Use
-from gemmsmith.launch import Candidate
+from gemmsmith.candidate import Candidate
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
 from tests.support import fake_nvcc
 from tests.support.gpu import NEWER, Gpu
 from tests.support.recordings import best_of, some_candidates
+from tests.support.replacing import replace
 from tests.support.serving import ENVIRONMENT, H200
 from tests.support.serving import winner as winner_of
 from tests.unit.devices.conftest import DeviceFactory

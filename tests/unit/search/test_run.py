@@ -7,18 +7,18 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gemmsmith.answer import Use
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
-from gemmsmith.launch import Candidate
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
 from tests.support import fake_nvcc
 from tests.support.recordings import best_of, record, some_candidates
+from tests.support.replacing import replace
 from tests.support.serving import winner as winner_of
 from tuner.compile import ArtifactStore, Builder
 from tuner.devices import open_device

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
-from gemmsmith.launch import Candidate
+from gemmsmith.candidate import Candidate
 from gemmsmith.problem import DType, Layout, Problem
+from tests.support.replacing import replace
 from tests.support.serving import H200, winner
 from tuner.search.transfer import near_winners
 from tuner.space import kernels

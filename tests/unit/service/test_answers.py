@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 import pytest
 
@@ -13,6 +11,7 @@ from gemmsmith.problem import DType, Layout, Problem
 from service.http.requests import ProblemBody
 from service.lookup import find
 from service.lookup.cache import Answers, Question, Rendered
+from tests.support.replacing import replace
 from tests.support.serving import H100, H200, winner
 from tuner.search.cost_model import AnalyticModel
 

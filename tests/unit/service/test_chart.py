@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from gemmsmith.answer import Match
 from gemmsmith.problem import DType, Problem
 from service.lookup import find, neighbourhood
 from service.lookup.neighbourhood import Chart, Charted
+from tests.support.replacing import replace
 from tests.support.serving import H200, new_settings, promote, running, winner
 from tuner.search.cost_model import AnalyticModel
 from tuner.store import Store

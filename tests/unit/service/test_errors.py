@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from service.http.requests import Arch
 from service.settings import Settings, SettingsError
 from service.worker.gpu import usable_gpu
 from service.worker.process import device_name
+from tests.support.replacing import replace
 from tests.support.serving import H200, new_settings, promote, running, winner
 from tests.unit.service.conftest import KNOWN
 from tuner.space import ARCHITECTURES

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from service.worker.process import Tuning
 from tests.support.gpu import NEWER, Gpu
 from tests.support.processes import until
 from tests.support.recordings import best_of, record
+from tests.support.replacing import replace
 from tests.support.serving import H200, new_settings
 from tests.support.serving import winner as winner_of
 from tuner.devices.base import Contender

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gemmsmith.answer import Answer, Config, Match, Use
 from gemmsmith.problem import Problem
 from service.lookup.find import WinnersInMemory, find
+from tests.support.replacing import replace
 from tests.support.serving import H200, winner
 from tuner.search.cost_model import AnalyticModel
 from tuner.search.predict import predict

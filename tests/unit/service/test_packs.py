@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from gemmsmith import AsyncClient, Client
 from gemmsmith.problem import Problem
 from gemmsmith.wire import SCHEMA
 from service.settings import Settings
+from tests.support.replacing import replace
 from tests.support.serving import new_settings, running
 from tuner.codegen import kernel_digest
 from tuner.compile import ArtifactStore, Pack, Toolchain

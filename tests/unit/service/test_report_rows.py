@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from gemmsmith.launch import Decomposition, Launch
 from gemmsmith.problem import DType, Layout, Problem
 from service.report.reasons import baseline_note, notes, why
 from service.report.rows import Bound, ProblemClass, classes_of, device_report, row_of
+from tests.support.replacing import replace
 from tests.support.serving import ENVIRONMENT, H200, winner
 from tuner.exchange import read_winners
 from tuner.measure.ceilings import (
@@ -143,14 +143,14 @@ def test_summaries_of_the_shipped_winners() -> None:
     report = device_report(SHIPPED, None)
     assert len(report.rows) == len(SHIPPED)
     for dtype in report.dtypes:
-        ratios = [w.speedup.median for w in SHIPPED if w.problem.dtype is dtype and w.speedup]
+        ratios = [w.speedup.median for w in SHIPPED if w.problem.dtype == dtype and w.speedup]
         whole = next(s for s in report.summaries if s.dtype is dtype and s.group is None)
         assert whole.problems == len(ratios)
         assert whole.geometric_mean == pytest.approx(math.prod(ratios) ** (1 / len(ratios)))
         assert whole.minimum == min(ratios)
         assert whole.below == sum(ratio < 0.97 for ratio in ratios)
         small = next(s for s in report.summaries if (s.dtype, s.group) == (dtype, KINDS.TOKENS_64))
-        assert small.problems == sum(w.problem.m <= 64 for w in SHIPPED if w.problem.dtype is dtype)
+        assert small.problems == sum(w.problem.m <= 64 for w in SHIPPED if w.problem.dtype == dtype)
 
 
 @pytest.mark.parametrize(

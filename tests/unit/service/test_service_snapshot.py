@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -24,12 +23,13 @@ from gemmsmith import (
     Snapshot,
     Use,
 )
+from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import TileScheduler
-from gemmsmith.launch import Candidate
 from gemmsmith.packs import KEY_VARIABLE, sign
 from service.http.app import create_app
 from service.settings import Settings, SettingsError
 from tests.support import fake_nvcc
+from tests.support.replacing import replace
 from tests.support.serving import H100, H200, new_settings, promote, running, winner
 from tuner.compile import ArtifactStore, Pack
 from tuner.space import launches, offered

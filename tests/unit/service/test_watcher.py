@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,7 @@ from service.lookup.devices import Catalogue
 from service.lookup.watcher import EVERY_S, StoreWatcher
 from tests.support import serving
 from tests.support.processes import until
+from tests.support.replacing import replace
 from tests.support.serving import ENVIRONMENT, H100, H200
 from tuner.errors import StoreError
 from tuner.search.cost_model import AnalyticModel

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import ceil
 
 import pytest
@@ -11,7 +10,9 @@ from hypothesis import strategies as st
 
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import EpilogueSchedule, Kernel, TileScheduler
+from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
+from tests.support.replacing import replace
 from tuner.space import candidates, fitted, kernels, refusal
 from tuner.space.grid import resident_blocks, tile_grid
 from tuner.space.operation import is_padded
@@ -65,7 +66,7 @@ def test_fitted_kernels_are_legal_distinct_and_fill_their_waves(
         assert kernel.scheduler in (TileScheduler.PERSISTENT, TileScheduler.GRID)
         assert (kernel.epilogue, kernel.alignment_a) == (like.epilogue, like.alignment_a)
         assert (kernel.dtype, kernel.layout) == (problem.dtype, problem.layout)
-        assert kernel.fast_accumulation is dtype.is_fp8
+        assert kernel.fast_accumulation is Operation.of(dtype).is_narrow_float
 
 
 @pytest.mark.parametrize(

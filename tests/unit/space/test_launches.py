@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.launch import Decomposition, Launch, RasterOrder
+from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
 from tuner.space import candidates, launches, splits_refusal
 from tuner.space.grid import effective_swizzle, resident_blocks, tile_grid
@@ -21,8 +22,7 @@ def _kernel(
     cluster: tuple[int, int] = (1, 1),
 ) -> Kernel:
     return kernel(
-        dtype=DType.BF16,
-        layout=Layout.TN,
+        operation=Operation.of(DType.BF16, Layout.TN),
         tile=tile,
         cluster=cluster,
         mainloop=MainloopSchedule.COOPERATIVE,
@@ -74,8 +74,7 @@ def test_stream_k_kernels_split_or_have_nothing_to_do(h200: DeviceModel) -> None
 
 def test_kernels_with_a_block_per_tile_have_one_launch(h200: DeviceModel) -> None:
     plain = kernel(
-        dtype=DType.BF16,
-        layout=Layout.TN,
+        operation=Operation.of(DType.BF16, Layout.TN),
         tile=(64, 64, 64),
         mainloop=MainloopSchedule.WARP_SPECIALIZED,
         epilogue=EpilogueSchedule.TMA,
@@ -102,8 +101,7 @@ def test_resident_blocks_are_whole_clusters(sm_count: int) -> None:
 
 def test_swapped_kernels_run_their_m_along_n() -> None:
     swapped = kernel(
-        dtype=DType.BF16,
-        layout=Layout.TN,
+        operation=Operation.of(DType.BF16, Layout.TN),
         tile=(64, 16, 128),
         cluster=(2, 1),
         mainloop=MainloopSchedule.PINGPONG,
@@ -118,15 +116,14 @@ def test_swapped_kernels_run_their_m_along_n() -> None:
 
 SPLIT_K = [
     kernel(
-        dtype=dtype,
-        layout=layout,
+        operation=Operation.of(dtype, layout),
         tile=(64, n, 128 // dtype.a.bytes),
         cluster=cluster,
         mainloop=mainloop,
         epilogue=EpilogueSchedule.TMA,
         scheduler=TileScheduler.SPLIT_K,
         alignment=16 // dtype.a.bytes,
-        fast_accumulation=dtype.is_fp8,
+        fast_accumulation=Operation.of(dtype).is_narrow_float,
     )
     for dtype, layout in (
         *((DType.BF16, layout) for layout in Layout),
@@ -140,15 +137,14 @@ SPLIT_K = [
 ]
 CLUSTER_SPLIT_K = [
     kernel(
-        dtype=dtype,
-        layout=Layout.TN,
+        operation=Operation.of(dtype, Layout.TN),
         tile=(64, n, 256 // dtype.a.bytes),
         mainloop=MainloopSchedule.WARP_SPECIALIZED,
         epilogue=EpilogueSchedule.NO_SMEM,
         scheduler=TileScheduler.CLUSTER_SPLIT_K,
         alignment=16 // dtype.a.bytes,
         swapped=True,
-        fast_accumulation=dtype.is_fp8,
+        fast_accumulation=Operation.of(dtype).is_narrow_float,
     )
     for dtype in (DType.BF16, DType.FP8_E4M3)
     for n in (16, 64)
@@ -182,7 +178,7 @@ def test_slices_of_k_are_equal_and_start_on_16_bytes(
         assert launch.decomposition is Decomposition.SPLIT_K
         assert launch.splits > 1
         assert problem.k % launch.splits == 0
-        assert problem.k // launch.splits * problem.dtype.a.bytes % 16 == 0
+        assert problem.k // launch.splits * problem.operation.a.bytes % 16 == 0
         assert grid.k_tiles // launch.splits >= 4
         assert grid.tiles * launch.splits <= 2 * sm_count
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,13 +13,14 @@ from gemmsmith.kernel import (
     MainloopSchedule,
     TileScheduler,
 )
+from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
+from tests.support.replacing import replace
 from tuner.space import footprint, legality
 from tuner.space.operation import kernel, named
 
 GOOD = kernel(
-    dtype=DType.BF16,
-    layout=Layout.TN,
+    operation=Operation.of(DType.BF16, Layout.TN),
     tile=(128, 128, 64),
     cluster=(2, 1),
     mainloop=MainloopSchedule.COOPERATIVE,
@@ -32,8 +32,7 @@ GOOD_FP8 = named(
     replace(GOOD, dtype=DType.FP8_E4M3, tile=(128, 128, 128), alignment_a=16, alignment_b=16)
 )
 GOOD_CPASYNC = kernel(
-    dtype=DType.BF16,
-    layout=Layout.NT,
+    operation=Operation.of(DType.BF16, Layout.NT),
     tile=(64, 64, 64),
     mainloop=MainloopSchedule.CPASYNC_WARP_SPECIALIZED,
     epilogue=EpilogueSchedule.NO_SMEM,
@@ -41,8 +40,7 @@ GOOD_CPASYNC = kernel(
     alignment=2,
 )
 GOOD_SPLIT_K = kernel(
-    dtype=DType.BF16,
-    layout=Layout.TN,
+    operation=Operation.of(DType.BF16, Layout.TN),
     tile=(64, 64, 64),
     mainloop=MainloopSchedule.PINGPONG,
     epilogue=EpilogueSchedule.TMA,
@@ -50,8 +48,7 @@ GOOD_SPLIT_K = kernel(
     alignment=8,
 )
 GOOD_CLUSTER = kernel(
-    dtype=DType.FP8_E4M3,
-    layout=Layout.TN,
+    operation=Operation.of(DType.FP8_E4M3, Layout.TN),
     tile=(64, 16, 256),
     mainloop=MainloopSchedule.WARP_SPECIALIZED,
     epilogue=EpilogueSchedule.NO_SMEM,
@@ -61,8 +58,7 @@ GOOD_CLUSTER = kernel(
     fast_accumulation=True,
 )
 GOOD_PADDED = kernel(
-    dtype=DType.BF16,
-    layout=Layout.TN,
+    operation=Operation.of(DType.BF16, Layout.TN),
     tile=(128, 128, 64),
     mainloop=MainloopSchedule.PINGPONG,
     epilogue=EpilogueSchedule.NO_SMEM,
@@ -70,8 +66,7 @@ GOOD_PADDED = kernel(
     alignment=1,
 )
 GOOD_2X = kernel(
-    dtype=DType.FP16,
-    layout=Layout.NN,
+    operation=Operation.of(DType.FP16, Layout.NN),
     tile=(128, 64, 32),
     stages=2,
     mainloop=MainloopSchedule.MULTISTAGE,

@@ -12,18 +12,20 @@ from hypothesis import strategies as st
 
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
+from tests.support.types import FLOATS
 from tuner import space
 from tuner.errors import NoLegalCandidate
-from tuner.space import Level, candidates, cutlass, full, kernels, operation, refusal
+from tuner.space import Level, candidates, cutlass, full, gemm_operation, kernels, refusal
 from tuner.space.legality import TMA_MAINLOOPS
 from tuner.space.operation import is_padded, name_of, tma_alignment
 
 FAMILIES = [
     (dtype, layout)
-    for dtype in DType
+    for dtype in FLOATS
     for layout in Layout
-    if not dtype.is_fp8 or layout is Layout.TN
+    if not Operation.of(dtype).is_narrow_float or layout is Layout.TN
 ]
 
 
@@ -126,7 +128,7 @@ def test_names_tell_every_core_kernel_apart_and_follow_its_operation(
             assert every.setdefault(kernel.name, kernel) == kernel
             assert name_of(kernel) == kernel.name
             assert kernel.name.isidentifier()
-            procedural = operation(kernel).procedural_name()
+            procedural = gemm_operation(kernel).procedural_name()
             assert (procedural == kernel.name) is _is_one_operation(kernel)
 
 
@@ -189,7 +191,7 @@ def test_core_covers_what_wins(dtype: DType, layout: Layout) -> None:
     assert {kernel.scheduler for kernel in found} == set(TileScheduler)
     assert {kernel.swapped for kernel in found} == {False, True}
     assert {kernel.fast_accumulation for kernel in found} == (
-        {False, True} if dtype.is_fp8 else {False}
+        {False, True} if Operation.of(dtype).is_narrow_float else {False}
     )
 
 

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import replace
 
 from gemmsmith.answer import Config
 from gemmsmith.kernel import TileScheduler
+from gemmsmith.operation import Operation
 from gemmsmith.problem import MAX_EXTENT, DType, Layout, Problem
 from gemmsmith.suits import refusal
+from tests.support.replacing import replace
 from tests.support.serving import H200
+from tests.support.types import FLOATS
 from tuner import space
 from tuner.space import launches, splits_refusal
 
 EXTENTS = (1, 2, 3, 7, 8, 12, 16, 24, 48, 63, 64, 65, 100, 128, 250, 257, 512, 1000, 1024, 1536)
 EXTENTS += (3584, 4096, 4100, 5120, 50257, 2**20, 2**22, MAX_EXTENT)
-KINDS = [(dtype, layout) for dtype in DType for layout in Layout if not dtype.is_fp8]
-KINDS += [(dtype, Layout.TN) for dtype in DType if dtype.is_fp8]
+KINDS = [
+    (dtype, layout)
+    for dtype in FLOATS
+    for layout in Layout
+    if not Operation.of(dtype).is_narrow_float
+]
+KINDS += [(dtype, Layout.TN) for dtype in FLOATS if Operation.of(dtype).is_narrow_float]
 
 
 def legal(config: Config, problem: Problem) -> bool:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tests.support.records import PROBLEM, candidate, winner
+from tests.support.replacing import replace
 from tuner.store import Store
 
 

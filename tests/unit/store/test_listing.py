@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +19,8 @@ from tests.support.records import (
     trial,
     winner,
 )
+from tests.support.replacing import replace
+from tests.support.types import FLOATS
 from tuner.store import Store, listing
 from tuner.store.listing import Listed, Order, Search
 from tuner.trial import Phase
@@ -35,7 +36,7 @@ def ratio(median: float) -> Ratio:
 def known(store: Store) -> Store:
     """Twelve winners, four ratios thrice each, two of them without one; one on another device."""
     for i in range(12):
-        problem = Problem(m=2 ** (i % 3), n=64, k=100 + i, dtype=list(DType)[i % 2])
+        problem = Problem(m=2 ** (i % 3), n=64, k=100 + i, dtype=list(FLOATS)[i % 2])
         speedup = None if i in (4, 9) else ratio(1.0 + (i % 4) / 10)
         store.promote(replace(winner(problem, time=50.0 - i), speedup=speedup))
     store.promote(replace(winner(), device=OTHER_DEVICE))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -20,6 +19,7 @@ from tests.support.records import (
     trial,
     winner,
 )
+from tests.support.replacing import replace
 from tuner.errors import StoreError
 from tuner.store import Store
 from tuner.trial import Phase

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support.records import DEVICE, PROBLEM, winner
+from tests.support.replacing import replace
 from tuner.store import Store, upgrade
 
 FROZEN = Path(__file__).resolve().parents[2] / "migration" / "assets" / "0001.sql"

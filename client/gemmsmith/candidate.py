@@ -1,0 +1,26 @@
+"""What a trial measures: a kernel and how it is launched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gemmsmith.kernel import AnyKernel
+from gemmsmith.launch import Launch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A kernel together with how it is launched: what a trial measures."""
+
+    kernel: AnyKernel
+    launch: Launch = field(default_factory=Launch)
+
+    @property
+    def has_fixed_order(self) -> bool:
+        """Whether each output element is summed in one order: same inputs, same bits."""
+        return self.kernel.has_fixed_order(self.launch)
+
+    @property
+    def key(self) -> str:
+        """Unique short form: the kernel's name and the launch's key."""
+        return f"{self.kernel.name}@{self.launch.key}"

@@ -1,0 +1,420 @@
+"""What is computed apart from sizes: element types, layout, scaling, grouping, epilogue.
+
+An `Operation` has one canonical text, its `key`, such as `bf16.tn` or `bf16.out_f32.accumulate.nt`:
+in the database, on the wire, in file names and in messages. The key is the operation's `dtype`,
+which people type, and its layout. A plain operation's `dtype` is a short name (`bf16`, `int8`);
+what differs from that short name's defaults follows it, each part once and in a fixed order, so
+that equal operations have equal keys.
+
+This module is the one place that says what a short name means and which combinations exist.
+Nothing else in the project asks for an element type or a layout by name: it asks the operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
+
+from gemmsmith.errors import InvalidProblem
+
+_E = TypeVar("_E", bound=StrEnum)
+
+
+class Element(StrEnum):
+    """The type of one matrix element."""
+
+    BF16 = "bf16"  # bfloat16: 8-bit exponent, 7-bit mantissa
+    F16 = "f16"  # IEEE half precision
+    E4M3 = "e4m3"  # FP8 for weights and activations
+    E5M2 = "e5m2"  # FP8 for gradients
+    S8 = "s8"  # signed 8-bit integers
+    TF32 = "tf32"  # FP32 in memory, of which tensor cores read 10 bits of mantissa
+    F32 = "f32"  # outputs, accumulators, split-K partials
+    S32 = "s32"  # outputs and accumulators of integer products
+
+    @property
+    def bits(self) -> int:
+        """Storage size of one element."""
+        return _BITS[self]
+
+    @property
+    def bytes(self) -> int:
+        """Storage size of one element in bytes."""
+        return self.bits // 8
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether sums are exact, in whatever order they are made."""
+        return self in (Element.S8, Element.S32)
+
+
+_BITS = {
+    Element.BF16: 16,
+    Element.F16: 16,
+    Element.E4M3: 8,
+    Element.E5M2: 8,
+    Element.S8: 8,
+    Element.TF32: 32,
+    Element.F32: 32,
+    Element.S32: 32,
+}
+
+
+class Layout(StrEnum):
+    """CUTLASS's letters for A and B: `t` row-major, `n` column-major. D is row-major."""
+
+    TN = "tn"  # A[M,K] row, B[K,N] column: torch.nn.functional.linear's forward
+    TT = "tt"  # A row, B row: the input gradient of a linear layer
+    NT = "nt"  # A column, B row: the weight gradient of a linear layer
+    NN = "nn"  # A column, B column
+
+    @property
+    def a_row_major(self) -> bool:
+        """Whether A[M,K] is contiguous along K."""
+        return self.value[0] == "t"
+
+    @property
+    def b_row_major(self) -> bool:
+        """Whether B[K,N] is contiguous along N."""
+        return self.value[1] == "t"
+
+    @property
+    def is_k_major(self) -> bool:
+        """Whether both operands are contiguous along K."""
+        return self is Layout.TN
+
+
+class Scaling(StrEnum):
+    """What the product is multiplied by, beside alpha: FP32 factors on the device."""
+
+    NONE = "none"  # nothing
+    TENSOR = "tensor"  # one factor for A and one for B
+    ROW = "row"  # one for each row of A and each column of B
+    BLOCK = "block"  # one for each 1×128 of A and each 128×128 of B
+
+
+class Grouping(StrEnum):
+    """How one call is many products over runs of tokens that are sorted by group (expert)."""
+
+    NONE = "none"  # one product, or a batch of equal ones
+    ROWS = "rows"  # each group's rows of A times that group's B: forward, input gradient
+    DEPTH = "depth"  # K is cut into groups, each with a D of its own: weight gradient
+
+
+class Epilogue(StrEnum):
+    """What follows the product within the same kernel. A closed list."""
+
+    NONE = "none"  # D = alpha · A·B + beta · C
+
+
+class DType(StrEnum):
+    """Short names of operand types, with the output and scaling that they mean by themselves."""
+
+    BF16 = "bf16"  # bf16 × bf16 → bf16
+    FP16 = "fp16"  # f16 × f16 → f16
+    FP8_E4M3 = "fp8_e4m3"  # e4m3 × e4m3 → bf16, per-tensor scales
+    FP8_E5M2 = "fp8_e5m2"  # e5m2 × e4m3 → bf16, per-tensor scales (gradients)
+    INT8 = "int8"  # s8 × s8 → s32
+    TF32 = "tf32"  # FP32 operands read as TF32 → f32
+
+
+class _Meaning(NamedTuple):
+    """What a short name stands for."""
+
+    a: Element
+    b: Element
+    accumulator: Element
+    d: Element
+    outputs: tuple[Element, ...]  # other types that D may have
+    scaling: Scaling
+    scalings: tuple[Scaling, ...]  # others that there are
+
+
+_MEANINGS = {
+    DType.BF16: _Meaning(
+        Element.BF16,
+        Element.BF16,
+        Element.F32,
+        Element.BF16,
+        (Element.F32,),
+        Scaling.NONE,
+        (),
+    ),
+    DType.FP16: _Meaning(
+        Element.F16,
+        Element.F16,
+        Element.F32,
+        Element.F16,
+        (Element.F32,),
+        Scaling.NONE,
+        (),
+    ),
+    DType.FP8_E4M3: _Meaning(
+        Element.E4M3,
+        Element.E4M3,
+        Element.F32,
+        Element.BF16,
+        (),
+        Scaling.TENSOR,
+        (Scaling.ROW, Scaling.BLOCK),
+    ),
+    DType.FP8_E5M2: _Meaning(
+        Element.E5M2,
+        Element.E4M3,
+        Element.F32,
+        Element.BF16,
+        (),
+        Scaling.TENSOR,
+        (Scaling.ROW, Scaling.BLOCK),
+    ),
+    DType.INT8: _Meaning(
+        Element.S8,
+        Element.S8,
+        Element.S32,
+        Element.S32,
+        (Element.BF16,),
+        Scaling.NONE,
+        (Scaling.ROW,),
+    ),
+    DType.TF32: _Meaning(
+        Element.TF32,
+        Element.TF32,
+        Element.F32,
+        Element.F32,
+        (),
+        Scaling.NONE,
+        (),
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operation:
+    """What is computed apart from sizes. Get one from `Operation.of` or `Operation.parse`.
+
+    Attributes:
+        types: short name of the operand types.
+        layout: how A and B lie in memory.
+        out: element type of the output D, and of C.
+        scaling: FP32 factors that the product is multiplied by.
+        grouping: whether tokens are sorted by group, each with a matrix of its own.
+        epilogue: what the same kernel does after the product.
+        accumulate: `D += A·B` instead of `D = A·B`: C is D, and beta is 1.
+
+    Raises:
+        InvalidProblem: a combination that does not exist; names the field and what it accepts.
+    """
+
+    types: DType
+    layout: Layout
+    out: Element
+    scaling: Scaling
+    grouping: Grouping = Grouping.NONE
+    epilogue: Epilogue = Epilogue.NONE
+    accumulate: bool = False
+
+    def __post_init__(self) -> None:
+        meaning = _MEANINGS[self.types]
+        if self.layout is not Layout.TN and self.a.bits == 8:
+            raise InvalidProblem(
+                "layout",
+                f"{self.types} needs layout tn (both operands contiguous along K), "
+                f"got {self.layout}: tensor cores of this generation read 8-bit types K-major only",
+            )
+        outputs = (meaning.d, *meaning.outputs)
+        if self.out not in outputs:
+            raise not_one_of("out", outputs, self.out, f" for {self.types}")
+        scalings = (meaning.scaling, *meaning.scalings)
+        if self.scaling not in scalings:
+            raise not_one_of("scaling", scalings, self.scaling, f" for {self.types}")
+        if self.scaling is not Scaling.NONE and self.out.is_integer:
+            raise InvalidProblem(
+                "scaling", f"{self.types} into {self.out} is exact: scaling needs out=bf16"
+            )
+        if self.accumulate and self.out is not Element.F32:
+            raise InvalidProblem(
+                "accumulate",
+                f"accumulate needs out=f32, not {self.out}: gradients are summed in it",
+            )
+
+    @classmethod
+    def of(
+        cls,
+        dtype: str,
+        layout: str = Layout.TN,
+        *,
+        out: str | None = None,
+        scaling: str | None = None,
+        grouping: str | None = None,
+        epilogue: str | None = None,
+        accumulate: bool | None = None,
+    ) -> Operation:
+        """The operation by what people type; whatever is None is as `dtype` says.
+
+        `dtype` is a short name, or an operation's whole `dtype` such as `bf16.out_f32`.
+
+        Raises:
+            InvalidProblem: names the field and what it accepts.
+        """
+        named = _named(str(dtype), str(layout))
+        if (out, scaling, grouping, epilogue, accumulate) == (None,) * 5:
+            return named
+        return cls(
+            types=named.types,
+            layout=named.layout,
+            out=named.out if out is None else member("out", Element, out),
+            scaling=named.scaling if scaling is None else member("scaling", Scaling, scaling),
+            grouping=named.grouping if grouping is None else member("grouping", Grouping, grouping),
+            epilogue=named.epilogue if epilogue is None else member("epilogue", Epilogue, epilogue),
+            accumulate=named.accumulate if accumulate is None else accumulate,
+        )
+
+    @classmethod
+    def parse(cls, key: str) -> Operation:
+        """The operation with that key.
+
+        Raises:
+            InvalidProblem: there is none.
+        """
+        dtype, _, layout = key.rpartition(".")
+        return _named(dtype, layout)
+
+    @property
+    def dtype(self) -> str:
+        """The key without the layout: what people type, `bf16` or `bf16.out_f32.accumulate`."""
+        meaning = _MEANINGS[self.types]
+        said: tuple[tuple[str, StrEnum, StrEnum], ...] = (
+            ("out", self.out, meaning.d),
+            ("scale", self.scaling, meaning.scaling),
+            ("group", self.grouping, Grouping.NONE),
+            ("then", self.epilogue, Epilogue.NONE),
+        )
+        parts = [self.types.value]
+        parts += [f"{word}_{value.value}" for word, value, usual in said if value is not usual]
+        if self.accumulate:
+            parts.append("accumulate")
+        return ".".join(parts)
+
+    @property
+    def key(self) -> str:
+        """The canonical text: equal operations, and no others, have equal ones."""
+        return f"{self.dtype}.{self.layout.value}"
+
+    @property
+    def a(self) -> Element:
+        """Element type of operand A."""
+        return _MEANINGS[self.types].a
+
+    @property
+    def b(self) -> Element:
+        """Element type of operand B."""
+        return _MEANINGS[self.types].b
+
+    @property
+    def d(self) -> Element:
+        """Element type of the output D (and of C)."""
+        return self.out
+
+    @property
+    def accumulator(self) -> Element:
+        """Element type of the sums."""
+        return _MEANINGS[self.types].accumulator
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the short name says it all."""
+        return self.dtype == self.types.value
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether factors from the device multiply the product."""
+        return self.scaling is not Scaling.NONE
+
+    @property
+    def is_narrow_float(self) -> bool:
+        """FP8: tensor cores keep short sums, unless a kernel promotes them to FP32 registers."""
+        return self.a.bits == 8 and not self.a.is_integer
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.layout}"
+
+
+def layouts_of(dtype: str) -> tuple[Layout, ...]:
+    """The layouts that there are of a `dtype`.
+
+    Raises:
+        InvalidProblem: there is no such `dtype`.
+    """
+    found = []
+    for layout in Layout:
+        try:
+            found.append(_named(dtype, layout).layout)
+        except InvalidProblem as error:
+            if error.field != "layout":
+                raise
+    return tuple(found)
+
+
+def in_order(dtypes: Iterable[str]) -> tuple[str, ...]:
+    """These `dtype`s, each once: by short name as `DType` lists them, then by what follows it."""
+    names = list(DType)
+    known = {dtype: _named(dtype, Layout.TN) for dtype in dtypes}
+    return tuple(sorted(known, key=lambda dtype: (names.index(known[dtype].types), dtype)))
+
+
+def member(field: str, kind: type[_E], value: str) -> _E:
+    """The member of a closed list by its text.
+
+    Raises:
+        InvalidProblem: names the field and what it accepts.
+    """
+    try:
+        return kind(value)
+    except ValueError:
+        raise not_one_of(field, tuple(kind), value) from None
+
+
+def not_one_of(field: str, choices: Iterable[str], value: object, what: str = "") -> InvalidProblem:
+    """The error for a value that is not one of a fixed few; the message names them all."""
+    return InvalidProblem(
+        field, f"{field} must be one of {', '.join(choices)}{what}, got {value!r}"
+    )
+
+
+@lru_cache(maxsize=4096)
+def _named(dtype: str, layout: str) -> Operation:
+    """The operation of a whole `dtype` and a layout; the same object for the same words.
+
+    Raises:
+        InvalidProblem: there is none, or it is not spelt canonically.
+    """
+    name, *parts = dtype.split(".")
+    if name not in DType.__members__.values():
+        raise not_one_of("dtype", DType, dtype)
+    if layout not in Layout.__members__.values():
+        raise not_one_of("layout", Layout, layout)
+    types = DType(name)
+    meaning = _MEANINGS[types]
+    said = dict(_part(part, dtype) for part in parts)
+    found = Operation(
+        types=types,
+        layout=Layout(layout),
+        out=member("out", Element, said.get("out", meaning.d)),
+        scaling=member("scaling", Scaling, said.get("scale", meaning.scaling)),
+        grouping=member("grouping", Grouping, said.get("group", Grouping.NONE)),
+        epilogue=member("epilogue", Epilogue, said.get("then", Epilogue.NONE)),
+        accumulate="accumulate" in said,
+    )
+    if found.dtype != dtype:
+        raise InvalidProblem("dtype", f"dtype {dtype!r} is spelt {found.dtype!r}")
+    return found
+
+
+def _part(part: str, dtype: str) -> tuple[str, str]:
+    word, _, value = part.partition("_")
+    if word not in ("out", "scale", "group", "then") and part != "accumulate":
+        raise InvalidProblem("dtype", f"dtype {dtype!r} has an unknown part {part!r}")
+    return word, value
