@@ -40,16 +40,15 @@ def local(settings: Settings) -> Iterator[TuningSession]:
     """
     from service.worker.builder import open_builder
     from service.worker.process import open_worker_device
-    from tuner.search.learned import best_ranker
+    from tuner.search.cost_model import AnalyticModel
     from tuner.store import Store
 
     settings.create_folders()
     with Store.open(settings.database, create=True) as store:
         device = open_worker_device(settings)
         builder = open_builder(settings, store) if device.needs_packs else None
-        with device:  # its processes import torch while the cost model is loaded here
-            ranker = best_ranker(device.model.slug, settings.models)
-            yield TuningSession(store=store, device=device, builder=builder, ranker=ranker)
+        with device:
+            yield TuningSession(store=store, device=device, builder=builder, ranker=AnalyticModel())
 
 
 def model_of(settings: Settings, slug: str | None) -> DeviceModel:

@@ -29,7 +29,7 @@ from tuner.devices import open_device
 from tuner.devices.base import Device
 from tuner.errors import LeaseLost, StoreError, TunerError
 from tuner.jobs import LeasedJob, Queue, Worker
-from tuner.search.learned import best_ranker
+from tuner.search.cost_model import AnalyticModel
 from tuner.search.progress import Progress
 from tuner.search.run import tune
 from tuner.store import Store
@@ -79,7 +79,7 @@ class Tuning:
         self._settings = settings
         self._store = store
         self._device = device
-        self._ranker = best_ranker(device.model.slug, settings.models)
+        self._ranker = AnalyticModel()
         self._builder: RecordingBuilder | None = None
         self._entered = ExitStack()
         self._worked_at: float | None = None  # None: the device is not entered

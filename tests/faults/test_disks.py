@@ -26,6 +26,7 @@ from tuner.store import Store
 ORDERS = 8
 
 
+@pytest.mark.long
 def test_the_packs_disk(store: Store, store_url: str, tmp_path: Path, random: Random) -> None:
     store.promote(shipped_winners()[0], imported=True)
     queue = Queue(store)
@@ -90,6 +91,7 @@ def database_on(disk: Disk, kind: str, request: pytest.FixtureRequest) -> Iterat
         postgresql.administer(server, f"DROP TABLESPACE {name}")
 
 
+@pytest.mark.long
 def test_the_databases_disk(
     database_kind: str, request: pytest.FixtureRequest, tmp_path: Path, random: Random
 ) -> None:

@@ -60,7 +60,6 @@ class Fleet:
             "GEMMSMITH_PACKS": str(self.packs),
             "GEMMSMITH_SWEEPS": str(SWEEPS),
             "GEMMSMITH_WINNERS": str(folder / "none"),
-            "GEMMSMITH_MODELS": str(folder / "none"),
             "GEMMSMITH_DEVICE": DEVICE,
             "GEMMSMITH_PORT": str(port),
             "GEMMSMITH_EVENTS_POLL_S": "0.05",

@@ -15,7 +15,7 @@ import torch
 
 from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Element, Problem
-from gemmsmith.runtime.abi import ABI_VERSION, Arguments
+from gemmsmith.runtime.abi import Arguments
 from gemmsmith.runtime.launch import torch_dtype
 from tuner.errors import DoesNotFit
 from tuner.measure.footprint import ALIGNMENT, check_fits, footprint, set_count
@@ -117,7 +117,6 @@ class Operands:
         d = operands.d if d is None else d
         row_a, row_b = problem.layout.a_row_major, problem.layout.b_row_major
         return Arguments(
-            abi=ABI_VERSION,
             m=problem.m,
             n=problem.n,
             k=problem.k,

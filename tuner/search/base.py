@@ -7,7 +7,7 @@ for the problems that have the fewest so far, and are cheap to compile. Rows tha
 write are not asked for: their kernels are others, and compiled when such a problem comes.
 
 Deterministic: the same device model and winners give the same kernels in the same order, on every
-machine of a fleet. The analytic cost model alone ranks, so that no training changes the choice.
+machine of a fleet.
 """
 
 from __future__ import annotations

@@ -94,6 +94,15 @@ NARROW_SWIZZLE = 1.4
 """Cost of a tile whose operand is contiguous along M or N but does not fill 128-byte rows there:
 its shared memory has a narrower swizzle. 2304×768×4096 `nt` in tiles of 112 and 240 took 36 to
 50 µs, 23.5 in tiles of 128 (NVIDIA H200, 2026-11-21)."""
+CLUSTER_SPLIT_RATE = 0.85
+"""Of the others' mainloop rate, what our cluster split-K kernels reach. Without it the best
+launches of 176 kernels took 1.17 times as long as predicted, at the median; from 0.75 to 0.9 the
+search finds as much (34 recorded problems, NVIDIA H200, 2026-11-21)."""
+ODD_TILE = 1.15
+"""Cost of products in tiles whose N is an odd multiple of 8. Without it the best launches of 67
+kernels took 1.07 to 1.10 times as long as predicted, those in multiples of 32 0.99 times; at 1.12
+and less, a search that compiles 12 kernels misses the best of 896×4864×4096 in FP8, by 4.4% (the
+same recordings)."""
 CPASYNC_INGEST = 0.45
 """Of TMA's ingest, what producer warps reach with cp.async of 16 bytes (less, the less aligned)."""
 MULTISTAGE_RATE = 0.25
@@ -277,6 +286,11 @@ def _k_tile(kernel: CutlassKernel) -> tuple[float, float]:
     along_n = n if seen.b_row_major else 0
     if any(extent * bits % 1024 for extent in (along_m, along_n)):
         compute *= NARROW_SWIZZLE
+    if n > 8 and n % 16:
+        compute *= ODD_TILE
+    if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
+        compute /= CLUSTER_SPLIT_RATE
+        ingest /= CLUSTER_SPLIT_RATE
     if kernel.mainloop is MainloopSchedule.MULTISTAGE:
         compute /= MULTISTAGE_RATE
         ingest /= MULTISTAGE_RATE

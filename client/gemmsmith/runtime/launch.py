@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gemmsmith.answer import Config
 from gemmsmith.errors import LaunchFailed
 from gemmsmith.problem import Element, Problem
-from gemmsmith.runtime.abi import ABI_VERSION, Arguments, status_text
+from gemmsmith.runtime.abi import Arguments, status_text
 from gemmsmith.runtime.pack import LoadedKernel, LoadedPack
 
 if TYPE_CHECKING:
@@ -99,7 +99,6 @@ def run(
 
     index = problem_device.index or 0
     arguments = Arguments(
-        abi=ABI_VERSION,
         m=m,
         n=n,
         k=k,

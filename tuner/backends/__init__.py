@@ -1,0 +1,1 @@
+"""Where kernels come from, one folder each."""
