@@ -105,9 +105,9 @@ def _print(answer: Answer) -> None:
             say("  match      exact")
     verdict = "cuBLAS: keep torch's own operator" if answer.use is Use.CUBLAS else "CUTLASS"
     say(f"  use        {verdict}")
-    if stays := why_cublas_stays(answer.use, answer.speedup, answer.price):
+    if stays := why_cublas_stays(answer.use, answer.speedup, answer.power_penalty):
         say(f"             our kernel {stays} (docs/winners.md)")
-    if paid := power_paid(answer.use, answer.price):
+    if paid := power_paid(answer.use, answer.power_penalty):
         say(f"             {paid} (docs/winners.md)")
     if answer.config is not None:
         say(f"  kernel     {answer.config.kernel.name}")

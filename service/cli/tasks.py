@@ -101,7 +101,7 @@ def summary(result: Winner | Answer) -> str:
     time = f"{result.statistics.median_us:.2f} µs" if result.statistics else "no time"
     if result.use is Use.CUBLAS:
         base = f"{result.baseline.median_us:.2f} µs" if result.baseline else "no time"
-        stays = why_cublas_stays(Use.CUBLAS, result.speedup, result.price)
+        stays = why_cublas_stays(Use.CUBLAS, result.speedup, result.power_penalty)
         return f"keep cuBLAS ({base}; best CUTLASS kernel {gain}{f', {stays}' if stays else ''})"
     chosen = result.candidate if isinstance(result, Winner) else result.config
     name = chosen.kernel.name if chosen else "no kernel"

@@ -123,7 +123,8 @@ def find(
                 speedup=None,
                 correctness=None,
                 ties=(),
-                price=None,
+                power_penalty=None,
+                regimes=(),
             )
         return _answer(problem, neighbour, Match.NEAREST, pack_of)
     prediction = predict(problem, device, ranker)
@@ -172,7 +173,8 @@ def _answer(problem: Problem, winner: Winner, match: Match, pack_of: PackOf) -> 
         promoted_at=winner.promoted_at,
         replayed=winner.replayed,
         baseline_kernels=winner.baseline_kernels,
-        price=winner.price,
+        power_penalty=winner.power_penalty,
+        regimes=winner.regimes,
         stale=winner.stale,
         pinned=winner.pinned,
     )

@@ -52,7 +52,7 @@ def record(row: ReportRow) -> dict[str, Any]:
         "sm_clock_mhz": conditions.sm_clock_mhz if conditions else None,
         "power_w": conditions.power_w if conditions else None,
         "throttle": list(conditions.throttle) if conditions else [],
-        "price": winner.price,
+        "power_penalty": winner.power_penalty,
         "ties": len(winner.ties),
         "replayed": winner.replayed,
         "promoted_at": winner.promoted_at,

@@ -38,7 +38,7 @@ def why(row: ReportRow) -> str:
         return "no CUTLASS candidate survived verification"
     if speedup is None:
         return ""
-    if stays := why_cublas_stays(row.winner.use, speedup, row.winner.price):
+    if stays := why_cublas_stays(row.winner.use, speedup, row.winner.power_penalty):
         return stays
     if speedup.median >= 1.0:
         return ""

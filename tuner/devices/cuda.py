@@ -181,9 +181,9 @@ class CudaDevice:
             conditions=done.conditions,
             discarded_rounds=done.discarded_rounds,
             failures=tuple(failures),
-            paced=done.paced,
-            mixed=done.mixed,
-            prices=done.prices,
+            boost=done.boost,
+            interleaved=done.interleaved,
+            power_penalties=done.power_penalties,
         )
 
     def sweep(

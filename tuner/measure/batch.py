@@ -116,9 +116,12 @@ class Batches:
         try:
             further = finalists.further()
         except CandidateFailed:  # all ran before: what is not known to gain is not recommended
-            further = Further(prices=(None,) * len(indices))
+            further = Further(power_penalties=(None,) * len(indices))
         return msgspec.structs.replace(
-            done, paced=further.paced, mixed=further.mixed, prices=further.prices
+            done,
+            boost=further.boost,
+            interleaved=further.interleaved,
+            power_penalties=further.power_penalties,
         )
 
     def sweep(self, request: SweepRequest) -> SweepDone:

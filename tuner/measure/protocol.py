@@ -113,7 +113,7 @@ class ScreenDone(msgspec.Struct, frozen=True, kw_only=True, tag="screen_done"):
 class FinalsDone(msgspec.Struct, frozen=True, kw_only=True, tag="finals_done"):
     """The paired samples: `samples_us[i]` is `finalists[i]`'s, round by round.
 
-    `paced` are those of the rounds with rests; `mixed` and `prices` are as in `trial.Finals`. A
+    `boost`, `interleaved` and `power_penalties` are as in `trial.Finals`. A
     sweep takes none of them.
     """
 
@@ -123,9 +123,9 @@ class FinalsDone(msgspec.Struct, frozen=True, kw_only=True, tag="finals_done"):
     baseline_us: tuple[float, ...]
     conditions: Conditions
     discarded_rounds: int
-    paced: Rounds | None = None
-    mixed: Rounds | None = None
-    prices: tuple[float | None, ...] = ()
+    boost: Rounds | None = None
+    interleaved: Rounds | None = None
+    power_penalties: tuple[float | None, ...] = ()
 
 
 class SweepDone(msgspec.Struct, frozen=True, kw_only=True, tag="sweep_done"):

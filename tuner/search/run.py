@@ -364,7 +364,8 @@ class _Run:
             correctness=decision.correctness,
             conditions=decision.conditions,
             ties=decision.ties,
-            price=decision.price,
+            power_penalty=decision.power_penalty,
+            regimes=decision.regimes,
             baseline_kernels=self.baseline_kernels,
             replayed=self.device.replayed,
             pack=self.packs.hash(decision.candidate) if decision.candidate else None,
@@ -395,6 +396,6 @@ def _verdict(decision: Decision) -> str:
     if decision.candidate is None or decision.statistics is None:
         return "no candidate survived; cuBLAS stays the answer"
     gain = f", {decision.speedup.median:.3f} × cuBLAS" if decision.speedup else ""
-    cost = f", its power costs {decision.price:.3f}" if decision.price else ""
+    cost = f", power penalty {decision.power_penalty:.3f}" if decision.power_penalty else ""
     time = f"{decision.statistics.median_us:.2f} µs"
     return f"{decision.use}: {decision.candidate.key} {time}{gain}{cost}"

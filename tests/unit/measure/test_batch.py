@@ -158,8 +158,8 @@ def test_finals_pair_the_survivors_with_the_baseline(
     assert len(done.baseline_us) == 5
     assert all(o.correctness for o in done.finalists)
     # Nobody is ahead of cuBLAS, so there is nobody to time in further states.
-    assert done.paced is done.mixed is None
-    assert done.prices == ()
+    assert done.boost is done.interleaved is None
+    assert done.power_penalties == ()
     assert decode_reply(encode(done)) == done
     waits = [reply.index for reply in said if isinstance(reply, Started)][-20:]
     assert sorted(waits) == sorted([NOBODY, 0, 6, 7] * 5)
@@ -172,11 +172,11 @@ def test_who_is_ahead_is_timed_rested_too(
     monkeypatch.setattr(states, "gain", lambda seen, place: float(len(seen) == 1 and place != 1))
     request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
     done = batches.finals(request)
-    assert done.paced is not None
-    assert [len(samples) for samples in done.paced.samples_us] == [5, 0, 5]
-    assert len(done.paced.baseline_us) == 5
-    assert done.mixed is None
-    assert done.prices == ()
+    assert done.boost is not None
+    assert [len(samples) for samples in done.boost.samples_us] == [5, 0, 5]
+    assert len(done.boost.baseline_us) == 5
+    assert done.interleaved is None
+    assert done.power_penalties == ()
     assert decode_reply(encode(done)) == done
     waits = [reply.index for reply in said if isinstance(reply, Started)][-15:]
     assert sorted(waits) == sorted([NOBODY, 0, 7] * 5)
@@ -191,9 +191,9 @@ def test_half_as_many_rounds_are_rested(
     policy = Policy(screen_samples=3, final_rounds=25, give_up_ratio=1000.0)
     request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, "good"), policy=policy, seed=1)
     done = batches.finals(request)
-    assert done.paced is not None
+    assert done.boost is not None
     assert len(done.baseline_us) == 25
-    assert len(done.paced.baseline_us) == 13
+    assert len(done.boost.baseline_us) == 13
 
 
 def test_who_is_still_ahead_is_timed_between_other_kernels_too(
@@ -202,10 +202,10 @@ def test_who_is_still_ahead_is_timed_between_other_kernels_too(
     monkeypatch.setattr(states, "gain", lambda _, place: 2.0 if place != 1 else 0.0)
     request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
     done = batches.finals(request)
-    assert done.mixed is not None
-    assert [len(samples) for samples in done.mixed.samples_us] == [5, 0, 5]
-    assert done.mixed.baseline_us == (median(done.baseline_us),) * 5
-    assert done.prices == ()  # no power limit was met
+    assert done.interleaved is not None
+    assert [len(samples) for samples in done.interleaved.samples_us] == [5, 0, 5]
+    assert done.interleaved.baseline_us == (median(done.baseline_us),) * 5
+    assert done.power_penalties == ()  # no power limit was met
     assert decode_reply(encode(done)) == done
     blamed = [reply.index for reply in said if isinstance(reply, Started)][-15:]
     assert sorted(blamed) == sorted([NOBODY, 0, 7] * 5)
@@ -228,7 +228,7 @@ def test_at_the_power_limit_the_best_are_priced(
     monkeypatch.setattr(timing.Timer, "clock", lambda *_: next(clocks))
     request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
     done = batches.finals(request)
-    assert done.prices == (1.0, None, round(power.price(1400.0, 1500.0), 4))
+    assert done.power_penalties == (1.0, None, round(power.penalty(1400.0, 1500.0), 4))
     assert decode_reply(encode(done)) == done
     assert [reply.index for reply in said if isinstance(reply, Started)][-3:] == [7, NOBODY, 0]
 
@@ -239,7 +239,7 @@ def test_who_gains_more_than_power_can_cost_is_not_looked_at(
 ) -> None:
     monkeypatch.setattr(power, "beyond_all_prices", lambda *_: [1])
     request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
-    assert batches.finals(request).prices == (None, 1.0, None)
+    assert batches.finals(request).power_penalties == (None, 1.0, None)
 
 
 def test_what_cannot_be_captured_again_is_not_recommended(
@@ -252,8 +252,8 @@ def test_what_cannot_be_captured_again_is_not_recommended(
     monkeypatch.setattr(company, "mixed_rounds", refuse)
     request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, "good"), policy=POLICY, seed=1)
     done = batches.finals(request)
-    assert done.mixed is None
-    assert done.prices == (None,)
+    assert done.interleaved is None
+    assert done.power_penalties == (None,)
 
 
 def test_without_a_survivor_there_is_nothing_to_mix(batches: Batches, pack: Path) -> None:
@@ -261,8 +261,8 @@ def test_without_a_survivor_there_is_nothing_to_mix(batches: Batches, pack: Path
         problem=PROBLEM, entrants=entrants(pack, "wrong"), policy=POLICY, seed=1
     )
     done = batches.finals(request)
-    assert done.mixed is None
-    assert done.prices == ()
+    assert done.interleaved is None
+    assert done.power_penalties == ()
 
 
 def test_a_sweep_measures_all_and_then_the_best(batches: Batches, pack: Path) -> None:
@@ -280,8 +280,8 @@ def test_a_sweep_measures_all_and_then_the_best(batches: Batches, pack: Path) ->
     assert {o.index for o in done.further.finalists} <= {0, 6, 7}
     assert all(len(samples) == 5 for samples in done.further.samples_us)
     assert len(done.further.baseline_us) == 5
-    assert done.common.paced is done.further.paced is None
-    assert done.common.mixed is done.further.mixed is None
+    assert done.common.boost is done.further.boost is None
+    assert done.common.interleaved is done.further.interleaved is None
 
 
 def test_profiling_and_its_answer_travel(batches: Batches, said: list[Reply]) -> None:

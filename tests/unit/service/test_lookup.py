@@ -78,9 +78,9 @@ def test_no_legal_kernel_is_no_answer() -> None:
 
 
 def test_an_answer_names_what_cublas_ran_and_what_power_costs() -> None:
-    source = WinnersInMemory([replace(winner(KNOWN), baseline_kernels=NAMES, price=1.05)])
+    source = WinnersInMemory([replace(winner(KNOWN), baseline_kernels=NAMES, power_penalty=1.05)])
     for problem, match in ((KNOWN, Match.EXACT), (replace(KNOWN, m=8192), Match.NEAREST)):
         answer = ask(source, problem)
         assert answer is not None
         assert (answer.match, answer.baseline_kernels) == (match, NAMES)
-        assert answer.price == 1.05
+        assert answer.power_penalty == 1.05
