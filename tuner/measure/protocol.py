@@ -3,8 +3,8 @@
 The parent sends a request, the child answers with any number of `Started` and `Outcome` lines
 and closes the answer with exactly one closing line: `Ready`, `ScreenDone`, `FinalsDone`,
 `SweepDone`, `ProfileDone`, `ProposeDone` or `Refused`. `Dead` comes instead when a launch ruined
-the CUDA context; the child exits right after it. Indices count the request's own contenders. A `Started`
-with index -1 is work that no candidate is to blame for.
+the CUDA context; the child exits right after it. Indices count the request's own contenders. A
+`Started` with index -1 is work that no candidate is to blame for.
 """
 
 from __future__ import annotations

@@ -176,11 +176,11 @@ class _Run:
             if recorded is not None
             else legal_candidates(self.problem, model, level=self.budget.level)
         )
-        if not found:
+        if not found and self._library_kernel() is None:
             raise NoLegalCandidate(f"no legal kernel for {self.problem} on {model.arch}")
         if self.compiled_only and self.builder is not None:
             found = [c for c in found if self.builder.has(c.kernel)]
-            if not found:
+            if not found and self._library_kernel() is None:
                 raise NoLegalCandidate(
                     f"no kernel for {self.problem} is compiled yet; run `gemmsmith compile` first"
                 )
@@ -246,8 +246,8 @@ class _Run:
 
         Its kernels are compiled already, so each costs milliseconds, and no model ranks them.
         """
-        kernel = library_kernel(self.problem, self.device.model.arch)
-        if kernel is None or self.device.replayed or kernel.name in self.library:
+        kernel = self._library_kernel()
+        if kernel is None or kernel.name in self.library:
             return
         self.library.add(kernel.name)
         entrant = self.packs.contender(Candidate(kernel=kernel))
@@ -256,6 +256,12 @@ class _Run:
             self.planned += len(found)
             fresh = [c for c in found if c.key not in self.trials]
             self._screen([self.packs.as_built(candidate) for candidate in fresh])
+
+    def _library_kernel(self) -> CublasLtKernel | None:
+        """The library's kernel for the problem, where the device has a library."""
+        if self.device.replayed or self.builder is None:
+            return None
+        return library_kernel(self.problem, self.device.model.arch)
 
     def _library_rounds(self, kernel: CublasLtKernel) -> Iterator[tuple[Algorithm | None, int]]:
         """Where to begin, and how many algorithms to screen: decided as the times come in."""

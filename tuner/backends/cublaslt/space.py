@@ -23,7 +23,7 @@ to slow ones, and is beaten by factors."""
 
 def kernel_for(problem: Problem, arch: str) -> CublasLtKernel | None:
     """The pack's kernel for a problem; None where it has none, or the library's are no match."""
-    operation = problem.operation
+    operation = problem.operation.of_kernels
     found = LibraryOperation.of(operation)
     if found is None:
         return None
