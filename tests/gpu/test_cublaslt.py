@@ -184,7 +184,7 @@ def test_variants_compute_what_proposals_do(
     kernel = pack.kernel(operation.name)
     case = products.product(operation, 256, 512, 2048, device="cuda")
     arguments = case.arguments()
-    found = variants(kernel, arguments, propose(kernel, arguments)[0], most=512)
+    found = variants(kernel, arguments, propose(kernel, arguments)[0].chosen, most=512)
     record_property("variants", len(found))
     record_property("splits", sorted({each.split_k for each in found}))
     record_property("tiles", len({each.tile_id for each in found}))
@@ -258,7 +258,7 @@ def test_the_best_of_the_list_keeps_up_with_torch(
     case = products.product(BF16, *LARGE, pad=0, device="cuda")
     arguments = case.arguments()
     found = propose(kernel, arguments)
-    near = variants(kernel, arguments, found[0], most=64)
+    near = variants(kernel, arguments, found[0].chosen, most=64)
     a, b, out = case.a[0], case.b[0], case.d[0]
     runs: list[Callable[[], object]] = [lambda: torch.mm(a, b, out=out)]
     for proposal in (*found, *near):

@@ -80,7 +80,7 @@ BUDGETS = {
         seeds=4,
         hints=2,
         library=16,
-        variants=24,
+        variants=48,
         finalists=8,
         level=Level.CORE,
         policy=Policy(screen_samples=5, final_rounds=25),

@@ -27,7 +27,7 @@ from tuner.errors import JobAborted, NoLegalCandidate
 from tuner.measure.statistics import summarize
 from tuner.search.batches import StopSignal, in_batches
 from tuner.search.budget import BUDGETS, Budget
-from tuner.search.exploration import Proposals
+from tuner.search.exploration import NOISE, Proposals
 from tuner.search.field import Field
 from tuner.search.finals import finalists, hold_finals
 from tuner.search.hints import resembling
@@ -252,9 +252,11 @@ class _Run:
         self.library.add(kernel.name)
         entrant = self.packs.contender(Candidate(kernel=kernel))
         for start, most in self._library_rounds(kernel):
-            found = self.device.proposals(self.problem, entrant, start=start, most=most)
-            self.planned += len(found)
-            fresh = [c for c in found if c.key not in self.trials]
+            # Neighbours of one are neighbours of the next: ask for more than are measured.
+            asked = most + len(self.trials)
+            found = self.device.proposals(self.problem, entrant, start=start, most=asked)
+            fresh = [c for c in found if c.key not in self.trials][:most]
+            self.planned += len(fresh)
             self._screen([self.packs.as_built(candidate) for candidate in fresh])
 
     def _library_kernel(self) -> CublasLtKernel | None:
@@ -264,14 +266,22 @@ class _Run:
         return library_kernel(self.problem, self.device.model.arch)
 
     def _library_rounds(self, kernel: CublasLtKernel) -> Iterator[tuple[Algorithm | None, int]]:
-        """Where to begin, and how many algorithms to screen: decided as the times come in."""
+        """Where to begin, and how many algorithms to screen: decided as the times come in.
+
+        First the library's own list. Then, as long as that brings something, neighbours of the
+        fastest so far, which is coordinate descent with a few coordinates at a time.
+        """
         yield None, self.budget.library
-        half = self.budget.variants // 2
-        for most in (half, self.budget.variants - half):
-            mine = [t.candidate for t in self._leaders() if t.candidate.kernel.name == kernel.name]
-            if most == 0 or not mine or mine[0].launch.algorithm is UNSET:
+        before: float | None = None
+        for _ in range(0, self.budget.variants, self.budget.batch):
+            mine = [trial for trial in self._leaders() if trial.candidate.kernel == kernel]
+            if not mine or mine[0].candidate.launch.algorithm is UNSET:
                 return
-            yield mine[0].launch.algorithm, most
+            best = _speed(mine[0])[0]
+            if before is not None and best > before * (1 - NOISE):
+                return
+            before = best
+            yield mine[0].candidate.launch.algorithm, self.budget.batch
 
     def finals(self) -> Finals:
         measured = [trial.candidate for trial in self._leaders()]

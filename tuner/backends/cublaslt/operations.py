@@ -92,12 +92,11 @@ OPERATIONS: Final = (
     *(
         LibraryOperation(a=a, b=b, d=d, layout=layout, compute=compute)
         for a, b, d, compute in _PLAIN
-        for layout in Layout
+        for layout in (Layout if compute is not Compute.S32 else (Layout.TN,))
     ),
     *(
-        LibraryOperation(a=a, b=b, d=d, layout=layout, scales=scales, fast_accumulation=fast)
+        LibraryOperation(a=a, b=b, d=d, layout=Layout.TN, scales=scales, fast_accumulation=fast)
         for a, b, d in _FP8
-        for layout in Layout
         for scales in (Scales.TENSOR, Scales.ROW)
         for fast in (True, False)
     ),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from gemmsmith.errors import LaunchFailed
@@ -21,6 +23,19 @@ MOST_VARIANTS = 4096
 
 _SOMEWHERE = 1 << 20
 """An address that is aligned as any allocation is."""
+
+
+_CONFIGURED = (
+    "id",
+    "tile_id",
+    "split_k",
+    "stages_id",
+    "cluster_id",
+    "inner_shape",
+    "custom",
+    "reduction",
+    "swizzle",
+)
 
 
 class RawProposal(ctypes.Structure):
@@ -67,6 +82,11 @@ class Proposal:
     reduction: int
     swizzle: int
     waves: float
+
+    @property
+    def chosen(self) -> Algorithm:
+        """The algorithm as a launch has it."""
+        return Algorithm.of(self.library_version, self.algorithm, self.workspace_bytes)
 
     def launch(self, arguments: Arguments) -> None:
         """Make these the algorithm and workspace of a launch."""
@@ -129,7 +149,10 @@ def propose(
 def variants(
     kernel: LoadedKernel, arguments: Arguments, start: Algorithm, *, most: int = MOST_VARIANTS
 ) -> list[Proposal]:
-    """Other algorithms that the library would run, those near `start` first, without it.
+    """Other algorithms that the library would run, without `start` itself.
+
+    What changes one thing of it comes before what changes two, and of what changes equally many
+    every kind of change has its turn: the first few are a fair sample of the neighbourhood.
 
     Args:
         kernel: of the library's pack.
@@ -142,7 +165,26 @@ def variants(
     """
     asked = Arguments.from_buffer_copy(arguments)
     asked.set_algorithm(start.library, start.words, arguments.workspace_limit)
-    return _listed(kernel, "gs_variants", asked, most)
+    found = _listed(kernel, "gs_variants", asked, MOST_VARIANTS)
+    return _spread(found[0], found[1:])[:most] if found else []
+
+
+def _spread(start: Proposal, found: Sequence[Proposal]) -> list[Proposal]:
+    """`found` by how many things each changes of `start`, the kinds of change in turn."""
+    kinds: dict[tuple[str, ...], list[Proposal]] = {}
+    for each in found:
+        changed = tuple(name for name in _CONFIGURED if getattr(each, name) != getattr(start, name))
+        if "split_k" in changed:  # how slices are added up goes with their number
+            changed = tuple(name for name in changed if name != "reduction")
+        kinds.setdefault(changed, []).append(each)
+    spread: list[Proposal] = []
+    for far in sorted({("id" in changed, len(changed)) for changed in kinds}):
+        alike = [
+            group for changed, group in kinds.items() if ("id" in changed, len(changed)) == far
+        ]
+        turns = zip_longest(*alike)
+        spread += [each for turn in turns for each in turn if each is not None]
+    return spread
 
 
 def _listed(kernel: LoadedKernel, name: str, arguments: Arguments, most: int) -> list[Proposal]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import CublasLtKernel
-from gemmsmith.launch import Algorithm, Launch
+from gemmsmith.launch import Launch
 from gemmsmith.problem import Problem
 from tuner.backends.cublaslt.operations import LibraryOperation
 from tuner.backends.cublaslt.proposals import Proposal
@@ -51,9 +51,7 @@ def candidates(kernel: CublasLtKernel, proposals: Iterable[Proposal]) -> list[Ca
             kernel=kernel,
             launch=Launch(
                 splits=max(1, found.split_k),
-                algorithm=Algorithm.of(
-                    found.library_version, found.algorithm, found.workspace_bytes
-                ),
+                algorithm=found.chosen,
             ),
         )
         for found in proposals

@@ -22,7 +22,7 @@ from tuner.codegen import HEADERS
 from .conftest import Fakes
 
 BF16 = LibraryOperation(a="bf16", b="bf16", d="bf16", layout=Layout.TN)
-FP8 = LibraryOperation(a="e4m3", b="e4m3", d="bf16", layout=Layout.TT, scales=Scales.TENSOR)
+FP8 = LibraryOperation(a="e4m3", b="e4m3", d="bf16", layout=Layout.TN, scales=Scales.ROW)
 M, N, K = 64, 48, 1024
 VERSION = 139900
 
@@ -58,7 +58,9 @@ def test_no_more_are_listed_than_asked_for_nor_beyond_the_workspace(
 
 
 def test_what_the_library_cannot_do_has_no_proposals(fakes: Fakes) -> None:
-    assert propose(fakes.pack.kernel(FP8.name), product(FP8, M, N, K).arguments()) == []
+    unaligned = product(FP8, M, N, K + 8).arguments()
+    assert propose(fakes.pack.kernel(FP8.name), unaligned) == []
+    assert propose(fakes.pack.kernel(FP8.name), product(FP8, M, N, K).arguments())
 
 
 def test_variants_are_legal_different_and_nearest_first(
@@ -66,7 +68,7 @@ def test_variants_are_legal_different_and_nearest_first(
 ) -> None:
     kernel, arguments = asked
     start = propose(kernel, arguments)[0]
-    found = variants(kernel, arguments, start)
+    found = variants(kernel, arguments, start.chosen)
     algorithms = [each.algorithm for each in found]
     assert len(set(algorithms)) == len(algorithms)
     assert start.algorithm not in algorithms
@@ -93,15 +95,15 @@ def test_variants_are_legal_different_and_nearest_first(
 def test_variants_respect_the_limits(asked: tuple[LoadedKernel, Arguments]) -> None:
     kernel, arguments = asked
     start = propose(kernel, arguments)[0]
-    assert len(variants(kernel, arguments, start, most=5)) == 5
+    assert len(variants(kernel, arguments, start.chosen, most=5)) == 5
     arguments.workspace_limit = 1
-    assert all(each.split_k == 1 for each in variants(kernel, arguments, start))
+    assert all(each.split_k == 1 for each in variants(kernel, arguments, start.chosen))
 
 
 def test_short_sums_are_not_split(fakes: Fakes) -> None:
     kernel, arguments = fakes.pack.kernel(BF16.name), product(BF16, M, N, 300).arguments()
     start = propose(kernel, arguments)[0]
-    assert {each.split_k for each in variants(kernel, arguments, start)} == {1, 2}
+    assert {each.split_k for each in variants(kernel, arguments, start.chosen)} == {1, 2}
 
 
 def test_variants_of_another_version_s_algorithm_are_refused(
@@ -110,7 +112,7 @@ def test_variants_of_another_version_s_algorithm_are_refused(
     kernel, arguments = asked
     start = replace(propose(kernel, arguments)[0], library_version=VERSION + 1)
     with pytest.raises(LaunchFailed, match="another version"):
-        variants(kernel, arguments, start)
+        variants(kernel, arguments, start.chosen)
 
 
 def test_wrong_arguments_are_told(asked: tuple[LoadedKernel, Arguments]) -> None:

@@ -244,7 +244,7 @@ class Neighbours {
 inline int32_t variants(Proposals& proposals, Operation const& op, gs_arguments const& g) {
   Library const& library = proposals.library;
   Algorithm start = algorithm_of(g);
-  proposals.skip(start);
+  proposals.offer(start); /* first: the others are told apart by what they change of it */
   Neighbours(proposals, start, g.k).offer_all();
   constexpr int kMostIds = 256;
   int ids[kMostIds], count = 0;
