@@ -54,7 +54,6 @@ if TYPE_CHECKING:
         CuteKernel,
         Cutlass2xKernel,
         Cutlass3xKernel,
-        CutlassKernel,
         Kernel,
     )
     from gemmsmith.launch import Launch
@@ -112,7 +111,6 @@ _MODULES = {
         "CuteKernel",
         "Cutlass2xKernel",
         "Cutlass3xKernel",
-        "CutlassKernel",
         "Kernel",
     ),
     "launch": ("Launch",),
@@ -142,7 +140,6 @@ __all__ = [
     "CuteKernel",
     "Cutlass2xKernel",
     "Cutlass3xKernel",
-    "CutlassKernel",
     "DType",
     "DeviceModel",
     "Effort",
