@@ -55,7 +55,6 @@ if TYPE_CHECKING:
         CuteKernel,
         Cutlass2xKernel,
         Cutlass3xKernel,
-        CutlassKernel,
         Kernel,
     )
     from gemmsmith.launch import Launch
@@ -114,7 +113,6 @@ _MODULES = {
         "CuteKernel",
         "Cutlass2xKernel",
         "Cutlass3xKernel",
-        "CutlassKernel",
         "Kernel",
     ),
     "launch": ("Launch",),
@@ -144,7 +142,6 @@ __all__ = [
     "CuteKernel",
     "Cutlass2xKernel",
     "Cutlass3xKernel",
-    "CutlassKernel",
     "DType",
     "DeviceModel",
     "Effort",

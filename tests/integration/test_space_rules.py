@@ -79,7 +79,7 @@ def variant(
         mainloop=mainloop,
         epilogue=epilogue.get(mainloop, EpilogueSchedule.TMA),
         scheduler=scheduler,
-        alignment=alignment or 128 // dtype.a.bits,
+        alignment=alignment or 128 // Operation.of(dtype).a.bits,
         fast_accumulation=fast_accumulation,
     )
 

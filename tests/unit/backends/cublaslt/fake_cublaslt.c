@@ -84,7 +84,7 @@ static int supported(const product *p, const layout *a, const layout *b, const l
   if (a->leading < (int64_t)a->rows || b->leading < (int64_t)b->rows ||
       d->leading < (int64_t)d->rows)
     return kInvalid;
-  if (fp8(a->type) && (!p->transposed[0] || p->transposed[1] || a->rows % 16)) return kUnsupported;
+  if (fp8(a->type) && (!p->transposed[0] || p->transposed[1] || a->rows % 2)) return kUnsupported;
   if (p->scale_mode[0] != p->scale_mode[1]) return kInvalid;
   return kSuccess;
 }
