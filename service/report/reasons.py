@@ -25,7 +25,7 @@ PADDED = 1.15
 """Tiles that cover this many times the output are: the tensor cores' work grows alike."""
 
 FP8_MULTIPLE = 16
-"""K and N that cuBLAS takes in FP8 (tuner.measure.baseline, which needs torch, has the same)."""
+"""K and N that cuBLAS takes in FP8 (tuner.workloads.scaled, which needs torch, has the same)."""
 
 _MOST_OF_A_NAME = 60
 _SPLIT_SCHEDULERS = (TileScheduler.SPLIT_K, TileScheduler.CLUSTER_SPLIT_K)

@@ -1,7 +1,7 @@
 """Every schedule, precision and layout against FP32, as the measuring child verifies them.
 
 The child compares each output with torch's FP32 product of the same inputs, poisons outputs and
-workspace first, and runs every launch twice; see tuner/measure/reference.py. That it notices what
+workspace first, and runs every launch twice; see tuner/workloads/reference.py. That it notices what
 is wrong is shown in test_isolation.py and in tests/unit/measure.
 """
 

@@ -26,7 +26,6 @@ from tuner.devices.recording import RecordedProblem, RecordedTrial
 from tuner.devices.supervisor import SETUP_TIMEOUT_S, Blamed, Supervisor
 from tuner.errors import DeviceError, NoGpu
 from tuner.measure import protocol
-from tuner.measure.footprint import check_fits
 from tuner.measure.gpu_lock import gpu_lock
 from tuner.measure.local_gpu import gpu_uuid, local_gpu
 from tuner.measure.policy import Policy
@@ -47,6 +46,7 @@ from tuner.measure.protocol import (
 )
 from tuner.measure.statistics import summarize
 from tuner.trial import Failure, FailureKind, Finals, Phase, Trial
+from tuner.workloads.footprint import check_fits
 
 _LOG = logging.getLogger(__name__)
 

@@ -26,7 +26,6 @@ from tuner.measure.baseline import Baseline
 from tuner.measure.bench import Bench, CandidateFailed, Prepared
 from tuner.measure.conditions import Monitor, conditions_of
 from tuner.measure.graphs import Replay, Stream, TorchGraph
-from tuner.measure.operands import Operands
 from tuner.measure.profile import kernels_run
 from tuner.measure.protocol import (
     NOBODY,
@@ -54,6 +53,7 @@ from tuner.measure.timing import (
     launches_per_replay,
 )
 from tuner.trial import Failure, Rounds
+from tuner.workloads.operands import Operands
 
 Send = Callable[[Reply], None]
 

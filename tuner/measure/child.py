@@ -145,7 +145,7 @@ def _open(ordinal: int, send: Callable[[Reply], None]) -> tuple[Batches, Ready]:
     from tuner.measure.conditions import Monitor
     from tuner.measure.environment import environment
     from tuner.measure.graphs import Stream
-    from tuner.measure.reference import use_precise_fp32
+    from tuner.workloads.reference import use_precise_fp32
 
     if not torch.cuda.is_available():
         raise NoGpu(

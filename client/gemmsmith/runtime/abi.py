@@ -45,7 +45,7 @@ DECOMPOSITION_CODES: Final = {
 }
 
 SCALING_CODES: Final = {
-    Scaling.NONE: 0,
+    Scaling.NONE: 0,  # without factors: as one each, which are null
     Scaling.TENSOR: 0,
     Scaling.ROW: 1,
     Scaling.BLOCK: 2,

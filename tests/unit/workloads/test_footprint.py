@@ -7,7 +7,7 @@ import pytest
 from gemmsmith.device import DeviceModel
 from gemmsmith.problem import DType, Problem
 from tuner.errors import DoesNotFit
-from tuner.measure.footprint import (
+from tuner.workloads.footprint import (
     MAX_SETS,
     check_fits,
     footprint,

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import Kernel
+from gemmsmith.kernel import AnyKernel
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.candidates import KERNEL
 from tests.support.replacing import replace
 from tuner.errors import ReferenceBroken
-from tuner.measure import reference as checking
-from tuner.measure.operands import HOST, Operands, poison
-from tuner.measure.reference import Reference, tolerance
 from tuner.trial import FailureKind
+from tuner.workloads import reference as checking
+from tuner.workloads.operands import HOST, Operands, poison
+from tuner.workloads.reference import Reference, tolerance
 
 SMALL = DeviceModel(name="host", arch="sm90", sm_count=1, memory_bytes=16 * 2**30, l2_bytes=100_000)
 PROBLEMS = [
@@ -31,15 +31,16 @@ PROBLEMS = [
 ]
 
 
-def kernel(problem: Problem, *, fast: bool = False) -> Kernel:
+def kernel(problem: Problem, *, fast: bool = False) -> AnyKernel:
     return replace(KERNEL, dtype=problem.dtype, layout=problem.layout, fast_accumulation=fast)
 
 
 def right_answer(operands: Operands) -> torch.Tensor:
     first = operands.sets[0]
     exact = torch.bmm(first.a.double(), first.b.double())
-    scale = operands.scale_values[0] * operands.scale_values[1]
-    return (exact * scale).to(first.d.dtype)
+    for scale in (first.scale_a, first.scale_b):
+        exact *= 1.0 if scale is None else scale
+    return exact.to(first.d.dtype)
 
 
 def run(operands: Operands, answer: torch.Tensor) -> None:
