@@ -50,12 +50,19 @@ if TYPE_CHECKING:
     from gemmsmith.handles import AsyncTuningJob, TuningJob
     from gemmsmith.history import Origin, Revision
     from gemmsmith.jobs import JobEvent, JobStatus
-    from gemmsmith.kernel import Kernel
+    from gemmsmith.kernel import (
+        CublasLtKernel,
+        CuteKernel,
+        Cutlass2xKernel,
+        Cutlass3xKernel,
+        Kernel,
+    )
     from gemmsmith.launch import Launch
     from gemmsmith.lookup import Lookup
+    from gemmsmith.operation import DType, Element, Layout, Operation
     from gemmsmith.ops import Shapes, capture, compare, linear, matmul, patch, scaled_mm, use
     from gemmsmith.packs import Packs
-    from gemmsmith.problem import DType, Element, Layout, Problem
+    from gemmsmith.problem import Problem
     from gemmsmith.snapshot import Choice, Snapshot
     from gemmsmith.tuning import Effort, JobState
 
@@ -74,6 +81,7 @@ _MODULES = {
         "Use",
     ),
     "bundle": ("Bundle",),
+    "candidate": ("Candidate",),
     "client": ("Client",),
     "device": ("DeviceModel", "Environment"),
     "errors": (
@@ -100,12 +108,19 @@ _MODULES = {
     "handles": ("AsyncTuningJob", "TuningJob"),
     "history": ("Origin", "Revision"),
     "jobs": ("JobEvent", "JobStatus"),
-    "kernel": ("Kernel",),
-    "launch": ("Candidate", "Launch"),
+    "kernel": (
+        "CublasLtKernel",
+        "CuteKernel",
+        "Cutlass2xKernel",
+        "Cutlass3xKernel",
+        "Kernel",
+    ),
+    "launch": ("Launch",),
     "lookup": ("Lookup",),
     "ops": ("Shapes", "capture", "compare", "linear", "matmul", "patch", "scaled_mm", "use"),
+    "operation": ("DType", "Element", "Layout", "Operation"),
     "packs": ("Packs",),
-    "problem": ("DType", "Element", "Layout", "Problem"),
+    "problem": ("Problem",),
     "snapshot": ("Choice", "Snapshot"),
     "tuning": ("Effort", "JobState"),
 }
@@ -123,6 +138,10 @@ __all__ = [
     "Conditions",
     "Config",
     "Correctness",
+    "CublasLtKernel",
+    "CuteKernel",
+    "Cutlass2xKernel",
+    "Cutlass3xKernel",
     "DType",
     "DeviceModel",
     "Effort",
@@ -143,6 +162,7 @@ __all__ = [
     "Lookup",
     "Match",
     "NotTuned",
+    "Operation",
     "Origin",
     "PackCorrupt",
     "PackError",

@@ -174,7 +174,7 @@ class Snapshot:
         is not compiled: then no farther neighbour stands in, as `GET /best` would not name one.
         """
         row = self.row_for(problem)
-        if row is None or row.use is not Use.CUTLASS or row.config is None:
+        if row is None or row.use.is_default or row.config is None:
             return None
         if row.config.pack is None:
             return None
@@ -200,7 +200,7 @@ class Snapshot:
             if problem.distance(row.problem) > MAX_DISTANCE:
                 return None
             illegal = row.config is not None and refusal(row.config, problem) is not None
-            if row.use is Use.CUBLAS or (row.config is not None and not illegal):
+            if row.use.is_default or (row.config is not None and not illegal):
                 return row  # cuBLAS takes every problem
         return None
 
@@ -209,7 +209,7 @@ class Snapshot:
         return {
             row.config.pack: row.signature
             for row in self.rows
-            if row.use is Use.CUTLASS and row.config is not None and row.config.pack is not None
+            if not row.use.is_default and row.config is not None and row.config.pack is not None
         }
 
     def __eq__(self, other: object) -> bool:

@@ -48,7 +48,8 @@ OptionalM = Annotated[int | None, typer.Argument(metavar="M", parser=extent, sho
 OptionalN = Annotated[int | None, typer.Argument(metavar="N", parser=extent, show_default=False)]
 OptionalK = Annotated[int | None, typer.Argument(metavar="K", parser=extent, show_default=False)]
 DTypeName = Annotated[
-    str, typer.Option("--dtype", help="Element types: bf16, fp16, fp8_e4m3, int8, bf16.out_f32, …")
+    str,
+    typer.Option("--dtype", help="Element types: bf16, fp16, fp8_e4m3, fp8_e5m2, int8 or tf32."),
 ]
 LayoutName = Annotated[
     str,
@@ -88,8 +89,8 @@ DTypeNames = Annotated[
     typer.Option(
         "--dtype",
         "--dtypes",
-        help="Element types: bf16, fp16, fp8_e4m3, bf16.out_f32; repeatable, or with commas. "
-        "Default bf16.",
+        help="Element types: bf16, fp16, fp8_e4m3, fp8_e5m2, int8, tf32; repeatable, or with "
+        "commas. Default bf16.",
         show_default=False,
     ),
 ]
@@ -161,7 +162,7 @@ def problem_of(m: int, n: int, k: int, *, batch: int, dtype: str, layout: str) -
 
 
 def dtypes_of(names: list[str]) -> list[str]:
-    """Operations' `dtype`s, also comma-separated, each once.
+    """Element types by name, also comma-separated, each once.
 
     Raises:
         MisuseError: names what is accepted.

@@ -18,6 +18,7 @@ from service.http.parameters import (
     Calls,
     Cursor,
     DeadlineSeconds,
+    DTypeName,
     Extent,
     JobLimit,
     KeyLife,
@@ -53,7 +54,7 @@ class ProblemQuery(_Strict):
     n: QueryExtent
     k: QueryExtent
     batch: QueryExtent = 1
-    dtype: str = DType.BF16
+    dtype: DTypeName = DType.BF16.value
     layout: Layout = Layout.TN
     arch: Arch | None = None
     device: Slug | None = None
@@ -96,7 +97,7 @@ class ProblemBody(_Strict):
     n: Extent
     k: Extent
     batch: Extent = 1
-    dtype: str = DType.BF16
+    dtype: DTypeName = DType.BF16.value
     layout: Layout = Layout.TN
 
     def problem(self) -> Problem:
@@ -243,7 +244,7 @@ class WinnersQuery(ListQuery):
     """The query of `GET /winners`. Sizes that are not given may be any."""
 
     device: Slug | None = None
-    dtype: str | None = None
+    dtype: DTypeName | None = None
     layout: Layout | None = None
     use: Use | None = None
     m: QueryExtent | None = None
@@ -269,7 +270,7 @@ class ResultsQuery(ListQuery):
     n: QueryExtent | None = None
     k: QueryExtent | None = None
     batch: QueryExtent = 1
-    dtype: str | None = None
+    dtype: DTypeName | None = None
     layout: Layout | None = None
     device: Slug | None = None
     phase: Phase | None = None

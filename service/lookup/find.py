@@ -114,7 +114,7 @@ def find(
         if problem.distance(neighbour.problem) > MAX_DISTANCE:
             break
         if neighbour.candidate is not None and not _legal(neighbour.candidate, problem):
-            if neighbour.use is Use.CUTLASS:
+            if not neighbour.use.is_default:
                 continue
             neighbour = replace(
                 neighbour,

@@ -13,7 +13,7 @@ def why_cublas_stays(use: Use, speedup: Ratio | None, power_penalty: float | Non
 
     `speedup` is of the regime in which it gains least, `power_penalty` what was asked of it.
     """
-    if use is not Use.CUBLAS or speedup is None or speedup.ci_low <= 1.0:
+    if not use.is_default or speedup is None or speedup.ci_low <= 1.0:
         return ""
     if power_penalty is not None and power_penalty <= speedup.ci_low:
         return "is not surely ahead of cuBLAS's in every state of the GPU"
@@ -23,6 +23,6 @@ def why_cublas_stays(use: Use, speedup: Ratio | None, power_penalty: float | Non
 
 def power_paid(use: Use, power_penalty: float | None) -> str:
     """What a winner's power costs, where it is worth a word; else empty."""
-    if use is not Use.CUTLASS or power_penalty is None or power_penalty < NEGLIGIBLE:
+    if use.is_default or power_penalty is None or power_penalty < NEGLIGIBLE:
         return ""
     return f"its power costs {power_penalty:.3f}; between the GPU's states it gains more"

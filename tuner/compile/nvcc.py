@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gemmsmith.kernel import AnyKernel, cutlass
-from tuner.codegen import unit_source, write_slim_headers
+from gemmsmith.kernel import AnyKernel
+from tuner.codegen import unit_of, write_slim_headers
 from tuner.compile.toolchain import Toolchain
 from tuner.errors import CompileFailed, DiskFull, TunerError
 
@@ -66,13 +66,12 @@ class Compilation:
         try:
             directory = Path(tempfile.mkdtemp(prefix="gemmsmith-unit-"))
             source = directory / "unit.cu"
-            source.write_text(
-                unit_source([cutlass(kernel) for kernel in kernels]), encoding="utf-8"
-            )
+            unit = unit_of(kernels)
+            source.write_text(unit.source, encoding="utf-8")
             slim = directory / "include"
             write_slim_headers(slim)
             with (directory / "log").open("wb") as log:
-                command = toolchain.command(source, directory / "unit.so", slim)
+                command = toolchain.command(source, directory / "unit.so", slim, *unit.include)
                 process = subprocess.Popen(
                     ["/bin/sh", "-c", _GUARDED, "gemmsmith-unit", str(directory), *command],
                     stdin=subprocess.PIPE,

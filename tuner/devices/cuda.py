@@ -18,6 +18,7 @@ from typing import Self
 
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.launch import Algorithm
 from gemmsmith.problem import Problem
 from tuner.devices.base import Contender
 from tuner.devices.process import CHILD_COMMAND
@@ -35,6 +36,8 @@ from tuner.measure.protocol import (
     FinalsDone,
     Profile,
     ProfileDone,
+    Propose,
+    ProposeDone,
     Reply,
     Request,
     Screen,
@@ -121,6 +124,22 @@ class CudaDevice:
             return ()
         assert isinstance(done, ProfileDone)  # noqa: S101 - the answer to that request
         return done.kernels
+
+    def proposals(
+        self, problem: Problem, library: Contender, *, start: Algorithm | None, most: int
+    ) -> list[Candidate]:
+        """See `Device.proposals`."""
+        if library.pack is None:
+            return []
+        request = Propose(problem=problem, entrant=_entrants([library])[0], most=most, start=start)
+        try:
+            with gpu_lock(self._uuid, self._locks):
+                *_, done = self._supervisor.exchange(request, Policy())
+        except (Blamed, DeviceError) as error:
+            _LOG.warning("the library proposes nothing for %s: %s", problem, error)
+            return []
+        assert isinstance(done, ProposeDone)  # noqa: S101 - the answer to that request
+        return list(done.candidates)
 
     def screen(
         self, problem: Problem, contenders: Sequence[Contender], policy: Policy

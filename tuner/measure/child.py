@@ -24,6 +24,7 @@ from tuner.measure.protocol import (
     FinalsRequest,
     Hello,
     Profile,
+    Propose,
     Quit,
     Ready,
     Refused,
@@ -117,6 +118,8 @@ def _answer(batches: Batches, request: Request) -> Reply:
                 return batches.sweep(request)
             case Profile():
                 return batches.profile(request)
+            case Propose():
+                return batches.propose(request)
             case _:
                 return Refused(error="DeviceError", message="unexpected request")
     finally:

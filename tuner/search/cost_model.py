@@ -3,9 +3,8 @@
 A kernel's time is taken as launch overhead plus the slowest of three: what its busiest SM computes
 and loads, what comes from device memory, and the fixed latencies in between. Numbers are
 effective rates fitted to few measurements on one NVIDIA H200 (2026-11-20, BF16 `tn`), rounded;
-each constant says which. Pure arithmetic: no input or output, the same answer every time.
-
-It is done in columns with an entry for each candidate: hundreds cost little more than one.
+each constant says which. Pure arithmetic, the same answer every time, done in columns with an
+entry for each candidate: hundreds cost little more than one.
 """
 
 from __future__ import annotations
@@ -77,8 +76,7 @@ REDUCE_BYTES_PER_CLOCK = 32.0
 CLUSTER_REDUCE_US = 1.0
 """A cluster adding up its blocks' sums through each other's shared memory. A guess."""
 REDUCE_LAUNCH_US = 1.2
-"""The second kernel of a split-K product, after what overlaps the first one's tail: cuBLAS's
-take 1.7 to 2.5 µs in all."""
+"""The second kernel of a split-K product, beyond the first one's tail; cuBLAS's take 1.7 to 2.5."""
 L2_BANDWIDTH = 5.5e12
 """Bytes per second of partials written to L2 and read back."""
 
@@ -95,14 +93,11 @@ NARROW_SWIZZLE = 1.4
 its shared memory has a narrower swizzle. 2304×768×4096 `nt` in tiles of 112 and 240 took 36 to
 50 µs, 23.5 in tiles of 128 (NVIDIA H200, 2026-11-21)."""
 CLUSTER_SPLIT_RATE = 0.85
-"""Of the others' mainloop rate, what our cluster split-K kernels reach. Without it the best
-launches of 176 kernels took 1.17 times as long as predicted, at the median; from 0.75 to 0.9 the
-search finds as much (34 recorded problems, NVIDIA H200, 2026-11-21)."""
+"""Of the others' mainloop rate, what our cluster split-K kernels reach: without it, 176 took 1.17
+times as long as predicted, at the median (34 recorded problems, NVIDIA H200, 2026-11-21)."""
 ODD_TILE = 1.15
-"""Cost of products in tiles whose N is an odd multiple of 8. Without it the best launches of 67
-kernels took 1.07 to 1.10 times as long as predicted, those in multiples of 32 0.99 times; at 1.12
-and less, a search that compiles 12 kernels misses the best of 896×4864×4096 in FP8, by 4.4% (the
-same recordings)."""
+"""Cost of products in tiles whose N is an odd multiple of 8: without it, 67 kernels took 1.07 to
+1.10 times as long as predicted, launch and all, those in multiples of 32 0.99 (as above)."""
 CPASYNC_INGEST = 0.45
 """Of TMA's ingest, what producer warps reach with cp.async of 16 bytes (less, the less aligned)."""
 MULTISTAGE_RATE = 0.25
@@ -286,11 +281,9 @@ def _k_tile(kernel: CutlassKernel) -> tuple[float, float]:
     along_n = n if seen.b_row_major else 0
     if any(extent * bits % 1024 for extent in (along_m, along_n)):
         compute *= NARROW_SWIZZLE
-    if n > 8 and n % 16:
-        compute *= ODD_TILE
+    compute *= ODD_TILE if n > 8 and n % 16 else 1
     if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
-        compute /= CLUSTER_SPLIT_RATE
-        ingest /= CLUSTER_SPLIT_RATE
+        compute, ingest = compute / CLUSTER_SPLIT_RATE, ingest / CLUSTER_SPLIT_RATE
     if kernel.mainloop is MainloopSchedule.MULTISTAGE:
         compute /= MULTISTAGE_RATE
         ingest /= MULTISTAGE_RATE

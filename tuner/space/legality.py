@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import MappingProxyType
 
+from gemmsmith.errors import InvalidProblem
 from gemmsmith.kernel import (
     TMA_MAINLOOPS,
     Backend,
@@ -19,6 +20,7 @@ from gemmsmith.kernel import (
     MainloopSchedule,
     TileScheduler,
 )
+from gemmsmith.operation import Operation
 from gemmsmith.problem import Problem
 from tuner.space import footprint
 from tuner.space.grid import needs_grid_limits, tile_grid
@@ -55,10 +57,12 @@ def architecture_is_known(kernel: CutlassKernel) -> str | None:
     return None if kernel.arch == "sm90" else f"no kernels for architecture {kernel.arch}"
 
 
-def fp8_is_k_major(kernel: CutlassKernel) -> str | None:
-    """FP8 operands are K-major on Hopper (`gmma_ss_tag_to_major_A`): problem layout tn."""
-    if kernel.operation.a.bits == 8 and not kernel.layout.is_k_major:
-        return f"FP8 operands must be K-major (tn), not {kernel.layout}"
+def operation_exists(kernel: CutlassKernel) -> str | None:
+    """8-bit operands are K-major on Hopper (`gmma_ss_tag_to_major_A`): layout tn, and so on."""
+    try:
+        Operation.of(kernel.dtype, kernel.layout)
+    except InvalidProblem as error:
+        return str(error)
     return None
 
 
@@ -318,7 +322,7 @@ RULES: MappingProxyType[str, KernelRule] = MappingProxyType(
         rule.__name__: rule
         for rule in (
             architecture_is_known,
-            fp8_is_k_major,
+            operation_exists,
             fast_accumulation_is_fp8,
             cluster_sums_accumulate_fast,
             backend_matches_mainloop,

@@ -77,7 +77,7 @@ GOOD_2X = kernel(
 
 BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
     ("architecture_is_known", GOOD, {"arch": "sm75"}),
-    ("fp8_is_k_major", GOOD_FP8, {"layout": Layout.NT}),
+    ("operation_exists", GOOD_FP8, {"layout": Layout.NT}),
     ("fast_accumulation_is_fp8", GOOD, {"fast_accumulation": True}),
     ("cluster_sums_accumulate_fast", GOOD_CLUSTER, {"fast_accumulation": False}),
     ("backend_matches_mainloop", GOOD, {"backend": Backend.CUTLASS2X}),

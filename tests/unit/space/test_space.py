@@ -154,12 +154,13 @@ def test_names_are_injective_over_the_full_space_of_all_layouts() -> None:
             assert known is kernel or (known == kernel and kernel.backend is Backend.CUTE)
 
     for layout in Layout:
+        operation = Operation.of(DType.BF16, layout)
         for epilogue in (EpilogueSchedule.TMA, EpilogueSchedule.NO_SMEM):
-            add(full.tma_kernels(DType.BF16, layout, epilogue))
-            add(full.padded_kernels(DType.BF16, layout, epilogue))
+            add(full.tma_kernels(operation, epilogue))
+            add(full.padded_kernels(operation, epilogue))
         for alignment in (2, 4, 8):
-            add(full.cpasync_kernels(DType.BF16, layout, alignment))
-        add(full.multistage_kernels(DType.BF16, layout))
+            add(full.cpasync_kernels(operation, alignment))
+        add(full.multistage_kernels(operation))
     assert len(seen) > 50_000
 
 
@@ -241,7 +242,9 @@ def test_alignment_chooses_the_family(
     others = [kernel for kernel in found if kernel.mainloop not in TMA_MAINLOOPS]
     assert tma
     assert all(is_padded(kernel) is (other is not None) for kernel in tma)
-    assert {kernel.alignment_a for kernel in tma} == {1 if other else tma_alignment(dtype)}
+    assert {kernel.alignment_a for kernel in tma} == {
+        1 if other else tma_alignment(Operation.of(dtype))
+    }
     assert (EpilogueSchedule.TMA in {kernel.epilogue for kernel in tma}) is whole_d
     assert {kernel.mainloop for kernel in others} == ({other} if other else set())
     assert {kernel.alignment_a for kernel in others} == ({alignment} if other else set())

@@ -13,8 +13,9 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from gemmsmith.kernel import AnyKernel
 from tuner.backends.cublaslt.operations import OPERATIONS, Compute, LibraryOperation, Scales
-from tuner.codegen import HEADERS
+from tuner.codegen.unit import HEADERS
 from tuner.errors import CompilerNotFound
 
 INCLUDE = Path(__file__).parent / "include"
@@ -45,6 +46,12 @@ _COMPUTE = {  # cublasComputeType_t, the scale's cudaDataType_t
     Compute.S32: (72, 10),
 }
 _SCALES = {Scales.NONE: "0", Scales.TENSOR: "kScales", Scales.ROW: "kRowScales"}
+
+
+def described_by(kernels: Sequence[AnyKernel]) -> list[LibraryOperation]:
+    """What each of the kernels is to the library."""
+    known = {each.name: each for each in OPERATIONS}
+    return [known[kernel.name] for kernel in kernels]
 
 
 def unit_source(operations: Sequence[LibraryOperation] = OPERATIONS) -> str:
