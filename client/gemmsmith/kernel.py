@@ -170,8 +170,8 @@ class CutlassTraits(Kernel, frozen=True, kw_only=True):
         For CUTLASS's split-K, stream-K and the heuristic that picks among them the order is
         CUTLASS's business.
         """
-        whole = launch.decomposition is Decomposition.DATA_PARALLEL
-        return whole or self.scheduler is not TileScheduler.STREAM_K
+        alone = launch.decomposition is Decomposition.DATA_PARALLEL
+        return alone or self.scheduler is not TileScheduler.STREAM_K
 
 
 class Cutlass3xKernel(CutlassTraits, frozen=True, kw_only=True, tag=Backend.CUTLASS3X.value):

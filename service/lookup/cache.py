@@ -24,6 +24,7 @@ import msgspec
 from gemmsmith.answer import Answer, Match
 from gemmsmith.problem import MAX_EXTENT, DType, Layout, Problem
 from service.http import documents
+from service.http.parameters import DTYPE_PATTERN
 from service.lookup.find import REACH, Kind, kind
 
 _LONGEST_QUERY = 300
@@ -34,6 +35,7 @@ _NEIGHBOURHOODS = 32
 that are alike go: a whole import costs less to answer anew than to compare."""
 
 _Extent = Annotated[int, msgspec.Meta(ge=1, le=MAX_EXTENT)]
+_DType = Annotated[str, msgspec.Meta(pattern=f"^{DTYPE_PATTERN}$")]
 
 
 class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,7 +48,7 @@ class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     n: _Extent
     k: _Extent
     batch: _Extent = 1
-    dtype: str = DType.BF16
+    dtype: _DType = DType.BF16.value
     layout: Layout = Layout.TN
 
     @classmethod
