@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from gemmsmith import suits
@@ -20,6 +19,7 @@ from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import CutlassKernel
 from gemmsmith.problem import Layout, Problem
+from service.http.abilities import without_candidate
 from tuner.search.predict import Prediction, predict
 from tuner.search.ranking import Ranker
 from tuner.space import refusal, splits_refusal
@@ -116,16 +116,7 @@ def find(
         if neighbour.candidate is not None and not _legal(neighbour.candidate, problem):
             if not neighbour.use.is_default:
                 continue
-            neighbour = replace(
-                neighbour,
-                candidate=None,
-                statistics=None,
-                speedup=None,
-                correctness=None,
-                ties=(),
-                power_penalty=None,
-                regimes=(),
-            )
+            neighbour = without_candidate(neighbour)
         return _answer(problem, neighbour, Match.NEAREST, pack_of)
     prediction = predict(problem, device, ranker)
     return _predicted(problem, device, prediction, pack_of) if prediction is not None else None
