@@ -26,8 +26,8 @@ import msgspec
 from gemmsmith.answer import MAX_DISTANCE, Config, Use
 from gemmsmith.errors import InvalidProblem, SnapshotCorrupt
 from gemmsmith.files import publish
+from gemmsmith.legality import refusal
 from gemmsmith.problem import Problem
-from gemmsmith.suits import refusal
 
 log = logging.getLogger("gemmsmith")
 

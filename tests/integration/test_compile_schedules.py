@@ -17,7 +17,7 @@ from tests.support.compiled import (
     arguments_of,
     problem_of,
 )
-from tuner.space import launches, refusal
+from tuner.backends import launches, refusal
 
 pytestmark = [pytest.mark.compiles, pytest.mark.timeout(900)]
 

@@ -29,10 +29,12 @@ from gemmsmith.kernel import (
 from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.replacing import replace
-from tuner.codegen import unit_source, write_slim_headers
+from tuner.backends import kernels
+from tuner.backends.cutlass import footprint
+from tuner.backends.cutlass.operation import DATA_TYPES, gemm_operation, kernel, named
+from tuner.backends.cutlass.slim import write_slim_headers
+from tuner.backends.unit import unit_source
 from tuner.compile.toolchain import Toolchain, find_toolchain
-from tuner.space import footprint, gemm_operation, kernels, legality
-from tuner.space.operation import DATA_TYPES, kernel, named
 
 pytestmark = pytest.mark.compiles
 

@@ -26,10 +26,12 @@ from gemmsmith.kernel import (
 )
 from gemmsmith.launch import Decomposition, Launch, RasterOrder
 from gemmsmith.problem import Problem
+from gemmsmith.tiles import TileGrid, extents, tile_grid
+from tuner.arch import architecture
+from tuner.backends.cutlass import footprint
+from tuner.backends.cutlass.grid import heuristic_raster
+from tuner.backends.cutlass.operation import is_padded
 from tuner.devices.recording import Sweep
-from tuner.space import footprint
-from tuner.space.grid import TileGrid, extents, heuristic_raster, resident_blocks, tile_grid
-from tuner.space.operation import is_padded
 from tuner.trial import Phase, Trial
 
 FEATURES_VERSION = 1
@@ -236,7 +238,7 @@ def _launch(
     cluster = kernel.cluster[0] * kernel.cluster[1]
     if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
         cluster = launch.splits
-    resident = resident_blocks(device.sm_count, cluster)
+    resident = architecture(device.arch).resident_blocks(device.sm_count, cluster)
     stream_k = launch.decomposition is Decomposition.STREAM_K
     units = resident if stream_k else grid.tiles * launch.splits
     waves = ceil(units / resident)

@@ -28,11 +28,11 @@ from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.files import publish
 from gemmsmith.problem import Problem
 from gemmsmith.version import VERSION as GEMMSMITH
+from tuner.arch import MEASURED
 from tuner.errors import TunerError
 from tuner.search.cost_model import AnalyticModel
 from tuner.search.features import FEATURES, FEATURES_VERSION, Measured, features
 from tuner.search.ranking import Ranker
-from tuner.space import ARCHITECTURES
 
 if TYPE_CHECKING:
     from numpy import float64
@@ -190,8 +190,8 @@ class LearnedModel:
             trees = msgspec.convert(document.get("trees"), list[str])
         except msgspec.ValidationError as error:
             raise ModelUnusable(f"{path} is damaged: {error}") from error
-        if card.arch not in ((arch,) if arch else ARCHITECTURES):
-            wanted = arch or ", ".join(ARCHITECTURES)
+        if card.arch not in ((arch,) if arch else MEASURED):
+            wanted = arch or ", ".join(MEASURED)
             raise ModelUnusable(f"{path} is a model of {card.arch}, not of {wanted}")
         return cls(card, trees)
 

@@ -17,6 +17,7 @@ from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import AnyKernel
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
+from tuner.backends import candidates as legal_candidates
 from tuner.compile import Builder, Built
 from tuner.devices.base import Contender, Device
 from tuner.errors import JobAborted, NoLegalCandidate
@@ -33,7 +34,6 @@ from tuner.search.promotion import Decision, decide
 from tuner.search.ranking import Ranker, by_time, predictions
 from tuner.search.recheck import top_candidates
 from tuner.search.transfer import near_winners
-from tuner.space import candidates as legal_candidates
 from tuner.store import Store
 from tuner.trial import Finals, Phase, Trial, Winner
 

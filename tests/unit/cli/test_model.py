@@ -22,13 +22,13 @@ from tests.support.replacing import replace
 from tests.support.serving import ENVIRONMENT, H100, H200, new_settings
 from tests.support.serving import trial as stored_trial
 from tests.support.types import FLOATS
+from tuner.backends import candidates
 from tuner.devices.recording import SUFFIX, Sweep, SweepWriter
 from tuner.search.cost_model import AnalyticModel
 from tuner.search.features import Measured
 from tuner.search.held_out import sizes
 from tuner.search.learned import LearnedModel, path_for
 from tuner.search.ranking import Ranker
-from tuner.space import candidates
 from tuner.store import Store
 
 ROOT = Path(__file__).resolve().parents[3]

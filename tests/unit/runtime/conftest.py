@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import tuner.codegen
+from tuner.backends.cutlass import HEADERS
 
-INCLUDE = Path(next(iter(tuner.codegen.__path__))) / "include"
+INCLUDE = HEADERS
 
 SOURCE = r"""
 #include <gemmsmith/abi.h>

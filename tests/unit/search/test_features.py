@@ -14,6 +14,7 @@ from gemmsmith.problem import DType, Layout, Problem
 from tests.support.replacing import replace
 from tests.support.serving import ENVIRONMENT, H100, H200
 from tests.support.serving import trial as stored_trial
+from tuner.backends import candidates
 from tuner.search.cost_model import AnalyticModel
 from tuner.search.features import (
     FEATURES,
@@ -24,7 +25,6 @@ from tuner.search.features import (
     gathered,
     observed_in_trials,
 )
-from tuner.space import candidates
 from tuner.trial import Failure, FailureKind, Phase, Trial
 
 PROBLEM = Problem(m=256, n=4096, k=4096)

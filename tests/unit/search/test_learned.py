@@ -17,6 +17,7 @@ from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem
 from tests.support.serving import ENVIRONMENT, H100, H200
+from tuner.backends import candidates
 from tuner.devices.recording import Sweep
 from tuner.search import learned
 from tuner.search.cost_model import AnalyticModel
@@ -31,7 +32,6 @@ from tuner.search.learned import (
     path_for,
 )
 from tuner.search.ranking import ranked
-from tuner.space import candidates
 
 ROOT = Path(__file__).resolve().parents[3]
 SHIPPED = ROOT / "configs" / "models"

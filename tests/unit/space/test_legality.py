@@ -16,8 +16,8 @@ from gemmsmith.kernel import (
 from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.replacing import replace
-from tuner.space import footprint, legality
-from tuner.space.operation import kernel, named
+from tuner.backends.cutlass import footprint
+from tuner.backends.cutlass.operation import kernel, named
 
 GOOD = kernel(
     operation=Operation.of(DType.BF16, Layout.TN),

@@ -11,15 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.kernel import (
+    TMA_MAINLOOPS,
+    Backend,
+    EpilogueSchedule,
+    Kernel,
+    MainloopSchedule,
+    TileScheduler,
+)
 from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.types import FLOATS
-from tuner import space
+from tuner.backends import Level, candidates, kernels, refusal
+from tuner.backends.cutlass.operation import is_padded, name_of, tma_alignment
 from tuner.errors import NoLegalCandidate
-from tuner.space import Level, candidates, cutlass, full, gemm_operation, kernels, refusal
-from tuner.space.legality import TMA_MAINLOOPS
-from tuner.space.operation import is_padded, name_of, tma_alignment
 
 FAMILIES = [
     (dtype, layout)
