@@ -18,6 +18,7 @@ from service.values import (
     Calls,
     Cursor,
     DeadlineSeconds,
+    DTypeName,
     Extent,
     JobLimit,
     KeyLife,
@@ -54,7 +55,7 @@ class ProblemQuery(_Strict):
     n: QueryExtent
     k: QueryExtent
     batch: QueryExtent = 1
-    dtype: str = DType.BF16
+    dtype: DTypeName = DType.BF16.value
     layout: Layout = Layout.TN
     arch: Arch | None = None
     device: Slug | None = None
@@ -97,7 +98,7 @@ class ProblemBody(_Strict):
     n: Extent
     k: Extent
     batch: Extent = 1
-    dtype: str = DType.BF16
+    dtype: DTypeName = DType.BF16.value
     layout: Layout = Layout.TN
 
     def problem(self) -> Problem:
@@ -244,7 +245,7 @@ class WinnersQuery(ListQuery):
     """The query of `GET /winners`. Sizes that are not given may be any."""
 
     device: Slug | None = None
-    dtype: str | None = None
+    dtype: DTypeName | None = None
     layout: Layout | None = None
     use: Use | None = None
     m: QueryExtent | None = None
@@ -270,7 +271,7 @@ class ResultsQuery(ListQuery):
     n: QueryExtent | None = None
     k: QueryExtent | None = None
     batch: QueryExtent = 1
-    dtype: str | None = None
+    dtype: DTypeName | None = None
     layout: Layout | None = None
     device: Slug | None = None
     phase: Phase | None = None

@@ -12,7 +12,9 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from gemmsmith.problem import MAX_EXTENT, DType, Layout, Problem
+from gemmsmith.errors import InvalidProblem
+from gemmsmith.operation import DType, Element, Epilogue, Grouping, Layout, Operation, Scaling
+from gemmsmith.problem import MAX_EXTENT, Problem
 from gemmsmith.wire import MAX_CALLS, MAX_DEADLINE_S
 from tuner.store.keys import LONGEST_LIFE_S, MOST_JOBS, NAME_PATTERN, NAME_RULE, is_name
 
@@ -21,6 +23,10 @@ MAX_PRIORITY = 100
 
 _DIGITS = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_DTYPE = (
+    f"({'|'.join(DType)})(\\.out_({'|'.join(Element)}))?(\\.scale_({'|'.join(Scaling)}))?"
+    f"(\\.group_({'|'.join(Grouping)}))?(\\.then_({'|'.join(Epilogue)}))?(\\.accumulate)?"
+)
 
 
 def _integer(low: int, high: int, *, text: bool) -> Callable[[Any], int]:
@@ -65,12 +71,27 @@ def _after_winner(value: Any) -> Problem:
     try:
         dtype, layout, *sizes = str(value).split("-")
         batch, m, n, k = (int(size) for size in sizes if _DIGITS.fullmatch(size))
-        return Problem(m=m, n=n, k=k, batch=batch, dtype=DType(dtype), layout=Layout(layout))
+        return Problem(m=m, n=n, k=k, batch=batch, dtype=dtype, layout=Layout(layout))
     except ValueError:
         raise PydanticCustomError(
             "cursor",
             "is no cursor of this list: {shown}",
             {"shown": repr(value)[:80], "accepted": "the `after` of a page's `links.next`"},
+        ) from None
+
+
+def _dtype(value: Any) -> str:
+    try:
+        return Operation.of(value if isinstance(value, str) else "").dtype
+    except InvalidProblem as error:
+        short = isinstance(value, str) and value.partition(".")[0] in DType.__members__.values()
+        raise PydanticCustomError(
+            "dtype",
+            "{reason}",
+            {
+                "reason": str(error) if short else f"unknown: {value!r:.80}",
+                "accepted": ", ".join(DType),
+            },
         ) from None
 
 
@@ -92,6 +113,13 @@ def _schema(low: int, high: int) -> WithJsonSchema:
     return WithJsonSchema({"type": "integer", "minimum": low, "maximum": high})
 
 
+DTypeName = Annotated[
+    str,
+    BeforeValidator(_dtype),
+    WithJsonSchema(
+        _text(_DTYPE, description="Element types, and what differs from their defaults")
+    ),
+]
 QueryExtent = Annotated[
     int, BeforeValidator(_integer(1, MAX_EXTENT, text=True)), _schema(1, MAX_EXTENT)
 ]
@@ -124,7 +152,7 @@ WinnerCursor = Annotated[
     PlainValidator(_after_winner),
     WithJsonSchema(
         _text(
-            f"({'|'.join(DType)})-({'|'.join(Layout)})(-[1-9][0-9]{{0,9}}){{4}}",
+            f"{_DTYPE}-({'|'.join(Layout)})(-[1-9][0-9]{{0,9}}){{4}}",
             description="From the `links.next` of a page",
         )
     ),

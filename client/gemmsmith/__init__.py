@@ -49,12 +49,19 @@ if TYPE_CHECKING:
     )
     from gemmsmith.history import Origin, Revision
     from gemmsmith.jobs import AsyncTuningJob, JobEvent, JobState, JobStatus, TuningJob
-    from gemmsmith.kernel import Kernel
+    from gemmsmith.kernel import (
+        CublasLtKernel,
+        CuteKernel,
+        Cutlass2xKernel,
+        Cutlass3xKernel,
+        Kernel,
+    )
     from gemmsmith.launch import Launch
     from gemmsmith.lookup import Lookup
+    from gemmsmith.operation import DType, Element, Layout, Operation
     from gemmsmith.ops import Shapes, capture, compare, linear, matmul, patch, scaled_mm, use
     from gemmsmith.packs import Packs
-    from gemmsmith.problem import DType, Element, Layout, Problem
+    from gemmsmith.problem import Problem
     from gemmsmith.snapshot import Choice, Snapshot
     from gemmsmith.tuning import Effort
 
@@ -73,6 +80,7 @@ _MODULES = {
         "Use",
     ),
     "bundle": ("Bundle",),
+    "candidate": ("Candidate",),
     "client": ("Client",),
     "device": ("DeviceModel", "Environment"),
     "errors": (
@@ -98,12 +106,19 @@ _MODULES = {
     ),
     "history": ("Origin", "Revision"),
     "jobs": ("AsyncTuningJob", "JobEvent", "JobState", "JobStatus", "TuningJob"),
-    "kernel": ("Kernel",),
-    "launch": ("Candidate", "Launch"),
+    "kernel": (
+        "CublasLtKernel",
+        "CuteKernel",
+        "Cutlass2xKernel",
+        "Cutlass3xKernel",
+        "Kernel",
+    ),
+    "launch": ("Launch",),
     "lookup": ("Lookup",),
     "ops": ("Shapes", "capture", "compare", "linear", "matmul", "patch", "scaled_mm", "use"),
+    "operation": ("DType", "Element", "Layout", "Operation"),
     "packs": ("Packs",),
-    "problem": ("DType", "Element", "Layout", "Problem"),
+    "problem": ("Problem",),
     "snapshot": ("Choice", "Snapshot"),
     "tuning": ("Effort",),
 }
@@ -121,6 +136,10 @@ __all__ = [
     "Conditions",
     "Config",
     "Correctness",
+    "CublasLtKernel",
+    "CuteKernel",
+    "Cutlass2xKernel",
+    "Cutlass3xKernel",
     "DType",
     "DeviceModel",
     "Effort",
@@ -141,6 +160,7 @@ __all__ = [
     "Lookup",
     "Match",
     "NotTuned",
+    "Operation",
     "Origin",
     "PackCorrupt",
     "PackError",

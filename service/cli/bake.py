@@ -77,7 +77,7 @@ def bake(
     settings.create_folders()
     slug = model_of(settings, device).slug
     with Store.open(settings.database) as store:
-        found = [w for w in store.winners(device=slug) if w.problem.dtype in kinds]
+        found = [w for w in store.winners(device=slug) if not dtype or w.problem.dtype in kinds]
         snapshot = _snapshot(slug, found, {})
         rows = list(snapshot.rows)
         missing = 0

@@ -37,13 +37,13 @@ def problem_of(dtype: str, layout: str, sizes: str) -> Problem:
     if written is None:
         accepted = "M x N x K, such as 4096x6144x4096, and x batch where there is one"
         raise invalid_field("sizes", f"cannot be read: {sizes!r:.80}", accepted)
-    if dtype not in list(DType):
+    if dtype.partition(".")[0] not in list(DType):
         raise invalid_field("dtype", f"unknown: {dtype!r:.80}", ", ".join(DType))
     if layout not in list(Layout):
         raise invalid_field("layout", f"unknown: {layout!r:.80}", ", ".join(Layout))
     m, n, k, batch = (int(size or 1) for size in written.groups())
     try:
-        return Problem(m=m, n=n, k=k, batch=batch, dtype=DType(dtype), layout=Layout(layout))
+        return Problem(m=m, n=n, k=k, batch=batch, dtype=dtype, layout=Layout(layout))
     except InvalidProblem as error:
         raise invalid_field(error.field, str(error)) from None
 

@@ -14,7 +14,7 @@ from service.pages.fields import Blank, Device
 from service.pages.render import page, picture
 from service.pictures.heatmap import Cell, heatmap
 from service.state import Service
-from service.values import QueryExtent
+from service.values import DTypeName, QueryExtent
 
 router = APIRouter(include_in_schema=False)
 
@@ -28,7 +28,7 @@ _Extent = Annotated[QueryExtent | None, Blank, Query()]
 def heat_map(
     service: Service,
     caller: Reader,
-    dtype: Annotated[DType | None, Blank, Query()] = None,
+    dtype: Annotated[DTypeName | None, Blank, Query()] = None,
     layout: Annotated[Layout | None, Blank, Query()] = None,
     k: _Extent = None,
     batch: _Extent = None,
@@ -37,7 +37,7 @@ def heat_map(
     """The map; without a K, that of the K that most problems have."""
     model = service.catalogue.resolve(None, device)
     slug = model.slug if model else ""
-    dtype, layout = dtype or DType.BF16, layout or Layout.TN
+    dtype, layout = dtype or DType.BF16.value, layout or Layout.TN
     depths = service.store.listing.depths(dtype, layout)
     fitting = [
         (depth, count)

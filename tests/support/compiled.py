@@ -67,8 +67,7 @@ CLUSTER_SPLIT_K = kernel(
     swapped=True,
 )
 PADDED = kernel(  # PINGPONG's sibling: one definition, compiled once
-    dtype=DType.BF16,
-    layout=Layout.TN,
+    operation=Operation.of(DType.BF16, Layout.TN),
     tile=(64, 128, 64),
     mainloop=MainloopSchedule.PINGPONG,
     epilogue=EpilogueSchedule.TMA,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
@@ -55,6 +55,10 @@ class Architecture:
         """FLOP of one SM's tensor cores in a clock, with operands of so many bits."""
         return self.flops_per_clock * 16 // bits
 
+    def __reduce__(self) -> tuple[Callable[[str], Architecture], tuple[str]]:
+        """Another process has its own object of the same architecture."""
+        return _named, (self.name,)
+
     def resident_blocks(self, sm_count: int, cluster: int) -> int:
         """Thread blocks that run at once, one per SM, clusters inside their GPC.
 
@@ -62,6 +66,12 @@ class Architecture:
         ones.
         """
         return _resident_blocks(self, sm_count, cluster)
+
+
+def _named(name: str) -> Architecture:
+    from tuner.arch import architecture
+
+    return architecture(name)
 
 
 @lru_cache(maxsize=1024)

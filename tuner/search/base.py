@@ -70,7 +70,7 @@ def base_kernels(
     ballots: list[_Ballot] = []
     for dtype in dtypes:
         # Sixteen bits are sixteen bits: what suits BF16 suits FP16, and is looked for once.
-        twin = DType.BF16 if dtype is DType.FP16 else dtype
+        twin = DType.BF16 if dtype == DType.FP16 else dtype
         if twin not in asked:
             asked[twin] = [_leaders(problem, device) for problem in _probes(twin)]
         ballots += [

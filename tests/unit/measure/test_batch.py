@@ -12,7 +12,7 @@ from statistics import median
 import pytest
 
 from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.kernel import Cutlass3xKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
 from gemmsmith.launch import Decomposition, Launch
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.host import MODEL, HostEvent, HostGraph, HostStream, build_pack
@@ -78,9 +78,8 @@ def batches(monkeypatch: pytest.MonkeyPatch, said: list[Reply]) -> Batches:
 def entrants(pack: Path, *names: str, dtype: DType = DType.BF16) -> tuple[Entrant, ...]:
     found = []
     for name in names:
-        kernel = Kernel(
+        kernel = Cutlass3xKernel(
             name=name,
-            backend=Backend.CUTLASS3X,
             arch="sm90",
             dtype=dtype,
             layout=Layout.TN,

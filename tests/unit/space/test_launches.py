@@ -119,12 +119,12 @@ def test_swapped_kernels_run_their_m_along_n() -> None:
 SPLIT_K = [
     kernel(
         operation=Operation.of(dtype, layout),
-        tile=(64, n, 128 // dtype.a.bytes),
+        tile=(64, n, 128 // Operation.of(dtype).a.bytes),
         cluster=cluster,
         mainloop=mainloop,
         epilogue=EpilogueSchedule.TMA,
         scheduler=TileScheduler.SPLIT_K,
-        alignment=16 // dtype.a.bytes,
+        alignment=16 // Operation.of(dtype).a.bytes,
         fast_accumulation=Operation.of(dtype).is_narrow_float,
     )
     for dtype, layout in (
@@ -140,11 +140,11 @@ SPLIT_K = [
 CLUSTER_SPLIT_K = [
     kernel(
         operation=Operation.of(dtype, Layout.TN),
-        tile=(64, n, 256 // dtype.a.bytes),
+        tile=(64, n, 256 // Operation.of(dtype).a.bytes),
         mainloop=MainloopSchedule.WARP_SPECIALIZED,
         epilogue=EpilogueSchedule.NO_SMEM,
         scheduler=TileScheduler.CLUSTER_SPLIT_K,
-        alignment=16 // dtype.a.bytes,
+        alignment=16 // Operation.of(dtype).a.bytes,
         swapped=True,
         fast_accumulation=Operation.of(dtype).is_narrow_float,
     )

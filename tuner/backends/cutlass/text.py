@@ -10,9 +10,11 @@ from tuner.backends.cutlass import HEADERS
 from tuner.backends.cutlass.operation import gemm_operation
 
 
-
-
-def emitted(kernel: CutlassKernel, emitter: EmitGemmUniversal3xInstance | EmitGemmUniversalInstance, scaled_epilogue: str) -> str:
+def emitted(
+    kernel: CutlassKernel,
+    emitter: EmitGemmUniversal3xInstance | EmitGemmUniversalInstance,
+    scaled_epilogue: str,
+) -> str:
     """CUTLASS's text that defines a struct of the operation's name.
 
     The emitters know CUTLASS's epilogue functors by enumerator only; ours, which applies FP8's
