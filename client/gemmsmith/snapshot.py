@@ -29,8 +29,8 @@ from gemmsmith import understood
 from gemmsmith.answer import MAX_DISTANCE, Config, Use
 from gemmsmith.errors import SnapshotCorrupt
 from gemmsmith.files import publish
+from gemmsmith.legality import refusal
 from gemmsmith.problem import Problem
-from gemmsmith.suits import refusal
 
 log = logging.getLogger("gemmsmith")
 
