@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.peers.peer import Unsupported
 from benchmarks.peers.winners import find_packs, find_winners
 from benchmarks.side_by_side import SideBySide, WrongProductError, prepare
-from gemmsmith.answer import Use
 from gemmsmith.files import publish
 from tuner.measure.local_gpu import gpu_uuid, local_gpu
 from tuner.measure.power import penalty
@@ -64,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     winners = [
         winner
         for winner in find_winners(options.winners, None, model).values()
-        if winner.candidate is not None and (options.all or winner.use is Use.CUTLASS)
+        if winner.candidate is not None and (options.all or not winner.use.is_default)
     ]
     if model is None:
         print(f"no CUDA GPU {ordinal} on this machine; {len(winners)} winners would be measured")

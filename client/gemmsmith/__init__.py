@@ -51,12 +51,19 @@ if TYPE_CHECKING:
     from gemmsmith.handles import AsyncTuningJob, TuningJob
     from gemmsmith.history import Origin, Revision
     from gemmsmith.jobs import JobEvent, JobStatus
-    from gemmsmith.kernel import Kernel
+    from gemmsmith.kernel import (
+        CublasLtKernel,
+        CuteKernel,
+        Cutlass2xKernel,
+        Cutlass3xKernel,
+        Kernel,
+    )
     from gemmsmith.launch import Launch
     from gemmsmith.lookup import Lookup
+    from gemmsmith.operation import DType, Element, Layout, Operation
     from gemmsmith.ops import Shapes, capture, compare, linear, matmul, patch, scaled_mm, use
     from gemmsmith.packs import Packs
-    from gemmsmith.problem import DType, Element, Layout, Problem
+    from gemmsmith.problem import Problem
     from gemmsmith.snapshot import Choice, Snapshot
     from gemmsmith.tuning import Effort, JobState
 
@@ -103,12 +110,19 @@ _MODULES = {
     "handles": ("AsyncTuningJob", "TuningJob"),
     "history": ("Origin", "Revision"),
     "jobs": ("JobEvent", "JobStatus"),
-    "kernel": ("Kernel",),
+    "kernel": (
+        "CublasLtKernel",
+        "CuteKernel",
+        "Cutlass2xKernel",
+        "Cutlass3xKernel",
+        "Kernel",
+    ),
     "launch": ("Launch",),
     "lookup": ("Lookup",),
     "ops": ("Shapes", "capture", "compare", "linear", "matmul", "patch", "scaled_mm", "use"),
+    "operation": ("DType", "Element", "Layout", "Operation"),
     "packs": ("Packs",),
-    "problem": ("DType", "Element", "Layout", "Problem"),
+    "problem": ("Problem",),
     "snapshot": ("Choice", "Snapshot"),
     "tuning": ("Effort", "JobState"),
 }
@@ -126,6 +140,10 @@ __all__ = [
     "Conditions",
     "Config",
     "Correctness",
+    "CublasLtKernel",
+    "CuteKernel",
+    "Cutlass2xKernel",
+    "Cutlass3xKernel",
     "DType",
     "DeviceModel",
     "Effort",
@@ -147,6 +165,7 @@ __all__ = [
     "Match",
     "NotTuned",
     "NotUnderstood",
+    "Operation",
     "Origin",
     "PackCorrupt",
     "PackError",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.kernel import AnyKernel
+from gemmsmith.kernel import AnyKernel, Backend, Kernel
 from gemmsmith.launch import Launch
 from gemmsmith.problem import Problem
 
@@ -105,8 +105,19 @@ class Match(StrEnum):
 class Use(StrEnum):
     """What the caller should run."""
 
-    CUTLASS = "cutlass"  # the config beat cuBLAS
-    CUBLAS = "cublas"  # cuBLAS was at least as fast: keep torch's own operator
+    CUTLASS = "cutlass"  # the config, a compiled kernel, beat the default
+    CUBLASLT = "cublaslt"  # the config, another algorithm of cuBLASLt's, beat the default
+    CUBLAS = "cublas"  # the default was at least as fast: keep torch's own operator
+
+    @classmethod
+    def of(cls, kernel: Kernel) -> Use:
+        """What running a kernel is called."""
+        return cls.CUBLASLT if kernel.backend is Backend.CUBLASLT else cls.CUTLASS
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the caller goes on with torch's own operator."""
+        return self is Use.CUBLAS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

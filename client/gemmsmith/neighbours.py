@@ -47,7 +47,7 @@ def answering(problem: Problem, nearest: Iterable[W], is_legal: Callable[[W], bo
     for winner in nearest:
         if problem.distance(winner.problem) > MAX_DISTANCE:
             return None
-        if winner.use is Use.CUBLAS or is_legal(winner):
+        if winner.use.is_default or is_legal(winner):
             return winner
     return None
 

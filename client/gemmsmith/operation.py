@@ -13,7 +13,7 @@ Nothing else in the project asks for an element type or a layout by name: it ask
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
@@ -133,42 +133,19 @@ class _Meaning(NamedTuple):
     scalings: tuple[Scaling, ...]  # others that there are
 
 
+_FINER = (Scaling.ROW, Scaling.BLOCK)
 _MEANINGS = {
     DType.BF16: _Meaning(
-        Element.BF16,
-        Element.BF16,
-        Element.F32,
-        Element.BF16,
-        (Element.F32,),
-        Scaling.NONE,
-        (),
+        Element.BF16, Element.BF16, Element.F32, Element.BF16, (Element.F32,), Scaling.NONE, ()
     ),
     DType.FP16: _Meaning(
-        Element.F16,
-        Element.F16,
-        Element.F32,
-        Element.F16,
-        (Element.F32,),
-        Scaling.NONE,
-        (),
+        Element.F16, Element.F16, Element.F32, Element.F16, (Element.F32,), Scaling.NONE, ()
     ),
     DType.FP8_E4M3: _Meaning(
-        Element.E4M3,
-        Element.E4M3,
-        Element.F32,
-        Element.BF16,
-        (),
-        Scaling.TENSOR,
-        (Scaling.ROW, Scaling.BLOCK),
+        Element.E4M3, Element.E4M3, Element.F32, Element.BF16, (), Scaling.TENSOR, _FINER
     ),
     DType.FP8_E5M2: _Meaning(
-        Element.E5M2,
-        Element.E4M3,
-        Element.F32,
-        Element.BF16,
-        (),
-        Scaling.TENSOR,
-        (Scaling.ROW, Scaling.BLOCK),
+        Element.E5M2, Element.E4M3, Element.F32, Element.BF16, (), Scaling.TENSOR, _FINER
     ),
     DType.INT8: _Meaning(
         Element.S8,
@@ -180,13 +157,7 @@ _MEANINGS = {
         (Scaling.ROW,),
     ),
     DType.TF32: _Meaning(
-        Element.TF32,
-        Element.TF32,
-        Element.F32,
-        Element.F32,
-        (),
-        Scaling.NONE,
-        (),
+        Element.TF32, Element.TF32, Element.F32, Element.F32, (), Scaling.NONE, ()
     ),
 }
 
@@ -322,6 +293,11 @@ class Operation:
     def accumulator(self) -> Element:
         """Element type of the sums."""
         return _MEANINGS[self.types].accumulator
+
+    @property
+    def of_kernels(self) -> Operation:
+        """What kernels are made for: whether a product is added to D is a launch's beta."""
+        return replace(self, accumulate=False) if self.accumulate else self
 
     @property
     def is_plain(self) -> bool:

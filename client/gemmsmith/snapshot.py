@@ -28,9 +28,9 @@ from gemmsmith import understood
 from gemmsmith.answer import MAX_DISTANCE, Config, Use
 from gemmsmith.errors import SnapshotCorrupt
 from gemmsmith.files import publish
+from gemmsmith.legality import refusal
 from gemmsmith.neighbours import NEIGHBOURS, Neighbourhood, answering
 from gemmsmith.problem import Problem
-from gemmsmith.suits import refusal
 
 log = logging.getLogger("gemmsmith")
 
@@ -173,7 +173,7 @@ class Snapshot:
         is not compiled: then no farther neighbour stands in, as `GET /best` would not name one.
         """
         row = self.row_for(problem)
-        if row is None or row.use is not Use.CUTLASS or row.config is None:
+        if row is None or row.use.is_default or row.config is None:
             return None
         if row.config.pack is None:
             return None
@@ -203,7 +203,7 @@ class Snapshot:
         return {
             row.config.pack: row.signature
             for row in self.rows
-            if row.use is Use.CUTLASS and row.config is not None and row.config.pack is not None
+            if not row.use.is_default and row.config is not None and row.config.pack is not None
         }
 
     def __eq__(self, other: object) -> bool:

@@ -77,7 +77,7 @@ def bake(
     settings.create_folders()
     slug = model_of(settings, device).slug
     with Store.open(settings.database) as store:
-        found = [w for w in store.winners(device=slug) if w.problem.dtype in kinds]
+        found = [w for w in store.winners(device=slug) if not dtype or w.problem.dtype in kinds]
         snapshot = _snapshot(slug, found, {})
         rows = list(snapshot.rows)
         missing = 0
@@ -140,14 +140,13 @@ def _packs(
     Raises:
         CommandError: some are in no pack, and there is no compiler or they do not compile.
     """
-    from gemmsmith.answer import Use
     from service.worker.builder import open_artifacts
 
     artifacts = open_artifacts(settings, store)
     kernels: dict[str, AnyKernel] = {}
     files: dict[str, Path] = {}
     for winner in winners:
-        if winner.use is not Use.CUTLASS or winner.candidate is None:
+        if winner.use.is_default or winner.candidate is None:
             continue
         kernel = winner.candidate.kernel
         kernels[kernel.name] = kernel

@@ -7,7 +7,6 @@ import shlex
 import msgspec
 import structlog
 
-from gemmsmith.answer import Use
 from gemmsmith.problem import Problem
 from service.http.documents import best_url
 from service.settings import Settings
@@ -47,7 +46,7 @@ def text(
 def known_problem(store: Store, device: str | None) -> Problem | None:
     """A problem that has a winner on the device, rather one that a CUTLASS kernel won."""
     winners = store.winners(device=device, limit=200)
-    winners.sort(key=lambda winner: winner.use is not Use.CUTLASS)
+    winners.sort(key=lambda winner: winner.use.is_default)
     return winners[0].problem if winners else None
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gemmsmith.answer import Answer, Match, Use
+from gemmsmith.answer import Answer, Match
 from gemmsmith.problem import Problem
 from service.cli.options import (
     AsJson,
@@ -104,7 +104,7 @@ def _print(answer: Answer) -> None:
             return
         case Match.EXACT:
             say("  match      exact")
-    verdict = "cuBLAS: keep torch's own operator" if answer.use is Use.CUBLAS else "CUTLASS"
+    verdict = "cuBLAS: keep torch's own operator" if answer.use.is_default else answer.use
     say(f"  use        {verdict}")
     if stays := why_cublas_stays(answer.use, answer.speedup, answer.power_penalty):
         say(f"             our kernel {stays} (docs/winners.md)")

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gemmsmith.problem import MAX_EXTENT, DType, Problem
+from gemmsmith.errors import InvalidProblem
+from gemmsmith.operation import Operation
+from gemmsmith.problem import MAX_EXTENT, Problem
 from service.cli.output import MisuseError
 
 if TYPE_CHECKING:
@@ -46,7 +48,8 @@ OptionalM = Annotated[int | None, typer.Argument(metavar="M", parser=extent, sho
 OptionalN = Annotated[int | None, typer.Argument(metavar="N", parser=extent, show_default=False)]
 OptionalK = Annotated[int | None, typer.Argument(metavar="K", parser=extent, show_default=False)]
 DTypeName = Annotated[
-    str, typer.Option("--dtype", help="Element types: bf16, fp16, fp8_e4m3 or fp8_e5m2.")
+    str,
+    typer.Option("--dtype", help="Element types: bf16, fp16, fp8_e4m3, fp8_e5m2, int8 or tf32."),
 ]
 LayoutName = Annotated[
     str,
@@ -86,8 +89,8 @@ DTypeNames = Annotated[
     typer.Option(
         "--dtype",
         "--dtypes",
-        help="Element types: bf16, fp16, fp8_e4m3, fp8_e5m2; repeatable, or with commas. "
-        "Default bf16.",
+        help="Element types: bf16, fp16, fp8_e4m3, fp8_e5m2, int8, tf32; repeatable, or with "
+        "commas. Default bf16.",
         show_default=False,
     ),
 ]
@@ -167,9 +170,9 @@ def dtypes_of(names: list[str]) -> list[str]:
     found: dict[str, None] = {}
     for name in ",".join(names).split(","):
         try:
-            found[DType(name.strip())] = None
-        except ValueError:
-            raise MisuseError(f"dtype must be one of {', '.join(DType)}, got {name!r}") from None
+            found[Operation.of(name.strip()).dtype] = None
+        except InvalidProblem as error:
+            raise MisuseError(str(error)) from None
     return list(found)
 
 

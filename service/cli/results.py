@@ -96,7 +96,7 @@ def _filters(
     if phase is not None and phase not in set(Phase):
         raise MisuseError(f"phase must be one of {', '.join(Phase)}, got {phase!r}")
     filters: dict[str, Any] = {"device": device, "phase": phase, "job": job, "layout": layout}
-    filters["dtype"] = str(dtypes_of([dtype])[0]) if dtype else None
+    filters["dtype"] = dtypes_of([dtype])[0] if dtype else None
     if problem is not None:
         m, n, k = problem
         found = problem_of(
@@ -110,7 +110,7 @@ def _filters(
 def _trials(filters: dict[str, Any], limit: int, database: str | None) -> list[StoredTrial]:
     import msgspec
 
-    from gemmsmith.problem import DType, Layout, Problem
+    from gemmsmith.problem import Layout, Problem
     from tuner.store import Store
     from tuner.trial import Phase
 
@@ -122,7 +122,7 @@ def _trials(filters: dict[str, Any], limit: int, database: str | None) -> list[S
         return store.trials(
             problem=problem,
             device=filters.get("device"),
-            dtype=DType(filters["dtype"]) if "dtype" in filters else None,
+            dtype=filters.get("dtype"),
             layout=Layout(filters["layout"]) if "layout" in filters else None,
             phase=Phase(filters["phase"]) if "phase" in filters else None,
             job=filters.get("job"),
@@ -131,13 +131,13 @@ def _trials(filters: dict[str, Any], limit: int, database: str | None) -> list[S
 
 
 def _winners(filters: dict[str, Any], limit: int, database: str | None) -> list[Winner]:
-    from gemmsmith.problem import DType, Layout
+    from gemmsmith.problem import Layout
     from tuner.store import Store
 
     with Store.open(load_settings(database=database).database) as store:
         return store.winners(
             device=filters.get("device"),
-            dtype=DType(filters["dtype"]) if "dtype" in filters else None,
+            dtype=filters.get("dtype"),
             layout=Layout(filters["layout"]) if "layout" in filters else None,
             limit=limit,
         )

@@ -99,7 +99,7 @@ def summary(result: Winner | Answer) -> str:
     """A winner or an answer in one line."""
     gain = f"{result.speedup.median:.3f} × cuBLAS" if result.speedup else "not compared"
     time = f"{result.statistics.median_us:.2f} µs" if result.statistics else "no time"
-    if result.use is Use.CUBLAS:
+    if result.use.is_default:
         base = f"{result.baseline.median_us:.2f} µs" if result.baseline else "no time"
         stays = why_cublas_stays(Use.CUBLAS, result.speedup, result.power_penalty)
         return f"keep cuBLAS ({base}; best CUTLASS kernel {gain}{f', {stays}' if stays else ''})"
@@ -135,11 +135,11 @@ def totals(outcomes: Sequence[TaskOutcome]) -> dict[str, Any]:
     for outcome in outcomes:
         counts[outcome.status] += 1
     gains = [
-        outcome.result.speedup.median if outcome.result.use is Use.CUTLASS else 1.0
+        outcome.result.speedup.median if not outcome.result.use.is_default else 1.0
         for outcome in outcomes
         if outcome.result is not None and outcome.result.speedup is not None
     ]
-    stays = sum(o.result.use is Use.CUBLAS for o in outcomes if o.result is not None)
+    stays = sum(o.result.use.is_default for o in outcomes if o.result is not None)
     mean = math.exp(math.fsum(map(math.log, gains)) / len(gains)) if gains else None
     return counts | {
         "cublas_stays": stays,
@@ -158,7 +158,7 @@ def _print(outcomes: Sequence[TaskOutcome], seconds: float) -> None:
         what = outcome.status.value  # why it failed was said when it did
         if result is not None:
             kernel = outcome.chosen.kernel.name if outcome.chosen else "–"
-            what = "cuBLAS" if result.use is Use.CUBLAS else kernel
+            what = "cuBLAS" if result.use.is_default else kernel
         rows.append(
             (
                 outcome.task.problem,

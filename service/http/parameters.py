@@ -13,8 +13,8 @@ from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import Operation
-from gemmsmith.problem import MAX_EXTENT, DType, Layout, Problem
+from gemmsmith.operation import DType, Element, Epilogue, Grouping, Layout, Operation, Scaling
+from gemmsmith.problem import MAX_EXTENT, Problem
 from gemmsmith.wire import MAX_CALLS, MAX_DEADLINE_S
 from tuner.store.keys import LONGEST_LIFE_S, MOST_JOBS, NAME_PATTERN, NAME_RULE, is_name
 
@@ -23,6 +23,10 @@ MAX_PRIORITY = 100
 
 _DIGITS = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+DTYPE_PATTERN = (
+    f"({'|'.join(DType)})(\\.out_({'|'.join(Element)}))?(\\.scale_({'|'.join(Scaling)}))?"
+    f"(\\.group_({'|'.join(Grouping)}))?(\\.then_({'|'.join(Epilogue)}))?(\\.accumulate)?"
+)
 
 
 def _integer(low: int, high: int, *, text: bool) -> Callable[[Any], int]:
@@ -79,11 +83,15 @@ def _after_winner(value: Any) -> Problem:
 def _dtype(value: Any) -> str:
     try:
         return Operation.of(value if isinstance(value, str) else "").dtype
-    except InvalidProblem:
+    except InvalidProblem as error:
+        short = isinstance(value, str) and value.partition(".")[0] in DType.__members__.values()
         raise PydanticCustomError(
             "dtype",
-            "is unknown: {shown}",
-            {"shown": repr(value)[:80], "accepted": ", ".join(DType)},
+            "{reason}",
+            {
+                "reason": str(error) if short else f"unknown: {value!r:.80}",
+                "accepted": ", ".join(DType),
+            },
         ) from None
 
 
@@ -105,6 +113,13 @@ def _schema(low: int, high: int) -> WithJsonSchema:
     return WithJsonSchema({"type": "integer", "minimum": low, "maximum": high})
 
 
+DTypeName = Annotated[
+    str,
+    BeforeValidator(_dtype),
+    WithJsonSchema(
+        _text(DTYPE_PATTERN, description="Element types, and what differs from their defaults")
+    ),
+]
 QueryExtent = Annotated[
     int, BeforeValidator(_integer(1, MAX_EXTENT, text=True)), _schema(1, MAX_EXTENT)
 ]
@@ -122,16 +137,6 @@ Calls = Annotated[int, BeforeValidator(_integer(0, MAX_CALLS, text=False)), _sch
 DeadlineSeconds = Annotated[
     int, BeforeValidator(_integer(1, MAX_DEADLINE_S, text=False)), _schema(1, MAX_DEADLINE_S)
 ]
-OperationName = Annotated[
-    str,
-    BeforeValidator(_dtype),
-    WithJsonSchema(
-        _text(
-            f"({'|'.join(DType)})([.][a-z0-9_]+)*",
-            description="A short name, or what an answer calls its operation, bf16.out_f32 say",
-        )
-    ),
-]
 KeyName = Annotated[
     str, BeforeValidator(_key_name), WithJsonSchema(_text(NAME_PATTERN, description=NAME_RULE))
 ]
@@ -147,7 +152,7 @@ WinnerCursor = Annotated[
     PlainValidator(_after_winner),
     WithJsonSchema(
         _text(
-            f"({'|'.join(DType)})([.][a-z0-9_]+)*-({'|'.join(Layout)})(-[1-9][0-9]{{0,9}}){{4}}",
+            f"{DTYPE_PATTERN}-({'|'.join(Layout)})(-[1-9][0-9]{{0,9}}){{4}}",
             description="From the `links.next` of a page",
         )
     ),

@@ -20,11 +20,11 @@ from service.http.parameters import (
     Calls,
     Cursor,
     DeadlineSeconds,
+    DTypeName,
     Extent,
     JobLimit,
     KeyLife,
     KeyName,
-    OperationName,
     PageLimit,
     Priority,
     QueryExtent,
@@ -76,7 +76,7 @@ class ProblemQuery(_Operation):
     k: QueryExtent
     batch: QueryExtent = 1
     groups: Annotated[QueryExtent | None, _GROUPS] = None
-    dtype: OperationName = DType.BF16
+    dtype: DTypeName = DType.BF16.value
     layout: Layout = Layout.TN
     arch: Arch | None = None
     device: Slug | None = None
@@ -118,7 +118,7 @@ class ProblemBody(_Operation):
     k: Extent
     batch: Extent = 1
     groups: Annotated[Extent | None, _GROUPS] = None
-    dtype: OperationName = DType.BF16
+    dtype: DTypeName = DType.BF16.value
     layout: Layout = Layout.TN
     accumulate: Annotated[StrictBool | None, Field(description="Add to D")] = None
 
@@ -277,7 +277,7 @@ class WinnersQuery(ListQuery, _Operation):
     """The query of `GET /winners`. Sizes that are not given may be any."""
 
     device: Slug | None = None
-    dtype: OperationName | None = None
+    dtype: DTypeName | None = None
     layout: Layout | None = None
     use: Use | None = None
     m: QueryExtent | None = None
@@ -317,7 +317,7 @@ class ResultsQuery(ListQuery):
     n: QueryExtent | None = None
     k: QueryExtent | None = None
     batch: QueryExtent = 1
-    dtype: OperationName | None = None
+    dtype: DTypeName | None = None
     layout: Layout | None = None
     device: Slug | None = None
     phase: Phase | None = None

@@ -14,7 +14,7 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem
 from service.http.errors import invalid_field
 from service.http.requests import Arch
-from tuner.measure.footprint import footprint_bytes
+from tuner.workloads.footprint import footprint_bytes
 
 
 class Catalogue:

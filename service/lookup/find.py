@@ -12,16 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from gemmsmith import suits
 from gemmsmith.answer import MAX_DISTANCE, Answer, Config, Match, Use
 from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import CutlassKernel
 from gemmsmith.neighbours import NEIGHBOURS, Neighbourhood, answering
 from gemmsmith.problem import Problem
 from service.http.abilities import without_candidate
+from tuner.backends import refusal, splits_refusal
 from tuner.search.predict import Prediction, predict
 from tuner.search.ranking import Ranker
-from tuner.space import refusal, splits_refusal
 from tuner.trial import Winner
 
 REACH = MAX_DISTANCE + 0.01
@@ -107,8 +105,6 @@ def _is_legal(winner: Winner, problem: Problem) -> bool:
         return False
     candidate = winner.candidate
     kernel, launch = candidate.kernel, candidate.launch
-    if not isinstance(kernel, CutlassKernel):
-        return suits.refusal(Config(kernel=kernel, launch=launch), problem) is None
     return refusal(kernel, problem) is None and splits_refusal(kernel, launch, problem) is None
 
 

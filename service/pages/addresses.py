@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.problem import Layout, Problem
+from gemmsmith.problem import DType, Layout, Problem
 from service.http.errors import invalid_field
 
 PROBLEMS = "/ui/problems"
@@ -37,6 +37,8 @@ def problem_of(dtype: str, layout: str, sizes: str) -> Problem:
     if written is None:
         accepted = "M x N x K, such as 4096x6144x4096, and x batch where there is one"
         raise invalid_field("sizes", f"cannot be read: {sizes!r:.80}", accepted)
+    if dtype.partition(".")[0] not in list(DType):
+        raise invalid_field("dtype", f"unknown: {dtype!r:.80}", ", ".join(DType))
     if layout not in list(Layout):
         raise invalid_field("layout", f"unknown: {layout!r:.80}", ", ".join(Layout))
     m, n, k, batch = (int(size or 1) for size in written.groups())

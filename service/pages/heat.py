@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from gemmsmith.problem import DType, Layout
-from service.http.parameters import QueryExtent
+from service.http.parameters import DTypeName, QueryExtent
 from service.http.state import Service
 from service.pages import addresses
 from service.pages.callers import Reader
@@ -28,7 +28,7 @@ _Extent = Annotated[QueryExtent | None, Blank, Query()]
 def heat_map(
     service: Service,
     caller: Reader,
-    dtype: Annotated[DType | None, Blank, Query()] = None,
+    dtype: Annotated[DTypeName | None, Blank, Query()] = None,
     layout: Annotated[Layout | None, Blank, Query()] = None,
     k: _Extent = None,
     batch: _Extent = None,
@@ -37,7 +37,7 @@ def heat_map(
     """The map; without a K, that of the K that most problems have."""
     model = service.catalogue.resolve(None, device)
     slug = model.slug if model else ""
-    dtype, layout = dtype or DType.BF16, layout or Layout.TN
+    dtype, layout = dtype or DType.BF16.value, layout or Layout.TN
     depths = service.store.listing.depths(dtype, layout)
     fitting = [
         (depth, count)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gemmsmith.problem import MAX_EXTENT, DType, Layout
+from gemmsmith.errors import InvalidProblem
+from gemmsmith.operation import DType, Layout, Operation
+from gemmsmith.problem import MAX_EXTENT
 from tuner.store.listing import Search
 
 ACCEPTED = (
@@ -33,8 +35,8 @@ def parse(text: str) -> Search:
     """
     met: dict[str, Any] = {"extents": ()}
     for word in text.lower().replace("×", "x").replace(",", " ").split():
-        if word in list(DType):
-            met["dtype"] = DType(word)
+        if word.partition(".")[0] in list(DType):
+            met["dtype"] = _dtype(word)
         elif word in list(Layout):
             met["layout"] = Layout(word)
         elif named := _NAMED.fullmatch(word):
@@ -47,6 +49,13 @@ def parse(text: str) -> Search:
         else:
             raise SearchError(f"cannot be read: {word!r:.80}")
     return Search(**met)
+
+
+def _dtype(word: str) -> str:
+    try:
+        return Operation.of(word).dtype
+    except InvalidProblem as error:
+        raise SearchError(str(error)) from None
 
 
 def _extent(digits: str, word: str) -> int:

@@ -10,7 +10,7 @@ def why_cublas_stays(use: Use, speedup: Ratio | None, power_penalty: float | Non
 
     `speedup` is of the regime in which it gains least, `power_penalty` what was asked of it.
     """
-    if use is not Use.CUBLAS or speedup is None or speedup.ci_low <= 1.0:
+    if not use.is_default or speedup is None or speedup.ci_low <= 1.0:
         return ""
     if power_penalty is not None and power_penalty <= speedup.ci_low:
         return "is not surely ahead of cuBLAS's in every regime"

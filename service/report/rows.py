@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gemmsmith.answer import Statistics, Use
+from gemmsmith.answer import Statistics
 from gemmsmith.device import DeviceModel
 from gemmsmith.operation import Layout, in_order
 from gemmsmith.problem import Problem
@@ -280,5 +280,5 @@ def _summary(dtype: str, group: ProblemClass | None, rows: Sequence[ReportRow]) 
         maximum=max(ratios),
         below=sum(ratio < LOW for ratio in ratios),
         behind=sum(speedup.ci_high < 1 for speedup in speedups),
-        won=sum(row.winner.use is Use.CUTLASS for row in rows),
+        won=sum(not row.winner.use.is_default for row in rows),
     )

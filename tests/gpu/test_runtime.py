@@ -16,11 +16,12 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.errors import LaunchFailed
 from gemmsmith.kernel import Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.launch import Decomposition, Launch, RasterOrder
+from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
 from gemmsmith.runtime.launch import torch_dtype
 from tests.gpu import selection
 from tests.gpu.conftest import Packs
-from tuner.space import refusal
+from tuner.backends import refusal
 
 M, N, K = 528, 784, 1056
 FAMILIES = [pytest.param(*family, id="-".join(family)) for family in selection.FAMILIES]
@@ -48,8 +49,8 @@ def _operands(torch: Any, kernel: Kernel, *, batch: int | None = None, pad: int 
         stored = _matrix(torch, element, *lead, shape[0], shape[1] + pad)[..., : shape[1]]
         return stored if row_major else stored.transpose(-1, -2)
 
-    a = one(M, K, torch_dtype(dtype.a), layout.a_row_major)
-    b = one(K, N, torch_dtype(dtype.b), layout.b_row_major)
+    a = one(M, K, torch_dtype(Operation.of(dtype).a), layout.a_row_major)
+    b = one(K, N, torch_dtype(Operation.of(dtype).b), layout.b_row_major)
     return a, b
 
 
@@ -59,7 +60,7 @@ def _error(torch: Any, out: Any, reference: Any) -> float:
 
 
 def _bound(kernel: Kernel) -> float:
-    if kernel.dtype is DType.FP16:
+    if kernel.dtype == DType.FP16:
         return 1e-3
     return 8e-3 if kernel.fast_accumulation else 5e-3
 
@@ -94,8 +95,10 @@ def test_alpha_beta_and_padded_rows(torch: Any, packs: Packs, dtype: DType, layo
     for kernel in _kernels(dtype, layout):
         config, pack = packs.config(kernel, _launch(kernel))
         a, b = _operands(torch, kernel, pad=_pad(kernel))
-        c = _matrix(torch, torch_dtype(dtype.d), M, N + 8)[:, :N]
-        store = torch.full((M, N + 24), 7.0, device="cuda", dtype=torch_dtype(dtype.d))
+        c = _matrix(torch, torch_dtype(Operation.of(dtype).d), M, N + 8)[:, :N]
+        store = torch.full(
+            (M, N + 24), 7.0, device="cuda", dtype=torch_dtype(Operation.of(dtype).d)
+        )
         out = store[:, 8 : 8 + N]
         got = runtime.run(config, a, b, pack_path=pack, c=c, out=out, alpha=0.5, beta=-2.0)
         assert got is out

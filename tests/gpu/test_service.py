@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gemmsmith import Client, Match, Use, runtime
+from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout
 from gemmsmith.runtime.launch import torch_dtype
 from tests.support.processes import serving
@@ -36,8 +37,8 @@ def test_from_an_order_to_the_winner_in_torch(tmp_path: Path, dtype: DType) -> N
             assert answer.speedup is not None
             assert (answer.use is Use.CUTLASS) == (answer.speedup.ci_low > 1.0)
             pack = client.pack(answer.config.pack)
-    a = torch.randn(M, K, device="cuda").to(torch_dtype(dtype.a))
-    w = torch.randn(N, K, device="cuda").to(torch_dtype(dtype.b))
+    a = torch.randn(M, K, device="cuda").to(torch_dtype(Operation.of(dtype).a))
+    w = torch.randn(N, K, device="cuda").to(torch_dtype(Operation.of(dtype).b))
     got = runtime.run(answer.config, a, w.t(), pack_path=pack)
     wanted = a.double() @ w.double().t()
     error = torch.linalg.norm(got.double() - wanted) / torch.linalg.norm(wanted)

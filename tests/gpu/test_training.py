@@ -39,6 +39,7 @@ from tests.gpu.conftest import Packs as BuiltPacks
 from tests.gpu.support import choosing
 from tests.gpu.support.choosing import Ground, tuned
 from tests.support.processes import until
+from tests.support.types import FLOATS
 from tuner.compile import ArtifactStore
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -53,7 +54,7 @@ def ground(packs: BuiltPacks, model: DeviceModel) -> Ground:
     return Ground(
         device=torch.device("cuda:0"),
         model=model,
-        types=tuple(DType),
+        types=FLOATS,
         sizes=(528, 784, 1056),
         largest=4096,
         kernels=choosing.gpu_kernels(packs.failures),
@@ -82,7 +83,7 @@ def close(
 def stored(ground: Ground, dtype: DType, *size: int, row_major: bool = True) -> torch.Tensor:
     """A random leaf whose last dimension, or the one before, is contiguous."""
     shape = size if row_major else (*size[:-2], size[-1], size[-2])
-    values = torch.randn(shape, device=ground.device).to(torch_dtype(dtype.d))
+    values = torch.randn(shape, device=ground.device).to(torch_dtype(Operation.of(dtype).d))
     return (values if row_major else values.mT).requires_grad_()
 
 
@@ -162,8 +163,8 @@ def test_scaled_products(ground: Ground) -> None:
     scales = torch.tensor([0.25], device=ground.device), torch.tensor(3.0, device=ground.device)
     with tuned(ground) as launched:
         for dtype in (dtype for dtype in ground.types if Operation.of(dtype).is_narrow_float):
-            a = eight_bits(ground, torch_dtype(dtype.a), m, k)
-            b = eight_bits(ground, torch_dtype(dtype.b), n, k)
+            a = eight_bits(ground, torch_dtype(Operation.of(dtype).a), m, k)
+            b = eight_bits(ground, torch_dtype(Operation.of(dtype).b), n, k)
             expected = 0.75 * (a.double() @ b.double().t())
             fast = gemmsmith.scaled_mm(a, b.t(), *scales, use_fast_accum=True)
             close(fast, expected, BOUND[dtype])
@@ -223,8 +224,8 @@ def test_500_random_sizes_against_torch(
             layout = chance.choice(list(Layout))
             bound = BOUND[dtype]
             if Operation.of(dtype).is_narrow_float:
-                a = eight_bits(ground, torch_dtype(dtype.a), m, k)
-                b = eight_bits(ground, torch_dtype(dtype.b), n, k).t()
+                a = eight_bits(ground, torch_dtype(Operation.of(dtype).a), m, k)
+                b = eight_bits(ground, torch_dtype(Operation.of(dtype).b), n, k).t()
                 one = torch.ones((), device=ground.device)
                 ours = gemmsmith.scaled_mm(a, b, one, one, use_fast_accum=True)
                 exact = a.double() @ b.double()

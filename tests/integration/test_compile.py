@@ -30,9 +30,9 @@ from tests.support.compiled import (
     build,
     members,
 )
+from tuner.backends.cutlass import footprint
+from tuner.backends.cutlass.operation import gemm_operation
 from tuner.compile import ArtifactStore, Builder
-from tuner.space import footprint
-from tuner.space.operation import gemm_operation
 from tuner.trial import FailureKind
 
 pytestmark = [pytest.mark.compiles, pytest.mark.timeout(900)]
@@ -200,7 +200,7 @@ def test_c_counts_only_where_beta_does(compiled_packs: CompiledPacks, member: Ke
 def test_scales_belong_to_fp8(compiled_packs: CompiledPacks, member: Kernel) -> None:
     arguments = arguments_of(member)
     arguments.scale_a = arguments.scale_b = 0x1000
-    expected = 0 if member.dtype is DType.FP8_E4M3 else NOT_SUPPORTED
+    expected = 0 if member.dtype == DType.FP8_E4M3 else NOT_SUPPORTED
     assert Loaded(compiled_packs, member).can_implement(arguments) == expected
 
 

@@ -22,9 +22,9 @@ from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
 from gemmsmith.runtime.abi import Arguments, KernelInfo, declare
 from tests.support.arguments import packed_arguments
+from tuner.backends.cutlass.operation import kernel
 from tuner.compile import ArtifactStore, Builder, Built, Pack, Toolchain, find_toolchain
 from tuner.compile.eviction import SizeLimit
-from tuner.space.operation import kernel
 
 PINGPONG = kernel(
     operation=Operation.of(DType.BF16, Layout.TN),
@@ -70,8 +70,7 @@ CLUSTER_SPLIT_K = kernel(
     swapped=True,
 )
 PADDED = kernel(  # PINGPONG's sibling: one definition, compiled once
-    dtype=DType.BF16,
-    layout=Layout.TN,
+    operation=Operation.of(DType.BF16, Layout.TN),
     tile=(64, 128, 64),
     mainloop=MainloopSchedule.PINGPONG,
     epilogue=EpilogueSchedule.TMA,

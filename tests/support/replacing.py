@@ -7,11 +7,16 @@ from typing import Any, TypeVar
 
 from msgspec import Struct, structs
 
+from gemmsmith.kernel import CUTLASS_KERNELS, Kernel
+
 T = TypeVar("T")
 
 
 def replace(value: T, **changes: Any) -> T:
-    """`value` with some fields changed."""
+    """`value` with some fields changed; of a kernel, `backend` as well."""
+    if isinstance(value, Kernel) and "backend" in changes:
+        kind = CUTLASS_KERNELS[changes.pop("backend")]
+        return kind(**{**structs.asdict(value), **changes})  # type: ignore[return-value]
     if isinstance(value, Struct):
         return structs.replace(value, **changes)
     return dataclasses.replace(value, **changes)  # type: ignore[type-var]

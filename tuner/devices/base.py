@@ -10,6 +10,7 @@ from typing import Protocol, Self
 
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.launch import Algorithm
 from gemmsmith.problem import Problem
 from tuner.measure.policy import Policy
 from tuner.trial import Finals, Trial
@@ -55,6 +56,16 @@ class Device(Protocol):
         """Names of the kernels and memsets of one launch of cuBLAS, in order.
 
         A hint: empty where it cannot be known, never an error, whatever goes wrong.
+        """
+        ...
+
+    def proposals(
+        self, problem: Problem, library: Contender, *, start: Algorithm | None, most: int
+    ) -> list[Candidate]:
+        """At most `most` algorithms that a library has for the problem, as candidates.
+
+        `library` is its kernel with the pack; with `start`, what lies near that algorithm. Empty
+        where there is no library, never an error, whatever goes wrong; a recording has none.
         """
         ...
 

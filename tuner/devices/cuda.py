@@ -18,6 +18,7 @@ from typing import Self
 
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.launch import Algorithm
 from gemmsmith.problem import Problem
 from tuner.devices.base import Contender
 from tuner.devices.process import CHILD_COMMAND
@@ -25,7 +26,6 @@ from tuner.devices.recording import RecordedProblem, RecordedTrial
 from tuner.devices.supervisor import SETUP_TIMEOUT_S, Blamed, Supervisor
 from tuner.errors import DeviceError, NoGpu
 from tuner.measure import protocol
-from tuner.measure.footprint import check_fits
 from tuner.measure.gpu_lock import gpu_lock
 from tuner.measure.local_gpu import gpu_uuid, local_gpu
 from tuner.measure.policy import Policy
@@ -36,6 +36,8 @@ from tuner.measure.protocol import (
     FinalsDone,
     Profile,
     ProfileDone,
+    Propose,
+    ProposeDone,
     Reply,
     Request,
     Screen,
@@ -44,6 +46,7 @@ from tuner.measure.protocol import (
 )
 from tuner.measure.statistics import summarize
 from tuner.trial import Failure, FailureKind, Finals, Phase, Trial
+from tuner.workloads.footprint import check_fits
 
 _LOG = logging.getLogger(__name__)
 
@@ -121,6 +124,22 @@ class CudaDevice:
             return ()
         assert isinstance(done, ProfileDone)  # noqa: S101 - the answer to that request
         return done.kernels
+
+    def proposals(
+        self, problem: Problem, library: Contender, *, start: Algorithm | None, most: int
+    ) -> list[Candidate]:
+        """See `Device.proposals`."""
+        if library.pack is None:
+            return []
+        request = Propose(problem=problem, entrant=_entrants([library])[0], most=most, start=start)
+        try:
+            with gpu_lock(self._uuid, self._locks):
+                *_, done = self._supervisor.exchange(request, Policy())
+        except (Blamed, DeviceError) as error:
+            _LOG.warning("the library proposes nothing for %s: %s", problem, error)
+            return []
+        assert isinstance(done, ProposeDone)  # noqa: S101 - the answer to that request
+        return list(done.candidates)
 
     def screen(
         self, problem: Problem, contenders: Sequence[Contender], policy: Policy

@@ -16,12 +16,16 @@ import msgspec
 import torch
 
 from gemmsmith.device import DeviceModel
+from gemmsmith.errors import LaunchFailed
+from gemmsmith.kernel import CublasLtKernel
 from gemmsmith.problem import Problem
+from gemmsmith.runtime.pack import LoadedPack
+from tuner.backends.cublaslt.proposals import propose, shape_of, variants
+from tuner.backends.cublaslt.space import candidates as library_candidates
 from tuner.measure.baseline import Baseline
 from tuner.measure.bench import Bench, CandidateFailed, Prepared
 from tuner.measure.conditions import Monitor, conditions_of
 from tuner.measure.graphs import Replay, Stream, TorchGraph
-from tuner.measure.operands import Operands
 from tuner.measure.profile import kernels_run
 from tuner.measure.protocol import (
     NOBODY,
@@ -31,6 +35,8 @@ from tuner.measure.protocol import (
     FinalsRequest,
     Profile,
     ProfileDone,
+    Propose,
+    ProposeDone,
     Reply,
     Screen,
     ScreenDone,
@@ -47,6 +53,7 @@ from tuner.measure.timing import (
     launches_per_replay,
 )
 from tuner.trial import Failure, Rounds
+from tuner.workloads.operands import Operands
 
 Send = Callable[[Reply], None]
 
@@ -145,6 +152,22 @@ class Batches:
         with self.stream.torch():
             operands = Operands(request.problem, self.model, self.ordinal, request.seed)
         return ProfileDone(kernels=kernels_run(Baseline(operands, self.stream), self.stream))
+
+    def propose(self, request: Propose) -> ProposeDone:
+        """A library's algorithms for the problem; nothing runs, so no operands are needed."""
+        self.send(Started(index=0))
+        kernel = request.entrant.candidate.kernel
+        assert isinstance(kernel, CublasLtKernel)  # noqa: S101 - who else has algorithms
+        loaded = LoadedPack.open(request.entrant.pack).kernel(kernel.name)
+        arguments = shape_of(request.problem, self.ordinal, self.model.sm_count)
+        try:
+            if request.start is None:
+                found = propose(loaded, arguments, most=request.most)
+            else:
+                found = variants(loaded, arguments, request.start, most=request.most)
+        except LaunchFailed:  # it has none for such a problem
+            found = []
+        return ProposeDone(candidates=tuple(library_candidates(kernel, found)))
 
     def _bench(self, problem: Problem, seed: int) -> Bench:
         self.send(Started(index=NOBODY))

@@ -26,9 +26,9 @@ from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.files import publish
 from gemmsmith.problem import DType, Problem
 from tuner.errors import DeviceError, NoGpu, TunerError
-from tuner.measure.footprint import CACHE_FACTOR, MAX_SETS
 from tuner.measure.gpu_lock import gpu_lock
 from tuner.measure.statistics import summarize
+from tuner.workloads.footprint import CACHE_FACTOR, MAX_SETS
 
 if TYPE_CHECKING:
     from tuner.measure.graphs import Stream
@@ -272,7 +272,7 @@ class _Gpu:
 
     def _peak(self, dtype: str) -> Peak:
         from tuner.measure.baseline import Baseline
-        from tuner.measure.operands import Operands
+        from tuner.workloads.operands import Operands
 
         problem = Problem(m=PEAK_EXTENT, n=PEAK_EXTENT, k=PEAK_EXTENT, dtype=dtype)
         with self._stream.torch():

@@ -24,6 +24,7 @@ from tuner.measure.protocol import (
     FinalsRequest,
     Hello,
     Profile,
+    Propose,
     Quit,
     Ready,
     Refused,
@@ -117,6 +118,8 @@ def _answer(batches: Batches, request: Request) -> Reply:
                 return batches.sweep(request)
             case Profile():
                 return batches.profile(request)
+            case Propose():
+                return batches.propose(request)
             case _:
                 return Refused(error="DeviceError", message="unexpected request")
     finally:
@@ -142,7 +145,7 @@ def _open(ordinal: int, send: Callable[[Reply], None]) -> tuple[Batches, Ready]:
     from tuner.measure.conditions import Monitor
     from tuner.measure.environment import environment
     from tuner.measure.graphs import Stream
-    from tuner.measure.reference import use_precise_fp32
+    from tuner.workloads.reference import use_precise_fp32
 
     if not torch.cuda.is_available():
         raise NoGpu(

@@ -2,9 +2,9 @@
 
 The parent sends a request, the child answers with any number of `Started` and `Outcome` lines
 and closes the answer with exactly one closing line: `Ready`, `ScreenDone`, `FinalsDone`,
-`SweepDone`, `ProfileDone` or `Refused`. `Dead` comes instead when a launch ruined the CUDA
-context; the child exits right after it. Indices count the request's own contenders. A `Started`
-with index -1 is work that no candidate is to blame for.
+`SweepDone`, `ProfileDone`, `ProposeDone` or `Refused`. `Dead` comes instead when a launch ruined
+the CUDA context; the child exits right after it. Indices count the request's own contenders. A
+`Started` with index -1 is work that no candidate is to blame for.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 from gemmsmith.answer import Conditions, Correctness
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.launch import Algorithm
 from gemmsmith.problem import Problem
 from tuner.measure.policy import Policy
 from tuner.trial import Failure, Rounds
@@ -74,11 +75,23 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
     seed: int
 
 
+class Propose(msgspec.Struct, frozen=True, kw_only=True, tag="propose"):
+    """Ask a library for its algorithms: its own list, or what lies near `start`.
+
+    `entrant` is the library's kernel, however launched. Nothing is timed.
+    """
+
+    problem: Problem
+    entrant: Entrant
+    most: int
+    start: Algorithm | None = None
+
+
 class Quit(msgspec.Struct, frozen=True, kw_only=True, tag="quit"):
     """Exit."""
 
 
-Request = Hello | Screen | FinalsRequest | SweepRequest | Profile | Quit
+Request = Hello | Screen | FinalsRequest | SweepRequest | Profile | Propose | Quit
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
@@ -141,6 +154,12 @@ class ProfileDone(msgspec.Struct, frozen=True, kw_only=True, tag="profile_done")
     kernels: tuple[str, ...]
 
 
+class ProposeDone(msgspec.Struct, frozen=True, kw_only=True, tag="propose_done"):
+    """The library's proposals as candidates, its best guess first."""
+
+    candidates: tuple[Candidate, ...]
+
+
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     """The request as a whole cannot be done; `error` is the exception's name."""
 
@@ -163,6 +182,7 @@ Reply = (
     | FinalsDone
     | SweepDone
     | ProfileDone
+    | ProposeDone
     | Refused
     | Dead
 )

@@ -21,13 +21,14 @@ from gemmsmith.kernel import AnyKernel, cutlass
 from gemmsmith.operation import Layout, layouts_of
 from gemmsmith.problem import DType, Problem
 from gemmsmith.tuning import Effort
-from tuner.compile.plan import BASE_COST, KERNEL_COST, MOST_VARIETIES, VARIETY_COST, variety
+from tuner.backends import candidates as legal_candidates
+from tuner.backends import variety
+from tuner.backends.cutlass.operation import of_type
+from tuner.compile.plan import BASE_COST, KERNEL_COST, MOST_VARIETIES, VARIETY_COST
 from tuner.search.budget import BUDGETS
 from tuner.search.cost_model import AnalyticModel
 from tuner.search.exploration import Proposals
 from tuner.search.ranking import by_time, predictions
-from tuner.space import candidates as legal_candidates
-from tuner.space.operation import of_type
 from tuner.trial import Winner
 
 BASE_CORE_SECONDS = 3300.0
@@ -69,7 +70,7 @@ def base_kernels(
     ballots: list[_Ballot] = []
     for dtype in dtypes:
         # Sixteen bits are sixteen bits: what suits BF16 suits FP16, and is looked for once.
-        twin = DType.BF16 if dtype is DType.FP16 else dtype
+        twin = DType.BF16 if dtype == DType.FP16 else dtype
         if twin not in asked:
             asked[twin] = [_leaders(problem, device) for problem in _probes(twin)]
         ballots += [

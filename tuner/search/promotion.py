@@ -78,7 +78,7 @@ def decide(finals: Finals) -> Decision:
     state = min(measured, key=lambda state: _speedup(state, chosen))
     return Decision(
         candidate=finals.candidates[chosen],
-        use=Use.CUTLASS if safe else Use.CUBLAS,
+        use=Use.of(finals.candidates[chosen].kernel) if safe else Use.CUBLAS,
         statistics=summarize(state.samples_us[chosen]),
         baseline=summarize(state.baseline_us) if state.baseline_us else None,
         speedup=_over_cublas(state, chosen),

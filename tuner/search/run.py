@@ -13,17 +13,22 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
+from msgspec import UNSET
+
 from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import AnyKernel
+from gemmsmith.kernel import AnyKernel, CublasLtKernel
+from gemmsmith.launch import Algorithm
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
+from tuner.backends import candidates as legal_candidates
+from tuner.backends.cublaslt.space import kernel_for as library_kernel
 from tuner.compile import Builder, Built
 from tuner.devices.base import Contender, Device
 from tuner.errors import JobAborted, NoLegalCandidate
 from tuner.measure.statistics import summarize
 from tuner.search.batches import StopSignal, in_batches
 from tuner.search.budget import BUDGETS, Budget
-from tuner.search.exploration import Proposals
+from tuner.search.exploration import NOISE, Proposals
 from tuner.search.field import Field
 from tuner.search.finals import finalists, hold_finals
 from tuner.search.hints import resembling
@@ -33,7 +38,6 @@ from tuner.search.promotion import Decision, decide
 from tuner.search.ranking import Ranker, by_time, predictions
 from tuner.search.recheck import top_candidates
 from tuner.search.transfer import near_winners
-from tuner.space import candidates as legal_candidates
 from tuner.store import Store
 from tuner.trial import Finals, Phase, Trial, Winner
 
@@ -121,6 +125,7 @@ class _Run:
         self.trials: dict[str, Trial] = {}
         self.packs = RunPacks(self.builder if self.device.needs_packs else None)
         self.spoilt: dict[str, Candidate] = {}
+        self.library: set[str] = set()
         self.planned = 0
         self.kernels = 0
         self.best: Trial | None = None
@@ -171,11 +176,11 @@ class _Run:
             if recorded is not None
             else legal_candidates(self.problem, model, level=self.budget.level)
         )
-        if not found:
+        if not found and self._library_kernel() is None:
             raise NoLegalCandidate(f"no legal kernel for {self.problem} on {model.arch}")
         if self.compiled_only and self.builder is not None:
             found = [c for c in found if self.builder.has(c.kernel)]
-            if not found:
+            if not found and self._library_kernel() is None:
                 raise NoLegalCandidate(
                     f"no kernel for {self.problem} is compiled yet; run `gemmsmith compile` first"
                 )
@@ -199,6 +204,7 @@ class _Run:
         self.kernels = len(self.packs) + plan.most_kernels
         self.screen_kernels(plan)
         self.screen_launches(plan)
+        self.screen_library()
         return self.promote(self.finals())
 
     def _built(self, order: Sequence[Candidate]) -> set[str] | None:
@@ -234,6 +240,48 @@ class _Run:
             self.planned += len(wanted)
             self._screen([self.packs.contender(c) for c in wanted if c.key not in self.trials])
             self._screen_spoilt()
+
+    def screen_library(self) -> None:
+        """Measure what cuBLASLt itself has: its own list, then what lies near the best of it.
+
+        Its kernels are compiled already, so each costs milliseconds, and no model ranks them.
+        """
+        kernel = self._library_kernel()
+        if kernel is None or kernel.name in self.library:
+            return
+        self.library.add(kernel.name)
+        entrant = self.packs.contender(Candidate(kernel=kernel))
+        for start, most in self._library_rounds(kernel):
+            # Neighbours of one are neighbours of the next: ask for more than are measured.
+            asked = most + len(self.trials)
+            found = self.device.proposals(self.problem, entrant, start=start, most=asked)
+            fresh = [c for c in found if c.key not in self.trials][:most]
+            self.planned += len(fresh)
+            self._screen([self.packs.as_built(candidate) for candidate in fresh])
+
+    def _library_kernel(self) -> CublasLtKernel | None:
+        """The library's kernel for the problem, where the device has a library."""
+        if self.device.replayed or self.builder is None:
+            return None
+        return library_kernel(self.problem, self.device.model.arch)
+
+    def _library_rounds(self, kernel: CublasLtKernel) -> Iterator[tuple[Algorithm | None, int]]:
+        """Where to begin, and how many algorithms to screen: decided as the times come in.
+
+        First the library's own list. Then, as long as that brings something, neighbours of the
+        fastest so far, which is coordinate descent with a few coordinates at a time.
+        """
+        yield None, self.budget.library
+        before: float | None = None
+        for _ in range(0, self.budget.variants, self.budget.batch):
+            mine = [trial for trial in self._leaders() if trial.candidate.kernel == kernel]
+            if not mine or mine[0].candidate.launch.algorithm is UNSET:
+                return
+            best = _speed(mine[0])[0]
+            if before is not None and best > before * (1 - NOISE):
+                return
+            before = best
+            yield mine[0].candidate.launch.algorithm, self.budget.batch
 
     def finals(self) -> Finals:
         measured = [trial.candidate for trial in self._leaders()]

@@ -12,7 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from msgspec import UNSET
+
 from gemmsmith.launch import Decomposition, Launch, RasterOrder
+from gemmsmith.operation import Scaling
 
 ABI_VERSION: Final = 2
 OLDEST_ABI_VERSION: Final = 2
@@ -40,6 +43,14 @@ DECOMPOSITION_CODES: Final = {
     Decomposition.STREAM_K: 2,
     Decomposition.HEURISTIC: 3,
 }
+
+SCALING_CODES: Final = {
+    Scaling.NONE: 0,  # without factors: as one each, which are null
+    Scaling.TENSOR: 0,
+    Scaling.ROW: 1,
+    Scaling.BLOCK: 2,
+}
+"""How many factors `scale_a` and `scale_b` point to; per-tensor ones are the kernel's own."""
 
 _CUTLASS_STATUS: Final = {
     1: "an operand is not aligned as the kernel needs",
@@ -122,12 +133,18 @@ class Arguments(Sized):
 
     def set_launch(self, launch: Launch, *, sm_count: int) -> None:
         """Fill the launch fields. `sm_count` is the device's; a smaller SM budget replaces it."""
+        self.sm_count = min(launch.sm_budget or sm_count, sm_count)
+        if launch.algorithm is not UNSET:
+            chosen = launch.algorithm
+            self.raster_order = self.decomposition = 0
+            self.swizzle = self.splits = 1  # the algorithm has its own
+            self.set_algorithm(chosen.library, chosen.words, chosen.workspace_bytes)
+            return
         self.set_algorithm(0, ())
         self.raster_order = RASTER_CODES[launch.raster]
         self.swizzle = launch.swizzle
         self.decomposition = DECOMPOSITION_CODES[launch.decomposition]
         self.splits = launch.splits
-        self.sm_count = min(launch.sm_budget or sm_count, sm_count)
 
     def set_algorithm(
         self, library_version: int, algorithm: Sequence[int], workspace_limit: int = 0

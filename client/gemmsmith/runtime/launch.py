@@ -153,7 +153,10 @@ def torch_dtype(element: Element) -> torch.dtype:
         Element.F16: torch.float16,
         Element.E4M3: torch.float8_e4m3fn,
         Element.E5M2: torch.float8_e5m2,
+        Element.S8: torch.int8,
+        Element.TF32: torch.float32,
         Element.F32: torch.float32,
+        Element.S32: torch.int32,
     }[element]
 
 

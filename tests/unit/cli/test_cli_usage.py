@@ -12,6 +12,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from service.cli.main import app
+from service.cli.options import dtypes_of
+from service.cli.output import MisuseError
 from tuner.store import upgrade
 
 COMMANDS = (
@@ -81,7 +83,10 @@ def test_every_command_explains_itself(command: str) -> None:
         (("best", 1, 1, 2**31), "k must be in 1 … 2147483647"),
         (("best", 1, 1.5, 1), "integers in 1 … 2147483647, got '1.5'"),
         (("best", "x", 1, 1), "got 'x'"),
-        (("best", 1, 1, 1, "--dtype", "int8"), "bf16, fp16, fp8_e4m3, fp8_e5m2, got 'int8'"),
+        (
+            ("best", 1, 1, 1, "--dtype", "int4"),
+            "bf16, fp16, fp8_e4m3, fp8_e5m2, int8, tf32, got 'int4'",
+        ),
         (("best", 1, 1, 1, "--layout", "tx"), "tn, tt, nt, nn, got 'tx'"),
         (("best", 1, 1, 1, "--batch", 0), "batch must be in 1"),
         (("best", 1, 1, 1, "--dtype", "fp8_e4m3", "--layout", "nn"), "needs layout tn"),
@@ -90,7 +95,7 @@ def test_every_command_explains_itself(command: str) -> None:
         (("tune",), "three sizes M N K are needed, got 0"),
         (("tune", 1, 2), "three sizes M N K are needed, got 2"),
         (("tune", 1, 2, 3, "--effort", "max"), "quick, default, exhaustive, recheck, got 'max'"),
-        (("tune", 1, 2, 3, "--dtype", "bf16,int4"), "fp8_e5m2, got 'int4'"),
+        (("tune", 1, 2, 3, "--dtype", "bf16,int4"), "fp8_e5m2, int8, tf32, got 'int4'"),
         (("tune", 1, 2, 3, "--calls", -1), "calls must be an integer in 0 … 1000000000000000"),
         (("tune", 1, 2, 3, "--calls", 10**15 + 1), "calls must be an integer in 0"),
         (("tune", "--suite", "no-such-file.toml"), "no suite file no-such-file.toml"),
@@ -99,7 +104,7 @@ def test_every_command_explains_itself(command: str) -> None:
         (("compile", 1, 2, 3, "--base"), "--winners or --base, one of them"),
         (("compile", "--base", "--winners"), "--winners or --base, one of them"),
         (("compile", "--base", "--suite", "x.toml"), "--winners or --base, one of them"),
-        (("compile", "--base", "--dtype", "bf16,int4"), "fp8_e5m2, got 'int4'"),
+        (("compile", "--base", "--dtype", "bf16,int4"), "fp8_e5m2, int8, tf32, got 'int4'"),
         (("record", 1, 2, 3, "-o", "sweep.json"), "NAME.jsonl.zst"),
         (("results", "--phase", "last"), "screen, final, got 'last'"),
         (("results", "--winners", "--job", "j"), "--winners goes with"),
@@ -114,6 +119,13 @@ def test_wrong_input_is_one_line_and_status_2(database, arguments, message) -> N
     assert result.stderr.count("\n") == 1
     assert message in result.stderr
     assert result.stdout == ""
+
+
+def test_dtypes_are_those_of_every_operation() -> None:
+    names = ["bf16.out_f32.accumulate, int8", "bf16", "int8"]
+    assert dtypes_of(names) == ["bf16.out_f32.accumulate", "int8", "bf16"]
+    with pytest.raises(MisuseError, match=r"is spelt 'int8\.out_bf16\.scale_row'"):
+        dtypes_of(["int8.scale_row.out_bf16"])
 
 
 def test_a_suite_that_is_no_suite(database: str, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_best_asks_and_understands(
         ({"k": 2**31}, "k must be in 1"),
         ({"m": 1.5}, "m must be an integer"),
         ({"m": True}, "m must be an integer"),
-        ({"dtype": "int8"}, "bf16, fp16, fp8_e4m3, fp8_e5m2"),
+        ({"dtype": "int4"}, "bf16, fp16, fp8_e4m3, fp8_e5m2, int8, tf32"),
         ({"layout": "tx"}, "tn, tt, nt, nn"),
         ({"dtype": "fp8_e4m3", "layout": "nn"}, "needs layout tn"),
     ],

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.kernel import Cutlass3xKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
 from gemmsmith.launch import Launch
 from gemmsmith.problem import DType, Layout, Problem
 from tuner.devices.base import Contender
@@ -22,9 +22,8 @@ PROBLEM = Problem(m=128, n=128, k=128)
 
 
 def candidate(name: str, tile_m: int = 64, **launch: object) -> Candidate:
-    kernel = Kernel(
+    kernel = Cutlass3xKernel(
         name=name,
-        backend=Backend.CUTLASS3X,
         arch="sm90",
         dtype=DType.BF16,
         layout=Layout.TN,

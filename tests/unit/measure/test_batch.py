@@ -12,14 +12,13 @@ from statistics import median
 import pytest
 
 from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.kernel import Cutlass3xKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
 from gemmsmith.launch import Decomposition, Launch
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.host import MODEL, HostEvent, HostGraph, HostStream, build_pack
 from tuner.measure import baseline, batch, bench, company, power, states, timing
 from tuner.measure.batch import Batches
 from tuner.measure.conditions import Monitor
-from tuner.measure.operands import HOST
 from tuner.measure.policy import Policy
 from tuner.measure.protocol import (
     NOBODY,
@@ -37,6 +36,8 @@ from tuner.measure.protocol import (
     encode,
 )
 from tuner.trial import Failure, FailureKind
+from tuner.workloads.operands import HOST
+from tuner.workloads.scaled import factors
 
 PROBLEM = Problem(m=24, n=16, k=40)
 POLICY = Policy(screen_samples=3, final_rounds=5, give_up_ratio=1000.0)
@@ -75,12 +76,11 @@ def batches(monkeypatch: pytest.MonkeyPatch, said: list[Reply]) -> Batches:
     )
 
 
-def entrants(pack: Path, *names: str, dtype: DType = DType.BF16) -> tuple[Entrant, ...]:
+def entrants(pack: Path, *names: str, dtype: str = DType.BF16) -> tuple[Entrant, ...]:
     found = []
     for name in names:
-        kernel = Kernel(
+        kernel = Cutlass3xKernel(
             name=name,
-            backend=Backend.CUTLASS3X,
             arch="sm90",
             dtype=dtype,
             layout=Layout.TN,
@@ -299,7 +299,8 @@ def test_fp8_without_cublas_support_has_a_bf16_baseline(batches: Batches) -> Non
     stage = bench.Bench(problem, MODEL, HOST, batches.stream, seed=1)
     found = baseline.Baseline(stage.operands, batches.stream)
     assert found.name == "torch.mm on bf16 copies"
-    scale = stage.operands.scale_values[0] * stage.operands.scale_values[1]
+    scale_a, scale_b = factors(stage.operands.sets[0])
+    scale = float(scale_a * scale_b)
     stage.operands.sets[0].d.mul_(scale)
     stage.operands.check.copy_(stage.operands.sets[0].d)
     kernel = entrants(Path(), "x", dtype=problem.dtype)[0].candidate.kernel

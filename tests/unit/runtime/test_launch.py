@@ -9,7 +9,7 @@ import torch
 
 from gemmsmith.answer import Config
 from gemmsmith.errors import LaunchFailed
-from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.kernel import Cutlass3xKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
 from gemmsmith.launch import Launch
 from gemmsmith.problem import DType, Layout
 from gemmsmith.runtime import launch as launching
@@ -17,9 +17,8 @@ from gemmsmith.runtime.abi import Arguments
 
 
 def config(layout: Layout = Layout.TN, dtype: DType = DType.BF16, alignment: int = 8) -> Config:
-    kernel = Kernel(
+    kernel = Cutlass3xKernel(
         name="k",
-        backend=Backend.CUTLASS3X,
         arch="sm90",
         dtype=dtype,
         layout=layout,

@@ -144,7 +144,7 @@ def test_summaries_of_the_shipped_winners() -> None:
     assert len(report.rows) == len(SHIPPED)
     for dtype in report.dtypes:
         ratios = [w.speedup.median for w in SHIPPED if w.problem.dtype == dtype and w.speedup]
-        whole = next(s for s in report.summaries if s.dtype is dtype and s.group is None)
+        whole = next(s for s in report.summaries if s.dtype == dtype and s.group is None)
         assert whole.problems == len(ratios)
         assert whole.geometric_mean == pytest.approx(math.prod(ratios) ** (1 / len(ratios)))
         assert whole.minimum == min(ratios)

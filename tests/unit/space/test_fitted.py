@@ -12,10 +12,13 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import EpilogueSchedule, Kernel, TileScheduler
 from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.tiles import tile_grid
 from tests.support.replacing import replace
-from tuner.space import candidates, fitted, kernels, refusal
-from tuner.space.grid import resident_blocks, tile_grid
-from tuner.space.operation import is_padded
+from tests.support.types import FLOATS
+from tuner.arch import SM90
+from tuner.backends import candidates, kernels, refusal
+from tuner.backends.cutlass.operation import is_padded
+from tuner.backends.cutlass3x import fitted
 
 LEAST_FILL = 0.8
 
@@ -27,7 +30,7 @@ def _fitted(problem: Problem, device: DeviceModel) -> list[Kernel]:
 def _fill(kernel: Kernel, problem: Problem, device: DeviceModel) -> float:
     """Of the products that whole waves of full tiles compute, the share that is the problem's."""
     tile_m, tile_n, _ = kernel.tile
-    resident = resident_blocks(device.sm_count, kernel.cluster[0] * kernel.cluster[1])
+    resident = SM90.resident_blocks(device.sm_count, kernel.cluster[0] * kernel.cluster[1])
     waves = ceil(tile_grid(kernel, problem).tiles / resident)
     return problem.m * problem.n * problem.batch / (waves * resident * tile_m * tile_n)
 
@@ -43,7 +46,7 @@ def test_seven_thousand_columns_on_132_sms(h200: DeviceModel) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    dtype=st.sampled_from(DType),
+    dtype=st.sampled_from(FLOATS),
     m=st.integers(1, 8192),
     n=st.integers(1, 8192),
     k=st.sampled_from([64, 512, 2048, 2049, 2050, 2052]),

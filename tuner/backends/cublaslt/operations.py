@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from gemmsmith.problem import Layout
+from gemmsmith.operation import Element, Epilogue, Grouping, Layout, Operation, Scaling
 
 
 class Compute(StrEnum):
@@ -29,6 +29,11 @@ class Scales(StrEnum):
     ROW = "row"  # one for each row of A and each column of B
 
 
+_STORED: Final = {Element.TF32: "f32"}
+_COMPUTED: Final = {Element.TF32: Compute.TF32, Element.S8: Compute.S32}
+_SCALES: Final = {Scaling.TENSOR: Scales.TENSOR, Scaling.ROW: Scales.ROW}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LibraryOperation:
     """One kernel of the pack: everything but sizes and strides. Any of them takes `beta · C`.
@@ -45,6 +50,22 @@ class LibraryOperation:
     compute: Compute = Compute.F32
     scales: Scales = Scales.NONE
     fast_accumulation: bool = False
+
+    @classmethod
+    def of(cls, operation: Operation) -> LibraryOperation | None:
+        """What the library computes for an operation, as fast as it can; None: it cannot."""
+        if operation.grouping is not Grouping.NONE or operation.epilogue is not Epilogue.NONE:
+            return None
+        found = cls(
+            a=_STORED.get(operation.a, operation.a.value),
+            b=_STORED.get(operation.b, operation.b.value),
+            d=operation.d.value,
+            layout=operation.layout,
+            compute=_COMPUTED.get(operation.a, Compute.F32),
+            scales=_SCALES.get(operation.scaling, Scales.NONE),
+            fast_accumulation=operation.is_narrow_float,
+        )
+        return found if found in OPERATIONS else None
 
     @property
     def name(self) -> str:
@@ -71,12 +92,11 @@ OPERATIONS: Final = (
     *(
         LibraryOperation(a=a, b=b, d=d, layout=layout, compute=compute)
         for a, b, d, compute in _PLAIN
-        for layout in Layout
+        for layout in (Layout if compute is not Compute.S32 else (Layout.TN,))
     ),
     *(
-        LibraryOperation(a=a, b=b, d=d, layout=layout, scales=scales, fast_accumulation=fast)
+        LibraryOperation(a=a, b=b, d=d, layout=Layout.TN, scales=scales, fast_accumulation=fast)
         for a, b, d in _FP8
-        for layout in Layout
         for scales in (Scales.TENSOR, Scales.ROW)
         for fast in (True, False)
     ),

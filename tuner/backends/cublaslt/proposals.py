@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from gemmsmith.errors import LaunchFailed
-from gemmsmith.runtime.abi import Arguments, status_text
+from gemmsmith.launch import Algorithm
+from gemmsmith.operation import Scaling
+from gemmsmith.problem import Problem
+from gemmsmith.runtime.abi import SCALING_CODES, Arguments, status_text
 from gemmsmith.runtime.pack import LoadedKernel
 
 MOST_PROPOSALS = 128
 """Asked of the heuristics, which have given eight at most (cuBLAS 13.1, H200)."""
 MOST_VARIANTS = 4096
 """Asked of the neighbours: more than any start has had room for is a list without an end."""
+
+
+_SOMEWHERE = 1 << 20
+"""An address that is aligned as any allocation is."""
+
+
+_CONFIGURED = (
+    "id",
+    "tile_id",
+    "split_k",
+    "stages_id",
+    "cluster_id",
+    "inner_shape",
+    "custom",
+    "reduction",
+    "swizzle",
+)
 
 
 class RawProposal(ctypes.Structure):
@@ -61,9 +83,51 @@ class Proposal:
     swizzle: int
     waves: float
 
+    @property
+    def chosen(self) -> Algorithm:
+        """The algorithm as a launch has it."""
+        return Algorithm.of(self.library_version, self.algorithm, self.workspace_bytes)
+
     def launch(self, arguments: Arguments) -> None:
         """Make these the algorithm and workspace of a launch."""
         arguments.set_algorithm(self.library_version, self.algorithm, self.workspace_bytes)
+
+
+def shape_of(problem: Problem, ordinal: int, sm_count: int) -> Arguments:
+    """The arguments of a densely laid out product, as far as choosing an algorithm needs them.
+
+    Addresses stand for operands: nothing reads them.
+    """
+    operation = problem.operation
+    by_row = operation.scaling is Scaling.ROW
+    scale = _SOMEWHERE if operation.is_scaled else None
+    return Arguments(
+        m=problem.m,
+        n=problem.n,
+        k=problem.k,
+        batch=problem.batch,
+        a=_SOMEWHERE,
+        b=_SOMEWHERE,
+        c=_SOMEWHERE,
+        d=_SOMEWHERE,
+        lda=problem.contiguous_a,
+        ldb=problem.contiguous_b,
+        ldc=problem.n,
+        ldd=problem.n,
+        batch_stride_a=problem.m * problem.k,
+        batch_stride_b=problem.k * problem.n,
+        batch_stride_c=problem.m * problem.n,
+        batch_stride_d=problem.m * problem.n,
+        alpha=1.0,
+        beta=1.0 if operation.accumulate else 0.0,
+        scale_a=scale,
+        scale_b=scale,
+        scaling=SCALING_CODES[Scaling.ROW if by_row else Scaling.NONE],
+        device=ordinal,
+        sm_count=sm_count,
+        swizzle=1,
+        splits=1,
+    )
 
 
 def propose(
@@ -83,9 +147,12 @@ def propose(
 
 
 def variants(
-    kernel: LoadedKernel, arguments: Arguments, start: Proposal, *, most: int = MOST_VARIANTS
+    kernel: LoadedKernel, arguments: Arguments, start: Algorithm, *, most: int = MOST_VARIANTS
 ) -> list[Proposal]:
-    """Other algorithms that the library would run, those near `start` first, without it.
+    """Other algorithms that the library would run, without `start` itself.
+
+    What changes one thing of it comes before what changes two, and of what changes equally many
+    every kind of change has its turn: the first few are a fair sample of the neighbourhood.
 
     Args:
         kernel: of the library's pack.
@@ -97,8 +164,27 @@ def variants(
         LaunchFailed: as for `propose`, or the start is another version's.
     """
     asked = Arguments.from_buffer_copy(arguments)
-    asked.set_algorithm(start.library_version, start.algorithm, arguments.workspace_limit)
-    return _listed(kernel, "gs_variants", asked, most)
+    asked.set_algorithm(start.library, start.words, arguments.workspace_limit)
+    found = _listed(kernel, "gs_variants", asked, MOST_VARIANTS)
+    return _spread(found[0], found[1:])[:most] if found else []
+
+
+def _spread(start: Proposal, found: Sequence[Proposal]) -> list[Proposal]:
+    """`found` by how many things each changes of `start`, the kinds of change in turn."""
+    kinds: dict[tuple[str, ...], list[Proposal]] = {}
+    for each in found:
+        changed = tuple(name for name in _CONFIGURED if getattr(each, name) != getattr(start, name))
+        if "split_k" in changed:  # how slices are added up goes with their number
+            changed = tuple(name for name in changed if name != "reduction")
+        kinds.setdefault(changed, []).append(each)
+    spread: list[Proposal] = []
+    for far in sorted({("id" in changed, len(changed)) for changed in kinds}):
+        alike = [
+            group for changed, group in kinds.items() if ("id" in changed, len(changed)) == far
+        ]
+        turns = zip_longest(*alike)
+        spread += [each for turn in turns for each in turn if each is not None]
+    return spread
 
 
 def _listed(kernel: LoadedKernel, name: str, arguments: Arguments, most: int) -> list[Proposal]:

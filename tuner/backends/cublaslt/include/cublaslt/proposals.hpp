@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <numeric>
 #include <set>
 #include <vector>
 
@@ -113,8 +114,8 @@ class Neighbours {
  public:
   Neighbours(Proposals& proposals, Algorithm const& start, int32_t k)
       : proposals_(proposals), library_(proposals.library), start_(start) {
-    tiles_ = ids(kTileIds);
-    stages_ = ids(kStagesIds);
+    tiles_ = ids(kTileIds, kLastTile);
+    stages_ = ids(kStagesIds, kLastStages);
     for (uint16_t cluster = 0; cluster <= kLastCluster; ++cluster) {
       if (cluster != 1) clusters_.push_back(cluster);
     }
@@ -155,6 +156,7 @@ class Neighbours {
  private:
   static constexpr uint16_t kLastCluster = 51, kLastInnerShape = 4;
   static constexpr int32_t kMostOptions = 64;
+  static constexpr uint32_t kLastTile = 645, kLastStages = 38; /* of cuBLASLt 13.10 */
   static constexpr int32_t kLeastSlice = 128; /* of K: shorter ones are all overhead */
 
   struct Split {
@@ -214,13 +216,18 @@ class Neighbours {
     return error == 0 ? value : Value{};
   }
 
-  std::vector<uint32_t> ids(int which) const {
+  /* The numbers that an algorithm may have; where it does not say, all that there are. */
+  std::vector<uint32_t> ids(int which, uint32_t last) const {
     size_t bytes = 0;
-    if (library_.MatmulAlgoCapGetAttribute(&start_, which, nullptr, 0, &bytes) != 0) return {};
-    std::vector<uint32_t> found(bytes / sizeof(uint32_t));
-    if (found.empty()) return {};
-    int error = library_.MatmulAlgoCapGetAttribute(&start_, which, found.data(), bytes, &bytes);
-    return error == 0 ? found : std::vector<uint32_t>{};
+    int error = library_.MatmulAlgoCapGetAttribute(&start_, which, nullptr, 0, &bytes);
+    std::vector<uint32_t> found(error == 0 ? bytes / sizeof(uint32_t) : 0);
+    if (!found.empty()) {
+      error = library_.MatmulAlgoCapGetAttribute(&start_, which, found.data(), bytes, &bytes);
+      if (error == 0) return found;
+    }
+    found.resize(last + 1);
+    std::iota(found.begin(), found.end(), 0u);
+    return found;
   }
 
   Proposals& proposals_;
@@ -237,7 +244,7 @@ class Neighbours {
 inline int32_t variants(Proposals& proposals, Operation const& op, gs_arguments const& g) {
   Library const& library = proposals.library;
   Algorithm start = algorithm_of(g);
-  proposals.skip(start);
+  proposals.offer(start); /* first: the others are told apart by what they change of it */
   Neighbours(proposals, start, g.k).offer_all();
   constexpr int kMostIds = 256;
   int ids[kMostIds], count = 0;

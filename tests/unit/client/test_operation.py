@@ -1,0 +1,196 @@
+"""Operations: one text for each, and only for those that exist."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from gemmsmith.errors import InvalidProblem
+from gemmsmith.operation import (
+    DType,
+    Element,
+    Epilogue,
+    Grouping,
+    Layout,
+    Operation,
+    Scaling,
+    in_order,
+    layouts_of,
+)
+
+
+def every() -> list[Operation]:
+    """Each combination of parts that is not refused."""
+    found = []
+    for types, layout, out, scaling, grouping, epilogue, accumulate in product(
+        DType, Layout, Element, Scaling, Grouping, Epilogue, (False, True)
+    ):
+        try:
+            operation = Operation(
+                types=types,
+                layout=layout,
+                out=out,
+                scaling=scaling,
+                grouping=grouping,
+                epilogue=epilogue,
+                accumulate=accumulate,
+            )
+        except InvalidProblem:
+            continue
+        found.append(operation)
+    return found
+
+
+EVERY = every()
+
+
+def test_every_type_exists_in_some_combination() -> None:
+    assert {operation.types for operation in EVERY} == set(DType)
+    assert {operation.layout for operation in EVERY} == set(Layout)
+    assert {operation.scaling for operation in EVERY} == set(Scaling)
+    assert {operation.grouping for operation in EVERY} == set(Grouping)
+    assert {operation.epilogue for operation in EVERY} == set(Epilogue)
+    assert any(operation.accumulate for operation in EVERY)
+
+
+def test_keys_are_read_back() -> None:
+    for operation in EVERY:
+        assert Operation.parse(operation.key) == operation
+        assert Operation.of(operation.dtype, operation.layout) == operation
+        assert operation.key == f"{operation.dtype}.{operation.layout}"
+
+
+def test_equal_operations_and_no_others_have_equal_keys() -> None:
+    assert len(set(EVERY)) == len(EVERY)
+    assert len({operation.key for operation in EVERY}) == len(EVERY)
+
+
+def test_parts_may_be_given_one_by_one() -> None:
+    for operation in EVERY:
+        again = Operation.of(
+            operation.types,
+            operation.layout,
+            out=operation.out,
+            scaling=operation.scaling,
+            grouping=operation.grouping,
+            epilogue=operation.epilogue,
+            accumulate=operation.accumulate,
+        )
+        assert (again, again.key) == (operation, operation.key)
+
+
+def test_what_is_not_given_is_as_the_dtype_says() -> None:
+    found = Operation.of("bf16.out_f32", "nt", accumulate=True)
+    assert found.key == "bf16.out_f32.accumulate.nt"
+    assert Operation.of(found.dtype, "nt", accumulate=False).dtype == "bf16.out_f32"
+    assert Operation.of("bf16.out_f32", out="bf16").dtype == "bf16"
+    assert Operation.of("fp8_e4m3", scaling="block", grouping="rows").key == (
+        "fp8_e4m3.scale_block.group_rows.tn"
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "a", "b", "accumulator", "d", "scaling"),
+    [
+        ("bf16", Element.BF16, Element.BF16, Element.F32, Element.BF16, Scaling.NONE),
+        ("fp16", Element.F16, Element.F16, Element.F32, Element.F16, Scaling.NONE),
+        ("fp8_e4m3", Element.E4M3, Element.E4M3, Element.F32, Element.BF16, Scaling.TENSOR),
+        ("fp8_e5m2", Element.E5M2, Element.E4M3, Element.F32, Element.BF16, Scaling.TENSOR),
+        ("int8", Element.S8, Element.S8, Element.S32, Element.S32, Scaling.NONE),
+        ("tf32", Element.TF32, Element.TF32, Element.F32, Element.F32, Scaling.NONE),
+    ],
+)
+def test_meaning_of_short_names(
+    dtype: str, a: Element, b: Element, accumulator: Element, d: Element, scaling: Scaling
+) -> None:
+    found = Operation.of(dtype)
+    assert (found.a, found.b, found.accumulator, found.d) == (a, b, accumulator, d)
+    assert (found.scaling, found.is_scaled) == (scaling, scaling is not Scaling.NONE)
+    assert (found.grouping, found.epilogue) == (Grouping.NONE, Epilogue.NONE)
+    assert not found.accumulate
+    assert found.is_plain
+    assert (found.dtype, found.key, str(found)) == (dtype, f"{dtype}.tn", f"{dtype} tn")
+    assert found.is_narrow_float is dtype.startswith("fp8")
+
+
+def test_every_short_name_has_a_meaning() -> None:
+    assert {operation.dtype for operation in EVERY if operation.is_plain} == set(DType)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "message"),
+    [
+        ({"dtype": "int4"}, "dtype", "bf16, fp16, fp8_e4m3, fp8_e5m2, int8, tf32"),
+        ({"dtype": "BF16"}, "dtype", "must be one of"),  # the enumerator's name is no short name
+        ({"dtype": ""}, "dtype", "must be one of"),
+        ({"layout": "tx"}, "layout", "tn, tt, nt, nn"),
+        ({"layout": "TN"}, "layout", "tn, tt, nt, nn"),
+        ({"dtype": "fp8_e4m3", "layout": "nn"}, "layout", "needs layout tn"),
+        ({"dtype": "int8", "layout": "tt"}, "layout", "needs layout tn"),
+        ({"out": "f16"}, "out", "must be one of bf16, f32 for bf16"),
+        ({"out": "half"}, "out", "must be one of bf16, f16"),
+        ({"dtype": "tf32", "out": "bf16"}, "out", "must be one of f32 for tf32"),
+        ({"scaling": "tensor"}, "scaling", "must be one of none for bf16"),
+        ({"dtype": "fp8_e4m3", "scaling": "none"}, "scaling", "tensor, row, block for fp8_e4m3"),
+        ({"dtype": "int8", "scaling": "row"}, "scaling", "needs out=bf16"),
+        ({"scaling": "column"}, "scaling", "none, tensor, row, block"),
+        ({"grouping": "columns"}, "grouping", "none, rows, depth"),
+        ({"epilogue": "tanh"}, "epilogue", "none"),
+        ({"accumulate": True}, "accumulate", "needs out=f32, not bf16"),
+        ({"dtype": "int8", "accumulate": True}, "accumulate", "needs out=f32, not s32"),
+    ],
+)
+def test_refusals_name_the_field_and_what_it_accepts(
+    arguments: dict[str, str], field: str, message: str
+) -> None:
+    with pytest.raises(InvalidProblem, match=message) as caught:
+        Operation.of(**{"dtype": "bf16", **arguments})  # type: ignore[arg-type]
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("dtype", "message"),
+    [
+        ("bf16.fast", "unknown part 'fast'"),
+        ("bf16.", "unknown part ''"),
+        ("bf16.out_f32.accumulates", "unknown part 'accumulates'"),
+        ("bf16.scaling_row", "unknown part 'scaling_row'"),
+        ("bf16.out_bf16", "is spelt 'bf16'"),
+        ("bf16.accumulate.out_f32", "is spelt 'bf16.out_f32.accumulate'"),
+        ("bf16.out_f32.out_f32", "is spelt 'bf16.out_f32'"),
+        ("bf16.out_f32.accumulate_", "unknown part 'accumulate_'"),
+        ("fp8_e4m3.group_rows.scale_row", "is spelt 'fp8_e4m3.scale_row.group_rows'"),
+    ],
+)
+def test_a_dtype_is_spelt_in_one_way(dtype: str, message: str) -> None:
+    with pytest.raises(InvalidProblem, match=message) as caught:
+        Operation.of(dtype)
+    assert caught.value.field == "dtype"
+
+
+@pytest.mark.parametrize("key", ["", "bf16", "bf16.", "bf16.out_f32", "tn", ".tn", "bf16 tn"])
+def test_what_is_no_key_is_refused(key: str) -> None:
+    with pytest.raises(InvalidProblem):
+        Operation.parse(key)
+
+
+def test_layouts_of_a_dtype_are_those_that_exist() -> None:
+    for dtype in {operation.dtype for operation in EVERY}:
+        wanted = {operation.layout for operation in EVERY if operation.dtype == dtype}
+        assert set(layouts_of(dtype)) == wanted
+    assert layouts_of("bf16") == (Layout.TN, Layout.TT, Layout.NT, Layout.NN)
+    assert layouts_of("int8") == (Layout.TN,)
+    with pytest.raises(InvalidProblem, match="dtype must be one of"):
+        layouts_of("int4")
+    with pytest.raises(InvalidProblem, match="out must be one of"):
+        layouts_of("tf32.out_bf16")
+
+
+def test_dtypes_in_order_are_by_short_name_and_then_by_the_rest() -> None:
+    assert in_order(reversed(DType)) == tuple(DType)
+    mixed = ["tf32", "bf16.out_f32.accumulate", "fp16", "bf16", "bf16.out_f32", "fp16", "bf16"]
+    assert in_order(mixed) == ("bf16", "bf16.out_f32", "bf16.out_f32.accumulate", "fp16", "tf32")
+    assert in_order([]) == ()
+    with pytest.raises(InvalidProblem, match="dtype must be one of"):
+        in_order(["bf16", "int4"])

@@ -1,0 +1,150 @@
+"""What a kernel occupies on a streaming multiprocessor: shared memory, pipeline depth, registers.
+
+The arithmetic is CUTLASS's own (`sm90_gmma_builder.inl::compute_stage_count_or_override`,
+`epilogue/collective/builders/sm90_builder.inl`), restated so that a kernel can be refused before
+a compiler has seen it; a test compares it with what the compiler says.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+from gemmsmith.kernel import (
+    TMA_MAINLOOPS,
+    Backend,
+    CutlassKernel,
+    EpilogueSchedule,
+    MainloopSchedule,
+    TileScheduler,
+)
+from gemmsmith.operation import Element
+from tuner.arch import architecture
+
+WARPGROUP_THREADS = 128
+
+_LINE = 128
+_BARRIERS = 16
+"""A full and an empty transaction barrier per pipeline stage, 8 bytes each."""
+_SCHEDULER_BARRIERS = 96
+"""Barriers that order the warpgroups, and the tile scheduler's."""
+
+
+def consumer_warpgroups(kernel: CutlassKernel) -> int:
+    """Warpgroups that share one output tile's accumulators."""
+    if kernel.mainloop is MainloopSchedule.COOPERATIVE:
+        return 2
+    if kernel.mainloop is MainloopSchedule.CPASYNC_WARP_SPECIALIZED:
+        cooperative = kernel.scheduler is TileScheduler.PERSISTENT
+        return 2 if cooperative and kernel.tile[0] >= 128 else 1
+    return 1
+
+
+def accumulator_registers(kernel: CutlassKernel) -> int:
+    """32-bit registers per consumer thread that hold the output tile.
+
+    Precise FP8 accumulation keeps two of them: the tensor core's own and the promoted sum.
+    """
+    m, n, _ = kernel.tile
+    single = m * n // (WARPGROUP_THREADS * consumer_warpgroups(kernel))
+    precise = kernel.operation.is_narrow_float and not kernel.fast_accumulation
+    return single * 2 if precise and kernel.mainloop in TMA_MAINLOOPS else single
+
+
+def stage_bytes(kernel: CutlassKernel) -> int:
+    """Shared memory of one pipeline stage: a tile of A and one of B."""
+    m, n, k = kernel.tile
+    return (m * kernel.operation.a.bytes + n * kernel.operation.b.bytes) * k
+
+
+def epilogue_tile(kernel: CutlassKernel) -> tuple[int, int]:
+    """The part of the output tile that one TMA store covers (CUTLASS's `EpilogueTileAuto`)."""
+    m, n, _ = kernel.tile
+    rows = 128 if kernel.mainloop is MainloopSchedule.COOPERATIVE else 64
+    return min(rows, m), gcd(min(32, n), n)
+
+
+def epilogue_bytes(kernel: CutlassKernel) -> int:
+    """Bytes of the epilogue's staging buffers; C and D have one type, so they share them."""
+    if kernel.epilogue is not EpilogueSchedule.TMA:
+        return 0
+    m, n = epilogue_tile(kernel)
+    return m * n * stored_bytes(kernel) * _epilogue_stages(kernel)
+
+
+def stored_bytes(kernel: CutlassKernel) -> int:
+    """Bytes of one element as the kernel's epilogue stores it: FP32 where slices are added."""
+    partial = kernel.scheduler is TileScheduler.SPLIT_K
+    return (Element.F32 if partial else kernel.operation.d).bytes
+
+
+def _epilogue_stages(kernel: CutlassKernel) -> int:
+    if kernel.epilogue is not EpilogueSchedule.TMA:
+        return 0
+    m, n = epilogue_tile(kernel)
+    parts = (kernel.tile[0] // m) * (kernel.tile[1] // n)
+    return max(min(parts, 4), min(parts, 2) + 1)
+
+
+def stages(kernel: CutlassKernel) -> int:
+    """Pipeline depth: the explicit one, or what CUTLASS's automatic choice comes to."""
+    if kernel.stages:
+        return kernel.stages
+    if kernel.backend is Backend.CUTLASS2X:
+        return 2
+    shared = architecture(kernel.arch).shared_bytes
+    if kernel.backend is Backend.CUTE:
+        return (shared - _LINE) // (stage_bytes(kernel) + _BARRIERS)
+    per_stage = _round_up(stage_bytes(kernel), _LINE) + _BARRIERS
+    carveout = _round_up(_epilogue_storage(kernel), _LINE)
+    return (shared - carveout) // per_stage
+
+
+def shared_bytes(kernel: CutlassKernel) -> int:
+    """Dynamic shared memory of one thread block, barriers and padding included.
+
+    Never too little; exact for our own kernels, at most 384 bytes too much for CUTLASS's.
+    """
+    depth = stages(kernel)
+    mainloop = depth * stage_bytes(kernel)
+    if kernel.backend is Backend.CUTLASS2X:
+        return mainloop  # the epilogue reuses it
+    if kernel.backend is Backend.CUTE:
+        # The tile's FP32 sums take the operands' place (`cluster_split_k.hpp`).
+        tile = max(mainloop, _sums_bytes(kernel))
+        return _round_up(_round_up(tile, _LINE) + _BARRIERS * depth, _LINE)
+    barriers = _BARRIERS * (depth + _epilogue_stages(kernel))
+    if kernel.epilogue is not EpilogueSchedule.TMA:
+        return mainloop + _round_up(barriers + _SCHEDULER_BARRIERS, _LINE) + _LINE
+    align = _swizzle_bytes(kernel)
+    buffers = _round_up(epilogue_bytes(kernel) + 1, align)
+    if kernel.mainloop is MainloopSchedule.WARP_SPECIALIZED:
+        # Not persistent: the epilogue starts when the mainloop is over, in the same memory.
+        return _round_up(max(mainloop, buffers) + barriers, align)
+    return mainloop + buffers + _round_up(barriers + _SCHEDULER_BARRIERS, align)
+
+
+def _epilogue_storage(kernel: CutlassKernel) -> int:
+    """`sizeof(Epilogue::SharedStorage)`: buffers, an empty fusion's byte, barriers, padding."""
+    if kernel.epilogue is not EpilogueSchedule.TMA:
+        return 1
+    align = _swizzle_bytes(kernel)
+    buffers = _round_up(epilogue_bytes(kernel) + 1, align)
+    return _round_up(buffers + _BARRIERS * _epilogue_stages(kernel), align)
+
+
+def _swizzle_bytes(kernel: CutlassKernel) -> int:
+    """Alignment of the epilogue's buffers: eight rows of the widest swizzle that fits them."""
+    m, n = epilogue_tile(kernel)
+    row = (m if kernel.swapped else n) * stored_bytes(kernel)
+    return 8 * next(width for width in (128, 64, 32, 16) if row % width == 0)
+
+
+def _sums_bytes(kernel: CutlassKernel) -> int:
+    """A tile of FP32 sums, its rows padded against bank conflicts (`kPitch`)."""
+    m, n, _ = kernel.tile
+    rows, pitch = (n, m + 4) if kernel.swapped else (m, n + 8)
+    return rows * pitch * Element.F32.bytes
+
+
+def _round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple

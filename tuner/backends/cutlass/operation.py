@@ -1,0 +1,302 @@
+"""A kernel ↔ `cutlass_library.GemmOperation`: what is emitted, and what gives a kernel its name.
+
+Invariant: `name_of(kernel) == kernel.name`, CUTLASS's procedural name of `gemm_operation(kernel)`
+where a kernel is just that operation, and no two kernels of the space share a name. CUTLASS's name
+leaves out a few fields, so these conventions hold throughout:
+
+* The scheduler follows from the mainloop, stream-K apart (which the name tells): ping-pong and
+  cooperative kernels are persistent, plain warp-specialized ones launch one block per tile.
+* A and B share one alignment, the one in the name. D's follows from the epilogue: 16 bytes for
+  TMA, 1 element for the others, which store element by element anyway.
+* A swapped kernel is CUTLASS's kernel with column-major D: Dᵀ[N,M] = Bᵀ[N,K] · Aᵀ[K,M]. Reading
+  a matrix transposed flips its layout letter, so problem layout `xy` becomes kernel layout
+  `ȳx̄` (tn→tn, tt→nn, nt→nt, nn→tt) and the third letter, `n`, says that it is swapped.
+* Kernels that are more than one operation say so in their name: `_split_k` ones compute FP32
+  partials with a CUTLASS kernel and add them with ours, `gemmsmith…_cluster_split_k` ones are our
+  own around CUTLASS's mainloop, and TMA kernels with `align1` copy operands that TMA cannot read.
+* CUTLASS 2.x operations are column-major-D in CUTLASS's library, and its emitter transposes them
+  back: the emitted kernel has the problem's own orientation, and is not swapped.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cutlass_library.gemm_operation import GemmOperation
+from cutlass_library.library import (
+    DataType,
+    EpilogueFunctor,
+    EpilogueScheduleType,
+    GemmKind,
+    KernelScheduleType,
+    LayoutType,
+    MathInstruction,
+    MathOperation,
+    OpcodeClass,
+    SwizzlingFunctor,
+    TensorDescription,
+    TileDescription,
+    TileSchedulerType,
+)
+from msgspec import structs
+
+from gemmsmith.kernel import (
+    CUTLASS_KERNELS,
+    Backend,
+    CutlassKernel,
+    EpilogueSchedule,
+    MainloopSchedule,
+    TileScheduler,
+)
+from gemmsmith.operation import Element, Operation
+
+DATA_TYPES = {
+    Element.BF16: DataType.bf16,
+    Element.F16: DataType.f16,
+    Element.E4M3: DataType.e4m3,
+    Element.E5M2: DataType.e5m2,
+    Element.F32: DataType.f32,
+}
+
+_TMA_SCHEDULES = {
+    (MainloopSchedule.WARP_SPECIALIZED, False): KernelScheduleType.TmaWarpSpecialized,
+    (MainloopSchedule.PINGPONG, False): KernelScheduleType.TmaWarpSpecializedPingpong,
+    (MainloopSchedule.COOPERATIVE, False): KernelScheduleType.TmaWarpSpecializedCooperative,
+    (MainloopSchedule.WARP_SPECIALIZED, True): KernelScheduleType.TmaWarpSpecializedFP8FastAccum,
+    (MainloopSchedule.PINGPONG, True): KernelScheduleType.TmaWarpSpecializedPingpongFP8FastAccum,
+    (
+        MainloopSchedule.COOPERATIVE,
+        True,
+    ): KernelScheduleType.TmaWarpSpecializedCooperativeFP8FastAccum,
+}
+
+_CPASYNC = MainloopSchedule.CPASYNC_WARP_SPECIALIZED
+_CPASYNC_SCHEDULES = {
+    TileScheduler.GRID: KernelScheduleType.CpAsyncWarpSpecialized,
+    TileScheduler.PERSISTENT: KernelScheduleType.CpAsyncWarpSpecializedCooperative,
+}
+
+_TILE_SCHEDULERS = {
+    TileScheduler.GRID: TileSchedulerType.Default,
+    TileScheduler.PERSISTENT: TileSchedulerType.Persistent,
+    TileScheduler.STREAM_K: TileSchedulerType.StreamK,
+    TileScheduler.SPLIT_K: TileSchedulerType.Persistent,
+    TileScheduler.CLUSTER_SPLIT_K: TileSchedulerType.Default,
+}
+
+_WARPS_2X = {
+    (256, 128): (4, 2, 1),
+    (128, 256): (2, 4, 1),
+    (128, 128): (2, 2, 1),
+    (128, 64): (2, 2, 1),
+    (64, 128): (2, 2, 1),
+    (64, 64): (2, 2, 1),
+}
+"""Warps along (M, N, K) of the 2.x tiles; each warp computes 32×32, 64×32, 32×64 or 64×64."""
+
+
+TMA_BYTES = 16
+"""TMA wants every row to start at a multiple of this (`tma_alignment_bytes`)."""
+
+
+class OperandTypes(NamedTuple):
+    """The two operands as the kernel sees them: element types and layout letters."""
+
+    element_a: Element
+    element_b: Element
+    a_row_major: bool
+    b_row_major: bool
+
+
+def operands(operation: Operation, *, swapped: bool) -> OperandTypes:
+    """The kernel's first and second operand for a problem's types and layout."""
+    layout = operation.layout
+    if not swapped:
+        return OperandTypes(operation.a, operation.b, layout.a_row_major, layout.b_row_major)
+    return OperandTypes(operation.b, operation.a, not layout.b_row_major, not layout.a_row_major)
+
+
+def warps_2x(tile: tuple[int, int, int]) -> tuple[int, int, int] | None:
+    """Warps along (M, N, K) of a CUTLASS 2.x tile, None for a tile this space does not build."""
+    return _WARPS_2X.get(tile[:2])
+
+
+def kernel(
+    *,
+    operation: Operation,
+    tile: tuple[int, int, int],
+    cluster: tuple[int, int] = (1, 1),
+    stages: int = 0,
+    mainloop: MainloopSchedule,
+    epilogue: EpilogueSchedule,
+    scheduler: TileScheduler,
+    alignment: int,
+    swapped: bool = False,
+    fast_accumulation: bool = False,
+    arch: str = "sm90",
+    name: bool = True,
+) -> CutlassKernel:
+    """A kernel with the name CUTLASS gives it. Says nothing about legality.
+
+    Naming is most of the cost: an enumerator that will drop most kernels passes `name=False` and
+    names the others itself.
+    """
+    backend = CUTLASS_KERNELS[backend_of(mainloop, scheduler)]
+    unnamed = backend(
+        name="",
+        arch=arch,
+        dtype=operation.dtype,
+        layout=operation.layout,
+        alignment_a=alignment,
+        alignment_b=alignment,
+        alignment_d=128 // operation.d.bits if epilogue is EpilogueSchedule.TMA else 1,
+        tile=tile,
+        cluster=cluster,
+        stages=stages,
+        mainloop=mainloop,
+        epilogue=epilogue,
+        scheduler=scheduler,
+        swapped=swapped,
+        fast_accumulation=fast_accumulation,
+    )
+    return named(unnamed) if name else unnamed
+
+
+def backend_of(mainloop: MainloopSchedule, scheduler: TileScheduler) -> Backend:
+    """Multistage kernels are CUTLASS 2.x, those that add up in a cluster ours, all others 3.x."""
+    if mainloop is MainloopSchedule.MULTISTAGE:
+        return Backend.CUTLASS2X
+    return Backend.CUTE if scheduler is TileScheduler.CLUSTER_SPLIT_K else Backend.CUTLASS3X
+
+
+def named(kernel: CutlassKernel) -> CutlassKernel:
+    """The same kernel with its name."""
+    return structs.replace(kernel, name=name_of(kernel))
+
+
+def of_type(kernel: CutlassKernel, dtype: str) -> CutlassKernel:
+    """The same choices for another element type of the same width."""
+    return kernel if kernel.dtype == dtype else named(structs.replace(kernel, dtype=dtype))
+
+
+def name_of(kernel: CutlassKernel) -> str:
+    """CUTLASS's procedural name, and what our own part adds to it."""
+    name: str = gemm_operation(kernel).procedural_name()
+    if kernel.scheduler is TileScheduler.SPLIT_K:
+        return f"{name}_split_k"
+    if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
+        return name.replace("cutlass3x", "gemmsmith", 1) + "_cluster_split_k"
+    if is_padded(kernel):
+        return name.replace(f"_align{tma_alignment(kernel.operation)}_", "_align1_", 1)
+    return name
+
+
+def is_padded(kernel: CutlassKernel) -> bool:
+    """Whether operands that TMA cannot read are copied into the workspace first."""
+    tma = kernel.backend is Backend.CUTLASS3X and kernel.mainloop is not _CPASYNC
+    return tma and kernel.alignment_a == 1
+
+
+def tma_alignment(operation: Operation) -> int:
+    """Elements of A and B in the 16 bytes that TMA aligns rows to."""
+    return TMA_BYTES * 8 // operation.a.bits
+
+
+def gemm_operation(kernel: CutlassKernel) -> GemmOperation:
+    """The operation that CUTLASS's own emitters turn into C++.
+
+    Use `EmitGemmUniversal3xInstance` for `cutlass3x` kernels and `EmitGemmUniversalInstance` for
+    `cutlass2x` ones. Of `cute` kernels only the mainloop is CUTLASS's.
+    """
+    return _operation_2x(kernel) if kernel.backend is Backend.CUTLASS2X else _operation_3x(kernel)
+
+
+def _tensors(
+    kernel: CutlassKernel, *, transposed: bool
+) -> tuple[TensorDescription, TensorDescription, TensorDescription]:
+    seen = operands(kernel.operation, swapped=transposed)
+    alignment = tma_alignment(kernel.operation) if is_padded(kernel) else kernel.alignment_a
+    d, alignment_d = kernel.operation.d, kernel.alignment_d
+    if kernel.scheduler is TileScheduler.SPLIT_K:
+        d, alignment_d = Element.F32, 4
+    return (
+        _tensor(DATA_TYPES[seen.element_a], seen.a_row_major, alignment),
+        _tensor(DATA_TYPES[seen.element_b], seen.b_row_major, alignment),
+        _tensor(DATA_TYPES[d], not transposed, alignment_d),
+    )
+
+
+def _tensor(element: DataType, row_major: bool, alignment: int) -> TensorDescription:
+    layout = LayoutType.RowMajor if row_major else LayoutType.ColumnMajor
+    return TensorDescription(element, layout, alignment)
+
+
+def _operation_2x(kernel: CutlassKernel) -> GemmOperation:
+    a, b, d = _tensors(kernel, transposed=True)
+    fp8 = kernel.operation.is_narrow_float
+    arch = 89 if fp8 else 80
+    shape = [16, 8, 32 if fp8 else 16]
+    instruction = _instruction(shape, a, b)
+    warps = warps_2x(kernel.tile) or (2, 2, 1)
+    description = TileDescription(
+        list(kernel.tile), kernel.stages, list(warps), instruction, arch, 90
+    )
+    return GemmOperation(
+        GemmKind.Universal,
+        arch,
+        description,
+        a,
+        b,
+        d,
+        DataType.f32,
+        EpilogueFunctor.LinearCombination,
+        SwizzlingFunctor.Identity8,
+    )
+
+
+def _operation_3x(kernel: CutlassKernel) -> GemmOperation:
+    a, b, d = _tensors(kernel, transposed=kernel.swapped)
+    instruction = _instruction([64, kernel.tile[1], 256 // kernel.operation.a.bits], a, b)
+    description = TileDescription(
+        list(kernel.tile), kernel.stages, [4, 1, 1], instruction, 90, 90, [*kernel.cluster, 1]
+    )
+    scheduler = _TILE_SCHEDULERS[kernel.scheduler]
+    if (kernel.mainloop, kernel.scheduler) == (
+        MainloopSchedule.WARP_SPECIALIZED,
+        TileScheduler.SPLIT_K,
+    ):
+        scheduler = TileSchedulerType.Default  # one block per tile, and per slice
+    if kernel.mainloop is _CPASYNC:
+        schedule = _CPASYNC_SCHEDULES[kernel.scheduler]
+    else:
+        schedule = _TMA_SCHEDULES[kernel.mainloop, kernel.fast_accumulation]
+    if kernel.epilogue is not EpilogueSchedule.TMA:
+        epilogue = EpilogueScheduleType.NoSmemWarpSpecialized
+    elif kernel.mainloop is MainloopSchedule.COOPERATIVE:
+        epilogue = EpilogueScheduleType.TmaWarpSpecializedCooperative
+    else:
+        epilogue = EpilogueScheduleType.TmaWarpSpecialized
+    return GemmOperation(
+        GemmKind.Universal3x,
+        90,
+        description,
+        a,
+        b,
+        d,
+        DataType.f32,
+        D=d,
+        kernel_schedule=schedule,
+        epilogue_schedule=epilogue,
+        tile_scheduler=scheduler,
+    )
+
+
+def _instruction(shape: list[int], a: TensorDescription, b: TensorDescription) -> MathInstruction:
+    return MathInstruction(
+        shape,
+        a.element,
+        b.element,
+        DataType.f32,
+        OpcodeClass.TensorOp,
+        MathOperation.multiply_add,
+    )

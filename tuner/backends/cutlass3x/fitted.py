@@ -1,0 +1,119 @@
+"""Kernels whose tile N is chosen for one problem, so that its tiles just fill whole waves.
+
+A problem of few tiles is as slow as its last wave: 7168 columns in tiles of 128 are 112 tiles on
+132 SMs, in tiles of 112 they are 128, and 12% less work each. Any multiple of 8 is an instruction
+width, so the width follows from the problem. Which of them is worth compiling is the cost model's
+business.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import product
+from math import ceil
+
+from msgspec import structs
+
+from gemmsmith.device import DeviceModel
+from gemmsmith.kernel import CutlassKernel, MainloopSchedule, TileScheduler
+from gemmsmith.operation import Operation
+from gemmsmith.problem import Problem
+from tuner.arch import architecture
+from tuner.backends.cutlass.operation import named
+from tuner.backends.cutlass.rules import choice_refusal
+from tuner.backends.cutlass3x.rules import RULES
+
+MOST_WAVES = 3
+"""Beyond, what the last wave leaves idle is a few percent, and the curated widths fill it."""
+
+LEAST_FILL = 0.8
+"""Share of the waves' tiles that must be the problem's."""
+
+WIDEST = 256
+NARROWEST = 24
+"""Narrower tiles read more operand bytes per product than L2 delivers."""
+
+_SCHEDULES = (
+    (MainloopSchedule.WARP_SPECIALIZED, TileScheduler.GRID, 64),
+    (MainloopSchedule.WARP_SPECIALIZED, TileScheduler.GRID, 128),
+    (MainloopSchedule.PINGPONG, TileScheduler.PERSISTENT, 64),
+    (MainloopSchedule.PINGPONG, TileScheduler.PERSISTENT, 128),
+    (MainloopSchedule.COOPERATIVE, TileScheduler.PERSISTENT, 128),
+    (MainloopSchedule.COOPERATIVE, TileScheduler.PERSISTENT, 256),
+)
+_CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4))
+
+
+def kernels(like: CutlassKernel, problem: Problem, device: DeviceModel) -> list[CutlassKernel]:
+    """Legal kernels with fitted tiles, of the types, layout, alignment and epilogue of `like`."""
+    found: dict[str, CutlassKernel] = {}
+    step = _step(problem.operation)
+    arch = architecture(device.arch)
+    for (mainloop, scheduler, m), swapped in product(_SCHEDULES, (False, True)):
+        extents = (problem.n, problem.m) if swapped else (problem.m, problem.n)
+        for cluster, waves in product(_CLUSTERS, range(1, MOST_WAVES + 1)):
+            if waves > 1 and (cluster[0] * cluster[1] == 4 or scheduler is TileScheduler.GRID):
+                continue  # these are for a single wave: all reads at once, no tile after the first
+            resident = arch.resident_blocks(device.sm_count, cluster[0] * cluster[1])
+            n = _width(m, extents, problem.batch, cluster, resident * waves, step)
+            if n is None:
+                continue
+            kernel = _legal(like, mainloop, scheduler, (m, n), cluster, swapped)
+            if kernel is not None:
+                found.setdefault(kernel.name, kernel)
+    return list(found.values())
+
+
+@lru_cache(maxsize=64)
+def build(like: CutlassKernel) -> None:
+    """Make every kernel that `kernels` can give for `like`, so that it is quick from then on.
+
+    Up to 1,800 of them; takes about 50 ms the first time.
+    """
+    step = _step(like.operation)
+    for (mainloop, scheduler, m), swapped in product(_SCHEDULES, (False, True)):
+        for cluster, n in product(
+            _CLUSTERS, range(ceil(NARROWEST / step) * step, WIDEST + 1, step)
+        ):
+            _legal(like, mainloop, scheduler, (m, n), cluster, swapped)
+
+
+@lru_cache(maxsize=1 << 16)
+def _legal(
+    like: CutlassKernel,
+    mainloop: MainloopSchedule,
+    scheduler: TileScheduler,
+    tile: tuple[int, int],
+    cluster: tuple[int, int],
+    swapped: bool,
+) -> CutlassKernel | None:
+    """The kernel of this tile with its name; None where a rule refuses it."""
+    kernel = structs.replace(
+        like,
+        tile=(*tile, 128 // like.operation.a.bytes),
+        cluster=cluster,
+        stages=0,
+        mainloop=mainloop,
+        scheduler=scheduler,
+        swapped=swapped,
+        fast_accumulation=like.operation.is_narrow_float,
+    )
+    return named(kernel) if choice_refusal(kernel, RULES) is None else None
+
+
+def _step(operation: Operation) -> int:
+    """What widths are a multiple of."""
+    return 8 if operation.a.bits == 8 else 16
+
+
+def _width(
+    m: int, extents: tuple[int, int], batch: int, cluster: tuple[int, int], blocks: int, step: int
+) -> int | None:
+    """The least tile N with which all tiles are in `blocks` at once; None if that is no fit."""
+    tiles_m = ceil(extents[0] / (m * cluster[0])) * cluster[0]
+    across = blocks // (tiles_m * batch) // cluster[1] * cluster[1]
+    if across < 1:
+        return None
+    n = ceil(ceil(extents[1] / across) / step) * step
+    useful = extents[0] * extents[1] * batch / (blocks * m * n)
+    return n if NARROWEST <= n <= WIDEST and useful >= LEAST_FILL else None
