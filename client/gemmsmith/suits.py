@@ -23,7 +23,7 @@ _SLICED = (TileScheduler.SPLIT_K, TileScheduler.CLUSTER_SPLIT_K)
 def refusal(config: Config, problem: Problem) -> str | None:
     """Why the config must not be launched on densely laid out operands; None when it may be."""
     kernel = config.kernel
-    if (kernel.dtype, kernel.layout) != (problem.dtype, problem.layout):
+    if (kernel.dtype, kernel.layout) != (problem.operation.of_kernels.dtype, problem.layout):
         return f"built for {kernel.dtype} {kernel.layout}"
     for name, extent, alignment in (
         ("A", problem.contiguous_a, kernel.alignment_a),

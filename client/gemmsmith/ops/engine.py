@@ -20,7 +20,7 @@ import torch
 from gemmsmith.answer import Config
 from gemmsmith.errors import GemmsmithError
 from gemmsmith.operation import Layout
-from gemmsmith.ops.forms import Form, Shape, Spec, shapes
+from gemmsmith.ops.forms import Form, Shape, Spec, allows_tf32, shapes
 from gemmsmith.ops.plan import Plan, misalignment
 from gemmsmith.ops.platform import Cuda, Platform
 from gemmsmith.runtime.pack import LoadedPack
@@ -109,9 +109,17 @@ class Engine:
         b: torch.Tensor,
         scale_a: torch.Tensor | None = None,
         scale_b: torch.Tensor | None = None,
+        output: torch.dtype | None = None,
     ) -> torch.Tensor | None:
         """The product by a tuned kernel; None where torch is to compute it."""
-        return self.run(self.plan(form, a, b), form, a, b, scale_a, scale_b)
+        return self.run(self.plan(form, a, b, output), form, a, b, scale_a, scale_b)
+
+    def write(self, form: Form, a: torch.Tensor, b: torch.Tensor, into: torch.Tensor) -> bool:
+        """The product into `into`, or added to it as `form` says; False: torch is to do it."""
+        plan = self.plan(form, a, b, into.dtype)
+        if plan is not None and not plan.accepts(into):
+            plan = None
+        return self.run(plan, form, a, b, into=into) is not None
 
     def run(
         self,
@@ -121,6 +129,7 @@ class Engine:
         b: torch.Tensor,
         scale_a: torch.Tensor | None = None,
         scale_b: torch.Tensor | None = None,
+        into: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """The product by `plan`, which is this product's; None where torch is to compute it."""
         if self.watcher is not None:
@@ -128,15 +137,27 @@ class Engine:
         if plan is None:
             return None
         try:
-            return plan(a, b, scale_a, scale_b)
+            return plan(a, b, scale_a, scale_b, into)
         except GemmsmithError as error:
             self.give_up(plan, error)
             return None
 
-    def plan(self, form: Form, a: torch.Tensor | Spec, b: torch.Tensor | Spec) -> Plan | None:
+    def plan(
+        self,
+        form: Form,
+        a: torch.Tensor | Spec,
+        b: torch.Tensor | Spec,
+        output: torch.dtype | None = None,
+    ) -> Plan | None:
         """How a product is launched; None where torch is to compute it.
 
-        Tensors may be traced ones, if their sizes are numbers.
+        Tensors may be traced ones, if their sizes are numbers. What may run in TF32 is asked of
+        torch every time.
+
+        Args:
+            form: which product of the two.
+            a, b: the operands, or what matters of them.
+            output: the result's element type; None: as torch gives it.
         """
         if self._refreshing is not None and self._refreshing.snapshot is not self._snapshot:
             self._forget()
@@ -147,29 +168,38 @@ class Engine:
         # One flat key: hashing is what a decision that was made before costs.
         key = (
             form.value,
+            output,
             *((a.dtype, a.device, a.size(), a.stride()) if isinstance(a, torch.Tensor) else a),
             *((b.dtype, b.device, b.size(), b.stride()) if isinstance(b, torch.Tensor) else b),
         )
         try:
-            return plans[key]
+            plan = plans[key]
         except KeyError:
-            pass
+            plan = self._planned(plans, key, form, deterministic)
+        return None if plan is not None and plan.is_tf32 and not allows_tf32() else plan
+
+    def _planned(
+        self, plans: dict[Any, Plan | None], key: Any, form: Form, deterministic: bool
+    ) -> Plan | None:
+        """Decide about a product that was not met before."""
         with self._preparing:
             if key not in plans:
-                plan, keep = self._prepare(form, Spec(*key[1:5]), Spec(*key[5:]), deterministic)
+                output, a, b = key[1], Spec(*key[2:6]), Spec(*key[6:])
+                plan, keep = self._prepare(form, a, b, output, deterministic)
                 if not keep:
                     return None
                 plans[key] = plan
-            return plans[key]
+            found: Plan | None = plans[key]
+            return found
 
     def _prepare(
-        self, form: Form, a: Spec, b: Spec, deterministic: bool
+        self, form: Form, a: Spec, b: Spec, output: torch.dtype | None, deterministic: bool
     ) -> tuple[Plan | None, bool]:
         """The plan, and whether that answer holds for good."""
         index = self.platform.index(a.device)
         if index is None:
             return None, True
-        for shape in shapes(form, a, b):
+        for shape in shapes(form, a, b, output):
             problem = shape.problem
             try:
                 chosen = self._chooser.lookup(

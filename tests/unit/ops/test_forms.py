@@ -56,7 +56,7 @@ def test_a_padded_row_is_a_leading_dimension() -> None:
         (Form.LINEAR, bf16(7, 40)[:, ::2], bf16(30, 20)),
         (Form.LINEAR, bf16(1, 1).expand(7, 20), bf16(30, 20)),
         (Form.LINEAR, bf16(7, 2, 20).transpose(0, 1), bf16(30, 20)),
-        (Form.LINEAR, torch.empty(7, 20), torch.empty(30, 20)),
+        (Form.LINEAR, torch.empty(7, 20).double(), torch.empty(30, 20).double()),
         (Form.LINEAR, bf16(7, 20), torch.empty(30, 20, dtype=torch.float16)),
         (Form.LINEAR, bf16(7, 20), bf16(30, 20).to("meta")),
         (Form.MATMUL, bf16(5, 4, 3), bf16(1, 3, 2)),
