@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.files import publish
-from gemmsmith.ops import operators as _operators  # noqa: F401 - registers gemmsmith::…
+from gemmsmith.ops import integer as _integer  # noqa: F401 - registers gemmsmith::…
+from gemmsmith.ops import operators as _operators  # noqa: F401 - likewise
 from gemmsmith.ops.forms import Form, Spec, present_shapes
 from gemmsmith.problem import Layout, Problem
 
@@ -157,7 +158,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             form, at_a, at_b = known
             names = [one.name for one in func._schema.arguments]
             given = dict(zip(names, args, strict=False)) | kwargs
-            form, output = _detail(packet, form, given)
+            form, output = _detail(packet, form, given, dims=given[names[at_a]].dim())
             self._record(form, given[names[at_a]], given[names[at_b]], output)
         elif packet in (_aten.linear, _aten.matmul):
             # Inference mode shows them whole: look at what they are made of.
@@ -166,21 +167,31 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
 
-def _detail(packet: Any, form: Form, given: dict[str, Any]) -> tuple[Form, torch.dtype | None]:
+def _detail(
+    packet: Any, form: Form, given: dict[str, Any], *, dims: int
+) -> tuple[Form, torch.dtype | None]:
     """The form by the other arguments of a call, and the output's type where they say it."""
     if packet is _own.accumulate:
         into = given["into"].dtype
         # What is not summed in FP32 is no kernel's; its product alone may be.
         return (form, into) if into is torch.float32 else (Form.WEIGHT_GRADIENT, None)
     if packet is _own.int8_mm:
-        scaled = given.get("scale_a") is not None and given.get("scale_b") is not None
-        return Form.ROW_SCALED if scaled else form, given.get("out_dtype", torch.bfloat16)
+        factors = (given.get("scale_a"), given.get("scale_b"))
+        if None not in factors:
+            return Form.ROW_SCALED, torch.bfloat16
+        # One factor alone follows the product of integers.
+        alone = factors != (None, None)
+        return form, torch.int32 if alone else given.get("out_dtype", torch.bfloat16)
     if form is Form.SCALED:
         return form if given.get("use_fast_accum", False) else Form.SCALED_PRECISE, None
     output = given.get("out_dtype")
-    if output is not None and adds_in_place(given):
-        return Form.ADDED, output
-    return form, output
+    added = given["self"] if packet in (_aten.addmm, _aten.baddbmm) else None
+    if output is None or added is None:
+        return form, output
+    factors = (given.get("alpha", 1), given.get("beta", 1))
+    # As `gemmsmith.ops.adding` has it: else torch's, with a product that a kernel may do alone.
+    adds = factors == (1, 1) and added.dtype is output and added.dim() == dims
+    return Form.ADDED if adds else form, output
 
 
 def _spec(tensor: torch.Tensor) -> Spec:

@@ -114,12 +114,31 @@ class Engine:
         """The product by a tuned kernel; None where torch is to compute it."""
         return self.run(self.plan(form, a, b, output), form, a, b, scale_a, scale_b)
 
-    def write(self, form: Form, a: torch.Tensor, b: torch.Tensor, into: torch.Tensor) -> bool:
-        """The product into `into`, or added to it as `form` says; False: torch is to do it."""
-        plan = self.plan(form, a, b, into.dtype)
-        if plan is not None and not plan.accepts(into):
+    def written(
+        self,
+        form: Form,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        output: torch.dtype,
+        *,
+        into: torch.Tensor | None,
+        added: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
+        """The product in a tensor of the caller's; None where torch is to compute it.
+
+        Args:
+            form: which product; one that adds, adds `added`, by default what `into` holds.
+            a, b: the operands.
+            output: element type of the result.
+            into: where to write; None: a new tensor.
+            added: of the result's size and type; may be `into`.
+        """
+        plan = self.plan(form, a, b, output)
+        if plan is not None and not all(
+            plan.accepts(one) for one in (into, added) if one is not None
+        ):
             plan = None
-        return self.run(plan, form, a, b, into=into) is not None
+        return self.run(plan, form, a, b, into=into, added=added)
 
     def run(
         self,
@@ -130,6 +149,7 @@ class Engine:
         scale_a: torch.Tensor | None = None,
         scale_b: torch.Tensor | None = None,
         into: torch.Tensor | None = None,
+        added: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """The product by `plan`, which is this product's; None where torch is to compute it."""
         if self.watcher is not None:
@@ -137,7 +157,7 @@ class Engine:
         if plan is None:
             return None
         try:
-            return plan(a, b, scale_a, scale_b, into)
+            return plan(a, b, scale_a, scale_b, into, added)
         except GemmsmithError as error:
             self.give_up(plan, error)
             return None

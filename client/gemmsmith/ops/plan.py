@@ -176,6 +176,7 @@ class Plan:
         scale_a: torch.Tensor | None = None,
         scale_b: torch.Tensor | None = None,
         into: torch.Tensor | None = None,
+        added: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """The product; None where these very operands are not aligned, or it is too early.
 
@@ -183,8 +184,8 @@ class Plan:
             a, b: the operands, as the plan's shape says.
             scale_a, scale_b: factors; contiguous FP32 tensors, one element each or one for each
                 row of a and column of b.
-            into: where to write, `accepts` says whether it can be; None: a new tensor. A plan that
-                accumulates adds to it.
+            into: where to write, if the plan `accepts` it; None: a new tensor.
+            added: what a plan that accumulates adds, likewise; None: what `into` holds.
 
         Raises:
             LaunchFailed: the kernel or CUDA refused; nothing was launched.
@@ -200,8 +201,8 @@ class Plan:
             self._cold = False
         if platform.current() != index:
             with platform.guard(index):
-                return self._launch(at_a, at_b, scale_a, scale_b, into)
-        return self._launch(at_a, at_b, scale_a, scale_b, into)
+                return self._launch(at_a, at_b, scale_a, scale_b, into, added)
+        return self._launch(at_a, at_b, scale_a, scale_b, into, added)
 
     def accepts(self, into: torch.Tensor) -> bool:
         """Whether the kernel can write to this tensor: packed, aligned, of the result's type."""
@@ -220,6 +221,7 @@ class Plan:
         scale_a: torch.Tensor | None,
         scale_b: torch.Tensor | None,
         into: torch.Tensor | None,
+        added: torch.Tensor | None,
     ) -> torch.Tensor:
         out = into
         if out is None:
@@ -229,6 +231,8 @@ class Plan:
         arguments.a = at_a
         arguments.b = at_b
         arguments.c = arguments.d = out.data_ptr()
+        if added is not None:
+            arguments.c = added.data_ptr()
         if scale_a is not None and scale_b is not None:
             arguments.scale_a, arguments.scale_b = scale_a.data_ptr(), scale_b.data_ptr()
         workspace = 0
