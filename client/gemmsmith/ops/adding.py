@@ -77,14 +77,14 @@ def install(kind: str) -> None:
     _Active.libraries[kind] = library
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the override is what is meant
-        for name, adds in (("bmm", False), ("addmm", True), ("baddbmm", True)):
+        for name, dims, adds in (("bmm", 3, False), ("addmm", 2, True), ("baddbmm", 3, True)):
             for overload in ("dtype", "dtype_out"):
                 if not hasattr(getattr(torch.ops.aten, name), overload):
                     continue
                 original = _original(f"aten::{name}.{overload}", key)
                 if original is None and kind == "cuda":
                     continue
-                stand_in = _before(f"{name}.{overload}", original, adds)
+                stand_in = _before(f"{name}.{overload}", original, dims, adds)
                 library.impl(f"{name}.{overload}", stand_in, with_keyset=True)
 
 
@@ -97,12 +97,12 @@ def _original(name: str, key: str) -> Any:
         return None
 
 
-def _before(name: str, original: Any, adds: bool) -> Callable[..., torch.Tensor]:
+def _before(name: str, original: Any, dims: int, adds: bool) -> Callable[..., torch.Tensor]:
     def call(keys: Any, *given: Any, out: torch.Tensor | None = None, **factors: Any) -> Any:
         engine = _Active.engine
         if engine is not None:
             added, (a, b, out_dtype) = (given[0], given[1:]) if adds else (None, given)
-            if _Active.wanted(a, b):
+            if a.dim() == b.dim() == dims and _Active.wanted(a, b):
                 found = by_kernel(engine, a, b, out_dtype, added, factors, out)
                 if found is not None:
                     return found

@@ -40,15 +40,19 @@ _INT_MM_MULTIPLE = 8
 
 
 def int8(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The sums of int8 matrices in int32, by `torch._int_mm`; other sizes padded with zeros."""
+    """The sums of int8 matrices in int32, by `torch._int_mm`; sizes that it refuses are padded."""
     (m, k), n = a.shape, b.shape[1]
     if 0 in (m, k, n):
         return a.new_zeros((m, n), dtype=torch.int32)
-    rows = max(_INT_MM_ROWS - m, 0)
+    fits = m >= _INT_MM_ROWS and k % _INT_MM_MULTIPLE == n % _INT_MM_MULTIPLE == 0
+    return torch._int_mm(a, b) if fits or not a.is_cuda else padded_int8(a, b)
+
+
+def padded_int8(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The same, with rows and columns of zeros for as long as it runs."""
+    (m, k), n = a.shape, b.shape[1]
     depth, columns = -k % _INT_MM_MULTIPLE, -n % _INT_MM_MULTIPLE
-    if not a.is_cuda or not (rows or depth or columns):
-        return torch._int_mm(a, b)
-    left = functional.pad(a, (0, depth, 0, rows))
+    left = functional.pad(a, (0, depth, 0, max(_INT_MM_ROWS - m, 0)))
     right = functional.pad(b.t(), (0, depth, 0, columns)).t()
     return torch._int_mm(left, right)[:m, :n].contiguous()
 

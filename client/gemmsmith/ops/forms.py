@@ -18,6 +18,7 @@ from gemmsmith.errors import InvalidProblem
 from gemmsmith.operation import DType, Element, Layout, Operation, Scaling
 from gemmsmith.problem import MAX_EXTENT, Problem
 
+
 class Form(Enum):
     """A product of two tensors, by what becomes of their dimensions."""
 
@@ -174,9 +175,7 @@ class Shape:
     output: tuple[int, ...]
 
 
-def shapes(
-    form: Form, a: Spec, b: Spec, output: torch.dtype | None = None
-) -> tuple[Shape, ...]:
+def shapes(form: Form, a: Spec, b: Spec, output: torch.dtype | None = None) -> tuple[Shape, ...]:
     """The ways in which kernels could run this product, the most natural layout first.
 
     `output` is the result's element type; None: as torch gives it.

@@ -98,10 +98,7 @@ def accumulate(into: torch.Tensor, dy: torch.Tensor, x: torch.Tensor) -> None:
 def accumulate_below(into: torch.Tensor, dy: torch.Tensor, x: torch.Tensor) -> None:
     """The same, below autograd and tracers."""
     engine = current()
-    if (
-        engine is None
-        or engine.written(Form.ADDED_GRADIENT, dy, x, into.dtype, into=into) is None
-    ):
+    if engine is None or engine.written(Form.ADDED_GRADIENT, dy, x, into.dtype, into=into) is None:
         fallback.accumulate(into, dy, x)
 
 

@@ -35,7 +35,11 @@ def int8_mm(
         NotImplementedError: a factor wants a gradient.
     """
     _check(a, b, scale_a, scale_b, out_dtype)
-    if torch.compiler.is_compiling() or not functions.unobserved() or _wants_gradient(scale_a, scale_b):
+    if (
+        torch.compiler.is_compiling()
+        or not functions.unobserved()
+        or _wants_gradient(scale_a, scale_b)
+    ):
         result: torch.Tensor = torch.ops.gemmsmith.int8_mm(a, b, scale_a, scale_b, out_dtype)
         return result
     return _int8_mm(a, b, scale_a, scale_b, out_dtype)

@@ -169,6 +169,7 @@ def _matmul_autograd(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 # Autocast's part: as for torch's own linear and matmul.
 
+
 def _cast(tensor: torch.Tensor | None, dtype: torch.dtype) -> Any:
     if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
         return tensor

@@ -153,13 +153,18 @@ _REPLACED: dict[Any, tuple[Callable[..., torch.Tensor], tuple[str, ...]]] = {
 }
 
 
-_WIDE: dict[Any, int] = {torch.mm: 0, torch.bmm: 0, torch.addmm: 1, torch.baddbmm: 1}
-"""How many tensors come before the two factors in a call with `out_dtype`."""
+_WIDE: dict[Any, tuple[int, int]] = {
+    torch.mm: (0, 2),
+    torch.bmm: (0, 3),
+    torch.addmm: (1, 2),
+    torch.baddbmm: (1, 3),
+}
+"""How many tensors come before the factors in a call with `out_dtype`, and their dimensions."""
 
 
 def _wide(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
     """The product in `out_dtype` by a kernel; None where torch computes it, with its gradient."""
-    engine, before = current(), _WIDE[func]
+    engine, (before, dims) = current(), _WIDE[func]
     rest = dict(kwargs)
     output, out = rest.pop("out_dtype"), rest.pop("out", None)
     if (
@@ -169,7 +174,7 @@ def _wide(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Ten
         or torch.compiler.is_compiling()
         or not functions.unobserved()
         or (torch.is_grad_enabled() and any(one.requires_grad for one in args))
-        or any(one.dim() != args[-1].dim() for one in args)
+        or any(one.dim() != dims for one in args)
     ):
         return None
     return by_kernel(engine, args[-2], args[-1], output, args[0] if before else None, rest, out)

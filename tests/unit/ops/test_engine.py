@@ -51,7 +51,7 @@ def test_a_workspace_reaches_the_kernel(engine: Engine, chooser: Chooser, runs: 
     assert runs() == 1
 
 
-@pytest.mark.parametrize("name", ["refuses", "fails", "absent"])
+@pytest.mark.parametrize("name", ["refuses", "fails", "absent", "other_library"])
 def test_a_kernel_that_does_not_run_is_torchs_from_then_on(
     engine: Engine, chooser: Chooser, runs: Runs, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
