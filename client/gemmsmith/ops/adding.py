@@ -37,7 +37,8 @@ def by_kernel(
 
     Args:
         engine: decides.
-        a, b: [M, K] and [K, N], or batches of them.
+        a: [M, K], or a batch.
+        b: [K, N], or a batch of as many.
         out_dtype: element type of the result.
         added: what the product is added to; may be `out`.
         factors: alpha and beta, where they are given.
@@ -54,14 +55,13 @@ class _Active:
     """What is switched on in this process."""
 
     engine: Engine | None = None
-    wanted: Wanted = staticmethod(lambda a, b: True)
+    wanted: Wanted | None = None
     libraries: dict[str, Any] = {}  # noqa: RUF012 - one a process; torch forgets what is dropped
 
 
-def switch(engine: Engine | None, wanted: Wanted) -> None:
-    """Go on with an engine, or with none, for the products that are wanted."""
-    _Active.wanted = staticmethod(wanted)
-    _Active.engine = engine
+def switch(engine: Engine | None, wanted: Wanted | None) -> None:
+    """Go on with an engine, or with none; `wanted` says for which products, None: for all."""
+    _Active.engine, _Active.wanted = engine, wanted
 
 
 def install(kind: str) -> None:
@@ -85,11 +85,13 @@ def install(kind: str) -> None:
                 if original is None and kind == "cuda":
                     continue
                 stand_in = _before(f"{name}.{overload}", original, dims, adds)
-                library.impl(f"{name}.{overload}", stand_in, with_keyset=True)
+                library.impl(  # type: ignore[no-untyped-call]
+                    f"{name}.{overload}", stand_in, with_keyset=True
+                )
 
 
 def _original(name: str, key: str) -> Any:
-    """torch's own kernel; None where there is none, or no way to call it."""
+    """Torch's own kernel; None where there is none, or no way to call it."""
     get = getattr(torch.library, "get_kernel", None)
     try:
         return None if get is None else get(name, key)
@@ -99,10 +101,10 @@ def _original(name: str, key: str) -> Any:
 
 def _before(name: str, original: Any, dims: int, adds: bool) -> Callable[..., torch.Tensor]:
     def call(keys: Any, *given: Any, out: torch.Tensor | None = None, **factors: Any) -> Any:
-        engine = _Active.engine
+        engine, wanted = _Active.engine, _Active.wanted
         if engine is not None:
             added, (a, b, out_dtype) = (given[0], given[1:]) if adds else (None, given)
-            if a.dim() == b.dim() == dims and _Active.wanted(a, b):
+            if a.dim() == b.dim() == dims and (wanted is None or wanted(a, b)):
                 found = by_kernel(engine, a, b, out_dtype, added, factors, out)
                 if found is not None:
                     return found

@@ -188,7 +188,10 @@ class Dispatch:
                 self._library.gs_dispatch_forget()
                 self._decided_by = by
         self._library.gs_dispatch_enable(int(engine is not None))
-        adding.switch(engine, lambda a, b: only is None or of_layers(only, a.size(), b.size()))
+        adding.switch(
+            engine,
+            None if only is None else lambda a, b: of_layers(only, a.size(), b.size()),
+        )
 
     def _resolve(self, words: Any) -> int | None:
         """`gs_resolve`. Nothing may be raised into C."""

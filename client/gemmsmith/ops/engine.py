@@ -128,7 +128,8 @@ class Engine:
 
         Args:
             form: which product; one that adds, adds `added`, by default what `into` holds.
-            a, b: the operands.
+            a: left operand.
+            b: right operand.
             output: element type of the result.
             into: where to write; None: a new tensor.
             added: of the result's size and type; may be `into`.
@@ -176,7 +177,8 @@ class Engine:
 
         Args:
             form: which product of the two.
-            a, b: the operands, or what matters of them.
+            a: left operand, or what matters of it.
+            b: right operand, likewise.
             output: the result's element type; None: as torch gives it.
         """
         if self._refreshing is not None and self._refreshing.snapshot is not self._snapshot:

@@ -73,7 +73,8 @@ def operation_of(
 
     Args:
         form: says the scaling, and whether the output is added to.
-        a, b: element types of the operands.
+        a: element type of the left operand.
+        b: that of the right one.
         output: that of the result; None: as torch gives it.
     """
     types = _TYPES.get((a, b))
@@ -186,7 +187,7 @@ def shapes(form: Form, a: Spec, b: Spec, output: torch.dtype | None = None) -> t
     operands = _operands(form, a, b)
     if operands is None:
         return ()
-    left, right, output = operands
+    left, right, size = operands
     extents = (left.rows, right.columns, left.columns, left.batch)
     if left.columns != right.rows or not all(1 <= extent <= MAX_EXTENT for extent in extents):
         return ()
@@ -207,7 +208,7 @@ def shapes(form: Form, a: Spec, b: Spec, output: torch.dtype | None = None) -> t
                 ldb=ldb,
                 stride_a=left.batch_stride,
                 stride_b=right.batch_stride,
-                output=output,
+                output=size,
             )
         )
     return tuple(found)

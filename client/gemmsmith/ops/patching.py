@@ -1,7 +1,7 @@
 """`gemmsmith.patch`: tuned kernels in code that calls torch's own operators.
 
-All products of two matrices without a bias, or with a model those of its `nn.Linear` modules, run
-tuned kernels in every thread, by a compiled binding below autograd that costs a call a fraction of
+All products of two matrices without a bias, those with FP32 sums that are added to and INT8 ones
+included, or with a model those of its `nn.Linear` modules, run tuned kernels in every thread, by a compiled binding below autograd that costs a call a fraction of
 a microsecond (`gemmsmith.ops.dispatch`). A model's products are known by their sizes. Its modules
 with a bias, which torch adds within a product that the binding leaves alone, change class for the
 while: parameters, hooks and `state_dict` stay, and a call costs some ten microseconds more. A
@@ -59,8 +59,9 @@ def patch(
     Args:
         model: replace the products of its `nn.Linear` modules (not those of derived classes), and
             with them any of just their sizes elsewhere in the process; None: replace the products
-            of `F.linear`, `torch.matmul` and `@`, `mm` and `bmm` (and `addmm`, where a function
-            mode does it, in this thread only).
+            of `F.linear`, `torch.matmul` and `@`, `mm`, `bmm` and `_int_mm`, and of `addmm` and
+            `baddbmm` with `out_dtype` (and plain `addmm`, where a function mode does it, in this
+            thread only).
         report: print at the end what was computed by what, how often, and the expected gain.
         file: where to; standard error if None.
     """

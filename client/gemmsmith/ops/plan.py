@@ -181,9 +181,10 @@ class Plan:
         """The product; None where these very operands are not aligned, or it is too early.
 
         Args:
-            a, b: the operands, as the plan's shape says.
-            scale_a, scale_b: factors; contiguous FP32 tensors, one element each or one for each
-                row of a and column of b.
+            a: as the plan's shape says.
+            b: likewise.
+            scale_a: contiguous FP32 factors: one element, or one for each row of a.
+            scale_b: one element, or one for each column of b.
             into: where to write, if the plan `accepts` it; None: a new tensor.
             added: what a plan that accumulates adds, likewise; None: what `into` holds.
 
