@@ -21,6 +21,9 @@ import torch
 from gemmsmith.ops.engine import Engine
 from gemmsmith.ops.forms import Form
 
+_PRODUCTS = (("mm", 2, False), ("bmm", 3, False), ("addmm", 2, True), ("baddbmm", 3, True))
+"""torch's operators with `out_dtype`: name, dimensions of the factors, whether it adds."""
+
 Wanted = Callable[[torch.Tensor, torch.Tensor], bool]
 
 
@@ -64,8 +67,11 @@ def switch(engine: Engine | None, wanted: Wanted | None) -> None:
     _Active.engine, _Active.wanted = engine, wanted
 
 
-def install(kind: str) -> None:
+def install(kind: str, *, without_mm: bool) -> None:
     """Stand before torch's kernels for `cuda` tensors. Does nothing the second time.
+
+    `without_mm`: the binding has taken over `mm` with `out_dtype`, which an older torch's C shim
+    does not hold.
 
     What this torch does not have is left out. The CPU has none of these operators: there they
     are put in the place of nothing, for stand-in kernels.
@@ -77,7 +83,7 @@ def install(kind: str) -> None:
     _Active.libraries[kind] = library
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the override is what is meant
-        for name, dims, adds in (("bmm", 3, False), ("addmm", 2, True), ("baddbmm", 3, True)):
+        for name, dims, adds in _PRODUCTS[1 if without_mm else 0 :]:
             for overload in ("dtype", "dtype_out"):
                 if not hasattr(getattr(torch.ops.aten, name), overload):
                     continue

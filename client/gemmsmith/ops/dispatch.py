@@ -81,9 +81,10 @@ _SHIM = (
 )
 """Functions of torch's C shim, in the order of `gs_torch`; the stream's follows them."""
 
+_MM_DTYPE = "aoti_torch_{kind}_mm_dtype_out"
 _OPTIONAL = (
     "aoti_torch_{kind}__int_mm_out",
-    "aoti_torch_{kind}_mm_dtype_out",
+    _MM_DTYPE,
     "_ZN2at13globalContextEv",  # at::globalContext()
     # at::Context::float32Precision(Float32Backend, Float32Op) const, since torch 2.10
     "_ZNK2at7Context16float32PrecisionENS_14Float32BackendENS_9Float32OpE",
@@ -102,6 +103,10 @@ Weights = frozenset[tuple[int, int]]
 
 class _Torch(ctypes.Structure):
     _fields_ = [(f"f{i}", ctypes.c_void_p) for i in range(len(_SHIM) + 1 + len(_OPTIONAL))]
+
+    def has(self, optional: str) -> bool:
+        """Whether torch has this one of `_OPTIONAL`."""
+        return bool(getattr(self, f"f{len(_SHIM) + 1 + _OPTIONAL.index(optional)}"))
 
 
 class Dispatch:
@@ -138,7 +143,7 @@ class Dispatch:
         )
         if status != 0:
             raise OSError(f"torch did not take the kernels (status {status})")
-        adding.install(kind)
+        adding.install(kind, without_mm=functions.has(_MM_DTYPE) or kind == "cpu")
         atexit.register(library.gs_dispatch_enable, 0)  # no callback into a Python that ends
 
     @classmethod

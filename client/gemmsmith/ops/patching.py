@@ -1,12 +1,13 @@
 """`gemmsmith.patch`: tuned kernels in code that calls torch's own operators.
 
-All products of two matrices without a bias, those with FP32 sums that are added to and INT8 ones
-included, or with a model those of its `nn.Linear` modules, run tuned kernels in every thread, by a compiled binding below autograd that costs a call a fraction of
-a microsecond (`gemmsmith.ops.dispatch`). A model's products are known by their sizes. Its modules
-with a bias, which torch adds within a product that the binding leaves alone, change class for the
-while: parameters, hooks and `state_dict` stay, and a call costs some ten microseconds more. A
-product that a compiler makes one `addmm` with a sum, as with a residual of two dimensions, stays
-torch's.
+All products of two matrices without a bias, or with a model those of its `nn.Linear` modules, run
+tuned kernels in every thread, by a compiled binding below autograd that costs a call a fraction of
+a microsecond (`gemmsmith.ops.dispatch`). Products into FP32 and added to FP32 sums, INT8 ones, and
+FP32 ones while torch may multiply them in TF32, are among them. A model's products are known by
+their sizes. Its modules with a bias, which torch adds within a product that the binding leaves
+alone, change class for the while: parameters, hooks and `state_dict` stay, and a call costs some
+ten microseconds more. A product that a compiler makes one `addmm` with a sum, as with a residual
+of two dimensions, stays torch's.
 
 Where the binding cannot be had, or a report is wanted, all `nn.Linear` modules of a model change
 class; without a model a torch function mode catches `F.linear` and the products of `torch` in this
