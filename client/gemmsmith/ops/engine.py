@@ -33,6 +33,10 @@ BIAS_BYTES_PER_US = 3e6
 """Device memory moved in a microsecond by that pass, 3 TB/s: below an H200's 4.8 TB/s peak."""
 
 
+_NO_ALGORITHM = 3002
+"""GS_NO_ALGORITHM: a neighbour's algorithm is none for this product, which is no fault of a pack."""
+
+
 class Chosen(Protocol):
     """What a lookup says to run."""
 
@@ -268,7 +272,8 @@ class Engine:
         try:
             return Plan(config, shape, kernel, self.platform, device, index, saving)
         except GemmsmithError as error:
-            self._complain(config, error)
+            if getattr(error, "status", None) != _NO_ALGORITHM:
+                self._complain(config, error)
             return None
 
     def _forget(self) -> None:

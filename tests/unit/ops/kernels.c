@@ -3,11 +3,11 @@
 #include <string.h>
 
 static const char *names[] = {"tn", "tt", "nt", "nn", "fp8", "refuses", "fails", "split",
-                              "int8", "int8_bf16", "int8_row", "other_library",
+                              "int8", "int8_bf16", "int8_row", "other_library", "no_algorithm",
                               "f32_tn", "f32_tt", "f32_nt", "f32_nn",
                               "tf32_tn", "tf32_tt", "tf32_nt", "tf32_nn"};
 enum { kTn, kTt, kNt, kNn, kFp8, kRefuses, kFails, kSplit,
-       kInt8, kInt8Bf16, kInt8Row, kOtherLibrary, kF32, kTf32 = kF32 + 4, kCount = kTf32 + 4 };
+       kInt8, kInt8Bf16, kInt8Row, kOtherLibrary, kNoAlgorithm, kF32, kTf32 = kF32 + 4, kCount = kTf32 + 4 };
 static int64_t runs;
 
 GS_API int64_t runs_so_far(void) { return runs; }
@@ -51,6 +51,7 @@ GS_API const char *gs_kernel_name(int32_t i) { return i >= 0 && i < kCount ? nam
 GS_API int32_t gs_kernel_describe(int32_t i, gs_kernel_info *info) { return 0; }
 GS_API int32_t gs_can_implement(int32_t i, const gs_arguments *g) {
   if (i == kOtherLibrary) return GS_OTHER_LIBRARY;
+  if (i == kNoAlgorithm) return GS_NO_ALGORITHM;
   return i == kRefuses ? 4 : 0;
 }
 GS_API int64_t gs_workspace_bytes(int32_t i, const gs_arguments *g) {
