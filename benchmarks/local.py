@@ -29,12 +29,12 @@ from gemmsmith.client import Client
 from gemmsmith.lookup import Lookup
 from gemmsmith.problem import DType, Problem
 from service.cli import evaluate
+from tuner.backends import candidates
 from tuner.devices import open_device
 from tuner.exchange import import_winners
 from tuner.search.cost_model import AnalyticModel
 from tuner.search.ranking import ranked
 from tuner.search.run import tune
-from tuner.space import candidates
 from tuner.store import Store
 from tuner.trial import Phase, Trial
 

@@ -21,7 +21,7 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.errors import Busy, NotTuned
 from gemmsmith.handles import TuningJob
 from gemmsmith.history import Revision
-from gemmsmith.jobs import EventCursor, JobEvent, JobStatus, job_status_of
+from gemmsmith.jobs import EventCursor, JobEvent, JobStatus, job_statuses_of
 from gemmsmith.problem import Problem
 from gemmsmith.retry import Patience
 from gemmsmith.session import Flow
@@ -240,8 +240,7 @@ class Client:
         pages = flows.Pages("/jobs", "jobs", {"state": state}, limit)
         while not pages.finished:
             found = self._run(flows.page(self._session, pages.request()))
-            for row in pages.take(found):
-                yield job_status_of(row)
+            yield from job_statuses_of(pages.take(found))
 
     def devices(self) -> list[DeviceModel]:
         """Device models that the service knows winners or trials of."""

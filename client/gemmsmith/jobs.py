@@ -12,11 +12,8 @@ from typing import Any
 
 import msgspec
 
-from gemmsmith.errors import (
-    InvalidProblem,
-    ServiceFault,
-    ServiceUnavailable,
-)
+from gemmsmith import understood
+from gemmsmith.errors import ServiceUnavailable
 from gemmsmith.problem import Problem
 from gemmsmith.retry import RetryPolicy
 from gemmsmith.sse import EventParser
@@ -93,16 +90,9 @@ class JobEvent:
     data: dict[str, Any] = field(default_factory=dict)
 
 
-def job_status_of(row: Any) -> JobStatus:
-    """A job in a listing.
-
-    Raises:
-        ServiceFault: not a job.
-    """
-    try:
-        return msgspec.convert(row, JobStatus)
-    except (msgspec.ValidationError, InvalidProblem) as error:
-        raise ServiceFault(200, "Unreadable answer", f"a list of jobs with {error}") from error
+def job_statuses_of(rows: list[Any]) -> list[JobStatus]:
+    """The jobs of a listing that this version understands."""
+    return understood.each(rows, JobStatus, "jobs")
 
 
 class EventCursor:

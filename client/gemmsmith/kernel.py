@@ -56,10 +56,13 @@ class TileScheduler(StrEnum):
     CLUSTER_SPLIT_K = "cluster_split_k"  # a cluster shares a tile along K, adds in shared memory
 
 
-class Kernel(msgspec.Struct, frozen=True, kw_only=True, tag_field="backend"):
+class Kernel(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="backend", forbid_unknown_fields=True
+):
     """What every backend says of a kernel; what else there is to say are its own traits.
 
-    `AnyKernel` lists the backends' kernels. One that is not listed is refused by whoever reads it.
+    `AnyKernel` lists the backends' kernels. One that is not listed, or has a trait that is not
+    listed, is refused by whoever reads it: without that trait it would be another kernel.
 
     Attributes:
         name: the kernel's identity everywhere; CUTLASS's procedural name where it has one.
@@ -170,8 +173,8 @@ class CutlassTraits(Kernel, frozen=True, kw_only=True):
         For CUTLASS's split-K, stream-K and the heuristic that picks among them the order is
         CUTLASS's business.
         """
-        whole = launch.decomposition is Decomposition.DATA_PARALLEL
-        return whole or self.scheduler is not TileScheduler.STREAM_K
+        alone = launch.decomposition is Decomposition.DATA_PARALLEL
+        return alone or self.scheduler is not TileScheduler.STREAM_K
 
 
 class Cutlass3xKernel(CutlassTraits, frozen=True, kw_only=True, tag=Backend.CUTLASS3X.value):

@@ -112,6 +112,7 @@ def _warning(name: str, detail: str, fix: str) -> Check:
 
 
 def _gpu() -> Check:
+    from tuner.arch import ARCHITECTURES, MEASURED
     from tuner.devices import local_gpu
 
     model = local_gpu()
@@ -125,8 +126,9 @@ def _gpu() -> Check:
     detail = (
         f"{model.name}, {model.arch}, {model.sm_count} SMs, {model.memory_bytes / 2**30:.0f} GiB"
     )
-    if model.arch != "sm90":
-        return _missing("gpu", detail, "kernels are generated for sm90 (H100, H200, H20) only")
+    if model.arch not in MEASURED:
+        tuned = "; ".join(f"{name} ({ARCHITECTURES[name].gpus})" for name in MEASURED)
+        return _missing("gpu", detail, f"kernels are generated for {tuned} only")
     return _ok("gpu", detail)
 
 
@@ -199,13 +201,13 @@ def _torch() -> Check:
 
 
 def _cutlass() -> Check:
-    from tuner.space import cutlass
+    from tuner.backends.cutlass import package
 
     try:
-        include = cutlass.include_dirs()[0]
+        include = package.include_dirs()[0]
     except TunerError as error:
         return _missing("cutlass", str(error), "pip install nvidia-cutlass==4.2.0.0")
-    return _ok("cutlass", f"{cutlass.version()} ({include})")
+    return _ok("cutlass", f"{package.version()} ({include})")
 
 
 def _disk(packs: Path) -> Check:

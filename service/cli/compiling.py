@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from service.cli.tasks import Task
     from service.settings import Settings
     from service.worker.builder import WithoutCompiler
+    from tuner.backends import Level
     from tuner.compile import ArtifactStore, Builder, Built, Pack
-    from tuner.space import Level
     from tuner.store import Store
 
 

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from gemmsmith.candidate import Candidate
     from gemmsmith.problem import Problem
     from service.cli.tasks import Task
+    from tuner.backends import Level
     from tuner.compile import Built
     from tuner.devices.cuda import CudaDevice
     from tuner.devices.recording import RecordedProblem
-    from tuner.space import Level
 
 
 def record(

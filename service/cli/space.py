@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gemmsmith.candidate import Candidate
     from gemmsmith.device import DeviceModel
     from gemmsmith.problem import Problem
-    from tuner.space import Level
+    from tuner.backends import Level
 
 
 def enumerate_(
@@ -78,7 +78,7 @@ def level_of(name: str) -> Level:
     Raises:
         MisuseError: names what is accepted.
     """
-    from tuner.space import Level
+    from tuner.backends import Level
 
     try:
         return Level(name)
@@ -88,9 +88,9 @@ def level_of(name: str) -> Level:
 
 def predicted(problem: Problem, model: DeviceModel, level: Level) -> list[tuple[float, Candidate]]:
     """Every legal candidate with its predicted microseconds, fastest first."""
+    from tuner.backends import candidates
     from tuner.search.cost_model import AnalyticModel
     from tuner.search.ranking import by_time, predictions
-    from tuner.space import candidates
 
     found = candidates(problem, model, level=level)
     times = predictions(problem, found, model, AnalyticModel())

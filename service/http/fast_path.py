@@ -23,6 +23,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as Connection
 
+from service.http.abilities import Abilities, abilities_of
 from service.http.access import LOCAL, Caller, Scope
 from service.http.errors import ProblemError
 from service.http.middleware import UNLOGGED
@@ -100,6 +101,7 @@ async def _best(scope: Connection, receive: Receive, send: Send) -> bool:
             found = await anyio.to_thread.run_sync(_looked_up, service, query)
         except (msgspec.ValidationError, ProblemError, StoreError):
             return False
+    found = reader.told(found, abilities_of(scope["headers"]))
     if isinstance(found, Rendered):
         await _answer(send, *found.reply(_if_none_match(scope)))
     else:
@@ -125,7 +127,9 @@ async def _batch(scope: Connection, message: Message, send: Send) -> bool:
     if not _is_json(scope) or not _is_admitted(service, scope):
         return False
     try:
-        body = await anyio.to_thread.run_sync(_answered, service, message.get("body", b""))
+        abilities = abilities_of(scope["headers"])
+        content = message.get("body", b"")
+        body = await anyio.to_thread.run_sync(_answered, service, content, abilities)
     except (msgspec.DecodeError, UnicodeDecodeError, ProblemError, StoreError):
         return False
     scope["route"] = _BEST_BATCH
@@ -135,11 +139,18 @@ async def _batch(scope: Connection, message: Message, send: Send) -> bool:
     return True
 
 
-def _answered(service: State, body: bytes) -> reader.Body:
+def _answered(service: State, body: bytes, abilities: Abilities) -> reader.Body:
     asked = _BATCH.decode(body)
     generation = service.answers.generation
     device = service.catalogue.resolve(asked.arch, asked.device)
-    return reader.batch(service, asked.problems, device, exact=asked.exact, generation=generation)
+    return reader.batch(
+        service,
+        asked.problems,
+        device,
+        exact=asked.exact,
+        generation=generation,
+        abilities=abilities,
+    )
 
 
 def _is_admitted(service: State, scope: Connection) -> bool:

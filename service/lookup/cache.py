@@ -22,8 +22,12 @@ from typing import Annotated, Self, TypeVar
 import msgspec
 
 from gemmsmith.answer import Answer, Match
+from gemmsmith.kernel import Backend
 from gemmsmith.problem import MAX_EXTENT, DType, Layout, Problem
+from gemmsmith.wire import RUNS
 from service.http import documents
+from service.http.abilities import without_config
+from service.http.parameters import DTYPE_PATTERN
 from service.lookup.find import REACH, Kind, kind
 
 _LONGEST_QUERY = 300
@@ -34,6 +38,7 @@ _NEIGHBOURHOODS = 32
 that are alike go: a whole import costs less to answer anew than to compare."""
 
 _Extent = Annotated[int, msgspec.Meta(ge=1, le=MAX_EXTENT)]
+_DType = Annotated[str, msgspec.Meta(pattern=f"^{DTYPE_PATTERN}$")]
 
 
 class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,7 +51,7 @@ class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     n: _Extent
     k: _Extent
     batch: _Extent = 1
-    dtype: str = DType.BF16
+    dtype: _DType = DType.BF16.value
     layout: Layout = Layout.TN
 
     @classmethod
@@ -65,6 +70,9 @@ class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
+VARY = f"{RUNS}, User-Agent"
+"""What an answer depends on beside its address."""
+
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -81,7 +89,7 @@ class Rendered:
 
     Attributes:
         etag: of the body: another one as soon as anything in it is another.
-        kernel, pack: that the answer names, if it does.
+        kernel, backend, pack: that the answer names, if it does.
     """
 
     body: bytes
@@ -90,6 +98,7 @@ class Rendered:
     device: str
     problem: Problem
     kernel: str | None
+    backend: Backend | None
     pack: str | None
 
     @classmethod
@@ -103,15 +112,24 @@ class Rendered:
             device=answer.device.slug,
             problem=answer.problem,
             kernel=answer.config.kernel.name if answer.config else None,
+            backend=answer.config.kernel.backend if answer.config else None,
             pack=answer.config.pack if answer.config else None,
         )
+
+    def without_config(self) -> Rendered:
+        """The same to a caller who cannot run the config; rare enough to be made when asked for."""
+        return Rendered.of(without_config(msgspec.json.decode(self.body, type=Answer)))
 
     def reply(self, if_none_match: str | None) -> tuple[int, RawHeaders, bytes]:
         """Status, headers and body for a caller who has what `If-None-Match` names, if anything.
 
         To be validated each time: another answer may be the right one at any moment.
         """
-        headers = [(b"etag", self.etag.encode()), (b"cache-control", b"no-cache")]
+        headers = [
+            (b"etag", self.etag.encode()),
+            (b"cache-control", b"no-cache"),
+            (b"vary", VARY.encode()),
+        ]
         if if_none_match is not None and self._is_among(if_none_match):
             return 304, headers, b""
         length = b"%d" % len(self.body)

@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Protocol
 
-from gemmsmith import suits
 from gemmsmith.answer import MAX_DISTANCE, Answer, Config, Match, Use
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import CutlassKernel
 from gemmsmith.problem import Layout, Problem
+from service.http.abilities import without_candidate
+from tuner.backends import refusal, splits_refusal
 from tuner.search.predict import Prediction, predict
 from tuner.search.ranking import Ranker
-from tuner.space import refusal, splits_refusal
 from tuner.trial import Winner
 
 REACH = MAX_DISTANCE + 0.01
@@ -116,16 +114,7 @@ def find(
         if neighbour.candidate is not None and not _legal(neighbour.candidate, problem):
             if not neighbour.use.is_default:
                 continue
-            neighbour = replace(
-                neighbour,
-                candidate=None,
-                statistics=None,
-                speedup=None,
-                correctness=None,
-                ties=(),
-                power_penalty=None,
-                regimes=(),
-            )
+            neighbour = without_candidate(neighbour)
         return _answer(problem, neighbour, Match.NEAREST, pack_of)
     prediction = predict(problem, device, ranker)
     return _predicted(problem, device, prediction, pack_of) if prediction is not None else None
@@ -134,8 +123,6 @@ def find(
 def _legal(candidate: Candidate, problem: Problem) -> bool:
     """Whether the kernel takes the problem, and can split its K as the launch says."""
     kernel, launch = candidate.kernel, candidate.launch
-    if not isinstance(kernel, CutlassKernel):
-        return suits.refusal(Config(kernel=kernel, launch=launch), problem) is None
     return refusal(kernel, problem) is None and splits_refusal(kernel, launch, problem) is None
 
 

@@ -19,6 +19,7 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.problem import Problem
 from service.http import documents
+from service.http.abilities import EVERYTHING, Abilities
 from service.http.errors import ProblemError, invalid_field
 from service.http.state import State
 from service.lookup import find
@@ -88,6 +89,15 @@ def look_up(
     return [answer or read[question] for question, answer in zip(questions, known, strict=True)]
 
 
+def told(found: Found, abilities: Abilities) -> Found:
+    """What a caller of these abilities is told of what was found."""
+    if isinstance(found, ProblemError) or abilities is EVERYTHING:
+        return found
+    if not abilities.knows(found.problem):
+        return documents.not_tuned(found.problem, None, exact=True)
+    return found if abilities.runs(found.backend) else found.without_config()
+
+
 def batch(
     service: State,
     asked: Sequence[Question | ProblemError],
@@ -95,6 +105,7 @@ def batch(
     *,
     exact: bool,
     generation: int,
+    abilities: Abilities = EVERYTHING,
 ) -> Body:
     """The body of `POST /best:batch`: an answer for each question, an error for what is none.
 
@@ -103,7 +114,9 @@ def batch(
     """
     questions = [item for item in asked if isinstance(item, Question)]
     found = iter(look_up(service, questions, device, exact=exact, generation=generation))
-    answers = (next(found) if isinstance(item, Question) else item for item in asked)
+    answers = (
+        told(next(found), abilities) if isinstance(item, Question) else item for item in asked
+    )
     return Body(
         answer.body
         if isinstance(answer, Rendered)

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from gemmsmith.answer import Answer
 from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem
+from service.http.abilities import EVERYTHING
 from service.http.documents import best_url
 from service.http.errors import invalid_field, not_found
 from service.http.requests import PinBody, WinnerBody
@@ -101,21 +102,21 @@ def pin(service: Service, caller: Admin, asked: Named, device: Device, posted: P
     if not (written.isascii() and written.isdigit() and len(written) < 10):
         raise invalid_field("revision", f"is not a revision: {written!r:.40}", "1, 2, 3 …")
     body = PinBody(**_body(asked, device), revision=int(written))
-    api.pin(service, caller, body)
+    api.pin(service, caller, EVERYTHING, body)
     return _to_history(asked, device)
 
 
 @router.post(_PATH + "/unpin")
 def unpin(service: Service, caller: Admin, asked: Named, device: Device) -> Response:
     """Serve the newest revision of the best origin again, as `POST /winners/unpin` does."""
-    api.unpin(service, caller, WinnerBody(**_body(asked, device)))
+    api.unpin(service, caller, EVERYTHING, WinnerBody(**_body(asked, device)))
     return _to_history(asked, device)
 
 
 @router.post(_PATH + "/rollback")
 def roll_back(service: Service, caller: Admin, asked: Named, device: Device) -> Response:
     """Serve what was served before, as `POST /winners/rollback` does."""
-    api.roll_back(service, caller, WinnerBody(**_body(asked, device)))
+    api.roll_back(service, caller, EVERYTHING, WinnerBody(**_body(asked, device)))
     return _to_history(asked, device)
 
 

@@ -13,10 +13,11 @@ from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import Backend, CutlassKernel, MainloopSchedule, TileScheduler, cutlass
 from gemmsmith.launch import Decomposition
 from gemmsmith.problem import Problem
+from gemmsmith.tiles import tile_grid
 from service.report.power_penalty import why_cublas_stays
 from service.report.rows import Bound, DeviceReport, ReportRow, unaligned_operands
+from tuner.arch import architecture
 from tuner.search.hints import choice_of
-from tuner.space.grid import resident_blocks, tile_grid
 
 FULL = 0.95
 """Waves filled and clocks held beyond this are not worth a word."""
@@ -123,7 +124,7 @@ def waves(problem: Problem, candidate: Candidate, sm_count: int) -> str:
     together = kernel.cluster[0] * kernel.cluster[1]
     if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
         together = launch.splits
-    resident = resident_blocks(allowed, together)
+    resident = architecture(kernel.arch).resident_blocks(allowed, together)
     if blocks <= resident:
         if blocks >= FULL * sm_count:
             return ""
@@ -149,7 +150,8 @@ def alone(problem: Problem, candidate: Candidate, sm_count: int) -> str:
         return ""
     if kernel.scheduler is not TileScheduler.PERSISTENT:
         return ""
-    if tile_grid(kernel, problem).tiles > resident_blocks(sm_count, together):
+    resident = architecture(kernel.arch).resident_blocks(sm_count, together)
+    if tile_grid(kernel, problem).tiles > resident:
         return ""
     return "ping-pong with one tile an SM: one of two consumer warpgroups idle"
 

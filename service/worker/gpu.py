@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gemmsmith.device import DeviceModel
+from tuner.arch import MEASURED
 from tuner.devices import local_gpu
-from tuner.space import ARCHITECTURES
 
 
 def usable_gpu() -> DeviceModel | None:
@@ -13,4 +13,4 @@ def usable_gpu() -> DeviceModel | None:
     A workstation's GPU of another architecture must not hide the winners that are known.
     """
     model = local_gpu()
-    return model if model is not None and model.arch in ARCHITECTURES else None
+    return model if model is not None and model.arch in MEASURED else None

@@ -17,7 +17,7 @@ from gemmsmith.launch import Decomposition, Launch
 from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.types import FLOATS
-from tuner.space import Level, kernels, launches, refusal, splits_refusal
+from tuner.backends import Level, kernels, launches, refusal, splits_refusal
 
 FAMILIES = tuple(
     (dtype, layout)

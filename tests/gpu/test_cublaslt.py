@@ -15,7 +15,7 @@ from gemmsmith.errors import LaunchFailed
 from gemmsmith.problem import Layout
 from gemmsmith.runtime import Arguments, LoadedKernel, LoadedPack
 from gemmsmith.runtime.cublaslt import library_version
-from tuner.backends.cublaslt.build import build
+from tests.support.host_pack import build
 from tuner.backends.cublaslt.operations import OPERATIONS, Compute, LibraryOperation, Scales
 from tuner.backends.cublaslt.proposals import Proposal, propose, variants
 

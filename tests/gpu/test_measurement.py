@@ -15,6 +15,7 @@ from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
 from tests.gpu import selection
 from tests.gpu.conftest import Packs
+from tuner.backends import launches, refusal
 from tuner.devices.base import Contender
 from tuner.devices.cuda import CudaDevice
 from tuner.devices.recording import SCHEMA, Header, Sweep, SweepWriter
@@ -22,7 +23,6 @@ from tuner.devices.replay import ReplayDevice
 from tuner.measure.policy import Policy
 from tuner.measure.power import gain
 from tuner.measure.statistics import paired_ratio, summarize
-from tuner.space import launches, refusal
 
 Record = Callable[[str, object], None]
 LARGE = Problem(m=4096, n=4096, k=4096)

@@ -16,10 +16,10 @@ from gemmsmith.kernel import Kernel
 from gemmsmith.problem import DType, Layout, Problem
 from tests.gpu import selection
 from tests.gpu.conftest import Packs
+from tuner.backends import refusal
 from tuner.devices.base import Contender
 from tuner.devices.cuda import CudaDevice
 from tuner.measure.policy import Policy
-from tuner.space import refusal
 from tuner.trial import Trial
 
 CHECKED = Policy(screen_samples=1, candidate_timeout_s=20.0)

@@ -21,7 +21,7 @@ from gemmsmith.problem import DType, Layout, Problem
 from gemmsmith.runtime.launch import torch_dtype
 from tests.gpu import selection
 from tests.gpu.conftest import Packs
-from tuner.space import refusal
+from tuner.backends import refusal
 
 M, N, K = 528, 784, 1056
 FAMILIES = [pytest.param(*family, id="-".join(family)) for family in selection.FAMILIES]

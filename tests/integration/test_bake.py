@@ -18,9 +18,9 @@ from service.settings import Settings
 from tests.support import fake_nvcc
 from tests.support.replacing import replace
 from tests.support.serving import H100, H200, new_settings, promote, running, winner
+from tuner.backends import kernels
 from tuner.compile import ArtifactStore, Toolchain
 from tuner.errors import CompilerNotFound
-from tuner.space import kernels
 
 MEMBERS = kernels(Problem(m=64, n=64, k=64))[:5]
 PROBLEMS = [Problem(m=64 << i, n=64, k=64) for i in range(4)]

@@ -30,9 +30,9 @@ from tests.support.compiled import (
     build,
     members,
 )
+from tuner.backends.cutlass import footprint
+from tuner.backends.cutlass.operation import gemm_operation
 from tuner.compile import ArtifactStore, Builder
-from tuner.space import footprint
-from tuner.space.operation import gemm_operation
 from tuner.trial import FailureKind
 
 pytestmark = [pytest.mark.compiles, pytest.mark.timeout(900)]

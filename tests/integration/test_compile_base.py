@@ -20,9 +20,9 @@ from service.settings import Settings
 from tests.support import fake_nvcc
 from tests.support.replacing import replace
 from tests.support.serving import H100, H200, new_settings, promote, running, winner
+from tuner.backends import kernels
 from tuner.compile import ArtifactStore, Toolchain
 from tuner.search.base import DTYPES, base_kernels
-from tuner.space import kernels
 from tuner.store import Store
 from tuner.trial import Winner
 

@@ -25,10 +25,10 @@ from service.settings import Settings
 from tests.support import fake_nvcc
 from tests.support.replacing import replace
 from tests.support.serving import new_settings, promote, running, winner
+from tuner.backends import kernels
 from tuner.compile import ArtifactStore, Manifest, Pack, Toolchain
 from tuner.compile.fetch import fetch
 from tuner.errors import CompilerNotFound
-from tuner.space import kernels
 from tuner.store import Store
 
 MEMBERS = kernels(Problem(m=64, n=64, k=64))[:8]

@@ -18,7 +18,7 @@ from tests.support.compiled import (
     members,
     problem_of,
 )
-from tuner.space import launches, refusal
+from tuner.backends import launches, refusal
 
 pytestmark = [pytest.mark.compiles, pytest.mark.timeout(900)]
 

@@ -20,8 +20,8 @@ from gemmsmith.problem import Problem
 from tests.integration.test_service_events import read_events
 from tests.support.processes import commands, serving, until
 from tests.support.serving import ENVIRONMENT, H200
+from tuner.backends import kernels, launches
 from tuner.devices.recording import Header, RecordedProblem, RecordedTrial, SweepWriter
-from tuner.space import kernels, launches
 
 RECORDED = Problem(m=4096, n=4096, k=4096)
 NOT_RECORDED = Problem(m=4096, n=4096, k=4104)

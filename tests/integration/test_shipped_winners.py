@@ -11,8 +11,8 @@ from gemmsmith import Client, Match, Use
 from gemmsmith.problem import DType, Problem
 from service.cli.serve import prepare
 from tests.support.serving import new_settings, running
+from tuner.backends import refusal
 from tuner.exchange import read_winners
-from tuner.space import refusal
 from tuner.suites import load
 from tuner.trial import Winner
 

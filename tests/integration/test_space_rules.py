@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from cutlass_library.gemm_operation import (
 )
 from cutlass_library.library import DataTypeTag
 
+from gemmsmith import legality
 from gemmsmith.kernel import (
     Backend,
     EpilogueSchedule,
@@ -29,10 +30,15 @@ from gemmsmith.kernel import (
 from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.replacing import replace
-from tuner.codegen import unit_source, write_slim_headers
+from tuner.arch import SM90
+from tuner.backends import BACKENDS, kernels, refusal
+from tuner.backends.cutlass import footprint, wgmma
+from tuner.backends.cutlass.operation import DATA_TYPES, gemm_operation, kernel, named
+from tuner.backends.cutlass.rules import KernelRule
+from tuner.backends.cutlass.slim import write_slim_headers
+from tuner.backends.cutlass3x.rules import promotion_interval_divides
+from tuner.backends.unit import unit_source
 from tuner.compile.toolchain import Toolchain, find_toolchain
-from tuner.space import footprint, gemm_operation, kernels, legality
-from tuner.space.operation import DATA_TYPES, kernel, named
 
 pytestmark = pytest.mark.compiles
 
@@ -94,7 +100,7 @@ VIOLATIONS: list[tuple[str, Kernel]] = [
     ("tile_k_fits_swizzle", variant(PINGPONG, (64, 64, 24))),
     ("pipeline_is_deep_enough", variant(PINGPONG, stages=1)),
     (
-        "pipeline_is_deep_enough",
+        "pipeline_is_double_buffered",
         variant(MULTISTAGE, (64, 64, 32), stages=3, scheduler=GRID, alignment=1),
     ),
     ("shared_memory_suffices", variant(PINGPONG, (64, 256, 128), stages=4)),
@@ -161,7 +167,7 @@ def types_of(subject: Kernel) -> str:
     if subject.backend is Backend.CUTLASS2X:
         return f"static_assert(sizeof({struct}::SharedStorage) > 0);"
     return (
-        f"static_assert({struct}::SharedStorageSize <= {footprint.SHARED_MEMORY_BYTES}); "
+        f"static_assert({struct}::SharedStorageSize <= {SM90.shared_bytes}); "
         f"static_assert(sizeof(typename {struct}::Params) > 0);"
     )
 
@@ -201,7 +207,12 @@ def test_no_violation_compiles(toolchain: Toolchain, tmp_path: Path) -> None:
         if f"VIOLATION_{place}_" not in complaints and subject.name not in complaints
     ]
     assert compiled == []
-    assert all(legality.RULES[rule](subject) is not None for rule, subject in VIOLATIONS)
+    assert all(rules(subject)[rule](subject) is not None for rule, subject in VIOLATIONS)
+
+
+def rules(kernel: Kernel) -> Mapping[str, KernelRule]:
+    """Those of the kernel's backend."""
+    return BACKENDS[kernel.backend].rules
 
 
 def sample() -> list[Kernel]:
@@ -230,7 +241,7 @@ def sample() -> list[Kernel]:
     ):
         found += kernels(Problem(m=4096, n=4096, k=4096, dtype=dtype, layout=layout))[offset::30]
     found = [each for each in found if each.backend is not Backend.CUTE]
-    assert all(legality.refusal(each) is None for each in found)
+    assert all(refusal(each) is None for each in found)
     return list({struct_of(each): each for each in found}.values())
 
 
@@ -254,7 +265,7 @@ def sample_of_ours() -> list[Kernel]:
     ]
     fp8 = Problem(m=4096, n=4096, k=4096, dtype=DType.FP8_E5M2)
     found += [each for each in kernels(fp8) if each.backend is Backend.CUTE][::6]
-    assert all(legality.refusal(each) is None for each in found)
+    assert all(refusal(each) is None for each in found)
     return found
 
 
@@ -348,7 +359,7 @@ def test_can_implement_refuses_what_the_problem_rules_refuse(
     for part, subject, (m, n, k), answer in asked:
         problem = Problem(m=m, n=n, k=k, dtype=subject.dtype, layout=subject.layout)
         if subject is precise:
-            assert legality.promotion_interval_divides(subject) is not None
+            assert promotion_interval_divides(subject) is not None
         elif part == "mainloop" and problem.n % subject.alignment_d == 0:
             assert (legality.rows_are_aligned(subject, problem) is None) is answer
         elif not answer:
@@ -364,7 +375,7 @@ def test_too_many_accumulators_spill(toolchain: Toolchain, tmp_path: Path) -> No
     subject = named(
         replace(variant(PINGPONG, (128, 256, 64)), epilogue=EpilogueSchedule.NO_SMEM, alignment_d=1)
     )
-    assert legality.registers_suffice(subject) is not None
+    assert wgmma.registers_suffice(subject) is not None
     source = HEADERS + emitted(subject) + code_of(subject)
     done = run_nvcc(
         toolchain, source, tmp_path / "spill.cubin", "-arch=sm_90a", "-cubin", "-Xptxas=-v"

@@ -22,9 +22,9 @@ from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
 from gemmsmith.runtime.abi import Arguments, KernelInfo, declare
 from tests.support.arguments import packed_arguments
+from tuner.backends.cutlass.operation import kernel
 from tuner.compile import ArtifactStore, Builder, Built, Pack, Toolchain, find_toolchain
 from tuner.compile.eviction import SizeLimit
-from tuner.space.operation import kernel
 
 PINGPONG = kernel(
     operation=Operation.of(DType.BF16, Layout.TN),

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import tuner.codegen
 from gemmsmith.device import DeviceModel
+from tuner.backends.cutlass import HEADERS
 
-INCLUDE = Path(next(iter(tuner.codegen.__path__))) / "include"
+INCLUDE = HEADERS
 SOURCE = Path(__file__).parents[1] / "unit" / "measure" / "host_pack.c"
 MODEL = DeviceModel(name="host", arch="sm90", sm_count=4, memory_bytes=16 * 2**30, l2_bytes=20_000)
 

@@ -9,6 +9,7 @@ from gemmsmith.answer import Conditions, Correctness
 from gemmsmith.candidate import Candidate
 from gemmsmith.problem import Problem
 from tests.support.serving import ENVIRONMENT, H200
+from tuner.backends import candidates
 from tuner.devices.recording import (
     SCHEMA,
     SUFFIX,
@@ -17,7 +18,6 @@ from tuner.devices.recording import (
     RecordedTrial,
     SweepWriter,
 )
-from tuner.space import candidates
 from tuner.trial import Failure, FailureKind
 
 CUBLAS_US = 20.0

@@ -21,7 +21,7 @@ from service.http.protocol import Protocol
 from service.settings import Settings
 from tests.support.replacing import replace
 from tests.support.sqlite import empty_store
-from tuner.space import kernels
+from tuner.backends import kernels
 from tuner.store import Store, upgrade
 from tuner.store.database import parse_url, sqlite_path
 from tuner.trial import Phase, Trial, Winner

@@ -27,7 +27,7 @@ import msgspec
 from gemmsmith.errors import PackCorrupt
 from gemmsmith.files import publish
 from gemmsmith.kernel import AnyKernel
-from tuner.codegen import kernel_digest
+from tuner.backends.unit import kernel_digest
 from tuner.compile.eviction import ASIDE, Evictor, SizeLimit, locked, mark_used
 from tuner.compile.toolchain import Toolchain
 from tuner.errors import DiskFull

@@ -16,7 +16,7 @@ import msgspec
 from gemmsmith.client import Client
 from gemmsmith.errors import PackCorrupt, Rejected, ServiceFault
 from gemmsmith.kernel import AnyKernel
-from tuner.codegen import kernel_digest
+from tuner.backends.unit import kernel_digest
 from tuner.compile.artifacts import ArtifactStore, Manifest, Pack
 
 _Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]

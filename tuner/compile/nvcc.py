@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemmsmith.kernel import AnyKernel
-from tuner.codegen import unit_of, write_slim_headers
+from tuner.backends.cutlass.slim import write_slim_headers
+from tuner.backends.unit import include_dirs, unit_source
 from tuner.compile.toolchain import Toolchain
 from tuner.errors import CompileFailed, DiskFull, TunerError
 
@@ -60,18 +61,21 @@ class Compilation:
     def start(cls, kernels: Sequence[AnyKernel], toolchain: Toolchain) -> Compilation:
         """Write the unit's source and headers, and start nvcc on it.
 
+        The kernels are of one architecture, whatever `toolchain` builds for.
+
         Raises:
             DiskFull: no space for them.
         """
+        toolchain = toolchain.targeting(kernels[0].arch)
         try:
             directory = Path(tempfile.mkdtemp(prefix="gemmsmith-unit-"))
             source = directory / "unit.cu"
-            unit = unit_of(kernels)
-            source.write_text(unit.source, encoding="utf-8")
+            source.write_text(unit_source(kernels), encoding="utf-8")
             slim = directory / "include"
             write_slim_headers(slim)
             with (directory / "log").open("wb") as log:
-                command = toolchain.command(source, directory / "unit.so", slim, *unit.include)
+                include = (slim, *include_dirs(kernels))
+                command = toolchain.command(source, directory / "unit.so", *include)
                 process = subprocess.Popen(
                     ["/bin/sh", "-c", _GUARDED, "gemmsmith-unit", str(directory), *command],
                     stdin=subprocess.PIPE,

@@ -13,7 +13,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gemmsmith.kernel import AnyKernel, CutlassKernel
+from gemmsmith.kernel import AnyKernel
+from tuner.backends import variety
 from tuner.errors import CompileFailed
 
 JOBS_VARIABLE = "GEMMSMITH_COMPILE_JOBS"
@@ -84,21 +85,6 @@ def cost(unit: Sequence[AnyKernel]) -> float:
     """Seconds to compile a unit, on the machine the constants were measured on."""
     varieties = len(_varieties(unit))
     return BASE_COST + VARIETY_COST * varieties + KERNEL_COST * (len(unit) - varieties)
-
-
-def variety(kernel: AnyKernel) -> tuple[object, ...]:
-    """What kernels of one family that compile cheaply beside each other have in common."""
-    if not isinstance(kernel, CutlassKernel):
-        return ()
-    return (
-        kernel.tile,
-        kernel.mainloop,
-        kernel.epilogue,
-        kernel.scheduler,
-        kernel.swapped,
-        kernel.fast_accumulation,
-        kernel.alignment_a,
-    )
 
 
 def _varieties(kernels: Sequence[AnyKernel]) -> dict[tuple[object, ...], list[AnyKernel]]:

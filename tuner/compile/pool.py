@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from gemmsmith.kernel import AnyKernel
+from tuner.backends import compiles
 from tuner.compile import nvcc, plan
 from tuner.compile.artifacts import ArtifactStore, Pack
 from tuner.compile.nvcc import Compilation
@@ -73,7 +74,10 @@ class Builder:
 
     def has(self, kernel: AnyKernel) -> bool:
         """Whether the store holds the kernel, built by this toolchain."""
-        return self.store.find(kernel, toolchain=self.toolchain.digest) is not None
+        return compiles(kernel) and self._find(kernel) is not None
+
+    def _find(self, kernel: AnyKernel) -> Pack | None:
+        return self.store.find(kernel, toolchain=self.toolchain.targeting(kernel.arch).digest)
 
     def build(self, kernels: Sequence[AnyKernel]) -> Iterator[Built]:
         """Build every kernel; each gives exactly one result, in the order they become known.
@@ -83,14 +87,17 @@ class Builder:
             CompileFailed: the compiler does not work on this machine at all.
             JobAborted: `stop` was called meanwhile; finished packs are kept.
         """
-        digest = self.toolchain.digest
         missing = []
         for kernel in {kernel.name: kernel for kernel in kernels}.values():
-            pack = self.store.find(kernel, toolchain=digest)
-            if pack is None:
-                missing.append(kernel)
-            else:
+            if not compiles(kernel):
+                reason = f"nothing here compiles kernels of {kernel.backend} for {kernel.arch}"
+                yield Built(
+                    kernel=kernel, failure=Failure(kind=FailureKind.COMPILE, message=reason)
+                )
+            elif (pack := self._find(kernel)) is not None:
                 yield Built(kernel=kernel, pack=pack, cached=True)
+            else:
+                missing.append(kernel)
         if not missing:
             return
         parallel = plan.workers(self._workers, self._memory_per_unit)
@@ -188,7 +195,7 @@ class _CompileRun:
             self._results.put(result)
 
     def _published(self, compilation: Compilation) -> list[Built]:
-        pack = self._store.publish(compilation.output, compilation.kernels, self._toolchain)
+        pack = self._store.publish(compilation.output, compilation.kernels, compilation.toolchain)
         return [
             Built(kernel=kernel, pack=pack, seconds=compilation.seconds)
             for kernel in compilation.kernels

@@ -16,13 +16,15 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tuner.codegen import HEADERS, headers_digest
+from tuner.arch import SM90, Architecture, architecture
+from tuner.backends.cutlass import HEADERS
+from tuner.backends.cutlass.package import include_dirs
+from tuner.backends.cutlass.package import version as cutlass_version
+from tuner.backends.unit import headers_digest
 from tuner.errors import CompilerNotFound
-from tuner.space.cutlass import include_dirs
-from tuner.space.cutlass import version as cutlass_version
 
 OLDEST_NVCC = (12, 8)
 """Older compilers lack headers that CUTLASS 4.2 includes."""
@@ -30,15 +32,7 @@ OLDEST_NVCC = (12, 8)
 FLAGS = (
     "-std=c++17",
     "-O3",
-    # sm_90a: wgmma and TMA exist only in the architecture-specific target. No PTX is kept.
-    "-gencode=arch=compute_90a,code=sm_90a",
     "-DNDEBUG",
-    # Without it, tiles whose N is not in CUTLASS's short list run as N=16 instructions:
-    # 30% slower for 128×144 on 4096×576×7168 (H200, 2026-11-20).
-    "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED",
-    # Programmatic dependent launch: a launch's prologue overlaps the tail of the one before it.
-    # 1.5 to 9% on products of 8 to 20 µs (NVIDIA H200, 2026-11-21; benchmarks/NOTES.md).
-    "-DCUTLASS_ENABLE_GDC_FOR_SM90",
     # CuTe calls constexpr host functions from device code.
     "--expt-relaxed-constexpr",
     # CUTLASS's own warnings are not ours to act on; errors must not drown in them.
@@ -51,6 +45,7 @@ FLAGS = (
     "-cudart=static",
     "-Xfatbin=-compress-all",
 )
+"""Those of every architecture; each adds its own (`Architecture.target_flags`)."""
 
 _STANDARD_NVCC = Path("/usr/local/cuda/bin/nvcc")
 _RELEASE = re.compile(r"\bV(\d+)\.(\d+)\.(\d+)")
@@ -66,18 +61,20 @@ _WHEEL_PARTS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Toolchain:
-    """An nvcc that can build packs.
+    """An nvcc that can build packs, for one architecture.
 
     Attributes:
         version: nvcc's full release, such as `13.0.88`.
         origin: `wheels` or `system`.
-        flags: everything that decides what is built; no paths.
+        arch: what is built for.
+        flags: everything else that decides what is built; no paths.
         search: `-I` and `-L` options; they decide nothing.
     """
 
     nvcc: Path
     version: str
     origin: str
+    arch: Architecture = SM90
     flags: tuple[str, ...] = FLAGS
     search: tuple[str, ...] = ()
     cutlass: str = ""
@@ -85,13 +82,33 @@ class Toolchain:
     @property
     def digest(self) -> str:
         """Same digest, same packs: compiler release, flags, CUTLASS release, our headers."""
-        text = "\0".join([self.version, *self.flags, self.cutlass, headers_digest()])
+        text = "\0".join([self.version, *self._options, self.cutlass, headers_digest()])
         return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def _options(self) -> tuple[str, ...]:
+        return (*self.flags, *self.arch.target_flags)
+
+    def targeting(self, arch: str) -> Toolchain:
+        """The same nvcc for another architecture.
+
+        Raises:
+            NoLegalCandidate: there are no kernels for it.
+        """
+        return self if arch == self.arch.name else replace(self, arch=architecture(arch))
 
     def command(self, source: Path, output: Path, *include: Path) -> list[str]:
         """The command line that compiles one unit into a pack; `include` is searched first."""
         first = [f"-I{folder}" for folder in include]
-        return [str(self.nvcc), *self.flags, *first, *self.search, "-o", str(output), str(source)]
+        return [
+            str(self.nvcc),
+            *self._options,
+            *first,
+            *self.search,
+            "-o",
+            str(output),
+            str(source),
+        ]
 
 
 def find_toolchain(

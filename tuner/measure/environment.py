@@ -54,9 +54,9 @@ def _cublas() -> str:
 
 
 def _cutlass() -> str:
-    from tuner.space import cutlass
+    from tuner.backends.cutlass import package
 
-    return cutlass.version()
+    return package.version()
 
 
 def _compiler() -> str:

@@ -21,13 +21,14 @@ from gemmsmith.kernel import AnyKernel, cutlass
 from gemmsmith.operation import Layout, layouts_of
 from gemmsmith.problem import DType, Problem
 from gemmsmith.tuning import Effort
-from tuner.compile.plan import BASE_COST, KERNEL_COST, MOST_VARIETIES, VARIETY_COST, variety
+from tuner.backends import candidates as legal_candidates
+from tuner.backends import variety
+from tuner.backends.cutlass.operation import of_type
+from tuner.compile.plan import BASE_COST, KERNEL_COST, MOST_VARIETIES, VARIETY_COST
 from tuner.search.budget import BUDGETS
 from tuner.search.cost_model import AnalyticModel
 from tuner.search.exploration import Proposals
 from tuner.search.ranking import by_time, predictions
-from tuner.space import candidates as legal_candidates
-from tuner.space.operation import of_type
 from tuner.trial import Winner
 
 BASE_CORE_SECONDS = 3300.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gemmsmith.tuning import Effort
+from tuner.backends import Level
 from tuner.measure.policy import Policy
-from tuner.space import Level
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,19 +10,20 @@ entry for each candidate: hundreds cost little more than one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
 from operator import attrgetter
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import CutlassKernel, MainloopSchedule, TileScheduler, cutlass
+from gemmsmith.kernel import AnyKernel
 from gemmsmith.launch import Decomposition, Launch, RasterOrder
 from gemmsmith.problem import Problem
+from gemmsmith.tiles import padded_tiles
+from tuner.arch import architecture
+from tuner.backends import features
+from tuner.backends.backend import UNKNOWN, Features
+from tuner.backends.cutlass.features import CLUSTER_SYNC_US, EPILOGUE_US
 from tuner.search.rows import Rows
-from tuner.space import footprint
-from tuner.space.grid import padded_tiles, resident_blocks
-from tuner.space.operation import is_padded, operands
 
 if TYPE_CHECKING:
     from numpy import float64
@@ -56,17 +57,6 @@ BLOCK_MEMORY_BANDWIDTH = 80e9
 L2_USABLE = 0.55
 """Share of L2 that holds operands for reuse: two partitions mirror part of their contents."""
 
-LAUNCH_US = 2.2
-"""Start of a kernel until the first instruction, and its drain."""
-PERSISTENT_US = 0.3
-"""What a persistent kernel takes more than one with a block per tile, for the same tiles:
-128×112×64 at 256×7168×2048 and 1024×1792×768 (NVIDIA H200, 2026-11-21)."""
-PROLOGUE_US = 0.9
-"""Barriers, descriptors, and the first tiles' way through an empty pipeline."""
-EPILOGUE_US = 0.7
-"""Latency from the last product until the tile's stores have left."""
-STORE_BYTES_PER_CLOCK = 48.0
-"""What one SM stores per clock, conversion and staging through shared memory included."""
 TILE_SWITCH_US = 0.15
 """What remains of a tile's epilogue when ping-pong overlaps it with the next tile's products."""
 MEMSET_US = 2.0
@@ -79,48 +69,6 @@ REDUCE_LAUNCH_US = 1.2
 """The second kernel of a split-K product, beyond the first one's tail; cuBLAS's take 1.7 to 2.5."""
 L2_BANDWIDTH = 5.5e12
 """Bytes per second of partials written to L2 and read back."""
-
-PRECISE_FP8 = 1.18
-"""Cost of promoting FP8 partial sums to FP32 registers, relative to fast accumulation."""
-MULTICAST_GAIN = 0.04
-"""Of the mainloop's time under the power limit, per halving of what a tile reads from L2: the
-large winners have clusters of 2 throughout."""
-CLUSTER_SYNC_US = 0.25
-"""Clusters start together and release their stages together; seen at one tile a block, where
-1×1 won (256×4096×4096)."""
-NARROW_SWIZZLE = 1.4
-"""Cost of a tile whose operand is contiguous along M or N but does not fill 128-byte rows there:
-its shared memory has a narrower swizzle. 2304×768×4096 `nt` in tiles of 112 and 240 took 36 to
-50 µs, 23.5 in tiles of 128 (NVIDIA H200, 2026-11-21)."""
-CLUSTER_SPLIT_RATE = 0.85
-"""Of the others' mainloop rate, what our cluster split-K kernels reach: without it, 176 took 1.17
-times as long as predicted, at the median (34 recorded problems, NVIDIA H200, 2026-11-21)."""
-ODD_TILE = 1.15
-"""Cost of products in tiles whose N is an odd multiple of 8: without it, 67 kernels took 1.07 to
-1.10 times as long as predicted, launch and all, those in multiples of 32 0.99 (as above)."""
-CPASYNC_INGEST = 0.45
-"""Of TMA's ingest, what producer warps reach with cp.async of 16 bytes (less, the less aligned)."""
-MULTISTAGE_RATE = 0.25
-"""Of `wgmma`'s rate, what CUTLASS 2.x reaches with element-wise loads and two stages."""
-
-
-class _Traits(NamedTuple, Generic[N]):
-    """What depends on the kernel only: computed once for all problems. Yes is 1, no is 0."""
-
-    tile_m: N
-    tile_n: N
-    tile_k: N
-    cluster_m: N
-    cluster_n: N
-    swapped: N
-    sliced: N  # K is: a second kernel adds up
-    cluster_split: N  # K is split within a cluster
-    padded: N
-    overlapped: N
-    fixed_us: N
-    compute_clocks: N  # tensor cores, one K tile
-    ingest_bytes: N  # copies into shared memory, one K tile, as TMA would do them
-    store_clocks: N  # of one output tile
 
 
 class _Choices(NamedTuple, Generic[N]):
@@ -135,7 +83,7 @@ class _Choices(NamedTuple, Generic[N]):
 
 
 class _Grid(NamedTuple):
-    """`tuner.space.grid.TileGrid` of every candidate."""
+    """`gemmsmith.tiles.TileGrid` of every candidate."""
 
     tiles_m: Column
     tiles_n: Column
@@ -167,7 +115,7 @@ class AnalyticModel:
 
         if not candidates:
             return []
-        kernel = _Traits(*_KERNELS.columns(candidates))
+        kernel = Features(*_KERNELS.columns(candidates))
         launch = _Choices(*_LAUNCHES.columns(candidates))
         clock = _clock(problem)
         grid = _grid(kernel, problem, device)
@@ -196,36 +144,9 @@ def _both(one: Column, other: Column) -> Column:
     return (one * one + other * other) ** (1 / 6)
 
 
-def _traits(kernel: CutlassKernel) -> _Traits[float]:
-    m, n, k = kernel.tile
-    one_each = kernel.mainloop is MainloopSchedule.WARP_SPECIALIZED
-    if one_each or kernel.scheduler is TileScheduler.GRID:  # a block per tile, or per slice
-        shared = max(footprint.shared_bytes(kernel), 1)
-        per_sm = max(1, min(4, footprint.SHARED_MEMORY_BYTES // shared))
-    else:
-        per_sm = 1
-    fixed = LAUNCH_US + PROLOGUE_US + EPILOGUE_US
-    if kernel.mainloop in (MainloopSchedule.PINGPONG, MainloopSchedule.COOPERATIVE):
-        fixed += PERSISTENT_US
-    if kernel.cluster != (1, 1):
-        fixed += CLUSTER_SYNC_US
-    compute, ingest = _k_tile(kernel)
-    return _Traits(
-        tile_m=m,
-        tile_n=n,
-        tile_k=k,
-        cluster_m=kernel.cluster[0],
-        cluster_n=kernel.cluster[1],
-        swapped=kernel.swapped,
-        sliced=kernel.scheduler is TileScheduler.SPLIT_K,
-        cluster_split=kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K,
-        padded=is_padded(kernel),
-        overlapped=kernel.mainloop is MainloopSchedule.PINGPONG or per_sm > 1,
-        fixed_us=fixed,
-        compute_clocks=compute,
-        ingest_bytes=ingest,
-        store_clocks=m * n * kernel.operation.d.bytes / STORE_BYTES_PER_CLOCK,
-    )
+def _described(kernel: AnyKernel) -> Features[float]:
+    """What the backend says, whatever is predicted for kernels of which nothing is known."""
+    return features(kernel) or UNKNOWN
 
 
 def _choices(launch: Launch) -> _Choices[float]:
@@ -239,14 +160,12 @@ def _choices(launch: Launch) -> _Choices[float]:
     )
 
 
-_KERNELS: Rows[Candidate] = Rows(
-    attrgetter("kernel.name"), lambda each: _traits(cutlass(each.kernel))
-)
+_KERNELS: Rows[Candidate] = Rows(attrgetter("kernel.name"), lambda each: _described(each.kernel))
 _LAUNCHES: Rows[Candidate] = Rows(attrgetter("launch"), lambda each: _choices(each.launch))
 
 
 def _clock(problem: Problem) -> float:
-    work = problem.flops / (2 if problem.operation.is_narrow_float else 1)
+    work = problem.flops * problem.operation.a.bits / 16
     share = work / (work + POWER_LIMITED_FLOPS)
     return CLOCK_BURST + (CLOCK_SUSTAINED - CLOCK_BURST) * share
 
@@ -265,39 +184,7 @@ def _copies_us(problem: Problem) -> float:
     return REDUCE_LAUNCH_US + copied / MEMORY_BANDWIDTH * 1e6
 
 
-def _k_tile(kernel: CutlassKernel) -> tuple[float, float]:
-    """One K tile of one output tile on one SM: tensor-core clocks, and bytes to copy for them."""
-    m, n, k = kernel.tile
-    bits = kernel.operation.a.bits
-    instructions = ceil(m / 64) * k * bits / 256
-    # wgmma 64×N×(256 bits): N/2 clocks of tensor core, unless reading A and B from shared memory
-    # at 128 bytes a clock takes longer (N < 64).
-    compute = instructions * max(n / 2, 16 + n / 4)
-    if kernel.operation.is_narrow_float and not kernel.fast_accumulation:
-        compute *= PRECISE_FP8
-    ingest = float(footprint.stage_bytes(kernel))
-    seen = operands(kernel.operation, swapped=kernel.swapped)
-    along_m = 0 if seen.a_row_major else m
-    along_n = n if seen.b_row_major else 0
-    if any(extent * bits % 1024 for extent in (along_m, along_n)):
-        compute *= NARROW_SWIZZLE
-    compute *= ODD_TILE if n > 8 and n % 16 else 1
-    if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
-        compute, ingest = compute / CLUSTER_SPLIT_RATE, ingest / CLUSTER_SPLIT_RATE
-    if kernel.mainloop is MainloopSchedule.MULTISTAGE:
-        compute /= MULTISTAGE_RATE
-        ingest /= MULTISTAGE_RATE
-    elif kernel.mainloop is MainloopSchedule.CPASYNC_WARP_SPECIALIZED:
-        width = kernel.alignment_a * bits / 128
-        ingest /= CPASYNC_INGEST * width**0.5
-    cluster_m, cluster_n = kernel.cluster
-    # L2 reads left after multicast: A is shared along the cluster's N, B along its M.
-    read = (m / cluster_n + n / cluster_m) / (m * n)
-    compute *= 1 + MULTICAST_GAIN * read * 128
-    return compute, ingest
-
-
-def _grid(kernel: _Traits[Column], problem: Problem, device: DeviceModel) -> _Grid:
+def _grid(kernel: Features[Column], problem: Problem, device: DeviceModel) -> _Grid:
     import numpy
 
     m = numpy.where(kernel.swapped, problem.n, problem.m)
@@ -318,13 +205,14 @@ def _resident(clusters: Column, device: DeviceModel) -> Column:
     import numpy
 
     sizes = clusters.astype(int)
-    blocks = [resident_blocks(device.sm_count, size) for size in range(1, sizes.max() + 1)]
+    arch = architecture(device.arch)
+    blocks = [arch.resident_blocks(device.sm_count, size) for size in range(1, sizes.max() + 1)]
     found: Column = numpy.array(blocks, dtype=float)[sizes - 1]
     return found
 
 
 def _work(
-    kernel: _Traits[Column],
+    kernel: Features[Column],
     launch: _Choices[Column],
     grid: _Grid,
     problem: Problem,
@@ -360,7 +248,7 @@ def _work(
 
 
 def _read_bytes(
-    kernel: _Traits[Column],
+    kernel: Features[Column],
     launch: _Choices[Column],
     grid: _Grid,
     problem: Problem,

@@ -14,14 +14,9 @@ from statistics import fmean
 from gemmsmith.answer import MAX_DISTANCE
 from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem
-from tuner.search.cost_model import (
-    CLOCK_SUSTAINED,
-    EPILOGUE_US,
-    LAUNCH_US,
-    MEMORY_BANDWIDTH,
-    MEMORY_EFFICIENCY,
-    PROLOGUE_US,
-)
+from tuner.arch import ARCHITECTURES, SM90
+from tuner.backends.cutlass.features import EPILOGUE_US, LAUNCH_US, PROLOGUE_US
+from tuner.search.cost_model import CLOCK_SUSTAINED, MEMORY_BANDWIDTH, MEMORY_EFFICIENCY
 from tuner.store import Store
 from tuner.trial import Winner
 
@@ -32,12 +27,6 @@ TYPICAL_GAIN = 0.055
 """Share of cuBLAS's time that tuning saves where no neighbour tells: the mean of 1 - 1/speed-up
 over the 228 winners in configs/winners (NVIDIA H200, 2026-11-22), 0 where cuBLAS stays. By type:
 0.052 (bf16), 0.045 (fp16), 0.074 (fp8_e4m3): too close to tell apart here."""
-
-_SM_COUNT = 132
-"""Of an H200, which the cost model's constants are fitted on; for a device not known yet."""
-
-_FLOPS_PER_CLOCK = 4096
-"""Of one SM's tensor cores with 16-bit operands; with 8-bit ones twice that."""
 
 
 def estimate(store: Store, problem: Problem, device: DeviceModel | None) -> float:
@@ -85,11 +74,12 @@ def roofline_us(problem: Problem, device: DeviceModel | None) -> float:
     launch. cuBLAS's time is within a factor of 2 of it for 216 of the 228 shipped winners, 1.13
     times it at the median; where it is not, rows are unaligned, for which cuBLAS is slow.
     """
-    sm_count, bandwidth = _SM_COUNT, MEMORY_BANDWIDTH
+    # A device not known yet is taken for the one that the cost model's constants are fitted on.
+    arch, sm_count, bandwidth = SM90, SM90.typical_sm_count, MEMORY_BANDWIDTH
     if device is not None:
-        sm_count = device.sm_count
+        arch, sm_count = ARCHITECTURES.get(device.arch, SM90), device.sm_count
         bandwidth = device.memory_bandwidth * MEMORY_EFFICIENCY or MEMORY_BANDWIDTH
-    flops_per_clock = sm_count * _FLOPS_PER_CLOCK * 16 / problem.operation.a.bits
+    flops_per_clock = sm_count * arch.peak_flops_per_clock(problem.operation.a.bits)
     compute = problem.flops / (flops_per_clock * CLOCK_SUSTAINED)
     memory = problem.operand_bytes / bandwidth
     return LAUNCH_US + PROLOGUE_US + EPILOGUE_US + max(compute, memory) * 1e6

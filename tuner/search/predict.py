@@ -13,12 +13,12 @@ from operator import attrgetter
 
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import TMA_MAINLOOPS, CutlassKernel, TileScheduler, cutlass
+from gemmsmith.kernel import AnyKernel, CutlassKernel, TileScheduler
 from gemmsmith.launch import Launch
 from gemmsmith.problem import Problem
+from tuner.backends import launches, offered, prepare
 from tuner.errors import NoLegalCandidate
 from tuner.search.ranking import Ranker
-from tuner.space import fitted, launches, offered
 
 SHORTLIST = 8
 """Kernels judged in all launches. With the analytic model 4 are enough to find what leads the whole
@@ -52,19 +52,18 @@ def predict(problem: Problem, device: DeviceModel, ranker: Ranker) -> Prediction
         kernels = offered(problem, device)
     except NoLegalCandidate:
         return None
-    if kernels[0].mainloop in TMA_MAINLOOPS:
-        fitted.build(kernels[0])
+    prepare(problem, device)
     first = []
     for kernel in kernels:
-        if kernel.scheduler not in _SPLITTING:
+        if isinstance(kernel, CutlassKernel) and kernel.scheduler not in _SPLITTING:
             first.append(Candidate(kernel=kernel, launch=_FIRST))
         elif found := launches(kernel, problem, device):
             first += [Candidate(kernel=kernel, launch=launch) for launch in found]
     times = ranker.predict(problem, first, device)
     names = [candidate.kernel.name for candidate in first]
-    shortlist: dict[str, CutlassKernel] = {}
+    shortlist: dict[str, AnyKernel] = {}
     for _, name, index in sorted(zip(times, names, range(len(first)), strict=True)):
-        shortlist.setdefault(name, cutlass(first[index].kernel))
+        shortlist.setdefault(name, first[index].kernel)
         if len(shortlist) == SHORTLIST:
             break
     finalists = [

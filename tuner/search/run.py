@@ -20,6 +20,7 @@ from gemmsmith.kernel import AnyKernel, CublasLtKernel
 from gemmsmith.launch import Algorithm
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
+from tuner.backends import candidates as legal_candidates
 from tuner.backends.cublaslt.space import kernel_for as library_kernel
 from tuner.compile import Builder, Built
 from tuner.devices.base import Contender, Device
@@ -37,7 +38,6 @@ from tuner.search.promotion import Decision, decide
 from tuner.search.ranking import Ranker, by_time, predictions
 from tuner.search.recheck import top_candidates
 from tuner.search.transfer import near_winners
-from tuner.space import candidates as legal_candidates
 from tuner.store import Store
 from tuner.trial import Finals, Phase, Trial, Winner
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import CutlassKernel
 from gemmsmith.problem import DType, Problem
-from tuner.space import refusal, splits_refusal
-from tuner.space.operation import of_type
+from tuner.backends import refusal, splits_refusal
+from tuner.backends.cutlass.operation import of_type
 from tuner.store import Store
 
 NEIGHBOURS = 8

@@ -50,7 +50,7 @@ from tuner.workloads.workload import (
     Drawn,
     Launch,
     OperandSet,
-    Source,
+    RandomSource,
     Tolerance,
     Way,
 )
@@ -71,7 +71,7 @@ class Dense:
         """Whether the operation is of this family."""
         return operation.a.bits >= 16 and not operation.is_scaled
 
-    def draw(self, problem: Problem, count: int, source: Source) -> Drawn:
+    def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
         """`count` sets of operands; those that are added to start from N(0, 1)."""
         scale = unit_scale(problem.k)
         sigma = math.sqrt(problem.k) * scale

@@ -41,7 +41,7 @@ from tuner.workloads.workload import (
     Drawn,
     Launch,
     OperandSet,
-    Source,
+    RandomSource,
     Tolerance,
     Way,
 )
@@ -66,7 +66,7 @@ class Integer:
         scalings = (Scaling.NONE, Scaling.ROW)
         return operation.a.is_integer and operation.scaling in scalings
 
-    def draw(self, problem: Problem, count: int, source: Source) -> Drawn:
+    def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
         """`count` sets of operands, each with factors of its own where there are any."""
         operation = problem.operation
         sigma_a, sigma_b = SIGMA[operation.a], SIGMA[operation.b]
@@ -139,7 +139,7 @@ def _alpha(problem: Problem) -> float:
     return unit_scale(problem.k) / (SIGMA[operation.a] * SIGMA[operation.b])
 
 
-def _factors(shape: tuple[int, int, int], middle: float, source: Source) -> torch.Tensor:
+def _factors(shape: tuple[int, int, int], middle: float, source: RandomSource) -> torch.Tensor:
     drawn = torch.empty(shape, dtype=torch.float32, device=source.place)
     return drawn.normal_(0.0, _SPREAD, generator=source.generator).exp_().mul_(middle)
 

@@ -17,7 +17,7 @@ from gemmsmith.problem import Problem
 from gemmsmith.runtime.abi import Arguments
 from gemmsmith.runtime.launch import torch_dtype
 from tuner.workloads.footprint import ALIGNMENT
-from tuner.workloads.workload import Block, OperandSet, Source
+from tuner.workloads.workload import Block, OperandSet, RandomSource
 
 _FILL_ELEMENTS = 2**26
 
@@ -34,7 +34,7 @@ def unit_scale(k: int) -> float:
 
 
 def draw_matrices(
-    problem: Problem, count: int, source: Source, sigma_a: float, sigma_b: float
+    problem: Problem, count: int, source: RandomSource, sigma_a: float, sigma_b: float
 ) -> tuple[tuple[OperandSet, ...], torch.Tensor]:
     """`count` sets of normal A and B, D left as it is; and one more output."""
     operation = problem.operation
@@ -90,14 +90,14 @@ def exact_product(operands: OperandSet, block: Block, precision: torch.dtype) ->
     return torch.bmm(a, b)
 
 
-def empty(source: Source, count: int, elements: int, element: Element) -> torch.Tensor:
+def empty(source: RandomSource, count: int, elements: int, element: Element) -> torch.Tensor:
     """[count, elements and padding]: every row starts on an ALIGNMENT boundary."""
     step = ALIGNMENT // element.bytes
     padded = -(-elements // step) * step
     return torch.empty((count, padded), dtype=torch_dtype(element), device=source.place)
 
 
-def fill(rows: torch.Tensor, element: Element, sigma: float, source: Source) -> None:
+def fill(rows: torch.Tensor, element: Element, sigma: float, source: RandomSource) -> None:
     """Normal samples, clamped to what a narrow type holds, and rounded to integers for S8."""
     limit = _LARGEST.get(element)
     for part in torch.split(rows.view(-1), _FILL_ELEMENTS):

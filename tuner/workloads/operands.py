@@ -16,7 +16,7 @@ from gemmsmith.runtime.abi import Arguments
 from tuner.errors import DoesNotFit
 from tuner.workloads.footprint import check_fits, footprint, set_count
 from tuner.workloads.registry import workload_of
-from tuner.workloads.workload import Block, OperandSet, Source
+from tuner.workloads.workload import Block, OperandSet, RandomSource
 
 POISON = 0x7FED
 """A NaN of bf16 and of fp16 that no arithmetic produces (hardware writes 0x7FFF)."""
@@ -55,7 +55,7 @@ class Operands:
         free = free_bytes(ordinal)
         count = set_count(problem, replace(device, memory_bytes=min(free, device.memory_bytes)))
         generator = torch.Generator(device=place(ordinal)).manual_seed(seed)
-        source = Source(place=place(ordinal), generator=generator)
+        source = RandomSource(place=place(ordinal), generator=generator)
         try:
             drawn = self.workload.draw(problem, count, source)
         except torch.cuda.OutOfMemoryError as error:

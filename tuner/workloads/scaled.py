@@ -35,7 +35,7 @@ from tuner.workloads.workload import (
     Drawn,
     Launch,
     OperandSet,
-    Source,
+    RandomSource,
     Tolerance,
     Way,
 )
@@ -54,7 +54,7 @@ class Scaled:
         """Whether the operation is of this family."""
         return operation.is_narrow_float and operation.scaling is Scaling.TENSOR
 
-    def draw(self, problem: Problem, count: int, source: Source) -> Drawn:
+    def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
         """`count` sets of operands that use their types' range; all share the factors."""
         operation, scale = problem.operation, unit_scale(problem.k)
         sigma_a, sigma_b = SIGMA[operation.a], SIGMA[operation.b]

@@ -52,7 +52,7 @@ class Drawn:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class RandomSource:
     """Where operands are drawn: the device, and its generator of random numbers."""
 
     place: torch.device
@@ -113,7 +113,7 @@ class Workload(Protocol):
     def covers(self, operation: Operation) -> bool:
         """Whether the operation is of this family."""
 
-    def draw(self, problem: Problem, count: int, source: Source) -> Drawn:
+    def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
         """`count` sets of operands of realistic spread; the same for the same seed."""
 
     def arguments(self, problem: Problem, operands: OperandSet, d: torch.Tensor) -> Arguments:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from gemmsmith.errors import InvalidProblem
+from service.http.abilities import Asking
 from service.http.access import Scope, needs
 from service.http.errors import ProblemError, from_validation, invalid_field
 from service.http.requests import BestBatchBody, BestQuery, ProblemBody
@@ -24,6 +25,7 @@ router = APIRouter(tags=["lookup"])
 def best(
     request: Request,
     service: Service,
+    asking: Asking,
     query: Annotated[BestQuery, Query()],
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
@@ -38,18 +40,21 @@ def best(
     answer = reader.answer_query(
         service, asked, question, device, exact=query.exact, generation=generation
     )
+    answer = reader.told(answer, asking)
     if isinstance(answer, ProblemError):
         raise answer
     return _response(answer, if_none_match)
 
 
 @router.post("/best:batch", dependencies=[needs(Scope.READ)])
-def best_batch(service: Service, body: BestBatchBody) -> Response:
+def best_batch(service: Service, asking: Asking, body: BestBatchBody) -> Response:
     """Many lookups in one call, each answered as by `GET /best`; a wrong one costs itself only."""
     generation = service.answers.generation
     device = service.catalogue.resolve(body.arch, body.device)
     asked = [_question(item) for item in body.problems]
-    content = reader.batch(service, asked, device, exact=body.exact, generation=generation)
+    content = reader.batch(
+        service, asked, device, exact=body.exact, generation=generation, abilities=asking
+    )
     return Response(b"".join(content), media_type="application/json")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -10,12 +11,14 @@ from starlette.responses import Response
 
 from gemmsmith.wire import SCHEMA
 from service.http import documents, tables
+from service.http.abilities import Asking
 from service.http.access import Scope, needs
 from service.http.errors import ProblemError, invalid_field
 from service.http.parameters import winner_cursor
 from service.http.requests import Format, ListQuery, WinnersQuery
-from service.http.routes.paging import next_page
+from service.http.routes.paging import filled, next_page
 from service.http.state import Service
+from service.lookup.cache import VARY
 from tuner.trial import Winner
 
 router = APIRouter(tags=["history"])
@@ -33,7 +36,10 @@ MEDIA_TYPES = {
 
 @router.get("/winners", dependencies=[needs(Scope.READ)])
 def winners(
-    service: Service, query: Annotated[WinnersQuery, Query()], accept: Accept = "*/*"
+    service: Service,
+    asking: Asking,
+    query: Annotated[WinnersQuery, Query()],
+    accept: Accept = "*/*",
 ) -> Response:
     """Current winners of a GPU model, first tuned first, as JSON, CSV or Parquet."""
     device = service.catalogue.resolve(None, query.device)
@@ -41,13 +47,20 @@ def winners(
     if device is not None:
         # The next page is of the same device, whichever is the default by then.
         query = query.model_copy(update={"device": device.slug})
-        found = service.store.winners(
+        read = functools.partial(
+            service.store.winners,
             device=device.slug,
             dtype=query.dtype,
             layout=query.layout,
             use=query.use,
             sizes=query.sizes,
             min_speedup=query.min_speedup,
+            limit=query.limit,
+        )
+        found = filled(
+            lambda after: read(after=after),
+            lambda winner: asking.knows(winner.problem),
+            cursor=lambda last: last.problem,
             after=query.after,
             limit=query.limit,
         )
@@ -57,7 +70,7 @@ def winners(
         query,
         accept,
         tables.WINNERS,
-        found,
+        [asking.told(winner) for winner in found],
         document=documents.winner,
         cursor=lambda last: winner_cursor(last.problem),
     )
@@ -88,7 +101,7 @@ def listing(
     except tables.UnknownField as error:
         raise invalid_field("fields", f"unknown: {error.name!r:.80}", error.accepted) from None
     following = next_page(path, query, records, cursor)
-    headers = {"Vary": "Accept", "Gemmsmith-Schema": str(SCHEMA)}
+    headers = {"Vary": f"Accept, {VARY}", "Gemmsmith-Schema": str(SCHEMA)}
     if form is Format.JSON:
         chosen = query.fields is not None
         items = table.rows(records, fields) if chosen else map(document, records)

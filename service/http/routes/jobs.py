@@ -17,7 +17,9 @@ import msgspec
 from fastapi import APIRouter, Header, Query
 from starlette.responses import Response, StreamingResponse
 
+from gemmsmith.tuning import JobState
 from service.http import documents
+from service.http.abilities import EVERYTHING, Abilities, Asking
 from service.http.access import Caller, Scope, needs
 from service.http.admission import (
     IdempotencyKey,
@@ -29,7 +31,7 @@ from service.http.admission import (
 from service.http.errors import ProblemError, invalid_field, not_found
 from service.http.parameters import Cursor
 from service.http.requests import JobsQuery
-from service.http.routes.paging import next_page
+from service.http.routes.paging import filled, next_page
 from service.http.state import Service, State
 from tuner.errors import JobNotFound, NotRetryable
 from tuner.jobs import Job, RecordedEvent
@@ -42,10 +44,10 @@ _EVENTS_AT_ONCE = 200
 
 
 @router.get("", dependencies=[needs(Scope.READ)])
-def list_jobs(service: Service, query: Annotated[JobsQuery, Query()]) -> Response:
+def list_jobs(service: Service, asking: Asking, query: Annotated[JobsQuery, Query()]) -> Response:
     """Jobs, newest first; `links.next` leads to the older ones."""
     try:
-        jobs = service.queue.list(state=query.state, after=query.after, limit=query.limit)
+        jobs = _jobs(service, asking, query.state, query.after, query.limit)
     except JobNotFound as error:
         raise invalid_field("after", f"{error}", "the `after` of a page's `links.next`") from None
     if any(job.state.terminal for job in jobs):
@@ -55,10 +57,10 @@ def list_jobs(service: Service, query: Annotated[JobsQuery, Query()]) -> Respons
 
 
 @router.get("/{job_id}", dependencies=[needs(Scope.READ)])
-def get_job(service: Service, job_id: str) -> Response:
+def get_job(service: Service, asking: Asking, job_id: str) -> Response:
     """One job: its state, how far it is, and the best so far."""
     return documents.json_response(
-        documents.job(_get(service, job_id)), headers={"Cache-Control": "no-cache"}
+        documents.job(_get(service, job_id, asking)), headers={"Cache-Control": "no-cache"}
     )
 
 
@@ -130,25 +132,38 @@ def job_events(
     )
 
 
-def _get(service: State, job_id: str) -> Job:
-    job = _find(service, job_id)
+def _jobs(
+    service: State, asking: Abilities, state: JobState | None, after: str | None, limit: int
+) -> list[Job]:
+    return filled(
+        lambda after: service.queue.list(state=state, after=after, limit=limit),
+        lambda job: asking.knows(job.problem),
+        cursor=lambda last: last.id,
+        after=after,
+        limit=limit,
+    )
+
+
+def _get(service: State, job_id: str, asking: Abilities = EVERYTHING) -> Job:
+    job = _find(service, job_id, asking)
     if job.state.terminal:
         service.catch_up()
     return job
 
 
-def _find(service: State, job_id: str) -> Job:
+def _find(service: State, job_id: str, asking: Abilities) -> Job:
     if job_id == "latest":
-        newest = service.queue.list(limit=1)
+        newest = _jobs(service, asking, None, None, 1)
         if not newest:
             raise not_found("Job", "There are no jobs yet; order one with POST /tune.")
         return newest[0]
     try:
-        return service.queue.get(job_id)
+        found = service.queue.get(job_id)
     except JobNotFound:
-        raise not_found(
-            "Job", f"There is no job {job_id!r:.80}.", {"jobs": {"href": "/jobs"}}
-        ) from None
+        found = None
+    if found is None or not asking.knows(found.problem):
+        raise not_found("Job", f"There is no job {job_id!r:.80}.", {"jobs": {"href": "/jobs"}})
+    return found
 
 
 async def _stream(service: State, job_id: str, after: int) -> AsyncIterator[bytes]:

@@ -15,7 +15,30 @@ from service.http.requests import (
     PacksQuery,
 )
 
+C = TypeVar("C")
 T = TypeVar("T")
+
+
+def filled(
+    read: Callable[[C | None], Sequence[T]],
+    keep: Callable[[T], bool],
+    *,
+    cursor: Callable[[T], C],
+    after: C | None,
+    limit: int,
+) -> list[T]:
+    """The first `limit` records behind `after` that are to be kept.
+
+    `read` gives pages of `limit` records; another one is read where too few of the last are kept,
+    as clients take a page that is not full for the last.
+    """
+    found: list[T] = []
+    while True:
+        page = read(after)
+        found += filter(keep, page)
+        if len(found) >= limit or len(page) < limit:
+            return found[:limit]
+        after = cursor(page[-1])
 
 
 def next_page(

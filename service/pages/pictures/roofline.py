@@ -29,12 +29,10 @@ from service.pages.pictures.axes import (
     upright,
 )
 from service.report.rows import ReportRow, Side
+from tuner.arch import ARCHITECTURES
 from tuner.measure.ceilings import Ceilings
 
 HEIGHT = 420
-
-FLOPS_PER_CLOCK = {"sm90": 4096}
-"""16-bit FLOP that one SM's tensor cores do in a clock, by architecture; 8-bit ones twice that."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,12 +59,11 @@ def measured_roof(ceilings: Ceilings | None, dtype: str) -> Roof | None:
 
 def nominal_roof(device: DeviceModel, dtype: str) -> Roof | None:
     """The roof that the device model's figures come to; None where it lacks one of them."""
-    per_clock = FLOPS_PER_CLOCK.get(device.arch)
-    if not (device.memory_bandwidth and device.max_clock_mhz and per_clock):
+    arch = ARCHITECTURES.get(device.arch)
+    if not (device.memory_bandwidth and device.max_clock_mhz and arch):
         return None
-    flops = (
-        device.sm_count * per_clock * 16 // Operation.of(dtype).a.bits * device.max_clock_mhz * 1e6
-    )
+    per_clock = arch.peak_flops_per_clock(Operation.of(dtype).a.bits)
+    flops = device.sm_count * per_clock * device.max_clock_mhz * 1e6
     return Roof(bandwidth=float(device.memory_bandwidth), peak=flops, measured=False)
 
 

@@ -13,10 +13,11 @@ from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.compiled import CLUSTER_SPLIT_K, PADDED, PINGPONG, SPLIT_K, STREAM_K
 from tests.support.replacing import replace
-from tuner.codegen import HEADERS, kernel_digest, unit_source
-from tuner.space import kernels as legal_kernels
-from tuner.space.footprint import stages
-from tuner.space.operation import gemm_operation, kernel
+from tuner.backends import kernels as legal_kernels
+from tuner.backends.cutlass import HEADERS
+from tuner.backends.cutlass.footprint import stages
+from tuner.backends.cutlass.operation import gemm_operation, kernel
+from tuner.backends.unit import kernel_digest, unit_source
 
 SWAPPED = kernel(
     operation=Operation.of(DType.BF16, Layout.TT),

@@ -9,9 +9,9 @@ import pytest
 
 from gemmsmith.errors import PackCorrupt
 from gemmsmith.problem import Problem
+from tuner.backends import kernels
 from tuner.compile import ArtifactStore, Toolchain
 from tuner.compile.archive import archive, check, unarchive
-from tuner.space import kernels
 
 TOOLCHAIN = Toolchain(nvcc=Path("nvcc"), version="13.0.88", origin="wheels")
 PROBLEM = Problem(m=256, n=256, k=256)

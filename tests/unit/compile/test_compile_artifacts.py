@@ -15,9 +15,9 @@ from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout
 from tests.support import fake_nvcc
 from tests.support.replacing import replace
+from tuner.backends.cutlass.operation import kernel
 from tuner.compile import ArtifactStore, Pack, Toolchain
 from tuner.errors import DiskFull
-from tuner.space.operation import kernel
 
 
 def kernels(count: int) -> list[Kernel]:

@@ -19,9 +19,9 @@ from tests.support import fake_nvcc
 from tests.support.candidates import KERNEL
 from tests.support.replacing import replace
 from tests.support.serving import H200, new_settings, promote, winner
+from tuner.backends import kernels
 from tuner.compile import ArtifactStore, Pack, SizeLimit, Toolchain
 from tuner.compile.eviction import MARK_EVERY_S, SAFE_S, locked
-from tuner.space import kernels
 from tuner.store import Store
 
 PROBLEM = Problem(m=64, n=64, k=64)

@@ -8,9 +8,9 @@ from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileSch
 from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout
 from tests.support.replacing import replace
+from tuner.backends.cutlass.operation import gemm_operation, kernel
 from tuner.compile import plan
 from tuner.errors import CompileFailed
-from tuner.space.operation import gemm_operation, kernel
 
 
 def family(count: int, dtype: DType = DType.BF16) -> list[Kernel]:

@@ -19,9 +19,9 @@ from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileSch
 from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout
 from tests.support import fake_nvcc
+from tuner.backends.cutlass.operation import kernel
 from tuner.compile import ArtifactStore, Builder, nvcc
 from tuner.errors import CompileFailed, DiskFull, JobAborted
-from tuner.space.operation import kernel
 from tuner.trial import FailureKind
 
 

@@ -9,7 +9,7 @@ from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileSch
 from gemmsmith.launch import Decomposition, Launch
 from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout
-from tuner.space.operation import kernel
+from tuner.backends.cutlass.operation import kernel
 
 COOPERATIVE = MainloopSchedule.COOPERATIVE
 PLAIN = MainloopSchedule.WARP_SPECIALIZED

@@ -12,9 +12,9 @@ import torch
 from gemmsmith.answer import Config
 from gemmsmith.kernel import Kernel
 from gemmsmith.launch import Launch
+from gemmsmith.legality import refusal
 from gemmsmith.ops.engine import Engine, install
 from gemmsmith.problem import DType, Problem
-from gemmsmith.suits import refusal
 from tests.gpu.support.choosing import Ground
 from tests.support import fake_nvcc, stand_in
 from tests.support.serving import H200

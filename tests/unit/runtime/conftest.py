@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import tuner.codegen
 from gemmsmith.runtime.abi import ABI_VERSION, OLDEST_ABI_VERSION, Arguments
+from tuner.backends.cutlass import HEADERS
 
-INCLUDE = Path(next(iter(tuner.codegen.__path__))) / "include"
+INCLUDE = HEADERS
 
 SOURCE = r"""
 #include <gemmsmith/abi.h>

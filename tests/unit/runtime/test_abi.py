@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-from pathlib import Path
 
 import pytest
 
-import tuner.codegen
 from gemmsmith.launch import Decomposition, Launch, RasterOrder
 from gemmsmith.runtime.abi import (
     ABI_VERSION,
@@ -20,8 +18,9 @@ from gemmsmith.runtime.abi import (
     Sized,
     status_text,
 )
+from tuner.backends.cutlass import HEADERS
 
-INCLUDE = Path(next(iter(tuner.codegen.__path__))) / "include"
+INCLUDE = HEADERS
 STRUCTURES = {"gs_arguments": Arguments, "gs_kernel_info": KernelInfo}
 
 

@@ -10,9 +10,9 @@ from gemmsmith.kernel import Kernel
 from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
 from tests.unit.search.test_cost_model import H200
+from tuner.backends import candidates
 from tuner.compile.plan import cost, units
 from tuner.search.base import BASE_CORE_SECONDS, DTYPES, base_kernels
-from tuner.space import candidates
 
 
 @pytest.fixture(scope="module")

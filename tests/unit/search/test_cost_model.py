@@ -12,10 +12,10 @@ from gemmsmith.kernel import MainloopSchedule, TileScheduler
 from gemmsmith.launch import Decomposition
 from gemmsmith.problem import DType, Problem
 from tests.support.replacing import replace
+from tuner.backends import candidates
+from tuner.backends.cutlass.operation import is_padded
 from tuner.search.cost_model import AnalyticModel
 from tuner.search.ranking import Ranker
-from tuner.space import candidates
-from tuner.space.operation import is_padded
 
 H200 = DeviceModel(
     name="NVIDIA H200", arch="sm90", sm_count=132, memory_bytes=150 * 10**9, l2_bytes=50 << 20

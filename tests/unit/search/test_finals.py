@@ -6,8 +6,8 @@ from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import Kernel, TileScheduler
 from gemmsmith.launch import Launch
 from gemmsmith.problem import DType, Problem
+from tuner.backends import kernels
 from tuner.search.finals import finalists
-from tuner.space import kernels
 
 SPACE = [
     kernel

@@ -13,8 +13,8 @@ from gemmsmith.problem import DType, Layout, Problem
 from tests.support.candidates import KERNEL
 from tests.support.replacing import replace
 from tests.support.serving import H200
+from tuner.backends import candidates
 from tuner.search.hints import CublasChoice, choice_of, distance, hinted, parse, splits
-from tuner.space import candidates
 
 REDUCTION = (
     "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, float, __nv_bfloat16, "

@@ -16,9 +16,9 @@ from gemmsmith.problem import Layout, Problem
 from tests.support.replacing import replace
 from tests.support.serving import H200
 from tests.support.types import FLOATS
+from tuner.backends import candidates, refusal
 from tuner.search.cost_model import AnalyticModel
 from tuner.search.predict import predict
-from tuner.space import candidates, refusal
 
 MODEL = AnalyticModel()
 KINDS = [

@@ -21,6 +21,7 @@ from tests.unit.devices.conftest import DeviceFactory
 from tests.unit.devices.conftest import fake_device as fake_device
 from tests.unit.devices.fake_child import ENVIRONMENT as FAKE_ENVIRONMENT
 from tests.unit.devices.fake_child import MODEL
+from tuner.backends import candidates
 from tuner.compile import ArtifactStore, Builder
 from tuner.devices.base import Contender
 from tuner.errors import JobAborted
@@ -28,7 +29,6 @@ from tuner.measure.policy import Policy
 from tuner.search.cost_model import AnalyticModel
 from tuner.search.recheck import top_candidates
 from tuner.search.run import tune
-from tuner.space import candidates
 from tuner.store import Store
 from tuner.trial import Finals, Phase, Trial, Winner
 

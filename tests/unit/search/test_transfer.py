@@ -10,8 +10,8 @@ from gemmsmith.candidate import Candidate
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.replacing import replace
 from tests.support.serving import H200, winner
+from tuner.backends import kernels
 from tuner.search.transfer import near_winners
-from tuner.space import kernels
 from tuner.store import Store
 
 ASKED = Problem(m=4096, n=4096, k=4096, dtype=DType.FP16)

@@ -11,7 +11,7 @@ import pytest
 from gemmsmith.answer import MAX_DISTANCE, Answer, Match, Use
 from tests.support.serving import H100, H200
 from tests.unit.service.conftest import CUBLAS_WINS, KNOWN
-from tuner.space import refusal
+from tuner.backends import refusal
 
 SIZES = {"m": 4096, "n": 4096, "k": 4096}
 

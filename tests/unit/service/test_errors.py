@@ -19,7 +19,7 @@ from service.worker.process import device_name
 from tests.support.replacing import replace
 from tests.support.serving import H200, new_settings, promote, running, winner
 from tests.unit.service.conftest import KNOWN
-from tuner.space import ARCHITECTURES
+from tuner.arch import MEASURED
 
 
 def check_document(reply: httpx.Response) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def test_beyond_the_loopback_interface_keys_are_always_asked_for() -> None:
 
 
 def test_the_accepted_architectures_are_those_of_the_space() -> None:
-    assert {arch.value for arch in Arch} == set(ARCHITECTURES)
+    assert {arch.value for arch in Arch} == set(MEASURED)
 
 
 @pytest.mark.parametrize(("arch", "usable"), [("sm90", True), ("sm89", False)])

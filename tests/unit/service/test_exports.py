@@ -158,7 +158,7 @@ def test_chosen_fields_come_in_the_order_asked(client: httpx.Client) -> None:
 def test_accept_chooses_the_format(client: httpx.Client, accept: str, kind: str) -> None:
     reply = client.get("/results?limit=1", headers={"Accept": accept})
     assert reply.headers["content-type"] == kind
-    assert reply.headers["vary"] == "Accept"
+    assert reply.headers["vary"] == "Accept, Gemmsmith-Runs, User-Agent"
     chosen = client.get("/results?limit=1&format=json", headers={"Accept": accept})
     assert chosen.headers["content-type"] == "application/json"
 

@@ -16,9 +16,9 @@ from gemmsmith.wire import SCHEMA
 from service.settings import Settings
 from tests.support.replacing import replace
 from tests.support.serving import new_settings, running
-from tuner.codegen import kernel_digest
+from tuner.backends import kernels
+from tuner.backends.unit import kernel_digest
 from tuner.compile import ArtifactStore, Pack, Toolchain
-from tuner.space import kernels
 
 MEMBERS = kernels(Problem(m=64, n=64, k=64))[:7]
 EMPTY = {"schema": SCHEMA, "packs": [], "links": {}}

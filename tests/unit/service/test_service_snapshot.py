@@ -31,8 +31,8 @@ from service.settings import Settings, SettingsError
 from tests.support import fake_nvcc
 from tests.support.replacing import replace
 from tests.support.serving import H100, H200, new_settings, promote, running, winner
+from tuner.backends import launches, offered
 from tuner.compile import ArtifactStore, Pack
-from tuner.space import launches, offered
 from tuner.store import Store
 from tuner.trial import Winner
 

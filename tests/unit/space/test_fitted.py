@@ -12,11 +12,13 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import EpilogueSchedule, Kernel, TileScheduler
 from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.tiles import tile_grid
 from tests.support.replacing import replace
 from tests.support.types import FLOATS
-from tuner.space import candidates, fitted, kernels, refusal
-from tuner.space.grid import resident_blocks, tile_grid
-from tuner.space.operation import is_padded
+from tuner.arch import SM90
+from tuner.backends import candidates, kernels, refusal
+from tuner.backends.cutlass.operation import is_padded
+from tuner.backends.cutlass3x import fitted
 
 LEAST_FILL = 0.8
 
@@ -28,7 +30,7 @@ def _fitted(problem: Problem, device: DeviceModel) -> list[Kernel]:
 def _fill(kernel: Kernel, problem: Problem, device: DeviceModel) -> float:
     """Of the products that whole waves of full tiles compute, the share that is the problem's."""
     tile_m, tile_n, _ = kernel.tile
-    resident = resident_blocks(device.sm_count, kernel.cluster[0] * kernel.cluster[1])
+    resident = SM90.resident_blocks(device.sm_count, kernel.cluster[0] * kernel.cluster[1])
     waves = ceil(tile_grid(kernel, problem).tiles / resident)
     return problem.m * problem.n * problem.batch / (waves * resident * tile_m * tile_n)
 

@@ -11,9 +11,11 @@ from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileSch
 from gemmsmith.launch import Decomposition, Launch, RasterOrder
 from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
-from tuner.space import candidates, launches, splits_refusal
-from tuner.space.grid import effective_swizzle, resident_blocks, tile_grid
-from tuner.space.operation import kernel
+from gemmsmith.tiles import tile_grid
+from tuner.arch import SM90
+from tuner.backends import candidates, launches, splits_refusal
+from tuner.backends.cutlass.grid import effective_swizzle
+from tuner.backends.cutlass.operation import kernel
 
 
 def _kernel(
@@ -87,14 +89,14 @@ def test_kernels_with_a_block_per_tile_have_one_launch(h200: DeviceModel) -> Non
 def test_clusters_stay_inside_their_processing_cluster() -> None:
     """What an H200 said, where it was asked; else CUTLASS's arithmetic of whole GPCs."""
     measured = {1: 132, 2: 132, 4: 120, 6: 102, 8: 120, 10: 70, 12: 84, 14: 98, 16: 112}
-    assert {size: resident_blocks(132, size) for size in measured} == measured
-    assert [resident_blocks(78, size) for size in (1, 2, 4, 8, 16)] == [78, 78, 68, 64, 64]
+    assert {size: SM90.resident_blocks(132, size) for size in measured} == measured
+    assert [SM90.resident_blocks(78, size) for size in (1, 2, 4, 8, 16)] == [78, 78, 68, 64, 64]
 
 
 @pytest.mark.parametrize("sm_count", [78, 114, 132])
 def test_resident_blocks_are_whole_clusters(sm_count: int) -> None:
     for size in range(1, 17):
-        blocks = resident_blocks(sm_count, size)
+        blocks = SM90.resident_blocks(sm_count, size)
         assert blocks % size == 0
         assert size <= blocks <= sm_count
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from gemmsmith import legality
 from gemmsmith.kernel import (
     Backend,
     EpilogueSchedule,
@@ -16,8 +18,10 @@ from gemmsmith.kernel import (
 from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.replacing import replace
-from tuner.space import footprint, legality
-from tuner.space.operation import kernel, named
+from tuner.backends import BACKENDS, refusal
+from tuner.backends.cutlass import footprint
+from tuner.backends.cutlass.operation import kernel, named
+from tuner.backends.cutlass.rules import KernelRule, shared_memory_suffices
 
 GOOD = kernel(
     operation=Operation.of(DType.BF16, Layout.TN),
@@ -98,13 +102,13 @@ BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
     ("cluster_is_portable", GOOD, {"cluster": (4, 4)}),
     ("cluster_is_portable", GOOD, {"cluster": (3, 1)}),
     ("cluster_is_portable", GOOD_CPASYNC, {"cluster": (2, 1)}),
-    ("cluster_is_portable", GOOD_CLUSTER, {"cluster": (2, 1)}),
+    ("cluster_lies_along_k", GOOD_CLUSTER, {"cluster": (2, 1)}),
     ("registers_suffice", GOOD, {"tile": (256, 208, 64)}),
     ("registers_suffice", GOOD_FP8, {"tile": (128, 208, 128)}),
     ("registers_suffice", GOOD_CLUSTER, {"tile": (128, 200, 64)}),
     ("registers_suffice", GOOD_CPASYNC, {"tile": (128, 256, 64)}),
     ("pipeline_is_deep_enough", GOOD, {"stages": 1}),
-    ("pipeline_is_deep_enough", GOOD_2X, {"stages": 3}),
+    ("pipeline_is_double_buffered", GOOD_2X, {"stages": 3}),
     ("shared_memory_suffices", GOOD, {"stages": 8}),
     ("shared_memory_suffices", GOOD_SPLIT_K, {"stages": 13}),  # FP32 is staged
     ("shared_memory_suffices", GOOD_CLUSTER, {"stages": 12}),
@@ -114,7 +118,7 @@ BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
     ("alignment_suits_mainloop", GOOD_SPLIT_K, {"alignment_a": 1, "alignment_b": 1}),
     ("alignment_suits_mainloop", GOOD_CLUSTER, {"alignment_a": 1, "alignment_b": 1}),
     ("alignment_suits_mainloop", GOOD_CPASYNC, {"alignment_a": 1, "alignment_b": 1}),
-    ("alignment_suits_mainloop", GOOD_2X, {"alignment_a": 8, "alignment_b": 8}),
+    ("alignment_is_left_over", GOOD_2X, {"alignment_a": 8, "alignment_b": 8}),
     ("cpasync_threads_cover_tile", GOOD_CPASYNC, {"tile": (64, 48, 64)}),
     ("fields_follow_name", GOOD, {"name": "mine"}),
     ("fields_follow_name", GOOD, {"alignment_d": 1}),
@@ -129,27 +133,34 @@ BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
     [GOOD, GOOD_FP8, GOOD_SPLIT_K, GOOD_CLUSTER, GOOD_PADDED, GOOD_CPASYNC, GOOD_2X],
 )
 def test_good_kernels_pass(subject: Kernel) -> None:
-    assert legality.refusal(subject) is None
+    assert refusal(subject) is None
 
 
 @pytest.mark.parametrize(
     ("rule", "subject", "change"), BROKEN, ids=[f"{rule}-{change}" for rule, _, change in BROKEN]
 )
 def test_rule_refuses(rule: str, subject: Kernel, change: dict[str, Any]) -> None:
-    assert legality.RULES[rule](subject) is None
+    assert rules(subject)[rule](subject) is None
     broken = replace(subject, **change)
-    assert legality.RULES[rule](broken)
-    assert legality.refusal(broken)
+    assert rules(subject)[rule](broken)
+    assert refusal(broken)
+
+
+def rules(kernel: Kernel) -> Mapping[str, KernelRule]:
+    """Those of the kernel's backend."""
+    return BACKENDS[kernel.backend].rules
 
 
 def test_every_rule_is_tested() -> None:
-    assert {rule for rule, _, _ in BROKEN} == set(legality.RULES)
+    assert {rule for rule, _, _ in BROKEN} == {
+        rule for backend in BACKENDS.values() for rule in backend.rules
+    }
 
 
 FP16_NN: dict[str, Any] = {"dtype": DType.FP16, "layout": Layout.NN}
 UNSUITED: list[tuple[str, Kernel, Problem, str]] = [
-    ("serves_types_and_layout", GOOD, Problem(m=1, n=8, k=8, dtype=DType.FP16), "built for"),
-    ("serves_types_and_layout", GOOD, Problem(m=8, n=8, k=8, layout=Layout.NT), "built for"),
+    ("serves_operation", GOOD, Problem(m=1, n=8, k=8, dtype=DType.FP16), "built for"),
+    ("serves_operation", GOOD, Problem(m=8, n=8, k=8, layout=Layout.NT), "built for"),
     ("rows_are_aligned", GOOD, Problem(m=1, n=8, k=12), "rows of A"),
     ("rows_are_aligned", GOOD, Problem(m=1, n=12, k=8), "rows of D"),
     ("rows_are_aligned", GOOD_CPASYNC, Problem(m=64, n=63, k=7, layout=Layout.NT), "rows of B"),
@@ -185,7 +196,7 @@ UNSUITED: list[tuple[str, Kernel, Problem, str]] = [
 def test_problem_rule_refuses(rule: str, subject: Kernel, problem: Problem, reason: str) -> None:
     for name, each in legality.PROBLEM_RULES.items():
         assert (each(subject, problem) is None) is (name != rule)
-    assert reason in (legality.refusal(subject, problem) or "")
+    assert reason in (refusal(subject, problem) or "")
 
 
 def test_every_problem_rule_is_tested() -> None:
@@ -204,13 +215,13 @@ def test_every_problem_rule_is_tested() -> None:
     ],
 )
 def test_suited_problems_pass(subject: Kernel, problem: Problem) -> None:
-    assert legality.refusal(subject, problem) is None
+    assert refusal(subject, problem) is None
 
 
 def test_fp32_partials_take_the_room_of_a_stage() -> None:
     sibling = replace(GOOD_SPLIT_K, scheduler=TileScheduler.PERSISTENT)
     assert footprint.stages(sibling) == footprint.stages(GOOD_SPLIT_K) + 1 == 13
-    assert legality.shared_memory_suffices(replace(sibling, stages=13)) is None
+    assert shared_memory_suffices(replace(sibling, stages=13)) is None
 
 
 def test_precise_fp8_holds_two_accumulators() -> None:

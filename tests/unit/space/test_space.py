@@ -11,15 +11,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import Backend, EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.kernel import (
+    TMA_MAINLOOPS,
+    Backend,
+    EpilogueSchedule,
+    Kernel,
+    MainloopSchedule,
+    TileScheduler,
+)
 from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.types import FLOATS
-from tuner import space
+from tuner.arch import SM90
+from tuner.backends import Level, candidates, kernels, refusal
+from tuner.backends.cute import space as cute
+from tuner.backends.cutlass import package
+from tuner.backends.cutlass.operation import gemm_operation, is_padded, name_of, tma_alignment
+from tuner.backends.cutlass2x import space as cutlass2x
+from tuner.backends.cutlass3x import full
+from tuner.backends.cutlass3x import space as cutlass3x
 from tuner.errors import NoLegalCandidate
-from tuner.space import Level, candidates, cutlass, full, gemm_operation, kernels, refusal
-from tuner.space.legality import TMA_MAINLOOPS
-from tuner.space.operation import is_padded, name_of, tma_alignment
 
 FAMILIES = [
     (dtype, layout)
@@ -30,15 +41,15 @@ FAMILIES = [
 
 
 def test_cutlass_headers_and_version() -> None:
-    for directory in cutlass.include_dirs():
+    for directory in package.include_dirs():
         assert directory.is_dir()
-    assert (cutlass.include_dirs()[0] / "cutlass" / "cutlass.h").is_file()
-    assert cutlass.version().startswith("4.")
+    assert (package.include_dirs()[0] / "cutlass" / "cutlass.h").is_file()
+    assert package.version().startswith("4.")
 
 
 def test_importing_the_space_neither_prints_nor_writes(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "import tuner.space"],
+        [sys.executable, "-c", "import tuner.backends"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -104,7 +115,11 @@ def test_every_problem_has_distinct_candidates(problem: Problem) -> None:
 )
 def test_remembered_kernels_are_those_that_the_rules_allow(problem: Problem) -> None:
     """Kernels are remembered for a small problem of the same alignment: the rules must agree."""
-    judged = list(space._legal.__wrapped__(problem, Level.CORE))
+    judged = [
+        kernel
+        for folder in (cutlass3x, cutlass2x, cute)
+        for kernel in folder.legal.__wrapped__(problem, SM90, Level.CORE)
+    ]
     if judged:
         assert kernels(problem) == judged
     else:
@@ -160,7 +175,8 @@ def test_names_are_injective_over_the_full_space_of_all_layouts() -> None:
             add(full.padded_kernels(operation, epilogue))
         for alignment in (2, 4, 8):
             add(full.cpasync_kernels(operation, alignment))
-        add(full.multistage_kernels(operation))
+        add(cutlass2x.multistage_kernels(operation))
+        add(cute.every(operation))
     assert len(seen) > 50_000
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from gemmsmith.runtime import LoadedPack
+from tests.support import host_pack
 from tuner.backends.cublaslt import build as building
 
 HERE = Path(__file__).parent
@@ -46,9 +47,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
         assert '"libcuda.so.1"' in text
         text = text.replace(real, f'"{library}"').replace('"libcuda.so.1"', f'"{driver}"')
         header.write_text(text)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(building, "INCLUDE", include)
-            building.build(folder / "pack.so")
+        host_pack.build(folder / "pack.so", first=[include])
         return LoadedPack.open(folder / "pack.so")
 
     return build

@@ -17,7 +17,7 @@ from tests.support.products import product
 from tuner.backends.cublaslt.build import INCLUDE
 from tuner.backends.cublaslt.operations import LibraryOperation, Scales
 from tuner.backends.cublaslt.proposals import Proposal, RawProposal, propose, variants
-from tuner.codegen import HEADERS
+from tuner.backends.cutlass import HEADERS
 
 from .conftest import Fakes
 

@@ -95,6 +95,10 @@ _WARPS_2X = {
 """Warps along (M, N, K) of the 2.x tiles; each warp computes 32×32, 64×32, 32×64 or 64×64."""
 
 
+TMA_BYTES = 16
+"""TMA wants every row to start at a multiple of this (`tma_alignment_bytes`)."""
+
+
 class OperandTypes(NamedTuple):
     """The two operands as the kernel sees them: element types and layout letters."""
 
@@ -195,7 +199,7 @@ def is_padded(kernel: CutlassKernel) -> bool:
 
 def tma_alignment(operation: Operation) -> int:
     """Elements of A and B in the 16 bytes that TMA aligns rows to."""
-    return 128 // operation.a.bits
+    return TMA_BYTES * 8 // operation.a.bits
 
 
 def gemm_operation(kernel: CutlassKernel) -> GemmOperation:

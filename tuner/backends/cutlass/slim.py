@@ -13,7 +13,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from tuner.space.cutlass import include_dirs
+from tuner.backends.cutlass.package import include_dirs
 
 _ISSUED = re.compile(
     r"(?:MMA|SM90)_64x\d+x\d+_F32(?:F16F16|BF16BF16|E[45]M[23]E[45]M[23])_SS(?:_TN)?"

@@ -7,14 +7,14 @@ from collections import Counter
 
 from gemmsmith.answer import Config
 from gemmsmith.kernel import TileScheduler
+from gemmsmith.legality import refusal
 from gemmsmith.operation import Operation
 from gemmsmith.problem import MAX_EXTENT, DType, Layout, Problem
-from gemmsmith.suits import refusal
 from tests.support.replacing import replace
 from tests.support.serving import H200
 from tests.support.types import FLOATS
-from tuner import space
-from tuner.space import launches, splits_refusal
+from tuner import backends
+from tuner.backends import launches, splits_refusal
 
 EXTENTS = (1, 2, 3, 7, 8, 12, 16, 24, 48, 63, 64, 65, 100, 128, 250, 257, 512, 1000, 1024, 1536)
 EXTENTS += (3584, 4096, 4100, 5120, 50257, 2**20, 2**22, MAX_EXTENT)
@@ -29,7 +29,7 @@ KINDS += [(dtype, Layout.TN) for dtype in FLOATS if Operation.of(dtype).is_narro
 
 def legal(config: Config, problem: Problem) -> bool:
     return (
-        space.refusal(config.kernel, problem) is None
+        backends.refusal(config.kernel, problem) is None
         and splits_refusal(config.kernel, config.launch, problem) is None
     )
 
@@ -40,7 +40,7 @@ def configs(dice: random.Random, dtype: DType, layout: Layout) -> list[Config]:
     for m, n, k in ((4096, 4096, 4096), (64, 7168, 7168), (64, 64, 8192), (4096, 4098, 4100)):
         for n_odd in (0, 1):
             problem = Problem(m=m, n=n + n_odd, k=k + n_odd, dtype=dtype, layout=layout)
-            for kernel in space.offered(problem, H200):
+            for kernel in backends.offered(problem, H200):
                 for launch in launches(kernel, problem, H200):
                     config = Config(kernel=kernel, launch=launch)
                     found[f"{kernel.name}@{launch.key}"] = config
@@ -81,8 +81,8 @@ def test_on_ordinary_sizes_it_takes_what_the_tuner_takes() -> None:
 def test_other_types_and_layouts_are_refused() -> None:
     problem = Problem(m=64, n=64, k=64)
     config = Config(
-        kernel=space.kernels(problem)[0],
-        launch=launches(space.kernels(problem)[0], problem, H200)[0],
+        kernel=backends.kernels(problem)[0],
+        launch=launches(backends.kernels(problem)[0], problem, H200)[0],
     )
     assert refusal(config, problem) is None
     assert "built for" in str(refusal(config, replace(problem, dtype=DType.FP16)))

@@ -13,14 +13,14 @@ from functools import lru_cache
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import Backend, CutlassKernel, TileScheduler
 from gemmsmith.launch import Decomposition, Launch, RasterOrder
+from gemmsmith.legality import launch_refusal
 from gemmsmith.problem import Problem
-from tuner.space.grid import (
+from gemmsmith.tiles import TileGrid, tile_grid
+from tuner.arch import architecture
+from tuner.backends.cutlass.grid import (
     MIN_K_TILES_PER_STREAM_K_UNIT,
-    TileGrid,
     effective_swizzle,
     heuristic_raster,
-    resident_blocks,
-    tile_grid,
 )
 
 SWIZZLES = (1, 2, 4, 8)
@@ -50,14 +50,15 @@ def launches(kernel: CutlassKernel, problem: Problem, device: DeviceModel) -> li
     grid = tile_grid(kernel, problem)
     if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
         return _cluster_splits(grid, device.sm_count)
-    resident = resident_blocks(device.sm_count, kernel.cluster[0] * kernel.cluster[1])
+    blocks = kernel.cluster[0] * kernel.cluster[1]
+    resident = architecture(device.arch).resident_blocks(device.sm_count, blocks)
     if kernel.scheduler is TileScheduler.STREAM_K:
         return _splitting(grid, resident)
     if kernel.scheduler is TileScheduler.SPLIT_K:
         return [
             launch
             for launch in _split_k(grid, resident, SLICES)
-            if _refusal(kernel, launch, problem, grid.k_tiles) is None
+            if launch_refusal(kernel, launch, problem) is None
         ]
     return _orders(grid, kernel.cluster)
 
@@ -71,24 +72,6 @@ def _is_beyond_splitting(kernel: CutlassKernel, problem: Problem, device: Device
     tile_m, tile_n, _ = kernel.tile
     elements = problem.m * problem.n * problem.batch
     return elements > MAX_SPLIT_WAVES * device.sm_count * tile_m * tile_n
-
-
-def splits_refusal(kernel: CutlassKernel, launch: Launch, problem: Problem) -> str | None:
-    """Why the kernel cannot split the problem's K as the launch says; None when it can.
-
-    A launch that was found for one K need not be legal for another. (`can_implement`.)
-    """
-    return _refusal(kernel, launch, problem, tile_grid(kernel, problem).k_tiles)
-
-
-def _refusal(kernel: CutlassKernel, launch: Launch, problem: Problem, k_tiles: int) -> str | None:
-    if launch.splits > k_tiles:
-        return f"{launch.splits} splits have {k_tiles} K tiles between them"
-    # Equal slices, each starting where TMA can read (`SplitKGemm`).
-    sliced = kernel.scheduler is TileScheduler.SPLIT_K
-    if sliced and problem.k % (launch.splits * kernel.alignment_a):
-        return f"{problem.k} is not {launch.splits} equal slices that start on 16 bytes"
-    return None
 
 
 def _orders(grid: TileGrid, cluster: tuple[int, int]) -> list[Launch]:

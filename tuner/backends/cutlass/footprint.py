@@ -10,16 +10,15 @@ from __future__ import annotations
 from math import gcd
 
 from gemmsmith.kernel import (
+    TMA_MAINLOOPS,
     Backend,
     CutlassKernel,
     EpilogueSchedule,
     MainloopSchedule,
     TileScheduler,
 )
-from gemmsmith.problem import Element
-
-SHARED_MEMORY_BYTES = 232448
-"""Shared memory one thread block may own on sm_90: 227 KiB (`sm90_smem_capacity_bytes`)."""
+from gemmsmith.operation import Element
+from tuner.arch import architecture
 
 WARPGROUP_THREADS = 128
 
@@ -48,7 +47,7 @@ def accumulator_registers(kernel: CutlassKernel) -> int:
     m, n, _ = kernel.tile
     single = m * n // (WARPGROUP_THREADS * consumer_warpgroups(kernel))
     precise = kernel.operation.is_narrow_float and not kernel.fast_accumulation
-    return single * 2 if precise and _uses_tma(kernel) else single
+    return single * 2 if precise and kernel.mainloop in TMA_MAINLOOPS else single
 
 
 def stage_bytes(kernel: CutlassKernel) -> int:
@@ -92,11 +91,12 @@ def stages(kernel: CutlassKernel) -> int:
         return kernel.stages
     if kernel.backend is Backend.CUTLASS2X:
         return 2
+    shared = architecture(kernel.arch).shared_bytes
     if kernel.backend is Backend.CUTE:
-        return (SHARED_MEMORY_BYTES - _LINE) // (stage_bytes(kernel) + _BARRIERS)
+        return (shared - _LINE) // (stage_bytes(kernel) + _BARRIERS)
     per_stage = _round_up(stage_bytes(kernel), _LINE) + _BARRIERS
     carveout = _round_up(_epilogue_storage(kernel), _LINE)
-    return (SHARED_MEMORY_BYTES - carveout) // per_stage
+    return (shared - carveout) // per_stage
 
 
 def shared_bytes(kernel: CutlassKernel) -> int:
@@ -144,14 +144,6 @@ def _sums_bytes(kernel: CutlassKernel) -> int:
     m, n, _ = kernel.tile
     rows, pitch = (n, m + 4) if kernel.swapped else (m, n + 8)
     return rows * pitch * Element.F32.bytes
-
-
-def _uses_tma(kernel: CutlassKernel) -> bool:
-    return kernel.mainloop in (
-        MainloopSchedule.WARP_SPECIALIZED,
-        MainloopSchedule.PINGPONG,
-        MainloopSchedule.COOPERATIVE,
-    )
 
 
 def _round_up(size: int, multiple: int) -> int:

@@ -18,9 +18,10 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import CutlassKernel, MainloopSchedule, TileScheduler
 from gemmsmith.operation import Operation
 from gemmsmith.problem import Problem
-from tuner.space.grid import resident_blocks
-from tuner.space.legality import choice_refusal
-from tuner.space.operation import named
+from tuner.arch import architecture
+from tuner.backends.cutlass.operation import named
+from tuner.backends.cutlass.rules import choice_refusal
+from tuner.backends.cutlass3x.rules import RULES
 
 MOST_WAVES = 3
 """Beyond, what the last wave leaves idle is a few percent, and the curated widths fill it."""
@@ -47,13 +48,14 @@ def kernels(like: CutlassKernel, problem: Problem, device: DeviceModel) -> list[
     """Legal kernels with fitted tiles, of the types, layout, alignment and epilogue of `like`."""
     found: dict[str, CutlassKernel] = {}
     step = _step(problem.operation)
+    arch = architecture(device.arch)
     for (mainloop, scheduler, m), swapped in product(_SCHEDULES, (False, True)):
         extents = (problem.n, problem.m) if swapped else (problem.m, problem.n)
         for cluster, waves in product(_CLUSTERS, range(1, MOST_WAVES + 1)):
             if waves > 1 and (cluster[0] * cluster[1] == 4 or scheduler is TileScheduler.GRID):
                 continue  # these are for a single wave: all reads at once, no tile after the first
-            resident = resident_blocks(device.sm_count, cluster[0] * cluster[1]) * waves
-            n = _width(m, extents, problem.batch, cluster, resident, step)
+            resident = arch.resident_blocks(device.sm_count, cluster[0] * cluster[1])
+            n = _width(m, extents, problem.batch, cluster, resident * waves, step)
             if n is None:
                 continue
             kernel = _legal(like, mainloop, scheduler, (m, n), cluster, swapped)
@@ -96,7 +98,7 @@ def _legal(
         swapped=swapped,
         fast_accumulation=like.operation.is_narrow_float,
     )
-    return named(kernel) if choice_refusal(kernel) is None else None
+    return named(kernel) if choice_refusal(kernel, RULES) is None else None
 
 
 def _step(operation: Operation) -> int:

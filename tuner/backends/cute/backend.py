@@ -1,0 +1,35 @@
+"""The backend `cute`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gemmsmith.kernel import AnyKernel, Backend, CutlassKernel, cutlass
+from gemmsmith.problem import Problem
+from tuner.arch import Architecture
+from tuner.backends.backend import Level, Part
+from tuner.backends.cute import space
+from tuner.backends.cute.build import part
+from tuner.backends.cute.rules import RULES
+from tuner.backends.cutlass.backend import CutlassBackend
+
+
+class Cute(CutlassBackend):
+    """Our own kernels around CUTLASS's mainloop."""
+
+    name = Backend.CUTE
+    rules = RULES
+    architectures = frozenset({"sm90"})
+
+    def legal(
+        self, problem: Problem, arch: Architecture, level: Level
+    ) -> tuple[CutlassKernel, ...]:
+        """The kernels that suit the problem; remembered."""
+        return space.legal(problem, arch, level)
+
+    def part(self, kernel: AnyKernel) -> Part:
+        """What the kernel is compiled from."""
+        return part(cutlass(kernel))
+
+
+CUTE: Final = Cute()

@@ -1,0 +1,69 @@
+"""Which of our own kernels a problem is offered: those that split K within a cluster.
+
+For problems with too few tiles to fill the GPU, while tiles are small. They load by TMA and store
+from registers.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from gemmsmith.kernel import CutlassKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
+from gemmsmith.legality import problem_refusal
+from gemmsmith.operation import Operation
+from gemmsmith.problem import Problem
+from tuner.arch import Architecture
+from tuner.backends.backend import Level
+from tuner.backends.cute.rules import RULES
+from tuner.backends.cutlass.alignment import d_is_whole, tma_reads
+from tuner.backends.cutlass.lines import BOTH, ONE, PLAIN, SWAPPED, Line, expand
+from tuner.backends.cutlass.lines import legal as allowed
+from tuner.backends.cutlass.operation import tma_alignment
+from tuner.backends.cutlass.products import tma_products
+
+_SPLIT = (MainloopSchedule.WARP_SPECIALIZED, TileScheduler.CLUSTER_SPLIT_K)
+
+_LINES = (
+    Line(schedule=_SPLIT, m=64, ns=(8, 16, 32), clusters=ONE, swapped=SWAPPED, depth=256),
+    Line(schedule=_SPLIT, m=64, ns=(32,), clusters=ONE, swapped=PLAIN, depth=256),
+    Line(schedule=_SPLIT, m=64, ns=(64, 96, 128), clusters=ONE, swapped=BOTH, depth=256),
+    # Two thread blocks per SM.
+    Line(
+        schedule=_SPLIT, m=64, ns=(16, 32, 64), clusters=ONE, swapped=SWAPPED, depth=256, stages=4
+    ),
+    Line(schedule=_SPLIT, m=128, ns=(64, 128), clusters=ONE, swapped=PLAIN, depth=256),
+)
+
+_UNALIGNED_D = (
+    Line(schedule=_SPLIT, m=64, ns=(16, 32, 64), clusters=ONE, swapped=BOTH, depth=256),
+)
+"""For outputs that the other kernels cannot store by TMA either: fewer of those, too."""
+
+
+@lru_cache(maxsize=1024)
+def legal(problem: Problem, arch: Architecture, level: Level) -> tuple[CutlassKernel, ...]:  # noqa: ARG001
+    """The kernels that suit the problem; none where TMA cannot read its rows."""
+    if not tma_reads(problem):
+        return ()
+    operation = problem.operation
+    found = every(operation) if level is Level.FULL else curated(operation, d_is_whole(problem))
+    return tuple(each for each in found if problem_refusal(each, problem) is None)
+
+
+@lru_cache(maxsize=16)
+def curated(operation: Operation, whole: bool) -> tuple[CutlassKernel, ...]:
+    """The curated kernels, for rows of D that start on 16 bytes or do not."""
+    lines = _LINES if whole else _UNALIGNED_D
+    unjudged = (
+        each for line in lines for each in expand(line, operation, EpilogueSchedule.NO_SMEM)
+    )
+    return allowed(unjudged, RULES)
+
+
+@lru_cache(maxsize=8)
+def every(operation: Operation) -> tuple[CutlassKernel, ...]:
+    """Every legal kernel."""
+    alignment = tma_alignment(operation)
+    return allowed(
+        tma_products((_SPLIT,), operation, EpilogueSchedule.NO_SMEM, alignment, RULES), RULES
+    )

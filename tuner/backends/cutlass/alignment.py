@@ -1,0 +1,61 @@
+"""What a problem's rows allow: which copies can read them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import gcd
+
+from gemmsmith.legality import MAX_GRID_YZ, MAX_TILES
+from gemmsmith.problem import Problem
+from tuner.arch import Architecture
+from tuner.backends.cutlass.operation import TMA_BYTES
+from tuner.backends.cutlass.wgmma import CPASYNC_MIN_BYTES
+
+_MOST_ELEMENTS = 16
+"""The largest alignment that a rule asks for: 16 bytes of 8-bit elements."""
+
+
+def tma_reads(problem: Problem) -> bool:
+    """Whether TMA can read A and B as they lie."""
+    return _rows_aligned(problem, TMA_BYTES)
+
+
+def d_is_whole(problem: Problem) -> bool:
+    """Whether TMA can store D."""
+    return problem.n * problem.operation.d.bytes % TMA_BYTES == 0
+
+
+def cpasync_alignment(problem: Problem) -> int:
+    """Elements that cp.async can copy of A's and B's rows at a time; 0 where it cannot."""
+    width = problem.operation.a.bytes
+    for size in (TMA_BYTES, 8, CPASYNC_MIN_BYTES):
+        if _rows_aligned(problem, size):
+            return size // width
+    return 0
+
+
+def _rows_aligned(problem: Problem, size: int) -> bool:
+    alignment = size // problem.operation.a.bytes
+    return problem.contiguous_a % alignment == 0 and problem.contiguous_b % alignment == 0
+
+
+def alike(problem: Problem, arch: Architecture) -> Problem:
+    """A small problem that every rule judges as it does `problem`; else `problem` itself.
+
+    The rules look at the alignment of rows, to 16 elements at most, at whether there is a batch,
+    and at the number of tiles. That is no matter as long as even tiles of 8 by 8, padded to the
+    widest cluster, would be few enough.
+    """
+    side = arch.max_cluster_side
+    tiles_m, tiles_n = problem.m // 8 + side, problem.n // 8 + side
+    if max(tiles_m, tiles_n, problem.batch) > MAX_GRID_YZ:
+        return problem
+    if tiles_m * tiles_n * problem.batch > MAX_TILES:
+        return problem
+    return replace(
+        problem,
+        m=gcd(problem.m, _MOST_ELEMENTS),
+        n=gcd(problem.n, _MOST_ELEMENTS),
+        k=gcd(problem.k, _MOST_ELEMENTS),
+        batch=min(problem.batch, 2),
+    )

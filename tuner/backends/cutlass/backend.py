@@ -1,0 +1,95 @@
+"""What the backends made of CUTLASS's parts do alike."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from gemmsmith import legality
+from gemmsmith.device import DeviceModel
+from gemmsmith.kernel import AnyKernel, Backend, CutlassKernel, cutlass
+from gemmsmith.launch import Launch
+from gemmsmith.operation import Epilogue, Grouping, Operation, Scaling
+from gemmsmith.problem import Problem
+from tuner.arch import Architecture
+from tuner.backends.backend import Features, Level, Part
+from tuner.backends.cutlass.alignment import alike
+from tuner.backends.cutlass.features import features
+from tuner.backends.cutlass.launches import launches
+from tuner.backends.cutlass.operation import DATA_TYPES
+from tuner.backends.cutlass.rules import KernelRule, choice_refusal, fields_follow_name
+
+
+class CutlassBackend(ABC):
+    """A backend whose kernels are `CutlassKernel`s."""
+
+    name: Backend
+    rules: Mapping[str, KernelRule]
+    architectures: ClassVar[frozenset[str]]
+
+    @abstractmethod
+    def legal(
+        self, problem: Problem, arch: Architecture, level: Level
+    ) -> tuple[CutlassKernel, ...]:
+        """The kernels that suit the problem; remembered."""
+
+    @abstractmethod
+    def part(self, kernel: AnyKernel) -> Part:
+        """What the kernel is compiled from."""
+
+    def supports(self, operation: Operation, arch: Architecture) -> bool:
+        """Whether there are kernels: single or batched products of floats, FP8 with its scales."""
+        scaled = operation.scaling is Scaling.TENSOR
+        return (
+            arch.name in self.architectures
+            and {operation.a, operation.b, operation.d} <= DATA_TYPES.keys()
+            and scaled is operation.is_narrow_float
+            and operation.grouping is Grouping.NONE
+            and operation.epilogue is Epilogue.NONE
+        )
+
+    def kernels(
+        self, problem: Problem, arch: Architecture, level: Level
+    ) -> tuple[CutlassKernel, ...]:
+        """The legal kernels for a problem."""
+        return self.legal(alike(problem, arch), arch, level)
+
+    def fitted(self, problem: Problem, device: DeviceModel) -> Sequence[CutlassKernel]:  # noqa: ARG002
+        """None."""
+        return ()
+
+    def prepare(self, problem: Problem, device: DeviceModel) -> None:  # noqa: B027
+        """Nothing to do."""
+
+    def launches(self, kernel: AnyKernel, problem: Problem, device: DeviceModel) -> list[Launch]:
+        """The launches worth measuring."""
+        return launches(cutlass(kernel), problem, device)
+
+    def refusal(self, kernel: AnyKernel, problem: Problem | None = None) -> str | None:
+        """Why a kernel is not legal (for the problem, if one is given); None when it is."""
+        known = cutlass(kernel)
+        if reason := choice_refusal(known, self.rules) or fields_follow_name(known):
+            return reason
+        return None if problem is None else legality.problem_refusal(known, problem)
+
+    def launch_refusal(self, kernel: AnyKernel, launch: Launch, problem: Problem) -> str | None:
+        """Why the kernel cannot split the problem's K as the launch says; None when it can."""
+        return legality.launch_refusal(kernel, launch, problem)
+
+    def variety(self, kernel: AnyKernel) -> tuple[object, ...]:
+        """All that a kernel's templates depend on, clusters and stages apart."""
+        known = cutlass(kernel)
+        return (
+            known.tile,
+            known.mainloop,
+            known.epilogue,
+            known.scheduler,
+            known.swapped,
+            known.fast_accumulation,
+            known.alignment_a,
+        )
+
+    def features(self, kernel: AnyKernel) -> Features[float]:
+        """What the analytic cost model knows of it."""
+        return features(cutlass(kernel))

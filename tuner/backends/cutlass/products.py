@@ -1,0 +1,76 @@
+"""The product of all choices: what an exhaustive search and a legality question need.
+
+It is filtered by the rules and by nothing else. Deterministic: the order is that of the loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+
+from gemmsmith.kernel import CutlassKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
+from gemmsmith.operation import Operation
+from tuner.backends.cutlass import footprint
+from tuner.backends.cutlass.operation import kernel
+from tuner.backends.cutlass.rules import KernelRule, choice_refusal
+from tuner.backends.cutlass.wgmma import tiles_k
+
+TILES_M = (64, 128, 256)
+TILES_N = tuple(range(8, 257, 8))
+CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4))
+EXPLICIT_STAGES = (2, 3, 4, 6, 8, 12)
+"""Shallower pipelines than the automatic one: for plain warp-specialized kernels they let several
+thread blocks share an SM; the persistent ones run one block per SM, and gain nothing by them."""
+
+_SHARING_SM = (TileScheduler.GRID, TileScheduler.CLUSTER_SPLIT_K)
+
+
+def tma_products(
+    schedules: Sequence[tuple[MainloopSchedule, TileScheduler]],
+    operation: Operation,
+    wanted_epilogue: EpilogueSchedule,
+    alignment: int,
+    rules: Mapping[str, KernelRule],
+) -> Iterator[CutlassKernel]:
+    """Every product of choices with a TMA mainloop, unnamed, whether `rules` allow it or not.
+
+    Where several thread blocks may share an SM, shallower pipelines than the automatic one too.
+    """
+    accumulation = (True, False) if operation.is_narrow_float else (False,)
+    choices = product(
+        schedules, TILES_M, TILES_N, tiles_k(operation), CLUSTERS, (False, True), accumulation
+    )
+    for (mainloop, scheduler), m, n, k, cluster, swapped, fast in choices:
+        in_cluster = scheduler is TileScheduler.CLUSTER_SPLIT_K
+        epilogue = EpilogueSchedule.NO_SMEM if in_cluster else wanted_epilogue
+        automatic = kernel(
+            operation=operation,
+            tile=(m, n, k),
+            cluster=cluster,
+            mainloop=mainloop,
+            epilogue=epilogue,
+            scheduler=scheduler,
+            alignment=alignment,
+            swapped=swapped,
+            fast_accumulation=fast,
+            name=False,
+        )
+        yield automatic
+        if scheduler not in _SHARING_SM or choice_refusal(automatic, rules):
+            continue
+        deepest = footprint.stages(automatic)
+        for stages in EXPLICIT_STAGES:
+            if stages < deepest:
+                yield kernel(
+                    operation=operation,
+                    tile=(m, n, k),
+                    cluster=cluster,
+                    stages=stages,
+                    mainloop=mainloop,
+                    epilogue=epilogue,
+                    scheduler=scheduler,
+                    alignment=alignment,
+                    swapped=swapped,
+                    fast_accumulation=fast,
+                    name=False,
+                )

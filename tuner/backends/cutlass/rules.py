@@ -1,0 +1,140 @@
+"""What the rules of all CUTLASS backends have in common.
+
+A rule takes a kernel and gives None for legal, else the reason. Each backend lists its own rules
+and those shared ones that bind it (`RULES` of its `rules` module): the enumerators, the verifier
+and the tests call the same predicates. What a rule says in CUTLASS is named beside it: a static
+assertion of its headers, `can_implement`, or a limit of the hardware. Rules that depend on the
+problem are the library's (`gemmsmith.legality`). Nothing here compiles or needs a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from gemmsmith.errors import InvalidProblem
+from gemmsmith.kernel import (
+    TMA_MAINLOOPS,
+    Backend,
+    CutlassKernel,
+    EpilogueSchedule,
+    MainloopSchedule,
+    TileScheduler,
+)
+from tuner.arch import ARCHITECTURES, architecture
+from tuner.backends.cutlass import footprint
+from tuner.backends.cutlass.operation import backend_of, name_of
+
+KernelRule = Callable[[CutlassKernel], str | None]
+
+
+def architecture_is_known(kernel: CutlassKernel) -> str | None:
+    """There is a file about the architecture in `tuner.arch`."""
+    known = kernel.arch in ARCHITECTURES
+    return None if known else f"no kernels for architecture {kernel.arch}"
+
+
+def operation_exists(kernel: CutlassKernel) -> str | None:
+    """Its types and layout are an operation's; 8-bit operands are K-major
+    (`gmma_ss_tag_to_major_A`).
+    """
+    try:
+        _ = kernel.operation
+    except InvalidProblem as error:
+        return str(error)
+    return None
+
+
+def fast_accumulation_is_fp8(kernel: CutlassKernel) -> str | None:
+    """Fast accumulation is a variant of the TMA mainloops for FP8."""
+    if kernel.fast_accumulation and not (
+        kernel.operation.is_narrow_float and kernel.mainloop in TMA_MAINLOOPS
+    ):
+        return "fast accumulation exists for FP8 with a TMA mainloop only"
+    return None
+
+
+def backend_matches_mainloop(kernel: CutlassKernel) -> str | None:
+    """Multistage kernels are CUTLASS 2.x, those that add up in a cluster ours, all others 3.x."""
+    if kernel.backend is not backend_of(kernel.mainloop, kernel.scheduler):
+        return f"{kernel.mainloop} with {kernel.scheduler} is not a kernel of {kernel.backend}"
+    return None
+
+
+def scheduler_matches_mainloop(kernel: CutlassKernel) -> str | None:
+    """Which tile schedulers a mainloop takes; stream-K: cooperative only (static assertions)."""
+    allowed = _SCHEDULERS[kernel.mainloop]
+    if kernel.scheduler not in allowed:
+        return f"{kernel.mainloop} does not take the {kernel.scheduler} scheduler"
+    return None
+
+
+_SCHEDULERS = {
+    MainloopSchedule.MULTISTAGE: (TileScheduler.GRID,),
+    MainloopSchedule.CPASYNC_WARP_SPECIALIZED: (TileScheduler.GRID, TileScheduler.PERSISTENT),
+    MainloopSchedule.WARP_SPECIALIZED: (
+        TileScheduler.GRID,
+        TileScheduler.SPLIT_K,
+        TileScheduler.CLUSTER_SPLIT_K,
+    ),
+    MainloopSchedule.PINGPONG: (TileScheduler.PERSISTENT, TileScheduler.SPLIT_K),
+    MainloopSchedule.COOPERATIVE: (
+        TileScheduler.PERSISTENT,
+        TileScheduler.STREAM_K,
+        TileScheduler.SPLIT_K,
+    ),
+}
+
+
+def epilogue_matches_mainloop(kernel: CutlassKernel) -> str | None:
+    """TMA epilogues go with TMA mainloops; cp.async stores from registers; 2.x has its own."""
+    if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
+        legal = kernel.epilogue is EpilogueSchedule.NO_SMEM
+    elif kernel.scheduler is TileScheduler.SPLIT_K:
+        legal = kernel.epilogue is EpilogueSchedule.TMA
+    elif kernel.mainloop in TMA_MAINLOOPS:
+        legal = kernel.epilogue in (EpilogueSchedule.TMA, EpilogueSchedule.NO_SMEM)
+    elif kernel.mainloop is MainloopSchedule.MULTISTAGE:
+        legal = kernel.epilogue is EpilogueSchedule.THREADBLOCK
+    else:
+        legal = kernel.epilogue is EpilogueSchedule.NO_SMEM
+    return None if legal else f"{kernel.mainloop} does not take the {kernel.epilogue} epilogue"
+
+
+def cluster_is_portable(kernel: CutlassKernel) -> str | None:
+    """Up to 4 blocks along M and N, 8 in all; only TMA mainloops multicast."""
+    m, n = kernel.cluster
+    if kernel.mainloop not in TMA_MAINLOOPS:
+        return None if (m, n) == (1, 1) else f"{kernel.mainloop} takes clusters of 1×1 only"
+    arch = architecture(kernel.arch)
+    powers = m in (1, 2, 4) and n in (1, 2, 4)
+    if not powers or max(m, n) > arch.max_cluster_side or m * n > arch.max_cluster:
+        return f"cluster {m}×{n} is not 1, 2 or 4 a side, {arch.max_cluster} in all"
+    return None
+
+
+def shared_memory_suffices(kernel: CutlassKernel) -> str | None:
+    """Mainloop, epilogue and barriers fit a thread block's shared memory (launch failure)."""
+    used, limit = footprint.shared_bytes(kernel), architecture(kernel.arch).shared_bytes
+    if used > limit:
+        return f"{used} bytes of shared memory exceed {limit}"
+    return None
+
+
+def fields_follow_name(kernel: CutlassKernel) -> str | None:
+    """The name tells every field: see the conventions in `tuner.backends.cutlass.operation`."""
+    expected_d = 128 // kernel.operation.d.bits if kernel.epilogue is EpilogueSchedule.TMA else 1
+    if kernel.alignment_a != kernel.alignment_b or kernel.alignment_d != expected_d:
+        return "A and B share one alignment, and D's follows from the epilogue"
+    if kernel.swapped and kernel.backend is Backend.CUTLASS2X:
+        return "CUTLASS 2.x kernels are not swapped"
+    if kernel.name != name_of(kernel):
+        return "the name is not CUTLASS's procedural name"
+    return None
+
+
+def choice_refusal(kernel: CutlassKernel, rules: Mapping[str, KernelRule]) -> str | None:
+    """Why a kernel's choices are not legal, whatever it is called."""
+    for rule in rules.values():
+        if rule is not fields_follow_name and (reason := rule(kernel)):
+            return reason
+    return None

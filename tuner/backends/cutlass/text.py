@@ -1,0 +1,53 @@
+"""C++ that the backends made of CUTLASS's parts have in common: CUTLASS's own text, and traits."""
+
+from __future__ import annotations
+
+from cutlass_library.gemm_operation import EmitGemmUniversal3xInstance, EmitGemmUniversalInstance
+
+from gemmsmith.kernel import CutlassKernel
+from tuner.backends.backend import Part
+from tuner.backends.cutlass import HEADERS
+from tuner.backends.cutlass.operation import gemm_operation
+
+
+def emitted(
+    kernel: CutlassKernel,
+    emitter: EmitGemmUniversal3xInstance | EmitGemmUniversalInstance,
+    scaled_epilogue: str,
+) -> str:
+    """CUTLASS's text that defines a struct of the operation's name.
+
+    The emitters know CUTLASS's epilogue functors by enumerator only; ours, which applies FP8's
+    scales, is text.
+    """
+    if kernel.operation.is_narrow_float:
+        emitter.builtin_epilogue_functor_template = scaled_epilogue
+    text: str = emitter.emit(gemm_operation(kernel))
+    return text.strip() + "\n"
+
+
+def part(kernel: CutlassKernel, *, header: str, definition: str, adapter: str) -> Part:
+    """The kernel's share of a unit, with the adapter of that header around its definition."""
+    return Part(
+        header=f"gemmsmith/{header}.hpp",
+        definition=definition,
+        entry=f'entry<gemmsmith::{adapter}>("{kernel.name}")',
+        include=(HEADERS,),
+    )
+
+
+def traits(kernel: CutlassKernel, alignment: int) -> str:
+    """`alignment` of A and B: of the operation, or of what is given to a kernel that copies."""
+    values = (
+        boolean(kernel.layout.a_row_major),
+        boolean(kernel.layout.b_row_major),
+        str(alignment),
+        str(alignment),
+        str(kernel.alignment_d),
+    )
+    return f"gemmsmith::Traits<{', '.join(values)}>"
+
+
+def boolean(value: bool) -> str:
+    """As C++ writes it."""
+    return "true" if value else "false"

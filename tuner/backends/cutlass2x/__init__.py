@@ -1,0 +1,1 @@
+"""CUTLASS 2.x: multistage `mma.sync` kernels, which take any alignment."""

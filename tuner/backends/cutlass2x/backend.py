@@ -1,0 +1,35 @@
+"""The backend `cutlass2x`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gemmsmith.kernel import AnyKernel, Backend, CutlassKernel, cutlass
+from gemmsmith.problem import Problem
+from tuner.arch import Architecture
+from tuner.backends.backend import Level, Part
+from tuner.backends.cutlass.backend import CutlassBackend
+from tuner.backends.cutlass2x import space
+from tuner.backends.cutlass2x.build import part
+from tuner.backends.cutlass2x.rules import RULES
+
+
+class Cutlass2x(CutlassBackend):
+    """Instances of CUTLASS 2.x's `GemmUniversal`."""
+
+    name = Backend.CUTLASS2X
+    rules = RULES
+    architectures = frozenset({"sm90"})
+
+    def legal(
+        self, problem: Problem, arch: Architecture, level: Level
+    ) -> tuple[CutlassKernel, ...]:
+        """The kernels that suit the problem; remembered."""
+        return space.legal(problem, arch, level)
+
+    def part(self, kernel: AnyKernel) -> Part:
+        """What the kernel is compiled from."""
+        return part(cutlass(kernel))
+
+
+CUTLASS2X: Final = Cutlass2x()

@@ -1,0 +1,50 @@
+"""Which kernels of CUTLASS 2.x are legal."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from gemmsmith.kernel import CutlassKernel
+from tuner.backends.cutlass import rules
+from tuner.backends.cutlass.operation import warps_2x
+from tuner.backends.cutlass.rules import KernelRule
+
+
+def tile_is_built_in_2x(kernel: CutlassKernel) -> str | None:
+    """CUTLASS 2.x tiles come with a warp arrangement; K is that of two instructions."""
+    if warps_2x(kernel.tile) is None or kernel.tile[2] * kernel.operation.a.bits != 512:
+        return f"no warp arrangement for the 2.x tile {kernel.tile}"
+    return None
+
+
+def pipeline_is_double_buffered(kernel: CutlassKernel) -> str | None:
+    """Alignment 1 is no copy that `cp.async` can do: exactly two stages, through registers."""
+    return None if kernel.stages == 2 else "alignment 1 needs exactly 2 stages in CUTLASS 2.x"
+
+
+def alignment_is_left_over(kernel: CutlassKernel) -> str | None:
+    """Kept for rows that neither TMA nor `cp.async` reads."""
+    legal = kernel.alignment_a == 1
+    return None if legal else f"{kernel.mainloop} does not take alignment {kernel.alignment_a}"
+
+
+RULES: MappingProxyType[str, KernelRule] = MappingProxyType(
+    {
+        rule.__name__: rule
+        for rule in (
+            rules.architecture_is_known,
+            rules.operation_exists,
+            rules.fast_accumulation_is_fp8,
+            rules.backend_matches_mainloop,
+            rules.scheduler_matches_mainloop,
+            rules.epilogue_matches_mainloop,
+            tile_is_built_in_2x,
+            rules.cluster_is_portable,
+            pipeline_is_double_buffered,
+            rules.shared_memory_suffices,
+            alignment_is_left_over,
+            rules.fields_follow_name,
+        )
+    }
+)
+"""What every kernel must satisfy, cheapest and most telling first."""

@@ -1,0 +1,52 @@
+"""What kernels of CUTLASS 3.x are compiled from: CUTLASS's own text, and our adapters around it."""
+
+from __future__ import annotations
+
+from cutlass_library.gemm_operation import EmitGemmUniversal3xInstance
+from cutlass_library.library import DataTypeTag
+
+from gemmsmith.kernel import CutlassKernel, TileScheduler
+from tuner.backends.backend import Part
+from tuner.backends.cutlass import text
+from tuner.backends.cutlass.operation import DATA_TYPES, gemm_operation, is_padded
+
+_SCALED_EPILOGUE = (
+    "gemmsmith::ScaledLinearCombination<"
+    "${element_d}, ${element_epilogue}, ${element_c}, ${element_epilogue}>"
+)
+
+_STREAM_K_TAG = ("cutlass::gemm::StreamKScheduler>", "gemmsmith::StreamKScheduler>")
+"""CUTLASS's scheduler does not compile with programmatic dependent launch; see stream_k.hpp."""
+
+
+def part(kernel: CutlassKernel) -> Part:
+    """The kernel's share of a unit."""
+    described = gemm_operation(kernel)
+    traits = text.traits(kernel, described.A.alignment)
+    swapped = text.boolean(kernel.swapped)
+    struct = described.procedural_name()
+    if kernel.scheduler is TileScheduler.SPLIT_K:
+        element_d = DataTypeTag[DATA_TYPES[kernel.operation.d]]
+        adapter = f"SplitKGemm<{struct}, {traits}, {swapped}, {element_d}>"
+    else:
+        adapter = f"Gemm3x<{struct}, {traits}, {swapped}>"
+    if is_padded(kernel):
+        given = text.traits(kernel, kernel.alignment_a)
+        adapter = f"PaddedGemm<gemmsmith::{adapter}, {given}>"
+    definition = text.emitted(kernel, EmitGemmUniversal3xInstance(), _SCALED_EPILOGUE)
+    return text.part(
+        kernel,
+        header=_header(kernel),
+        definition=definition.replace(*_STREAM_K_TAG),
+        adapter=adapter,
+    )
+
+
+def _header(kernel: CutlassKernel) -> str:
+    """The header with the adapter that the kernel's entry names."""
+    if is_padded(kernel):
+        return "padded"
+    return {
+        TileScheduler.STREAM_K: "stream_k",
+        TileScheduler.SPLIT_K: "split_k",
+    }.get(kernel.scheduler, "gemm3x")

@@ -1,0 +1,65 @@
+"""Which kernels of CUTLASS 3.x are legal."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from gemmsmith.kernel import TMA_MAINLOOPS, CutlassKernel, MainloopSchedule, TileScheduler
+from tuner.backends.cutlass import footprint, rules, wgmma
+from tuner.backends.cutlass.operation import operands
+from tuner.backends.cutlass.rules import KernelRule
+
+MMA_PROMOTION_INTERVAL = 4
+"""Default `mma_promotion_interval` of precise FP8 kernels, in wgmma instructions of K = 32."""
+
+
+def promotion_interval_divides(kernel: CutlassKernel) -> str | None:
+    """Precise FP8: whole mainloop iterations between promotions (`can_implement`)."""
+    precise = kernel.operation.is_narrow_float and not kernel.fast_accumulation
+    if precise and kernel.mainloop in TMA_MAINLOOPS and kernel.tile[2] > 128:
+        return f"precise FP8 accumulates over at most {32 * MMA_PROMOTION_INTERVAL} of K at once"
+    return None
+
+
+def cpasync_threads_cover_tile(kernel: CutlassKernel) -> str | None:
+    """The producer's threads tile A and B evenly (`make_simt_gmem_tiled_copy`)."""
+    if kernel.mainloop is not MainloopSchedule.CPASYNC_WARP_SPECIALIZED:
+        return None
+    seen = operands(kernel.operation, swapped=kernel.swapped)
+    warpgroups = 2 if kernel.scheduler is TileScheduler.GRID else 1
+    threads = warpgroups * footprint.WARPGROUP_THREADS
+    m, n, k = kernel.tile
+    for name, extent, k_major in (("A", m, seen.a_row_major), ("B", n, not seen.b_row_major)):
+        major, minor = (k, extent) if k_major else (extent, k)
+        along = min(threads, major // kernel.alignment_a)
+        if major % kernel.alignment_a or threads % along or minor % (threads // along):
+            return f"{threads} producer threads do not tile operand {name} evenly"
+    return None
+
+
+RULES: MappingProxyType[str, KernelRule] = MappingProxyType(
+    {
+        rule.__name__: rule
+        for rule in (
+            rules.architecture_is_known,
+            rules.operation_exists,
+            rules.fast_accumulation_is_fp8,
+            rules.backend_matches_mainloop,
+            rules.scheduler_matches_mainloop,
+            rules.epilogue_matches_mainloop,
+            wgmma.tile_m_is_whole_warpgroups,
+            wgmma.tile_n_fits_instruction,
+            wgmma.tile_k_fits_swizzle,
+            promotion_interval_divides,
+            rules.cluster_is_portable,
+            wgmma.registers_suffice,
+            wgmma.pipeline_is_deep_enough,
+            rules.shared_memory_suffices,
+            wgmma.k_major_b_fills_swizzle_atoms,
+            wgmma.alignment_suits_mainloop,
+            cpasync_threads_cover_tile,
+            rules.fields_follow_name,
+        )
+    }
+)
+"""What every kernel must satisfy, cheapest and most telling first."""

@@ -1,0 +1,51 @@
+"""Which kernels of CUTLASS 3.x a problem is offered, by what their copies need of its rows.
+
+TMA where all rows of A and B start on 16 bytes, with stores from registers where those of D do
+not; for rows that TMA cannot read TMA after a copy, and cp.async where they start on 4 bytes. A
+problem is offered the first family it qualifies for: the later ones compute the same, slower. To
+the curated kernels come those whose tiles fit the problem's own extents (`fitted`).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from gemmsmith.kernel import CutlassKernel, EpilogueSchedule
+from gemmsmith.legality import problem_refusal
+from gemmsmith.problem import Problem
+from tuner.arch import Architecture
+from tuner.backends.backend import Level
+from tuner.backends.cutlass.alignment import cpasync_alignment, d_is_whole, tma_reads
+from tuner.backends.cutlass3x import core, full
+
+
+@lru_cache(maxsize=1024)
+def legal(problem: Problem, arch: Architecture, level: Level) -> tuple[CutlassKernel, ...]:  # noqa: ARG001
+    """The first family's kernels that suit the problem; none where no family has any."""
+    for family in _families(problem, level):
+        if found := tuple(each for each in family if problem_refusal(each, problem) is None):
+            return found
+    return ()
+
+
+def _families(problem: Problem, level: Level) -> list[tuple[CutlassKernel, ...]]:
+    """The families in order of preference; building the later ones costs little and is cached."""
+    source = core if level is Level.CORE else full
+    operation = problem.operation
+    whole = d_is_whole(problem)
+    found: list[tuple[CutlassKernel, ...]] = []
+    if tma_reads(problem):
+        from_registers = source.tma_kernels(operation, EpilogueSchedule.NO_SMEM)
+        if whole:
+            either = source.tma_kernels(operation, EpilogueSchedule.TMA)
+            if level is Level.FULL:
+                either = tuple(dict.fromkeys((*either, *from_registers)))
+            found.append(either)
+        found.append(from_registers)
+    padded = source.padded_kernels(
+        operation, EpilogueSchedule.TMA if whole else EpilogueSchedule.NO_SMEM
+    )
+    alignment = cpasync_alignment(problem)
+    cpasync = source.cpasync_kernels(operation, alignment) if alignment else ()
+    found.append((*padded, *cpasync))
+    return found

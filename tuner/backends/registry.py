@@ -1,0 +1,20 @@
+"""The backends there are. A new one is a folder and a line in `_ALL`."""
+
+from __future__ import annotations
+
+from gemmsmith.kernel import Backend, Kernel
+from tuner.backends.backend import KernelBackend
+from tuner.backends.cublaslt.backend import CUBLASLT
+from tuner.backends.cute.backend import CUTE
+from tuner.backends.cutlass2x.backend import CUTLASS2X
+from tuner.backends.cutlass3x.backend import CUTLASS3X
+
+_ALL: tuple[KernelBackend, ...] = (CUTLASS3X, CUTLASS2X, CUTE, CUBLASLT)
+
+BACKENDS: dict[Backend, KernelBackend] = {each.name: each for each in _ALL}
+"""In the order in which their kernels are listed."""
+
+
+def backend_of(kernel: Kernel) -> KernelBackend | None:
+    """The kernel's backend; None where it is not one of these."""
+    return BACKENDS.get(kernel.backend)
