@@ -61,7 +61,17 @@ if TYPE_CHECKING:
     from gemmsmith.launch import Launch
     from gemmsmith.lookup import Lookup
     from gemmsmith.operation import DType, Element, Layout, Operation
-    from gemmsmith.ops import Shapes, capture, compare, linear, matmul, patch, scaled_mm, use
+    from gemmsmith.ops import (
+        Shapes,
+        capture,
+        compare,
+        int8_mm,
+        linear,
+        matmul,
+        patch,
+        scaled_mm,
+        use,
+    )
     from gemmsmith.packs import Packs
     from gemmsmith.problem import Problem
     from gemmsmith.snapshot import Choice, Snapshot
@@ -119,7 +129,17 @@ _MODULES = {
     ),
     "launch": ("Launch",),
     "lookup": ("Lookup",),
-    "ops": ("Shapes", "capture", "compare", "linear", "matmul", "patch", "scaled_mm", "use"),
+    "ops": (
+        "Shapes",
+        "capture",
+        "compare",
+        "int8_mm",
+        "linear",
+        "matmul",
+        "patch",
+        "scaled_mm",
+        "use",
+    ),
     "operation": ("DType", "Element", "Layout", "Operation"),
     "packs": ("Packs",),
     "problem": ("Problem",),
@@ -189,6 +209,7 @@ __all__ = [
     "Use",
     "capture",
     "compare",
+    "int8_mm",
     "linear",
     "matmul",
     "patch",

@@ -58,7 +58,7 @@ class Host:
 
 
 def kernel(name: str, dtype: str, layout: Layout) -> Cutlass3xKernel:
-    """A kernel of the pack: named after its layout, or `fp8`, or after how it misbehaves."""
+    """A kernel of the pack: `name_of` what it computes, or after how it misbehaves."""
     return Cutlass3xKernel(
         name=name,
         arch="sm90",
@@ -75,6 +75,23 @@ def kernel(name: str, dtype: str, layout: Layout) -> Cutlass3xKernel:
         scheduler=TileScheduler.PERSISTENT,
         fast_accumulation=Operation.of(dtype, layout).is_narrow_float,
     )
+
+
+_NAMES = {
+    "bf16": "{}",
+    "fp8_e4m3": "fp8",
+    "int8": "int8",
+    "int8.out_bf16": "int8_bf16",
+    "int8.out_bf16.scale_row": "int8_row",
+    "bf16.out_f32": "f32_{}",
+    "tf32": "tf32_{}",
+}
+
+
+def name_of(operation: Operation) -> str | None:
+    """The kernel of an operation; None: there is none."""
+    name = _NAMES.get(operation.of_kernels.dtype)
+    return None if name is None else name.format(operation.layout)
 
 
 KERNELS = (
@@ -97,7 +114,7 @@ class Choice:
 
 @dataclass
 class Chooser:
-    """Answers bf16 products by the kernel of their layout, and FP8; remembers what it was asked."""
+    """Answers what the pack has a kernel for; remembers what it was asked."""
 
     asked: list[Problem] = field(default_factory=list)
     name: str | None = None
@@ -111,10 +128,11 @@ class Chooser:
     ) -> Choice | None:
         problem = Problem(m=m, n=n, k=k, batch=batch, dtype=dtype, layout=layout)
         self.asked.append(problem)
-        if dtype not in (DType.BF16, DType.FP8_E4M3) or not self.answers(problem):
+        operation = problem.operation.of_kernels
+        name = name_of(operation)
+        if name is None or not self.answers(problem):
             return None
-        name = self.name or ("fp8" if problem.operation.is_narrow_float else layout.value)
-        found = config(name, dtype, layout, pack=self.pack)
+        found = config(self.name or name, operation.dtype, layout, pack=self.pack)
         return Choice(found, self.deterministic, self.saving_us)
 
 

@@ -6,8 +6,19 @@ are used.
 
 from gemmsmith.ops.capturing import Shapes, capture
 from gemmsmith.ops.comparing import compare
+from gemmsmith.ops.integer import int8_mm
 from gemmsmith.ops.operators import linear, matmul, scaled_mm
 from gemmsmith.ops.patching import patch
 from gemmsmith.ops.source import use
 
-__all__ = ["Shapes", "capture", "compare", "linear", "matmul", "patch", "scaled_mm", "use"]
+__all__ = [
+    "Shapes",
+    "capture",
+    "compare",
+    "int8_mm",
+    "linear",
+    "matmul",
+    "patch",
+    "scaled_mm",
+    "use",
+]

@@ -20,8 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.files import publish
-from gemmsmith.ops import operators as _operators  # noqa: F401 - registers gemmsmith::…
-from gemmsmith.ops.forms import Form, Spec, shapes
+from gemmsmith.ops import integer as _integer  # noqa: F401 - registers gemmsmith::…
+from gemmsmith.ops import operators as _operators  # noqa: F401 - likewise
+from gemmsmith.ops.forms import Form, Spec, present_shapes
 from gemmsmith.problem import Layout, Problem
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ _own = torch.ops.gemmsmith  # registered by gemmsmith.ops.operators
 _PRODUCTS: dict[Any, tuple[Form, int, int]] = {
     _aten.mm: (Form.MATMUL, 0, 1),
     _aten.bmm: (Form.MATMUL, 0, 1),
+    _aten._int_mm: (Form.MATMUL, 0, 1),
     _aten.addmm: (Form.MATMUL, 1, 2),
     _aten.addmm_: (Form.MATMUL, 1, 2),
     _aten.baddbmm: (Form.MATMUL, 1, 2),
@@ -43,8 +45,9 @@ _PRODUCTS: dict[Any, tuple[Form, int, int]] = {
     _own.linear: (Form.LINEAR, 0, 1),
     _own.matmul: (Form.MATMUL, 0, 1),
     _own.weight_gradient: (Form.WEIGHT_GRADIENT, 0, 1),
-    _own.accumulate: (Form.WEIGHT_GRADIENT, 1, 2),
+    _own.accumulate: (Form.ADDED_GRADIENT, 1, 2),
     _own.scaled_mm: (Form.SCALED, 0, 1),
+    _own.int8_mm: (Form.MATMUL, 0, 1),
 }
 
 
@@ -60,12 +63,14 @@ class Shapes:
         self.problems: Counter[Problem] = Counter()
         self.skipped: Counter[str] = Counter()
 
-    def record(self, form: Form, a: torch.Tensor, b: torch.Tensor) -> None:
-        """Count one product."""
+    def record(
+        self, form: Form, a: torch.Tensor, b: torch.Tensor, output: torch.dtype | None = None
+    ) -> None:
+        """Count one product; `output` is its element type, None: as torch gives it."""
         if 0 in (*a.shape, *b.shape):
             return
         try:
-            found = shapes(form, _spec(a), _spec(b))
+            found = present_shapes(form, _spec(a), _spec(b), output)
         except InvalidProblem:
             found = ()
         types = f"{a.dtype} × {b.dtype}".replace("torch.", "")
@@ -139,7 +144,7 @@ def capture() -> Iterator[Shapes]:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, record: Callable[[Form, torch.Tensor, torch.Tensor], None]) -> None:
+    def __init__(self, record: Callable[..., None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._record = record
 
@@ -153,14 +158,40 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             form, at_a, at_b = known
             names = [one.name for one in func._schema.arguments]
             given = dict(zip(names, args, strict=False)) | kwargs
-            if form is Form.SCALED and not given.get("use_fast_accum", False):
-                form = Form.SCALED_PRECISE
-            self._record(form, given[names[at_a]], given[names[at_b]])
+            form, output = _detail(packet, form, given, dims=given[names[at_a]].dim())
+            self._record(form, given[names[at_a]], given[names[at_b]], output)
         elif packet in (_aten.linear, _aten.matmul):
             # Inference mode shows them whole: look at what they are made of.
             with self:
                 return func.decompose(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def _detail(
+    packet: Any, form: Form, given: dict[str, Any], *, dims: int
+) -> tuple[Form, torch.dtype | None]:
+    """The form by the other arguments of a call, and the output's type where they say it."""
+    if packet is _own.accumulate:
+        into = given["into"].dtype
+        # What is not summed in FP32 is no kernel's; its product alone may be.
+        return (form, into) if into is torch.float32 else (Form.WEIGHT_GRADIENT, None)
+    if packet is _own.int8_mm:
+        factors = (given.get("scale_a"), given.get("scale_b"))
+        if None not in factors:
+            return Form.ROW_SCALED, torch.bfloat16
+        # One factor alone follows the product of integers.
+        alone = factors != (None, None)
+        return form, torch.int32 if alone else given.get("out_dtype", torch.bfloat16)
+    if form is Form.SCALED:
+        return form if given.get("use_fast_accum", False) else Form.SCALED_PRECISE, None
+    output = given.get("out_dtype")
+    added = given["self"] if packet in (_aten.addmm, _aten.baddbmm) else None
+    if output is None or added is None:
+        return form, output
+    factors = (given.get("alpha", 1), given.get("beta", 1))
+    # As `gemmsmith.ops.adding` has it: else torch's, with a product that a kernel may do alone.
+    adds = factors == (1, 1) and added.dtype is output and added.dim() == dims
+    return Form.ADDED if adds else form, output
 
 
 def _spec(tensor: torch.Tensor) -> Spec:

@@ -1,4 +1,4 @@
-/* torch's `mm` and `bmm` by tuned kernels, below autograd and without Python.
+/* torch's `mm`, `bmm` and `_int_mm` by tuned kernels, below autograd and without Python.
  *
  * Takes the place of their kernels for one dispatch key, so that forward and backward products of
  * unchanged code come here, from any thread. Whatever has no plan goes on to the kernel that was
@@ -6,8 +6,10 @@
  * Python, and remembered by types, device, sizes and strides; after that a call takes no lock and
  * allocates nothing but the output and the kernel's workspace, both from torch's allocator.
  *
- * Of torch only its C shim is used (torch/csrc/inductor/aoti_torch/c/shim.h), by addresses that
- * Python looks up: the shared object is linked to nothing and outlives torch's versions.
+ * Of torch its C shim is used (torch/csrc/inductor/aoti_torch/c/shim.h) and three functions that
+ * tell whether FP32 products may run in TF32, by addresses that Python looks up: the shared object
+ * is linked to nothing and outlives torch's versions. The shim passes no Scalar, so operators with
+ * alpha and beta are not here but in `gemmsmith.ops.adding`.
  */
 #include <atomic>
 #include <cstdint>
@@ -26,7 +28,11 @@ constexpr int kWords = 2 + 4 * kDims;
 constexpr int kBuckets = 4096;
 constexpr int64_t kMostDecisions = 1 << 16; /* sizes without end must not fill the memory */
 constexpr int kArgumentsBytes = 1024;       /* room for gs_arguments, whatever it grows to */
-constexpr int32_t kByte = 0;                /* c10::ScalarType::Byte */
+/* c10::ScalarType */
+constexpr int32_t kByte = 0, kInt = 3, kFloat = 6;
+/* at::Float32Backend::CUDA, at::Float32Op::MATMUL, at::Float32Precision::TF32 */
+constexpr int32_t kCudaBackend = 1, kMatmulOp = 3, kTf32Precision = 2;
+constexpr int32_t kCpu = 0, kCuda = 1; /* c10::DeviceType */
 
 }  // namespace
 
@@ -49,6 +55,13 @@ struct gs_torch {
   int32_t (*mm_out)(Tensor, Tensor, Tensor);
   int32_t (*bmm_out)(Tensor, Tensor, Tensor);
   int32_t (*get_stream)(int32_t, void**);
+  /* Null where this torch has no such function: then what needs it stays torch's. */
+  int32_t (*int_mm_out)(Tensor, Tensor, Tensor);
+  int32_t (*mm_dtype_out)(Tensor, Tensor, Tensor, int32_t);
+  /* Of torch's C++: at::globalContext, at::Context::float32Precision and at::NoTF32Guard's. */
+  const void* (*context)();
+  int32_t (*float32_precision)(const void* context, int32_t backend, int32_t op);
+  bool (*no_tf32)();
 };
 
 /* A product's kernel and everything of its launch that does not change. Python keeps it alive. */
@@ -140,6 +153,19 @@ struct View {
   }
 };
 
+/* Which operator of torch's a product is, by the element type of its output. */
+enum class Output {
+  kSame,  /* mm, bmm: that of the operands */
+  kInt32, /* _int_mm */
+  kAsked, /* mm.dtype: an argument */
+};
+
+/* Whether torch itself would multiply FP32 matrices in TF32 now, in this thread. */
+bool allows_tf32() {
+  return torch_.context && torch_.float32_precision && torch_.no_tf32 && !torch_.no_tf32() &&
+         torch_.float32_precision(torch_.context(), kCudaBackend, kMatmulOp) == kTf32Precision;
+}
+
 uint64_t address(Tensor tensor) {
   void* pointer = nullptr;
   torch_.get_data_ptr(tensor, &pointer);
@@ -173,6 +199,23 @@ void check(View const& a, View const& b, int dim) {
   if (a.device_type != b.device_type || a.device != b.device) {
     throw std::runtime_error("Expected all tensors to be on the same device, but found two");
   }
+}
+
+/* The sizes that torch's `_int_mm` takes on CUDA; kernels may take others. */
+void check_int(View const& a, View const& b) {
+  if (device_type_ != kCuda) return;
+  auto multiple = [](const char* what, int64_t size) {
+    if (size > 0 && size % 8 == 0) return;
+    throw std::runtime_error(std::string(what) +
+                             " needs to be greater than 0 and a multiple of 8, but got " +
+                             std::to_string(size));
+  };
+  if (a.sizes[0] <= 16) {
+    throw std::runtime_error("self.size(0) needs to be greater than 16, but got " +
+                             std::to_string(a.sizes[0]));
+  }
+  multiple("self.size(1)", a.sizes[1]);
+  multiple("mat2.size(1)", b.sizes[1]);
 }
 
 Decision* find(Key const& key, std::atomic<Decision*>& bucket) {
@@ -245,21 +288,41 @@ bool writable(View const& out, View const& a, const int64_t* size, const int64_t
          std::memcmp(out.strides, stride, dim * sizeof *stride) == 0;
 }
 
-/* stack: a, b and, with `kInto`, out. All handles on it are ours. */
-template <int kDim, bool kInto>
+/* torch's own product into `out`; a status of its shim. */
+template <int kDim, Output kOutput>
+int32_t fallback(Tensor out, View const& left, Tensor a, View const& right, Tensor b,
+                 int32_t dtype) {
+  if (kOutput == Output::kInt32) {
+    check_int(left, right);
+    return torch_.int_mm_out(out, a, b);
+  }
+  if (kOutput == Output::kAsked) {
+    if (!torch_.mm_dtype_out) throw std::runtime_error("torch has no mm with out_dtype here");
+    return torch_.mm_dtype_out(out, a, b, dtype);
+  }
+  return (kDim == 2 ? torch_.mm_out : torch_.bmm_out)(out, a, b);
+}
+
+/* stack: a, b, then an asked type and, with `kInto`, out. All handles on it are ours. */
+template <int kDim, bool kInto, Output kOutput = Output::kSame>
 void product(uint64_t* stack, uint64_t, uint64_t) {
   Owned a(reinterpret_cast<Tensor>(stack[0])), b(reinterpret_cast<Tensor>(stack[1]));
-  Owned out(kInto ? reinterpret_cast<Tensor>(stack[2]) : nullptr);
+  constexpr int kAtOut = kOutput == Output::kAsked ? 3 : 2;
+  Owned out(kInto ? reinterpret_cast<Tensor>(stack[kAtOut]) : nullptr);
   View left(a.get()), right(b.get());
   check(left, right, kDim);
+  int32_t dtype = left.dtype;
+  if (kOutput == Output::kInt32) dtype = kInt;
+  if (kOutput == Output::kAsked) dtype = static_cast<int32_t>(stack[2]);
   int64_t size[kDims] = {left.sizes[0], left.sizes[1], right.sizes[kDim - 1]};
   if (kDim == 2) size[1] = right.sizes[1];
   int64_t stride[kDims] = {kDim == 2 ? size[1] : size[1] * size[2], kDim == 2 ? 1 : size[2], 1};
   const gs_plan* plan = nullptr;
   Decision* decision = nullptr;
-  if (enabled_.load(std::memory_order_relaxed) && left.device_type == device_type_) {
+  if (enabled_.load(std::memory_order_relaxed) && left.device_type == device_type_ &&
+      (left.dtype != kFloat || allows_tf32())) {
     Key key{};
-    key.words[0] = kDim | int64_t{left.dtype} << 8;
+    key.words[0] = kDim | int64_t{left.dtype} << 8 | int64_t{dtype} << 16;
     key.words[1] = left.device;
     for (int i = 0; i < kDim; ++i) {
       key.words[2 + i] = left.sizes[i];
@@ -269,7 +332,7 @@ void product(uint64_t* stack, uint64_t, uint64_t) {
     }
     plan = decide(key, &decision);
   }
-  if (!kInto && torch_.empty_strided(kDim, size, stride, left.dtype, left.device_type, left.device,
+  if (!kInto && torch_.empty_strided(kDim, size, stride, dtype, left.device_type, left.device,
                                      out.address()) != 0) {
     throw std::runtime_error("gemmsmith: torch could not allocate a product's output");
   }
@@ -277,8 +340,7 @@ void product(uint64_t* stack, uint64_t, uint64_t) {
     plan = nullptr;
   }
   if (!plan || !launch(plan, decision, a.get(), b.get(), out.get(), left.device)) {
-    auto fallback = kDim == 2 ? torch_.mm_out : torch_.bmm_out;
-    if (fallback(out.get(), a.get(), b.get()) != 0) {
+    if (fallback<kDim, kOutput>(out.get(), left, a.get(), right, b.get(), dtype) != 0) {
       throw std::runtime_error("torch's own product failed; the reason is on standard error");
     }
   }
@@ -301,15 +363,25 @@ GS_API int32_t gs_dispatch_install(const gs_torch* torch, int32_t device_type,
   failed_ = failed;
   void* library = nullptr; /* torch keeps it for ever */
   int32_t status = torch_.library_init("aten", dispatch_key, __FILE__, __LINE__, &library);
+  const bool ints = torch_.int_mm_out != nullptr;
+  /* A kernel is replaced only if it can still be called; torch's CPU has none for these. */
+  const bool asked = torch_.mm_dtype_out || device_type == kCpu;
   const struct {
+    bool wanted;
     const char* name;
     Boxed function;
-  } kernels[] = {{"mm", product<2, false>},
-                 {"mm.out", product<2, true>},
-                 {"bmm", product<3, false>},
-                 {"bmm.out", product<3, true>}};
+  } kernels[] = {{true, "mm", product<2, false>},
+                 {true, "mm.out", product<2, true>},
+                 {true, "bmm", product<3, false>},
+                 {true, "bmm.out", product<3, true>},
+                 {ints, "_int_mm", product<2, false, Output::kInt32>},
+                 {ints, "_int_mm.out", product<2, true, Output::kInt32>},
+                 {asked, "mm.dtype", product<2, false, Output::kAsked>},
+                 {asked, "mm.dtype_out", product<2, true, Output::kAsked>}};
   for (auto const& kernel : kernels) {
-    if (status == 0) status = torch_.library_impl(library, kernel.name, kernel.function);
+    if (status == 0 && kernel.wanted) {
+      status = torch_.library_impl(library, kernel.name, kernel.function);
+    }
   }
   return status;
 }

@@ -1,4 +1,7 @@
-"""Puts tuned kernels below torch's own `mm` and `bmm`, by a small compiled binding (dispatch.cpp).
+"""Puts tuned kernels below torch's own products, by a small compiled binding (dispatch.cpp).
+
+These are `mm`, also with `out_dtype`, `bmm` and `_int_mm`, each also with `out=`. FP32 operands are
+torch's unless torch itself may multiply them in TF32, which the binding asks at every call.
 
 Then forward and backward products of unchanged code run without any Python of ours: a call costs
 a fraction of a microsecond more than torch's. Python is asked once for each product, and decides as
@@ -35,8 +38,9 @@ import torch
 
 from gemmsmith.cache import default_cache_dir
 from gemmsmith.errors import LaunchFailed
+from gemmsmith.ops import adding
 from gemmsmith.ops.engine import Engine
-from gemmsmith.ops.forms import Form, Spec
+from gemmsmith.ops.forms import Form, Spec, allows_tf32
 from gemmsmith.ops.plan import Plan, RawPlan
 from gemmsmith.runtime.abi import status_text
 from gemmsmith.runtime.launch import torch_dtype
@@ -50,8 +54,14 @@ _DIMS = 3
 _WORDS = 2 + 4 * _DIMS
 _ASK_AGAIN = 1
 _DEVICE_TYPES = {"cpu": 0, "cuda": 1}
-_DTYPES = {torch.bfloat16: 15, torch.float16: 5}
-"""c10::ScalarType of the element types that `mm` kernels have."""
+_DTYPES = {
+    torch.bfloat16: 15,
+    torch.float16: 5,
+    torch.float32: 6,
+    torch.int8: 1,
+    torch.int32: 3,
+}
+"""c10::ScalarType of the element types that kernels read and write."""
 _BY_CODE = {code: dtype for dtype, code in _DTYPES.items()}
 
 _SHIM = (
@@ -71,6 +81,17 @@ _SHIM = (
 )
 """Functions of torch's C shim, in the order of `gs_torch`; the stream's follows them."""
 
+_MM_DTYPE = "aoti_torch_{kind}_mm_dtype_out"
+_OPTIONAL = (
+    "aoti_torch_{kind}__int_mm_out",
+    _MM_DTYPE,
+    "_ZN2at13globalContextEv",  # at::globalContext()
+    # at::Context::float32Precision(Float32Backend, Float32Op) const, since torch 2.10
+    "_ZNK2at7Context16float32PrecisionENS_14Float32BackendENS_9Float32OpE",
+    "_ZN2at11NoTF32Guard19should_disable_tf32Ev",  # at::NoTF32Guard::should_disable_tf32()
+)
+"""What follows: functions that a torch may lack, and then the products that need them are its."""
+
 _Resolve = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64))
 _Failed = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
 _Stream = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
@@ -81,7 +102,11 @@ Weights = frozenset[tuple[int, int]]
 
 
 class _Torch(ctypes.Structure):
-    _fields_ = [(f"f{i}", ctypes.c_void_p) for i in range(len(_SHIM) + 1)]
+    _fields_ = [(f"f{i}", ctypes.c_void_p) for i in range(len(_SHIM) + 1 + len(_OPTIONAL))]
+
+    def has(self, optional: str) -> bool:
+        """Whether torch has this one of `_OPTIONAL`."""
+        return bool(getattr(self, f"f{len(_SHIM) + 1 + _OPTIONAL.index(optional)}"))
 
 
 class Dispatch:
@@ -118,6 +143,7 @@ class Dispatch:
         )
         if status != 0:
             raise OSError(f"torch did not take the kernels (status {status})")
+        adding.install(kind, without_mm=functions.has(_MM_DTYPE) or kind == "cpu")
         atexit.register(library.gs_dispatch_enable, 0)  # no callback into a Python that ends
 
     @classmethod
@@ -167,6 +193,10 @@ class Dispatch:
                 self._library.gs_dispatch_forget()
                 self._decided_by = by
         self._library.gs_dispatch_enable(int(engine is not None))
+        adding.switch(
+            engine,
+            None if only is None else lambda a, b: of_layers(only, a.size(), b.size()),
+        )
 
     def _resolve(self, words: Any) -> int | None:
         """`gs_resolve`. Nothing may be raised into C."""
@@ -178,10 +208,11 @@ class Dispatch:
 
     def _decide(self, words: Any) -> int | None:
         engine, only = self._engine, self._only
-        dims, dtype = words[0] & 0xFF, _BY_CODE.get(words[0] >> 8)
+        dims, dtype = words[0] & 0xFF, _BY_CODE.get(words[0] >> 8 & 0xFF)
+        output = _BY_CODE.get(words[0] >> 16)
         if engine is None:
             return _ASK_AGAIN
-        if dtype is None:
+        if dtype is None or output is None:
             return None
         device = torch.device(self._kind, words[1]) if self._kind == "cuda" else torch.device("cpu")
         a, b = (
@@ -195,9 +226,10 @@ class Dispatch:
         )
         if only is not None and not of_layers(only, a.size, b.size):
             return None
-        plan = engine.plan(Form.MATMUL, a, b)
-        if plan is None:  # nothing is decided during a capture
-            return _ASK_AGAIN if engine.platform.capturing() else None
+        plan = engine.plan(Form.MATMUL, a, b, None if output == dtype else output)
+        if plan is None:  # nothing is decided during a capture, or where TF32 was just forbidden
+            forbidden = dtype is torch.float32 and not allows_tf32()
+            return _ASK_AGAIN if forbidden or engine.platform.capturing() else None
         address = self._addresses.get(plan)
         if address is None:
             raw = plan.raw(_DTYPES[torch_dtype(plan.config.kernel.operation.d)])
@@ -269,14 +301,20 @@ def _functions(kind: str, stream: Any) -> _Torch:
         for library in libraries:
             if hasattr(library, name):
                 return ctypes.cast(library[name], ctypes.c_void_p).value
-        raise AttributeError(f"torch {torch.__version__} has no {name}")
+        return None
 
-    addresses = [find(name.format(kind=kind)) for name in _SHIM]
+    def need(name: str) -> int:
+        address = find(name)
+        if address is None:
+            raise AttributeError(f"torch {torch.__version__} has no {name}")
+        return address
+
+    addresses: list[int | None] = [need(name.format(kind=kind)) for name in _SHIM]
     if stream is None:
-        addresses.append(find("aoti_torch_get_current_cuda_stream"))
+        addresses.append(need("aoti_torch_get_current_cuda_stream"))
     else:
         addresses.append(ctypes.cast(stream, ctypes.c_void_p).value)
-    return _Torch(*addresses)
+    return _Torch(*addresses, *(find(name.format(kind=kind)) for name in _OPTIONAL))
 
 
 def _binding() -> Path:

@@ -20,7 +20,7 @@ import torch
 from gemmsmith.answer import Config
 from gemmsmith.errors import GemmsmithError
 from gemmsmith.operation import Layout
-from gemmsmith.ops.forms import Form, Shape, Spec, shapes
+from gemmsmith.ops.forms import Form, Shape, Spec, allows_tf32, shapes
 from gemmsmith.ops.plan import Plan, misalignment
 from gemmsmith.ops.platform import Cuda, Platform
 from gemmsmith.runtime.pack import LoadedPack
@@ -31,6 +31,10 @@ BIAS_US = 2.0
 """Fixed cost of the pass that adds a bias: one more launch. An estimate, not measured yet."""
 BIAS_BYTES_PER_US = 3e6
 """Device memory moved in a microsecond by that pass, 3 TB/s: below an H200's 4.8 TB/s peak."""
+
+
+_NO_ALGORITHM = 3002
+"""GS_NO_ALGORITHM: a neighbour's algorithm is none for this product, which is no fault of a pack."""
 
 
 class Chosen(Protocol):
@@ -109,9 +113,37 @@ class Engine:
         b: torch.Tensor,
         scale_a: torch.Tensor | None = None,
         scale_b: torch.Tensor | None = None,
+        output: torch.dtype | None = None,
     ) -> torch.Tensor | None:
         """The product by a tuned kernel; None where torch is to compute it."""
-        return self.run(self.plan(form, a, b), form, a, b, scale_a, scale_b)
+        return self.run(self.plan(form, a, b, output), form, a, b, scale_a, scale_b)
+
+    def written(
+        self,
+        form: Form,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        output: torch.dtype,
+        *,
+        into: torch.Tensor | None,
+        added: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
+        """The product in a tensor of the caller's; None where torch is to compute it.
+
+        Args:
+            form: which product; one that adds, adds `added`, by default what `into` holds.
+            a: left operand.
+            b: right operand.
+            output: element type of the result.
+            into: where to write; None: a new tensor.
+            added: of the result's size and type; may be `into`.
+        """
+        plan = self.plan(form, a, b, output)
+        if plan is not None and not all(
+            plan.accepts(one) for one in (into, added) if one is not None
+        ):
+            plan = None
+        return self.run(plan, form, a, b, into=into, added=added)
 
     def run(
         self,
@@ -121,6 +153,8 @@ class Engine:
         b: torch.Tensor,
         scale_a: torch.Tensor | None = None,
         scale_b: torch.Tensor | None = None,
+        into: torch.Tensor | None = None,
+        added: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """The product by `plan`, which is this product's; None where torch is to compute it."""
         if self.watcher is not None:
@@ -128,15 +162,28 @@ class Engine:
         if plan is None:
             return None
         try:
-            return plan(a, b, scale_a, scale_b)
+            return plan(a, b, scale_a, scale_b, into, added)
         except GemmsmithError as error:
             self.give_up(plan, error)
             return None
 
-    def plan(self, form: Form, a: torch.Tensor | Spec, b: torch.Tensor | Spec) -> Plan | None:
+    def plan(
+        self,
+        form: Form,
+        a: torch.Tensor | Spec,
+        b: torch.Tensor | Spec,
+        output: torch.dtype | None = None,
+    ) -> Plan | None:
         """How a product is launched; None where torch is to compute it.
 
-        Tensors may be traced ones, if their sizes are numbers.
+        Tensors may be traced ones, if their sizes are numbers. What may run in TF32 is asked of
+        torch every time.
+
+        Args:
+            form: which product of the two.
+            a: left operand, or what matters of it.
+            b: right operand, likewise.
+            output: the result's element type; None: as torch gives it.
         """
         if self._refreshing is not None and self._refreshing.snapshot is not self._snapshot:
             self._forget()
@@ -147,29 +194,38 @@ class Engine:
         # One flat key: hashing is what a decision that was made before costs.
         key = (
             form.value,
+            output,
             *((a.dtype, a.device, a.size(), a.stride()) if isinstance(a, torch.Tensor) else a),
             *((b.dtype, b.device, b.size(), b.stride()) if isinstance(b, torch.Tensor) else b),
         )
         try:
-            return plans[key]
+            plan = plans[key]
         except KeyError:
-            pass
+            plan = self._planned(plans, key, form, deterministic)
+        return None if plan is not None and plan.is_tf32 and not allows_tf32() else plan
+
+    def _planned(
+        self, plans: dict[Any, Plan | None], key: Any, form: Form, deterministic: bool
+    ) -> Plan | None:
+        """Decide about a product that was not met before."""
         with self._preparing:
             if key not in plans:
-                plan, keep = self._prepare(form, Spec(*key[1:5]), Spec(*key[5:]), deterministic)
+                output, a, b = key[1], Spec(*key[2:6]), Spec(*key[6:])
+                plan, keep = self._prepare(form, a, b, output, deterministic)
                 if not keep:
                     return None
                 plans[key] = plan
-            return plans[key]
+            found: Plan | None = plans[key]
+            return found
 
     def _prepare(
-        self, form: Form, a: Spec, b: Spec, deterministic: bool
+        self, form: Form, a: Spec, b: Spec, output: torch.dtype | None, deterministic: bool
     ) -> tuple[Plan | None, bool]:
         """The plan, and whether that answer holds for good."""
         index = self.platform.index(a.device)
         if index is None:
             return None, True
-        for shape in shapes(form, a, b):
+        for shape in shapes(form, a, b, output):
             problem = shape.problem
             try:
                 chosen = self._chooser.lookup(
@@ -216,7 +272,8 @@ class Engine:
         try:
             return Plan(config, shape, kernel, self.platform, device, index, saving)
         except GemmsmithError as error:
-            self._complain(config, error)
+            if getattr(error, "status", None) != _NO_ALGORITHM:
+                self._complain(config, error)
             return None
 
     def _forget(self) -> None:

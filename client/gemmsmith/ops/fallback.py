@@ -33,6 +33,40 @@ def accumulate(into: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
 
 _NARROW = (torch.bfloat16, torch.float16)
 
+_INT_MM_ROWS = 17
+"""The least M that `torch._int_mm` takes on CUDA."""
+_INT_MM_MULTIPLE = 8
+"""And what it wants of K and N."""
+
+
+def int8(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The sums of int8 matrices in int32, by `torch._int_mm`; sizes that it refuses are padded."""
+    (m, k), n = a.shape, b.shape[1]
+    if 0 in (m, k, n):
+        return a.new_zeros((m, n), dtype=torch.int32)
+    fits = m >= _INT_MM_ROWS and k % _INT_MM_MULTIPLE == n % _INT_MM_MULTIPLE == 0
+    return torch._int_mm(a, b) if fits or not a.is_cuda else padded_int8(a, b)
+
+
+def padded_int8(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The same, with rows and columns of zeros for as long as it runs."""
+    (m, k), n = a.shape, b.shape[1]
+    depth, columns = -k % _INT_MM_MULTIPLE, -n % _INT_MM_MULTIPLE
+    left = functional.pad(a, (0, depth, 0, max(_INT_MM_ROWS - m, 0)))
+    right = functional.pad(b.t(), (0, depth, 0, columns)).t()
+    return torch._int_mm(left, right)[:m, :n].contiguous()
+
+
+def scale_sums(
+    sums: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None
+) -> torch.Tensor:
+    """int32 sums in bf16, times a factor per row and one per column, rounded once."""
+    out = sums.float()
+    for scale in (scale_a, scale_b):
+        if scale is not None:
+            out.mul_(scale)
+    return out.to(torch.bfloat16)
+
 
 def scaled(
     a: torch.Tensor,

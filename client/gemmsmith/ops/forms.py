@@ -6,24 +6,17 @@ no view. What no kernel can take as it lies in memory has no `Shape`: torch's ow
 
 from __future__ import annotations
 
+import functools
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
 import torch
 
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import DType, Layout, Operation
+from gemmsmith.operation import DType, Element, Layout, Operation, Scaling
 from gemmsmith.problem import MAX_EXTENT, Problem
-
-DTYPES = {
-    (torch.bfloat16, torch.bfloat16): DType.BF16,
-    (torch.float16, torch.float16): DType.FP16,
-    (torch.float8_e4m3fn, torch.float8_e4m3fn): DType.FP8_E4M3,
-    (torch.float8_e5m2, torch.float8_e4m3fn): DType.FP8_E5M2,
-}
-"""Element types of A and B that kernels exist for."""
 
 
 class Form(Enum):
@@ -35,6 +28,78 @@ class Form(Enum):
     WEIGHT_GRADIENT = "weight_gradient"  # a[..., M]ᵀ · b[..., N], over all leading dimensions
     SCALED = "scaled"  # a[M, K] · b[K, N] in FP8, times two scales, however it accumulates
     SCALED_PRECISE = "scaled_precise"  # the same; the tensor core's sums are promoted to FP32
+    ROW_SCALED = "row_scaled"  # a[M, K] · b[K, N], times a factor per row and one per column
+    ADDED = "added"  # a MATMUL that is added to its output
+    ADDED_GRADIENT = "added_gradient"  # a WEIGHT_GRADIENT that is added to its output
+
+    @property
+    def adds(self) -> bool:
+        """Whether the product is added to what the output holds."""
+        return self in (Form.ADDED, Form.ADDED_GRADIENT)
+
+
+_TYPES = {
+    (torch.bfloat16, torch.bfloat16): DType.BF16,
+    (torch.float16, torch.float16): DType.FP16,
+    (torch.float8_e4m3fn, torch.float8_e4m3fn): DType.FP8_E4M3,
+    (torch.float8_e5m2, torch.float8_e4m3fn): DType.FP8_E5M2,
+    (torch.int8, torch.int8): DType.INT8,
+    (torch.float32, torch.float32): DType.TF32,
+}
+"""Element types of A and B that kernels exist for."""
+
+_OUTPUTS = {
+    torch.bfloat16: Element.BF16,
+    torch.float16: Element.F16,
+    torch.float32: Element.F32,
+    torch.int32: Element.S32,
+}
+
+_SCALINGS = {
+    Form.SCALED: Scaling.TENSOR,
+    Form.SCALED_PRECISE: Scaling.TENSOR,
+    Form.ROW_SCALED: Scaling.ROW,
+}
+
+
+@functools.lru_cache(maxsize=1024)
+def operation_of(
+    form: Form, a: torch.dtype, b: torch.dtype, output: torch.dtype | None = None
+) -> Operation | None:
+    """What a product of these types is, apart from its layout; None: kernels know no such thing.
+
+    FP32 operands make TF32 products, which only run where torch's own may (`allows_tf32`). What is
+    added to is FP32, unless `output` says otherwise.
+
+    Args:
+        form: says the scaling, and whether the output is added to.
+        a: element type of the left operand.
+        b: that of the right one.
+        output: that of the result; None: as torch gives it.
+    """
+    types = _TYPES.get((a, b))
+    if types is None or (output is not None and output not in _OUTPUTS):
+        return None
+    out = None if output is None else _OUTPUTS[output]
+    if output is None and (form is Form.ROW_SCALED or form.adds):
+        out = Element.F32 if form.adds else Element.BF16
+    scaling = _SCALINGS.get(form, Scaling.NONE)
+    try:
+        return Operation.of(types, out=out, scaling=scaling, accumulate=form.adds)
+    except InvalidProblem:
+        return None
+
+
+SCALED_TYPES = frozenset(pair for pair in _TYPES if operation_of(Form.SCALED, *pair) is not None)
+"""Element types of A and B that are multiplied with a factor each."""
+
+
+def allows_tf32() -> bool:
+    """Whether torch multiplies FP32 matrices on CUDA in TF32 at present."""
+    return bool(_precision("cuda", "matmul") == "tf32")
+
+
+_precision = torch._C._get_fp32_precision_getter
 
 
 class Spec(NamedTuple):
@@ -111,19 +176,18 @@ class Shape:
     output: tuple[int, ...]
 
 
-def shapes(form: Form, a: Spec, b: Spec) -> tuple[Shape, ...]:
-    """The ways in which kernels could run this product, the most natural layout first."""
-    dtype = DTYPES.get((a.dtype, b.dtype))
-    if (
-        dtype is None
-        or a.device != b.device
-        or Operation.of(dtype).is_scaled != (form in (Form.SCALED, Form.SCALED_PRECISE))
-    ):
+def shapes(form: Form, a: Spec, b: Spec, output: torch.dtype | None = None) -> tuple[Shape, ...]:
+    """The ways in which kernels could run this product, the most natural layout first.
+
+    `output` is the result's element type; None: as torch gives it.
+    """
+    operation = operation_of(form, a.dtype, b.dtype, output)
+    if operation is None or a.device != b.device:
         return ()
     operands = _operands(form, a, b)
     if operands is None:
         return ()
-    left, right, output = operands
+    left, right, size = operands
     extents = (left.rows, right.columns, left.columns, left.batch)
     if left.columns != right.rows or not all(1 <= extent <= MAX_EXTENT for extent in extents):
         return ()
@@ -134,7 +198,7 @@ def shapes(form: Form, a: Spec, b: Spec) -> tuple[Shape, ...]:
     for (row_a, lda), (row_b, ldb) in itertools.product(left.orders(), orders_b):
         layout = Layout(("t" if row_a else "n") + ("t" if row_b else "n"))
         try:
-            problem = Problem(m=m, n=n, k=k, batch=batch, dtype=dtype, layout=layout)
+            problem = Problem.of(replace(operation, layout=layout), m, n, k, batch)
         except InvalidProblem:  # these types have no such layout
             continue
         found.append(
@@ -144,17 +208,26 @@ def shapes(form: Form, a: Spec, b: Spec) -> tuple[Shape, ...]:
                 ldb=ldb,
                 stride_a=left.batch_stride,
                 stride_b=right.batch_stride,
-                output=output,
+                output=size,
             )
         )
     return tuple(found)
+
+
+def present_shapes(
+    form: Form, a: Spec, b: Spec, output: torch.dtype | None = None
+) -> tuple[Shape, ...]:
+    """`shapes`; none for a TF32 product while torch multiplies FP32 matrices in full precision."""
+    if a.dtype is torch.float32 and not allows_tf32():
+        return ()
+    return shapes(form, a, b, output)
 
 
 def _operands(form: Form, a: Spec, b: Spec) -> tuple[Matrix, Matrix, tuple[int, ...]] | None:
     """A[M, K], B[K, N] and the size of the result."""
     left: Matrix | None
     right: Matrix | None
-    if form is Form.WEIGHT_GRADIENT:
+    if form in (Form.WEIGHT_GRADIENT, Form.ADDED_GRADIENT):
         if a.size[:-1] != b.size[:-1] or len(a.size) < 2:
             return None
         left, right = folded(a.size, a.stride), folded(b.size, b.stride)
@@ -171,7 +244,7 @@ def _operands(form: Form, a: Spec, b: Spec) -> tuple[Matrix, Matrix, tuple[int, 
         if form in (Form.LINEAR, Form.LINEAR_BIAS):
             right = right.transposed()
         return left, right, (*a.size[:-1], right.columns)
-    if form is not Form.MATMUL or a.size[:-2] != b.size[:-2]:
+    if form not in (Form.MATMUL, Form.ADDED) or a.size[:-2] != b.size[:-2]:
         return None
     left, right = batched(a.size, a.stride), batched(b.size, b.stride)
     if left is None or right is None:

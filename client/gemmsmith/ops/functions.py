@@ -87,16 +87,19 @@ def linear_below(
 
 
 def accumulate(into: torch.Tensor, dy: torch.Tensor, x: torch.Tensor) -> None:
-    """`into += dyᵀ · x`, in place.
-
-    Kernels give 16-bit results and no FP32 ones yet. Rounding each micro-batch's product before it
-    is added is what an FP32 accumulator is there to avoid, so torch computes this one.
-    """
+    """`into += dyᵀ · x`, in place: by a kernel that adds in FP32, or by torch."""
     if unobserved():
-        fallback.accumulate(into, dy, x)
+        accumulate_below(into, dy, x)
     else:
         with torch._C._AutoDispatchBelowAutograd():
             torch.ops.gemmsmith.accumulate(into, dy, x)
+
+
+def accumulate_below(into: torch.Tensor, dy: torch.Tensor, x: torch.Tensor) -> None:
+    """The same, below autograd and tracers."""
+    engine = current()
+    if engine is None or engine.written(Form.ADDED_GRADIENT, dy, x, into.dtype, into=into) is None:
+        fallback.accumulate(into, dy, x)
 
 
 class Linear(torch.autograd.Function):

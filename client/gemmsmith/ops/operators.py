@@ -12,16 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn import functional
 
 from gemmsmith.ops import fallback, functions
 from gemmsmith.ops.engine import current
-from gemmsmith.ops.forms import DTYPES, Form
-
-_TRACED = (torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor)
-_LIBRARY = torch.library.Library("gemmsmith", "DEF")  # type: ignore[no-untyped-call]
+from gemmsmith.ops.forms import SCALED_TYPES, Form
+from gemmsmith.ops.registry import ours, register, without_gradient
 
 
 def linear(
@@ -46,7 +42,7 @@ def linear(
     """
     if main_grad is not None:
         _check_main_grad(main_grad, weight)
-    if (current() is None and main_grad is None) or not _ours(x, weight):
+    if (current() is None and main_grad is None) or not ours(x, weight):
         return functional.linear(x, weight, bias)
     if torch.compiler.is_compiling() or not functions.unobserved():
         result: torch.Tensor = torch.ops.gemmsmith.linear(x, weight, bias, main_grad)
@@ -62,7 +58,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     Raises:
         RuntimeError: torch's, where the sizes or types do not go together.
     """
-    if current() is None or not _ours(a, b) or not _multiplies_plainly(a, b):
+    if current() is None or not ours(a, b) or not _multiplies_plainly(a, b):
         return torch.matmul(a, b)
     if torch.compiler.is_compiling() or not functions.unobserved():
         result: torch.Tensor = torch.ops.gemmsmith.matmul(a, b)
@@ -107,7 +103,7 @@ def scaled_mm(
                 f"{name} must be one float32 element on {a.device}, got {scale.numel()} of "
                 f"{scale.dtype} on {scale.device}"
             )
-    if (a.dtype, b.dtype) not in DTYPES or a.dim() != 2 or b.dim() != 2 or not _ours(a, b):
+    if (a.dtype, b.dtype) not in SCALED_TYPES or a.dim() != 2 or b.dim() != 2 or not ours(a, b):
         return fallback.scaled_by_torch(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
     if torch.compiler.is_compiling() or not functions.unobserved():
         result: torch.Tensor = torch.ops.gemmsmith.scaled_mm(
@@ -115,16 +111,6 @@ def scaled_mm(
         )
         return result
     return _scaled_mm(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
-
-
-def _ours(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether these are tensors that we may handle: no other library's subclass, not sparse."""
-    if type(a) not in _TRACED or type(b) not in _TRACED:
-        return False
-    if torch.compiler.is_compiling():
-        # `layout` may not be asked for in the backward pass of an autograd function.
-        return not (a.is_sparse or b.is_sparse)
-    return a.layout is torch.strided and b.layout is torch.strided
 
 
 def _multiplies_plainly(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -182,10 +168,6 @@ def _matmul_autograd(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 # Autocast's part: as for torch's own linear and matmul.
-
-_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA) | torch._C.DispatchKeySet(
-    torch._C.DispatchKey.AutocastCPU
-)
 
 
 def _cast(tensor: torch.Tensor | None, dtype: torch.dtype) -> Any:
@@ -255,18 +237,6 @@ def _scaled_mm(
     return fallback.scaled(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
 
 
-def _scaled_mm_autograd(*arguments: Any) -> torch.Tensor:
-    if torch.is_grad_enabled() and any(
-        isinstance(one, torch.Tensor) and one.requires_grad for one in arguments
-    ):
-        raise NotImplementedError(
-            "scaled_mm has no gradient: call it inside an autograd function that casts to FP8"
-        )
-    with torch._C._AutoDispatchBelowAutograd():
-        out: torch.Tensor = torch.ops.gemmsmith.scaled_mm(*arguments)
-        return out
-
-
 # Shapes alone, for whoever traces.
 
 
@@ -303,57 +273,34 @@ def _scaled_mm_fake(
     return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
 
 
-def _register(
-    schema: str,
-    compute: Callable[..., Any],
-    fake: Callable[..., Any],
-    autograd: Callable[..., Any] | None = None,
-    autocast: Callable[..., Any] | None = None,
-) -> None:
-    # `torch.library.custom_op` would do, but calls cost 10 µs instead of 3 (torch 2.13).
-    name = schema.partition("(")[0]
-    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
-    _LIBRARY.impl(name, compute, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    torch.library.register_fake(f"gemmsmith::{name}", fake, lib=_LIBRARY)
-    if autograd is not None:
-        _LIBRARY.impl(name, autograd, "Autograd")  # type: ignore[no-untyped-call]
-    if autocast is not None:
-
-        def cast(*arguments: Any) -> Any:
-            # Or the operator, called again on what was cast, would come by here for ever.
-            with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
-                return autocast(*arguments)
-
-        for kind in ("AutocastCUDA", "AutocastCPU"):
-            _LIBRARY.impl(name, cast, kind)  # type: ignore[no-untyped-call]
-
-
-_register(
+register(
     "linear(Tensor x, Tensor weight, Tensor? bias=None, Tensor? main_grad=None) -> Tensor",
     _linear,
     _linear_fake,
     _linear_autograd,
     _linear_autocast,
 )
-_register(
+register(
     "matmul(Tensor a, Tensor b) -> Tensor",
     _product(Form.MATMUL),
     _matmul_fake,
     _matmul_autograd,
     _matmul_autocast,
 )
-_register(
+register(
     "scaled_mm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, Tensor? bias=None, "
     "ScalarType out_dtype=bfloat16, bool use_fast_accum=False) -> Tensor",
     _scaled_mm,
     _scaled_mm_fake,
-    _scaled_mm_autograd,
+    without_gradient("scaled_mm", "call it inside an autograd function that casts to FP8"),
 )
-_register(
+register(
     "weight_gradient(Tensor a, Tensor b) -> Tensor",
     _product(Form.WEIGHT_GRADIENT),
     _weight_gradient_fake,
 )
-_register(
-    "accumulate(Tensor(a!) into, Tensor a, Tensor b) -> ()", fallback.accumulate, _accumulate_fake
+register(
+    "accumulate(Tensor(a!) into, Tensor a, Tensor b) -> ()",
+    functions.accumulate_below,
+    _accumulate_fake,
 )

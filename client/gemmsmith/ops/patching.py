@@ -2,11 +2,12 @@
 
 All products of two matrices without a bias, or with a model those of its `nn.Linear` modules, run
 tuned kernels in every thread, by a compiled binding below autograd that costs a call a fraction of
-a microsecond (`gemmsmith.ops.dispatch`). A model's products are known by their sizes. Its modules
-with a bias, which torch adds within a product that the binding leaves alone, change class for the
-while: parameters, hooks and `state_dict` stay, and a call costs some ten microseconds more. A
-product that a compiler makes one `addmm` with a sum, as with a residual of two dimensions, stays
-torch's.
+a microsecond (`gemmsmith.ops.dispatch`). Products into FP32 and added to FP32 sums, INT8 ones, and
+FP32 ones while torch may multiply them in TF32, are among them. A model's products are known by
+their sizes. Its modules with a bias, which torch adds within a product that the binding leaves
+alone, change class for the while: parameters, hooks and `state_dict` stay, and a call costs some
+ten microseconds more. A product that a compiler makes one `addmm` with a sum, as with a residual
+of two dimensions, stays torch's.
 
 Where the binding cannot be had, or a report is wanted, all `nn.Linear` modules of a model change
 class; without a model a torch function mode catches `F.linear` and the products of `torch` in this
@@ -30,10 +31,11 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from gemmsmith.ops import operators
+from gemmsmith.ops import functions, integer, operators
+from gemmsmith.ops.adding import by_kernel
 from gemmsmith.ops.dispatch import Dispatch
 from gemmsmith.ops.engine import Engine, current
-from gemmsmith.ops.forms import Form, Spec, shapes
+from gemmsmith.ops.forms import Form, Spec, present_shapes
 from gemmsmith.ops.plan import Plan
 
 
@@ -58,8 +60,9 @@ def patch(
     Args:
         model: replace the products of its `nn.Linear` modules (not those of derived classes), and
             with them any of just their sizes elsewhere in the process; None: replace the products
-            of `F.linear`, `torch.matmul` and `@`, `mm` and `bmm` (and `addmm`, where a function
-            mode does it, in this thread only).
+            of `F.linear`, `torch.matmul` and `@`, `mm`, `bmm` and `_int_mm`, and of `addmm` and
+            `baddbmm` with `out_dtype` (and plain `addmm`, where a function mode does it, in this
+            thread only).
         report: print at the end what was computed by what, how often, and the expected gain.
         file: where to; standard error if None.
     """
@@ -126,6 +129,12 @@ def _addmm(added: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tenso
     return torch.addmm(added, a, b)
 
 
+def _int_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    plain = a.dtype == b.dtype == torch.int8 and a.dim() == b.dim() == 2
+    ours = plain and a.device == b.device and a.shape[1] == b.shape[0]
+    return integer.int8_mm(a, b, out_dtype=torch.int32) if ours else torch._int_mm(a, b)
+
+
 def _rmatmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return operators.matmul(b, a)
 
@@ -140,9 +149,37 @@ _REPLACED: dict[Any, tuple[Callable[..., torch.Tensor], tuple[str, ...]]] = {
     torch.Tensor.mm: (_mm, ("self", "mat2")),
     torch.bmm: (_bmm, ("input", "mat2")),
     torch.Tensor.bmm: (_bmm, ("self", "mat2")),
+    torch._int_mm: (_int_mm, ("self", "mat2")),
     torch.addmm: (_addmm, ("input", "mat1", "mat2")),
     torch.Tensor.addmm: (_addmm, ("self", "mat1", "mat2")),
 }
+
+
+_WIDE: dict[Any, tuple[int, int]] = {
+    torch.mm: (0, 2),
+    torch.bmm: (0, 3),
+    torch.addmm: (1, 2),
+    torch.baddbmm: (1, 3),
+}
+"""How many tensors come before the factors in a call with `out_dtype`, and their dimensions."""
+
+
+def _wide(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """The product in `out_dtype` by a kernel; None where torch computes it, with its gradient."""
+    engine, (before, dims) = current(), _WIDE[func]
+    rest = dict(kwargs)
+    output, out = rest.pop("out_dtype"), rest.pop("out", None)
+    if (
+        engine is None
+        or len(args) != before + 2
+        or not rest.keys() <= {"alpha", "beta"}
+        or torch.compiler.is_compiling()
+        or not functions.unobserved()
+        or (torch.is_grad_enabled() and any(one.requires_grad for one in args))
+        or any(one.dim() != dims for one in args)
+    ):
+        return None
+    return by_kernel(engine, args[-2], args[-1], output, args[0] if before else None, rest, out)
 
 
 class _Everywhere(TorchFunctionMode):
@@ -151,6 +188,9 @@ class _Everywhere(TorchFunctionMode):
     ) -> Any:
         found = _REPLACED.get(func)
         kwargs = kwargs or {}
+        if func in _WIDE and "out_dtype" in kwargs:
+            out = _wide(func, args, kwargs)
+            return func(*args, **kwargs) if out is None else out
         if found is not None:
             replacement, names = found
             values = [*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs)]
@@ -175,7 +215,7 @@ class _Report:
             key = (str(plan.shape.problem), form.value, plan.config.kernel.name)
             self._saved[key] = plan.saving_us
         else:
-            ways = shapes(
+            ways = present_shapes(
                 form,
                 Spec(a.dtype, a.device, a.size(), a.stride()),
                 Spec(b.dtype, b.device, b.size(), b.stride()),

@@ -15,9 +15,10 @@ import torch
 
 from gemmsmith.answer import Config
 from gemmsmith.errors import LaunchFailed
+from gemmsmith.operation import Element
 from gemmsmith.ops.forms import Shape
 from gemmsmith.ops.platform import Platform
-from gemmsmith.runtime.abi import Arguments, status_text
+from gemmsmith.runtime.abi import SCALING_CODES, Arguments, status_text
 from gemmsmith.runtime.launch import torch_dtype
 from gemmsmith.runtime.pack import LoadedKernel
 
@@ -63,6 +64,7 @@ class Plan:
     Attributes:
         config: kernel and launch.
         shape: the product.
+        is_tf32: whether it may run only where torch multiplies FP32 matrices in TF32.
         saving_us: microseconds that a call is expected to save over torch's; None: not known.
     """
 
@@ -75,12 +77,14 @@ class Plan:
         "_local",
         "_mask_a",
         "_mask_b",
+        "_mask_d",
         "_output",
         "_platform",
         "_run",
         "_template",
         "_workspace",
         "config",
+        "is_tf32",
         "saving_us",
         "shape",
     )
@@ -100,9 +104,11 @@ class Plan:
         description = config.kernel
         operation = description.operation
         self._output, self._dtype = shape.output, torch_dtype(operation.d)
+        self.is_tf32 = operation.a is Element.TF32
         # Alignments are powers of two.
         self._mask_a = description.alignment_a * operation.a.bytes - 1
         self._mask_b = description.alignment_b * operation.b.bytes - 1
+        self._mask_d = description.alignment_d * operation.d.bytes - 1
         arguments = self._arguments()
         status = kernel.can_implement(arguments)  # which makes them fit the pack
         if status != 0:
@@ -136,7 +142,8 @@ class Plan:
             batch_stride_c=problem.m * problem.n,
             batch_stride_d=problem.m * problem.n,
             alpha=1.0,
-            beta=0.0,
+            beta=1.0 if problem.operation.accumulate else 0.0,
+            scaling=SCALING_CODES[problem.operation.scaling],
             device=self._index,
         )
         arguments.set_launch(self.config.launch, sm_count=self._platform.sm_count(self._index))
@@ -145,7 +152,6 @@ class Plan:
     def raw(self, dtype: int) -> RawPlan:
         """The same for C; `dtype` is torch's number for the output's type."""
         template = self._template
-        description = self.config.kernel
         raw = RawPlan(
             run=ctypes.cast(self._run, ctypes.c_void_p).value,
             kernel=self._kernel,
@@ -153,7 +159,7 @@ class Plan:
             workspace=self._workspace,
             mask_a=self._mask_a,
             mask_b=self._mask_b,
-            mask_d=description.alignment_d * description.operation.d.bytes - 1,
+            mask_d=self._mask_d,
             size=len(template),
             at_a=Arguments.a.offset,
             at_b=Arguments.b.offset,
@@ -169,8 +175,18 @@ class Plan:
         b: torch.Tensor,
         scale_a: torch.Tensor | None = None,
         scale_b: torch.Tensor | None = None,
+        into: torch.Tensor | None = None,
+        added: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """The product; None where these very operands are not aligned, or it is too early.
+
+        Args:
+            a: as the plan's shape says.
+            b: likewise.
+            scale_a: contiguous FP32 factors: one element, or one for each row of a.
+            scale_b: one element, or one for each column of b.
+            into: where to write, if the plan `accepts` it; None: a new tensor.
+            added: what a plan that accumulates adds, likewise; None: what `into` holds.
 
         Raises:
             LaunchFailed: the kernel or CUDA refused; nothing was launched.
@@ -186,8 +202,18 @@ class Plan:
             self._cold = False
         if platform.current() != index:
             with platform.guard(index):
-                return self._launch(at_a, at_b, scale_a, scale_b)
-        return self._launch(at_a, at_b, scale_a, scale_b)
+                return self._launch(at_a, at_b, scale_a, scale_b, into, added)
+        return self._launch(at_a, at_b, scale_a, scale_b, into, added)
+
+    def accepts(self, into: torch.Tensor) -> bool:
+        """Whether the kernel can write to this tensor: packed, aligned, of the result's type."""
+        return (
+            into.dtype == self._dtype
+            and into.device == self._device
+            and into.size() == torch.Size(self._output)
+            and into.is_contiguous()
+            and not into.data_ptr() & self._mask_d
+        )
 
     def _launch(
         self,
@@ -195,13 +221,19 @@ class Plan:
         at_b: int,
         scale_a: torch.Tensor | None,
         scale_b: torch.Tensor | None,
+        into: torch.Tensor | None,
+        added: torch.Tensor | None,
     ) -> torch.Tensor:
-        out = torch.empty(self._output, dtype=self._dtype, device=self._device)
+        out = into
+        if out is None:
+            out = torch.empty(self._output, dtype=self._dtype, device=self._device)
         local = self._local
         arguments = local.arguments
         arguments.a = at_a
         arguments.b = at_b
         arguments.c = arguments.d = out.data_ptr()
+        if added is not None:
+            arguments.c = added.data_ptr()
         if scale_a is not None and scale_b is not None:
             arguments.scale_a, arguments.scale_b = scale_a.data_ptr(), scale_b.data_ptr()
         workspace = 0

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gemmsmith.answer import Config
 from gemmsmith.errors import LaunchFailed
+from gemmsmith.operation import Scaling
 from gemmsmith.problem import Element, Problem
-from gemmsmith.runtime.abi import Arguments, status_text
+from gemmsmith.runtime.abi import SCALING_CODES, Arguments, status_text
 from gemmsmith.runtime.pack import LoadedKernel, LoadedPack
 
 if TYPE_CHECKING:
@@ -54,8 +55,9 @@ def run(
         pack_path: the compiled pack that holds `config.kernel`.
         c: [M, N] or [batch, M, N], row-major; required when `beta` is not 0.
         out: where to write, row-major; allocated when None. May be `c`.
-        scale_a: FP8 only: one FP32 element on the device. None means 1.
-        scale_b: likewise.
+        scale_a: factors of the kernel's scaling, FP32 on the device: one element per tensor, where
+            None means 1, or one for each row of a, packed: [M, 1], [batch, M, 1].
+        scale_b: likewise, for each column of b: [1, N], [batch, 1, N].
         alpha: factor of the product.
         beta: factor of c.
 
@@ -94,8 +96,8 @@ def run(
             raise LaunchFailed(f"beta is {beta} but c is missing; pass c or set beta to 0")
         view_c = _check_matrix("c", c, shape, operation.d, problem_device)
     source = c if beta != 0.0 and c is not None else out
-    for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
-        _check_scale(name, scale, operation.is_narrow_float, problem_device)
+    for name, scale, extent in (("scale_a", scale_a, m), ("scale_b", scale_b, n)):
+        _check_scale(name, scale, operation.scaling, extent * view_a.batch, problem_device)
 
     index = problem_device.index or 0
     arguments = Arguments(
@@ -119,6 +121,9 @@ def run(
         beta=beta,
         scale_a=None if scale_a is None else scale_a.data_ptr(),
         scale_b=None if scale_b is None else scale_b.data_ptr(),
+        scaling=SCALING_CODES[operation.scaling],
+        batch_stride_scale_a=m if operation.scaling is Scaling.ROW else 0,
+        batch_stride_scale_b=n if operation.scaling is Scaling.ROW else 0,
         device=index,
     )
     arguments.set_launch(config.launch, sm_count=_sm_count(index))
@@ -213,18 +218,26 @@ def _check_matrix(
     return _view(name, tensor, True, "row-major-output")
 
 
-def _check_scale(name: str, scale: torch.Tensor | None, is_fp8: bool, device: torch.device) -> None:
+def _check_scale(
+    name: str, scale: torch.Tensor | None, scaling: Scaling, count: int, device: torch.device
+) -> None:
+    """`count` is how many factors there are, if there is one for each row or column."""
     import torch
 
     if scale is None:
+        if scaling is Scaling.ROW:
+            raise LaunchFailed(f"{name} is missing; this kernel takes one factor for each row")
         return
-    if not is_fp8:
-        raise LaunchFailed(f"{name} is for FP8 kernels only; fold it into alpha")
-    if scale.dtype != torch.float32 or scale.numel() != 1 or scale.device != device:
+    if scaling is Scaling.NONE:
+        raise LaunchFailed(f"{name} is for kernels of FP8 or with scaling; fold it into alpha")
+    wanted = count if scaling is Scaling.ROW else 1
+    if scale.dtype != torch.float32 or scale.numel() != wanted or scale.device != device:
         raise LaunchFailed(
-            f"{name} must be one float32 element on {device}, got {scale.numel()} of "
+            f"{name} must be {wanted} float32 element(s) on {device}, got {scale.numel()} of "
             f"{scale.dtype} on {scale.device}"
         )
+    if not scale.is_contiguous():
+        raise LaunchFailed(f"{name} has strides {tuple(scale.stride())}; pass a packed copy")
 
 
 def _check_alignment(config: Config, arguments: Arguments) -> None:

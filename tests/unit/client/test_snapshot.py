@@ -48,6 +48,16 @@ def test_the_exact_winner_comes_first_then_the_nearest_legal_one() -> None:
     assert found.find(replace(BIG, layout=Layout.NT)) is None
 
 
+def test_a_neighbour_that_is_added_to() -> None:
+    """Kernels are those of the operation without the addition, which is a launch's beta."""
+    sums = replace(BIG, dtype="bf16.out_f32.accumulate")
+    config = replace(CONFIG, kernel=replace(KERNEL, dtype="bf16.out_f32"))
+    found = snapshot(row(sums, config=config)).find(replace(sums, m=1500))
+    assert found is not None
+    assert found.config == config
+    assert snapshot(row(sums, config=CONFIG)).find(replace(sums, m=1500)) is None
+
+
 def test_an_illegal_neighbour_gives_way_to_the_next() -> None:
     split = replace(KERNEL, scheduler=TileScheduler.SPLIT_K)
     launch = Launch(decomposition=Decomposition.SPLIT_K, splits=7)

@@ -1,9 +1,13 @@
-/* A kernel pack whose kernels run on the host, one for each layout and a few that misbehave. */
+/* A kernel pack whose kernels run on the host, for each layout and type, and some that misbehave. */
 #include <gemmsmith/abi.h>
 #include <string.h>
 
-static const char *names[] = {"tn", "tt", "nt", "nn", "fp8", "refuses", "fails", "split"};
-enum { kTn, kTt, kNt, kNn, kFp8, kRefuses, kFails, kSplit, kCount };
+static const char *names[] = {"tn", "tt", "nt", "nn", "fp8", "refuses", "fails", "split",
+                              "int8", "int8_bf16", "int8_row", "other_library", "no_algorithm",
+                              "f32_tn", "f32_tt", "f32_nt", "f32_nn",
+                              "tf32_tn", "tf32_tt", "tf32_nt", "tf32_nn"};
+enum { kTn, kTt, kNt, kNn, kFp8, kRefuses, kFails, kSplit,
+       kInt8, kInt8Bf16, kInt8Row, kOtherLibrary, kNoAlgorithm, kF32, kTf32 = kF32 + 4, kCount = kTf32 + 4 };
 static int64_t runs;
 
 GS_API int64_t runs_so_far(void) { return runs; }
@@ -29,35 +33,55 @@ static float e4m3(uint8_t value) { /* no NaN among the tests' operands */
   return (value & 128 ? -1 : 1) * scale * (mantissa + (exponent ? 1 : 0));
 }
 
+static float read(int32_t i, const void *from, int64_t at) {
+  if (i == kFp8) return e4m3(((const uint8_t *)from)[at]);
+  if (i >= kInt8 && i <= kInt8Row) return ((const int8_t *)from)[at];
+  if (i < kTf32) return widen(((const uint16_t *)from)[at]);
+  uint32_t bits = ((const uint32_t *)from)[at] & 0xffffe000u; /* as tensor cores read FP32 */
+  float result;
+  memcpy(&result, &bits, 4);
+  return result;
+}
+
 GS_API int32_t gs_abi_version(void) { return GS_ABI_VERSION; }
 GS_API int32_t gs_abi_oldest(void) { return GS_ABI_OLDEST; }
 GS_API int32_t gs_arguments_bytes(void) { return (int32_t)sizeof(gs_arguments); }
 GS_API int32_t gs_kernel_count(void) { return kCount; }
 GS_API const char *gs_kernel_name(int32_t i) { return i >= 0 && i < kCount ? names[i] : 0; }
 GS_API int32_t gs_kernel_describe(int32_t i, gs_kernel_info *info) { return 0; }
-GS_API int32_t gs_can_implement(int32_t i, const gs_arguments *g) { return i == kRefuses ? 4 : 0; }
+GS_API int32_t gs_can_implement(int32_t i, const gs_arguments *g) {
+  if (i == kOtherLibrary) return GS_OTHER_LIBRARY;
+  if (i == kNoAlgorithm) return GS_NO_ALGORITHM;
+  return i == kRefuses ? 4 : 0;
+}
 GS_API int64_t gs_workspace_bytes(int32_t i, const gs_arguments *g) {
   return i == kSplit ? 1000 : 0;
 }
 GS_API int32_t gs_run(int32_t i, const gs_arguments *g, void *workspace, void *stream) {
   if (i == kFails) return 1009;
-  if ((i == kSplit) != (workspace != 0) || stream != (void *)77 || g->beta != 0) return 6;
+  if ((i == kSplit) != (workspace != 0) || stream != (void *)77) return 6;
+  if (g->beta != 0 && (i < kF32 || g->beta != 1)) return 6;
+  if ((i == kInt8Row) != (g->scaling == GS_SCALING_ROW)) return 6;
   if (workspace) memset(workspace, 0, 1000);
-  int a_rows = i != kNt && i != kNn, b_rows = i == kTt || i == kNt;
+  int plain = i < kF32, layout = plain ? i : (i - kF32) % 4;
+  int a_rows = layout != kNt && layout != kNn, b_rows = layout == kTt || layout == kNt;
   float factor = g->alpha;
-  if (g->scale_a) factor *= *g->scale_a * *g->scale_b;
+  if (g->scale_a && i != kInt8Row) factor *= *g->scale_a * *g->scale_b;
   for (int z = 0; z < g->batch; ++z)
     for (int m = 0; m < g->m; ++m)
       for (int n = 0; n < g->n; ++n) {
-        float sum = 0;
+        float sum = 0; /* integers of the tests are small enough to be exact */
         for (int k = 0; k < g->k; ++k) {
           int64_t at_a = z * g->batch_stride_a + (a_rows ? m * g->lda + k : k * g->lda + m);
           int64_t at_b = z * g->batch_stride_b + (b_rows ? k * g->ldb + n : n * g->ldb + k);
-          sum += i == kFp8 ? e4m3(((const uint8_t *)g->a)[at_a]) * e4m3(((const uint8_t *)g->b)[at_b])
-                           : widen(((const uint16_t *)g->a)[at_a]) *
-                                 widen(((const uint16_t *)g->b)[at_b]);
+          sum += read(i, g->a, at_a) * read(i, g->b, at_b);
         }
-        ((uint16_t *)g->d)[z * g->batch_stride_d + m * g->ldd + n] = narrow(sum * factor);
+        int64_t at_c = z * g->batch_stride_c + m * g->ldc + n;
+        int64_t at = z * g->batch_stride_d + m * g->ldd + n;
+        if (i == kInt8Row) sum *= g->scale_a[m] * g->scale_b[n];
+        if (i == kInt8) ((int32_t *)g->d)[at] = (int32_t)sum;
+        else if (plain) ((uint16_t *)g->d)[at] = narrow(sum * factor);
+        else ((float *)g->d)[at] = sum * factor + (g->beta ? g->beta * ((const float *)g->c)[at_c] : 0);
       }
   ++runs;
   return 0;

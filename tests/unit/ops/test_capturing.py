@@ -11,14 +11,14 @@ from torch import nn
 
 import gemmsmith
 from gemmsmith.ops.engine import Engine
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.problem import Layout, Problem
 from tuner.suites import load
 
 BF16 = torch.bfloat16
 
 
 def problem(m: int, n: int, k: int, layout: str, *, batch: int = 1, dtype: str = "bf16") -> Problem:
-    return Problem(m=m, n=n, k=k, batch=batch, dtype=DType(dtype), layout=Layout(layout))
+    return Problem(m=m, n=n, k=k, batch=batch, dtype=dtype, layout=Layout(layout))
 
 
 def step(x: torch.Tensor, layer: nn.Module) -> None:
@@ -70,6 +70,38 @@ def test_batches_fp8_inference_and_what_no_kernel_is_for() -> None:
         "float32 × float32": 1,
         "float8_e4m3fn × float8_e4m3fn without use_fast_accum": 2,
     }
+
+
+def test_other_types() -> None:
+    a, b = torch.ones(16, 32, dtype=torch.int8), torch.ones(8, 32, dtype=torch.int8).t()
+    rows, columns = torch.ones(16, 1), torch.ones(1, 8)
+    x, w = torch.ones(4, 16), torch.ones(8, 16)
+    linear = nn.Linear(16, 8, bias=False, dtype=BF16)
+    with gemmsmith.capture() as shapes:
+        torch._int_mm(a, b)
+        gemmsmith.int8_mm(a, b)
+        gemmsmith.int8_mm(a, b, scale_a=rows, scale_b=columns)
+        gemmsmith.int8_mm(a, b, scale_a=rows)
+        total = torch.zeros(8, 16)
+        x16 = x.to(BF16).requires_grad_()
+        out = gemmsmith.linear(x16, linear.weight, main_grad=total)
+        out.backward(torch.ones_like(out))
+        x @ w.t()
+        torch.set_float32_matmul_precision("high")
+        try:
+            x @ w.t()
+        finally:
+            torch.set_float32_matmul_precision("highest")
+    assert shapes.problems == {
+        problem(16, 8, 32, "tn", dtype="int8"): 2,
+        problem(16, 8, 32, "tn", dtype="int8.out_bf16"): 1,
+        problem(16, 8, 32, "tn", dtype="int8.out_bf16.scale_row"): 1,
+        problem(4, 8, 16, "tn"): 1,
+        problem(4, 16, 8, "tt"): 1,
+        problem(8, 16, 4, "nt", dtype="bf16.out_f32.accumulate"): 1,
+        problem(4, 8, 16, "tn", dtype="tf32"): 1,
+    }
+    assert shapes.skipped == {"float32 × float32": 1}
 
 
 def test_compiled_code_is_seen() -> None:

@@ -242,6 +242,113 @@ def test_under_torch_compile(engine: Engine, runs: Runs) -> None:
     assert x.grad is not None
 
 
+# Other types: INT8, FP32 sums, TF32.
+
+
+def integers(*sizes: tuple[int, ...]) -> list[torch.Tensor]:
+    return [torch.randint(-128, 128, size, dtype=torch.int8) for size in sizes]
+
+
+def exact(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a.double() @ b.double()).to(torch.int32)
+
+
+def test_int8(patched: Engine, chooser: Chooser, runs: Runs) -> None:
+    a, w = integers((4, 16), (8, 16))
+    assert torch.equal(torch._int_mm(a, w.t()), exact(a, w.t()))
+    assert runs() == 1
+    assert [problem.dtype for problem in chooser.asked] == ["int8"]
+    out = torch.empty((4, 8), dtype=torch.int32)
+    torch._int_mm(a, w.t(), out=out)
+    assert runs() == 1
+    assert torch.equal(out, exact(a, w.t()))
+    assert torch.equal(torch._int_mm(a, w.t().contiguous()), exact(a, w.t()))
+    assert runs() == 0  # kernels read 8-bit operands along K only
+
+
+def test_output_in_fp32(patched: Engine, runs: Runs) -> None:
+    a, b = operands((4, 16), (16, 8))
+    wide = a.float() @ b.float()
+    for out in (None, torch.empty_like(wide)):
+        given = {} if out is None else {"out": out}
+        found = torch.mm(a, b, out_dtype=torch.float32, **given)
+        torch.testing.assert_close(found, wide, rtol=1e-5, atol=1e-5)  # nothing was rounded
+        assert out is None or found is out
+    batch, other = operands((3, 4, 16), (3, 16, 8))
+    found = torch.bmm(batch, other, out_dtype=torch.float32)
+    torch.testing.assert_close(found, batch.float() @ other.float(), rtol=1e-5, atol=1e-5)
+    assert runs() == 3
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_added_in_fp32(patched: Engine, chooser: Chooser, runs: Runs, batch: tuple[int]) -> None:
+    a, b = operands((*batch, 4, 16), (*batch, 16, 8))
+    add = torch.baddbmm if batch else torch.addmm
+    start = torch.randn(*batch, 4, 8)
+    expected = start + a.float() @ b.float()
+    found = add(start, a, b, out_dtype=torch.float32)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    total = start.clone()
+    assert add(total, a, b, out_dtype=torch.float32, out=total) is total
+    torch.testing.assert_close(total, expected, rtol=1e-5, atol=1e-5)
+    assert runs() == 2
+    assert {problem.dtype for problem in chooser.asked} == {"bf16.out_f32.accumulate"}
+    # The CPU has no such operator, so what is torch's is refused.
+    for added, factors in ((start, {"beta": 2}), (start, {"alpha": 0.5}), (start[..., :1, :], {})):
+        with pytest.raises(NotImplementedError, match="torch has no"):
+            add(added, a, b, out_dtype=torch.float32, **factors)
+    assert runs() == 0
+
+
+def test_sums_of_a_models_layers_only(engine: Engine, runs: Runs) -> None:
+    gradient, x, other = operands((4, 24), (4, 16), (4, 40))
+    total = torch.zeros(24, 16)
+    with gemmsmith.patch(layers(16, 24)):
+        torch.addmm(total, gradient.t(), x, out_dtype=torch.float32, out=total)
+        with pytest.raises(NotImplementedError):
+            torch.addmm(torch.zeros(24, 40), gradient.t(), other, out_dtype=torch.float32)
+    assert runs() == 1
+
+
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def test_fp32_runs_in_tf32_only_while_torchs_may(
+    patched: Engine, chooser: Chooser, runs: Runs
+) -> None:
+    a, w = torch.randn(4, 16), torch.randn(8, 16)
+    batch = torch.randn(3, 4, 16)
+    full = a.double() @ w.t().double()
+    for allowed in (False, True, False, True):
+        with tf32(allowed):
+            found = functional.linear(a, w)
+            torch.bmm(batch, batch.mT)
+        assert runs() == (2 if allowed else 0)
+        error = (found.double() - full).abs().max()
+        assert (error > 1e-5) == allowed
+    assert {problem.dtype for problem in chooser.asked} == {"tf32"}
+    assert len(chooser.asked) == 2
+
+
+def test_precision_by_name(patched: Engine, runs: Runs) -> None:
+    a, w = torch.randn(4, 16), torch.randn(8, 16)
+    before = torch.get_float32_matmul_precision()
+    try:
+        for name, expected in (("highest", 0), ("high", 1), ("medium", 1)):
+            torch.set_float32_matmul_precision(name)
+            functional.linear(a, w)
+            assert runs() == expected
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 # Of one model: `patch(model)`.
 
 COMPILERS = [None, "aot_eager", pytest.param("inductor", marks=pytest.mark.long)]

@@ -14,14 +14,18 @@ import torch
 from torch.nn import functional
 
 import gemmsmith
-from gemmsmith.answer import Use
+from gemmsmith.answer import Config, Use
 from gemmsmith.bundle import Bundle, write_bundle
 from gemmsmith.errors import PackCorrupt
+from gemmsmith.kernel import CublasLtKernel
+from gemmsmith.launch import Algorithm, Launch
 from gemmsmith.lookup import Lookup
 from gemmsmith.ops.engine import Engine, current, install
+from gemmsmith.ops.forms import Form
 from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.runtime.abi import Arguments
 from gemmsmith.snapshot import Row, Snapshot
-from tests.support.stand_in import Chooser, Host, Packs, config
+from tests.support.stand_in import Choice, Chooser, Host, Packs, config
 
 BF16 = torch.bfloat16
 Runs = Callable[[], int]
@@ -51,7 +55,7 @@ def test_a_workspace_reaches_the_kernel(engine: Engine, chooser: Chooser, runs: 
     assert runs() == 1
 
 
-@pytest.mark.parametrize("name", ["refuses", "fails", "absent"])
+@pytest.mark.parametrize("name", ["refuses", "fails", "absent", "other_library"])
 def test_a_kernel_that_does_not_run_is_torchs_from_then_on(
     engine: Engine, chooser: Chooser, runs: Runs, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
@@ -63,6 +67,43 @@ def test_a_kernel_that_does_not_run_is_torchs_from_then_on(
     messages = [record.message for record in caplog.records if record.name == "gemmsmith"]
     assert len(messages) == 1
     assert messages[0].startswith("torch's own operators stand in for kernel pack aaaaaaaaaaaaaaaa")
+
+
+def test_a_neighbours_algorithm_that_is_none_here_is_torchs_without_a_word(
+    engine: Engine, chooser: Chooser, runs: Runs, caplog: pytest.LogCaptureFixture
+) -> None:
+    chooser.name = "no_algorithm"
+    same(random(4, 16), random(8, 16))
+    assert runs() == 0
+    assert not caplog.records
+
+
+def test_a_librarys_kernel_gets_its_algorithm(
+    engine: Engine, chooser: Chooser, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = CublasLtKernel(
+        name="tn",
+        arch="sm90",
+        dtype="bf16",
+        layout=Layout.TN,
+        alignment_a=8,
+        alignment_b=8,
+        alignment_d=8,
+    )
+    algorithm = Algorithm.of(130100, range(1, 9), workspace_bytes=4096)
+    chosen = Config(kernel=kernel, launch=Launch(algorithm=algorithm), pack="a" * 64)
+    monkeypatch.setattr(chooser, "lookup", lambda *problem: Choice(chosen))
+    x, w = random(4, 16), random(8, 16)
+    same(x, w)
+    plan = engine.plan(Form.LINEAR, x, w)
+    assert plan is not None
+    arguments = Arguments.from_buffer_copy(bytes(plan.raw(15).arguments))
+    assert list(arguments.algorithm) == list(range(1, 9))
+    assert (arguments.library_version, arguments.workspace_limit) == (130100, 4096)
+    shifted = random(65)[1:].view(4, 16)  # 2 bytes behind an aligned address
+    same(shifted, w)
+    same(x, random(9, 16))  # rows of D are 18 bytes apart
+    assert runs() == 1
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "refused", "lookup"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gemmsmith.ops.forms import Form, Spec, batched, folded, shapes
+from gemmsmith.ops.forms import Form, Spec, batched, folded, operation_of, shapes
 from gemmsmith.problem import DType
 
 BF16 = torch.bfloat16
@@ -56,7 +56,7 @@ def test_a_padded_row_is_a_leading_dimension() -> None:
         (Form.LINEAR, bf16(7, 40)[:, ::2], bf16(30, 20)),
         (Form.LINEAR, bf16(1, 1).expand(7, 20), bf16(30, 20)),
         (Form.LINEAR, bf16(7, 2, 20).transpose(0, 1), bf16(30, 20)),
-        (Form.LINEAR, torch.empty(7, 20), torch.empty(30, 20)),
+        (Form.LINEAR, torch.empty(7, 20).double(), torch.empty(30, 20).double()),
         (Form.LINEAR, bf16(7, 20), torch.empty(30, 20, dtype=torch.float16)),
         (Form.LINEAR, bf16(7, 20), bf16(30, 20).to("meta")),
         (Form.MATMUL, bf16(5, 4, 3), bf16(1, 3, 2)),
@@ -65,6 +65,38 @@ def test_a_padded_row_is_a_leading_dimension() -> None:
 )
 def test_what_no_kernel_can_take(form, a, b) -> None:
     assert shapes(form, spec(a), spec(b)) == ()
+
+
+F32, S32, S8, E4M3 = torch.float32, torch.int32, torch.int8, torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize(
+    ("form", "operand", "output", "dtype"),
+    [
+        (Form.MATMUL, BF16, None, "bf16"),
+        (Form.MATMUL, BF16, BF16, "bf16"),
+        (Form.MATMUL, BF16, F32, "bf16.out_f32"),
+        (Form.MATMUL, torch.float16, F32, "fp16.out_f32"),
+        (Form.ADDED, BF16, F32, "bf16.out_f32.accumulate"),
+        (Form.ADDED_GRADIENT, BF16, None, "bf16.out_f32.accumulate"),
+        (Form.ADDED, BF16, BF16, None),
+        (Form.MATMUL, BF16, torch.float16, None),
+        (Form.MATMUL, BF16, torch.float64, None),
+        (Form.SCALED, BF16, None, None),
+        (Form.SCALED, E4M3, None, "fp8_e4m3"),
+        (Form.MATMUL, E4M3, None, None),
+        (Form.MATMUL, S8, None, "int8"),
+        (Form.MATMUL, S8, S32, "int8"),
+        (Form.MATMUL, S8, BF16, "int8.out_bf16"),
+        (Form.ROW_SCALED, S8, None, "int8.out_bf16.scale_row"),
+        (Form.ROW_SCALED, S8, S32, None),
+        (Form.LINEAR, F32, None, "tf32"),
+        (Form.ADDED_GRADIENT, F32, F32, "tf32.accumulate"),
+    ],
+)
+def test_operations(form, operand, output, dtype) -> None:
+    found = operation_of(form, operand, operand, output)
+    assert (None if found is None else found.dtype) == dtype
 
 
 def test_fp8_is_tn_only() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -149,3 +150,27 @@ def test_the_report_without_use() -> None:
     with gemmsmith.patch(report=True, file=file):
         torch.ones(2, 2) @ torch.ones(2, 2)
     assert "call gemmsmith.use(...) first" in file.getvalue()
+
+
+def test_other_types_by_the_function_mode(engine: Engine, chooser: Chooser, runs: Runs) -> None:
+    a, b = torch.randn(4, 16).to(BF16), torch.randn(16, 8).to(BF16)
+    wide = a.float() @ b.float()
+    total = torch.ones(4, 8)
+    ints = torch.randint(-128, 128, (4, 16), dtype=torch.int8)
+    with gemmsmith.patch():
+        close = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5)
+        close(torch.mm(a, b, out_dtype=torch.float32), wide)
+        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
+        close(total, wide + 1)
+        close(
+            torch.baddbmm(total[None], a[None], b[None], out_dtype=torch.float32)[0], total + wide
+        )
+        assert torch.equal(torch._int_mm(ints, ints.t()), (ints.double() @ ints.t().double()).int())
+    assert runs() == 4
+    assert {problem.dtype for problem in chooser.asked} == {
+        "bf16.out_f32",
+        "bf16.out_f32.accumulate",
+        "int8",
+    }
+    with gemmsmith.patch(), pytest.raises(NotImplementedError):  # torch's CPU has no such product
+        torch.addmm(total, a, b, out_dtype=torch.float32, beta=2)

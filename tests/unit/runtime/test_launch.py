@@ -11,6 +11,7 @@ from gemmsmith.answer import Config
 from gemmsmith.errors import LaunchFailed
 from gemmsmith.kernel import Cutlass3xKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
 from gemmsmith.launch import Launch
+from gemmsmith.operation import Scaling
 from gemmsmith.problem import DType, Layout
 from gemmsmith.runtime import launch as launching
 from gemmsmith.runtime.abi import Arguments
@@ -92,7 +93,15 @@ def test_misalignment_is_refused() -> None:
 def test_scales_are_for_fp8() -> None:
     scale = torch.ones(1)
     with pytest.raises(LaunchFailed, match="FP8"):
-        launching._check_scale("scale_a", scale, False, scale.device)
-    with pytest.raises(LaunchFailed, match="one float32"):
-        launching._check_scale("scale_a", torch.ones(2), True, scale.device)
-    launching._check_scale("scale_a", scale, True, scale.device)
+        launching._check_scale("scale_a", scale, Scaling.NONE, 4, scale.device)
+    with pytest.raises(LaunchFailed, match="1 float32"):
+        launching._check_scale("scale_a", torch.ones(2), Scaling.TENSOR, 4, scale.device)
+    launching._check_scale("scale_a", scale, Scaling.TENSOR, 4, scale.device)
+
+
+def test_a_factor_for_each_row() -> None:
+    rows = torch.ones(4, 1)
+    launching._check_scale("scale_a", rows, Scaling.ROW, 4, rows.device)
+    for wrong in (torch.ones(1), torch.ones(4, 2)[:, :1], rows.double(), None):
+        with pytest.raises(LaunchFailed, match="scale_a"):
+            launching._check_scale("scale_a", wrong, Scaling.ROW, 4, rows.device)

@@ -1,0 +1,122 @@
+"""torch's products that take alpha and beta, or batches with `out_dtype`, by tuned kernels.
+
+`addmm`, `baddbmm` and `bmm` with `out_dtype`: the compiled binding cannot take them over, as
+torch's C shim passes no Scalar and does not hold them all. They are few and large in a training
+step (a weight's gradient, added to its FP32 sum), so Python may stand before them: it costs some
+microseconds a call. Like the binding it is below autograd, in every thread, installed once and
+switched on and off.
+
+A kernel adds with alpha and beta of 1 and nothing else; other factors are torch's, as is an addend
+that is broadcast or not FP32.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from gemmsmith.ops.engine import Engine
+from gemmsmith.ops.forms import Form
+
+_PRODUCTS = (("mm", 2, False), ("bmm", 3, False), ("addmm", 2, True), ("baddbmm", 3, True))
+"""torch's operators with `out_dtype`: name, dimensions of the factors, whether it adds."""
+
+Wanted = Callable[[torch.Tensor, torch.Tensor], bool]
+
+
+def by_kernel(
+    engine: Engine,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out_dtype: torch.dtype,
+    added: torch.Tensor | None = None,
+    factors: Mapping[str, Any] | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor | None:
+    """`a · b`, or `added + a · b`, in `out_dtype`; None: torch is to compute it.
+
+    Args:
+        engine: decides.
+        a: [M, K], or a batch.
+        b: [K, N], or a batch of as many.
+        out_dtype: element type of the result.
+        added: what the product is added to; may be `out`.
+        factors: alpha and beta, where they are given.
+        out: where to write; None: a new tensor.
+    """
+    if added is None:
+        return engine.written(Form.MATMUL, a, b, out_dtype, into=out)
+    if added.dtype is not out_dtype or any(value != 1 for value in (factors or {}).values()):
+        return None
+    return engine.written(Form.ADDED, a, b, out_dtype, into=out, added=added)
+
+
+class _Active:
+    """What is switched on in this process."""
+
+    engine: Engine | None = None
+    wanted: Wanted | None = None
+    libraries: dict[str, Any] = {}  # noqa: RUF012 - one a process; torch forgets what is dropped
+
+
+def switch(engine: Engine | None, wanted: Wanted | None) -> None:
+    """Go on with an engine, or with none; `wanted` says for which products, None: for all."""
+    _Active.engine, _Active.wanted = engine, wanted
+
+
+def install(kind: str, *, without_mm: bool) -> None:
+    """Stand before torch's kernels for `cuda` tensors. Does nothing the second time.
+
+    `without_mm`: the binding has taken over `mm` with `out_dtype`, which an older torch's C shim
+    does not hold.
+
+    What this torch does not have is left out. The CPU has none of these operators: there they
+    are put in the place of nothing, for stand-in kernels.
+    """
+    if kind in _Active.libraries:
+        return
+    key = kind.upper()
+    library = torch.library.Library("aten", "IMPL", key)  # type: ignore[no-untyped-call]
+    _Active.libraries[kind] = library
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the override is what is meant
+        for name, dims, adds in _PRODUCTS[1 if without_mm else 0 :]:
+            for overload in ("dtype", "dtype_out"):
+                if not hasattr(getattr(torch.ops.aten, name), overload):
+                    continue
+                original = _original(f"aten::{name}.{overload}", key)
+                if original is None and kind == "cuda":
+                    continue
+                stand_in = _before(f"{name}.{overload}", original, dims, adds)
+                library.impl(  # type: ignore[no-untyped-call]
+                    f"{name}.{overload}", stand_in, with_keyset=True
+                )
+
+
+def _original(name: str, key: str) -> Any:
+    """Torch's own kernel; None where there is none, or no way to call it."""
+    get = getattr(torch.library, "get_kernel", None)
+    try:
+        return None if get is None else get(name, key)
+    except RuntimeError:
+        return None
+
+
+def _before(name: str, original: Any, dims: int, adds: bool) -> Callable[..., torch.Tensor]:
+    def call(keys: Any, *given: Any, out: torch.Tensor | None = None, **factors: Any) -> Any:
+        engine, wanted = _Active.engine, _Active.wanted
+        if engine is not None:
+            added, (a, b, out_dtype) = (given[0], given[1:]) if adds else (None, given)
+            if a.dim() == b.dim() == dims and (wanted is None or wanted(a, b)):
+                found = by_kernel(engine, a, b, out_dtype, added, factors, out)
+                if found is not None:
+                    return found
+        if original is None:
+            raise NotImplementedError(f"torch has no {name} for these tensors")
+        rest = factors if out is None else {**factors, "out": out}
+        return original.call_boxed(keys, *given, **rest)
+
+    return call
