@@ -39,6 +39,12 @@ def _rows_aligned(problem: Problem, size: int) -> bool:
     return problem.contiguous_a % alignment == 0 and problem.contiguous_b % alignment == 0
 
 
+def of_kernels(problem: Problem) -> Problem:
+    """The problem as kernels are made for it: of the operation that does not say what beta is."""
+    operation = problem.operation
+    return replace(problem, dtype=operation.of_kernels.dtype) if operation.accumulate else problem
+
+
 def alike(problem: Problem, arch: Architecture) -> Problem:
     """A small problem that every rule judges as it does `problem`; else `problem` itself.
 

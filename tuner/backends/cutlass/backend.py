@@ -14,7 +14,7 @@ from gemmsmith.operation import Epilogue, Grouping, Operation, Scaling
 from gemmsmith.problem import Problem
 from tuner.arch import Architecture
 from tuner.backends.backend import Features, Level, Part
-from tuner.backends.cutlass.alignment import alike
+from tuner.backends.cutlass.alignment import alike, of_kernels
 from tuner.backends.cutlass.features import features
 from tuner.backends.cutlass.launches import launches
 from tuner.backends.cutlass.operation import DATA_TYPES
@@ -52,8 +52,8 @@ class CutlassBackend(ABC):
     def kernels(
         self, problem: Problem, arch: Architecture, level: Level
     ) -> tuple[CutlassKernel, ...]:
-        """The legal kernels for a problem."""
-        return self.legal(alike(problem, arch), arch, level)
+        """The legal kernels for a problem; whether it adds to D makes no difference to them."""
+        return self.legal(alike(of_kernels(problem), arch), arch, level)
 
     def fitted(self, problem: Problem, device: DeviceModel) -> Sequence[CutlassKernel]:  # noqa: ARG002
         """None."""

@@ -11,9 +11,11 @@ leaves out a few fields, so these conventions hold throughout:
 * A swapped kernel is CUTLASS's kernel with column-major D: Dᵀ[N,M] = Bᵀ[N,K] · Aᵀ[K,M]. Reading
   a matrix transposed flips its layout letter, so problem layout `xy` becomes kernel layout
   `ȳx̄` (tn→tn, tt→nn, nt→nt, nn→tt) and the third letter, `n`, says that it is swapped.
-* Kernels that are more than one operation say so in their name: `_split_k` ones compute FP32
-  partials with a CUTLASS kernel and add them with ours, `gemmsmith…_cluster_split_k` ones are our
-  own around CUTLASS's mainloop, and TMA kernels with `align1` copy operands that TMA cannot read.
+* Kernels that are more than one operation say so in their name: `_split_k` ones compute partial
+  sums with a CUTLASS kernel and add them with ours, which stores a D of whatever type it then
+  says, `gemmsmith…_cluster_split_k` ones are our own around CUTLASS's mainloop, and TMA kernels
+  with `align1` copy operands that TMA cannot read. `_scale_row` ones apply factors per row and
+  column.
 * CUTLASS 2.x operations are column-major-D in CUTLASS's library, and its emitter transposes them
   back: the emitted kernel has the problem's own orientation, and is not swapped.
 """
@@ -48,15 +50,20 @@ from gemmsmith.kernel import (
     MainloopSchedule,
     TileScheduler,
 )
-from gemmsmith.operation import Element, Operation
+from gemmsmith.operation import Element, Operation, Scaling
 
 DATA_TYPES = {
     Element.BF16: DataType.bf16,
     Element.F16: DataType.f16,
     Element.E4M3: DataType.e4m3,
     Element.E5M2: DataType.e5m2,
+    Element.S8: DataType.s8,
+    Element.TF32: DataType.f32,  # as it lies in memory: TMA rounds it on its way in
     Element.F32: DataType.f32,
+    Element.S32: DataType.s32,
 }
+
+_INSTRUCTION_TYPES = {**DATA_TYPES, Element.TF32: DataType.tf32}
 
 _TMA_SCHEDULES = {
     (MainloopSchedule.WARP_SPECIALIZED, False): KernelScheduleType.TmaWarpSpecialized,
@@ -181,14 +188,33 @@ def of_type(kernel: CutlassKernel, dtype: str) -> CutlassKernel:
 
 def name_of(kernel: CutlassKernel) -> str:
     """CUTLASS's procedural name, and what our own part adds to it."""
-    name: str = gemm_operation(kernel).procedural_name()
+    name = struct_of(kernel)
     if kernel.scheduler is TileScheduler.SPLIT_K:
-        return f"{name}_split_k"
+        # The partial sums' type is the same for every D: what follows the short name tells them.
+        _, *said = kernel.operation.dtype.split(".")
+        return "_".join([name, "split_k", *said])
     if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
-        return name.replace("cutlass3x", "gemmsmith", 1) + "_cluster_split_k"
+        name = name.replace("cutlass3x", "gemmsmith", 1) + "_cluster_split_k"
+        return f"{name}_scale_row" if scales_rows(kernel) else name
     if is_padded(kernel):
         return name.replace(f"_align{tma_alignment(kernel.operation)}_", "_align1_", 1)
     return name
+
+
+def struct_of(kernel: CutlassKernel) -> str:
+    """The name of what CUTLASS's text defines: unique among kernels that differ in it."""
+    name: str = gemm_operation(kernel).procedural_name()
+    return f"{name}_scale_row" if scales_rows(kernel) and stores_itself(kernel) else name
+
+
+def scales_rows(kernel: CutlassKernel) -> bool:
+    """Whether there is a factor for each row of A and each column of B."""
+    return kernel.operation.scaling is Scaling.ROW
+
+
+def stores_itself(kernel: CutlassKernel) -> bool:
+    """Whether CUTLASS's epilogue makes D; else ours does, of sums."""
+    return kernel.scheduler not in (TileScheduler.SPLIT_K, TileScheduler.CLUSTER_SPLIT_K)
 
 
 def is_padded(kernel: CutlassKernel) -> bool:
@@ -218,7 +244,7 @@ def _tensors(
     alignment = tma_alignment(kernel.operation) if is_padded(kernel) else kernel.alignment_a
     d, alignment_d = kernel.operation.d, kernel.alignment_d
     if kernel.scheduler is TileScheduler.SPLIT_K:
-        d, alignment_d = Element.F32, 4
+        d, alignment_d = kernel.operation.accumulator, 4
     return (
         _tensor(DATA_TYPES[seen.element_a], seen.a_row_major, alignment),
         _tensor(DATA_TYPES[seen.element_b], seen.b_row_major, alignment),
@@ -236,7 +262,7 @@ def _operation_2x(kernel: CutlassKernel) -> GemmOperation:
     fp8 = kernel.operation.is_narrow_float
     arch = 89 if fp8 else 80
     shape = [16, 8, 32 if fp8 else 16]
-    instruction = _instruction(shape, a, b)
+    instruction = _instruction(shape, a.element, b.element, DataType.f32)
     warps = warps_2x(kernel.tile) or (2, 2, 1)
     description = TileDescription(
         list(kernel.tile), kernel.stages, list(warps), instruction, arch, 90
@@ -256,7 +282,15 @@ def _operation_2x(kernel: CutlassKernel) -> GemmOperation:
 
 def _operation_3x(kernel: CutlassKernel) -> GemmOperation:
     a, b, d = _tensors(kernel, transposed=kernel.swapped)
-    instruction = _instruction([64, kernel.tile[1], 256 // kernel.operation.a.bits], a, b)
+    seen = operands(kernel.operation, swapped=kernel.swapped)
+    shape = [64, kernel.tile[1], 256 // kernel.operation.a.bits]
+    accumulator = DATA_TYPES[kernel.operation.accumulator]
+    instruction = _instruction(
+        shape,
+        _INSTRUCTION_TYPES[seen.element_a],
+        _INSTRUCTION_TYPES[seen.element_b],
+        accumulator,
+    )
     description = TileDescription(
         list(kernel.tile), kernel.stages, [4, 1, 1], instruction, 90, 90, [*kernel.cluster, 1]
     )
@@ -283,7 +317,7 @@ def _operation_3x(kernel: CutlassKernel) -> GemmOperation:
         a,
         b,
         d,
-        DataType.f32,
+        DATA_TYPES[_computed(kernel)],
         D=d,
         kernel_schedule=schedule,
         epilogue_schedule=epilogue,
@@ -291,12 +325,12 @@ def _operation_3x(kernel: CutlassKernel) -> GemmOperation:
     )
 
 
-def _instruction(shape: list[int], a: TensorDescription, b: TensorDescription) -> MathInstruction:
-    return MathInstruction(
-        shape,
-        a.element,
-        b.element,
-        DataType.f32,
-        OpcodeClass.TensorOp,
-        MathOperation.multiply_add,
-    )
+def _computed(kernel: CutlassKernel) -> Element:
+    """What the epilogue computes in: integers where it stores those, exactly; else FP32."""
+    sums = kernel.operation.accumulator
+    stored = kernel.operation.d if stores_itself(kernel) else sums
+    return sums if stored.is_integer else Element.F32
+
+
+def _instruction(shape: list[int], a: DataType, b: DataType, sums: DataType) -> MathInstruction:
+    return MathInstruction(shape, a, b, sums, OpcodeClass.TensorOp, MathOperation.multiply_add)
