@@ -25,6 +25,7 @@ from gemmsmith.answer import Answer, Match
 from gemmsmith.problem import MAX_EXTENT, DType, Layout, Problem
 from service import documents
 from service.lookup import REACH, Kind, kind
+from service.values import DTYPE_PATTERN
 
 _LONGEST_QUERY = 300
 """Bytes of a query string worth keeping; a lookup with every parameter given has about 120."""
@@ -34,6 +35,7 @@ _NEIGHBOURHOODS = 32
 that are alike go: a whole import costs less to answer anew than to compare."""
 
 _Extent = Annotated[int, msgspec.Meta(ge=1, le=MAX_EXTENT)]
+_DType = Annotated[str, msgspec.Meta(pattern=f"^{DTYPE_PATTERN}$")]
 
 
 class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,7 +48,7 @@ class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     n: _Extent
     k: _Extent
     batch: _Extent = 1
-    dtype: str = DType.BF16
+    dtype: _DType = DType.BF16.value
     layout: Layout = Layout.TN
 
     @classmethod

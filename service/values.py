@@ -23,7 +23,7 @@ MAX_PRIORITY = 100
 
 _DIGITS = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_DTYPE = (
+DTYPE_PATTERN = (
     f"({'|'.join(DType)})(\\.out_({'|'.join(Element)}))?(\\.scale_({'|'.join(Scaling)}))?"
     f"(\\.group_({'|'.join(Grouping)}))?(\\.then_({'|'.join(Epilogue)}))?(\\.accumulate)?"
 )
@@ -117,7 +117,7 @@ DTypeName = Annotated[
     str,
     BeforeValidator(_dtype),
     WithJsonSchema(
-        _text(_DTYPE, description="Element types, and what differs from their defaults")
+        _text(DTYPE_PATTERN, description="Element types, and what differs from their defaults")
     ),
 ]
 QueryExtent = Annotated[
@@ -152,7 +152,7 @@ WinnerCursor = Annotated[
     PlainValidator(_after_winner),
     WithJsonSchema(
         _text(
-            f"{_DTYPE}-({'|'.join(Layout)})(-[1-9][0-9]{{0,9}}){{4}}",
+            f"{DTYPE_PATTERN}-({'|'.join(Layout)})(-[1-9][0-9]{{0,9}}){{4}}",
             description="From the `links.next` of a page",
         )
     ),

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
-from gemmsmith.launch import Launch
+from gemmsmith.launch import Decomposition, Launch
 from gemmsmith.operation import Layout, Operation
 
 
@@ -163,14 +163,15 @@ class CutlassTraits(Kernel, frozen=True, kw_only=True):
         promotes = self.mainloop in TMA_MAINLOOPS and not self.fast_accumulation
         return self.operation.is_narrow_float and not promotes
 
-    def has_fixed_order(self, launch: Launch) -> bool:  # noqa: ARG002
+    def has_fixed_order(self, launch: Launch) -> bool:
         """Whether each output element is summed in one order, run after run.
 
         One thread block computes a whole tile, or our own kernels add its slices in their order.
         For CUTLASS's split-K, stream-K and the heuristic that picks among them the order is
         CUTLASS's business.
         """
-        return self.scheduler is not TileScheduler.STREAM_K
+        alone = launch.decomposition is Decomposition.DATA_PARALLEL
+        return alone or self.scheduler is not TileScheduler.STREAM_K
 
 
 class Cutlass3xKernel(CutlassTraits, frozen=True, kw_only=True, tag=Backend.CUTLASS3X.value):

@@ -133,42 +133,19 @@ class _Meaning(NamedTuple):
     scalings: tuple[Scaling, ...]  # others that there are
 
 
+_FINER = (Scaling.ROW, Scaling.BLOCK)
 _MEANINGS = {
     DType.BF16: _Meaning(
-        Element.BF16,
-        Element.BF16,
-        Element.F32,
-        Element.BF16,
-        (Element.F32,),
-        Scaling.NONE,
-        (),
+        Element.BF16, Element.BF16, Element.F32, Element.BF16, (Element.F32,), Scaling.NONE, ()
     ),
     DType.FP16: _Meaning(
-        Element.F16,
-        Element.F16,
-        Element.F32,
-        Element.F16,
-        (Element.F32,),
-        Scaling.NONE,
-        (),
+        Element.F16, Element.F16, Element.F32, Element.F16, (Element.F32,), Scaling.NONE, ()
     ),
     DType.FP8_E4M3: _Meaning(
-        Element.E4M3,
-        Element.E4M3,
-        Element.F32,
-        Element.BF16,
-        (),
-        Scaling.TENSOR,
-        (Scaling.ROW, Scaling.BLOCK),
+        Element.E4M3, Element.E4M3, Element.F32, Element.BF16, (), Scaling.TENSOR, _FINER
     ),
     DType.FP8_E5M2: _Meaning(
-        Element.E5M2,
-        Element.E4M3,
-        Element.F32,
-        Element.BF16,
-        (),
-        Scaling.TENSOR,
-        (Scaling.ROW, Scaling.BLOCK),
+        Element.E5M2, Element.E4M3, Element.F32, Element.BF16, (), Scaling.TENSOR, _FINER
     ),
     DType.INT8: _Meaning(
         Element.S8,
@@ -180,13 +157,7 @@ _MEANINGS = {
         (Scaling.ROW,),
     ),
     DType.TF32: _Meaning(
-        Element.TF32,
-        Element.TF32,
-        Element.F32,
-        Element.F32,
-        (),
-        Scaling.NONE,
-        (),
+        Element.TF32, Element.TF32, Element.F32, Element.F32, (), Scaling.NONE, ()
     ),
 }
 

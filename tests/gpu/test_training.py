@@ -39,6 +39,7 @@ from tests.gpu.conftest import Packs as BuiltPacks
 from tests.gpu.support import choosing
 from tests.gpu.support.choosing import Ground, tuned
 from tests.support.processes import until
+from tests.support.types import FLOATS
 from tuner.compile import ArtifactStore
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -53,7 +54,7 @@ def ground(packs: BuiltPacks, model: DeviceModel) -> Ground:
     return Ground(
         device=torch.device("cuda:0"),
         model=model,
-        types=tuple(DType),
+        types=FLOATS,
         sizes=(528, 784, 1056),
         largest=4096,
         kernels=choosing.gpu_kernels(packs.failures),

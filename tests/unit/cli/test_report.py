@@ -210,7 +210,7 @@ def test_the_database_is_the_default(database: Any) -> None:
 
 
 def test_wrong_input() -> None:
-    assert "got 'int8'" in run("report", *FILES, "--dtype", "int8", code=2).stderr
+    assert "got 'int4'" in run("report", *FILES, "--dtype", "int4", code=2).stderr
     assert "cannot read none.jsonl" in run("report", "--winners", "none.jsonl", code=1).stderr
     assert "got 'replay:x'" in run("ceilings", "--device", "replay:x", code=2).stderr
 

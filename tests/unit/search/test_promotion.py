@@ -9,6 +9,7 @@ import pytest
 from gemmsmith.answer import Conditions, Use
 from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import TileScheduler
+from gemmsmith.launch import Decomposition, Launch
 from tests.support.candidates import EXACT, PROBLEM, named
 from tests.support.replacing import replace
 from tuner.search.promotion import decide
@@ -186,7 +187,8 @@ def test_cublas_stays_the_answer_when_it_cannot_be_told_apart() -> None:
 
 
 def test_inside_the_noise_the_fixed_order_decides() -> None:
-    streamed = named("a-streams", TileScheduler.STREAM_K)
+    launch = Launch(decomposition=Decomposition.STREAM_K)
+    streamed = replace(named("a-streams", TileScheduler.STREAM_K), launch=launch)
     plain_b, plain_c = named("b-plain"), named("c-plain")
     times = {plain_c: 10.0, streamed: 10.0, plain_b: 10.0}
     decision = decide(finals(times, baseline=12.0, noise=0.02))

@@ -19,6 +19,7 @@ from service.worker import device_name
 from tests.support.replacing import replace
 from tests.support.serving import H200, new_settings, promote, running, winner
 from tests.unit.service.conftest import KNOWN
+from tuner.arch import MEASURED
 
 
 def check_document(reply: httpx.Response) -> dict[str, Any]:
