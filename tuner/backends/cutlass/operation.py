@@ -15,7 +15,8 @@ leaves out a few fields, so these conventions hold throughout:
   partials with a CUTLASS kernel and add them with ours, `gemmsmith…_cluster_split_k` ones are our
   own around CUTLASS's mainloop, and TMA kernels with `align1` copy operands that TMA cannot read.
 * CUTLASS 2.x operations are column-major-D in CUTLASS's library, and its emitter transposes them
-  back: the emitted kernel has the problem's own orientation, and is not swapped.
+  back: the emitted kernel has the problem's own orientation, and is not swapped. Their names end in
+  the architecture where that is not sm90.
 """
 
 from __future__ import annotations
@@ -97,6 +98,10 @@ _WARPS_2X = {
 
 TMA_BYTES = 16
 """TMA wants every row to start at a multiple of this (`tma_alignment_bytes`)."""
+
+
+_UNSAID = "sm90"
+"""The architecture whose 2.x kernels do not say what they are compiled for, as CUTLASS's do not."""
 
 
 class Operands(NamedTuple):
@@ -186,6 +191,8 @@ def name_of(kernel: CutlassKernel) -> str:
         return f"{name}_split_k"
     if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
         return name.replace("cutlass3x", "gemmsmith", 1) + "_cluster_split_k"
+    if kernel.backend is Backend.CUTLASS2X and kernel.arch != _UNSAID:
+        return f"{name}_{kernel.arch}"
     if is_padded(kernel):
         return name.replace(f"_align{tma_alignment(kernel.operation)}_", "_align1_", 1)
     return name
