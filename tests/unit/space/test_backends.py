@@ -52,7 +52,7 @@ def test_each_backend_gives_kernels_of_its_own() -> None:
 
 @pytest.mark.parametrize("dtype", ["int8", "tf32", "fp8_e4m3.scale_row"])
 def test_an_operation_without_kernels_is_an_error_that_names_it(dtype: str) -> None:
-    assert backends.supporting(Operation.of(dtype), SM90) == []
+    assert backends.supporting(Operation.of(dtype), SM90) == ()
     with pytest.raises(NoLegalCandidate, match=dtype):
         backends.kernels(Problem(m=64, n=64, k=64, dtype=dtype))
 
