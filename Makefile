@@ -1,6 +1,7 @@
 # One-word commands. Each sets up what it needs in .venv first.
 #   make run        the service on 127.0.0.1:8000 and one worker
-#   make test       the tests that need no GPU (real nvcc, real SQLite, real PostgreSQL)
+#   make test       the tests that need no GPU (real nvcc, real SQLite, real PostgreSQL): minutes
+#   make test-all   these, and then those marked `long`: every fault, page, command and kernel
 #   make faults     the fault suite at full length: 200 jobs under kills, on each kind of database
 #   make lint       ruff and the strict type checker
 #   make bench      what gemmsmith itself costs, without a GPU
@@ -15,13 +16,16 @@ PIP = .venv/bin/pip install --quiet --disable-pip-version-check -c requirements.
 GPU_EXTRA = $(if $(or $(wildcard /dev/nvidia0),$(shell command -v nvidia-smi)),[gpu],)
 PROJECT = pyproject.toml client/pyproject.toml requirements.lock client/gemmsmith/ops/dispatch.cpp
 
-.PHONY: run test faults lint format bench wheels gpu-test gpu-bench lock clean
+.PHONY: run test test-all faults lint format bench wheels gpu-test gpu-bench lock clean
 
 run: .venv/.run
 	.venv/bin/gemmsmith serve --worker
 
 test: .venv/.test
-	.venv/bin/python -m pytest -n 2 --dist loadfile
+	.venv/bin/python -m pytest -n 2 --dist loadfile -m "not long"
+
+test-all: test
+	.venv/bin/python -m pytest -n 2 --dist loadfile -m long
 
 faults: .venv/.test
 	GEMMSMITH_FAULT_JOBS=200 .venv/bin/python -m pytest tests/faults

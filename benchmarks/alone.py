@@ -25,10 +25,9 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.peers.peer import Unsupported
 from benchmarks.peers.winners import find_packs, find_winners
 from benchmarks.side_by_side import SideBySide, WrongProductError, prepare
-from gemmsmith.answer import Use
 from gemmsmith.files import publish
-from tuner.devices.local import gpu_uuid, local_gpu
-from tuner.measure.power import price
+from tuner.measure.local_gpu import gpu_uuid, local_gpu
+from tuner.measure.power import penalty
 from tuner.measure.statistics import paired_ratio
 from tuner.trial import Winner
 
@@ -64,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     winners = [
         winner
         for winner in find_winners(options.winners, None, model).values()
-        if winner.candidate is not None and (options.all or winner.use is Use.CUTLASS)
+        if winner.candidate is not None and (options.all or not winner.use.is_default)
     ]
     if model is None:
         print(f"no CUDA GPU {ordinal} on this machine; {len(winners)} winners would be measured")
@@ -83,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def row(winner: Winner, turns: dict[str, list[Turn]]) -> dict[str, Any]:
-    """What a problem's turns say; `price` is what finals would charge for the clocks seen."""
+    """What a problem's turns say, and the power penalty that finals would ask for."""
     times = {name: [turn.us for turn in taken] for name, taken in turns.items()}
     medians = {name: _medians(taken) for name, taken in turns.items()}
     return {
@@ -91,7 +90,7 @@ def row(winner: Winner, turns: dict[str, list[Turn]]) -> dict[str, Any]:
         "use": winner.use.value,
         "paired": None if winner.speedup is None else winner.speedup.median,
         "alone": asdict(paired_ratio(times[THEIRS], times[OURS])),
-        "price": price(medians[OURS]["sm_clock_mhz"], medians[THEIRS]["sm_clock_mhz"]),
+        "power_penalty": penalty(medians[OURS]["sm_clock_mhz"], medians[THEIRS]["sm_clock_mhz"]),
         **medians,
         "error": None,
     }
@@ -107,7 +106,8 @@ def line(found: dict[str, Any]) -> str:
         for name, side in ((name, found[name]) for name in (OURS, THEIRS))
     )
     paired = "unknown" if found["paired"] is None else f"{found['paired']:.3f}"
-    ratios = f"alone {found['alone']['median']:.3f}, paired {paired}, price {found['price']:.3f}"
+    cost = f"power penalty {found['power_penalty']:.3f}"
+    ratios = f"alone {found['alone']['median']:.3f}, paired {paired}, {cost}"
     return f"{found['problem']}: {ratios}; {sides}"
 
 

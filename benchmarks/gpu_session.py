@@ -9,8 +9,8 @@ cut off keeps what it had; a failing step is reported and the next one still run
     test      tests/gpu, with the machine-readable report gpu-tests-*.json
     ranks     tests/gpu/test_ranks.py alone, on all of the host's GPUs: ranks-*.json
     cold      three problems, each with nothing compiled and nothing known: cold-*.json
-    base      what `gemmsmith compile --base` costs on all cores: base-*.json; a session with an
-              empty pack store goes on with its packs
+    base      what `gemmsmith compile --base` costs on all cores: base-*.json; the session goes on
+              with its packs
     waiting   seconds for the problems of configs/suites/unseen.toml, one by one and in one
               process, and for a suite, with the packs of base: waiting-*.json
     stability three problems tuned ten times each with those packs, their winners raced against

@@ -31,7 +31,7 @@ import msgspec
 from benchmarks import million, servers, wrk
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
-from service.documents import best_url
+from service.http.documents import best_url
 from tuner.devices import open_device
 from tuner.devices.replay import ReplayDevice
 from tuner.store import Store

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from benchmarks.peers.winners import find_packs, find_winners
 from benchmarks.side_by_side import WrongProductError, prepare
 from gemmsmith.problem import DType, Layout, Problem
-from tuner.devices.local import local_gpu
+from tuner.measure.local_gpu import local_gpu
 from tuner.trial import Winner
 
 if TYPE_CHECKING:

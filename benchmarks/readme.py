@@ -14,7 +14,6 @@ import statistics
 import sys
 from pathlib import Path
 
-from gemmsmith.answer import Use
 from gemmsmith.problem import DType
 from tuner.exchange import read_winners
 from tuner.trial import Winner
@@ -50,8 +49,8 @@ def table(winners: list[Winner]) -> str:
         if not mine:
             continue
         ratios = [w.speedup.median for w in mine if w.speedup]
-        kept = sum(w.use is Use.CUBLAS for w in mine)
-        got = [w.speedup.median if w.use is Use.CUTLASS and w.speedup else 1.0 for w in mine]
+        kept = sum(w.use.is_default for w in mine)
+        got = [w.speedup.median if not w.use.is_default and w.speedup else 1.0 for w in mine]
         rows.append(
             f"| {dtype} | {len(mine)} | {geometric_mean(ratios):.3f} "
             f"| {statistics.median(ratios):.3f} | {min(ratios):.2f} | {max(ratios):.2f} "

@@ -20,7 +20,7 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI, Response
 
-from service.protocol import Protocol
+from service.http.protocol import Protocol
 from tuner.exchange import read_winners
 from tuner.store import Store
 from tuner.trial import Phase, Trial, Winner

@@ -53,7 +53,7 @@ def prepare(
     from benchmarks.peers.judge import Judge
     from benchmarks.peers.peer import Setting
     from tuner.measure.graphs import Stream
-    from tuner.measure.operands import Operands
+    from tuner.workloads.operands import Operands
 
     torch.cuda.set_device(ordinal)
     torch.zeros(1, device="cuda")

@@ -31,7 +31,6 @@ class Settings(BaseModel):
             not used for longest go, winners' packs never.
         winners: folder of shipped winners, loaded at start; absent is the same as empty.
         sweeps: folder of recorded sweeps, for `replay:` devices.
-        models: folder of learned cost models, one for each device model; absent: the analytic one.
         host, port: where to listen; port 0 takes a free one.
         require_keys: ask for API keys on the loopback interface too (behind a proxy, say); beyond
             it they are always asked for.
@@ -54,7 +53,6 @@ class Settings(BaseModel):
     packs_limit_gb: float = Field(default=4.0, gt=0, allow_inf_nan=False)
     winners: Path = Path("configs/winners")
     sweeps: Path = Path("configs/sweeps")
-    models: Path = Path("configs/models")
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     require_keys: bool = False

@@ -21,6 +21,10 @@ from tuner.store import Store, upgrade
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Products of a few rows gain nothing by torch's second thread, and where several processes share
+# the cores its barriers spin: the same tests then take five times the processor.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 DATABASES = [
     "sqlite",
     pytest.param("postgresql", marks=pytest.mark.postgresql),

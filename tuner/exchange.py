@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -20,11 +21,12 @@ from tuner.store.audit import Action
 from tuner.trial import Winner
 
 FORMAT = "gemmsmith-winners"
-SCHEMA = 2
+SCHEMA = 3
 """Counted up when older readers would misread a file.
 
 1: called its schema `version`.
 2: calls it `schema`, as everything that is exported does.
+3: calls the power penalty so (`price` before), and has the ratio in each regime.
 """
 
 
@@ -105,7 +107,7 @@ def read_winners(path: Path) -> list[Winner]:
     winners = []
     for number, line in enumerate(lines[1:], 2):
         try:
-            winners.append(msgspec.json.decode(line, type=Winner))
+            winners.append(_winner(line, schema))
         except msgspec.MsgspecError as error:
             raise ExchangeError(f"{path} line {number}: {error}") from None
     if len(winners) != header.count:
@@ -113,3 +115,11 @@ def read_winners(path: Path) -> list[Winner]:
             f"{path} holds {len(winners)} winners, its header says {header.count}: truncated?"
         )
     return winners
+
+
+def _winner(line: bytes, schema: int) -> Winner:
+    if schema >= 3:
+        return msgspec.json.decode(line, type=Winner)
+    found = msgspec.json.decode(line, type=dict[str, Any])
+    found["power_penalty"] = found.pop("price", None)
+    return msgspec.convert(found, Winner)

@@ -8,7 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gemmsmith.answer import Conditions, Correctness, Ratio, Statistics, Use
+from gemmsmith.answer import (
+    Conditions,
+    Correctness,
+    InRegime,
+    Ratio,
+    Regime,
+    Statistics,
+    Use,
+)
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.problem import Problem
@@ -93,12 +101,12 @@ class Finals(Rounds):
     """The sustained rounds of the finalists, the GPU never idle, and those of other states.
 
     Attributes:
-        paced: as much rest as work, of those that are ahead of cuBLAS in the sustained rounds.
-        mixed: between other kernels, of those that are ahead in the other two; their time is
+        boost: as much rest as work, of those that are ahead of cuBLAS in the sustained rounds.
+        interleaved: between other kernels, of those that are ahead in the other two; their time is
             cuBLAS's and what the whole takes longer with them.
-        prices: what candidate i's time counts in a program at the power limit, where whoever draws
-            more power slows its neighbours: 1.05 if it costs as much as 5% more time. None: not
-            known. Empty: no power limit was met.
+        power_penalties: what candidate i's time counts in a program at the power limit, where
+            whoever draws more power slows its neighbours: 1.05 if it costs as much as 5% more time.
+            None: not known. Empty: no power limit was met.
 
     A state that nobody was left for is None.
     """
@@ -109,14 +117,24 @@ class Finals(Rounds):
     workspace_bytes: tuple[int, ...]
     discarded_rounds: int = 0
     failures: tuple[tuple[Candidate, Failure], ...] = ()
-    paced: Rounds | None = None
-    mixed: Rounds | None = None
-    prices: tuple[float | None, ...] = ()
+    boost: Rounds | None = None
+    interleaved: Rounds | None = None
+    power_penalties: tuple[float | None, ...] = ()
+
+    @property
+    def regimes(self) -> dict[Regime, Rounds]:
+        """The rounds of every regime that was measured."""
+        found = {
+            Regime.SUSTAINED: self,
+            Regime.BOOST: self.boost,
+            Regime.INTERLEAVED: self.interleaved,
+        }
+        return {regime: rounds for regime, rounds in found.items() if rounds is not None}
 
     @property
     def states(self) -> tuple[Rounds, ...]:
-        """The rounds of every state that the GPU was in."""
-        return tuple(state for state in (self, self.paced, self.mixed) if state is not None)
+        """The rounds of every regime, as a sequence."""
+        return tuple(self.regimes.values())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,8 +144,8 @@ class Winner:
     `candidate` is the best CUTLASS candidate even where `use` is cuBLAS, so that the record
     shows how close it came; it is None only where no candidate survived verification.
     `baseline_kernels` names what one launch of cuBLAS ran, in order; empty where not known.
-    `price` is by what factor the candidate must be faster to make up for its power; None where
-    nobody looked.
+    `power_penalty` is by what factor the candidate must be faster to make up for its power; None
+    where it was not measured.
     `stale` and `pinned` are what the store says of a winner that it gives; to one that it is given
     they mean nothing.
     """
@@ -144,7 +162,8 @@ class Winner:
     conditions: Conditions | None
     ties: tuple[str, ...] = ()
     baseline_kernels: tuple[str, ...] = ()
-    price: float | None = None
+    power_penalty: float | None = None
+    regimes: tuple[InRegime, ...] = ()
     replayed: bool = False
     pack: str | None = None
     revision: int = 0

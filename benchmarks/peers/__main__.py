@@ -27,8 +27,8 @@ from benchmarks.peers.table import GEMMSMITH, markdown
 from benchmarks.peers.winners import find_packs, find_winners
 from gemmsmith.files import publish
 from gemmsmith.problem import DType, Problem
-from tuner.devices.local import gpu_uuid, local_gpu
-from tuner.devices.lock import gpu_lock
+from tuner.measure.gpu_lock import gpu_lock
+from tuner.measure.local_gpu import gpu_uuid, local_gpu
 from tuner.suites import SuiteProblem, load
 from tuner.trial import Winner
 

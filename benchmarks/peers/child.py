@@ -31,10 +31,10 @@ def main() -> int:
     import torch
 
     from benchmarks.peers.measure import ContextDead, Runner
-    from tuner.devices.local import gpu_uuid, local_gpu
     from tuner.measure.conditions import Monitor
     from tuner.measure.environment import environment
     from tuner.measure.graphs import Stream, context_is_dead
+    from tuner.measure.local_gpu import gpu_uuid, local_gpu
 
     model = local_gpu(ordinal)
     if model is None:

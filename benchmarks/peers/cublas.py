@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from benchmarks.peers.peer import Ready, Setting, missing
-
-if TYPE_CHECKING:
-    import torch
 
 
 class CuBlas:
-    """`torch.mm(out=)`, `torch.bmm(out=)` or `torch._scaled_mm(out=)`, with torch's defaults."""
+    """What torch runs for the operation (`tuner.workloads`), with torch's defaults."""
 
     name = "cublas"
     limit_s = 60.0
@@ -23,10 +18,4 @@ class CuBlas:
         from tuner.measure.baseline import Baseline
 
         baseline = Baseline(setting.operands, setting.stream)
-        sets = setting.operands.sets
-
-        def launch(i: int) -> torch.Tensor:
-            baseline.launch(i)
-            return sets[i % len(sets)].d
-
-        return Ready(launch=launch, note=baseline.name)
+        return Ready(launch=baseline.compute, note=baseline.name)

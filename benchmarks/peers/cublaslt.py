@@ -73,8 +73,9 @@ class _Call:
         first_transposed = not problem.layout.b_row_major
         second_transposed = not problem.layout.a_row_major
         scales = None
-        if operands.scale_a is not None and operands.scale_b is not None:
-            scales = (operands.scale_b.data_ptr(), operands.scale_a.data_ptr())
+        first_set = operands.sets[0]
+        if first_set.scale_a is not None and first_set.scale_b is not None:
+            scales = (first_set.scale_b.data_ptr(), first_set.scale_a.data_ptr())
         self._product = library.product(
             transposed=(first_transposed, second_transposed), scales=scales
         )

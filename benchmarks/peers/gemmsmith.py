@@ -30,7 +30,7 @@ class Gemmsmith:
 
         from gemmsmith.runtime.abi import status_text
         from gemmsmith.runtime.pack import LoadedPack
-        from tuner.measure.footprint import CACHE_FACTOR
+        from tuner.workloads.footprint import CACHE_FACTOR
 
         if setting.candidate is None or setting.pack is None:
             raise Unsupported(setting.reason or "no winner for this problem: tune it first")

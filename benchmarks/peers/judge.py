@@ -1,6 +1,6 @@
-"""Whether an output is the product: compared with torch's FP32 product of the same operands.
+"""Whether an output is the product: compared with the workload's reference of the same operands.
 
-The bounds are the tuner's own (tuner/measure/reference.py), for FP8 those of fast accumulation:
+The bounds are the tuner's own (tuner/workloads/reference.py), for FP8 those of fast accumulation:
 that is what every library is asked for.
 """
 
@@ -8,27 +8,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tuner.measure.operands import POISON, Operands, poison
-from tuner.measure.reference import tolerance, use_precise_fp32
+from tuner.workloads.operands import Operands, untouched
+from tuner.workloads.reference import tolerance, use_precise_fp32
+from tuner.workloads.workload import Block
 
 if TYPE_CHECKING:
     from benchmarks.peers.peer import Launch
 
 
 class Judge:
-    """Holds the FP32 product of the first operand set."""
+    """Holds what one launch of the first operand set leaves in D, in higher precision."""
 
     def __init__(self, operands: Operands) -> None:
         import torch
 
         use_precise_fp32()
         first = operands.sets[0]
-        self._d = first.d
-        scale = operands.scale_values[0] * operands.scale_values[1]
-        self._wanted = torch.empty(first.d.shape, dtype=torch.float32, device=first.d.device)
-        for entry in range(operands.problem.batch):
-            torch.mm(first.a[entry].float(), first.b[entry].float(), out=self._wanted[entry])
-        self._wanted.mul_(scale)
+        self._operands, self._d = operands, first.d
+        m, n, batch = operands.problem.m, operands.problem.n, operands.problem.batch
+        precision = operands.workload.precision(operands.problem)
+        self._wanted = torch.empty(first.d.shape, dtype=precision, device=first.d.device)
+        for entry in range(batch):
+            whole = Block(batches=slice(entry, entry + 1), rows=slice(0, m), columns=slice(0, n))
+            self._wanted[entry] = operands.wanted(whole)[0]
         self._bound = tolerance(
             operands.problem, fast_accumulation=operands.problem.operation.is_narrow_float
         )
@@ -38,17 +40,16 @@ class Judge:
         """Why launch 0's output is wrong; None if it is right. Leaves `error` (Frobenius)."""
         import torch
 
-        poison(self._d)
+        self._operands.ready(self._d)
         output = launch(0).reshape(self._wanted.shape)
-        untouched = (output.view(torch.int16) == POISON).sum()
-        difference = output.float().sub_(self._wanted)
+        difference = self._wanted - output
         figures = torch.stack(
             [
                 torch.linalg.vector_norm(difference),
                 torch.linalg.vector_norm(self._wanted),
                 torch.linalg.vector_norm(difference, float("inf")),
                 torch.linalg.vector_norm(self._wanted, float("inf")),
-                untouched.float(),
+                untouched(output).to(difference.dtype),
             ]
         ).tolist()
         self.error, largest = figures[0] / figures[1], figures[2] / figures[3]
@@ -57,6 +58,6 @@ class Judge:
         if not (self.error <= self._bound.error and largest <= self._bound.max_error):
             return (
                 f"error {self.error:.2e} (bound {self._bound.error:.2e}), largest "
-                f"{largest:.2e} (bound {self._bound.max_error:.2e}) against FP32"
+                f"{largest:.2e} (bound {self._bound.max_error:.2e}) against the reference"
             )
         return None

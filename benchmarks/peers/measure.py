@@ -18,7 +18,6 @@ from benchmarks.peers.roster import by_name
 from gemmsmith.device import DeviceModel
 from tuner.measure.conditions import Monitor, conditions_of
 from tuner.measure.graphs import Replay, Stream, TorchGraph, context_is_dead
-from tuner.measure.operands import Operands
 from tuner.measure.statistics import paired_ratio, summarize
 from tuner.measure.timing import (
     FINAL_REPLAY_US,
@@ -27,6 +26,7 @@ from tuner.measure.timing import (
     brief_us,
     launches_per_replay,
 )
+from tuner.workloads.operands import Operands
 
 ROUND_LIMIT_S = 60.0
 """Wall time that one replay, a capture or a verification may take."""

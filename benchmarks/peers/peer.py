@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from tuner.measure.graphs import Stream
-    from tuner.measure.operands import Operands
+    from tuner.workloads.operands import Operands
 
 Launch = Callable[[int], "torch.Tensor"]
 """Enqueue the product of operand set `i % sets` on the setting's stream; returns where D is.

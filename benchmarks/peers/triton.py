@@ -83,6 +83,8 @@ def _inputs(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 def _product(setting: Setting) -> Callable[[Any, Any], Any]:
     import torch
 
+    from tuner.workloads.scaled import factors
+
     problem = setting.problem
     if not problem.operation.is_narrow_float:
         multiply = torch.bmm if problem.batch > 1 else torch.mm
@@ -91,9 +93,7 @@ def _product(setting: Setting) -> Callable[[Any, Any], Any]:
         raise Unsupported("torch._scaled_mm has no batched form")
     if problem.k % 16 or problem.n % 16:
         raise Unsupported("torch._scaled_mm needs K and N that are multiples of 16")
-    scale_a, scale_b = setting.operands.scale_a, setting.operands.scale_b
-    assert scale_a is not None
-    assert scale_b is not None
+    scale_a, scale_b = factors(setting.operands.sets[0])
 
     def scaled(a: Any, b: Any) -> Any:
         return torch._scaled_mm(

@@ -21,7 +21,6 @@ from typing import Any
 
 import msgspec
 
-from gemmsmith.answer import Use
 from gemmsmith.candidate import Candidate
 from gemmsmith.files import publish
 from gemmsmith.problem import Problem
@@ -125,7 +124,7 @@ def _contender(device: Device, candidate: Candidate, packs: ArtifactStore) -> Co
 
 def _answer(winner: Winner) -> str:
     """What the service answers: a candidate's key, or cuBLAS."""
-    if winner.use is Use.CUBLAS or winner.candidate is None:
+    if winner.use.is_default or winner.candidate is None:
         return CUBLAS
     return winner.candidate.key
 

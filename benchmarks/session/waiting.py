@@ -80,8 +80,8 @@ def cold(session: Session) -> int:
 def base(session: Session) -> int:
     """Compile the base into an empty pack store: base-*.json.
 
-    At the time limit the compilers are stopped, and what was built until then is counted. A session
-    whose own pack store is still empty goes on with the base.
+    At the time limit the compilers are stopped, and what was built until then is counted. The
+    session goes on with the base beside what its own pack store holds.
     """
     packs, normal = _base(session), STATE / "packs"
     if not session.dry_run:
@@ -97,7 +97,7 @@ def base(session: Session) -> int:
         time_limit=session.time_limit,
     )
     seconds = time.monotonic() - began
-    if not session.dry_run and not any(normal.glob("*.json")):
+    if not session.dry_run:
         _link(packs, normal)
     figures = base_figures(document, seconds, CORES)
     print(json.dumps(figures), flush=True)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         JobFailed,
         LaunchFailed,
         NotTuned,
+        NotUnderstood,
         PackCorrupt,
         PackError,
         PackIncompatible,
@@ -47,8 +48,9 @@ if TYPE_CHECKING:
         SnapshotUnavailable,
         Unauthorized,
     )
+    from gemmsmith.handles import AsyncTuningJob, TuningJob
     from gemmsmith.history import Origin, Revision
-    from gemmsmith.jobs import AsyncTuningJob, JobEvent, JobState, JobStatus, TuningJob
+    from gemmsmith.jobs import JobEvent, JobStatus
     from gemmsmith.kernel import (
         CublasLtKernel,
         CuteKernel,
@@ -63,7 +65,7 @@ if TYPE_CHECKING:
     from gemmsmith.packs import Packs
     from gemmsmith.problem import Problem
     from gemmsmith.snapshot import Choice, Snapshot
-    from gemmsmith.tuning import Effort
+    from gemmsmith.tuning import Effort, JobState
 
     __version__: str
 
@@ -92,6 +94,7 @@ _MODULES = {
         "JobFailed",
         "LaunchFailed",
         "NotTuned",
+        "NotUnderstood",
         "PackCorrupt",
         "PackError",
         "PackIncompatible",
@@ -104,8 +107,9 @@ _MODULES = {
         "SnapshotUnavailable",
         "Unauthorized",
     ),
+    "handles": ("AsyncTuningJob", "TuningJob"),
     "history": ("Origin", "Revision"),
-    "jobs": ("AsyncTuningJob", "JobEvent", "JobState", "JobStatus", "TuningJob"),
+    "jobs": ("JobEvent", "JobStatus"),
     "kernel": (
         "CublasLtKernel",
         "CuteKernel",
@@ -120,7 +124,7 @@ _MODULES = {
     "packs": ("Packs",),
     "problem": ("Problem",),
     "snapshot": ("Choice", "Snapshot"),
-    "tuning": ("Effort",),
+    "tuning": ("Effort", "JobState"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -160,6 +164,7 @@ __all__ = [
     "Lookup",
     "Match",
     "NotTuned",
+    "NotUnderstood",
     "Operation",
     "Origin",
     "PackCorrupt",

@@ -18,11 +18,12 @@ from gemmsmith import flows, history
 from gemmsmith.answer import Answer
 from gemmsmith.device import DeviceModel
 from gemmsmith.errors import Busy, NotTuned
-from gemmsmith.flows import Flow
+from gemmsmith.handles import AsyncTuningJob
 from gemmsmith.history import Revision
-from gemmsmith.jobs import AsyncTuningJob, EventCursor, JobEvent, JobStatus, job_status_of
+from gemmsmith.jobs import EventCursor, JobEvent, JobStatus, job_statuses_of
 from gemmsmith.problem import Problem
 from gemmsmith.retry import Patience
+from gemmsmith.session import Flow
 from gemmsmith.snapshot import Shelf, Snapshot
 from gemmsmith.transport import (
     DEFAULT_TIMEOUT_S,
@@ -187,8 +188,8 @@ class AsyncClient:
         pages = flows.Pages("/jobs", "jobs", {"state": state}, limit)
         while not pages.finished:
             found = await self._run(flows.page(self._session, pages.request()))
-            for row in pages.take(found):
-                yield job_status_of(row)
+            for status in job_statuses_of(pages.take(found)):
+                yield status
 
     async def devices(self) -> list[DeviceModel]:
         """Device models that the service knows winners or trials of."""

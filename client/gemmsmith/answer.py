@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.kernel import AnyKernel
+from gemmsmith.kernel import AnyKernel, Backend, Kernel
 from gemmsmith.launch import Launch
 from gemmsmith.problem import Problem
 
@@ -31,6 +31,30 @@ class Ratio:
     median: float
     ci_low: float
     ci_high: float
+
+
+class Regime(StrEnum):
+    """A state of the GPU in which candidates and the default are timed against each other."""
+
+    SUSTAINED = "sustained"  # never idle: large products run at the power limit
+    BOOST = "boost"  # rested after each replay: the clock is free
+    INTERLEAVED = "interleaved"  # between other kernels, where launches cannot hide in each other
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InRegime:
+    """What the finals of one regime say of the winner.
+
+    Attributes:
+        speedup: the default's time over the candidate's, paired; None where the default could not
+            be timed.
+        median_us, default_us: medians of one launch of the candidate and of the default.
+    """
+
+    regime: Regime
+    speedup: Ratio | None
+    median_us: float
+    default_us: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,8 +105,19 @@ class Match(StrEnum):
 class Use(StrEnum):
     """What the caller should run."""
 
-    CUTLASS = "cutlass"  # the config beat cuBLAS
-    CUBLAS = "cublas"  # cuBLAS was at least as fast: keep torch's own operator
+    CUTLASS = "cutlass"  # the config, a compiled kernel, beat the default
+    CUBLASLT = "cublaslt"  # the config, another algorithm of cuBLASLt's, beat the default
+    CUBLAS = "cublas"  # the default was at least as fast: keep torch's own operator
+
+    @classmethod
+    def of(cls, kernel: Kernel) -> Use:
+        """What running a kernel is called."""
+        return cls.CUBLASLT if kernel.backend is Backend.CUBLASLT else cls.CUTLASS
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the caller goes on with torch's own operator."""
+        return self is Use.CUBLAS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,9 +156,11 @@ class Answer:
         stale: measured under another driver, CUDA, CUTLASS or cuBLAS than any GPU of this model
             runs now; it will be measured again when a worker is idle.
         pinned: a person chose this revision, and it is served whatever is promoted.
-        price: by what factor the candidate must be faster to make up for the power that it draws
-            beyond cuBLAS's in a program at the GPU's power limit; 1 where it is faster than any
-            power could cost, None where nobody looked.
+        regimes: the ratio in each regime that the candidate was measured in; `speedup` is the
+            least of them. Empty where only the least was kept (before gemmsmith 0.2).
+        power_penalty: by what factor the candidate must be faster to make up for the power that
+            it draws beyond cuBLAS's in a program at the GPU's power limit; 1 where it is faster
+            than any power could cost, None where it was not measured.
         predicted_us: microseconds that the cost model expects one launch of `config` to take;
             None for what was measured.
     """
@@ -146,7 +183,8 @@ class Answer:
     promoted_at: str | None
     replayed: bool
     baseline_kernels: tuple[str, ...] = ()
-    price: float | None = None
+    power_penalty: float | None = None
+    regimes: tuple[InRegime, ...] = ()
     predicted_us: float | None = None
     stale: bool = False
     pinned: bool = False

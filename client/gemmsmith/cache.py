@@ -21,6 +21,7 @@ from typing import Protocol
 
 import msgspec
 
+from gemmsmith import understood
 from gemmsmith.answer import Answer
 from gemmsmith.errors import InvalidProblem, PackCorrupt
 from gemmsmith.files import publish
@@ -123,8 +124,8 @@ class AnswerCache:
         """The last known answer; an unreadable or foreign entry counts as none."""
         key = self._key(query)
         try:
-            stored = msgspec.json.decode(self._path(key).read_bytes(), type=_Stored)
-        except (OSError, msgspec.DecodeError, InvalidProblem):
+            stored = understood.decode(self._path(key).read_bytes(), _Stored)
+        except (OSError, msgspec.DecodeError, understood.NotKnownHere, InvalidProblem):
             return None
         if stored.format != FORMAT or stored.key != key or stored.answer.problem != query.problem:
             return None

@@ -4,6 +4,7 @@ GemmsmithError
 ├── InvalidProblem          a problem that no kernel could compute; names the field
 ├── ServiceError            the service answered with a problem document (RFC 9457)
 │   ├── NotTuned            404: nothing known about this problem yet; tune it
+│   │   └── NotUnderstood   there is an answer, which a newer gemmsmith can run
 │   ├── Rejected            any other 4xx: the request is wrong
 │   │   ├── Unauthorized    401: no API key was sent, or one that the service does not know
 │   │   └── Forbidden       403: the API key lacks the scope that this takes
@@ -60,6 +61,13 @@ class ServiceError(GemmsmithError):
 
 class NotTuned(ServiceError):
     """Nothing is known about this problem yet. Call `Client.tune` and wait for the job."""
+
+
+class NotUnderstood(NotTuned):
+    """The answer names something that this version does not know: run torch's own operator.
+
+    A newer gemmsmith can run it. To this one it is as if there were no winner.
+    """
 
 
 class Rejected(ServiceError):

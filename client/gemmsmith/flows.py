@@ -7,28 +7,26 @@ revalidating, falling back to the cache and reading errors exist once.
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from gemmsmith.answer import Answer
-from gemmsmith.cache import Cache, Entry
+from gemmsmith.cache import Entry
 from gemmsmith.device import DeviceModel
 from gemmsmith.errors import Busy, NotTuned, ServiceError, ServiceFault, ServiceUnavailable
 from gemmsmith.jobs import JobStatus
 from gemmsmith.problem import Problem
-from gemmsmith.retry import Patience, RetryPolicy
+from gemmsmith.retry import Patience
+from gemmsmith.session import Flow, Session
 from gemmsmith.snapshot import Shelf, Snapshot
 from gemmsmith.tuning import Effort
 from gemmsmith.wire import (
     BATCH_LIMIT,
     SCHEMA,
-    NoAnswer,
     Query,
-    Reply,
     Request,
     Response,
     batch_request,
@@ -50,67 +48,6 @@ PAGE = 200
 
 FULL = 429
 """The status of orders that a full queue, or a key's used-up quota, has no room for."""
-
-T = TypeVar("T")
-Flow = Generator[Request, Reply, T]
-
-AWAY_S = 10.0
-"""After a lookup gave up, cached answers are served without asking for this long: a training
-program that asks for a hundred layers at start must not wait out a hundred time-outs."""
-
-log = logging.getLogger("gemmsmith")
-
-
-@dataclass(kw_only=True)
-class Session:
-    """What the calls of one client share.
-
-    Attributes:
-        last_from_cache: the last lookup was answered from the cache because the service was away.
-    """
-
-    url: str
-    retry: RetryPolicy
-    cache: Cache
-    last_from_cache: bool = False
-    away_until: float = 0.0
-    _warned: bool = False
-
-    def exchange(self, request: Request, retry: RetryPolicy | None = None) -> Flow[Response]:
-        """Send, repeating as the retry policy says: `retry`, or else the session's.
-
-        Raises:
-            ServiceUnavailable: no response at all, however often it was tried.
-        """
-        attempt = 0
-        delay = request.delay
-        while True:
-            reply = yield replace(request, delay=delay)
-            again = (retry or self.retry).delay(attempt, reply)
-            if again is None:
-                break
-            attempt, delay = attempt + 1, again
-        if isinstance(reply, NoAnswer):
-            raise ServiceUnavailable(
-                f"no answer from {self.url}: {reply.reason} ({attempt + 1} attempts). "
-                "Is the service running (`gemmsmith serve`) and is the URL right?"
-            )
-        return reply
-
-    def answered(self) -> None:
-        """The service is there."""
-        self.last_from_cache = False
-        self.away_until = 0.0
-        self._warned = False
-
-    def away(self, reason: Exception | None) -> None:
-        """The service is not there and a cached answer stands in; warned about once an outage."""
-        self.last_from_cache = True
-        if reason is not None:
-            self.away_until = time.monotonic() + AWAY_S
-        if reason is not None and not self._warned:
-            self._warned = True
-            log.warning("serving cached answers: %s", reason)
 
 
 def best(session: Session, query: Query, *, fresh: bool = False) -> Flow[Answer]:

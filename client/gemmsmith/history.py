@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-import msgspec
-
+from gemmsmith import understood
 from gemmsmith.answer import Answer
-from gemmsmith.errors import InvalidProblem, ServiceFault, ServiceUnavailable
-from gemmsmith.flows import Flow, Pages, Session
+from gemmsmith.errors import ServiceUnavailable
+from gemmsmith.flows import Pages
 from gemmsmith.problem import Problem
+from gemmsmith.session import Flow, Session
 from gemmsmith.wire import NoAnswer, check, choice_request, document, fields_of, read
 
 
@@ -55,10 +55,7 @@ def history(
     found: list[Revision] = []
     while not pages.finished:
         response = check((yield from session.exchange(pages.request())), lookup=True)
-        try:
-            found += msgspec.convert(pages.take(document(response)), list[Revision])
-        except (msgspec.ValidationError, InvalidProblem) as error:
-            raise ServiceFault(200, "Unreadable answer", f"no revisions ({error})") from error
+        found += understood.each(pages.take(document(response)), Revision, "revisions")
     return found
 
 

@@ -58,10 +58,13 @@ class TileScheduler(StrEnum):
     CLUSTER_SPLIT_K = "cluster_split_k"  # a cluster shares a tile along K, adds in shared memory
 
 
-class Kernel(msgspec.Struct, frozen=True, kw_only=True, tag_field="backend"):
+class Kernel(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="backend", forbid_unknown_fields=True
+):
     """What every backend says of a kernel; what else there is to say are its own traits.
 
-    `AnyKernel` lists the backends' kernels. One that is not listed is refused by whoever reads it.
+    `AnyKernel` lists the backends' kernels. One that is not listed, or has a trait that is not
+    listed, is refused by whoever reads it: without that trait it would be another kernel.
 
     Attributes:
         name: the kernel's identity everywhere; CUTLASS's procedural name where it has one.
@@ -189,7 +192,18 @@ class CuteKernel(CutlassTraits, frozen=True, kw_only=True, tag=Backend.CUTE.valu
 
 
 class CublasLtKernel(Kernel, frozen=True, kw_only=True, tag=Backend.CUBLASLT.value):
-    """cuBLASLt's product for an operation; which of its kernels runs is the launch's algorithm."""
+    """cuBLASLt's product for an operation; which of its kernels runs is the launch's algorithm.
+
+    Attributes:
+        fast_accumulation: FP8 only: accumulate wholly in the tensor core.
+    """
+
+    fast_accumulation: bool = False
+
+    @property
+    def keeps_short_sums(self) -> bool:
+        """FP8: whether sums stay in the tensor core."""
+        return self.fast_accumulation
 
 
 CutlassKernel = Cutlass3xKernel | Cutlass2xKernel | CuteKernel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -26,6 +27,10 @@ class Decomposition(StrEnum):
     HEURISTIC = "heuristic"  # CUTLASS picks among the above
 
 
+ALGORITHM_BYTES = 64
+"""Of `cublasLtMatmulAlgo_t`."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Algorithm:
     """One algorithm of cuBLASLt's, which means something to one version of the library only.
@@ -34,11 +39,34 @@ class Algorithm:
         library: `cublasLtGetVersion()` of the library that named it.
         code: the 64 bytes of `cublasLtMatmulAlgo_t` in hexadecimal.
         workspace_bytes: device memory that it needs beside the operands.
+
+    Raises:
+        ValueError: the code is not 64 bytes in hexadecimal.
     """
 
     library: int
     code: str
     workspace_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        try:
+            size = len(bytes.fromhex(self.code))
+        except ValueError:
+            size = 0
+        if size != ALGORITHM_BYTES or self.workspace_bytes < 0:
+            raise ValueError(f"an algorithm is {ALGORITHM_BYTES} bytes in hexadecimal")
+
+    @classmethod
+    def of(cls, library: int, words: Sequence[int], workspace_bytes: int = 0) -> Algorithm:
+        """The algorithm of these eight 64-bit words."""
+        code = b"".join(word.to_bytes(8, "little") for word in words).hex()
+        return cls(library=library, code=code, workspace_bytes=workspace_bytes)
+
+    @property
+    def words(self) -> tuple[int, ...]:
+        """The eight 64-bit words, as the C ABI passes them."""
+        code = bytes.fromhex(self.code)
+        return tuple(int.from_bytes(code[i : i + 8], "little") for i in range(0, len(code), 8))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

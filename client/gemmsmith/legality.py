@@ -36,8 +36,8 @@ LaunchRule = Callable[[Kernel, Launch, Problem], str | None]
 
 
 def serves_operation(kernel: Kernel, problem: Problem) -> str | None:
-    """The kernel was built for the problem's operation."""
-    if (kernel.dtype, kernel.layout) != (problem.dtype, problem.layout):
+    """The kernel was built for the problem's operation; any can add to D (`beta`)."""
+    if (kernel.dtype, kernel.layout) != (problem.operation.of_kernels.dtype, problem.layout):
         return f"built for {kernel.dtype} {kernel.layout}"
     return None
 

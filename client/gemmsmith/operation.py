@@ -13,7 +13,7 @@ Nothing else in the project asks for an element type or a layout by name: it ask
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
@@ -293,6 +293,11 @@ class Operation:
     def accumulator(self) -> Element:
         """Element type of the sums."""
         return _MEANINGS[self.types].accumulator
+
+    @property
+    def of_kernels(self) -> Operation:
+        """What kernels are made for: whether a product is added to D is a launch's beta."""
+        return replace(self, accumulate=False) if self.accumulate else self
 
     @property
     def is_plain(self) -> bool:

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import DType, Element, Layout, Operation
+from gemmsmith.operation import DType, Element, Layout, Operation, Scaling
 
 __all__ = ["MAX_EXTENT", "DType", "Element", "Layout", "Problem"]
 
@@ -77,7 +77,7 @@ class Problem:
     def operand_bytes(self) -> int:
         """Fewest bytes moved through device memory: A and B read once, D written once.
 
-        A D that is added to is read as well.
+        A D that is added to is read as well, and so are factors of rows and columns.
         """
         operation = self.operation
         moved_d = 2 if operation.accumulate else 1
@@ -86,6 +86,8 @@ class Problem:
             + self.k * self.n * operation.b.bytes
             + self.m * self.n * operation.d.bytes * moved_d
         )
+        if operation.scaling is Scaling.ROW:
+            per_batch += (self.m + self.n) * Element.F32.bytes
         return per_batch * self.batch
 
     @property

@@ -3,7 +3,9 @@
 A snapshot is one JSON document, and its revision is the hash of the winners in it: processes that
 hold the same revision choose alike, whichever way the document came to them. It never changes;
 `gemmsmith.lookup` swaps a newer one in. A document whose winners do not match its revision is
-refused as SnapshotCorrupt, whole.
+refused as SnapshotCorrupt, whole. One whose winners are not all known to this library is read
+without those: their problems have no winner here. The revision is of all of them, so that
+processes with libraries of different ages agree on it.
 
 A neighbour's figures are not the question's. What varies in practice is M, the tokens of a batch,
 while N and K are a layer's own; distance counts all three alike, as `GET /best` does, so a layer
@@ -23,8 +25,9 @@ from typing import Any, Final
 
 import msgspec
 
+from gemmsmith import understood
 from gemmsmith.answer import MAX_DISTANCE, Config, Use
-from gemmsmith.errors import InvalidProblem, SnapshotCorrupt
+from gemmsmith.errors import SnapshotCorrupt
 from gemmsmith.files import publish
 from gemmsmith.legality import refusal
 from gemmsmith.problem import Problem
@@ -96,10 +99,11 @@ class Snapshot:
         device: slug of the device model.
         revision: hash of the content: the same winners, packs included, the same revision.
         document: the snapshot as bytes, for `parse`.
-        rows: the winners, in the order of their problems.
+        rows: the winners that this library understands, in the order of their problems.
+        skipped: how many others there are: of a newer service's operations or backends, say.
     """
 
-    __slots__ = ("_alike", "_exact", "device", "document", "revision", "rows")
+    __slots__ = ("_alike", "_exact", "device", "document", "revision", "rows", "skipped")
 
     def __init__(self, document: bytes) -> None:
         try:
@@ -117,13 +121,15 @@ class Snapshot:
                 "truncated or altered; fetch it again"
             )
         try:
-            rows = msgspec.json.decode(found.winners, type=tuple[Row, ...])
-        except (msgspec.DecodeError, InvalidProblem) as error:
+            winners = msgspec.json.decode(found.winners, type=list[Any])
+        except msgspec.DecodeError as error:
             raise SnapshotCorrupt(f"the snapshot's winners cannot be read: {error}") from error
+        rows = tuple(understood.each(winners, Row, f"winners of snapshot {found.revision[:16]}"))
         self.device: Final = found.device
         self.revision: Final = found.revision
         self.document: Final = document
         self.rows: Final = rows
+        self.skipped: Final = len(winners) - len(rows)
         self._exact: Final = {row.problem: row for row in rows}
         # Logarithms are taken once: a training run asks of many M.
         self._alike: Final[dict[tuple[object, ...], list[tuple[float, float, float, Row]]]] = {}
@@ -174,7 +180,7 @@ class Snapshot:
         is not compiled: then no farther neighbour stands in, as `GET /best` would not name one.
         """
         row = self.row_for(problem)
-        if row is None or row.use is not Use.CUTLASS or row.config is None:
+        if row is None or row.use.is_default or row.config is None:
             return None
         if row.config.pack is None:
             return None
@@ -200,7 +206,7 @@ class Snapshot:
             if problem.distance(row.problem) > MAX_DISTANCE:
                 return None
             illegal = row.config is not None and refusal(row.config, problem) is not None
-            if row.use is Use.CUBLAS or (row.config is not None and not illegal):
+            if row.use.is_default or (row.config is not None and not illegal):
                 return row  # cuBLAS takes every problem
         return None
 
@@ -209,7 +215,7 @@ class Snapshot:
         return {
             row.config.pack: row.signature
             for row in self.rows
-            if row.use is Use.CUTLASS and row.config is not None and row.config.pack is not None
+            if not row.use.is_default and row.config is not None and row.config.pack is not None
         }
 
     def __eq__(self, other: object) -> bool:

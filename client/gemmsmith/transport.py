@@ -15,9 +15,10 @@ from urllib.parse import urlsplit
 import httpx
 
 from gemmsmith.cache import AnswerCache, Cache, NoCache, PackCache, default_cache_dir
-from gemmsmith.flows import Session
+from gemmsmith.kernel import Backend
 from gemmsmith.retry import RetryPolicy
-from gemmsmith.wire import NoAnswer, Request, Response
+from gemmsmith.session import Session
+from gemmsmith.wire import RUNS, NoAnswer, Request, Response
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_TIMEOUT_S = 10.0
@@ -74,6 +75,7 @@ class Setup:
             "headers": {
                 "user-agent": "gemmsmith-client",
                 "accept": "application/json",
+                RUNS: " ".join(Backend),
                 **self._authorization,
             },
         }

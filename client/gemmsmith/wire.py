@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gemmsmith import understood
 from gemmsmith.answer import Answer
 from gemmsmith.device import DeviceModel
 from gemmsmith.errors import (
@@ -23,6 +24,7 @@ from gemmsmith.errors import (
     Forbidden,
     InvalidProblem,
     NotTuned,
+    NotUnderstood,
     Rejected,
     ServiceError,
     ServiceFault,
@@ -41,6 +43,8 @@ BATCH_LIMIT = 256
 """Problems per `POST /best:batch`; longer lists are sent in several requests."""
 SCHEMA = 1
 """Of the listings (`GET /results` and its like): counted up when older readers would misread it."""
+RUNS = "Gemmsmith-Runs"
+"""The header in which a client says which backends' kernels it can run, separated by spaces."""
 MAX_CALLS = 10**15
 """Most calls that one order may give its problem: a billion steps of a million calls."""
 MAX_DEADLINE_S = 30 * 86_400
@@ -273,19 +277,35 @@ def _unreadable(response: Response, wanted: str) -> ServiceFault:
 
 
 def read(response: Response, kind: type[T]) -> T:
-    """Decode a JSON body; unknown fields are ignored, so newer services stay readable.
+    """Decode a JSON body as `gemmsmith.understood` does, so that newer services stay readable.
 
     Raises:
+        NotUnderstood: an answer that a newer gemmsmith can run.
         ServiceFault: not JSON, or not of this shape.
     """
     try:
-        return msgspec.json.decode(response.body, type=kind)
+        return understood.decode(response.body, kind)
+    except understood.NotKnownHere as error:
+        if kind is Answer:
+            raise _not_understood(response.status, error) from error
+        raise _unreadable(response, f"{kind.__name__} ({error})") from error
     except (msgspec.DecodeError, InvalidProblem) as error:
         raise _unreadable(response, f"{kind.__name__} ({error})") from error
 
 
+def _not_understood(status: int, error: understood.NotKnownHere) -> NotUnderstood:
+    return NotUnderstood(
+        status,
+        "Not known to this version",
+        f"the service's answer has what this gemmsmith does not know ({error}): upgrade the "
+        "library to run it; until then run torch's own operator",
+    )
+
+
 def read_answers(response: Response) -> list[Answer | ServiceError]:
     """The answers of a batch in the order asked; a problem document becomes its exception.
+
+    So does an answer that this version does not understand: a `NotUnderstood`.
 
     Raises:
         ServiceFault: the body has another shape.
@@ -299,7 +319,9 @@ def read_answers(response: Response) -> list[Answer | ServiceError]:
             answers.append(problem_error(int(entry.get("status", 404)), entry, lookup=True))
             continue
         try:
-            answers.append(msgspec.convert(entry, Answer))
+            answers.append(understood.convert(entry, Answer))
+        except understood.NotKnownHere as error:
+            answers.append(_not_understood(response.status, error))
         except (msgspec.ValidationError, InvalidProblem) as error:
             raise _unreadable(response, f"answers ({error})") from error
     return answers
@@ -318,15 +340,15 @@ def read_snapshot(response: Response) -> Snapshot:
 
 
 def read_devices(response: Response) -> list[DeviceModel]:
-    """The device models of `GET /devices`.
+    """The device models of `GET /devices` that this version understands.
 
     Raises:
         ServiceFault: the body has another shape.
     """
-    try:
-        return msgspec.convert(document(response).get("devices"), list[DeviceModel])
-    except msgspec.ValidationError as error:
-        raise _unreadable(response, f"a list `devices` ({error})") from error
+    rows = document(response).get("devices")
+    if not isinstance(rows, list):
+        raise _unreadable(response, "a list `devices`")
+    return understood.each(rows, DeviceModel, "device models")
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

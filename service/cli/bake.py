@@ -115,7 +115,7 @@ def _problems(suite: Path, kinds: Sequence[str]) -> list[Problem]:
 def _snapshot(slug: str, winners: Sequence[Winner], packs: Mapping[str, str]) -> Snapshot:
     """The winners as clients hold them, their kernels in these packs and no others."""
     from gemmsmith.packs import key_of
-    from service import documents
+    from service.http import documents
 
     try:
         key = key_of()
@@ -140,14 +140,13 @@ def _packs(
     Raises:
         CommandError: some are in no pack, and there is no compiler or they do not compile.
     """
-    from gemmsmith.answer import Use
-    from service.builder import open_artifacts
+    from service.worker.builder import open_artifacts
 
     artifacts = open_artifacts(settings, store)
     kernels: dict[str, AnyKernel] = {}
     files: dict[str, Path] = {}
     for winner in winners:
-        if winner.use is not Use.CUTLASS or winner.candidate is None:
+        if winner.use.is_default or winner.candidate is None:
             continue
         kernel = winner.candidate.kernel
         kernels[kernel.name] = kernel
@@ -164,7 +163,7 @@ def _packs(
 def _compiled(
     settings: Settings, store: Store, missing: Sequence[AnyKernel], of: int, workers: int | None
 ) -> dict[str, Path]:
-    from service.builder import open_builder
+    from service.worker.builder import open_builder
     from tuner.errors import CompilerNotFound
 
     try:

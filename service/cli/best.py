@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gemmsmith.answer import Answer, Match, Use
+from gemmsmith.answer import Answer, Match
 from gemmsmith.problem import Problem
 from service.cli.options import (
     AsJson,
@@ -24,7 +24,7 @@ from service.cli.options import (
     problem_of,
 )
 from service.cli.output import CommandError, emit, note, say
-from service.verdict import power_paid, why_cublas_stays
+from service.report.power_penalty import power_paid, why_cublas_stays
 
 
 def best(
@@ -62,15 +62,15 @@ def best(
 def _from_database(
     problem: Problem, device: str | None, exact: bool, database: str | None
 ) -> Answer:
-    from service import lookup
     from service.cli.session import model_of
+    from service.lookup import find
     from tuner.search.cost_model import AnalyticModel
     from tuner.store import Store
 
     settings = load_settings(database=database)
     with Store.open(settings.database) as store:
         model = model_of(settings, device)
-        answer = lookup.find(
+        answer = find.find(
             store,
             problem,
             model,
@@ -103,11 +103,11 @@ def _print(answer: Answer) -> None:
             return
         case Match.EXACT:
             say("  match      exact")
-    verdict = "cuBLAS: keep torch's own operator" if answer.use is Use.CUBLAS else "CUTLASS"
+    verdict = "cuBLAS: keep torch's own operator" if answer.use.is_default else answer.use
     say(f"  use        {verdict}")
-    if stays := why_cublas_stays(answer.use, answer.speedup, answer.price):
+    if stays := why_cublas_stays(answer.use, answer.speedup, answer.power_penalty):
         say(f"             our kernel {stays} (docs/winners.md)")
-    if paid := power_paid(answer.use, answer.price):
+    if paid := power_paid(answer.use, answer.power_penalty):
         say(f"             {paid} (docs/winners.md)")
     if answer.config is not None:
         say(f"  kernel     {answer.config.kernel.name}")

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from gemmsmith.client import Client
     from gemmsmith.device import DeviceModel
     from gemmsmith.kernel import AnyKernel
-    from service.builder import WithoutCompiler
     from service.cli.progress import Reporter
     from service.cli.tasks import Task
     from service.settings import Settings
+    from service.worker.builder import WithoutCompiler
     from tuner.backends import Level
     from tuner.compile import ArtifactStore, Builder, Built, Pack
     from tuner.store import Store
@@ -236,7 +236,7 @@ def _open_builder(
     Raises:
         CompilerNotFound: there is none, and it is needed.
     """
-    from service.builder import WithoutCompiler, open_artifacts, open_builder
+    from service.worker.builder import WithoutCompiler, open_artifacts, open_builder
     from tuner.errors import CompilerNotFound
 
     try:

@@ -34,8 +34,7 @@ def evaluate(
 ) -> None:
     """Judge search strategies on recorded sweeps: the regret of their winner after N trials.
 
-    Regret is how much longer than the recorded optimum the winner takes, in paired rounds. The
-    cost model that a problem is judged with was trained on the other problems only.
+    Regret is how much longer than the recorded optimum the winner takes, in paired rounds.
     """
     if output is not None and output.suffix != ".svg":
         raise MisuseError(f"the picture must be called NAME.svg, got {output.name!r}")
@@ -71,44 +70,27 @@ def load(folder: Path) -> list[Recording]:
 
 
 def judge(recordings: Sequence[Recording]) -> tuple[list[Curve], list[str]]:
-    """The curve of every strategy; and why any is left out, or is less than it could be."""
+    """The curve of every strategy; and why any is left out."""
     from tuner.search.budget import BUDGETS
     from tuner.search.cost_model import AnalyticModel
     from tuner.search.evaluation import SEEDS, curve, planned, shuffled
     from tuner.search.matmul_heuristics import HeuristicsUnavailable
 
     default, quick = BUDGETS[Effort.DEFAULT], BUDGETS[Effort.QUICK]
-    analytic = AnalyticModel()
-    model, remarks = held_out(recordings)
+    model = AnalyticModel()
+    left_out = []
     strategies: list[tuple[str, Strategy, Budget]] = [
         ("gemmsmith, default", planned(model, default, ()), default),
         ("… after compile --base", planned(model, default, base(recordings)), default),
         ("gemmsmith, quick", planned(model, quick, ()), quick),
-        ("analytic model only", planned(analytic, default, ()), default),
     ]
     try:
-        strategies.append(("nvMatmulHeuristics", _heuristics(recordings, analytic), default))
+        strategies.append(("nvMatmulHeuristics", _heuristics(recordings, model), default))
     except HeuristicsUnavailable as error:
-        remarks.append(f"without nvMatmulHeuristics: {error}")
+        left_out.append(f"without nvMatmulHeuristics: {error}")
     strategies.append((f"random, mean of {SEEDS}", shuffled(), default))
-    return [curve(name, strategy, recordings, budget) for name, strategy, budget in strategies], (
-        remarks
-    )
-
-
-def held_out(recordings: Sequence[Recording]) -> tuple[Ranker, list[str]]:
-    """A cost model that saw of each problem the others only; without LightGBM the analytic one."""
-    from tuner.search.cost_model import AnalyticModel
-    from tuner.search.held_out import HeldOut
-    from tuner.search.learned import ModelUnusable
-
-    model = HeldOut([recording.measured for recording in recordings])
-    first = recordings[0]
-    try:
-        model.predict(first.problem, first.candidates[:1], first.model)
-    except ModelUnusable as error:
-        return AnalyticModel(), [f"without a learned model: {error}"]
-    return model, []
+    curves = [curve(name, strategy, recordings, budget) for name, strategy, budget in strategies]
+    return curves, left_out
 
 
 def base(recordings: Sequence[Recording]) -> set[str]:

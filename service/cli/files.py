@@ -12,7 +12,7 @@ import typer
 from service.cli.output import CommandError, MisuseError
 
 if TYPE_CHECKING:
-    from service.tables import Format, Row, Table
+    from service.http.tables import FileFormat, Row, Table
 
 FormatName = Annotated[
     str | None,
@@ -33,21 +33,21 @@ Fields = Annotated[
 ]
 
 
-def format_of(name: str | None, path: Path | None) -> Format:
+def format_of(name: str | None, path: Path | None) -> FileFormat:
     """The format that was asked for, else that of the file's ending.
 
     Raises:
         MisuseError: not a format; names those there are.
     """
-    from service.tables import Format
+    from service.http.tables import FileFormat
 
     if name is None:
         ending = path.suffix[1:] if path else ""
-        return Format(ending) if ending in set(Format) else Format.JSONL
+        return FileFormat(ending) if ending in set(FileFormat) else FileFormat.JSONL
     try:
-        return Format(name)
+        return FileFormat(name)
     except ValueError:
-        raise MisuseError(f"format must be one of {', '.join(Format)}, got {name!r}") from None
+        raise MisuseError(f"format must be one of {', '.join(FileFormat)}, got {name!r}") from None
 
 
 def fields_of(table: Table[Any], fields: str | None) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ def fields_of(table: Table[Any], fields: str | None) -> tuple[str, ...]:
     Raises:
         MisuseError: there is no such column; names those there are.
     """
-    from service.tables import UnknownField
+    from service.http.tables import UnknownField
 
     try:
         return table.choose(fields)
@@ -64,13 +64,13 @@ def fields_of(table: Table[Any], fields: str | None) -> tuple[str, ...]:
         raise MisuseError(f"--fields: {error}") from None
 
 
-def write(table: Table[Any], rows: Sequence[Row], fields: Sequence[str], form: Format) -> bytes:
+def write(table: Table[Any], rows: Sequence[Row], fields: Sequence[str], form: FileFormat) -> bytes:
     """The rows as a file.
 
     Raises:
         CommandError: Parquet without pyarrow.
     """
-    from service.tables import ParquetMissing
+    from service.http.tables import ParquetMissing
 
     try:
         return table.write(rows, fields, form)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gemmsmith.problem import Problem
     from service.settings import Settings
     from tuner.store import Store
-    from tuner.store.revisions import Revision as Stored
+    from tuner.store.revisions import WinnerRevision as Stored
 
 app = typer.Typer(
     help="A problem's winners, past and present: history, pin, unpin, rollback.",
@@ -170,10 +170,10 @@ class _Local:
 
     def _as_told(self, revision: Stored) -> Revision:
         from gemmsmith.history import Revision
-        from service import lookup
+        from service.lookup import find
 
         return Revision(
-            answer=lookup.as_served(revision.winner, self._store.pack_for),
+            answer=find.as_served(revision.winner, self._store.pack_for),
             origin=revision.origin,
             current=revision.current,
         )

@@ -41,7 +41,7 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
-    from gemmsmith.jobs import JobState
+    from gemmsmith.tuning import JobState
 
     if state is not None and state not in set(JobState):
         raise MisuseError(f"state must be one of {', '.join(JobState)}, got {state!r}")
@@ -129,7 +129,7 @@ class _OfDatabase:
         return _status(self._queue.retry(job)[0])
 
     def list(self, state: str | None, limit: int) -> list[JobStatus]:
-        from tuner.jobs import JobState
+        from gemmsmith.tuning import JobState
 
         wanted = None if state is None else JobState(state)
         return [_status(job) for job in self._queue.list(wanted, limit=limit)]
@@ -154,7 +154,7 @@ def _status(job: Job) -> JobStatus:
     import msgspec
 
     from gemmsmith.jobs import JobStatus
-    from service import documents
+    from service.http import documents
 
     return msgspec.convert(documents.job(job), JobStatus)
 

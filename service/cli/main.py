@@ -24,7 +24,6 @@ from service.cli import (
     history,
     jobs,
     keys,
-    model,
     recording,
     report,
     results,
@@ -63,7 +62,6 @@ app.command("results")(results.results)
 app.command("report")(report.report)
 app.command("ceilings")(ceilings.ceilings)
 app.command("eval")(evaluate.evaluate)
-app.add_typer(model.app, name="model")
 app.add_typer(database.app, name="db")
 app.add_typer(keys.app, name="keys")
 app.command("audit")(keys.audit)

@@ -29,7 +29,7 @@ from service.cli.options import (
 )
 from service.cli.output import CommandError, MisuseError, emit, say
 from service.cli.progress import Reporter, reporter
-from service.cli.session import Session, StopFlag, local
+from service.cli.session import StopFlag, TuningSession, local
 from service.cli.space import level_of, predicted
 from service.cli.tuning import tasks
 
@@ -86,7 +86,7 @@ def record(
                 f"{session.device.name} is a recording itself; recording needs a GPU (--device "
                 "cuda:0)"
             )
-        recorder = _Recorder(session, says, stop, compiled_only)
+        recorder = _SweepRecorder(session, says, stop, compiled_only)
         recorder.run(found, wanted, candidates, output)
     if as_json:
         emit(
@@ -117,10 +117,10 @@ def _check_output(output: Path) -> None:
 
 
 @dataclass
-class _Recorder:
+class _SweepRecorder:
     """Compiles everything, then measures problem after problem."""
 
-    session: Session
+    session: TuningSession
     says: Reporter
     stop: StopFlag
     compiled_only: bool
@@ -188,8 +188,9 @@ class _Recorder:
     def _sweep(
         self, problem: Problem, candidates: Sequence[Candidate], built: dict[str, Built]
     ) -> RecordedProblem:
-        from tuner.devices.base import Contender, Policy
+        from tuner.devices.base import Contender
         from tuner.devices.recording import RecordedTrial
+        from tuner.measure.policy import Policy
 
         device: CudaDevice = self.session.device  # type: ignore[assignment]
         contenders, failed = [], []

@@ -62,7 +62,7 @@ def results(
         return
     if as_json:
         raise MisuseError("--json is whole documents; plain columns are --format jsonl")
-    from service import tables
+    from service.http import tables
 
     written = format_of(form, output)
     source: tables.Table[Any] = tables.WINNERS if winners else tables.TRIALS

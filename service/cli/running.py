@@ -46,7 +46,7 @@ def serve(
 
     Creates and migrates the database, loads the shipped winners, and prints lines to try.
     """
-    from service.serve import serve as run
+    from service.cli.serve import serve as run
     from service.settings import SettingsError
 
     settings = load_settings(
@@ -81,7 +81,7 @@ def worker(
     recorded trials.
     """
     from service import logging
-    from service.worker import run
+    from service.worker.process import run
 
     settings = load_settings(device=device, database=database, packs=packs, sweeps=sweeps)
     logging.configure(json=settings.log_json)

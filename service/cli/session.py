@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Session:
+class TuningSession:
     """Everything a tuning run needs, opened; `device` is entered already."""
 
     store: Store
@@ -32,24 +32,23 @@ class Session:
 
 
 @contextmanager
-def local(settings: Settings) -> Iterator[Session]:
+def local(settings: Settings) -> Iterator[TuningSession]:
     """Open this machine for tuning; the device stays entered until the end.
 
     Raises:
         StoreError, DeviceError, CompilerNotFound: what is missing and how to get it.
     """
-    from service.builder import open_builder
-    from service.worker import open_worker_device
-    from tuner.search.learned import best_ranker
+    from service.worker.builder import open_builder
+    from service.worker.process import open_worker_device
+    from tuner.search.cost_model import AnalyticModel
     from tuner.store import Store
 
     settings.create_folders()
     with Store.open(settings.database, create=True) as store:
         device = open_worker_device(settings)
         builder = open_builder(settings, store) if device.needs_packs else None
-        with device:  # its processes import torch while the cost model is loaded here
-            ranker = best_ranker(device.model.slug, settings.models)
-            yield Session(store=store, device=device, builder=builder, ranker=ranker)
+        with device:
+            yield TuningSession(store=store, device=device, builder=builder, ranker=AnalyticModel())
 
 
 def model_of(settings: Settings, slug: str | None) -> DeviceModel:

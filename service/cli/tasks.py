@@ -14,7 +14,7 @@ from gemmsmith.answer import Answer, Config, Ratio, Statistics, Use
 from gemmsmith.candidate import Candidate
 from gemmsmith.problem import Problem
 from service.cli.output import emit, microseconds, ratio, say, table
-from service.verdict import why_cublas_stays
+from service.report.power_penalty import why_cublas_stays
 from tuner.trial import Winner
 
 
@@ -54,7 +54,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class TaskOutcome:
     """What came of one task; `result` is the winner, or the service's answer.
 
     `answered` is when a first winner was known, `seconds` when the last one was.
@@ -99,16 +99,16 @@ def summary(result: Winner | Answer) -> str:
     """A winner or an answer in one line."""
     gain = f"{result.speedup.median:.3f} × cuBLAS" if result.speedup else "not compared"
     time = f"{result.statistics.median_us:.2f} µs" if result.statistics else "no time"
-    if result.use is Use.CUBLAS:
+    if result.use.is_default:
         base = f"{result.baseline.median_us:.2f} µs" if result.baseline else "no time"
-        stays = why_cublas_stays(Use.CUBLAS, result.speedup, result.price)
+        stays = why_cublas_stays(Use.CUBLAS, result.speedup, result.power_penalty)
         return f"keep cuBLAS ({base}; best CUTLASS kernel {gain}{f', {stays}' if stays else ''})"
     chosen = result.candidate if isinstance(result, Winner) else result.config
     name = chosen.kernel.name if chosen else "no kernel"
     return f"{time}, {gain}, {name}"
 
 
-def report(outcomes: Sequence[Outcome], *, whole: bool, as_json: bool, seconds: float) -> int:
+def report(outcomes: Sequence[TaskOutcome], *, whole: bool, as_json: bool, seconds: float) -> int:
     """Print what came of the tasks; the exit status.
 
     `whole` prints a suite: a table (or one document of all outcomes) with totals.
@@ -129,17 +129,17 @@ def report(outcomes: Sequence[Outcome], *, whole: bool, as_json: bool, seconds: 
     return 1 if any(outcome.status is Status.FAILED for outcome in outcomes) else 0
 
 
-def totals(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def totals(outcomes: Sequence[TaskOutcome]) -> dict[str, Any]:
     """Counts by status, and the speed-up over cuBLAS of what callers are told to run."""
     counts = {status.value: 0 for status in Status}
     for outcome in outcomes:
         counts[outcome.status] += 1
     gains = [
-        outcome.result.speedup.median if outcome.result.use is Use.CUTLASS else 1.0
+        outcome.result.speedup.median if not outcome.result.use.is_default else 1.0
         for outcome in outcomes
         if outcome.result is not None and outcome.result.speedup is not None
     ]
-    stays = sum(o.result.use is Use.CUBLAS for o in outcomes if o.result is not None)
+    stays = sum(o.result.use.is_default for o in outcomes if o.result is not None)
     mean = math.exp(math.fsum(map(math.log, gains)) / len(gains)) if gains else None
     return counts | {
         "cublas_stays": stays,
@@ -148,7 +148,7 @@ def totals(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def _print(outcomes: Sequence[Outcome], seconds: float) -> None:
+def _print(outcomes: Sequence[TaskOutcome], seconds: float) -> None:
     rows = []
     for outcome in outcomes:
         result = outcome.result
@@ -158,7 +158,7 @@ def _print(outcomes: Sequence[Outcome], seconds: float) -> None:
         what = outcome.status.value  # why it failed was said when it did
         if result is not None:
             kernel = outcome.chosen.kernel.name if outcome.chosen else "–"
-            what = "cuBLAS" if result.use is Use.CUBLAS else kernel
+            what = "cuBLAS" if result.use.is_default else kernel
         rows.append(
             (
                 outcome.task.problem,

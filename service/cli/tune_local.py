@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from gemmsmith.tuning import Effort
 from service.cli.progress import Reporter, reporter
-from service.cli.session import Session, StopFlag, local
-from service.cli.tasks import Outcome, Status, Task, by_stake, report
+from service.cli.session import StopFlag, TuningSession, local
+from service.cli.tasks import Status, Task, TaskOutcome, by_stake, report
 from tuner.errors import (
     CompilerNotFound,
     DeviceError,
@@ -56,7 +56,7 @@ def run(
         model = session.device.model
         tasks = by_stake(tasks, lambda problem: demand.estimate(session.store, problem, model))
         tuning = _Tuning(session, effort, compiled_only, stop, says)
-        outcomes: list[Outcome] = []
+        outcomes: list[TaskOutcome] = []
         later: dict[int, list[AnyKernel]] = {}
 
         def over() -> bool:
@@ -64,11 +64,11 @@ def run(
 
         for i, task in enumerate(tasks):
             if over():
-                outcomes += [Outcome(task=rest, status=Status.SKIPPED) for rest in tasks[i:]]
+                outcomes += [TaskOutcome(task=rest, status=Status.SKIPPED) for rest in tasks[i:]]
                 break
             says.overall(i, len(tasks), f"{task.problem} {task.origin}".strip())
             if skip_current and (current := _current(session, task)) is not None:
-                outcomes.append(Outcome(task=task, status=Status.CURRENT, result=current))
+                outcomes.append(TaskOutcome(task=task, status=Status.CURRENT, result=current))
             elif whole:
                 outcomes.append(tuning.of_suite(task, later.setdefault(i, []).extend))
             else:
@@ -87,7 +87,7 @@ def run(
     return report(outcomes, whole=whole, as_json=as_json, seconds=time.monotonic() - began)
 
 
-def _current(session: Session, task: Task) -> Winner | None:
+def _current(session: TuningSession, task: Task) -> Winner | None:
     """The winner there is, if it was found with this very software and, with a GPU, on one."""
     device = session.device
     current = session.store.winner(task.problem, device.model.slug)
@@ -100,7 +100,7 @@ def _current(session: Session, task: Task) -> Winner | None:
 class _Tuning:
     """How every problem of the command is tuned."""
 
-    session: Session
+    session: TuningSession
     effort: Effort
     compiled_only: bool
     stop: StopFlag
@@ -108,7 +108,7 @@ class _Tuning:
 
     def one(
         self, task: Task, defer: Callable[[Sequence[AnyKernel]], None] | None = None
-    ) -> Outcome:
+    ) -> TaskOutcome:
         """Tune a problem; with `defer`, from what is built if that is enough for an answer.
 
         Raises:
@@ -141,7 +141,7 @@ class _Tuning:
             )
         except JobAborted:
             return _without(task, Status.SKIPPED, None, began)
-        return Outcome(
+        return TaskOutcome(
             task=task,
             status=Status.TUNED,
             result=winner,
@@ -153,8 +153,8 @@ class _Tuning:
         self,
         task: Task,
         defer: Callable[[Sequence[AnyKernel]], None],
-        before: Outcome | None = None,
-    ) -> Outcome:
+        before: TaskOutcome | None = None,
+    ) -> TaskOutcome:
         """The same, but what keeps one problem from being tuned does not end the others.
 
         `before` is what came of it the first time: it stays where there is nothing new.
@@ -199,5 +199,5 @@ class _Tuning:
         )
 
 
-def _without(task: Task, status: Status, error: str | None, began: float) -> Outcome:
-    return Outcome(task=task, status=status, error=error, seconds=time.monotonic() - began)
+def _without(task: Task, status: Status, error: str | None, began: float) -> TaskOutcome:
+    return TaskOutcome(task=task, status=status, error=error, seconds=time.monotonic() - began)

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from math import inf
 
 from gemmsmith.errors import JobCancelled, JobFailed
-from gemmsmith.jobs import JobStatus, TuningJob
+from gemmsmith.handles import TuningJob
+from gemmsmith.jobs import JobStatus
 from gemmsmith.tuning import Effort
 from service.cli.jobs import tell_busy
 from service.cli.options import connect
 from service.cli.output import emit, note, say
 from service.cli.progress import Reporter, reporter
-from service.cli.tasks import Outcome, Status, Task, by_stake, report
+from service.cli.tasks import Status, Task, TaskOutcome, by_stake, report
 
 
 def run(
@@ -88,7 +89,7 @@ def run(
     return report(outcomes, whole=whole, as_json=as_json, seconds=time.monotonic() - began)
 
 
-def _follow(task: Task, job: TuningJob, says: Reporter) -> Outcome:
+def _follow(task: Task, job: TuningJob, says: Reporter) -> TaskOutcome:
     def on_progress(status: JobStatus) -> None:
         says.update(
             status.phase or status.state,
@@ -101,14 +102,14 @@ def _follow(task: Task, job: TuningJob, says: Reporter) -> Outcome:
     try:
         answer = job.wait(on_progress=on_progress)
     except (JobFailed, JobCancelled) as error:
-        return Outcome(
+        return TaskOutcome(
             task=task,
             status=Status.FAILED,
             error=str(error),
             job=job.id,
             seconds=time.monotonic() - began,
         )
-    return Outcome(
+    return TaskOutcome(
         task=task,
         status=Status.TUNED,
         result=answer,

@@ -31,7 +31,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write the current winners to a file, atomically."""
-    from service import tables
+    from service.http import tables
     from tuner.exchange import export_winners
     from tuner.store import Store
 
@@ -43,7 +43,7 @@ def export(
             raise CommandError(
                 f"no device {device!r} in the database; it has {', '.join(known) or 'none'}"
             )
-        if form_of is tables.Format.JSONL and fields is None:
+        if form_of is tables.FileFormat.JSONL and fields is None:
             count = export_winners(store, path, device=device, dtype=wanted)
         else:
             rows = tables.WINNERS.rows(store.winners(device=device, dtype=wanted), chosen)

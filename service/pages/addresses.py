@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.problem import DType, Layout, Problem
-from service.problems import invalid_field
+from service.http.errors import invalid_field
 
 PROBLEMS = "/ui/problems"
 JOBS = "/ui/jobs"

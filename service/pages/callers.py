@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from service.access import Caller, Scope, needs
+from service.http.access import Caller, Scope, needs
 
 Reader = Annotated[Caller, needs(Scope.READ)]
 Tuner = Annotated[Caller, needs(Scope.TUNE)]

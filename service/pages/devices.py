@@ -5,11 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from service.http.state import Service
 from service.pages import addresses
 from service.pages.callers import Reader
 from service.pages.ceilings import ceilings_of
 from service.pages.render import page
-from service.state import Service
 
 router = APIRouter(include_in_schema=False)
 

@@ -13,8 +13,8 @@ import msgspec
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.http.errors import MEDIA_TYPE
 from service.pages.render import HEADERS, html
-from service.problems import MEDIA_TYPE
 
 
 class ErrorPages:

@@ -8,13 +8,13 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from gemmsmith.problem import DType, Layout
+from service.http.parameters import DTypeName, QueryExtent
+from service.http.state import Service
 from service.pages import addresses
 from service.pages.callers import Reader
 from service.pages.fields import Blank, Device
+from service.pages.pictures.heatmap import Cell, heatmap
 from service.pages.render import page, picture
-from service.pictures.heatmap import Cell, heatmap
-from service.state import Service
-from service.values import DTypeName, QueryExtent
 
 router = APIRouter(include_in_schema=False)
 

@@ -11,15 +11,16 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from service.api import jobs as api
+from gemmsmith.tuning import JobState
+from service.http.errors import invalid_field, not_found
+from service.http.routes import jobs as api
+from service.http.state import Service, State
 from service.pages import addresses
 from service.pages.callers import Reader, Tuner
 from service.pages.fields import Blank
 from service.pages.render import page, see_other
-from service.problems import invalid_field, not_found
-from service.state import Service, State
 from tuner.errors import JobNotFound
-from tuner.jobs import Job, JobState
+from tuner.jobs import Job
 
 router = APIRouter(include_in_schema=False, prefix=addresses.JOBS)
 
@@ -73,7 +74,7 @@ def job(service: Service, caller: Reader, job_id: str) -> Response:
         job=found,
         events=events,
         device=device if device in slugs else None,
-        final=found.state.is_final,
+        final=found.state.terminal,
         retryable=found.state in (JobState.FAILED, JobState.CANCELLED),
     )
 

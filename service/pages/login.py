@@ -10,11 +10,11 @@ import re
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from service.access import COOKIE, LOGIN, Scope
+from service.http.access import COOKIE, LOGIN, Scope
+from service.http.errors import ProblemError
+from service.http.state import Service, State
 from service.pages import render
 from service.pages.fields import posted
-from service.problems import ProblemError
-from service.state import Service, State
 
 router = APIRouter(include_in_schema=False)
 

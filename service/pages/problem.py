@@ -16,26 +16,27 @@ from starlette.responses import Response
 from gemmsmith.answer import Answer
 from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem
-from service import lookup
-from service.api import winners as api
-from service.documents import best_url
+from service.http.abilities import EVERYTHING
+from service.http.documents import best_url
+from service.http.errors import invalid_field, not_found
+from service.http.requests import PinBody, WinnerBody
+from service.http.routes import winners as api
+from service.http.state import Service, State
+from service.lookup import find
 from service.pages import addresses
 from service.pages.callers import Admin, Reader
 from service.pages.ceilings import ceilings_of
 from service.pages.fields import Posted
+from service.pages.pictures.roofline import Roof, measured_roof, nominal_roof, roofline
+from service.pages.pictures.samples import Line, samples
 from service.pages.render import page, picture, see_other
-from service.pictures.roofline import Roof, measured_roof, nominal_roof, roofline
-from service.pictures.samples import Line, samples
-from service.problems import invalid_field, not_found
 from service.report.page import choices
 from service.report.reasons import baseline_note, why
-from service.report.rows import Row, row_of
-from service.schemas import PinBody, WinnerBody
-from service.state import Service, State
+from service.report.rows import ReportRow, row_of
 from tuner.errors import JobNotFound
 from tuner.measure.ceilings import Ceilings
 from tuner.store.listing import Ranking
-from tuner.store.revisions import Revision
+from tuner.store.revisions import WinnerRevision
 from tuner.trial import Winner
 
 router = APIRouter(include_in_schema=False)
@@ -101,21 +102,21 @@ def pin(service: Service, caller: Admin, asked: Named, device: Device, posted: P
     if not (written.isascii() and written.isdigit() and len(written) < 10):
         raise invalid_field("revision", f"is not a revision: {written!r:.40}", "1, 2, 3 …")
     body = PinBody(**_body(asked, device), revision=int(written))
-    api.pin(service, caller, body)
+    api.pin(service, caller, EVERYTHING, body)
     return _to_history(asked, device)
 
 
 @router.post(_PATH + "/unpin")
 def unpin(service: Service, caller: Admin, asked: Named, device: Device) -> Response:
     """Serve the newest revision of the best origin again, as `POST /winners/unpin` does."""
-    api.unpin(service, caller, WinnerBody(**_body(asked, device)))
+    api.unpin(service, caller, EVERYTHING, WinnerBody(**_body(asked, device)))
     return _to_history(asked, device)
 
 
 @router.post(_PATH + "/rollback")
 def roll_back(service: Service, caller: Admin, asked: Named, device: Device) -> Response:
     """Serve what was served before, as `POST /winners/rollback` does."""
-    api.roll_back(service, caller, WinnerBody(**_body(asked, device)))
+    api.roll_back(service, caller, EVERYTHING, WinnerBody(**_body(asked, device)))
     return _to_history(asked, device)
 
 
@@ -140,7 +141,7 @@ def _model(service: State, device: str) -> DeviceModel:
 
 def _instead(service: State, asked: Problem, model: DeviceModel) -> Answer | None:
     """What a lookup answers while there is no winner."""
-    return lookup.find(
+    return find.find(
         service.store,
         asked,
         model,
@@ -150,7 +151,7 @@ def _instead(service: State, asked: Problem, model: DeviceModel) -> Answer | Non
     )
 
 
-def _jobs(service: State, history: list[Revision]) -> set[str]:
+def _jobs(service: State, history: list[WinnerRevision]) -> set[str]:
     """Those of the history's jobs that have a page: others ran elsewhere, or without the queue."""
     found = set()
     for job in {revision.winner.job for revision in history if revision.winner.job}:
@@ -189,7 +190,9 @@ def _lines(winner: Winner | None, ranking: Ranking) -> list[Line]:
     return lines
 
 
-def _limits(row: Row, roofs: list[Roof], ceilings: Ceilings | None) -> list[tuple[str, str, float]]:
+def _limits(
+    row: ReportRow, roofs: list[Roof], ceilings: Ceilings | None
+) -> list[tuple[str, str, float]]:
     """What bounds the problem: its name, its figure, and the time in microseconds it allows."""
     found = []
     moved = row.problem.operand_bytes

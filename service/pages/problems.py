@@ -7,14 +7,14 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
+from service.http.errors import FieldError
+from service.http.parameters import Cursor
+from service.http.state import Service
 from service.pages import addresses
 from service.pages.callers import Reader
 from service.pages.fields import Blank, Device
 from service.pages.render import page
 from service.pages.search import ACCEPTED, SearchError, parse
-from service.problems import FieldError
-from service.state import Service
-from service.values import Cursor
 from tuner.store.listing import NARROW, Order, Search
 
 router = APIRouter(include_in_schema=False)

@@ -15,12 +15,12 @@ from markupsafe import Markup
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from gemmsmith.problem import DType, Layout
-from service.access import LOCAL, Caller, Scope
+from service.http.access import LOCAL, Caller, Scope
 from service.pages import addresses
 from service.report.page import choices
 
-_SERVICE = Path(__file__).parent.parent
-STATIC = _SERVICE / "static"
+_FOLDER = Path(__file__).parent
+STATIC = _FOLDER / "static"
 
 HEADERS = {
     # Scripts, styles and pictures are files of ours; nothing inline, nothing from elsewhere.
@@ -60,7 +60,7 @@ def see_other(location: str) -> Response:
 
 
 def picture(svg: str) -> Markup:
-    """A picture of `service.pictures`, which escapes its text, as part of a page."""
+    """A picture of `service.pages.pictures`, which escapes its text, as part of a page."""
     return Markup(svg)  # noqa: S704
 
 
@@ -146,7 +146,7 @@ _FILTERS: Mapping[str, Any] = {
 }
 
 _TEMPLATES = Environment(
-    loader=FileSystemLoader(_SERVICE / "templates"),
+    loader=FileSystemLoader(_FOLDER / "templates"),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,

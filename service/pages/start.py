@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import RedirectResponse, Response
 
-from service.access import Scope, needs
+from service.http.access import Scope, needs
 from service.pages.addresses import PROBLEMS
 
 router = APIRouter(include_in_schema=False, dependencies=[needs(Scope.READ)])

@@ -14,15 +14,15 @@ from starlette.responses import Response
 
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.tuning import Effort
-from service.access import Caller
-from service.api import tune as api
+from service.http.access import Caller
+from service.http.errors import FieldError, ProblemError, from_validation, invalid_field
+from service.http.requests import TuneBody
+from service.http.routes import tune as api
+from service.http.state import Service, State
 from service.pages import addresses
 from service.pages.callers import Tuner
 from service.pages.fields import Posted
 from service.pages.render import page, see_other
-from service.problems import FieldError, ProblemError, from_validation, invalid_field
-from service.schemas import TuneBody
-from service.state import Service, State
 
 router = APIRouter(include_in_schema=False)
 

@@ -16,14 +16,14 @@ import msgspec
 
 from gemmsmith.answer import Statistics
 from service.report.reasons import baseline_note, notes, why
-from service.report.rows import DeviceReport, Row, Side
+from service.report.rows import DeviceReport, ReportRow, Side
 from tuner.measure.ceilings import document
 
 FORMAT = "gemmsmith-report"
 VERSION = 1
 
 
-def record(row: Row) -> dict[str, Any]:
+def record(row: ReportRow) -> dict[str, Any]:
     """A row's columns by name, as JSON takes them."""
     winner, problem = row.winner, row.problem
     speedup, conditions = winner.speedup, winner.conditions
@@ -52,7 +52,7 @@ def record(row: Row) -> dict[str, Any]:
         "sm_clock_mhz": conditions.sm_clock_mhz if conditions else None,
         "power_w": conditions.power_w if conditions else None,
         "throttle": list(conditions.throttle) if conditions else [],
-        "price": winner.price,
+        "power_penalty": winner.power_penalty,
         "ties": len(winner.ties),
         "replayed": winner.replayed,
         "promoted_at": winner.promoted_at,
@@ -88,7 +88,7 @@ _KERNEL = (
 )  # fmt: skip
 
 
-def _won(row: Row) -> dict[str, Any]:
+def _won(row: ReportRow) -> dict[str, Any]:
     """The best CUTLASS candidate, kernel and launch."""
     candidate = row.winner.candidate
     if candidate is None:

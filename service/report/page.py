@@ -16,12 +16,12 @@ from markupsafe import Markup
 from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import CutlassKernel, TileScheduler
 from gemmsmith.launch import Decomposition
-from service.pictures.roofline import measured_roof, roofline
+from service.pages.pictures.roofline import measured_roof, roofline
 from service.report import pictures
 from service.report.reasons import baseline_note, notes, why
-from service.report.rows import LOW, DeviceReport, Row, Side
+from service.report.rows import LOW, DeviceReport, ReportRow, Side
 
-_PICTURES = Path(__file__).parent.parent / "static" / "pictures.css"
+_PICTURES = Path(__file__).parent.parent / "pages" / "static" / "pictures.css"
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c1c1c; --soft: #6b6b6b; --line: #8883; --paper: #fff;
@@ -180,7 +180,7 @@ def _part(report: DeviceReport, dtype: str) -> dict[str, Any]:
     }
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: ReportRow) -> dict[str, Any]:
     speedup = row.winner.speedup
     interval = f"{speedup.ci_low:.3f}–{speedup.ci_high:.3f}" if speedup else NONE
     return {

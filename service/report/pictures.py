@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from service.pictures.axes import (
+from service.pages.pictures.axes import (
     BOTTOM,
     LEFT,
     RIGHT,
@@ -20,14 +20,14 @@ from service.pictures.axes import (
     title,
     upright,
 )
-from service.report.rows import DeviceReport, Row, Summary
+from service.report.rows import DeviceReport, ReportRow, Summary
 
 _RATIO_FLOOR, _RATIO_TOP = 0.4, 1.6
 """Ratios beyond are drawn at the edge, with their number."""
 _RATIO_TICKS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.4, 1.6)
 
 
-def ratios(rows: Sequence[Row]) -> str:
+def ratios(rows: Sequence[ReportRow]) -> str:
     """One mark a problem with its 95% interval, sorted by ratio, and a line at 1."""
     listed = sorted(
         ((row.winner.speedup, row) for row in rows if row.winner.speedup),

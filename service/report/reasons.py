@@ -14,8 +14,8 @@ from gemmsmith.kernel import Backend, CutlassKernel, MainloopSchedule, TileSched
 from gemmsmith.launch import Decomposition
 from gemmsmith.problem import Problem
 from gemmsmith.tiles import tile_grid
-from service.report.rows import Bound, DeviceReport, Row, unaligned_operands
-from service.verdict import why_cublas_stays
+from service.report.power_penalty import why_cublas_stays
+from service.report.rows import Bound, DeviceReport, ReportRow, unaligned_operands
 from tuner.arch import architecture
 from tuner.search.hints import choice_of
 
@@ -26,20 +26,20 @@ PADDED = 1.15
 """Tiles that cover this many times the output are: the tensor cores' work grows alike."""
 
 FP8_MULTIPLE = 16
-"""K and N that cuBLAS takes in FP8 (tuner.measure.baseline, which needs torch, has the same)."""
+"""K and N that cuBLAS takes in FP8 (tuner.workloads.scaled, which needs torch, has the same)."""
 
 _MOST_OF_A_NAME = 60
 _SPLIT_SCHEDULERS = (TileScheduler.SPLIT_K, TileScheduler.CLUSTER_SPLIT_K)
 
 
-def why(row: Row) -> str:
+def why(row: ReportRow) -> str:
     """One line for a ratio below 1.00, or one that costs more than it gains; else empty."""
     speedup, candidate = row.winner.speedup, row.winner.candidate
     if candidate is None:
         return "no CUTLASS candidate survived verification"
     if speedup is None:
         return ""
-    if stays := why_cublas_stays(row.winner.use, speedup, row.winner.price):
+    if stays := why_cublas_stays(row.winner.use, speedup, row.winner.power_penalty):
         return stays
     if speedup.median >= 1.0:
         return ""
@@ -53,7 +53,7 @@ def why(row: Row) -> str:
     return "; ".join((*facts, f"{behind:.2g} µs behind"))
 
 
-def _facts(row: Row, candidate: Candidate) -> Iterator[str]:
+def _facts(row: ReportRow, candidate: Candidate) -> Iterator[str]:
     yield roof(row)
     kernel = candidate.kernel
     if not isinstance(kernel, CutlassKernel):
@@ -69,7 +69,7 @@ def _facts(row: Row, candidate: Candidate) -> Iterator[str]:
     yield cublas_ran(row.winner.baseline_kernels)
 
 
-def roof(row: Row) -> str:
+def roof(row: ReportRow) -> str:
     """How near both come to what bounds the problem; empty where that was not measured."""
     ours, theirs = row.cutlass, row.cublas
     if ours is None or theirs is None or row.bound is None:
@@ -178,7 +178,7 @@ def padding(problem: Problem, kernel: CutlassKernel) -> str:
     return f"tiles cover {share:.2f} × the output" if share >= PADDED else ""
 
 
-def throttling(row: Row) -> str:
+def throttling(row: ReportRow) -> str:
     """The power cap, where it was active while measuring."""
     conditions, most = row.winner.conditions, row.winner.device.max_clock_mhz
     if conditions is None or "sw_power_cap" not in conditions.throttle:

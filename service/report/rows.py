@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gemmsmith.answer import Statistics, Use
+from gemmsmith.answer import Statistics
 from gemmsmith.device import DeviceModel
 from gemmsmith.operation import Layout, in_order
 from gemmsmith.problem import Problem
@@ -85,7 +85,7 @@ class Side:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class ReportRow:
     """A problem, its winner, both sides, and its place under the roofline.
 
     Attributes:
@@ -150,7 +150,7 @@ class DeviceReport:
 
     device: DeviceModel
     ceilings: Ceilings | None
-    rows: tuple[Row, ...]
+    rows: tuple[ReportRow, ...]
     summaries: tuple[Summary, ...]
 
     @property
@@ -158,7 +158,7 @@ class DeviceReport:
         """Element types that have rows."""
         return in_order(row.problem.dtype for row in self.rows)
 
-    def of(self, dtype: str) -> tuple[Row, ...]:
+    def of(self, dtype: str) -> tuple[ReportRow, ...]:
         """The rows of some element types."""
         return tuple(row for row in self.rows if row.problem.dtype == dtype)
 
@@ -177,11 +177,11 @@ def device_report(winners: Sequence[Winner], ceilings: Ceilings | None) -> Devic
     )
 
 
-def row_of(winner: Winner, ceilings: Ceilings | None) -> Row:
+def row_of(winner: Winner, ceilings: Ceilings | None) -> ReportRow:
     """The row of a winner."""
     problem = winner.problem
     peak = ceilings.peak(problem.dtype) if ceilings else None
-    return Row(
+    return ReportRow(
         winner=winner,
         classes=classes_of(problem, winner.device.sm_count),
         intensity=problem.flops / problem.operand_bytes,
@@ -255,7 +255,7 @@ def unaligned_operands(problem: Problem) -> tuple[str, ...]:
     return tuple(name for name, size in extents.items() if size % TMA_BYTES)
 
 
-def summaries(rows: Iterable[Row]) -> tuple[Summary, ...]:
+def summaries(rows: Iterable[ReportRow]) -> tuple[Summary, ...]:
     """Per element types: all problems, then every class that has some."""
     listed = [row for row in rows if row.winner.speedup is not None]
     found = []
@@ -268,7 +268,7 @@ def summaries(rows: Iterable[Row]) -> tuple[Summary, ...]:
     return tuple(found)
 
 
-def _summary(dtype: str, group: ProblemClass | None, rows: Sequence[Row]) -> Summary:
+def _summary(dtype: str, group: ProblemClass | None, rows: Sequence[ReportRow]) -> Summary:
     speedups = [row.winner.speedup for row in rows if row.winner.speedup]
     ratios = [speedup.median for speedup in speedups]
     return Summary(
@@ -280,5 +280,5 @@ def _summary(dtype: str, group: ProblemClass | None, rows: Sequence[Row]) -> Sum
         maximum=max(ratios),
         below=sum(ratio < LOW for ratio in ratios),
         behind=sum(speedup.ci_high < 1 for speedup in speedups),
-        won=sum(row.winner.use is Use.CUTLASS for row in rows),
+        won=sum(not row.winner.use.is_default for row in rows),
     )

@@ -17,6 +17,14 @@ def pytest_report_header() -> str:
     return f"{VARIABLE}={seed} repeats the faults' orders and victims (not their timing)"
 
 
+@pytest.fixture(
+    params=["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgresql, pytest.mark.long])]
+)
+def database_kind(request: pytest.FixtureRequest) -> str:
+    """As everywhere, but `make test` makes do with one kind."""
+    return str(request.param)
+
+
 @pytest.fixture
 def random(request: pytest.FixtureRequest) -> Random:
     """The same for a test wherever the seed is the same; a failure shows it."""

@@ -7,6 +7,8 @@ from contextlib import closing
 from pathlib import Path
 from random import Random
 
+import pytest
+
 from tests.support.clocks import Clock
 from tests.support.fleet import Fleet
 from tests.support.ledger import verify
@@ -18,6 +20,7 @@ HOUR_S = 3600.0
 ORDERS = 24
 
 
+@pytest.mark.long
 def test_no_job_is_lost_held_up_or_done_twice(
     store: Store, store_url: str, tmp_path: Path, random: Random
 ) -> None:

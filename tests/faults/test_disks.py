@@ -12,6 +12,7 @@ from random import Random
 import httpx
 import pytest
 
+from gemmsmith.tuning import JobState
 from tests.support import postgresql
 from tests.support.disk import Disk, small_disk
 from tests.support.fleet import Fleet
@@ -19,12 +20,13 @@ from tests.support.ledger import verify, verify_packs
 from tests.support.orders import Reader, accepted, distinct_orders, is_busy, lookup
 from tests.support.processes import until
 from tests.support.shipped import recorded_problems, shipped_winners
-from tuner.jobs import JobState, Queue
+from tuner.jobs import Queue
 from tuner.store import Store
 
 ORDERS = 8
 
 
+@pytest.mark.long
 def test_the_packs_disk(store: Store, store_url: str, tmp_path: Path, random: Random) -> None:
     store.promote(shipped_winners()[0], imported=True)
     queue = Queue(store)
@@ -89,6 +91,7 @@ def database_on(disk: Disk, kind: str, request: pytest.FixtureRequest) -> Iterat
         postgresql.administer(server, f"DROP TABLESPACE {name}")
 
 
+@pytest.mark.long
 def test_the_databases_disk(
     database_kind: str, request: pytest.FixtureRequest, tmp_path: Path, random: Random
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 import psutil
+import pytest
 
 from tests.support.fleet import Fleet
 from tests.support.ledger import verify, verify_packs
@@ -21,6 +22,7 @@ ORDERS = int(os.environ.get("GEMMSMITH_FAULT_JOBS", "80"))
 136 distinct ones."""
 
 KILLS = ("worker",) * 4 + ("service",) * 3 + ("both",) * 3
+FEW = ("worker", "service", "both")
 
 
 def victims(fleet: Fleet, kind: str, random: Random) -> list[psutil.Process]:
@@ -34,16 +36,21 @@ def victims(fleet: Fleet, kind: str, random: Random) -> list[psutil.Process]:
             return [service, *workers]
 
 
+@pytest.mark.parametrize(
+    ("count", "of"),
+    [(16, FEW), pytest.param(ORDERS, KILLS, marks=pytest.mark.long)],
+    ids=["few", "many"],
+)
 def test_nothing_is_lost_and_nothing_done_twice(
-    store: Store, store_url: str, tmp_path: Path, random: Random
+    store: Store, store_url: str, tmp_path: Path, random: Random, count: int, of: tuple[str, ...]
 ) -> None:
     store.promote(shipped_winners()[0], imported=True)  # so that the service knows the device
-    orders = distinct_orders(ORDERS // 2, random)
-    kills = random.sample(KILLS, len(KILLS))
+    orders = distinct_orders(count // 2, random)
+    kills = random.sample(of, len(of))
     jobs: list[str] = []
 
     def send() -> None:
-        for number in range(ORDERS):
+        for number in range(count):
             if number == len(orders):
                 fleet.wait_until_idle()
             order = orders[number % len(orders)]
@@ -66,11 +73,11 @@ def test_nothing_is_lost_and_nothing_done_twice(
             sender.join()
             fleet.wait_until_idle()
         fleet.kill(fleet.processes())
-    assert len(jobs) == ORDERS
-    assert len(set(jobs)) == ORDERS, "an order that was repeated has made a second job"
+    assert len(jobs) == count
+    assert len(set(jobs)) == count, "an order that was repeated has made a second job"
     ended = verify(store_url, jobs)
-    assert ended["done"] >= ORDERS - len(KILLS), ended  # a kill costs an attempt, and there are 3
-    assert ended["done"] + ended["failed"] == ORDERS
+    assert ended["done"] >= count - len(of), ended  # a kill costs an attempt, and there are 3
+    assert ended["done"] + ended["failed"] == count
     assert reader.wrong == []
     assert reader.answers > 50
     verify_packs(store_url, fleet.packs)

@@ -12,6 +12,7 @@ from pathlib import Path
 from random import Random
 
 import httpx
+import pytest
 
 from tests.support.fleet import Fleet
 from tests.support.ledger import verify
@@ -27,6 +28,7 @@ SLOW_S = 5.0
 """Of an answer from memory, on a machine whose cores all have something to do."""
 
 
+@pytest.mark.long
 def test_reads_are_answered_and_writes_wait_or_are_told_to_come_again(
     store: Store, store_url: str, tmp_path: Path, random: Random
 ) -> None:

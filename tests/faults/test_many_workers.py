@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
+import pytest
+
 from tests.support.fleet import Fleet
 from tests.support.ledger import verify
 from tests.support.orders import accepted, distinct_orders
@@ -18,6 +20,7 @@ WORKERS = 8
 ORDERS = 64
 
 
+@pytest.mark.long
 def test_no_job_is_begun_twice(
     store: Store, store_url: str, tmp_path: Path, random: Random
 ) -> None:

@@ -73,6 +73,7 @@ def test_what_is_served_has_its_hash_or_is_not_served(
     assert verify(store_url, jobs) == {"done": len(jobs)}
 
 
+@pytest.mark.long
 def test_what_comes_to_harm_between_compiler_and_use_is_built_again(
     store: Store, store_url: str, tmp_path: Path, random: Random
 ) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+from gemmsmith.tuning import JobState
 from tests.support.fleet import Fleet
 from tests.support.ledger import verify
 from tests.support.orders import accepted
 from tests.support.processes import until
 from tests.support.shipped import recorded_problems, shipped_winners
-from tuner.jobs import JobState, Queue
+from tuner.jobs import Queue
 from tuner.store import Store
 from tuner.trial import Phase
 

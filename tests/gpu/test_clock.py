@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from gemmsmith.device import DeviceModel
-from tuner.devices.local import gpu_uuid
 from tuner.measure.conditions import Monitor
 from tuner.measure.graphs import Stream, TorchGraph
+from tuner.measure.local_gpu import gpu_uuid
 from tuner.measure.timing import LOOK_S, SETTLE_S, Timer, cool_down
 
 Record = Callable[[str, object], None]

@@ -10,9 +10,9 @@ import pytest
 from gemmsmith.problem import Problem
 from tests.gpu.conftest import Misbehaving
 from tests.support.replacing import replace
-from tuner.devices.base import Policy
 from tuner.devices.cuda import CudaDevice
 from tuner.errors import DoesNotFit
+from tuner.measure.policy import Policy
 from tuner.trial import FailureKind
 
 SMALL = Problem(m=96, n=200, k=160)

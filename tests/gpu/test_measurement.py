@@ -16,10 +16,11 @@ from gemmsmith.problem import DType, Layout, Problem
 from tests.gpu import selection
 from tests.gpu.conftest import Packs
 from tuner.backends import launches, refusal
-from tuner.devices.base import Contender, Policy
+from tuner.devices.base import Contender
 from tuner.devices.cuda import CudaDevice
 from tuner.devices.recording import SCHEMA, Header, Sweep, SweepWriter
 from tuner.devices.replay import ReplayDevice
+from tuner.measure.policy import Policy
 from tuner.measure.power import gain
 from tuner.measure.statistics import paired_ratio, summarize
 
@@ -119,16 +120,16 @@ def test_every_layout_has_a_baseline(
     assert 1 < median(finals.baseline_us) < 200
     # In each further state only what is ahead in all before it is timed.
     ahead = [bool(gain((finals,), i)) for i in range(len(contenders))]
-    assert (finals.paced is not None) == any(ahead)
-    if finals.paced is None:
+    assert (finals.boost is not None) == any(ahead)
+    if finals.boost is None:
         return
-    assert [bool(samples) for samples in finals.paced.samples_us] == ahead
+    assert [bool(samples) for samples in finals.boost.samples_us] == ahead
     # Rested, cuBLAS takes no longer; nor does a launch's own delay weigh on it.
-    assert 0.7 < median(finals.paced.baseline_us) / median(finals.baseline_us) < 1.15
-    ahead = [bool(gain((finals, finals.paced), i)) for i in range(len(contenders))]
-    assert (finals.mixed is not None) == any(ahead)
-    if finals.mixed is not None:
-        assert [bool(samples) for samples in finals.mixed.samples_us] == ahead
+    assert 0.7 < median(finals.boost.baseline_us) / median(finals.baseline_us) < 1.15
+    ahead = [bool(gain((finals, finals.boost), i)) for i in range(len(contenders))]
+    assert (finals.interleaved is not None) == any(ahead)
+    if finals.interleaved is not None:
+        assert [bool(samples) for samples in finals.interleaved.samples_us] == ahead
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Every schedule, precision and layout against FP32, as the measuring child verifies them.
 
 The child compares each output with torch's FP32 product of the same inputs, poisons outputs and
-workspace first, and runs every launch twice; see tuner/measure/reference.py. That it notices what
+workspace first, and runs every launch twice; see tuner/workloads/reference.py. That it notices what
 is wrong is shown in test_isolation.py and in tests/unit/measure.
 """
 
@@ -17,8 +17,9 @@ from gemmsmith.problem import DType, Layout, Problem
 from tests.gpu import selection
 from tests.gpu.conftest import Packs
 from tuner.backends import refusal
-from tuner.devices.base import Contender, Policy
+from tuner.devices.base import Contender
 from tuner.devices.cuda import CudaDevice
+from tuner.measure.policy import Policy
 from tuner.trial import Trial
 
 CHECKED = Policy(screen_samples=1, candidate_timeout_s=20.0)

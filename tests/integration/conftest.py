@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 
 import pytest
 
@@ -11,14 +10,14 @@ from tests.support import compiled
 
 
 @pytest.fixture(scope="session")
-def compiled_packs(tmp_path_factory: pytest.TempPathFactory) -> compiled.CompiledPacks:
-    """Real kernels, compiled once: two minutes on two cores.
+def compiled_packs(request: pytest.FixtureRequest) -> compiled.CompiledPacks:
+    """Real kernels, those that the chosen tests want: two minutes on two cores, if all are new.
 
     Of processes that run tests in parallel one compiles, and the others wait for it.
     """
-    root = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        root = root.parent
-    with (root / "packs.lock").open("w") as lock:
+    long = any(item.get_closest_marker("long") for item in request.session.items)
+    root = compiled.kept()
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / ".tests.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return compiled.build(root / "packs")
+        return compiled.build(root, compiled.KERNELS if long else compiled.QUICK)

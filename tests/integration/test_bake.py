@@ -59,7 +59,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     monkeypatch.setattr("tuner.devices.local_gpu", lambda *_: None)
     toolchain = fake_nvcc.toolchain(tmp_path / "toolchain")
-    monkeypatch.setattr("service.builder.find_toolchain", lambda: toolchain)
+    monkeypatch.setattr("service.worker.builder.find_toolchain", lambda: toolchain)
     for member, problem in zip(MEMBERS, PROBLEMS, strict=False):
         candidate = Candidate(kernel=member, launch=Launch())
         promote(made, replace(winner(problem), candidate=candidate))
@@ -84,7 +84,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing() -> Toolchain:
         raise CompilerNotFound("no nvcc ≥ 12.8. Install one.")
 
-    monkeypatch.setattr("service.builder.find_toolchain", nothing)
+    monkeypatch.setattr("service.worker.builder.find_toolchain", nothing)
 
 
 def test_all_winners_are_compiled_and_baked(settings: Settings, tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_kernel_that_does_not_compile_is_named(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = fake_nvcc.toolchain(tmp_path / "bad", bad=[MEMBERS[2].name])
-    monkeypatch.setattr("service.builder.find_toolchain", lambda: bad)
+    monkeypatch.setattr("service.worker.builder.find_toolchain", lambda: bad)
     result = bake("--winners", "-o", tmp_path / "w.gspack", code=1)
     assert f"1 of 4 winners' kernels do not compile, first {MEMBERS[2].name}" in result.stderr
     assert not (tmp_path / "w.gspack").exists()

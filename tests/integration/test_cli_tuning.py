@@ -245,6 +245,7 @@ def test_no_gpu_is_one_line(settings: Settings, tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.long
 @pytest.mark.compiles
 def test_compile_makes_a_kernel_that_lookups_can_name(settings: Settings) -> None:
     # Odd extents: a 2.x kernel, which compiles in seconds.

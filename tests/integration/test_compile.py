@@ -27,6 +27,8 @@ from tests.support.compiled import (
     CompiledPacks,
     Loaded,
     arguments_of,
+    build,
+    members,
 )
 from tuner.backends.cutlass import footprint
 from tuner.backends.cutlass.operation import gemm_operation
@@ -35,7 +37,6 @@ from tuner.trial import FailureKind
 
 pytestmark = [pytest.mark.compiles, pytest.mark.timeout(900)]
 
-GOOD = [member for member in KERNELS if member is not IMPOSSIBLE]
 SINGLE = (SPLIT_K, CLUSTER_SPLIT_K)  # slices of K take the place of batches
 ANY_ALIGNMENT = (ALIGN_1, PADDED)
 MISALIGNED, INVALID_LAYOUT, INVALID_PROBLEM, NOT_SUPPORTED = 1, 3, 4, 5
@@ -43,7 +44,7 @@ REFUSED = 11
 BAD_INDEX, BAD_ABI = -1, -2
 
 
-@pytest.fixture(params=GOOD, ids=lambda member: member.name.split("tensorop_", 1)[1])
+@pytest.fixture(params=members(KERNELS))
 def member(request: pytest.FixtureRequest) -> Kernel:
     chosen: Kernel = request.param
     return chosen
@@ -74,7 +75,9 @@ def test_packs_come_from_the_wheels_with_the_system_s_cuda_hidden(
 ) -> None:
     assert compiled_packs.toolchain.origin == "wheels"
     assert shutil.which("nvcc", path=compiled_packs.path) is None
-    assert all(compiled_packs.pack(each).path.stat().st_size < 4 << 20 for each in GOOD)
+    assert all(
+        compiled_packs.pack(each).path.stat().st_size < 4 << 20 for each in compiled_packs.built
+    )
 
 
 def test_pack_names_its_kernels_in_the_order_of_its_manifest(
@@ -89,6 +92,7 @@ def test_pack_names_its_kernels_in_the_order_of_its_manifest(
     assert library.gs_kernel_name(-1) is None
 
 
+@pytest.mark.long
 def test_kernels_of_one_family_share_a_pack(compiled_packs: CompiledPacks) -> None:
     assert compiled_packs.pack(FP8_FAST) == compiled_packs.pack(FP8_NO_SMEM)
     assert compiled_packs.pack(PINGPONG) != compiled_packs.pack(ALIGN_1)
@@ -157,6 +161,7 @@ def test_misaligned_k_needs_a_kernel_of_any_alignment(
     assert Loaded(compiled_packs, member).can_implement(arguments) == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("field", "value"),
     [("lda", 1025), ("ldb", 1027), ("batch_stride_a", 256 * 1024 + 1), ("a", 0x1002), ("b", 0x8)],
@@ -172,6 +177,7 @@ def test_addresses_and_strides_that_tma_cannot_encode_are_refused(
     assert Loaded(compiled_packs, STREAM_K).run(arguments) == MISALIGNED
 
 
+@pytest.mark.long
 def test_unaligned_n_needs_an_epilogue_without_tma(compiled_packs: CompiledPacks) -> None:
     for member, expected in [(FP8_FAST, MISALIGNED), (FP8_NO_SMEM, 0), (CLUSTER_SPLIT_K, 0)]:
         arguments = arguments_of(member, n=513)
@@ -224,6 +230,7 @@ def test_nonsense_is_refused(
     assert loaded.run(arguments) == INVALID_PROBLEM
 
 
+@pytest.mark.long
 def test_only_schedulers_that_split_take_splits(compiled_packs: CompiledPacks) -> None:
     stream_k = Loaded(compiled_packs, STREAM_K)
     arguments = arguments_of(STREAM_K, m=128, n=128, k=16384, splits=8)
@@ -259,7 +266,12 @@ def test_run_without_a_gpu_is_an_error_of_cuda(
 
 @pytest.mark.parametrize(
     ("member", "instruction"),
-    [(PINGPONG, "HGMMA"), (CLUSTER_SPLIT_K, "HGMMA"), (FP8_FAST, "QGMMA"), (ALIGN_1, "HMMA")],
+    [
+        (PINGPONG, "HGMMA"),
+        (CLUSTER_SPLIT_K, "HGMMA"),
+        pytest.param(FP8_FAST, "QGMMA", marks=pytest.mark.long),
+        (ALIGN_1, "HMMA"),
+    ],
 )
 def test_machine_code_uses_the_tensor_cores(
     compiled_packs: CompiledPacks, member: Kernel, instruction: str
@@ -268,10 +280,9 @@ def test_machine_code_uses_the_tensor_cores(
     code = sass(pack.path)
     assert instruction in code
     assert "sm_90a" in code
-    together = [each for each in GOOD if each.name in pack.kernels]
-    functions = {
-        gemm_operation(each).procedural_name() for each in together
-    }  # siblings share theirs
+    together = [each for each in KERNELS if each.name in pack.kernels]
+    # Siblings share theirs.
+    functions = {gemm_operation(each).procedural_name() for each in together}
     ours = any(each.scheduler is TileScheduler.SPLIT_K for each in together) + (PADDED in together)
     assert code.count("Function :") == len(functions) + ours
 
@@ -287,7 +298,9 @@ def test_pack_exports_the_interface_and_little_else(
     ).stdout
     exported = {line.split()[-1] for line in listing.splitlines()}
     assert {name for name in exported if name.startswith("gs_")} == {
+        "gs_abi_oldest",
         "gs_abi_version",
+        "gs_arguments_bytes",
         "gs_can_implement",
         "gs_kernel_count",
         "gs_kernel_describe",
@@ -299,19 +312,21 @@ def test_pack_exports_the_interface_and_little_else(
     assert all(name.startswith(("gs_", "_ZNSt", "_ZNKSt", "_ZSt")) for name in exported)
 
 
-def test_kernel_that_cannot_compile_fails_alone(compiled_packs: CompiledPacks) -> None:
-    outcome = compiled_packs.built[IMPOSSIBLE]
+@pytest.mark.long
+def test_kernel_that_cannot_compile_fails_alone(tmp_path: Path) -> None:
+    packs = build(tmp_path, [ALIGN_1, IMPOSSIBLE])  # of one unit
+    outcome = packs.built[IMPOSSIBLE]
     assert outcome.pack is None
     assert outcome.failure is not None
     assert outcome.failure.kind is FailureKind.COMPILE
     assert "error" in outcome.failure.message
-    assert IMPOSSIBLE.name not in compiled_packs.pack(ALIGN_1).kernels
+    assert IMPOSSIBLE.name not in packs.pack(ALIGN_1).kernels
 
 
 def test_what_is_built_is_found_again(compiled_packs: CompiledPacks) -> None:
     fresh = ArtifactStore(compiled_packs.store.root)
-    again = list(Builder(fresh, compiled_packs.toolchain).build(GOOD))
+    again = list(Builder(fresh, compiled_packs.toolchain).build(list(compiled_packs.built)))
     assert all(item.cached for item in again)
     assert {item.kernel.name: item.pack for item in again} == {
-        each.name: compiled_packs.pack(each) for each in GOOD
+        each.name: compiled_packs.pack(each) for each in compiled_packs.built
     }

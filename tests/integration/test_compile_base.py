@@ -33,7 +33,7 @@ MEMBERS = kernels(PROBLEM)[:6]
 @pytest.fixture
 def toolchain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Toolchain:
     made = fake_nvcc.toolchain(tmp_path / "toolchain")
-    monkeypatch.setattr("service.builder.find_toolchain", lambda: made)
+    monkeypatch.setattr("service.worker.builder.find_toolchain", lambda: made)
     return made
 
 
@@ -128,7 +128,7 @@ def test_a_kernel_that_does_not_compile_is_reported(
     choice: Choice, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = fake_nvcc.toolchain(tmp_path / "bad", bad=[MEMBERS[1].name])
-    monkeypatch.setattr("service.builder.find_toolchain", lambda: bad)
+    monkeypatch.setattr("service.worker.builder.find_toolchain", lambda: bad)
     found = document(compile_("--json", code=1))
     assert (found["counts"]["compiled"], found["counts"]["failed"]) == (5, 1)
     assert [failure["kernel"] for failure in found["failures"]] == [MEMBERS[1].name]

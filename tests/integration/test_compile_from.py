@@ -76,7 +76,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     for name, value in made.settings.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("service.builder.find_toolchain", lambda: made.toolchain)
+    monkeypatch.setattr("service.worker.builder.find_toolchain", lambda: made.toolchain)
     monkeypatch.setattr("gemmsmith.retry.RetryPolicy.delay", lambda *_: None)
     for i, member in enumerate(MEMBERS[:4]):
         problem = Problem(m=64 << i, n=64, k=64)
@@ -95,7 +95,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing() -> Toolchain:
         raise CompilerNotFound("no nvcc ≥ 12.8. Install one.")
 
-    monkeypatch.setattr("service.builder.find_toolchain", nothing)
+    monkeypatch.setattr("service.worker.builder.find_toolchain", nothing)
 
 
 def compile_(*arguments: object, code: int = 0) -> Result:

@@ -15,6 +15,7 @@ from tests.support.compiled import (
     CompiledPacks,
     Loaded,
     arguments_of,
+    members,
     problem_of,
 )
 from tuner.backends import launches, refusal
@@ -28,6 +29,7 @@ H200 = DeviceModel(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("splits", [1, 2, 4, 16])
 def test_split_k_s_workspace_holds_fp32_partials(
     compiled_packs: CompiledPacks, splits: int
@@ -38,6 +40,7 @@ def test_split_k_s_workspace_holds_fp32_partials(
     assert loaded.workspace_bytes(arguments) == splits * 200 * 136 * 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("m", "n", "k", "batch", "splits", "status"),
     [
@@ -59,6 +62,7 @@ def test_split_k_refuses(
     assert loaded.run(arguments, SOMEWHERE) == status
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("decomposition", [0, 2, 3])
 def test_split_k_does_nothing_but_split(compiled_packs: CompiledPacks, decomposition: int) -> None:
     arguments = arguments_of(SPLIT_K)
@@ -66,6 +70,7 @@ def test_split_k_does_nothing_but_split(compiled_packs: CompiledPacks, decomposi
     assert Loaded(compiled_packs, SPLIT_K).can_implement(arguments) == NOT_SUPPORTED
 
 
+@pytest.mark.long
 def test_null_workspace_is_refused_before_cuda_is_asked(compiled_packs: CompiledPacks) -> None:
     """Without a GPU every call of CUDA fails with a code of its own: none was made."""
     assert Loaded(compiled_packs, SPLIT_K).run(arguments_of(SPLIT_K)) == WORKSPACE_NULL
@@ -108,7 +113,7 @@ def test_clusters_along_k_refuse_what_the_space_does(compiled_packs: CompiledPac
     assert loaded.can_implement(arguments_of(CLUSTER_SPLIT_K, 16 * 65535)) == 0
 
 
-@pytest.mark.parametrize("member", [SPLIT_K, CLUSTER_SPLIT_K], ids=lambda each: each.scheduler)
+@pytest.mark.parametrize("member", members([SPLIT_K, CLUSTER_SPLIT_K]))
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(16, 4096, 4096), (256, 256, 32768), (512, 512, 8192), (64, 136, 13440)]
 )

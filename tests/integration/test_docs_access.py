@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from gemmsmith.problem import Problem
 from tests.support.docs import ROOT, Session, Step, steps, strict_curl, tools
 from tests.support.serving import new_settings, promote, running, winner
@@ -12,6 +14,7 @@ from tests.support.serving import new_settings, promote, running, winner
 PAGE = ROOT / "docs" / "access.md"
 
 
+@pytest.mark.long
 def test_every_command_works_as_printed(tmp_path: Path) -> None:
     settings = new_settings(tmp_path, require_keys=True)
     promote(settings, winner(Problem(m=4096, n=6144, k=4096)))

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import httpx
@@ -34,11 +35,15 @@ UNRUN = {
     *("apt-get", "useradd", "install", "runuser"),  # root's
     *("python3", ".venv/bin/pip", "git", "cd", "podman"),  # the network's
 }
-SOURCES = [
-    ast.parse(path.read_text(encoding="utf-8"))
-    for folder in ("service", "tuner", "client/gemmsmith")
-    for path in (ROOT / folder).rglob("*.py")
-]
+
+
+@cache
+def sources() -> list[ast.Module]:
+    return [
+        ast.parse(path.read_text(encoding="utf-8"))
+        for folder in ("service", "tuner", "client/gemmsmith")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
 
 
 class Machine:
@@ -115,6 +120,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     machine.stop()
 
 
+@pytest.mark.long
 def test_every_command_works_and_prints_what_is_shown(machine: Machine) -> None:
     for step in docs.steps(PATH):
         words = shlex.split(step.text)
@@ -162,7 +168,7 @@ def test_every_setting_is_listed_with_its_default() -> None:
 def test_every_other_variable_is_listed() -> None:
     read = {
         node.value
-        for tree in SOURCES
+        for tree in sources()
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         if re.fullmatch(rf"{PREFIX}[A-Z_]+", node.value)
@@ -173,7 +179,7 @@ def test_every_other_variable_is_listed() -> None:
 
 
 def test_every_message_is_one_of_ours() -> None:
-    ours = [text for tree in SOURCES for node in ast.walk(tree) if (text := said(node))]
+    ours = [text for tree in sources() for node in ast.walk(tree) if (text := said(node))]
     section = PAGE.partition("## When it complains")[2]
     messages = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
     assert len(messages) > 10

@@ -15,6 +15,8 @@ import sysconfig
 import venv
 from pathlib import Path
 
+import pytest
+
 from tests.support.docs import ROOT, Session, Step, assert_like, steps
 
 PAGE = ROOT / "docs" / "start.md"
@@ -83,6 +85,7 @@ class Server:
         self._log.close()
 
 
+@pytest.mark.long
 def test_the_new_users_path_word_by_word(tmp_path: Path) -> None:
     repository = cloned_from(tmp_path / "repository")
     elsewhere = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "GEMMSMITH_PORT": "0"}

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from gemmsmith import Bundle
@@ -41,6 +42,7 @@ def alike(line: str) -> str:
     return re.sub(r"(?<=loss )[\d.]+|[\d.]+(?= MB)", "#", line)
 
 
+@pytest.mark.long
 def test_five_commands(tmp_path: Path) -> None:
     (install, _), *following = commands()
     assert install[:4] == ["python3", "-m", "venv", ".venv"]

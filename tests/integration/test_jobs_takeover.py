@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 
+from gemmsmith.tuning import JobState
 from tests.support.records import PROBLEM
 from tests.support.replacing import replace
 from tests.support.slow_worker import CANDIDATES
-from tuner.jobs import JobState, LeasedJob, Queue, Worker
+from tuner.jobs import LeasedJob, Queue, Worker
 from tuner.store import Store
 
 PATIENCE_S = 60.0
@@ -62,7 +63,7 @@ def test_another_worker_takes_over_from_a_killed_one(store: Store, store_url: st
 
     with worker(store_url) as second:
         assert said(second, 1) == [f"added {before}"], "it goes on where the first one stopped"
-        wait_for(lambda: queue.get(job.id).state.is_final)
+        wait_for(lambda: queue.get(job.id).state.terminal)
     done = queue.get(job.id)
     assert (done.state, done.attempt, done.winner_revision) == (JobState.DONE, 2, 7)
     names = [stored.trial.candidate.kernel.name for stored in store.trials(job=job.id)]
@@ -80,7 +81,7 @@ def test_a_frozen_worker_that_wakes_up_late_changes_nothing(store: Store, store_
         zombie.send_signal(signal.SIGSTOP)
         time.sleep(1.5)
         with worker(store_url) as heir:
-            wait_for(lambda: queue.get(job.id).state.is_final)
+            wait_for(lambda: queue.get(job.id).state.terminal)
             done = queue.get(job.id)
             events = queue.events(job.id)
             heir.send_signal(signal.SIGTERM)
@@ -117,7 +118,7 @@ def test_cancellation_reaches_a_worker_between_candidates(store: Store, store_ur
     with worker(store_url) as process:
         said(process, 2)
         assert queue.cancel(job.id).state is JobState.RUNNING
-        wait_for(lambda: queue.get(job.id).state.is_final)
+        wait_for(lambda: queue.get(job.id).state.terminal)
     cancelled = queue.get(job.id)
     assert cancelled.state is JobState.CANCELLED
     assert 2 <= len(store.trials(job=job.id)) < CANDIDATES

@@ -15,7 +15,7 @@ import jsonschema_rs
 import pytest
 
 from gemmsmith.problem import Problem
-from service.app import create_app
+from service.http.app import create_app
 from service.settings import Settings
 from tests.support.openapi import REFRESH, SNAPSHOT, described, routes, text
 from tests.support.serving import H200, new_settings, promote, running, trial, winner

@@ -1,8 +1,7 @@
 """Tuning against the recorded H200 finds what an exhaustive look at the recording finds.
 
 The targets are those of the efforts: how much longer than the recorded optimum the winner may take,
-and in how many trials and kernels it must be found. The cost model of each run was trained without
-the problem's sizes.
+and in how many trials and kernels it must be found.
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ from tuner.devices import open_device
 from tuner.devices.recording import SUFFIX, RecordedProblem, Sweep
 from tuner.measure.statistics import paired_ratio, summarize
 from tuner.search.budget import BUDGETS
+from tuner.search.cost_model import AnalyticModel
 from tuner.search.evaluation import Recording, curve, planned
-from tuner.search.held_out import HeldOut
-from tuner.search.ranking import Ranker
 from tuner.search.run import tune
 from tuner.store import Store
 from tuner.trial import Phase, Winner
@@ -51,25 +49,16 @@ def recordings() -> list[Recording]:
 
 
 @pytest.fixture(scope="module")
-def model(recordings: list[Recording]) -> Ranker:
-    return HeldOut([recording.measured for recording in recordings])
+def default(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tuned]:
+    return tuned(Effort.DEFAULT, sqlite_template, tmp_path_factory.mktemp("default"))
 
 
 @pytest.fixture(scope="module")
-def default(
-    model: Ranker, sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Tuned]:
-    return tuned(Effort.DEFAULT, model, sqlite_template, tmp_path_factory.mktemp("default"))
+def quick(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tuned]:
+    return tuned(Effort.QUICK, sqlite_template, tmp_path_factory.mktemp("quick"))
 
 
-@pytest.fixture(scope="module")
-def quick(
-    model: Ranker, sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Tuned]:
-    return tuned(Effort.QUICK, model, sqlite_template, tmp_path_factory.mktemp("quick"))
-
-
-def tuned(effort: Effort, model: Ranker, empty: Path, folder: Path) -> dict[str, Tuned]:
+def tuned(effort: Effort, empty: Path, folder: Path) -> dict[str, Tuned]:
     """Every recorded problem, each from a copy of an empty database: no winner of another helps."""
     found = {}
     with open_device("replay:", sweeps=SWEEPS) as device:
@@ -80,7 +69,7 @@ def tuned(effort: Effort, model: Ranker, empty: Path, folder: Path) -> dict[str,
                     device=device,
                     store=store,
                     builder=None,
-                    ranker=model,
+                    ranker=AnalyticModel(),
                     effort=effort,
                 )
                 trials = store.trials(phase=Phase.SCREEN)
@@ -123,17 +112,18 @@ def test_the_default_effort_mostly_finds_the_optimum(default: dict[str, Tuned]) 
     assert median(found.regret for found in default.values()) <= 0.01
 
 
-def test_where_nothing_is_compiled_fewer_kernels_do(
-    model: Ranker, recordings: list[Recording]
-) -> None:
+def test_where_nothing_is_compiled_fewer_kernels_do(recordings: list[Recording]) -> None:
     budget = BUDGETS[Effort.DEFAULT]
-    found = curve("cold", planned(model, budget, ()), recordings, budget, counts=(budget.trials,))
+    found = curve(
+        "cold", planned(AnalyticModel(), budget, ()), recordings, budget, counts=(budget.trials,)
+    )
     assert found.kernels == budget.cold == 12
     assert found.trials <= 48
     assert found.worst[0] <= 0.03
     assert found.medians[0] <= 0.01
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", RECORDED)
 def test_the_quick_effort_is_not_far_off(name: str, quick: dict[str, Tuned]) -> None:
     found = quick[name]
@@ -142,10 +132,11 @@ def test_the_quick_effort_is_not_far_off(name: str, quick: dict[str, Tuned]) -> 
     assert found.kernels <= 10
 
 
+@pytest.mark.long
 def test_the_same_recording_gives_the_same_winner(
-    default: dict[str, Tuned], model: Ranker, sqlite_template: Path, tmp_path: Path
+    default: dict[str, Tuned], sqlite_template: Path, tmp_path: Path
 ) -> None:
-    again = tuned(Effort.DEFAULT, model, sqlite_template, tmp_path)
+    again = tuned(Effort.DEFAULT, sqlite_template, tmp_path)
     for name, found in default.items():
         assert again[name].winner.candidate == found.winner.candidate
         assert again[name].trials == found.trials

@@ -103,11 +103,13 @@ def unharmed(client: httpx.Client) -> None:
     assert answer["match"] == "exact"
 
 
+@pytest.mark.long
 def test_events_are_as_described(keyed: httpx.Client, tmp_path: Path) -> None:
     # First, while the latest job is one that is over: of a waiting one, the stream does not end.
     assert schemathesis(keyed, tmp_path, "--include-path", EVENTS) > 30
 
 
+@pytest.mark.long
 def test_answers_are_as_described(keyed: httpx.Client, tmp_path: Path) -> None:
     assert schemathesis(keyed, tmp_path, "--exclude-path", EVENTS) > 1500
     unharmed(keyed)

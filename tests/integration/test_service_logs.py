@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from gemmsmith.problem import Problem
-from service.access import COOKIE
+from service.http.access import COOKIE
 from tests.support.processes import serving, until
 from tests.support.recordings import record
 from tests.support.serving import new_settings

@@ -9,7 +9,7 @@ import pytest
 
 from gemmsmith import Client, Match, Use
 from gemmsmith.problem import DType, Problem
-from service.serve import prepare
+from service.cli.serve import prepare
 from tests.support.serving import new_settings, running
 from tuner.backends import refusal
 from tuner.exchange import read_winners

@@ -269,6 +269,7 @@ def sample_of_ours() -> list[Kernel]:
     return found
 
 
+@pytest.mark.long
 def test_legal_kernels_compile_to_the_footprint_we_say(
     toolchain: Toolchain, tmp_path: Path
 ) -> None:
@@ -320,6 +321,7 @@ template <class K> void epilogue(int m, int n, int k) {
 """
 
 
+@pytest.mark.long
 def test_can_implement_refuses_what_the_problem_rules_refuse(
     toolchain: Toolchain, tmp_path: Path
 ) -> None:
@@ -364,6 +366,7 @@ def test_can_implement_refuses_what_the_problem_rules_refuse(
             assert legality.rows_are_aligned(subject, problem) is not None
 
 
+@pytest.mark.long
 def test_too_many_accumulators_spill(toolchain: Toolchain, tmp_path: Path) -> None:
     """The register rule is ptxas's: 256 accumulators a thread spill kilobytes.
 

@@ -7,8 +7,9 @@ from typing import Any
 from alembic import command
 from sqlalchemy import inspect, text
 
+from gemmsmith.tuning import JobState
 from tests.support.records import PROBLEM
-from tuner.jobs import JobState, Queue
+from tuner.jobs import Queue
 from tuner.store import Store, current, upgrade
 from tuner.store.database import Database
 from tuner.store.schema import _config

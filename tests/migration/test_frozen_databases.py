@@ -9,9 +9,10 @@ import pytest
 from alembic.script import ScriptDirectory
 
 from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.tuning import JobState
 from tests.migration.make_asset import ASSETS
 from tests.support.records import DEVICE, ENVIRONMENT, PROBLEM, failed_trial, trial
-from tuner.jobs import Job, JobState, Queue
+from tuner.jobs import Job, Queue
 from tuner.store import Store, current, head, upgrade
 from tuner.store.keys import Scope
 from tuner.store.schema import _config

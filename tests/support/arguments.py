@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemmsmith.problem import Problem
-from gemmsmith.runtime.abi import ABI_VERSION, Arguments
+from gemmsmith.runtime.abi import Arguments
 
 
 def packed_arguments(
@@ -19,7 +19,6 @@ def packed_arguments(
     """Arguments of a problem with densely packed operands at these addresses; C is D."""
     m, n, k = problem.m, problem.n, problem.k
     return Arguments(
-        abi=ABI_VERSION,
         m=m,
         n=n,
         k=k,

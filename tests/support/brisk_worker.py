@@ -22,11 +22,12 @@ from functools import partial
 from pathlib import Path
 
 from gemmsmith.problem import Problem
-from service import builder, worker
+from service.worker import builder, process
 from tests.support import clocks, fake_nvcc
-from tuner.devices.base import Contender, Policy
+from tuner.devices.base import Contender
 from tuner.devices.replay import ReplayDevice
 from tuner.jobs import Worker
+from tuner.measure.policy import Policy
 from tuner.trial import Failure, FailureKind, Trial
 
 TTL_S = 3.0
@@ -57,13 +58,13 @@ def _refused(trial: Trial) -> Trial:
 
 def main() -> int:
     ttl_s = float(os.environ.get("GEMMSMITH_TEST_TTL_S", TTL_S))
-    worker.Worker = partial(Worker, ttl_s=ttl_s, poll_s=0.1)  # type: ignore[misc, assignment]
+    process.Worker = partial(Worker, ttl_s=ttl_s, poll_s=0.1)  # type: ignore[misc, assignment]
     ReplayDevice.screen = screen_slowly  # type: ignore[method-assign]
     clocks.install()
     if folder := os.environ.get("GEMMSMITH_TEST_NVCC"):
         ReplayDevice.needs_packs = True
         builder.find_toolchain = lambda: fake_nvcc.toolchain(Path(folder))
-    return worker.main()
+    return process.main()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A few real kernels, compiled once per test session with the wheels' nvcc and nothing else.
+"""A few real kernels, compiled once and kept, with the wheels' nvcc and nothing else.
 
 Between them they cover what a unit can hold: ping-pong and stream-K schedulers, split-K in two
 kernels and within a cluster, swapped operands, unaligned operands copied first, FP8 with both
@@ -10,18 +10,21 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
 from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
-from gemmsmith.runtime.abi import ABI_VERSION, Arguments, KernelInfo, declare
+from gemmsmith.runtime.abi import Arguments, KernelInfo, declare
 from tests.support.arguments import packed_arguments
 from tuner.backends.cutlass.operation import kernel
 from tuner.compile import ArtifactStore, Builder, Built, Pack, Toolchain, find_toolchain
+from tuner.compile.eviction import SizeLimit
 
 PINGPONG = kernel(
     operation=Operation.of(DType.BF16, Layout.TN),
@@ -109,6 +112,9 @@ IMPOSSIBLE = kernel(
     scheduler=TileScheduler.GRID,
     alignment=1,
 )
+QUICK = (PINGPONG, PADDED, CLUSTER_SPLIT_K, ALIGN_1)
+"""One kernel of each backend, and the sibling that costs nothing: what `make test` compiles."""
+
 KERNELS = [
     PINGPONG,
     STREAM_K,
@@ -119,11 +125,18 @@ KERNELS = [
     FP8_FAST,
     FP8_NO_SMEM,
     ALIGN_1,
-    IMPOSSIBLE,
 ]
 
 STORE_VARIABLE = "GEMMSMITH_TEST_PACKS"
-"""Names a directory that keeps the packs from one test session to the next."""
+STORE = Path(__file__).resolve().parents[2] / ".packs" / "tests"
+"""Keeps the packs from one test session to the next; the variable names another folder.
+
+A pack is found by what it was compiled from, by which compiler and with which options
+(`tuner.compile.artifacts`), so that one of an older source is never taken for today's.
+"""
+
+LARGEST_STORE = SizeLimit(bytes=500_000_000)
+"""Beyond it the packs that were not used for longest go."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,17 +155,33 @@ class CompiledPacks:
         return pack
 
 
-def build(directory: Path) -> CompiledPacks:
-    """Compile the kernels where no CUDA toolkit can be seen."""
-    root = Path(os.environ.get(STORE_VARIABLE, directory))
+def members(kernels: Iterable[Kernel]) -> list[ParameterSet]:
+    """Parameters of a test, one for each kernel; `make test` has those of `QUICK`."""
+    return [
+        pytest.param(
+            each,
+            marks=() if each in QUICK else pytest.mark.long,
+            id=each.name.split("tensorop_", 1)[1],
+        )
+        for each in kernels
+    ]
+
+
+def kept() -> Path:
+    """The folder of the packs, to find or to build them."""
+    return Path(os.environ.get(STORE_VARIABLE, STORE))
+
+
+def build(root: Path, kernels: Sequence[Kernel]) -> CompiledPacks:
+    """Compile the kernels that are not in the folder yet, where no CUDA toolkit can be seen."""
     with pytest.MonkeyPatch.context() as patch:
         for variable in ("CUDA_HOME", "CUDA_PATH", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"):
             patch.delenv(variable, raising=False)
         folders = os.environ["PATH"].split(os.pathsep)
         patch.setenv("PATH", os.pathsep.join(f for f in folders if not _has_nvcc(f)))
         toolchain = find_toolchain(wheels_only=True)
-        store = ArtifactStore(root)
-        built = {item.kernel: item for item in Builder(store, toolchain).build(KERNELS)}
+        store = ArtifactStore(root, limit=LARGEST_STORE)
+        built = {item.kernel: item for item in Builder(store, toolchain).build(kernels)}
         return CompiledPacks(store=store, toolchain=toolchain, built=built, path=os.environ["PATH"])
 
 
@@ -174,7 +203,7 @@ class Loaded:
         return size
 
     def describe(self) -> KernelInfo:
-        info = KernelInfo(abi=ABI_VERSION)
+        info = KernelInfo()
         assert self.library.gs_kernel_describe(self.index, ctypes.byref(info)) == 0
         return info
 

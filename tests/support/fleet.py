@@ -16,16 +16,17 @@ from typing import Self
 import httpx
 import psutil
 
+from gemmsmith.tuning import JobState
 from tests.support.processes import until
 from tests.support.shipped import DEVICE, SWEEPS
-from tuner.jobs import JobState, Queue
+from tuner.jobs import Queue
 from tuner.store import Store
 
 WORKER = (sys.executable, "-m", "tests.support.brisk_worker")
 SERVE = f"""
 import sys
 from functools import partial
-from service import serve
+from service.cli import serve
 from service.settings import Settings
 from tests.support import clocks
 clocks.install()
@@ -59,7 +60,6 @@ class Fleet:
             "GEMMSMITH_PACKS": str(self.packs),
             "GEMMSMITH_SWEEPS": str(SWEEPS),
             "GEMMSMITH_WINNERS": str(folder / "none"),
-            "GEMMSMITH_MODELS": str(folder / "none"),
             "GEMMSMITH_DEVICE": DEVICE,
             "GEMMSMITH_PORT": str(port),
             "GEMMSMITH_EVENTS_POLL_S": "0.05",

@@ -10,9 +10,10 @@ from gemmsmith.candidate import Candidate
 from gemmsmith.problem import Problem
 from tests.support.recordings import record
 from tests.support.serving import ENVIRONMENT
-from tuner.devices.base import Contender, Policy
+from tuner.devices.base import Contender
 from tuner.devices.recording import Sweep
 from tuner.devices.replay import ReplayDevice
+from tuner.measure.policy import Policy
 from tuner.trial import Finals, Trial
 
 NEWER = replace(ENVIRONMENT, driver="590.1")

@@ -23,7 +23,7 @@ from sqlalchemy import Connection, Engine, event, text
 from gemmsmith.tuning import Effort
 from service import logging
 from service.settings import Settings
-from service.worker import Tuning, open_worker_device
+from service.worker.process import Tuning, open_worker_device
 from tuner.devices.base import Device
 from tuner.jobs import Queue, Worker
 from tuner.store import Store

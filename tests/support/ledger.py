@@ -10,8 +10,8 @@ from pathlib import Path
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
+from gemmsmith.tuning import JobState
 from tuner.compile import ArtifactStore
-from tuner.jobs import JobState
 from tuner.store import Store
 from tuner.store.models import JobEventRow, JobRow, TrialRow, WinnerRow
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.routing import Mount
 
-from service.app import create_app
+from service.http.app import create_app
 from service.settings import Settings
 
 SNAPSHOT = Path(__file__).resolve().parents[1] / "integration" / "openapi.json"

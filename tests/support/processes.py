@@ -13,7 +13,7 @@ from pathlib import Path
 
 SERVE = """
 import sys
-from service.serve import serve
+from service.cli.serve import serve
 from service.settings import Settings
 sys.exit(serve(Settings.load(), worker="worker" in sys.argv))
 """

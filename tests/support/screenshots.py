@@ -99,7 +99,7 @@ def _job(page: Page, folder: Path, settings: Settings) -> None:
     page.get_by_label("Effort").select_option("exhaustive")
     page.get_by_role("button", name="Order").click()
     expect(page.locator("#state")).to_have_text("waiting")
-    command = [sys.executable, "-m", "service.worker"]
+    command = [sys.executable, "-m", "service.worker.process"]
     environ = {**os.environ, **settings.environment()}
     with subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL) as worker:
         try:

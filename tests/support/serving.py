@@ -16,8 +16,8 @@ from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.launch import Launch
 from gemmsmith.problem import Problem
-from service.app import create_app
-from service.protocol import Protocol
+from service.http.app import create_app
+from service.http.protocol import Protocol
 from service.settings import Settings
 from tests.support.replacing import replace
 from tests.support.sqlite import empty_store

@@ -107,7 +107,7 @@ def test_the_environment_file_holds_settings_alone_and_paths_that_are_there() ->
     settings = Settings.load(ENVIRONMENT)
     assert ENVIRONMENT.keys() <= {PREFIX + field.upper() for field in Settings.model_fields}
     assert not settings.keys_required
-    for field in ("winners", "sweeps", "models"):
+    for field in ("winners", "sweeps"):
         folder = getattr(settings, field)
         assert (ROOT / folder.relative_to("/opt/gemmsmith")).is_dir()
     assert {str(folder) for folder in settings.volumes().values()} == {
@@ -185,7 +185,7 @@ def test_the_docs_install_what_there_is() -> None:
     assert files - covered <= {"alerts.yml", "grafana.json"}
     for name in files - covered:
         assert f"`{name}`" in OPERATION
-    pip = "pip install -c requirements.lock -e client -e '.[model,parquet,postgresql]'"
+    pip = "pip install -c requirements.lock -e client -e '.[parquet,postgresql]'"
     assert OPERATION.count(pip) == 2
     service = re.sub(r"\s+", " ", of("RUN")[-1])
     assert pip.replace("install", "install --no-cache-dir") in service

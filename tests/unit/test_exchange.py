@@ -75,7 +75,7 @@ def test_a_file_without_cublas_kernels_and_prices_is_read_and_changes_nothing_tw
     store.promote(WINNER)
     export_winners(store, path)
     text = path.read_bytes()
-    newer = b'"baseline_kernels":[],"price":null,'
+    newer = b'"baseline_kernels":[],"power_penalty":null,"regimes":[],'
     assert newer in text
     path.write_bytes(text.replace(newer, b""))
     assert read_winners(path) == [replace(WINNER, revision=1)]
@@ -120,8 +120,8 @@ def test_one_precision_can_be_exported_alone(store: Store, tmp_path: Path) -> No
         (lambda text: text[: len(text) // 2], "line 2"),
         (lambda text: text.splitlines(keepends=True)[0], "truncated"),
         (lambda text: b'{"hello": 1}\n', "not a winners file"),
-        (lambda text: text.replace(b'"schema":2', b'"schema":9'), "upgrade"),
-        (lambda text: text.replace(b'"schema":2', b'"schema":0'), "schema 0"),
+        (lambda text: text.replace(b'"schema":3', b'"schema":9'), "upgrade"),
+        (lambda text: text.replace(b'"schema":3', b'"schema":0'), "schema 0"),
     ],
 )
 def test_a_damaged_file_is_refused_whole(store: Store, tmp_path: Path, damage, says: str) -> None:  # type: ignore[no-untyped-def]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,51 @@ def test_only_one_module_knows_where_cutlass_lies() -> None:
     }
     folders = ("cutlass", "cutlass2x", "cutlass3x", "cute")
     assert users <= {("backends", folder) for folder in folders}
+
+
+def modules() -> dict[str, Path]:
+    """The project's modules and packages by dotted name."""
+    found = {}
+    for folder in FOLDERS.values():
+        for path in folder.rglob("*.py"):
+            name = ".".join(path.relative_to(folder.parent).with_suffix("").parts)
+            found[name.removesuffix(".__init__")] = path
+    return found
+
+
+def family(name: str) -> set[str]:
+    """A module's name and those of the packages it lies in."""
+    parts = name.split(".")
+    return {".".join(parts[:length]) for length in range(1, len(parts) + 1)}
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """However indirectly, also inside functions or for types alone."""
+    known = modules()
+    imports = {}
+    for module, path in known.items():
+        named: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                named |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                named |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        # Importing a module runs its packages first; a module's own are running already.
+        wanted = set().union(*map(family, named)) if named else set()
+        imports[module] = wanted & known.keys() - family(module)
+    try:
+        assert list(TopologicalSorter(imports).static_order())
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def test_no_two_classes_share_a_name() -> None:
+    places: dict[str, list[str]] = {}
+    for module, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(module)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def test_importing_the_library_is_light() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from gemmsmith.problem import DType, Layout
 from tuner.suites import SuiteError, load
+from tuner.workloads.footprint import footprint_bytes
 
 SUITES = Path(__file__).resolve().parents[2] / "configs" / "suites"
 
@@ -48,6 +49,32 @@ def test_the_llm_suite_is_varied_and_has_no_problem_twice() -> None:
     assert {p.layout for p in bf16} == {Layout.TN, Layout.TT, Layout.NT, Layout.NN}
     assert {1, 16, 64, 256, 1024, 4096, 8192} <= {p.m for p in bf16}
     assert all(p.layout is Layout.TN for _, p in suite.problems(DType.FP8_E4M3))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtypes", "layouts", "least"),
+    [
+        ("int8", ("int8", "int8.out_bf16", "int8.out_bf16.scale_row"), {Layout.TN}, 60),
+        (
+            "weight_gradients_f32",
+            ("bf16.out_f32.accumulate", "fp16.out_f32.accumulate", "bf16.out_f32"),
+            {Layout.NT},
+            35,
+        ),
+        ("tf32", ("tf32",), {Layout.TN, Layout.TT, Layout.NT}, 12),
+    ],
+)
+def test_suites_of_further_operations_fit_on_a_gpu_and_have_no_problem_twice(
+    name: str, dtypes: tuple[str, ...], layouts: set[Layout], least: int
+) -> None:
+    suite = load(SUITES / f"{name}.toml")
+    assert suite.name == name
+    for dtype in dtypes:
+        problems = [problem for _, problem in suite.problems(dtype)]
+        assert len(problems) == len(suite.entries) >= least
+        assert len(set(problems)) == len(problems)
+        assert {p.layout for p in problems} == layouts
+        assert max(footprint_bytes(p) for p in problems) < 80e9
 
 
 @pytest.mark.parametrize(

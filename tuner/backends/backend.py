@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from pathlib import Path
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -47,6 +48,25 @@ class Features(NamedTuple, Generic[N]):
     compute_clocks: N  # tensor cores, one K tile
     ingest_bytes: N  # copies into shared memory, one K tile, as TMA would do them
     store_clocks: N  # of one output tile
+
+
+UNKNOWN = Features(
+    tile_m=1.0,
+    tile_n=1.0,
+    tile_k=1.0,
+    cluster_m=1.0,
+    cluster_n=1.0,
+    swapped=0.0,
+    sliced=0.0,
+    cluster_split=0.0,
+    padded=0.0,
+    overlapped=0.0,
+    fixed_us=inf,
+    compute_clocks=1.0,
+    ingest_bytes=1.0,
+    store_clocks=1.0,
+)
+"""Of a kernel of which nothing is known: never before any other."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from gemmsmith.kernel import Backend, Kernel
 from tuner.backends.backend import KernelBackend
+from tuner.backends.cublaslt.backend import CUBLASLT
 from tuner.backends.cute.backend import CUTE
 from tuner.backends.cutlass2x.backend import CUTLASS2X
 from tuner.backends.cutlass3x.backend import CUTLASS3X
 
-_ALL: tuple[KernelBackend, ...] = (CUTLASS3X, CUTLASS2X, CUTE)
+_ALL: tuple[KernelBackend, ...] = (CUTLASS3X, CUTLASS2X, CUTE, CUBLASLT)
 
 BACKENDS: dict[Backend, KernelBackend] = {each.name: each for each in _ALL}
 """In the order in which their kernels are listed."""

@@ -70,7 +70,7 @@ class Builder:
         self._workers = workers
         self._memory_per_unit = memory_per_unit
         self._time_limit_s = time_limit_s
-        self._run: _Run | None = None
+        self._run: _CompileRun | None = None
 
     def has(self, kernel: AnyKernel) -> bool:
         """Whether the store holds the kernel, built by this toolchain."""
@@ -101,7 +101,7 @@ class Builder:
         if not missing:
             return
         parallel = plan.workers(self._workers, self._memory_per_unit)
-        self._run = run = _Run(self.store, self.toolchain, parallel, self._time_limit_s)
+        self._run = run = _CompileRun(self.store, self.toolchain, parallel, self._time_limit_s)
         run.start(plan.units(missing, parallel))
         try:
             yield from run.results(len(missing))
@@ -117,7 +117,7 @@ class Builder:
             self._run.stop()
 
 
-class _Run:
+class _CompileRun:
     """One build: a supervising thread that keeps `parallel` compilers busy."""
 
     def __init__(

@@ -9,9 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuner.devices.base import Contender, Device, Policy
-from tuner.devices.local import gpu_uuid, local_gpu
+from tuner.devices.base import Contender, Device
 from tuner.errors import DeviceError, NotRecorded
+from tuner.measure.local_gpu import gpu_uuid, local_gpu
+from tuner.measure.policy import Policy
 
 if TYPE_CHECKING:
     from tuner.devices.recording import Sweep

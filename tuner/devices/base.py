@@ -10,7 +10,9 @@ from typing import Protocol, Self
 
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.launch import Algorithm
 from gemmsmith.problem import Problem
+from tuner.measure.policy import Policy
 from tuner.trial import Finals, Trial
 
 
@@ -20,24 +22,6 @@ class Contender:
 
     candidate: Candidate
     pack: Path | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Policy:
-    """How much measuring to do.
-
-    Attributes:
-        screen_samples: timed graph replays per candidate while screening.
-        final_rounds: paired rounds in the finals.
-        give_up_ratio: screening stops sampling a candidate whose best sample so far is this many
-            times slower than the best median seen for the problem.
-        candidate_timeout_s: wall time after which a candidate counts as hung.
-    """
-
-    screen_samples: int = 5
-    final_rounds: int = 25
-    give_up_ratio: float = 1.3
-    candidate_timeout_s: float = 30.0
 
 
 class Device(Protocol):
@@ -72,6 +56,16 @@ class Device(Protocol):
         """Names of the kernels and memsets of one launch of cuBLAS, in order.
 
         A hint: empty where it cannot be known, never an error, whatever goes wrong.
+        """
+        ...
+
+    def proposals(
+        self, problem: Problem, library: Contender, *, start: Algorithm | None, most: int
+    ) -> list[Candidate]:
+        """At most `most` algorithms that a library has for the problem, as candidates.
+
+        `library` is its kernel with the pack; with `start`, what lies near that algorithm. Empty
+        where there is no library, never an error, whatever goes wrong; a recording has none.
         """
         ...
 

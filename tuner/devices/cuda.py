@@ -18,31 +18,35 @@ from typing import Self
 
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.launch import Algorithm
 from gemmsmith.problem import Problem
-from tuner.devices.base import Contender, Policy
-from tuner.devices.local import gpu_uuid, local_gpu
-from tuner.devices.lock import gpu_lock
+from tuner.devices.base import Contender
 from tuner.devices.process import CHILD_COMMAND
 from tuner.devices.recording import RecordedProblem, RecordedTrial
 from tuner.devices.supervisor import SETUP_TIMEOUT_S, Blamed, Supervisor
 from tuner.errors import DeviceError, NoGpu
 from tuner.measure import protocol
-from tuner.measure.footprint import check_fits
+from tuner.measure.gpu_lock import gpu_lock
+from tuner.measure.local_gpu import gpu_uuid, local_gpu
+from tuner.measure.policy import Policy
 from tuner.measure.protocol import (
     NOBODY,
     Entrant,
+    EntrantOutcome,
     FinalsDone,
-    Outcome,
     Profile,
     ProfileDone,
+    Propose,
+    ProposeDone,
     Reply,
     Request,
     Screen,
-    Sweep,
     SweepDone,
+    SweepRequest,
 )
 from tuner.measure.statistics import summarize
 from tuner.trial import Failure, FailureKind, Finals, Phase, Trial
+from tuner.workloads.footprint import check_fits
 
 _LOG = logging.getLogger(__name__)
 
@@ -121,6 +125,22 @@ class CudaDevice:
         assert isinstance(done, ProfileDone)  # noqa: S101 - the answer to that request
         return done.kernels
 
+    def proposals(
+        self, problem: Problem, library: Contender, *, start: Algorithm | None, most: int
+    ) -> list[Candidate]:
+        """See `Device.proposals`."""
+        if library.pack is None:
+            return []
+        request = Propose(problem=problem, entrant=_entrants([library])[0], most=most, start=start)
+        try:
+            with gpu_lock(self._uuid, self._locks):
+                *_, done = self._supervisor.exchange(request, Policy())
+        except (Blamed, DeviceError) as error:
+            _LOG.warning("the library proposes nothing for %s: %s", problem, error)
+            return []
+        assert isinstance(done, ProposeDone)  # noqa: S101 - the answer to that request
+        return list(done.candidates)
+
     def screen(
         self, problem: Problem, contenders: Sequence[Contender], policy: Policy
     ) -> Iterator[Trial]:
@@ -129,7 +149,7 @@ class CudaDevice:
         left = dict(enumerate(contenders))
         for index in [i for i, contender in left.items() if contender.pack is None]:
             yield self._trial(
-                problem, left.pop(index).candidate, Outcome(index=index, failure=_NO_PACK)
+                problem, left.pop(index).candidate, EntrantOutcome(index=index, failure=_NO_PACK)
             )
         with gpu_lock(self._uuid, self._locks):
             blameless = 0
@@ -145,7 +165,7 @@ class CudaDevice:
                 try:
                     with closing(self._supervisor.exchange(request, policy)) as replies:
                         for reply in replies:
-                            if isinstance(reply, Outcome):
+                            if isinstance(reply, EntrantOutcome):
                                 contender = left.pop(indices[reply.index])
                                 yield self._trial(problem, contender.candidate, reply)
                     left.clear()
@@ -155,7 +175,7 @@ class CudaDevice:
                         continue
                     blameless = 0
                     contender = left.pop(indices[lost.index])
-                    outcome = Outcome(index=lost.index, failure=lost.failure)
+                    outcome = EntrantOutcome(index=lost.index, failure=lost.failure)
                     yield self._trial(problem, contender.candidate, outcome)
 
     def finals(self, problem: Problem, contenders: Sequence[Contender], policy: Policy) -> Finals:
@@ -164,7 +184,7 @@ class CudaDevice:
             problem,
             contenders,
             policy,
-            lambda entrants: protocol.Finals(
+            lambda entrants: protocol.FinalsRequest(
                 problem=problem, entrants=entrants, policy=policy, seed=_seed()
             ),
         )
@@ -180,9 +200,9 @@ class CudaDevice:
             conditions=done.conditions,
             discarded_rounds=done.discarded_rounds,
             failures=tuple(failures),
-            paced=done.paced,
-            mixed=done.mixed,
-            prices=done.prices,
+            boost=done.boost,
+            interleaved=done.interleaved,
+            power_penalties=done.power_penalties,
         )
 
     def sweep(
@@ -204,7 +224,7 @@ class CudaDevice:
             problem,
             contenders,
             policy,
-            lambda entrants: Sweep(
+            lambda entrants: SweepRequest(
                 problem=problem,
                 entrants=entrants,
                 policy=policy,
@@ -300,7 +320,7 @@ class CudaDevice:
             ) from lost
         return blameless + 1
 
-    def _trial(self, problem: Problem, candidate: Candidate, outcome: Outcome) -> Trial:
+    def _trial(self, problem: Problem, candidate: Candidate, outcome: EntrantOutcome) -> Trial:
         statistics = summarize(outcome.samples_us) if outcome.samples_us else None
         if statistics is not None:
             best = self._best_us.get(problem, statistics.median_us)

@@ -14,10 +14,12 @@ from typing import Self
 from gemmsmith.answer import Correctness
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import Environment
+from gemmsmith.launch import Algorithm
 from gemmsmith.problem import Problem
-from tuner.devices.base import Contender, Policy
+from tuner.devices.base import Contender
 from tuner.devices.recording import RecordedProblem, RecordedTrial, Sweep
 from tuner.errors import NotRecorded, RecordingCorrupt
+from tuner.measure.policy import Policy
 from tuner.measure.statistics import summarize
 from tuner.trial import Finals, Phase, Trial
 
@@ -71,6 +73,17 @@ class ReplayDevice:
         """See `Device.baseline_kernels`; recordings of before it was recorded do not know."""
         found = self._problems.get(problem)
         return () if found is None else found[0].baseline_kernels
+
+    def proposals(
+        self,
+        problem: Problem,  # noqa: ARG002
+        library: Contender,  # noqa: ARG002
+        *,
+        start: Algorithm | None,  # noqa: ARG002
+        most: int,  # noqa: ARG002
+    ) -> list[Candidate]:
+        """None: what a library had is among the recorded candidates, if anybody asked it."""
+        return []
 
     def screen(
         self,

@@ -13,14 +13,14 @@ from contextlib import suppress
 
 from gemmsmith.device import Environment
 from tuner import errors
-from tuner.devices.base import Policy
 from tuner.devices.process import CHILD_COMMAND, Child, ChildLost, ChildSilent
 from tuner.errors import DeviceError
+from tuner.measure.policy import Policy
 from tuner.measure.protocol import (
     NOBODY,
     Dead,
+    EntrantOutcome,
     Hello,
-    Outcome,
     Ready,
     Refused,
     Reply,
@@ -107,7 +107,7 @@ class Supervisor:
                     case Started():
                         blamed = reply.index
                         continue
-                    case Outcome():
+                    case EntrantOutcome():
                         blamed = NOBODY
                     case Dead():
                         raise Blamed(

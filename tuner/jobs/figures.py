@@ -20,7 +20,7 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from tuner.jobs.job import JobState
+from gemmsmith.tuning import JobState
 from tuner.jobs.rows import lapsed
 from tuner.store.clock import moment
 from tuner.store.database import Database

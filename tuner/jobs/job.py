@@ -3,26 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort
-
-
-class JobState(StrEnum):
-    """Where a job stands. The last three are final."""
-
-    WAITING = "waiting"  # no worker has it: new, handed back, or to be tried again
-    RUNNING = "running"  # leased by a worker
-    DONE = "done"  # its winner is promoted
-    FAILED = "failed"  # hopeless, or tried too often; `error` says why
-    CANCELLED = "cancelled"  # stopped on request; its trials are kept
-
-    @property
-    def is_final(self) -> bool:
-        """Whether nothing can happen to the job any more."""
-        return self in (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
+from gemmsmith.tuning import Effort, JobState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +53,7 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JobEvent:
+class RecordedEvent:
     """Something that happened to a job.
 
     Attributes:

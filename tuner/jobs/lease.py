@@ -20,8 +20,9 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from gemmsmith.tuning import JobState
 from tuner.errors import LeaseLost
-from tuner.jobs.job import Job, JobState
+from tuner.jobs.job import Job
 from tuner.jobs.rows import add_event, attempts_left, end, expire, requeue
 from tuner.store.clock import moment
 from tuner.store.database import Database

@@ -12,8 +12,8 @@ import math
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
+from gemmsmith.tuning import JobState
 from tuner.errors import QueueFull, QuotaUsedUp
-from tuner.jobs.job import JobState
 from tuner.store.clock import moment
 from tuner.store.models import JobRow
 

@@ -20,10 +20,10 @@ from sqlalchemy import ColumnElement, and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort
+from gemmsmith.tuning import Effort, JobState
 from tuner.errors import JobNotFound, NotRetryable
 from tuner.jobs import limits
-from tuner.jobs.job import Job, JobEvent, JobState
+from tuner.jobs.job import Job, RecordedEvent
 from tuner.jobs.lease import LeasedJob
 from tuner.jobs.rows import (
     LONGEST_S,
@@ -245,7 +245,7 @@ class Queue:
             found = {JobState(state): count for state, count in session.execute(query)}
         return {state: found.get(state, 0) for state in JobState}
 
-    def events(self, job_id: str, after: int = 0, limit: int = 200) -> builtins.list[JobEvent]:
+    def events(self, job_id: str, after: int = 0, limit: int = 200) -> builtins.list[RecordedEvent]:
         """The job's events with numbers above `after`, in order.
 
         Raises:
@@ -257,7 +257,7 @@ class Queue:
             )
             rows = session.scalars(query.order_by(JobEventRow.number).limit(limit))
             return [
-                JobEvent(id=row.number, job=job_id, at=row.at, kind=row.kind, data=row.data)
+                RecordedEvent(id=row.number, job=job_id, at=row.at, kind=row.kind, data=row.data)
                 for row in rows
             ]
 
@@ -272,7 +272,7 @@ class Queue:
         with self._database.write() as session:
             row = _row(session, job_id, lock=True)
             state = JobState(row.state)
-            if not state.is_final:
+            if not state.terminal:
                 if not row.cancel_requested:
                     record(session, Action.JOB_CANCELLED, job_id, actor=actor)
                 row.cancel_requested = True

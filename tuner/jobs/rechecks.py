@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from sqlalchemy import and_, func, or_, select
 
-from gemmsmith.tuning import Effort
-from tuner.jobs.job import Job, JobState
+from gemmsmith.tuning import Effort, JobState
+from tuner.jobs.job import Job
 from tuner.jobs.queue import Queue
 from tuner.jobs.rows import is_available
 from tuner.store.clock import now

@@ -8,8 +8,8 @@ from sqlalchemy import ColumnElement, and_, or_
 from sqlalchemy.orm import Session
 
 from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort
-from tuner.jobs.job import Job, JobState
+from gemmsmith.tuning import Effort, JobState
+from tuner.jobs.job import Job
 from tuner.store.clock import moment, now
 from tuner.store.models import JobEventRow, JobRow
 

@@ -1,5 +1,5 @@
-"""Verifies and times candidates against cuBLAS.
+"""Times candidates against what torch runs today, and has them verified.
 
-`statistics` and `footprint` are plain Python; everything else runs in the measuring child
-process, the only one that imports torch and holds a CUDA context.
+`statistics` is plain Python; nearly everything else runs in the measuring child process, the only
+one that imports torch and holds a CUDA context.
 """

@@ -16,27 +16,33 @@ import msgspec
 import torch
 
 from gemmsmith.device import DeviceModel
+from gemmsmith.errors import LaunchFailed
+from gemmsmith.kernel import CublasLtKernel
 from gemmsmith.problem import Problem
+from gemmsmith.runtime.pack import LoadedPack
+from tuner.backends.cublaslt.proposals import propose, shape_of, variants
+from tuner.backends.cublaslt.space import candidates as library_candidates
 from tuner.measure.baseline import Baseline
 from tuner.measure.bench import Bench, CandidateFailed, Prepared
 from tuner.measure.conditions import Monitor, conditions_of
 from tuner.measure.graphs import Replay, Stream, TorchGraph
-from tuner.measure.operands import Operands
 from tuner.measure.profile import kernels_run
 from tuner.measure.protocol import (
     NOBODY,
     Entrant,
-    Finals,
+    EntrantOutcome,
     FinalsDone,
-    Outcome,
+    FinalsRequest,
     Profile,
     ProfileDone,
+    Propose,
+    ProposeDone,
     Reply,
     Screen,
     ScreenDone,
     Started,
-    Sweep,
     SweepDone,
+    SweepRequest,
 )
 from tuner.measure.states import ROUNDS_BUDGET_US, Finalists, Further
 from tuner.measure.timing import (
@@ -47,6 +53,7 @@ from tuner.measure.timing import (
     launches_per_replay,
 )
 from tuner.trial import Failure, Rounds
+from tuner.workloads.operands import Operands
 
 Send = Callable[[Reply], None]
 
@@ -90,7 +97,7 @@ class Batches:
             self._outcome(index, began, prepared=prepared, samples=tuple(samples))
         return ScreenDone()
 
-    def finals(self, request: Finals) -> FinalsDone:
+    def finals(self, request: FinalsRequest) -> FinalsDone:
         """All entrants and cuBLAS in the same shuffled rounds, the GPU never idle; then those that
         are ahead of cuBLAS in its further states.
         """
@@ -116,12 +123,15 @@ class Batches:
         try:
             further = finalists.further()
         except CandidateFailed:  # all ran before: what is not known to gain is not recommended
-            further = Further(prices=(None,) * len(indices))
+            further = Further(power_penalties=(None,) * len(indices))
         return msgspec.structs.replace(
-            done, paced=further.paced, mixed=further.mixed, prices=further.prices
+            done,
+            boost=further.boost,
+            interleaved=further.interleaved,
+            power_penalties=further.power_penalties,
         )
 
-    def sweep(self, request: Sweep) -> SweepDone:
+    def sweep(self, request: SweepRequest) -> SweepDone:
         """Everything in a few common rounds; then the best of it in further ones."""
         bench = self._bench(request.problem, request.seed)
         field, failures = self._field(bench, request.entrants)
@@ -143,6 +153,22 @@ class Batches:
             operands = Operands(request.problem, self.model, self.ordinal, request.seed)
         return ProfileDone(kernels=kernels_run(Baseline(operands, self.stream), self.stream))
 
+    def propose(self, request: Propose) -> ProposeDone:
+        """A library's algorithms for the problem; nothing runs, so no operands are needed."""
+        self.send(Started(index=0))
+        kernel = request.entrant.candidate.kernel
+        assert isinstance(kernel, CublasLtKernel)  # noqa: S101 - who else has algorithms
+        loaded = LoadedPack.open(request.entrant.pack).kernel(kernel.name)
+        arguments = shape_of(request.problem, self.ordinal, self.model.sm_count)
+        try:
+            if request.start is None:
+                found = propose(loaded, arguments, most=request.most)
+            else:
+                found = variants(loaded, arguments, request.start, most=request.most)
+        except LaunchFailed:  # it has none for such a problem
+            found = []
+        return ProposeDone(candidates=tuple(library_candidates(kernel, found)))
+
     def _bench(self, problem: Problem, seed: int) -> Bench:
         self.send(Started(index=NOBODY))
         return Bench(problem, self.model, self.ordinal, self.stream, seed)
@@ -153,15 +179,15 @@ class Batches:
 
     def _field(
         self, bench: Bench, entrants: Sequence[Entrant]
-    ) -> tuple[dict[int, Prepared], tuple[Outcome, ...]]:
+    ) -> tuple[dict[int, Prepared], tuple[EntrantOutcome, ...]]:
         """The entrants that pass verification, by index, and the outcomes of the others."""
         field: dict[int, Prepared] = {}
-        failures: list[Outcome] = []
+        failures: list[EntrantOutcome] = []
         for index, entrant in enumerate(entrants):
             try:
                 field[index] = self._prepare(bench, index, entrant)
             except CandidateFailed as failed:
-                failures.append(Outcome(index=index, failure=failed.failure))
+                failures.append(EntrantOutcome(index=index, failure=failed.failure))
         self.send(Started(index=NOBODY))
         return field, tuple(failures)
 
@@ -169,7 +195,7 @@ class Batches:
         self,
         bench: Bench,
         field: dict[int, Prepared],
-        failures: tuple[Outcome, ...],
+        failures: tuple[EntrantOutcome, ...],
         rounds: int,
         seed: int,
         aim_us: float | None = None,
@@ -199,7 +225,7 @@ class Batches:
             try:
                 captured[index] = bench.capture(prepared, launches(estimates[index]))
             except CandidateFailed as error:
-                failed.append(Outcome(index=index, failure=error.failure))
+                failed.append(EntrantOutcome(index=index, failure=error.failure))
         self.send(Started(index=NOBODY))
         reference_graph: TorchGraph = baseline.capture(launches(baseline_estimate))
         indices = list(captured)
@@ -226,7 +252,7 @@ class Batches:
         *samples, reference = result.samples_us
         return FinalsDone(
             finalists=tuple(
-                Outcome(
+                EntrantOutcome(
                     index=index,
                     correctness=field[index].correctness,
                     workspace_bytes=field[index].workspace_bytes,
@@ -255,7 +281,7 @@ class Batches:
         samples: tuple[float, ...] = (),
     ) -> None:
         self.send(
-            Outcome(
+            EntrantOutcome(
                 index=index,
                 failure=failure,
                 samples_us=samples,

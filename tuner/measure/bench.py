@@ -24,7 +24,6 @@ from gemmsmith.errors import LaunchFailed, PackError
 from gemmsmith.problem import Problem
 from gemmsmith.runtime.abi import Arguments, status_text
 from gemmsmith.runtime.pack import LoadedKernel, LoadedPack
-from tuner.measure.footprint import ALIGNMENT, CACHE_FACTOR
 from tuner.measure.graphs import (
     CudaError,
     Event,
@@ -36,9 +35,10 @@ from tuner.measure.graphs import (
     fill_bytes,
     followed,
 )
-from tuner.measure.operands import Operands, place, poison
-from tuner.measure.reference import Reference
 from tuner.trial import Failure, FailureKind
+from tuner.workloads.footprint import ALIGNMENT, CACHE_FACTOR
+from tuner.workloads.operands import Operands, place
+from tuner.workloads.reference import Reference
 
 WORKSPACE_POISON = 0xA5
 """What a workspace holds before verification: kernels may not rely on zeros they did not write."""
@@ -180,10 +180,10 @@ class Bench:
     def _verify(
         self, candidate: Candidate, kernel: LoadedKernel, workspace: int, size: int
     ) -> Correctness:
-        """Run twice into poisoned outputs and compare with the reference and each other."""
+        """Run twice into outputs made ready and compare with the reference and each other."""
         with self.stream.torch():
-            poison(self.operands.sets[0].d)
-            poison(self.operands.check)
+            self.operands.ready(self.operands.sets[0].d)
+            self.operands.ready(self.operands.check)
             fill_bytes(workspace, WORKSPACE_POISON, size, self.stream)
             kernel.run(self._arguments[0], workspace, self.stream.pointer)
             kernel.run(self._check, workspace, self.stream.pointer)

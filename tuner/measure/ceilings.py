@@ -25,10 +25,10 @@ from gemmsmith.answer import Conditions, Statistics
 from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.files import publish
 from gemmsmith.problem import DType, Problem
-from tuner.devices.lock import gpu_lock
 from tuner.errors import DeviceError, NoGpu, TunerError
-from tuner.measure.footprint import CACHE_FACTOR, MAX_SETS
+from tuner.measure.gpu_lock import gpu_lock
 from tuner.measure.statistics import summarize
+from tuner.workloads.footprint import CACHE_FACTOR, MAX_SETS
 
 if TYPE_CHECKING:
     from tuner.measure.graphs import Stream
@@ -177,7 +177,7 @@ def measure(ordinal: int, *, on_step: Callable[[str], None] = lambda _: None) ->
         NoGpu: no such GPU, or a torch that cannot use it.
         DeviceError: what torch or CUDA said.
     """
-    from tuner.devices.local import gpu_uuid, local_gpu
+    from tuner.measure.local_gpu import gpu_uuid, local_gpu
 
     model = local_gpu(ordinal)
     if model is None:
@@ -272,7 +272,7 @@ class _Gpu:
 
     def _peak(self, dtype: str) -> Peak:
         from tuner.measure.baseline import Baseline
-        from tuner.measure.operands import Operands
+        from tuner.workloads.operands import Operands
 
         problem = Problem(m=PEAK_EXTENT, n=PEAK_EXTENT, k=PEAK_EXTENT, dtype=dtype)
         with self._stream.torch():

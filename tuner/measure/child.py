@@ -15,15 +15,16 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, BinaryIO
 
-from tuner.devices.local import gpu_uuid, local_gpu
 from tuner.errors import DeviceError, NoGpu
+from tuner.measure.local_gpu import gpu_uuid, local_gpu
 from tuner.measure.protocol import (
     NOBODY,
     Dead,
-    Finals,
+    EntrantOutcome,
+    FinalsRequest,
     Hello,
-    Outcome,
     Profile,
+    Propose,
     Quit,
     Ready,
     Refused,
@@ -31,7 +32,7 @@ from tuner.measure.protocol import (
     Request,
     Screen,
     Started,
-    Sweep,
+    SweepRequest,
     decode_request,
     encode,
 )
@@ -62,7 +63,7 @@ def main() -> int:
         nonlocal blamed
         if isinstance(reply, Started):
             blamed = reply.index
-        elif isinstance(reply, Outcome):
+        elif isinstance(reply, EntrantOutcome):
             blamed = NOBODY
         output.write(encode(reply))
 
@@ -111,12 +112,14 @@ def _answer(batches: Batches, request: Request) -> Reply:
         match request:
             case Screen():
                 return batches.screen(request)
-            case Finals():
+            case FinalsRequest():
                 return batches.finals(request)
-            case Sweep():
+            case SweepRequest():
                 return batches.sweep(request)
             case Profile():
                 return batches.profile(request)
+            case Propose():
+                return batches.propose(request)
             case _:
                 return Refused(error="DeviceError", message="unexpected request")
     finally:
@@ -142,7 +145,7 @@ def _open(ordinal: int, send: Callable[[Reply], None]) -> tuple[Batches, Ready]:
     from tuner.measure.conditions import Monitor
     from tuner.measure.environment import environment
     from tuner.measure.graphs import Stream
-    from tuner.measure.reference import use_precise_fp32
+    from tuner.workloads.reference import use_precise_fp32
 
     if not torch.cuda.is_available():
         raise NoGpu(

@@ -18,9 +18,9 @@ from tuner.measure.baseline import captured_beside
 from tuner.measure.bench import Bench, Prepared
 from tuner.measure.conditions import conditions_of
 from tuner.measure.graphs import TorchGraph
-from tuner.measure.operands import OperandSet
 from tuner.measure.timing import FINAL_REPLAY_US, Timer, brief_us, launches_per_replay
 from tuner.trial import Rounds
+from tuner.workloads.operands import OperandSet
 
 LEAST_SHARE = 0.01
 """A contender's time is at least this share of cuBLAS's, whatever noise makes of it."""
@@ -81,7 +81,7 @@ def _pass_us(bench: Bench, timer: Timer) -> float:
 def _pass_over(operands: OperandSet) -> None:
     """Read and write all of a set, elementwise: its signs change, and with them nothing else."""
     for x in (operands.a, operands.b, operands.d):
-        if x.dtype.itemsize == 1:
+        if x.is_floating_point() and x.dtype.itemsize == 1:
             x.view(torch.uint8).bitwise_xor_(_SIGN)
         else:
             x.neg_()

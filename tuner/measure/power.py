@@ -14,7 +14,7 @@ p = (other / own) ** g as much.
 A program that is wholly at the limit has the clock f at which the energy of its work over its time
 is the limit: f ** g is in proportion to T / E, with T and E both taken at one clock, and what it
 takes, T / f, to T ** (1 - 1 / g) * E ** (1 / g). So a product that is s times faster, and whose
-energy is p / s, makes it faster where s is above 1 + (p - 1) / g. That is the price.
+energy is p / s, makes it faster where s is above 1 + (p - 1) / g. That is the power penalty.
 
 In the steps of a GPT it is right: four BF16 kernels were 1.1 times as fast there as cuBLAS's, all
 others took 1% more time, which is p = 1.3, and the step as long as before, 0.997 (0.994 ... 1.001)
@@ -104,7 +104,7 @@ def worth_a_look(states: Sequence[Rounds], tiles: Sequence[int]) -> list[int]:
     return [first, *sorted(larger, key=gains.__getitem__, reverse=True)][:PLACES]
 
 
-def prices(
+def penalties(
     graphs: Sequence[Replay],
     gains: Sequence[float],
     free_mhz: float,
@@ -125,7 +125,7 @@ def prices(
         looks[i].append(clock(graphs[i]))
 
     def paid(i: int) -> float:
-        return price(mean(looks[i]), mean(looks[stock]))
+        return penalty(mean(looks[i]), mean(looks[stock]))
 
     look(0)
     if looks[0][0] >= UNHINDERED * free_mhz > 0:
@@ -142,7 +142,7 @@ def prices(
     return [paid(i) if looks[i] else None for i in range(stock)]
 
 
-def price(own_mhz: float, stock_mhz: float) -> float:
+def penalty(own_mhz: float, stock_mhz: float) -> float:
     """The factor on the time of a kernel whose clock alone is `own_mhz`; 1 if one is unknown."""
     if not own_mhz or not stock_mhz:
         return 1.0

@@ -2,9 +2,9 @@
 
 The parent sends a request, the child answers with any number of `Started` and `Outcome` lines
 and closes the answer with exactly one closing line: `Ready`, `ScreenDone`, `FinalsDone`,
-`SweepDone`, `ProfileDone` or `Refused`. `Dead` comes instead when a launch ruined the CUDA
-context; the child exits right after it. Indices count the request's own contenders. A `Started`
-with index -1 is work that no candidate is to blame for.
+`SweepDone`, `ProfileDone`, `ProposeDone` or `Refused`. `Dead` comes instead when a launch ruined
+the CUDA context; the child exits right after it. Indices count the request's own contenders. A
+`Started` with index -1 is work that no candidate is to blame for.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import msgspec
 from gemmsmith.answer import Conditions, Correctness
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.launch import Algorithm
 from gemmsmith.problem import Problem
-from tuner.devices.base import Policy
+from tuner.measure.policy import Policy
 from tuner.trial import Failure, Rounds
 
 NOBODY = -1
@@ -47,7 +48,7 @@ class Screen(msgspec.Struct, frozen=True, kw_only=True, tag="screen"):
     best_us: float | None = None
 
 
-class Finals(msgspec.Struct, frozen=True, kw_only=True, tag="finals"):
+class FinalsRequest(msgspec.Struct, frozen=True, kw_only=True, tag="finals"):
     """Paired rounds of the entrants and cuBLAS."""
 
     problem: Problem
@@ -56,7 +57,7 @@ class Finals(msgspec.Struct, frozen=True, kw_only=True, tag="finals"):
     seed: int
 
 
-class Sweep(msgspec.Struct, frozen=True, kw_only=True, tag="sweep"):
+class SweepRequest(msgspec.Struct, frozen=True, kw_only=True, tag="sweep"):
     """Common rounds of all entrants and cuBLAS, then further rounds of the best."""
 
     problem: Problem
@@ -74,11 +75,23 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
     seed: int
 
 
+class Propose(msgspec.Struct, frozen=True, kw_only=True, tag="propose"):
+    """Ask a library for its algorithms: its own list, or what lies near `start`.
+
+    `entrant` is the library's kernel, however launched. Nothing is timed.
+    """
+
+    problem: Problem
+    entrant: Entrant
+    most: int
+    start: Algorithm | None = None
+
+
 class Quit(msgspec.Struct, frozen=True, kw_only=True, tag="quit"):
     """Exit."""
 
 
-Request = Hello | Screen | Finals | Sweep | Profile | Quit
+Request = Hello | Screen | FinalsRequest | SweepRequest | Profile | Propose | Quit
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
@@ -94,7 +107,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
     index: int
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
+class EntrantOutcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
     """One entrant's result."""
 
     index: int
@@ -113,19 +126,19 @@ class ScreenDone(msgspec.Struct, frozen=True, kw_only=True, tag="screen_done"):
 class FinalsDone(msgspec.Struct, frozen=True, kw_only=True, tag="finals_done"):
     """The paired samples: `samples_us[i]` is `finalists[i]`'s, round by round.
 
-    `paced` are those of the rounds with rests; `mixed` and `prices` are as in `trial.Finals`. A
+    `boost`, `interleaved` and `power_penalties` are as in `trial.Finals`. A
     sweep takes none of them.
     """
 
-    finalists: tuple[Outcome, ...]
-    failures: tuple[Outcome, ...]
+    finalists: tuple[EntrantOutcome, ...]
+    failures: tuple[EntrantOutcome, ...]
     samples_us: tuple[tuple[float, ...], ...]
     baseline_us: tuple[float, ...]
     conditions: Conditions
     discarded_rounds: int
-    paced: Rounds | None = None
-    mixed: Rounds | None = None
-    prices: tuple[float | None, ...] = ()
+    boost: Rounds | None = None
+    interleaved: Rounds | None = None
+    power_penalties: tuple[float | None, ...] = ()
 
 
 class SweepDone(msgspec.Struct, frozen=True, kw_only=True, tag="sweep_done"):
@@ -139,6 +152,12 @@ class ProfileDone(msgspec.Struct, frozen=True, kw_only=True, tag="profile_done")
     """What cuBLAS ran, in order; empty where the profiler is of no use."""
 
     kernels: tuple[str, ...]
+
+
+class ProposeDone(msgspec.Struct, frozen=True, kw_only=True, tag="propose_done"):
+    """The library's proposals as candidates, its best guess first."""
+
+    candidates: tuple[Candidate, ...]
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
@@ -156,7 +175,16 @@ class Dead(msgspec.Struct, frozen=True, kw_only=True, tag="dead"):
 
 
 Reply = (
-    Ready | Started | Outcome | ScreenDone | FinalsDone | SweepDone | ProfileDone | Refused | Dead
+    Ready
+    | Started
+    | EntrantOutcome
+    | ScreenDone
+    | FinalsDone
+    | SweepDone
+    | ProfileDone
+    | ProposeDone
+    | Refused
+    | Dead
 )
 
 _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)

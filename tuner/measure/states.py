@@ -1,8 +1,8 @@
-"""The finalists of one problem in further states of the GPU, after the sustained one.
+"""The finalists of one problem in further regimes of the GPU, after the sustained one.
 
 A winner must gain on cuBLAS in every state. So each state is only for those that are ahead in all
 before it, and where nobody is, it does not take place: rested, then between other kernels, then
-alone, for the price of power.
+alone, for the power penalty.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ Blame = Callable[[Sequence[int]], Callable[[int], None]]
 class Further:
     """What came of the states after the sustained one; the fields are as in `trial.Finals`."""
 
-    paced: Rounds | None = None
-    mixed: Rounds | None = None
-    prices: tuple[float | None, ...] = ()
+    boost: Rounds | None = None
+    interleaved: Rounds | None = None
+    power_penalties: tuple[float | None, ...] = ()
 
 
 @dataclass(kw_only=True, slots=True)
@@ -70,12 +70,12 @@ class Finalists:
         rested = self._rested(ahead)
         ahead = self._ahead(self.sustained, rested)
         if not ahead:
-            return Further(paced=rested)
-        mixed = self._mixed(ahead)
-        states = (self.sustained, rested, mixed)
+            return Further(boost=rested)
+        interleaved = self._interleaved(ahead)
+        states = (self.sustained, rested, interleaved)
         limited = power.is_power_limited(states, self.power_limit_w)
-        prices = self._prices(states) if limited else ()
-        return Further(paced=rested, mixed=mixed, prices=prices)
+        penalties = self._penalties(states) if limited else ()
+        return Further(boost=rested, interleaved=interleaved, power_penalties=penalties)
 
     def _ahead(self, *states: Rounds) -> list[int]:
         return [place for place in range(len(self.field)) if gain(states, place)]
@@ -113,7 +113,7 @@ class Finalists:
         )
         return self._placed(places, rounds)
 
-    def _mixed(self, places: Sequence[int]) -> Rounds:
+    def _interleaved(self, places: Sequence[int]) -> Rounds:
         *mine, stock = self._times(places)
         # What is between takes about as long as cuBLAS's product.
         launches = launches_per_replay(2 * stock, self.bench.set_count, FINAL_REPLAY_US)
@@ -129,7 +129,7 @@ class Finalists:
         )
         return self._placed(places, rounds)
 
-    def _prices(self, states: Sequence[Rounds]) -> tuple[float | None, ...]:
+    def _penalties(self, states: Sequence[Rounds]) -> tuple[float | None, ...]:
         """What the power of the best costs; None for those whose clocks are not looked at."""
         found: list[float | None] = [None] * len(self.field)
         for place in power.beyond_all_prices(states):
@@ -146,9 +146,9 @@ class Finalists:
         with captured_beside(self.bench, self._of(places), launches) as graphs:
             gains = [gain(states, place) for place in places]
             free_mhz = states[1].conditions.sm_clock_mhz
-            paid = power.prices(graphs, gains, free_mhz, self.timer.clock, self.blame(places))
-        for place, price in zip(places, paid, strict=True):
-            found[place] = price and round(price, 4)
+            paid = power.penalties(graphs, gains, free_mhz, self.timer.clock, self.blame(places))
+        for place, penalty in zip(places, paid, strict=True):
+            found[place] = penalty and round(penalty, 4)
         return tuple(found)
 
     def _of(self, places: Sequence[int]) -> list[Prepared]:

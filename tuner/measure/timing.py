@@ -102,7 +102,7 @@ def launches_per_replay(estimate_us: float, sets: int, aim_us: float) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rounds:
+class TimedRounds:
     """`samples_us[i][r]`: time per launch of graph i in kept round r."""
 
     samples_us: tuple[tuple[float, ...], ...]
@@ -144,7 +144,7 @@ class Timer:
         announce: Callable[[int], None],
         rest: float = 0.0,
         filler: Replay | None = None,
-    ) -> Rounds:
+    ) -> TimedRounds:
         """`count` rounds; in each, every graph is replayed once, in an order shuffled anew.
 
         `filler`, by default the last graph, fills the gap after a wait: it must be one that cannot
@@ -169,7 +169,7 @@ class Timer:
                 taken.append(take(graphs, order, announce))
             kept = _steady(taken)
         kept = kept[:count]
-        return Rounds(
+        return TimedRounds(
             samples_us=tuple(tuple(times[i] for _, times in kept) for i in range(len(graphs))),
             readings=tuple(reading for reading, _ in kept),
             discarded=len(taken) - len(kept),

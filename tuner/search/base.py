@@ -7,7 +7,7 @@ for the problems that have the fewest so far, and are cheap to compile. Rows tha
 write are not asked for: their kernels are others, and compiled when such a problem comes.
 
 Deterministic: the same device model and winners give the same kernels in the same order, on every
-machine of a fleet. The analytic cost model alone ranks, so that no training changes the choice.
+machine of a fleet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tuner.backends.cutlass.operation import of_type
 from tuner.compile.plan import BASE_COST, KERNEL_COST, MOST_VARIETIES, VARIETY_COST
 from tuner.search.budget import BUDGETS
 from tuner.search.cost_model import AnalyticModel
-from tuner.search.exploration import Plan
+from tuner.search.exploration import Proposals
 from tuner.search.ranking import by_time, predictions
 from tuner.trial import Winner
 
@@ -114,7 +114,7 @@ def _size(draw: Random, least: float, most: float, step: int) -> int:
 def _leaders(problem: Problem, device: DeviceModel) -> _Ballot:
     found = legal_candidates(problem, device)
     predicted = predictions(problem, found, device, AnalyticModel())
-    plan = Plan(by_time(found, predicted), predicted, BUDGETS[Effort.DEFAULT].in_one_wave())
+    plan = Proposals(by_time(found, predicted), predicted, BUDGETS[Effort.DEFAULT].in_one_wave())
     return [
         (leader.kernel, 1 / (1 + place / _HALF)) for place, leader in enumerate(plan.kernels({}))
     ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from gemmsmith.tuning import Effort
 from tuner.backends import Level
-from tuner.devices.base import Policy
+from tuner.measure.policy import Policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,6 +21,8 @@ class Budget:
         batch: launches screened before looking again which kernels are worth more of them.
         seeds: winners of near problems that lead the first wave.
         hints: kernels like cuBLAS's that follow them.
+        library: algorithms of a library's own list that are screened.
+        variants: further ones of it, near the best of those, in all.
         finalists: candidates that meet cuBLAS in the finals.
         level: how wide a space the candidates come from.
     """
@@ -32,6 +34,8 @@ class Budget:
     batch: int
     seeds: int
     hints: int
+    library: int
+    variants: int
     finalists: int
     level: Level
     policy: Policy
@@ -61,6 +65,8 @@ BUDGETS = {
         batch=4,
         seeds=2,
         hints=1,
+        library=8,
+        variants=0,
         finalists=3,
         level=Level.CORE,
         policy=Policy(screen_samples=3, final_rounds=15),
@@ -73,6 +79,8 @@ BUDGETS = {
         batch=8,
         seeds=4,
         hints=2,
+        library=16,
+        variants=48,
         finalists=8,
         level=Level.CORE,
         policy=Policy(screen_samples=5, final_rounds=25),
@@ -85,6 +93,8 @@ BUDGETS = {
         batch=_EVERYTHING,
         seeds=0,
         hints=0,
+        library=128,
+        variants=512,
         finalists=12,
         level=Level.CORE,
         policy=Policy(screen_samples=5, final_rounds=40),

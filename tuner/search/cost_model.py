@@ -3,15 +3,13 @@
 A kernel's time is taken as launch overhead plus the slowest of three: what its busiest SM computes
 and loads, what comes from device memory, and the fixed latencies in between. Numbers are
 effective rates fitted to few measurements on one NVIDIA H200 (2026-11-20, BF16 `tn`), rounded;
-each constant says which. Pure arithmetic: no input or output, the same answer every time.
-
-It is done in columns with an entry for each candidate: hundreds cost little more than one.
+each constant says which. Pure arithmetic, the same answer every time, done in columns with an
+entry for each candidate: hundreds cost little more than one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
@@ -23,7 +21,7 @@ from gemmsmith.problem import Problem
 from gemmsmith.tiles import padded_tiles
 from tuner.arch import architecture
 from tuner.backends import features
-from tuner.backends.backend import Features
+from tuner.backends.backend import UNKNOWN, Features
 from tuner.backends.cutlass.features import CLUSTER_SYNC_US, EPILOGUE_US
 from tuner.search.rows import Rows
 
@@ -68,29 +66,9 @@ REDUCE_BYTES_PER_CLOCK = 32.0
 CLUSTER_REDUCE_US = 1.0
 """A cluster adding up its blocks' sums through each other's shared memory. A guess."""
 REDUCE_LAUNCH_US = 1.2
-"""The second kernel of a split-K product, after what overlaps the first one's tail: cuBLAS's
-take 1.7 to 2.5 µs in all."""
+"""The second kernel of a split-K product, beyond the first one's tail; cuBLAS's take 1.7 to 2.5."""
 L2_BANDWIDTH = 5.5e12
 """Bytes per second of partials written to L2 and read back."""
-
-
-_UNKNOWN = Features(
-    tile_m=1.0,
-    tile_n=1.0,
-    tile_k=1.0,
-    cluster_m=1.0,
-    cluster_n=1.0,
-    swapped=0.0,
-    sliced=0.0,
-    cluster_split=0.0,
-    padded=0.0,
-    overlapped=0.0,
-    fixed_us=inf,
-    compute_clocks=1.0,
-    ingest_bytes=1.0,
-    store_clocks=1.0,
-)
-"""A kernel of a backend that is not known here: never before any other."""
 
 
 class _Choices(NamedTuple, Generic[N]):
@@ -168,7 +146,7 @@ def _both(one: Column, other: Column) -> Column:
 
 def _described(kernel: AnyKernel) -> Features[float]:
     """What the backend says, whatever is predicted for kernels of which nothing is known."""
-    return features(kernel) or _UNKNOWN
+    return features(kernel) or UNKNOWN
 
 
 def _choices(launch: Launch) -> _Choices[float]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from gemmsmith.answer import MAX_DISTANCE, Use
+from gemmsmith.answer import MAX_DISTANCE
 from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem
 from tuner.arch import ARCHITECTURES, SM90
@@ -55,7 +55,7 @@ def saving_us(problem: Problem, device: DeviceModel | None, near: Sequence[Winne
 
 def _gain(winner: Winner) -> float:
     """Share of cuBLAS's time that callers of the winner's problem are spared."""
-    if winner.use is Use.CUBLAS or winner.speedup is None:
+    if winner.use.is_default or winner.speedup is None:
         return 0.0
     return 1 - 1 / winner.speedup.median
 

@@ -21,8 +21,7 @@ from tuner.devices.recording import RecordedProblem, RecordedTrial, Sweep
 from tuner.devices.replay import ReplayDevice
 from tuner.measure.statistics import paired_ratio
 from tuner.search.budget import Budget
-from tuner.search.exploration import Plan
-from tuner.search.features import Measured
+from tuner.search.exploration import Proposals
 from tuner.search.field import Field
 from tuner.search.finals import finalists, hold_finals
 from tuner.search.hints import resembling
@@ -60,18 +59,6 @@ class Recording:
             raise ValueError(f"nothing was measured of {self.problem}")
         self.optimum = min(deciding, key=lambda key: (deciding[key], key))
         self._won: dict[tuple[str, ...], str] = {}
-
-    @property
-    def measured(self) -> Measured:
-        """What a cost model may learn from it."""
-        keys = sorted(self.times)
-        return Measured(
-            problem=self.problem,
-            device=self.model,
-            environments=(self._environment,),
-            candidates=tuple(self._trials[key].candidate for key in keys),
-            times_us=tuple(self.times[key] for key in keys),
-        )
 
     def knows(self, candidate: Candidate) -> bool:
         """Whether the candidate was recorded, and ran."""
@@ -144,7 +131,7 @@ def planned(ranker: Ranker, budget: Budget, built: Collection[str] | None = None
         first = resembling(ranked, recording.baseline_kernels, limit=budget.hints)
         field = Field(order=ranked, predicted=predicted, first=first, built=built)
         tried: Order = []
-        plan: Plan | None = field.plan(budget)
+        plan: Proposals | None = field.plan(budget)
         while plan is not None:
             again = bool(tried)
             for step in (plan.kernels, plan.launches):
@@ -161,7 +148,7 @@ def _times(recording: Recording, tried: Sequence[Candidate]) -> dict[str, float]
 
 
 def predicted_order(ranker: Ranker) -> Strategy:
-    """The cost model's order, and nothing learned on the way."""
+    """The cost model's order, whatever the trials show."""
 
     def orders(recording: Recording) -> list[Order]:
         found = recording.candidates

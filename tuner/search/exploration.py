@@ -29,7 +29,7 @@ _PASSES = 4
 """Rounds of fitting one trait after the other; more change nothing."""
 _TURN = 0.02
 """How much slower a kernel counts for each of its launches tried."""
-_NOISE = 0.005
+NOISE = 0.005
 """Gain of a batch of launches below which no more are tried. On the recordings a run took 26 trials
 instead of 42 at the mean, and no regret was another."""
 _SOONEST_US = 1e-3
@@ -38,7 +38,7 @@ _SOONEST_US = 1e-3
 _Trait = tuple[str, object]
 
 
-class Plan:
+class Proposals:
     """The candidates of one run, proposed in turn.
 
     Give to each call the times of everything measured so far; candidates that failed have none.
@@ -105,7 +105,7 @@ class Plan:
         if room >= len(left):  # as in an exhaustive run: nothing to choose
             return self._propose(left)
         before, self._best_us = self._best_us, self._fastest(times)
-        if before and self._best_us and self._best_us > before * (1 - _NOISE):
+        if before and self._best_us and self._best_us > before * (1 - NOISE):
             return []
         return self._propose(self._around(times, min(room, self._budget.batch)))
 

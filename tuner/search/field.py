@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from gemmsmith.candidate import Candidate
 from tuner.search.budget import Budget
-from tuner.search.exploration import Plan
+from tuner.search.exploration import Proposals
 from tuner.search.ranking import by_kernel
 
 GAIN = 0.05
@@ -41,7 +41,7 @@ class Field:
     first: Sequence[Candidate] = ()
     built: Collection[str] | None = None
 
-    def plan(self, budget: Budget) -> Plan:
+    def plan(self, budget: Budget) -> Proposals:
         """The first go: what is built, if that is enough for an answer, else all there is."""
         if self.built is None or self._all_built():
             return self._plan(self.order, budget)
@@ -50,7 +50,7 @@ class Field:
         # Nothing worth an answer is there yet, and somebody waits for the compilers.
         return self._plan(self.order, budget.in_one_wave(budget.cold))
 
-    def further(self, budget: Budget, speedup: float | None) -> Plan | None:
+    def further(self, budget: Budget, speedup: float | None) -> Proposals | None:
         """The second go, among what is not built; None: nothing is to be expected of one.
 
         Args:
@@ -86,5 +86,5 @@ class Field:
     def _here(self) -> list[Candidate]:
         return [each for each in self.order if each.kernel.name in (self.built or ())]
 
-    def _plan(self, candidates: Sequence[Candidate], budget: Budget) -> Plan:
-        return Plan(candidates, self.predicted, budget, self.first)
+    def _plan(self, candidates: Sequence[Candidate], budget: Budget) -> Proposals:
+        return Proposals(candidates, self.predicted, budget, self.first)

@@ -8,7 +8,8 @@ from math import ceil
 
 from gemmsmith.candidate import Candidate
 from gemmsmith.problem import Problem
-from tuner.devices.base import Contender, Device, Policy
+from tuner.devices.base import Contender, Device
+from tuner.measure.policy import Policy
 from tuner.trial import Finals
 
 

@@ -38,7 +38,7 @@ class HeuristicsUnavailable(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Proposal:
+class TileProposal:
     """A tile (M, N, K) and cluster (M, N) as they lie on the problem, and the splits along K."""
 
     tile: tuple[int, int, int]
@@ -71,7 +71,7 @@ class MatmulHeuristics:
             gpu=package.NvMatmulHeuristicsNvidiaGpu[_GPUS[gpu]],
         )
 
-    def proposals(self, problem: Problem) -> list[Proposal]:
+    def proposals(self, problem: Problem) -> list[TileProposal]:
         """What it proposes, the best first, each once; empty: it knows nothing of such a problem.
 
         In its row-major view an operand is transposed where ours is column-major.
@@ -83,7 +83,7 @@ class MatmulHeuristics:
         )
         found = self._library.get(asked, PROPOSALS, precision=_PRECISIONS[problem.dtype])
         proposals = [
-            Proposal(
+            TileProposal(
                 tile=(kernel.cta_tile_m, kernel.cta_tile_n, kernel.cta_tile_k),
                 cluster=(kernel.cluster_m, kernel.cluster_n),
                 splits=kernel.split_k,
@@ -94,7 +94,7 @@ class MatmulHeuristics:
         return list(dict.fromkeys(proposals))
 
 
-def matched(proposals: Sequence[Proposal], candidates: Sequence[Candidate]) -> list[Candidate]:
+def matched(proposals: Sequence[TileProposal], candidates: Sequence[Candidate]) -> list[Candidate]:
     """Our nearest candidate to each proposal in turn, none twice.
 
     Proposals name no scheduler, no pipeline and no orientation: among candidates equally near, the
@@ -112,7 +112,7 @@ def matched(proposals: Sequence[Proposal], candidates: Sequence[Candidate]) -> l
     return order
 
 
-def _choice(proposal: Proposal) -> CublasChoice:
+def _choice(proposal: TileProposal) -> CublasChoice:
     """In the column-major view that `hints.distance` compares in: M and N exchanged."""
     m, n, k = proposal.tile
     return CublasChoice(
@@ -124,6 +124,6 @@ def _choice(proposal: Proposal) -> CublasChoice:
     )
 
 
-def _apart(proposal: Proposal, choice: CublasChoice, candidate: Candidate) -> float:
+def _apart(proposal: TileProposal, choice: CublasChoice, candidate: Candidate) -> float:
     splits = max(proposal.splits, 1)
     return distance(choice, candidate) + _SPLITS * abs(log2(candidate.launch.splits / splits))

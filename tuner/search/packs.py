@@ -12,7 +12,7 @@ from tuner.compile import Builder, Built
 from tuner.devices.base import Contender
 
 
-class Packs:
+class RunPacks:
     """What was built so far. `builder` is None where the device needs no packs."""
 
     def __init__(self, builder: Builder | None) -> None:

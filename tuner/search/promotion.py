@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from math import prod
 from statistics import median
 
-from gemmsmith.answer import Conditions, Correctness, Ratio, Statistics, Use
+from gemmsmith.answer import (
+    Conditions,
+    Correctness,
+    InRegime,
+    Ratio,
+    Regime,
+    Statistics,
+    Use,
+)
 from gemmsmith.candidate import Candidate
 from tuner.measure.statistics import paired_ratio, summarize
 from tuner.trial import Finals, Rounds
@@ -25,8 +33,8 @@ from tuner.trial import Finals, Rounds
 class Decision:
     """What the finals say. `ties` holds the keys that could not be told from the winner.
 
-    `statistics`, `baseline`, `speedup` and `conditions` are of one state of the GPU; `price` is
-    what the candidate's power costs, None where nobody looked.
+    `statistics`, `baseline`, `speedup` and `conditions` are of one regime; `power_penalty` is what
+    the candidate's power costs, None where it was not measured.
     """
 
     candidate: Candidate | None
@@ -37,7 +45,8 @@ class Decision:
     correctness: Correctness | None
     conditions: Conditions
     ties: tuple[str, ...] = ()
-    price: float | None = None
+    power_penalty: float | None = None
+    regimes: tuple[InRegime, ...] = ()
 
 
 def decide(finals: Finals) -> Decision:
@@ -54,8 +63,12 @@ def decide(finals: Finals) -> Decision:
         )
     everyone = range(len(finals.candidates))
     safe = [i for i in everyone if _is_safe(finals, i)]
-    # With none safe, what is told of is preferably one whose price is known: it says why.
-    field = safe or [i for i in everyone if finals.prices and finals.prices[i]] or everyone
+    # With none safe, what is told of is preferably one whose power penalty is known: it says why.
+    field = (
+        safe
+        or [i for i in everyone if finals.power_penalties and finals.power_penalties[i]]
+        or everyone
+    )
     # Where none is safe, some may have taken part in a state that others did not.
     states = [state for state in finals.states if all(state.samples_us[i] for i in field)]
     fastest = min(field, key=lambda i: (_between(finals, states, i), finals.candidates[i].key))
@@ -65,14 +78,28 @@ def decide(finals: Finals) -> Decision:
     state = min(measured, key=lambda state: _speedup(state, chosen))
     return Decision(
         candidate=finals.candidates[chosen],
-        use=Use.CUTLASS if safe else Use.CUBLAS,
+        use=Use.of(finals.candidates[chosen].kernel) if safe else Use.CUBLAS,
         statistics=summarize(state.samples_us[chosen]),
         baseline=summarize(state.baseline_us) if state.baseline_us else None,
         speedup=_over_cublas(state, chosen),
         correctness=finals.correctness[chosen],
         conditions=state.conditions,
         ties=tuple(finals.candidates[i].key for i in tied if i != chosen),
-        price=finals.prices[chosen] if finals.prices else None,
+        power_penalty=finals.power_penalties[chosen] if finals.power_penalties else None,
+        regimes=tuple(
+            _in_regime(regime, rounds, chosen)
+            for regime, rounds in finals.regimes.items()
+            if rounds.samples_us[chosen]
+        ),
+    )
+
+
+def _in_regime(regime: Regime, rounds: Rounds, i: int) -> InRegime:
+    return InRegime(
+        regime=regime,
+        speedup=_over_cublas(rounds, i),
+        median_us=median(rounds.samples_us[i]),
+        default_us=median(rounds.baseline_us) if rounds.baseline_us else None,
     )
 
 
@@ -93,23 +120,23 @@ def _is_safe(finals: Finals, i: int) -> bool:
     Between them, because what it costs is of programs at the power limit, and those that are wholly
     at it gain what it gains in the sustained rounds.
     """
-    price = _price(finals, i)
-    if price is None or not all(state.samples_us[i] for state in finals.states):
+    penalty = _penalty(finals, i)
+    if penalty is None or not all(state.samples_us[i] for state in finals.states):
         return False
     found = [_over_cublas(state, i) for state in finals.states]
     lows = [ratio.ci_low for ratio in found if ratio is not None]
-    return all(low > 1.0 for low in lows) and (not lows or _mean(lows) > price)
+    return all(low > 1.0 for low in lows) and (not lows or _mean(lows) > penalty)
 
 
-def _price(finals: Finals, i: int) -> float | None:
+def _penalty(finals: Finals, i: int) -> float | None:
     """What candidate i's time counts in a program; None where nobody knows."""
-    return finals.prices[i] if finals.prices else 1.0
+    return finals.power_penalties[i] if finals.power_penalties else 1.0
 
 
 def _between(finals: Finals, states: Sequence[Rounds], i: int) -> float:
-    """Microseconds between the states: the geometric mean of their medians, at its price."""
+    """Microseconds between the states: their medians' geometric mean, times its power penalty."""
     times = [median(state.samples_us[i]) for state in states]
-    return _mean(times) * (_price(finals, i) or 1.0)
+    return _mean(times) * (_penalty(finals, i) or 1.0)
 
 
 def _ties(finals: Finals, states: Sequence[Rounds], i: int, fastest: int) -> bool:
@@ -118,7 +145,7 @@ def _ties(finals: Finals, states: Sequence[Rounds], i: int, fastest: int) -> boo
     Every state weighs alike, however many rounds it has: a kernel that is slower by 4% in one and
     not faster in the others is slower.
     """
-    paid = (_price(finals, i) or 1.0) / (_price(finals, fastest) or 1.0)
+    paid = (_penalty(finals, i) or 1.0) / (_penalty(finals, fastest) or 1.0)
     lows = [paired_ratio(state.samples_us[i], state.samples_us[fastest]).ci_low for state in states]
     return _mean(lows) * paid <= 1.0
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gemmsmith.candidate import Candidate
+from gemmsmith.kernel import CublasLtKernel
 from gemmsmith.problem import Problem
 from tuner.store import Store
 from tuner.trial import Phase, Trial
@@ -30,6 +31,9 @@ def top_candidates(
     trials = [stored.trial for stored in store.trials(problem=problem, device=device)]
     last = {trial.candidate.key: trial for trial in trials}
     known = {candidate.key: candidate for candidate in offered}
+    # A library's algorithms are not enumerated. Those of another version are refused when they run.
+    measured = [trial.candidate for trial in trials] + [winner.candidate]
+    known |= {each.key: each for each in measured if isinstance(each.kernel, CublasLtKernel)}
     finalists = _by_time(trial for trial in trials if trial.phase is Phase.FINAL)
     screened = _by_time(trial for trial in trials if trial.phase is Phase.SCREEN)
     keys = dict.fromkeys((winner.candidate.key, *winner.ties, *finalists, *screened))

@@ -13,22 +13,26 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
+from msgspec import UNSET
+
 from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import AnyKernel
+from gemmsmith.kernel import AnyKernel, CublasLtKernel
+from gemmsmith.launch import Algorithm
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
 from tuner.backends import candidates as legal_candidates
+from tuner.backends.cublaslt.space import kernel_for as library_kernel
 from tuner.compile import Builder, Built
 from tuner.devices.base import Contender, Device
 from tuner.errors import JobAborted, NoLegalCandidate
 from tuner.measure.statistics import summarize
 from tuner.search.batches import StopSignal, in_batches
 from tuner.search.budget import BUDGETS, Budget
-from tuner.search.exploration import Plan
+from tuner.search.exploration import NOISE, Proposals
 from tuner.search.field import Field
 from tuner.search.finals import finalists, hold_finals
 from tuner.search.hints import resembling
-from tuner.search.packs import Packs
+from tuner.search.packs import RunPacks
 from tuner.search.progress import Progress, Step
 from tuner.search.promotion import Decision, decide
 from tuner.search.ranking import Ranker, by_time, predictions
@@ -119,8 +123,9 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.trials: dict[str, Trial] = {}
-        self.packs = Packs(self.builder if self.device.needs_packs else None)
+        self.packs = RunPacks(self.builder if self.device.needs_packs else None)
         self.spoilt: dict[str, Candidate] = {}
+        self.library: set[str] = set()
         self.planned = 0
         self.kernels = 0
         self.best: Trial | None = None
@@ -171,11 +176,11 @@ class _Run:
             if recorded is not None
             else legal_candidates(self.problem, model, level=self.budget.level)
         )
-        if not found:
+        if not found and self._library_kernel() is None:
             raise NoLegalCandidate(f"no legal kernel for {self.problem} on {model.arch}")
         if self.compiled_only and self.builder is not None:
             found = [c for c in found if self.builder.has(c.kernel)]
-            if not found:
+            if not found and self._library_kernel() is None:
                 raise NoLegalCandidate(
                     f"no kernel for {self.problem} is compiled yet; run `gemmsmith compile` first"
                 )
@@ -194,11 +199,12 @@ class _Run:
         built = self._built(order)
         return Field(order=order, predicted=predicted, first=first, built=built)
 
-    def go(self, plan: Plan) -> Winner:
+    def go(self, plan: Proposals) -> Winner:
         """Measure what the plan says, and promote the best of all measured so far."""
         self.kernels = len(self.packs) + plan.most_kernels
         self.screen_kernels(plan)
         self.screen_launches(plan)
+        self.screen_library()
         return self.promote(self.finals())
 
     def _built(self, order: Sequence[Candidate]) -> set[str] | None:
@@ -219,7 +225,7 @@ class _Run:
         self.baseline_kernels = self.device.baseline_kernels(self.problem)
         return resembling(order, self.baseline_kernels, limit=self.budget.hints)
 
-    def screen_kernels(self, plan: Plan) -> None:
+    def screen_kernels(self, plan: Proposals) -> None:
         """Measure the most promising kernels, each with its most promising launch."""
         while leaders := plan.kernels(self._times()):
             self.planned += len(leaders)
@@ -228,12 +234,54 @@ class _Run:
                     self._screen(batch)
             self._screen_spoilt()
 
-    def screen_launches(self, plan: Plan) -> None:
+    def screen_launches(self, plan: Proposals) -> None:
         """Measure further launches of the kernels that did best."""
         while wanted := plan.launches(self._times()):
             self.planned += len(wanted)
             self._screen([self.packs.contender(c) for c in wanted if c.key not in self.trials])
             self._screen_spoilt()
+
+    def screen_library(self) -> None:
+        """Measure what cuBLASLt itself has: its own list, then what lies near the best of it.
+
+        Its kernels are compiled already, so each costs milliseconds, and no model ranks them.
+        """
+        kernel = self._library_kernel()
+        if kernel is None or kernel.name in self.library:
+            return
+        self.library.add(kernel.name)
+        entrant = self.packs.contender(Candidate(kernel=kernel))
+        for start, most in self._library_rounds(kernel):
+            # Neighbours of one are neighbours of the next: ask for more than are measured.
+            asked = most + len(self.trials)
+            found = self.device.proposals(self.problem, entrant, start=start, most=asked)
+            fresh = [c for c in found if c.key not in self.trials][:most]
+            self.planned += len(fresh)
+            self._screen([self.packs.as_built(candidate) for candidate in fresh])
+
+    def _library_kernel(self) -> CublasLtKernel | None:
+        """The library's kernel for the problem, where the device has a library."""
+        if self.device.replayed or self.builder is None:
+            return None
+        return library_kernel(self.problem, self.device.model.arch)
+
+    def _library_rounds(self, kernel: CublasLtKernel) -> Iterator[tuple[Algorithm | None, int]]:
+        """Where to begin, and how many algorithms to screen: decided as the times come in.
+
+        First the library's own list. Then, as long as that brings something, neighbours of the
+        fastest so far, which is coordinate descent with a few coordinates at a time.
+        """
+        yield None, self.budget.library
+        before: float | None = None
+        for _ in range(0, self.budget.variants, self.budget.batch):
+            mine = [trial for trial in self._leaders() if trial.candidate.kernel == kernel]
+            if not mine or mine[0].candidate.launch.algorithm is UNSET:
+                return
+            best = _speed(mine[0])[0]
+            if before is not None and best > before * (1 - NOISE):
+                return
+            before = best
+            yield mine[0].candidate.launch.algorithm, self.budget.batch
 
     def finals(self) -> Finals:
         measured = [trial.candidate for trial in self._leaders()]
@@ -364,7 +412,8 @@ class _Run:
             correctness=decision.correctness,
             conditions=decision.conditions,
             ties=decision.ties,
-            price=decision.price,
+            power_penalty=decision.power_penalty,
+            regimes=decision.regimes,
             baseline_kernels=self.baseline_kernels,
             replayed=self.device.replayed,
             pack=self.packs.hash(decision.candidate) if decision.candidate else None,
@@ -395,6 +444,6 @@ def _verdict(decision: Decision) -> str:
     if decision.candidate is None or decision.statistics is None:
         return "no candidate survived; cuBLAS stays the answer"
     gain = f", {decision.speedup.median:.3f} × cuBLAS" if decision.speedup else ""
-    cost = f", its power costs {decision.price:.3f}" if decision.price else ""
+    cost = f", power penalty {decision.power_penalty:.3f}" if decision.power_penalty else ""
     time = f"{decision.statistics.median_us:.2f} µs"
     return f"{decision.use}: {decision.candidate.key} {time}{gain}{cost}"

@@ -16,7 +16,7 @@ from tuner.store.models import KernelRow, PackKernelRow, PackRow, WinnerRow
 from tuner.store.upsert import insert_ignore
 
 
-class Packs:
+class PackTables:
     """The tables of packs and their kernels."""
 
     def __init__(self, database: Database, dictionary: Dictionary) -> None:

@@ -22,7 +22,7 @@ from tuner.trial import Winner
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Revision:
+class WinnerRevision:
     """A winner in the history of its problem; `current` is the one that is served."""
 
     winner: Winner
@@ -40,7 +40,7 @@ class Revisions:
 
     def find(
         self, problem: Problem, device: str, *, before: int | None = None, limit: int | None = None
-    ) -> list[Revision]:
+    ) -> list[WinnerRevision]:
         """Revisions, newest first; only those older than the one numbered `before`."""
         with self._database.read() as session:
             query = history_of(*self._ids(session, problem, device)).limit(limit)
@@ -50,7 +50,7 @@ class Revisions:
             winners = self._winners.read(session, [(row, problem) for row in rows])
             return [_revision(row, winner) for row, winner in zip(rows, winners, strict=True)]
 
-    def pin(self, problem: Problem, device: str, revision: int, *, actor: str) -> Revision:
+    def pin(self, problem: Problem, device: str, revision: int, *, actor: str) -> WinnerRevision:
         """Serve that revision, whatever is promoted later, until it is unpinned.
 
         Raises:
@@ -67,7 +67,7 @@ class Revisions:
                 )
             return self._serve(session, problem, history, known[revision], Action.PINNED, actor)
 
-    def unpin(self, problem: Problem, device: str, *, actor: str) -> Revision:
+    def unpin(self, problem: Problem, device: str, *, actor: str) -> WinnerRevision:
         """Serve the newest revision of the best origin again.
 
         Raises:
@@ -81,7 +81,7 @@ class Revisions:
             row = max(history, key=lambda row: (RANK[Origin(row.origin)], row.revision))
             return self._serve(session, problem, history, row, Action.UNPINNED, actor)
 
-    def roll_back(self, problem: Problem, device: str, *, actor: str) -> Revision:
+    def roll_back(self, problem: Problem, device: str, *, actor: str) -> WinnerRevision:
         """Serve, pinned, the revision that was current before the present one.
 
         Rolling back once more therefore undoes it.
@@ -123,7 +123,7 @@ class Revisions:
         row: WinnerRow,
         action: Action,
         actor: str,
-    ) -> Revision:
+    ) -> WinnerRevision:
         current = next((other for other in history if other.is_current), None)
         for other in history:
             other.pinned = False
@@ -141,5 +141,5 @@ class Revisions:
         return _revision(row, winner)
 
 
-def _revision(row: WinnerRow, winner: Winner) -> Revision:
-    return Revision(winner=winner, origin=Origin(row.origin), current=row.is_current)
+def _revision(row: WinnerRow, winner: Winner) -> WinnerRevision:
+    return WinnerRevision(winner=winner, origin=Origin(row.origin), current=row.is_current)

@@ -37,8 +37,8 @@ from tuner.store.models import (
     TrialRow,
     WinnerRow,
 )
-from tuner.store.packs import Packs
-from tuner.store.revisions import Revision, Revisions
+from tuner.store.packs import PackTables
+from tuner.store.revisions import Revisions, WinnerRevision
 from tuner.store.trials import StoredTrial, Trials
 from tuner.store.winners import Winners
 from tuner.trial import Phase, Trial, Winner
@@ -64,7 +64,7 @@ class Store:
         self.gpus = Gpus(database, self.dictionary)
         self._winners = Winners(database, self.dictionary, self.gpus)
         self._revisions = Revisions(database, self.dictionary, self._winners)
-        self._packs = Packs(database, self.dictionary)
+        self._packs = PackTables(database, self.dictionary)
         self.changes = Changes(database)
         self.listing = Listing(database, self.dictionary, self.gpus, self._trials)
 
@@ -218,11 +218,13 @@ class Store:
 
     def revisions(
         self, problem: Problem, device: str, *, before: int | None = None, limit: int | None = None
-    ) -> list[Revision]:
+    ) -> list[WinnerRevision]:
         """As `history`, with what is known of each revision, older ones than `before` only."""
         return self._revisions.find(problem, device, before=before, limit=limit)
 
-    def pin(self, problem: Problem, device: str, revision: int, *, actor: str = LOCAL) -> Revision:
+    def pin(
+        self, problem: Problem, device: str, revision: int, *, actor: str = LOCAL
+    ) -> WinnerRevision:
         """Serve that revision until it is unpinned, whatever is promoted meanwhile.
 
         Raises:
@@ -230,7 +232,7 @@ class Store:
         """
         return self._revisions.pin(problem, device, revision, actor=actor)
 
-    def unpin(self, problem: Problem, device: str, *, actor: str = LOCAL) -> Revision:
+    def unpin(self, problem: Problem, device: str, *, actor: str = LOCAL) -> WinnerRevision:
         """Serve the newest revision of the best origin again.
 
         Raises:
@@ -238,7 +240,7 @@ class Store:
         """
         return self._revisions.unpin(problem, device, actor=actor)
 
-    def roll_back(self, problem: Problem, device: str, *, actor: str = LOCAL) -> Revision:
+    def roll_back(self, problem: Problem, device: str, *, actor: str = LOCAL) -> WinnerRevision:
         """Serve, pinned, the revision that was current before the present one.
 
         Raises:

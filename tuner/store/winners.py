@@ -18,7 +18,7 @@ from types import MappingProxyType
 from sqlalchemy import Row, Select, func, select
 from sqlalchemy.orm import Session
 
-from gemmsmith.answer import Conditions, Correctness, Ratio, Statistics, Use
+from gemmsmith.answer import Conditions, Correctness, InRegime, Ratio, Statistics, Use
 from gemmsmith.candidate import Candidate
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.history import Origin
@@ -51,7 +51,8 @@ class _Record:
     conditions: Conditions | None
     ties: tuple[str, ...]
     baseline_kernels: tuple[str, ...] = ()
-    price: float | None = None
+    power_penalty: float | None = None
+    regimes: tuple[InRegime, ...] = ()
 
 
 class Winners:
@@ -234,7 +235,8 @@ class Winners:
             conditions=record.conditions,
             ties=record.ties,
             baseline_kernels=record.baseline_kernels,
-            price=record.price,
+            power_penalty=record.power_penalty,
+            regimes=record.regimes,
             replayed=row.replayed,
             pack=row.pack,
             revision=row.revision,
@@ -296,8 +298,11 @@ def _fingerprint(winner: Winner) -> str:
     # As it was before there were such fields.
     if not winner.baseline_kernels:
         del found["baseline_kernels"]
-    if winner.price is None:
-        del found["price"]
+    penalty = found.pop("power_penalty")
+    if penalty is not None:
+        found["price"] = penalty
+    if not winner.regimes:
+        del found["regimes"]
     return digest(found)
 
 
@@ -337,7 +342,8 @@ def _new_row(winner: Winner, ids: Ids, origin: Origin, fingerprint: str) -> Winn
                 conditions=winner.conditions,
                 ties=winner.ties,
                 baseline_kernels=winner.baseline_kernels,
-                price=winner.price,
+                power_penalty=winner.power_penalty,
+                regimes=winner.regimes,
             )
         ),
         replayed=winner.replayed,

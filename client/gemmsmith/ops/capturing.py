@@ -26,7 +26,7 @@ from gemmsmith.problem import Layout, Problem
 
 if TYPE_CHECKING:
     from gemmsmith.client import Client
-    from gemmsmith.jobs import TuningJob
+    from gemmsmith.handles import TuningJob
 
 _aten = torch.ops.aten
 _own = torch.ops.gemmsmith  # registered by gemmsmith.ops.operators

@@ -25,6 +25,7 @@ constexpr int kDims = 3;
 constexpr int kWords = 2 + 4 * kDims;
 constexpr int kBuckets = 4096;
 constexpr int64_t kMostDecisions = 1 << 16; /* sizes without end must not fill the memory */
+constexpr int kArgumentsBytes = 1024;       /* room for gs_arguments, whatever it grows to */
 constexpr int32_t kByte = 0;                /* c10::ScalarType::Byte */
 
 }  // namespace
@@ -58,7 +59,7 @@ struct gs_plan {
   int64_t workspace;
   uint64_t mask_a, mask_b, mask_d; /* bits that aligned addresses have not */
   uint64_t size, at_a, at_b, at_c, at_d; /* of gs_arguments, in bytes: the pack's ABI is Python's */
-  unsigned char arguments[256];
+  unsigned char arguments[kArgumentsBytes]; /* `size` of them are used */
 };
 
 /* The plan for a product; null: torch computes it, for good; 1: torch, and ask again next time. */
@@ -207,7 +208,7 @@ bool launch(const gs_plan* plan, Decision* decision, Tensor a, Tensor b, Tensor 
             int32_t device) {
   uint64_t at_a = address(a), at_b = address(b), at_d = address(out);
   if ((at_a & plan->mask_a) | (at_b & plan->mask_b) | (at_d & plan->mask_d)) return false;
-  alignas(16) unsigned char arguments[sizeof plan->arguments];
+  alignas(16) unsigned char arguments[kArgumentsBytes];
   std::memcpy(arguments, plan->arguments, plan->size);
   std::memcpy(arguments + plan->at_a, &at_a, 8);
   std::memcpy(arguments + plan->at_b, &at_b, 8);
@@ -287,6 +288,9 @@ void product(uint64_t* stack, uint64_t, uint64_t) {
 }  // namespace
 
 #define GS_API extern "C" __attribute__((visibility("default")))
+
+/* sizeof(gs_plan): Python's is compared with it, as a binding may be older than its Python. */
+GS_API uint64_t gs_dispatch_plan_bytes(void) { return sizeof(gs_plan); }
 
 /* Puts the products in the place of torch's for `dispatch_key`. Once a process; a torch status. */
 GS_API int32_t gs_dispatch_install(const gs_torch* torch, int32_t device_type,

@@ -104,6 +104,9 @@ class Dispatch:
         # Callbacks must outlive every call.
         self._callbacks = (_Resolve(self._resolve), _Failed(self._failed))
         self._get_stream = _Stream(_stream_of(stream)) if stream else None
+        library.gs_dispatch_plan_bytes.restype = ctypes.c_uint64
+        if library.gs_dispatch_plan_bytes() != ctypes.sizeof(RawPlan):
+            raise OSError("the compiled binding is another gemmsmith's; install gemmsmith again")
         functions = _functions(kind, self._get_stream)
         status = _quietly(
             lambda: library.gs_dispatch_install(

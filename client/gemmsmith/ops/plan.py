@@ -17,7 +17,7 @@ from gemmsmith.answer import Config
 from gemmsmith.errors import LaunchFailed
 from gemmsmith.ops.forms import Shape
 from gemmsmith.ops.platform import Platform
-from gemmsmith.runtime.abi import ABI_VERSION, Arguments, status_text
+from gemmsmith.runtime.abi import Arguments, status_text
 from gemmsmith.runtime.launch import torch_dtype
 from gemmsmith.runtime.pack import LoadedKernel
 
@@ -41,8 +41,12 @@ class RawPlan(ctypes.Structure):
         ("at_b", ctypes.c_uint64),
         ("at_c", ctypes.c_uint64),
         ("at_d", ctypes.c_uint64),
-        ("arguments", ctypes.c_ubyte * 256),
+        ("arguments", ctypes.c_ubyte * 1024),
     ]
+
+
+if ctypes.sizeof(Arguments) > RawPlan.arguments.size:
+    raise ImportError("gs_plan has no room for gs_arguments; enlarge kArgumentsBytes")
 
 
 class _ThreadArguments(threading.local):
@@ -74,6 +78,7 @@ class Plan:
         "_output",
         "_platform",
         "_run",
+        "_template",
         "_workspace",
         "config",
         "saving_us",
@@ -99,13 +104,14 @@ class Plan:
         self._mask_a = description.alignment_a * operation.a.bytes - 1
         self._mask_b = description.alignment_b * operation.b.bytes - 1
         arguments = self._arguments()
-        status = kernel.can_implement(arguments)
+        status = kernel.can_implement(arguments)  # which makes them fit the pack
         if status != 0:
             raise LaunchFailed(
                 f"{kernel.name} does not take {shape.problem}: {status_text(status)}", status
             )
         self._workspace = kernel.workspace_bytes(arguments)
-        self._local = _ThreadArguments(bytes(arguments))
+        self._template = bytes(arguments)
+        self._local = _ThreadArguments(self._template)
         self._kernel = kernel.index
         self._run: Any = kernel.pack.library.gs_run
         self._cold = True
@@ -113,7 +119,6 @@ class Plan:
     def _arguments(self) -> Arguments:
         problem, shape = self.shape.problem, self.shape
         arguments = Arguments(
-            abi=ABI_VERSION,
             m=problem.m,
             n=problem.n,
             k=problem.k,
@@ -139,7 +144,7 @@ class Plan:
 
     def raw(self, dtype: int) -> RawPlan:
         """The same for C; `dtype` is torch's number for the output's type."""
-        template = bytes(self._arguments())
+        template = self._template
         description = self.config.kernel
         raw = RawPlan(
             run=ctypes.cast(self._run, ctypes.c_void_p).value,

@@ -1,19 +1,36 @@
 """The C ABI of a kernel pack, mirrored with ctypes.
 
-The header `gemmsmith/abi.h` is the original; a test compiles it and compares every offset.
-Changing one without the other is what `ABI_VERSION` guards against at run time.
+The header `gemmsmith/abi.h` is the original, and says what each field means; a test compiles it and
+compares every offset. Structures begin with the version and the size that their maker knows, so
+packs and libraries of different ages work together: see `Spoken`.
 """
 
 from __future__ import annotations
 
 import ctypes
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from msgspec import UNSET
 
 from gemmsmith.launch import Decomposition, Launch, RasterOrder
+from gemmsmith.operation import Scaling
 
-ABI_VERSION: Final = 1
+ABI_VERSION: Final = 2
+OLDEST_ABI_VERSION: Final = 2
+"""The oldest packs that this library runs: those of version 1 told no size."""
 CUDA_ERROR_BASE: Final = 1000
 """Status codes from here on are `cudaError_t` + 1000; below are `cutlass::Status`."""
+CUBLAS_ERROR_BASE: Final = 2000
+"""Status codes from here on are `cublasStatus_t` + 2000."""
+BAD_ABI: Final = -2
+_LIBRARY_STATUS: Final = {
+    3000: "the library it runs in (libcublasLt) cannot be loaded; install CUDA's cuBLAS",
+    3001: "another version of its library (libcublasLt) is loaded than it was tuned with; tune "
+    "again with this one",
+    3002: "its library (libcublasLt) does not have this algorithm for this problem",
+}
 
 RASTER_CODES: Final = {
     RasterOrder.HEURISTIC: 0,
@@ -26,6 +43,14 @@ DECOMPOSITION_CODES: Final = {
     Decomposition.STREAM_K: 2,
     Decomposition.HEURISTIC: 3,
 }
+
+SCALING_CODES: Final = {
+    Scaling.NONE: 0,  # without factors: as one each, which are null
+    Scaling.TENSOR: 0,
+    Scaling.ROW: 1,
+    Scaling.BLOCK: 2,
+}
+"""How many factors `scale_a` and `scale_b` point to; per-tensor ones are the kernel's own."""
 
 _CUTLASS_STATUS: Final = {
     1: "an operand is not aligned as the kernel needs",
@@ -42,11 +67,21 @@ _CUTLASS_STATUS: Final = {
 }
 
 
-class Arguments(ctypes.Structure):
-    """`gs_arguments`: one launch, in the problem's own orientation."""
+class Sized(ctypes.Structure):
+    """A structure that begins with its maker's version and size."""
+
+    def __init__(self, **fields: Any) -> None:
+        fields.setdefault("abi", ABI_VERSION)
+        fields.setdefault("size", ctypes.sizeof(self))
+        super().__init__(**fields)
+
+
+class Arguments(Sized):
+    """`gs_arguments`: one launch, in the problem's own orientation. Zero: not used."""
 
     _fields_ = [
         ("abi", ctypes.c_int32),
+        ("size", ctypes.c_int32),
         ("m", ctypes.c_int32),
         ("n", ctypes.c_int32),
         ("k", ctypes.c_int32),
@@ -67,34 +102,129 @@ class Arguments(ctypes.Structure):
         ("beta", ctypes.c_float),
         ("scale_a", ctypes.c_void_p),
         ("scale_b", ctypes.c_void_p),
+        ("ld_scale_a", ctypes.c_int64),
+        ("ld_scale_b", ctypes.c_int64),
+        ("batch_stride_scale_a", ctypes.c_int64),
+        ("batch_stride_scale_b", ctypes.c_int64),
+        ("scale_d", ctypes.c_void_p),
+        ("scaling", ctypes.c_int32),
+        ("device", ctypes.c_int32),
+        ("sm_count", ctypes.c_int32),
         ("raster_order", ctypes.c_int32),
         ("swizzle", ctypes.c_int32),
         ("decomposition", ctypes.c_int32),
         ("splits", ctypes.c_int32),
-        ("device", ctypes.c_int32),
-        ("sm_count", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+        ("library_version", ctypes.c_uint64),
+        ("algorithm", ctypes.c_uint64 * 8),
+        ("workspace_limit", ctypes.c_int64),
+        ("offsets", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("batch_stride_bias", ctypes.c_int64),
+        ("residual", ctypes.c_void_p),
+        ("ld_residual", ctypes.c_int64),
+        ("batch_stride_residual", ctypes.c_int64),
+        ("aux", ctypes.c_void_p),
+        ("ld_aux", ctypes.c_int64),
+        ("batch_stride_aux", ctypes.c_int64),
+        ("amax", ctypes.c_void_p),
+        ("reserved", ctypes.c_uint64 * 17),
     ]
 
     def set_launch(self, launch: Launch, *, sm_count: int) -> None:
         """Fill the launch fields. `sm_count` is the device's; a smaller SM budget replaces it."""
+        self.sm_count = min(launch.sm_budget or sm_count, sm_count)
+        if launch.algorithm is not UNSET:
+            chosen = launch.algorithm
+            self.raster_order = self.decomposition = 0
+            self.swizzle = self.splits = 1  # the algorithm has its own
+            self.set_algorithm(chosen.library, chosen.words, chosen.workspace_bytes)
+            return
+        self.set_algorithm(0, ())
         self.raster_order = RASTER_CODES[launch.raster]
         self.swizzle = launch.swizzle
         self.decomposition = DECOMPOSITION_CODES[launch.decomposition]
         self.splits = launch.splits
-        self.sm_count = min(launch.sm_budget or sm_count, sm_count)
+
+    def set_algorithm(
+        self, library_version: int, algorithm: Sequence[int], workspace_limit: int = 0
+    ) -> None:
+        """The launch of a library's kernel: its algorithm, of that version of the library only.
+
+        Args:
+            library_version: what `cublasLtGetVersion` said when the algorithm was found.
+            algorithm: the eight words of `cublasLtMatmulAlgo_t`; none clears them.
+            workspace_limit: bytes that proposals may ask for; 0: the pack's default.
+        """
+        self.library_version = library_version
+        self.algorithm = (ctypes.c_uint64 * 8)(*algorithm)
+        self.workspace_limit = workspace_limit
 
 
-class KernelInfo(ctypes.Structure):
+class KernelInfo(Sized):
     """`gs_kernel_info`: what a compiled kernel occupies."""
 
     _fields_ = [
         ("abi", ctypes.c_int32),
+        ("size", ctypes.c_int32),
         ("threads", ctypes.c_int32),
         ("shared_bytes", ctypes.c_int32),
         ("stages", ctypes.c_int32),
         ("registers", ctypes.c_int32),
         ("local_bytes", ctypes.c_int32),
+        ("reserved", ctypes.c_int32 * 9),
     ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spoken:
+    """What a pack and this library have in common.
+
+    Attributes:
+        version: the newest version that both know.
+        arguments_bytes: bytes of `gs_arguments` that the pack knows.
+    """
+
+    version: int
+    arguments_bytes: int
+
+    def fit(self, structure: Arguments | KernelInfo) -> None:
+        """Say the version that both know. The size stays this library's: the pack checks the rest.
+
+        Raises:
+            ValueError: the arguments use a field that the pack has never heard of.
+        """
+        structure.abi = self.version
+        if not isinstance(structure, Arguments):
+            return
+        known = self.arguments_bytes
+        if known < ctypes.sizeof(structure) and any(bytes(structure)[known:]):
+            raise ValueError(
+                f"it knows {known} bytes of arguments, and this launch uses fields beyond them"
+            )
+
+
+def spoken(library: ctypes.CDLL) -> Spoken:
+    """What a pack speaks with this library.
+
+    Raises:
+        AttributeError: the shared object is not a kernel pack.
+        ValueError: the two have no version in common; the message says which each speaks.
+    """
+    newest = int(library.gs_abi_version())
+    # Packs of version 1 have no more to tell.
+    oldest = newest if newest < OLDEST_ABI_VERSION else int(library.gs_abi_oldest())
+    version = min(newest, ABI_VERSION)
+    if version < max(oldest, OLDEST_ABI_VERSION):
+        raise ValueError(
+            f"version {_range(oldest, newest)} of the pack interface, this library version "
+            f"{_range(OLDEST_ABI_VERSION, ABI_VERSION)}"
+        )
+    return Spoken(version=version, arguments_bytes=int(library.gs_arguments_bytes()))
+
+
+def _range(oldest: int, newest: int) -> str:
+    return str(newest) if oldest == newest else f"{oldest} to {newest}"
 
 
 def declare(library: ctypes.CDLL) -> None:
@@ -106,6 +236,8 @@ def declare(library: ctypes.CDLL) -> None:
     arguments = ctypes.POINTER(Arguments)
     signatures: dict[str, tuple[object, list[object]]] = {
         "gs_abi_version": (ctypes.c_int32, []),
+        "gs_abi_oldest": (ctypes.c_int32, []),
+        "gs_arguments_bytes": (ctypes.c_int32, []),
         "gs_kernel_count": (ctypes.c_int32, []),
         "gs_kernel_name": (ctypes.c_char_p, [ctypes.c_int32]),
         "gs_kernel_describe": (ctypes.c_int32, [ctypes.c_int32, ctypes.POINTER(KernelInfo)]),
@@ -126,6 +258,10 @@ def status_text(status: int) -> str:
     """What a status code of the C ABI means."""
     if status == 0:
         return "success"
+    if status in _LIBRARY_STATUS:
+        return _LIBRARY_STATUS[status]
+    if status >= CUBLAS_ERROR_BASE:
+        return f"cuBLAS status {status - CUBLAS_ERROR_BASE}"
     if status >= CUDA_ERROR_BASE:
         return f"CUDA error {status - CUDA_ERROR_BASE}"
     if status < 0:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gemmsmith.answer import Config
 from gemmsmith.errors import LaunchFailed
 from gemmsmith.problem import Element, Problem
-from gemmsmith.runtime.abi import ABI_VERSION, Arguments, status_text
+from gemmsmith.runtime.abi import Arguments, status_text
 from gemmsmith.runtime.pack import LoadedKernel, LoadedPack
 
 if TYPE_CHECKING:
@@ -99,7 +99,6 @@ def run(
 
     index = problem_device.index or 0
     arguments = Arguments(
-        abi=ABI_VERSION,
         m=m,
         n=n,
         k=k,
@@ -154,7 +153,10 @@ def torch_dtype(element: Element) -> torch.dtype:
         Element.F16: torch.float16,
         Element.E4M3: torch.float8_e4m3fn,
         Element.E5M2: torch.float8_e5m2,
+        Element.S8: torch.int8,
+        Element.TF32: torch.float32,
         Element.F32: torch.float32,
+        Element.S32: torch.int32,
     }[element]
 
 

@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import ClassVar
 
 from gemmsmith.errors import LaunchFailed, PackCorrupt, PackError, PackIncompatible
-from gemmsmith.runtime.abi import ABI_VERSION, Arguments, KernelInfo, declare, status_text
+from gemmsmith.runtime.abi import (
+    BAD_ABI,
+    Arguments,
+    KernelInfo,
+    Spoken,
+    declare,
+    spoken,
+    status_text,
+)
 
 _ELF_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 
@@ -39,14 +47,16 @@ class LoadedPack:
     Attributes:
         path: the shared object.
         kernels: names of its kernels, by index.
+        speaks: what of the C ABI the pack and this library have in common.
     """
 
     _opened: ClassVar[dict[str, LoadedPack]] = {}
     _lock: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(self, path: Path, library: ctypes.CDLL) -> None:
+    def __init__(self, path: Path, library: ctypes.CDLL, speaks: Spoken) -> None:
         self.path = path
         self.library = library
+        self.speaks = speaks
         names = [library.gs_kernel_name(i) for i in range(library.gs_kernel_count())]
         if not names or None in names:
             raise PackCorrupt(f"{path} holds no named kernels; build or fetch it again")
@@ -61,7 +71,7 @@ class LoadedPack:
 
         Raises:
             PackCorrupt: missing, truncated, not a shared object, or another digest.
-            PackIncompatible: another C ABI version, or the linker cannot load it here.
+            PackIncompatible: no C ABI version in common, or the linker cannot load it here.
         """
         real = Path(path).resolve()
         with cls._lock:
@@ -70,7 +80,7 @@ class LoadedPack:
             pack = cls._opened.get(str(real))
             if pack is None:
                 _check_whole(real)
-                pack = cls(real, _load(real))
+                pack = cls(real, *_load(real))
                 cls._opened[str(real)] = pack
         return pack
 
@@ -108,7 +118,8 @@ class LoadedKernel:
         Raises:
             LaunchFailed: the pack reported an error.
         """
-        info = KernelInfo(abi=ABI_VERSION)
+        info = KernelInfo(registers=-1, local_bytes=-1)
+        self.pack.speaks.fit(info)
         status = self.pack.library.gs_kernel_describe(self.index, ctypes.byref(info))
         if status != 0:
             raise LaunchFailed(f"{self.name}: {status_text(status)}", status)
@@ -120,8 +131,22 @@ class LoadedKernel:
             local_bytes=info.local_bytes,
         )
 
+    def fit(self, arguments: Arguments) -> None:
+        """Make the arguments ones that this pack can read. Whatever is asked of a kernel does so.
+
+        Raises:
+            LaunchFailed: they use a field that the pack, being older, does not know.
+        """
+        try:
+            self.pack.speaks.fit(arguments)
+        except ValueError as error:
+            raise LaunchFailed(
+                f"{self.name} is in an older pack: {error}; build or fetch it again", BAD_ABI
+            ) from error
+
     def can_implement(self, arguments: Arguments) -> int:
         """Status of the kernel's own check of the arguments; 0 means it takes them."""
+        self.fit(arguments)
         status: int = self._can_implement(self.index, ctypes.byref(arguments))
         return status
 
@@ -131,6 +156,7 @@ class LoadedKernel:
         Raises:
             LaunchFailed: the arguments are not ones the kernel takes.
         """
+        self.fit(arguments)
         size: int = self._workspace(self.index, ctypes.byref(arguments))
         if size < 0:
             raise LaunchFailed(f"{self.name}: no workspace size: {status_text(-size)}", size)
@@ -142,6 +168,7 @@ class LoadedKernel:
         Raises:
             LaunchFailed: the kernel or CUDA refused; nothing was launched.
         """
+        self.fit(arguments)
         status = self._run(self.index, ctypes.byref(arguments), workspace, stream)
         if status != 0:
             raise LaunchFailed(f"{self.name}: {status_text(status)}", status)
@@ -177,19 +204,18 @@ def _check_whole(path: Path) -> None:
         )
 
 
-def _load(path: Path) -> ctypes.CDLL:
+def _load(path: Path) -> tuple[ctypes.CDLL, Spoken]:
     try:
         library = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
     except OSError as error:
         raise PackIncompatible(f"the pack {path} does not load on this machine: {error}") from error
     try:
-        version = library.gs_abi_version()
-        if version != ABI_VERSION:
-            raise PackIncompatible(
-                f"{path} speaks version {version} of the pack interface, this library version "
-                f"{ABI_VERSION}; fetch or build the pack with a matching gemmsmith"
-            )
+        speaks = spoken(library)
         declare(library)
     except AttributeError as error:
         raise PackIncompatible(f"{path} is not a kernel pack: {error}") from error
-    return library
+    except ValueError as error:
+        raise PackIncompatible(
+            f"{path} speaks {error}; fetch or build the pack with a matching gemmsmith"
+        ) from error
+    return library, speaks

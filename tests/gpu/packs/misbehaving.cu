@@ -64,6 +64,8 @@ bool known(int32_t index) { return index >= 0 && index < kBehaviours; }
 extern "C" {
 
 int32_t gs_abi_version(void) { return GS_ABI_VERSION; }
+int32_t gs_abi_oldest(void) { return GS_ABI_OLDEST; }
+int32_t gs_arguments_bytes(void) { return int32_t(sizeof(gs_arguments)); }
 int32_t gs_kernel_count(void) { return kBehaviours; }
 const char *gs_kernel_name(int32_t index) { return known(index) ? kNames[index] : nullptr; }
 

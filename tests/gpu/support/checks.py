@@ -23,7 +23,7 @@ from tests.gpu.support.launching import (
     same_bits,
     share_of_bound,
 )
-from tuner.measure.operands import poison
+from tuner.workloads.operands import poison
 
 LAUNCHES = 200
 REPLAYS = 3

@@ -11,7 +11,7 @@ from gemmsmith.runtime.launch import torch_dtype
 from gemmsmith.runtime.pack import LoadedPack
 from tests.gpu.support.jobs import Job
 from tests.support.arguments import packed_arguments
-from tuner.measure.reference import tolerance
+from tuner.workloads.reference import tolerance
 
 
 class Launcher:

@@ -143,7 +143,7 @@ def test_an_ordered_tuning_is_watched_to_its_end(page: Page, site: Site) -> None
     page.add_init_script(STEPS)
     job = order(page, RECORDED)
     expect(page.locator("#state")).to_have_text("waiting")
-    command = [sys.executable, "-m", "service.worker"]
+    command = [sys.executable, "-m", "service.worker.process"]
     environ = {**os.environ, **site.settings.environment()}
     with subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL) as worker:
         try:

@@ -19,7 +19,8 @@ from tests.support.host import MODEL, HostEvent, HostGraph, HostStream, build_pa
 from tests.support.replacing import replace
 from tuner.measure import baseline, timing
 from tuner.measure.conditions import Monitor
-from tuner.measure.operands import HOST, Operands
+from tuner.workloads.operands import HOST, Operands
+from tuner.workloads.scaled import factors
 
 PROBLEM = Problem(m=24, n=16, k=40)
 
@@ -137,7 +138,9 @@ def test_the_judge_knows_the_product(layout: Layout, batch: int) -> None:
 def test_the_judge_knows_fp8_scales() -> None:
     problem = Problem(m=16, n=32, k=64, dtype=DType.FP8_E4M3)
     operands = Operands(problem, MODEL, HOST, seed=5)
-    first, scale = operands.sets[0], operands.scale_values[0] * operands.scale_values[1]
+    first = operands.sets[0]
+    scale_a, scale_b = factors(first)
+    scale = float(scale_a * scale_b)
     wanted = scale * (first.a.double() @ first.b.double())
     judge = Judge(operands)
     assert judge.wrong(lambda _: wanted.to(first.d.dtype)) is None

@@ -152,7 +152,7 @@ def test_each_alone_is_told_with_its_power() -> None:
     assert (found["gemmsmith"]["us"], found["cublas"]["power_w"]) == (10.1, 650.0)
     said = alone.line(found)
     assert "256×4096×4096 bf16 tn: alone 0.990, paired" in said
-    assert "price 1.075; gemmsmith" in said  # 0.4 of what (1500 / 1400) ** 2.5 is above 1
+    assert "power penalty 1.075; gemmsmith" in said  # 0.4 of what (1500 / 1400) ** 2.5 is above 1
     assert "gemmsmith 10.10 µs, 1400 MHz, 690 W, 6.97 mJ" in said
     assert alone.line({"problem": "x", "error": "not compiled"}) == "x: not compiled"
 

@@ -12,6 +12,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from service.cli.main import app
+from service.cli.options import dtypes_of
+from service.cli.output import MisuseError
 from tuner.store import upgrade
 
 COMMANDS = (
@@ -119,6 +121,13 @@ def test_wrong_input_is_one_line_and_status_2(database, arguments, message) -> N
     assert result.stderr.count("\n") == 1
     assert message in result.stderr
     assert result.stdout == ""
+
+
+def test_dtypes_are_those_of_every_operation() -> None:
+    names = ["bf16.out_f32.accumulate, int8", "bf16", "int8"]
+    assert dtypes_of(names) == ["bf16.out_f32.accumulate", "int8", "bf16"]
+    with pytest.raises(MisuseError, match=r"is spelt 'int8\.out_bf16\.scale_row'"):
+        dtypes_of(["int8.scale_row.out_bf16"])
 
 
 def test_a_suite_that_is_no_suite(database: str, tmp_path: Path) -> None:

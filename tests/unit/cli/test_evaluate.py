@@ -35,7 +35,7 @@ def test_the_table_names_every_strategy(sweeps: Path) -> None:
     for name in (
         "gemmsmith, default",
         "gemmsmith, quick",
-        "analytic model only",
+        "… after compile --base",
         "random, mean of 20",
     ):
         assert name in printed

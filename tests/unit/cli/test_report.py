@@ -216,7 +216,7 @@ def test_wrong_input() -> None:
 
 
 def test_no_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.devices.local.local_gpu", lambda _=0: None)
+    monkeypatch.setattr("tuner.measure.local_gpu.local_gpu", lambda _=0: None)
     result = run("ceilings", code=1)
     assert result.stderr.startswith("error: no CUDA device 0 on this machine")
     assert "gemmsmith doctor" in result.stderr

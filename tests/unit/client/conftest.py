@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import threading
 from collections.abc import Iterator
-from http.server import ThreadingHTTPServer
 
 import msgspec
 import pytest
@@ -17,7 +13,7 @@ from gemmsmith.launch import Launch
 from gemmsmith.problem import Problem
 from tests.support.candidates import KERNEL
 from tests.support.replacing import replace
-from tests.unit.client.misbehaving import Handler, Misbehaving, Say
+from tests.unit.client.misbehaving import Misbehaving, Say, misbehaving
 
 H200 = DeviceModel(
     name="NVIDIA H200", arch="sm90", sm_count=132, memory_bytes=150 * 10**9, l2_bytes=60 * 2**20
@@ -26,29 +22,8 @@ H200 = DeviceModel(
 
 @pytest.fixture
 def server() -> Iterator[Misbehaving]:
-    found = Misbehaving()
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.daemon_threads = True
-    http.owner = found  # type: ignore[attr-defined]
-    http.open_sockets = sockets = list[socket.socket]()  # type: ignore[attr-defined]
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    stopped = threading.Event()
-
-    def stop() -> None:
-        if not stopped.is_set():
-            stopped.set()
-            http.shutdown()
-            for connection in sockets:  # kept alive ones too: the service is gone altogether
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
-            http.server_close()
-            thread.join()
-
-    found.url = f"http://127.0.0.1:{http.server_address[1]}"
-    found.stop = stop
-    yield found
-    stop()
+    with misbehaving() as found:
+        yield found
 
 
 @pytest.fixture

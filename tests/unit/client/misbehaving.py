@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
@@ -70,6 +73,34 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
+
+
+@contextmanager
+def misbehaving() -> Iterator[Misbehaving]:
+    """The server, on a free port of this machine."""
+    found = Misbehaving()
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http.daemon_threads = True
+    http.owner = found  # type: ignore[attr-defined]
+    http.open_sockets = sockets = list[socket.socket]()  # type: ignore[attr-defined]
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    stopped = threading.Event()
+
+    def stop() -> None:
+        if not stopped.is_set():
+            stopped.set()
+            http.shutdown()
+            for connection in sockets:  # kept alive ones too: the service is gone altogether
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+            http.server_close()
+            thread.join()
+
+    found.url = f"http://127.0.0.1:{http.server_address[1]}"
+    found.stop = stop
+    yield found
+    stop()
 
 
 NOT_TUNED = Say(

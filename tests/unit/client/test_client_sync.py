@@ -21,6 +21,7 @@ from gemmsmith import (
     JobCancelled,
     JobFailed,
     NotTuned,
+    NotUnderstood,
     PackCorrupt,
     Problem,
     Rejected,
@@ -148,6 +149,52 @@ def test_garbage_is_a_service_fault(client: Client, server: Misbehaving, body: b
         client.job_status("x")
     with pytest.raises(ServiceFault):
         list(client.results())
+
+
+@pytest.mark.parametrize("change", ["use", "backend", "launch", "problem"])
+def test_an_answer_not_known_to_this_version_is_no_answer(
+    client: Client, server: Misbehaving, served: Say, answer: Answer, change: str
+) -> None:
+    odd = json.loads(served.body)
+    match change:
+        case "use":
+            odd["use"] = "triton"
+        case "backend":
+            odd["config"]["kernel"]["backend"] = "triton"
+        case "launch":
+            odd["config"]["launch"]["dynamic"] = True
+        case "problem":
+            odd["measured"]["epilogue"] = "relu"
+    server.say(served, Say(200, json.dumps(odd).encode()))
+    assert client.best(256, 4096, 4096) == answer
+    with pytest.raises(NotUnderstood, match="upgrade"):
+        client.best(256, 4096, 4096)
+    assert not client.last_from_cache
+    both = {"answers": [odd, json.loads(served.body)]}
+    server.say(Say(200, json.dumps(both).encode()))
+    found = client.best_many([answer.problem] * 2)
+    assert isinstance(found[0], NotUnderstood)
+    assert found[1] == answer
+
+
+def test_jobs_and_devices_not_known_to_this_version_are_left_out(
+    client: Client, server: Misbehaving, answer: Answer
+) -> None:
+    job = {"id": "a", "state": "done", "problem": {"m": 1, "n": 2, "k": 3}}
+    odd = [job | {"state": "asleep"}, job | {"problem": {"m": 1, "n": 2, "k": 3, "dtype": "bf17"}}]
+    server.say(Say(200, json.dumps({"jobs": [*odd, job]}).encode()))
+    assert [status.problem for status in client.jobs()] == [Problem(m=1, n=2, k=3)]
+    known = msgspec.to_builtins(answer.device)
+    server.say(Say(200, json.dumps({"devices": [{"slug": "tpu"}, known | {"new": 1}]}).encode()))
+    assert client.devices() == [answer.device]
+
+
+def test_every_request_says_which_backends_can_be_run(
+    client: Client, server: Misbehaving, served: Say
+) -> None:
+    server.say(served)
+    client.best(256, 4096, 4096)
+    assert server.seen[0].headers["gemmsmith-runs"] == "cutlass3x cutlass2x cute cublaslt"
 
 
 def test_the_last_known_answer_when_the_service_is_away(

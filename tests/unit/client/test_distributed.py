@@ -104,7 +104,7 @@ def _in_a_group(rank: int) -> object:
     return found and found.revision
 
 
-@pytest.mark.parametrize("warm", [0, 1])
+@pytest.mark.parametrize("warm", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_warm_and_a_cold_rank_choose_alike(
     tmp_path: Path, server: Misbehaving, warm: int
 ) -> None:
@@ -127,15 +127,18 @@ def test_all_ranks_fail_alike(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.long
 def test_an_interrupt_on_rank_0_lets_the_others_go(tmp_path: Path) -> None:
     found = on_two_ranks(tmp_path, _interrupted)
     assert [kind for kind, *_ in found] == ["KeyboardInterrupt", "SnapshotUnavailable"]
 
 
+@pytest.mark.long
 def test_no_snapshot_is_none_everywhere(tmp_path: Path) -> None:
     assert on_two_ranks(tmp_path, _nothing) == [None, None]
 
 
+@pytest.mark.long
 def test_a_group_has_its_own_rank_0(tmp_path: Path) -> None:
     assert on_two_ranks(tmp_path, _in_a_group) == ["outside", WINNERS.revision]
 
@@ -153,6 +156,7 @@ def _compared(rank: int) -> tuple[float, float, float]:
     return gain.median, gain.ci_low, gain.ci_high
 
 
+@pytest.mark.long
 def test_all_ranks_get_one_answer_whether_a_step_gains(tmp_path: Path) -> None:
     first, second = on_two_ranks(tmp_path, _compared)
     assert first == second

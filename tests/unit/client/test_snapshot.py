@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,12 +16,16 @@ from gemmsmith.launch import Decomposition
 from gemmsmith.snapshot import Row, Snapshot
 from tests.support.candidates import KERNEL
 from tests.support.replacing import replace
-from tests.support.snapshots import BIG, CONFIG, H200, PACK, row, snapshot
+from tests.support.snapshots import BIG, CONFIG, H200, PACK, document, row, snapshot
 
 
-class Odd(msgspec.Struct):
-    problem: Problem
-    use: str = "triton"
+def changed(fields: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    """The fields with those of the change, nested ones too."""
+    inner = {
+        name: changed(fields.get(name, {}), value) if isinstance(value, dict) else value
+        for name, value in change.items()
+    }
+    return fields | inner
 
 
 def test_the_exact_winner_comes_first_then_the_nearest_legal_one() -> None:
@@ -113,9 +118,38 @@ def test_a_damaged_document_is_refused(tmp_path: Path, damage, message: str) -> 
         Snapshot.load(path)
 
 
-def test_winners_of_a_kind_not_known_here_are_refused() -> None:
-    with pytest.raises(SnapshotCorrupt, match="cannot be read"):
-        Snapshot.of(H200, [Odd(problem=BIG)])  # type: ignore[list-item]
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"use": "triton"},
+        {"problem": {"dtype": "bf17"}},
+        {"problem": {"epilogue": "relu"}},
+        {"config": {"epilogue": "relu"}},
+        {"config": {"kernel": {"backend": "triton"}}},
+        {"config": {"kernel": {"dtype": "bf16.then_nothing_known"}}},
+        {"config": {"kernel": {"warps": 8}}},
+        {"config": {"kernel": {"scheduler": "by_weather"}}},
+        {"config": {"launch": {"raster": "spiral"}}},
+        {"config": {"launch": {"dynamic": True}}},
+        {"config": {"launch": {"algorithm": {"library": 1, "code": "00", "tile": 5}}}},
+    ],
+    ids=str,
+)
+def test_a_winner_with_anything_not_known_here_is_left_out(
+    change: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Never read as the plainer one that it would be without it; the others stay."""
+    near = Problem(m=8192, n=4096, k=4096)
+    odd = changed(msgspec.to_builtins(row(near)), change)
+    found = Snapshot.parse(document(msgspec.to_builtins(row(BIG)), odd))
+    assert (found.rows, found.skipped) == ((row(BIG),), 1)
+    assert found.packs().keys() == {PACK}
+    choice = found.find(near)
+    assert choice is not None
+    assert choice.measured == BIG
+    [said] = caplog.messages
+    assert "1 winners of snapshot" in said
+    assert found.revision != snapshot(row(BIG)).revision  # of all rows, known here or not
 
 
 def test_fields_of_a_newer_service_are_ignored() -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from gemmsmith.kernel import Kernel
 from gemmsmith.problem import Problem
-from service.builder import open_artifacts, open_builder
 from service.settings import Settings, SettingsError
+from service.worker.builder import open_artifacts, open_builder
 from tests.support import fake_nvcc
 from tests.support.candidates import KERNEL
 from tests.support.replacing import replace
@@ -326,7 +326,7 @@ def test_a_pack_built_again_after_its_eviction_is_recorded_again(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = fake_nvcc.toolchain(tmp_path / "toolchain")
-    monkeypatch.setattr("service.builder.find_toolchain", lambda: compiler)
+    monkeypatch.setattr("service.worker.builder.find_toolchain", lambda: compiler)
     with Store.open(settings.database) as store:
         builder = open_builder(settings, store, 1)
         (built,) = builder.build(MEMBERS[:1])

@@ -21,9 +21,9 @@ from tuner.measure.protocol import (
     NOBODY,
     Dead,
     Entrant,
+    EntrantOutcome,
     FinalsDone,
     Hello,
-    Outcome,
     Profile,
     ProfileDone,
     Quit,
@@ -32,8 +32,8 @@ from tuner.measure.protocol import (
     Screen,
     ScreenDone,
     Started,
-    Sweep,
     SweepDone,
+    SweepRequest,
 )
 from tuner.trial import Failure, FailureKind
 
@@ -64,7 +64,7 @@ def time_us(entrant: Entrant) -> float:
     return 10.0 + entrant.candidate.kernel.tile[0]
 
 
-def verify(index: int, entrant: Entrant) -> Outcome:
+def verify(index: int, entrant: Entrant) -> EntrantOutcome:
     send(Started(index=index))
     name = entrant.candidate.kernel.name
     if "hang" in name:
@@ -81,8 +81,8 @@ def verify(index: int, entrant: Entrant) -> Outcome:
         sys.stdout.flush()
     if "wrong" in name:
         failure = Failure(kind=FailureKind.WRONG, message="off by one")
-        return Outcome(index=index, failure=failure)
-    return Outcome(index=index, correctness=CORRECT, workspace_bytes=index)
+        return EntrantOutcome(index=index, failure=failure)
+    return EntrantOutcome(index=index, correctness=CORRECT, workspace_bytes=index)
 
 
 def race(entrants: tuple[Entrant, ...], rounds: int) -> FinalsDone:
@@ -133,7 +133,7 @@ def main() -> None:
                     outcome = verify(i, entrant)
                     times = (time_us(entrant),) * request.policy.screen_samples
                     send(
-                        Outcome(
+                        EntrantOutcome(
                             index=i,
                             failure=outcome.failure,
                             samples_us=() if outcome.failure else times,
@@ -142,7 +142,7 @@ def main() -> None:
                         )
                     )
                 send(ScreenDone())
-            case protocol.Finals():
+            case protocol.FinalsRequest():
                 send(race(request.entrants, request.policy.final_rounds))
             case Profile():
                 send(Started(index=NOBODY))
@@ -155,7 +155,7 @@ def main() -> None:
                         send(Refused(error="DoesNotFit", message="out of memory"))
                         continue
                 send(ProfileDone(kernels=CUBLAS))
-            case Sweep():
+            case SweepRequest():
                 common = race(request.entrants, request.rounds)
                 order = sorted(common.finalists, key=lambda o: time_us(request.entrants[o.index]))
                 best = {o.index for o in order[: request.best]}

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from gemmsmith.problem import Problem
-from tuner.devices.base import Contender, Policy
-from tuner.devices.lock import gpu_lock
+from tuner.devices.base import Contender
 from tuner.errors import DeviceError, DoesNotFit, NoGpu, ReferenceBroken
+from tuner.measure.gpu_lock import gpu_lock
+from tuner.measure.policy import Policy
 from tuner.trial import FailureKind, Phase
 
 from .conftest import PROBLEM, DeviceFactory, candidate, contenders
@@ -179,7 +180,7 @@ def test_a_lock_waits_for_its_holder(tmp_path: Path) -> None:
         [
             sys.executable,
             "-c",
-            "import sys,time,pathlib\nfrom tuner.devices.lock import gpu_lock\n"
+            "import sys,time,pathlib\nfrom tuner.measure.gpu_lock import gpu_lock\n"
             f"with gpu_lock('GPU-x', pathlib.Path({str(tmp_path)!r})):\n"
             " print('held', flush=True); time.sleep(0.5)",
         ],

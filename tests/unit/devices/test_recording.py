@@ -15,7 +15,7 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.problem import DType, Problem
 from tests.support.replacing import replace
 from tuner.devices import open_device
-from tuner.devices.base import Contender, Policy
+from tuner.devices.base import Contender
 from tuner.devices.recording import (
     SCHEMA,
     Header,
@@ -26,6 +26,7 @@ from tuner.devices.recording import (
 )
 from tuner.devices.replay import ReplayDevice
 from tuner.errors import DeviceError, NoGpu, NotRecorded, RecordingCorrupt
+from tuner.measure.policy import Policy
 from tuner.trial import Failure, FailureKind, Phase
 
 from .conftest import candidate

@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import text
 
 from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort
+from gemmsmith.tuning import Effort, JobState
 from tests.support.records import PROBLEM
 from tuner.errors import JobAborted, JobNotFound, NotRetryable, QueueFull, QuotaUsedUp
-from tuner.jobs import Job, JobState, LeasedJob, Queue, StopReason, Worker
+from tuner.jobs import Job, LeasedJob, Queue, StopReason, Worker
 from tuner.store import Store
 
 

@@ -9,11 +9,11 @@ import pytest
 from sqlalchemy import text
 
 from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort
+from gemmsmith.tuning import Effort, JobState
 from tests.support.records import PROBLEM
 from tests.support.replacing import replace
 from tuner.errors import JobNotFound, LeaseLost
-from tuner.jobs import JobState, LeasedJob, Queue, StopReason
+from tuner.jobs import LeasedJob, Queue, StopReason
 from tuner.store import Store
 
 

@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import update
 
 from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort
+from gemmsmith.tuning import Effort, JobState
 from tests.support.records import DEVICE, ENVIRONMENT, OTHER_DEVICE, PROBLEM, winner
-from tuner.jobs import Job, JobState, LeasedJob, Queue
+from tuner.jobs import Job, LeasedJob, Queue
 from tuner.jobs.rechecks import AGAIN_S, IDLE_PRIORITY, Rechecks
 from tuner.store import Store
 from tuner.store.models import JobRow

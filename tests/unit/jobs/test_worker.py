@@ -11,9 +11,10 @@ import pytest
 from sqlalchemy import text
 
 from gemmsmith.errors import InvalidProblem
+from gemmsmith.tuning import JobState
 from tests.support.records import PROBLEM
 from tuner.errors import DoesNotFit, JobAborted, LeaseLost, NotRecorded, StoreError
-from tuner.jobs import Job, JobState, LeasedJob, Queue, StopReason, Worker
+from tuner.jobs import Job, LeasedJob, Queue, StopReason, Worker
 from tuner.jobs.worker import Tune
 from tuner.store import Store
 

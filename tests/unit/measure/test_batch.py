@@ -16,27 +16,28 @@ from gemmsmith.kernel import Cutlass3xKernel, EpilogueSchedule, MainloopSchedule
 from gemmsmith.launch import Decomposition, Launch
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.host import MODEL, HostEvent, HostGraph, HostStream, build_pack
-from tuner.devices.base import Policy
 from tuner.measure import baseline, batch, bench, company, power, states, timing
 from tuner.measure.batch import Batches
 from tuner.measure.conditions import Monitor
-from tuner.measure.operands import HOST
+from tuner.measure.policy import Policy
 from tuner.measure.protocol import (
     NOBODY,
     Entrant,
-    Finals,
-    Outcome,
+    EntrantOutcome,
+    FinalsRequest,
     Profile,
     ProfileDone,
     Reply,
     Screen,
     Started,
-    Sweep,
+    SweepRequest,
     decode_reply,
     decode_request,
     encode,
 )
 from tuner.trial import Failure, FailureKind
+from tuner.workloads.operands import HOST
+from tuner.workloads.scaled import factors
 
 PROBLEM = Problem(m=24, n=16, k=40)
 POLICY = Policy(screen_samples=3, final_rounds=5, give_up_ratio=1000.0)
@@ -75,7 +76,7 @@ def batches(monkeypatch: pytest.MonkeyPatch, said: list[Reply]) -> Batches:
     )
 
 
-def entrants(pack: Path, *names: str, dtype: DType = DType.BF16) -> tuple[Entrant, ...]:
+def entrants(pack: Path, *names: str, dtype: str = DType.BF16) -> tuple[Entrant, ...]:
     found = []
     for name in names:
         kernel = Cutlass3xKernel(
@@ -115,7 +116,7 @@ def test_screening_judges_each_entrant(
 ) -> None:
     request = Screen(problem=problem, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
     batches.screen(request)
-    outcomes = [reply for reply in said if isinstance(reply, Outcome)]
+    outcomes = [reply for reply in said if isinstance(reply, EntrantOutcome)]
     assert [o.index for o in outcomes] == list(range(len(FIELD)))
     assert {o.index: o.failure.kind for o in outcomes if o.failure} == FAILURES
     for outcome in outcomes:
@@ -136,7 +137,7 @@ def test_a_hopeless_candidate_gets_one_sample(
         problem=PROBLEM, entrants=entrants(pack, "good"), policy=POLICY, seed=1, best_us=1e-6
     )
     batches.screen(request)
-    (outcome,) = (reply for reply in said if isinstance(reply, Outcome))
+    (outcome,) = (reply for reply in said if isinstance(reply, EntrantOutcome))
     assert len(outcome.samples_us) == 1
 
 
@@ -149,7 +150,7 @@ def test_finals_pair_the_survivors_with_the_baseline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(states, "gain", lambda *_: 0.0)
-    request = Finals(problem=problem, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
+    request = FinalsRequest(problem=problem, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
     done = batches.finals(request)
     assert [o.index for o in done.finalists] == [0, 6, 7]
     assert {o.index: o.failure.kind for o in done.failures if o.failure} == FAILURES
@@ -157,8 +158,8 @@ def test_finals_pair_the_survivors_with_the_baseline(
     assert len(done.baseline_us) == 5
     assert all(o.correctness for o in done.finalists)
     # Nobody is ahead of cuBLAS, so there is nobody to time in further states.
-    assert done.paced is done.mixed is None
-    assert done.prices == ()
+    assert done.boost is done.interleaved is None
+    assert done.power_penalties == ()
     assert decode_reply(encode(done)) == done
     waits = [reply.index for reply in said if isinstance(reply, Started)][-20:]
     assert sorted(waits) == sorted([NOBODY, 0, 6, 7] * 5)
@@ -169,13 +170,13 @@ def test_who_is_ahead_is_timed_rested_too(
 ) -> None:
     """Place 1 is behind in the first state, and all the others are in the second."""
     monkeypatch.setattr(states, "gain", lambda seen, place: float(len(seen) == 1 and place != 1))
-    request = Finals(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
+    request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
     done = batches.finals(request)
-    assert done.paced is not None
-    assert [len(samples) for samples in done.paced.samples_us] == [5, 0, 5]
-    assert len(done.paced.baseline_us) == 5
-    assert done.mixed is None
-    assert done.prices == ()
+    assert done.boost is not None
+    assert [len(samples) for samples in done.boost.samples_us] == [5, 0, 5]
+    assert len(done.boost.baseline_us) == 5
+    assert done.interleaved is None
+    assert done.power_penalties == ()
     assert decode_reply(encode(done)) == done
     waits = [reply.index for reply in said if isinstance(reply, Started)][-15:]
     assert sorted(waits) == sorted([NOBODY, 0, 7] * 5)
@@ -188,23 +189,23 @@ def test_half_as_many_rounds_are_rested(
     for module in (batch, states):  # the host takes long, and would get fewer rounds
         monkeypatch.setattr(module, "affordable", lambda wanted, *_: wanted)
     policy = Policy(screen_samples=3, final_rounds=25, give_up_ratio=1000.0)
-    request = Finals(problem=PROBLEM, entrants=entrants(pack, "good"), policy=policy, seed=1)
+    request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, "good"), policy=policy, seed=1)
     done = batches.finals(request)
-    assert done.paced is not None
+    assert done.boost is not None
     assert len(done.baseline_us) == 25
-    assert len(done.paced.baseline_us) == 13
+    assert len(done.boost.baseline_us) == 13
 
 
 def test_who_is_still_ahead_is_timed_between_other_kernels_too(
     batches: Batches, said: list[Reply], pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(states, "gain", lambda _, place: 2.0 if place != 1 else 0.0)
-    request = Finals(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
+    request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
     done = batches.finals(request)
-    assert done.mixed is not None
-    assert [len(samples) for samples in done.mixed.samples_us] == [5, 0, 5]
-    assert done.mixed.baseline_us == (median(done.baseline_us),) * 5
-    assert done.prices == ()  # no power limit was met
+    assert done.interleaved is not None
+    assert [len(samples) for samples in done.interleaved.samples_us] == [5, 0, 5]
+    assert done.interleaved.baseline_us == (median(done.baseline_us),) * 5
+    assert done.power_penalties == ()  # no power limit was met
     assert decode_reply(encode(done)) == done
     blamed = [reply.index for reply in said if isinstance(reply, Started)][-15:]
     assert sorted(blamed) == sorted([NOBODY, 0, 7] * 5)
@@ -225,9 +226,9 @@ def test_at_the_power_limit_the_best_are_priced(
     monkeypatch.setattr(power, "worth_a_look", lambda *_: [2, 0])
     clocks = iter([1400.0, 1500.0, 1500.0])  # cuBLAS's is the second
     monkeypatch.setattr(timing.Timer, "clock", lambda *_: next(clocks))
-    request = Finals(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
+    request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
     done = batches.finals(request)
-    assert done.prices == (1.0, None, round(power.price(1400.0, 1500.0), 4))
+    assert done.power_penalties == (1.0, None, round(power.penalty(1400.0, 1500.0), 4))
     assert decode_reply(encode(done)) == done
     assert [reply.index for reply in said if isinstance(reply, Started)][-3:] == [7, NOBODY, 0]
 
@@ -237,8 +238,8 @@ def test_who_gains_more_than_power_can_cost_is_not_looked_at(
     batches: Batches, pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(power, "beyond_all_prices", lambda *_: [1])
-    request = Finals(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
-    assert batches.finals(request).prices == (None, 1.0, None)
+    request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, *FIELD), policy=POLICY, seed=1)
+    assert batches.finals(request).power_penalties == (None, 1.0, None)
 
 
 def test_what_cannot_be_captured_again_is_not_recommended(
@@ -249,21 +250,23 @@ def test_what_cannot_be_captured_again_is_not_recommended(
 
     monkeypatch.setattr(states, "gain", lambda *_: 2.0)
     monkeypatch.setattr(company, "mixed_rounds", refuse)
-    request = Finals(problem=PROBLEM, entrants=entrants(pack, "good"), policy=POLICY, seed=1)
+    request = FinalsRequest(problem=PROBLEM, entrants=entrants(pack, "good"), policy=POLICY, seed=1)
     done = batches.finals(request)
-    assert done.mixed is None
-    assert done.prices == (None,)
+    assert done.interleaved is None
+    assert done.power_penalties == (None,)
 
 
 def test_without_a_survivor_there_is_nothing_to_mix(batches: Batches, pack: Path) -> None:
-    request = Finals(problem=PROBLEM, entrants=entrants(pack, "wrong"), policy=POLICY, seed=1)
+    request = FinalsRequest(
+        problem=PROBLEM, entrants=entrants(pack, "wrong"), policy=POLICY, seed=1
+    )
     done = batches.finals(request)
-    assert done.mixed is None
-    assert done.prices == ()
+    assert done.interleaved is None
+    assert done.power_penalties == ()
 
 
 def test_a_sweep_measures_all_and_then_the_best(batches: Batches, pack: Path) -> None:
-    request = Sweep(
+    request = SweepRequest(
         problem=PROBLEM,
         entrants=entrants(pack, *FIELD),
         policy=POLICY,
@@ -277,8 +280,8 @@ def test_a_sweep_measures_all_and_then_the_best(batches: Batches, pack: Path) ->
     assert {o.index for o in done.further.finalists} <= {0, 6, 7}
     assert all(len(samples) == 5 for samples in done.further.samples_us)
     assert len(done.further.baseline_us) == 5
-    assert done.common.paced is done.further.paced is None
-    assert done.common.mixed is done.further.mixed is None
+    assert done.common.boost is done.further.boost is None
+    assert done.common.interleaved is done.further.interleaved is None
 
 
 def test_profiling_and_its_answer_travel(batches: Batches, said: list[Reply]) -> None:
@@ -296,7 +299,8 @@ def test_fp8_without_cublas_support_has_a_bf16_baseline(batches: Batches) -> Non
     stage = bench.Bench(problem, MODEL, HOST, batches.stream, seed=1)
     found = baseline.Baseline(stage.operands, batches.stream)
     assert found.name == "torch.mm on bf16 copies"
-    scale = stage.operands.scale_values[0] * stage.operands.scale_values[1]
+    scale_a, scale_b = factors(stage.operands.sets[0])
+    scale = float(scale_a * scale_b)
     stage.operands.sets[0].d.mul_(scale)
     stage.operands.check.copy_(stage.operands.sets[0].d)
     kernel = entrants(Path(), "x", dtype=problem.dtype)[0].candidate.kernel

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tuner.measure import baseline, company
-from tuner.measure.operands import OperandSet
-from tuner.measure.timing import Rounds
+from tuner.measure.timing import TimedRounds
+from tuner.workloads.operands import OperandSet
 
 
 @dataclass
@@ -42,10 +42,10 @@ class Played:
     def screen(self, *_: object) -> list[float]:
         return [4.0]
 
-    def rounds(self, graphs: list[Graph], count: int, **_: object) -> Rounds:
+    def rounds(self, graphs: list[Graph], count: int, **_: object) -> TimedRounds:
         assert count == 2
         assert len(graphs) == len(self.times)
-        return Rounds(samples_us=self.times, readings=(), discarded=0)
+        return TimedRounds(samples_us=self.times, readings=(), discarded=0)
 
 
 def test_a_contender_takes_what_the_whole_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,3 +75,11 @@ def test_a_pass_changes_signs_and_nothing_else(dtype: torch.dtype) -> None:
     before = a.float()
     company._pass_over(OperandSet(a=a, b=a.clone(), d=torch.ones(1, 1, 1)))
     assert torch.equal(a.float(), -before)
+
+
+def test_a_pass_negates_integers() -> None:
+    a = torch.tensor([[[-127, 0, 5]]], dtype=torch.int8)
+    d = torch.tensor([[[-(2**30), 7]]], dtype=torch.int32)
+    company._pass_over(OperandSet(a=a, b=a.clone(), d=d))
+    assert a.tolist() == [[[127, 0, -5]]]
+    assert d.tolist() == [[[2**30, -7]]]

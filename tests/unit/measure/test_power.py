@@ -10,8 +10,8 @@ from tuner.measure.power import (
     beyond_all_prices,
     gain,
     is_power_limited,
-    price,
-    prices,
+    penalties,
+    penalty,
     worth_a_look,
 )
 from tuner.trial import Rounds
@@ -64,7 +64,7 @@ def test_who_took_no_part_in_a_state_does_not_gain() -> None:
 def test_who_is_twice_as_fast_in_all_states_gains_whatever_power_costs() -> None:
     hot, cool = rounds(4.0, 4.0, 9.0), rounds(4.5, 6.0, 9.0)
     assert beyond_all_prices((hot, cool)) == [0]
-    assert price(1980.0 / 2, 1980.0) > 2.0 > price(1300.0, 1980.0)
+    assert penalty(1980.0 / 2, 1980.0) > 2.0 > penalty(1300.0, 1980.0)
 
 
 def test_where_nobody_gains_nobody_is_looked_at() -> None:
@@ -73,10 +73,10 @@ def test_where_nobody_gains_nobody_is_looked_at() -> None:
 
 
 def test_a_lower_clock_has_a_price_and_a_higher_one_a_reward() -> None:
-    assert price(1500.0, 1500.0) == 1.0
-    assert price(1365.0, 1628.0) == pytest.approx(1.221, abs=0.001)
-    assert price(1470.0, 1440.0) == pytest.approx(0.980, abs=0.001)
-    assert price(0.0, 1500.0) == price(1500.0, 0.0) == 1.0
+    assert penalty(1500.0, 1500.0) == 1.0
+    assert penalty(1365.0, 1628.0) == pytest.approx(1.221, abs=0.001)
+    assert penalty(1470.0, 1440.0) == pytest.approx(0.980, abs=0.001)
+    assert penalty(0.0, 1500.0) == penalty(1500.0, 0.0) == 1.0
 
 
 class Clocks:
@@ -87,12 +87,12 @@ class Clocks:
         self.seen = {graph: iter(clocks) for graph, clocks in zip(self.graphs, seen, strict=True)}
         self.announced: list[int] = []
 
-    def prices(self, *gains: float, free_mhz: float = 1980.0) -> list[float | None]:
+    def penalties(self, *gains: float, free_mhz: float = 1980.0) -> list[float | None]:
         def clock(graph: Replay) -> float:
             assert graph is self.graphs[self.announced[-1]]
             return next(self.seen[graph])
 
-        return prices(self.graphs, gains, free_mhz, clock, self.announced.append)
+        return penalties(self.graphs, gains, free_mhz, clock, self.announced.append)
 
 
 class Named:
@@ -108,37 +108,37 @@ class Named:
 
 def test_prices_are_of_clocks_beside_cublas() -> None:
     clocks = Clocks([1400.0], [1450.0], [1500.0])
-    assert clocks.prices(1.3, 1.25) == [price(1400.0, 1500.0), price(1450.0, 1500.0)]
+    assert clocks.penalties(1.3, 1.25) == [penalty(1400.0, 1500.0), penalty(1450.0, 1500.0)]
     assert clocks.announced == [0, 2, 1]
 
 
 def test_who_cannot_be_the_best_is_not_looked_at() -> None:
     clocks = Clocks([1500.0], [], [1500.0])
-    assert clocks.prices(1.3, 1.25) == [1.0, None]
+    assert clocks.penalties(1.3, 1.25) == [1.0, None]
     assert clocks.announced == [0, 2]
 
 
 def test_whose_clock_power_does_not_lower_pays_nothing() -> None:
     clocks = Clocks([1975.0], [], [])
-    assert clocks.prices(1.3, 1.25) == [1.0, None]
+    assert clocks.penalties(1.3, 1.25) == [1.0, None]
     assert clocks.announced == [0]
     assert (
-        Clocks([1975.0], [1975.0], [1980.0]).prices(1.3, 1.299, free_mhz=0)
-        == [price(1975.0, 1980.0)] * 2
+        Clocks([1975.0], [1975.0], [1980.0]).penalties(1.3, 1.299, free_mhz=0)
+        == [penalty(1975.0, 1980.0)] * 2
     )
 
 
 def test_where_the_price_is_about_what_is_gained_both_are_looked_at_again() -> None:
     clocks = Clocks([1400.0, 1420.0], [1500.0, 1480.0])
-    assert clocks.prices(price(1400.0, 1500.0) + 0.01) == [price(1410.0, 1490.0)]
+    assert clocks.penalties(penalty(1400.0, 1500.0) + 0.01) == [penalty(1410.0, 1490.0)]
     assert clocks.announced == [0, 1, 0, 1]
 
 
 def test_no_more_looks_are_taken_than_fit_in_the_time() -> None:
     clocks = Clocks([1300.0], [1400.0, 1420.0], [1500.0])
-    gained = price(1400.0, 1500.0) + 0.01
-    assert clocks.prices(gained + 0.001, gained) == [
-        price(1300.0, 1500.0),
-        price(1410.0, 1500.0),
+    gained = penalty(1400.0, 1500.0) + 0.01
+    assert clocks.penalties(gained + 0.001, gained) == [
+        penalty(1300.0, 1500.0),
+        penalty(1410.0, 1500.0),
     ]
     assert clocks.announced == [0, 2, 1, 1]

@@ -30,6 +30,8 @@ static float e4m3(uint8_t value) { /* no NaN among the tests' operands */
 }
 
 GS_API int32_t gs_abi_version(void) { return GS_ABI_VERSION; }
+GS_API int32_t gs_abi_oldest(void) { return GS_ABI_OLDEST; }
+GS_API int32_t gs_arguments_bytes(void) { return (int32_t)sizeof(gs_arguments); }
 GS_API int32_t gs_kernel_count(void) { return kCount; }
 GS_API const char *gs_kernel_name(int32_t i) { return i >= 0 && i < kCount ? names[i] : 0; }
 GS_API int32_t gs_kernel_describe(int32_t i, gs_kernel_info *info) { return 0; }

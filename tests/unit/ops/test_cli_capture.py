@@ -31,9 +31,9 @@ def capture(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     ("end", "status", "says"),
     [
         ("pass", 0, ""),
-        ("sys.exit(7)", 7, ""),
-        ("sys.exit('no data')", 1, "no data"),
-        ("raise ValueError('broken')", 1, "ValueError: broken"),
+        pytest.param("sys.exit(7)", 7, "", marks=pytest.mark.long),
+        pytest.param("sys.exit('no data')", 1, "no data", marks=pytest.mark.long),
+        pytest.param("raise ValueError('broken')", 1, "ValueError: broken", marks=pytest.mark.long),
     ],
 )
 def test_status_arguments_and_suite(tmp_path: Path, end: str, status: int, says: str) -> None:

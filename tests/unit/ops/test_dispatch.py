@@ -244,7 +244,7 @@ def test_under_torch_compile(engine: Engine, runs: Runs) -> None:
 
 # Of one model: `patch(model)`.
 
-COMPILERS = [None, "aot_eager", "inductor"]
+COMPILERS = [None, "aot_eager", pytest.param("inductor", marks=pytest.mark.long)]
 
 
 def layers(*widths: int, bias: bool = False) -> nn.Sequential:

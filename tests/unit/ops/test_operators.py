@@ -164,7 +164,7 @@ def test_autocast(computing: str, runs: Runs) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # inductor's own
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
 def test_compiled(computing: str, runs: Runs, backend: str) -> None:
     # A kink, as ReLU's, would turn rounding near 0 into a whole gradient's difference.
     def step(x, w, b, y):

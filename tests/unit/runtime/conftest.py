@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from gemmsmith.runtime.abi import ABI_VERSION, OLDEST_ABI_VERSION, Arguments
 from tuner.backends.cutlass import HEADERS
 
 INCLUDE = HEADERS
@@ -16,10 +18,14 @@ SOURCE = r"""
 static const char *names[] = {"first", "second"};
 static int64_t seen;
 GS_API int32_t gs_abi_version(void) { return ABI; }
+#if ABI > 1
+GS_API int32_t gs_abi_oldest(void) { return OLDEST; }
+GS_API int32_t gs_arguments_bytes(void) { return BYTES; }
+#endif
 GS_API int32_t gs_kernel_count(void) { return 2; }
 GS_API const char *gs_kernel_name(int32_t i) { return i >= 0 && i < 2 ? names[i] : 0; }
 GS_API int32_t gs_kernel_describe(int32_t i, gs_kernel_info *info) {
-  if (info->abi != GS_ABI_VERSION) return GS_BAD_ABI;
+  if (info->abi != GS_ABI_VERSION || info->size != sizeof *info) return GS_BAD_ABI;
   info->threads = 384; info->shared_bytes = 1000 + i; info->stages = 4;
   info->registers = -1; info->local_bytes = -1;
   return 0;
@@ -37,12 +43,23 @@ GS_API int32_t gs_run(int32_t i, const gs_arguments *a, void *workspace, void *s
 """
 
 
-def build_pack(folder: Path, name: str = "pack.so", abi: int = 1) -> Path:
+def build_pack(
+    folder: Path,
+    name: str = "pack.so",
+    *,
+    abi: int = ABI_VERSION,
+    oldest: int = OLDEST_ABI_VERSION,
+    size: int = ctypes.sizeof(Arguments),
+) -> Path:
+    """A pack that says it speaks from `oldest` to `abi` and knows `size` bytes of arguments."""
     source = folder / f"{name}.c"
     source.write_text(SOURCE)
     path = folder / name
     subprocess.run(
-        ["gcc", "-shared", "-fPIC", f"-DABI={abi}", f"-I{INCLUDE}", str(source), "-o", str(path)],
+        [
+            *("gcc", "-shared", "-fPIC", f"-DABI={abi}", f"-DOLDEST={oldest}", f"-DBYTES={size}"),
+            *(f"-I{INCLUDE}", str(source), "-o", str(path)),
+        ],
         check=True,
     )
     return path

@@ -11,9 +11,11 @@ from gemmsmith.launch import Decomposition, Launch, RasterOrder
 from gemmsmith.runtime.abi import (
     ABI_VERSION,
     DECOMPOSITION_CODES,
+    OLDEST_ABI_VERSION,
     RASTER_CODES,
     Arguments,
     KernelInfo,
+    Sized,
     status_text,
 )
 from tuner.backends.cutlass import HEADERS
@@ -26,9 +28,9 @@ STRUCTURES = {"gs_arguments": Arguments, "gs_kernel_info": KernelInfo}
 def layout_in_c(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     """Offset of every field and size of every structure, as gcc lays them out."""
     folder = tmp_path_factory.mktemp("abi")
-    wanted = {"GS_ABI_VERSION": "(int)GS_ABI_VERSION"}
+    wanted = {name: f"(int){name}" for name in ("GS_ABI_VERSION", "GS_ABI_OLDEST")}
     for name, structure in STRUCTURES.items():
-        wanted[f"{name}.size"] = f"(int)sizeof({name})"
+        wanted[f"sizeof.{name}"] = f"(int)sizeof({name})"
         for field, *_ in structure._fields_:
             wanted[f"{name}.{field}"] = f"(int)offsetof({name}, {field})"
             wanted[f"{name}.{field}.size"] = f"(int)sizeof((({name}*)0)->{field})"
@@ -47,7 +49,7 @@ def layout_in_c(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_structures_match_the_header(name: str, layout_in_c: dict[str, int]) -> None:
     structure = STRUCTURES[name]
-    assert ctypes.sizeof(structure) == layout_in_c[f"{name}.size"]
+    assert ctypes.sizeof(structure) == layout_in_c[f"sizeof.{name}"]
     for field, *_ in structure._fields_:
         descriptor = getattr(structure, field)
         assert descriptor.offset == layout_in_c[f"{name}.{field}"], field
@@ -56,6 +58,24 @@ def test_structures_match_the_header(name: str, layout_in_c: dict[str, int]) -> 
 
 def test_version_matches_the_header(layout_in_c: dict[str, int]) -> None:
     assert layout_in_c["GS_ABI_VERSION"] == ABI_VERSION
+    assert layout_in_c["GS_ABI_OLDEST"] == OLDEST_ABI_VERSION
+
+
+@pytest.mark.parametrize("structure", STRUCTURES.values())
+def test_structures_tell_their_version_and_size(structure: type[Sized]) -> None:
+    made = structure()
+    assert (made.abi, made.size) == (ABI_VERSION, ctypes.sizeof(structure))
+    assert not any(bytes(made)[8:])
+
+
+def test_a_library_s_algorithm_does_not_outlive_its_launch() -> None:
+    arguments = Arguments()
+    arguments.set_algorithm(130100, range(1, 9), 4096)
+    assert list(arguments.algorithm) == list(range(1, 9))
+    assert (arguments.library_version, arguments.workspace_limit) == (130100, 4096)
+    arguments.set_launch(Launch(), sm_count=132)
+    assert not any(arguments.algorithm)
+    assert (arguments.library_version, arguments.workspace_limit) == (0, 0)
 
 
 def test_every_launch_choice_has_a_code() -> None:
@@ -77,4 +97,6 @@ def test_status_codes_are_told_apart() -> None:
     assert "CUDA error 700" in status_text(1700)
     assert "aligned" in status_text(1)
     assert status_text(0) == "success"
+    assert "cuBLAS status 15" in status_text(2015)
+    assert "another version" in status_text(3001)
     assert "wrongly" in status_text(-2)

@@ -11,12 +11,13 @@ import pytest
 
 from gemmsmith.errors import LaunchFailed, PackCorrupt, PackError, PackIncompatible
 from gemmsmith.runtime import ABI_VERSION, Arguments, LoadedPack
+from gemmsmith.runtime.abi import OLDEST_ABI_VERSION
 
 from .conftest import build_pack
 
 
 def arguments(**fields: object) -> Arguments:
-    return Arguments(abi=ABI_VERSION, m=16, n=8, k=64, batch=1, splits=1, **fields)
+    return Arguments(m=16, n=8, k=64, batch=1, splits=1, **fields)
 
 
 def test_a_pack_is_opened_once(host_pack: Path) -> None:
@@ -58,9 +59,38 @@ def test_workspace_and_refusal(host_pack: Path) -> None:
         kernel.workspace_bytes(odd)
 
 
-def test_another_abi_version_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PackIncompatible, match="version 2"):
-        LoadedPack.open(build_pack(tmp_path, abi=2))
+@pytest.mark.parametrize(
+    ("oldest", "newest"), [(1, OLDEST_ABI_VERSION - 1), (ABI_VERSION + 1, ABI_VERSION + 3)]
+)
+def test_packs_without_a_common_version_are_refused(
+    tmp_path: Path, oldest: int, newest: int
+) -> None:
+    pack = build_pack(tmp_path, abi=newest, oldest=oldest)
+    with pytest.raises(PackIncompatible, match=rf"version .*{newest} .*fetch or build the pack"):
+        LoadedPack.open(pack)
+
+
+def test_a_newer_pack_that_still_takes_this_version_is_spoken_to_in_it(tmp_path: Path) -> None:
+    pack = LoadedPack.open(build_pack(tmp_path, abi=ABI_VERSION + 1, size=1024))
+    assert pack.speaks.version == ABI_VERSION
+    launch = arguments(batch_stride_d=77, beta=0.5, sm_count=132)
+    pack.kernel("first").run(launch, 10, 20)
+    assert launch.abi == ABI_VERSION
+
+
+def test_fields_that_the_pack_does_not_know_are_not_handed_to_it(tmp_path: Path) -> None:
+    pack = LoadedPack.open(build_pack(tmp_path, size=Arguments.bias.offset))
+    kernel = pack.kernel("first")
+    plain = arguments(batch_stride_d=77, beta=0.5, sm_count=132)
+    kernel.run(plain, 10, 20)
+    fused = arguments(batch_stride_d=77, beta=0.5, sm_count=132, bias=4096)
+    for ask in (
+        lambda: kernel.can_implement(fused),
+        lambda: kernel.workspace_bytes(fused),
+        lambda: kernel.run(fused, 10, 20),
+    ):
+        with pytest.raises(LaunchFailed, match="fields beyond them; build or fetch it again"):
+            ask()
 
 
 def test_damaged_files_are_refused(tmp_path: Path, host_pack: Path) -> None:

@@ -29,7 +29,7 @@ from tuner.search.evaluation import (
 from tuner.search.matmul_heuristics import (
     HeuristicsUnavailable,
     MatmulHeuristics,
-    Proposal,
+    TileProposal,
     matched,
 )
 
@@ -155,7 +155,7 @@ def test_proposals_are_matched_with_our_nearest_candidates(recording: Recording)
     tile, cluster = kernel.tile, kernel.cluster
     if kernel.swapped:
         tile, cluster = (tile[1], tile[0], tile[2]), (cluster[1], cluster[0])
-    proposal = Proposal(tile=tile, cluster=cluster, splits=wanted.launch.splits)
+    proposal = TileProposal(tile=tile, cluster=cluster, splits=wanted.launch.splits)
     order = matched([proposal, proposal], recording.candidates)
     assert len(order) == len({candidate.key for candidate in order}) == 2
     assert order[0].kernel.tile == kernel.tile

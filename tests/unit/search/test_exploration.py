@@ -13,7 +13,7 @@ from gemmsmith.tuning import Effort
 from tests.support.candidates import named
 from tests.support.replacing import replace
 from tuner.search.budget import BUDGETS, Budget
-from tuner.search.exploration import Plan, launch_distance
+from tuner.search.exploration import Proposals, launch_distance
 
 LAUNCHES = [
     Launch(raster=raster, swizzle=swizzle)
@@ -32,10 +32,10 @@ def budget(**bounds: object) -> Budget:
 
 def plan(
     kernels: Mapping[Kernel, float], bounds: Budget, first: tuple[Candidate, ...] = ()
-) -> Plan:
+) -> Proposals:
     """Of kernels and their predicted times, each with all launches."""
     found = [Candidate(kernel=each, launch=launch) for each in kernels for launch in LAUNCHES]
-    return Plan(found, {each.key: kernels[each.kernel] for each in found}, bounds, first)
+    return Proposals(found, {each.key: kernels[each.kernel] for each in found}, bounds, first)
 
 
 def names(candidates: list[Candidate]) -> list[str]:

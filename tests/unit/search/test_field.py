@@ -12,7 +12,7 @@ from gemmsmith.tuning import Effort
 from tests.support.replacing import replace
 from tests.unit.search.test_exploration import LAUNCHES, kernel
 from tuner.search.budget import BUDGETS, Budget
-from tuner.search.exploration import Plan
+from tuner.search.exploration import Proposals
 from tuner.search.field import BEHIND, GAIN, Field
 
 KERNELS = [kernel(f"k{i}", (64, 8 * (i + 1))) for i in range(30)]
@@ -25,7 +25,7 @@ def field(times: dict[Kernel, float], built: set[str] | None) -> Field:
     return Field(order=order, predicted=predicted, built=built)
 
 
-def proposed(plan: Plan) -> list[str]:
+def proposed(plan: Proposals) -> list[str]:
     """Everything the plan tries while all measures alike, in its order."""
     tried: list[Candidate] = []
     for step in (plan.kernels, plan.launches):

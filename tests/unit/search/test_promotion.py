@@ -38,13 +38,13 @@ def finals(
 
 
 def in_two_states(
-    sustained: dict[Candidate, float], paced: dict[Candidate, float], baselines: tuple[float, float]
+    sustained: dict[Candidate, float], boost: dict[Candidate, float], baselines: tuple[float, float]
 ) -> Finals:
     """Finals at the power limit, and rested."""
-    hot, cool = finals(sustained, baselines[0]), finals(paced, baselines[1])
+    hot, cool = finals(sustained, baselines[0]), finals(boost, baselines[1])
     calm = Conditions(sm_clock_mhz=1500, power_w=700, temperature_c=60)
     rounds = Rounds(samples_us=cool.samples_us, baseline_us=cool.baseline_us, conditions=calm)
-    return replace(hot, paced=rounds)
+    return replace(hot, boost=rounds)
 
 
 def test_what_wins_at_the_power_limit_only_is_not_recommended() -> None:
@@ -99,7 +99,7 @@ def test_what_loses_between_other_kernels_is_not_recommended() -> None:
     both = in_two_states({fast: 10.0, steady: 10.5}, {fast: 8.0, steady: 8.5}, (11.0, 9.0))
     assert decide(both).candidate == fast
     between = finals({fast: 11.5, steady: 10.7}, 11.0)
-    decision = decide(replace(both, mixed=between))
+    decision = decide(replace(both, interleaved=between))
     assert decision.candidate == steady
     assert decision.use is Use.CUTLASS
     assert decision.speedup is not None
@@ -111,7 +111,7 @@ def test_who_took_no_part_between_other_kernels_is_not_recommended() -> None:
     both = in_two_states({fast: 10.0, slow: 10.5}, {fast: 8.0, slow: 8.5}, (11.0, 9.0))
     between = finals({fast: 11.2, slow: 10.0}, 11.0)
     between = replace(between, samples_us=(between.samples_us[0], ()))
-    decision = decide(replace(both, mixed=between))
+    decision = decide(replace(both, interleaved=between))
     assert decision.use is Use.CUBLAS
     assert decision.candidate == fast  # by what both took part in
     assert decision.speedup is not None
@@ -122,15 +122,15 @@ def test_what_costs_its_neighbours_more_than_it_gains_is_not_recommended() -> No
     """As on an H200: faster in every round, and drawing so much power that all else pays."""
     fast, thrifty = named("fast"), named("thrifty")
     both = in_two_states({fast: 10.0, thrifty: 10.5}, {fast: 8.0, thrifty: 8.5}, (11.0, 9.0))
-    dear = decide(replace(both, prices=(1.12, 1.02)))
+    dear = decide(replace(both, power_penalties=(1.12, 1.02)))
     assert dear.candidate == thrifty
     assert dear.use is Use.CUTLASS
-    assert dear.price == 1.02
-    assert decide(both).price is None
-    # Both pay their price: the thrifty one is the better answer.
-    assert decide(replace(both, prices=(1.09, 1.0))).candidate == thrifty
-    assert decide(replace(both, prices=(1.03, 1.0))).candidate == fast
-    neither = decide(replace(both, prices=(1.12, 1.08)))
+    assert dear.power_penalty == 1.02
+    assert decide(both).power_penalty is None
+    # Both pay their power_penalty: the thrifty one is the better answer.
+    assert decide(replace(both, power_penalties=(1.09, 1.0))).candidate == thrifty
+    assert decide(replace(both, power_penalties=(1.03, 1.0))).candidate == fast
+    neither = decide(replace(both, power_penalties=(1.12, 1.08)))
     assert neither.use is Use.CUBLAS
     assert neither.speedup is not None
     assert neither.speedup.median > 1.04  # what is reported is what was measured
@@ -140,26 +140,26 @@ def test_power_is_paid_for_between_the_states() -> None:
     """At the limit it gains most, and only there what it draws costs anything."""
     fast = named("fast")
     both = in_two_states({fast: 10.0}, {fast: 8.7}, (11.0, 9.0))  # 1.10 and 1.03
-    assert decide(replace(both, prices=(1.05,))).use is Use.CUTLASS
-    assert decide(replace(both, prices=(1.08,))).use is Use.CUBLAS
+    assert decide(replace(both, power_penalties=(1.05,))).use is Use.CUTLASS
+    assert decide(replace(both, power_penalties=(1.08,))).use is Use.CUBLAS
     behind = in_two_states({fast: 10.0}, {fast: 9.1}, (11.5, 9.0))
-    assert decide(replace(behind, prices=(1.0,))).use is Use.CUBLAS
+    assert decide(replace(behind, power_penalties=(1.0,))).use is Use.CUBLAS
 
 
 def test_a_thrifty_kernel_must_be_faster_all_the_same() -> None:
     thrifty = named("thrifty")
     both = in_two_states({thrifty: 11.1}, {thrifty: 9.1}, (11.0, 9.0))
-    assert decide(replace(both, prices=(0.9,))).use is Use.CUBLAS
+    assert decide(replace(both, power_penalties=(0.9,))).use is Use.CUBLAS
 
 
 def test_whose_price_is_not_known_is_not_recommended() -> None:
     fast, slow = named("fast"), named("slow")
     both = in_two_states({fast: 10.0, slow: 10.5}, {fast: 8.0, slow: 8.5}, (11.0, 9.0))
-    assert decide(replace(both, prices=(None, 1.0))).candidate == slow
-    assert decide(replace(both, prices=(None, None))).use is Use.CUBLAS
+    assert decide(replace(both, power_penalties=(None, 1.0))).candidate == slow
+    assert decide(replace(both, power_penalties=(None, None))).use is Use.CUBLAS
     # The price is why cuBLAS stays, though the other kernel is as good as anyone knows.
-    dear = decide(replace(both, prices=(None, 1.5)))
-    assert (dear.use, dear.candidate, dear.price) == (Use.CUBLAS, slow, 1.5)
+    dear = decide(replace(both, power_penalties=(None, 1.5)))
+    assert (dear.use, dear.candidate, dear.power_penalty) == (Use.CUBLAS, slow, 1.5)
 
 
 def test_a_clear_winner_is_promoted_with_its_paired_speed_up() -> None:

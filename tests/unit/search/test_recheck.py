@@ -23,8 +23,9 @@ from tests.unit.devices.fake_child import ENVIRONMENT as FAKE_ENVIRONMENT
 from tests.unit.devices.fake_child import MODEL
 from tuner.backends import candidates
 from tuner.compile import ArtifactStore, Builder
-from tuner.devices.base import Contender, Policy
+from tuner.devices.base import Contender
 from tuner.errors import JobAborted
+from tuner.measure.policy import Policy
 from tuner.search.cost_model import AnalyticModel
 from tuner.search.recheck import top_candidates
 from tuner.search.run import tune

@@ -22,10 +22,11 @@ from tests.support.replacing import replace
 from tests.support.serving import winner as winner_of
 from tuner.compile import ArtifactStore, Builder
 from tuner.devices import open_device
-from tuner.devices.base import Contender, Device, Policy
+from tuner.devices.base import Contender, Device
 from tuner.devices.recording import Sweep
 from tuner.devices.replay import ReplayDevice
 from tuner.errors import JobAborted, NoLegalCandidate, NotRecorded
+from tuner.measure.policy import Policy
 from tuner.search.budget import BUDGETS
 from tuner.search.cost_model import AnalyticModel
 from tuner.search.finals import hold_finals

@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from service.access import Scope
-from service.app import create_app
+from service.http.access import Scope
+from service.http.app import create_app
 from service.settings import Settings
 from tests.support.openapi import routes
 from tests.support.processes import until

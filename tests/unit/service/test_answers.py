@@ -8,9 +8,9 @@ import pytest
 from gemmsmith.answer import Answer, Match, Use
 from gemmsmith.kernel import Kernel
 from gemmsmith.problem import DType, Layout, Problem
-from service import lookup
-from service.answers import Answers, Question, Rendered
-from service.schemas import ProblemBody
+from service.http.requests import ProblemBody
+from service.lookup import find
+from service.lookup.cache import Answers, Question, Rendered
 from tests.support.replacing import replace
 from tests.support.serving import H100, H200, winner
 from tuner.search.cost_model import AnalyticModel
@@ -29,7 +29,7 @@ def rendered(
 ) -> Rendered:
     model = H200 if device == H200.slug else H100
     kept = replace(winner(problem, device=model), pack=pack)
-    return Rendered.of(replace(lookup.as_served(kept, lambda _: None), match=match))
+    return Rendered.of(replace(find.as_served(kept, lambda _: None), match=match))
 
 
 def kept(*answers: Rendered, limit: int = 10) -> Answers:
@@ -186,7 +186,7 @@ def test_answers_that_name_another_pack_than_there_is_are_dropped() -> None:
     )
     cublas = Rendered.of(
         replace(
-            lookup.as_served(winner(FAR, use=Use.CUBLAS), lambda _: None),
+            find.as_served(winner(FAR, use=Use.CUBLAS), lambda _: None),
             config=None,
         )
     )
@@ -242,7 +242,7 @@ def test_predictions_name_their_kernel_too() -> None:
         def near_winners(self, *_: object) -> list[object]:
             return []
 
-    found = lookup.find(
+    found = find.find(
         Nothing(),  # type: ignore[arg-type]
         KNOWN,
         H200,

@@ -14,8 +14,8 @@ from sqlalchemy import Engine, event
 
 from gemmsmith.answer import Match
 from gemmsmith.problem import DType, Problem
-from service import chart, lookup
-from service.chart import Chart, Charted
+from service.lookup import find, neighbourhood
+from service.lookup.neighbourhood import Chart, Charted
 from tests.support.replacing import replace
 from tests.support.serving import H200, new_settings, promote, running, winner
 from tuner.search.cost_model import AnalyticModel
@@ -51,7 +51,7 @@ def statements() -> Iterator[list[str]]:
 
 def match(store: Store, drawn: Chart, problem: Problem) -> Match:
     source = Charted(store, drawn)
-    found = lookup.find(
+    found = find.find(
         source, problem, H200, exact=False, pack_of=source.pack_for, ranker=AnalyticModel()
     )
     assert found is not None
@@ -62,8 +62,8 @@ def test_a_prediction_looks_at_the_marks_and_for_its_kernels_pack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One statement for the marks, one where the kernel was not proposed before."""
-    monkeypatch.setattr("service.app.usable_gpu", lambda: None)
-    monkeypatch.setattr("service.watcher.EVERY_S", 3600.0)
+    monkeypatch.setattr("service.http.app.usable_gpu", lambda: None)
+    monkeypatch.setattr("service.lookup.watcher.EVERY_S", 3600.0)
     settings = new_settings(tmp_path)
     promote(settings, winner(KNOWN))
 
@@ -86,8 +86,8 @@ def test_what_is_near_is_found_as_in_the_store(store: Store) -> None:
         m, n, k = (2 ** chosen.randrange(4, 15) for _ in range(3))
         store.promote(winner(Problem(m=m, n=n, k=k)))
         asked = Problem(m=8 * chosen.randrange(1, 1024), n=n, k=2 * k)
-        near = store.near_winners(asked, H200.slug, 64, lookup.REACH)
-        assert Charted(store, drawn).near_winners(asked, H200.slug, 64, lookup.REACH) == near
+        near = store.near_winners(asked, H200.slug, 64, find.REACH)
+        assert Charted(store, drawn).near_winners(asked, H200.slug, 64, find.REACH) == near
         assert Charted(store, drawn).winner(asked, H200.slug) == store.winner(asked, H200.slug)
 
 
@@ -124,7 +124,7 @@ def seen(store: Store, drawn: Chart, kernel: str) -> str | None:
 
 
 def test_among_too_many_the_store_is_asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chart, "MOST", 3)
+    monkeypatch.setattr(neighbourhood, "MOST", 3)
     drawn = Chart(store)
     for m in (16, 32, 64):
         assert match(store, drawn, FAR) is Match.PREDICTED

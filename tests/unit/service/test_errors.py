@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gemmsmith.problem import DType, Layout
-from service.local import usable_gpu
-from service.schemas import Arch
+from service.http.requests import Arch
 from service.settings import Settings, SettingsError
-from service.worker import device_name
+from service.worker.gpu import usable_gpu
+from service.worker.process import device_name
 from tests.support.replacing import replace
 from tests.support.serving import H200, new_settings, promote, running, winner
 from tests.unit.service.conftest import KNOWN
@@ -124,8 +124,8 @@ def test_a_fault_is_logged_and_shows_nothing(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("the secret inside")
 
-    monkeypatch.setattr("service.lookup.find", broken)
-    monkeypatch.setattr("service.app.usable_gpu", lambda: None)
+    monkeypatch.setattr("service.lookup.find.find", broken)
+    monkeypatch.setattr("service.http.app.usable_gpu", lambda: None)
     settings = new_settings(tmp_path)
     promote(settings, winner(KNOWN))
     with caplog.at_level(logging.ERROR), running(settings) as client:
@@ -209,7 +209,7 @@ def test_a_gpu_without_kernels_does_not_hide_known_winners(
     monkeypatch: pytest.MonkeyPatch, arch: str, usable: bool
 ) -> None:
     model = replace(H200, arch=arch)
-    monkeypatch.setattr("service.local.local_gpu", lambda: model)
+    monkeypatch.setattr("service.worker.gpu.local_gpu", lambda: model)
     assert usable_gpu() == (model if usable else None)
     assert device_name(Settings()).startswith("cuda:0" if usable else "replay:")
     assert device_name(Settings(device="replay:x")) == "replay:x"

@@ -18,7 +18,7 @@ from pyarrow import parquet
 from gemmsmith.answer import Use
 from gemmsmith.problem import DType, Layout, Problem
 from gemmsmith.wire import SCHEMA
-from service.tables import TRIALS, WINNERS
+from service.http.tables import TRIALS, WINNERS
 from tests.support.serving import H100, H200, new_settings, promote, running, trial, winner
 from tuner.store import Store
 from tuner.trial import Winner
@@ -45,7 +45,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     with Store.open(settings.database) as store:
         store.add_trials([trial(PROBLEMS[0], index) for index in range(5)])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("service.app.usable_gpu", lambda: H200)
+        patch.setattr("service.http.app.usable_gpu", lambda: H200)
         with running(settings) as client:
             yield client
 
@@ -158,7 +158,7 @@ def test_chosen_fields_come_in_the_order_asked(client: httpx.Client) -> None:
 def test_accept_chooses_the_format(client: httpx.Client, accept: str, kind: str) -> None:
     reply = client.get("/results?limit=1", headers={"Accept": accept})
     assert reply.headers["content-type"] == kind
-    assert reply.headers["vary"] == "Accept"
+    assert reply.headers["vary"] == "Accept, Gemmsmith-Runs, User-Agent"
     chosen = client.get("/results?limit=1&format=json", headers={"Accept": accept})
     assert chosen.headers["content-type"] == "application/json"
 

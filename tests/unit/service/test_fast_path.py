@@ -19,9 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gemmsmith.answer import Use
 from gemmsmith.problem import DType, Problem
-from service import fast_path
-from service.access import COOKIE, Scope
-from service.answers import Answers
+from service.http import fast_path
+from service.http.access import COOKIE, Scope
+from service.lookup.cache import Answers
 from service.settings import Settings
 from tests.support.serving import H100, new_settings, promote, running, winner
 from tuner.store import Store
@@ -69,7 +69,7 @@ async def _closed(*_: object) -> bool:
 
 def starting(settings: Settings, keys: dict[Scope, str]) -> Iterator[Service]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("service.app.usable_gpu", lambda: None)
+        patch.setattr("service.http.app.usable_gpu", lambda: None)
         answer = fast_path._answer
         with running(settings) as http:
             started = Service(http=http, patch=patch, keys=keys)
@@ -423,7 +423,7 @@ def test_only_who_brings_an_id_is_in_the_log(
 ) -> None:
     lines = []
     with service.patch.context() as patch:
-        patch.setattr("service.middleware.log.info", lambda event, **more: lines.append(more))
+        patch.setattr("service.http.middleware.log.info", lambda event, **more: lines.append(more))
         for headers in ({}, {"X-Request-Id": "mine"}, {"X-Request-Id": "no id!"}):
             reply = service.http.get(f"/best?{QUERY}", headers=headers)
             assert re.fullmatch(r"mine|[0-9a-f]{16}", reply.headers["x-request-id"])

@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.api import health
 from service.cli import checks
+from service.http.routes import health
 from tests.support.processes import serving
 from tests.support.serving import new_settings, running
 from tuner.store import head

@@ -11,20 +11,21 @@ import pytest
 import structlog
 
 from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort
-from service import idle, worker
+from gemmsmith.tuning import Effort, JobState
 from service.settings import Settings
-from service.worker import Tuning
+from service.worker import idle, process
+from service.worker.process import Tuning
 from tests.support.gpu import NEWER, Gpu
 from tests.support.processes import until
 from tests.support.recordings import best_of, record
 from tests.support.replacing import replace
 from tests.support.serving import H200, new_settings
 from tests.support.serving import winner as winner_of
-from tuner.devices.base import Contender, Policy
+from tuner.devices.base import Contender
 from tuner.errors import DeviceError
-from tuner.jobs import JobState, Queue, Worker
+from tuner.jobs import Queue, Worker
 from tuner.jobs.rechecks import IDLE_PRIORITY
+from tuner.measure.policy import Policy
 from tuner.store import Store
 from tuner.trial import Finals
 
@@ -46,7 +47,7 @@ def store(settings: Settings) -> Iterator[Store]:
 
 @contextmanager
 def working(settings: Settings, store: Store, device: Gpu) -> Iterator[None]:
-    """A worker in a thread, as `service.worker.run` sets it up."""
+    """A worker in a thread, as `service.worker.process.run` sets it up."""
     tuning = Tuning(settings, store, device)
     tuning.begin()
     loop = Worker(
@@ -161,7 +162,9 @@ def test_a_recorded_gpu_reports_nothing_and_re_checks_nothing(
     record(settings.sweeps, STALE)
     store.gpus.report(H200, replace(NEWER, gpu_uuid="GPU-elsewhere"))
     with Store.open(settings.database) as opened:
-        replaying = worker.open_worker_device(settings.model_copy(update={"device": "replay:h200"}))
+        replaying = process.open_worker_device(
+            settings.model_copy(update={"device": "replay:h200"})
+        )
         tuning = Tuning(settings, opened, replaying)
         tuning.begin()
         tuning.idle()

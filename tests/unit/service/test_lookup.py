@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gemmsmith.answer import Answer, Config, Match, Use
 from gemmsmith.problem import Problem
-from service.lookup import Snapshot, find
+from service.lookup.find import WinnersInMemory, find
 from tests.support.replacing import replace
 from tests.support.serving import H200, winner
 from tuner.search.cost_model import AnalyticModel
@@ -14,7 +14,7 @@ KNOWN = Problem(m=4096, n=4096, k=4096)
 NAMES = ("Memset (Device)", "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNN")
 
 
-def ask(source: Snapshot, problem: Problem, *, exact: bool = False) -> Answer | None:
+def ask(source: WinnersInMemory, problem: Problem, *, exact: bool = False) -> Answer | None:
     return find(source, problem, H200, exact=exact, pack_of=lambda _: None, ranker=AnalyticModel())
 
 
@@ -30,12 +30,12 @@ def test_an_exact_winner_comes_before_a_neighbour_and_that_before_a_prediction()
         (replace(KNOWN, batch=2), Match.PREDICTED),
     ]
     for problem, match in matches:
-        answer = ask(Snapshot([winner(KNOWN)]), problem)
+        answer = ask(WinnersInMemory([winner(KNOWN)]), problem)
         assert answer is not None
         assert (answer.problem, answer.match) == (problem, match)
     for problem, _ in matches[1:]:
-        assert ask(Snapshot([winner(KNOWN)]), problem, exact=True) is None
-    answer = ask(Snapshot([winner(KNOWN), winner(near)]), near)
+        assert ask(WinnersInMemory([winner(KNOWN)]), problem, exact=True) is None
+    answer = ask(WinnersInMemory([winner(KNOWN), winner(near)]), near)
     assert answer is not None
     assert answer.match is Match.EXACT
 
@@ -43,7 +43,7 @@ def test_an_exact_winner_comes_before_a_neighbour_and_that_before_a_prediction()
 def test_a_prediction_is_the_cost_models_and_measured_by_nobody() -> None:
     expected = predict(KNOWN, H200, AnalyticModel())
     assert expected is not None
-    answer = ask(Snapshot([]), KNOWN)
+    answer = ask(WinnersInMemory([]), KNOWN)
     kernel = expected.candidate.kernel
     assert answer == Answer(
         problem=KNOWN,
@@ -66,7 +66,7 @@ def test_a_prediction_is_the_cost_models_and_measured_by_nobody() -> None:
         predicted_us=expected.us,
     )
     compiled = find(
-        Snapshot([]), KNOWN, H200, exact=False, pack_of=str.upper, ranker=AnalyticModel()
+        WinnersInMemory([]), KNOWN, H200, exact=False, pack_of=str.upper, ranker=AnalyticModel()
     )
     assert compiled is not None
     assert compiled.config is not None
@@ -74,13 +74,13 @@ def test_a_prediction_is_the_cost_models_and_measured_by_nobody() -> None:
 
 
 def test_no_legal_kernel_is_no_answer() -> None:
-    assert ask(Snapshot([]), Problem(m=2**31 - 1, n=2**31 - 1, k=1)) is None
+    assert ask(WinnersInMemory([]), Problem(m=2**31 - 1, n=2**31 - 1, k=1)) is None
 
 
 def test_an_answer_names_what_cublas_ran_and_what_power_costs() -> None:
-    source = Snapshot([replace(winner(KNOWN), baseline_kernels=NAMES, price=1.05)])
+    source = WinnersInMemory([replace(winner(KNOWN), baseline_kernels=NAMES, power_penalty=1.05)])
     for problem, match in ((KNOWN, Match.EXACT), (replace(KNOWN, m=8192), Match.NEAREST)):
         answer = ask(source, problem)
         assert answer is not None
         assert (answer.match, answer.baseline_kernels) == (match, NAMES)
-        assert answer.price == 1.05
+        assert answer.power_penalty == 1.05

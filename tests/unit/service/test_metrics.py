@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
-from service import worker
-from service.figures import Figures
+from service.metrics.database import Figures
+from service.worker import process
 from tests.support import fake_nvcc
 from tests.support.processes import until
 from tests.support.recordings import record
@@ -193,20 +193,20 @@ def test_what_an_attempt_builds_is_told_once(
     settings = new_settings(tmp_path, device="replay:h200")
     record(settings.sweeps, problem)
     compiler = fake_nvcc.toolchain(tmp_path / "toolchain")
-    monkeypatch.setattr("service.builder.find_toolchain", lambda: compiler)
+    monkeypatch.setattr("service.worker.builder.find_toolchain", lambda: compiler)
     monkeypatch.setattr(ReplayDevice, "needs_packs", True)
     with Store.open(settings.database) as store:
         queue, watch = Queue(store), Watch(store.database)
         watch.read()  # jobs that were over before the first reading are not followed
         queue.enqueue(problem, effort=Effort.QUICK, device="")
-        assert worker.run(settings, until_idle=True) == 1
+        assert process.run(settings, until_idle=True) == 1
         built = watch.read()
         assert built.ended["done"] == 1
         assert built.kernels["compiled"] > 0
         assert built.kernels["failed"] == 0
         assert built.compile_seconds > 0
         queue.enqueue(problem, effort=Effort.QUICK, device="")
-        assert worker.run(settings, until_idle=True) == 1
+        assert process.run(settings, until_idle=True) == 1
         found = watch.read()
         assert found.kernels["compiled"] == built.kernels["compiled"]
         assert found.kernels["found"] > built.kernels["found"]

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
-from service import worker
+from service.worker import process
 from tests.support import fake_nvcc
 from tests.support.processes import until
 from tests.support.recordings import record
@@ -51,14 +51,14 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     record(settings.sweeps, problem)
     compiler = fake_nvcc.toolchain(folder / "toolchain")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("service.builder.find_toolchain", lambda: compiler)
-        patch.setattr("service.app.usable_gpu", lambda: None)
+        patch.setattr("service.worker.builder.find_toolchain", lambda: compiler)
+        patch.setattr("service.http.app.usable_gpu", lambda: None)
         patch.setattr(ReplayDevice, "needs_packs", True)
         with running(settings) as client:
             client.get("/metrics")  # times of jobs are followed from the first reading on
             body = {"m": 256, "n": 4096, "k": 4096, "effort": Effort.QUICK}
             assert client.post("/tune", json=body).status_code == 202
-            assert worker.run(settings, until_idle=True) == 1
+            assert process.run(settings, until_idle=True) == 1
             assert client.get("/best?m=256&n=4096&k=4096").status_code == 200
             text = ""
 

@@ -14,10 +14,11 @@ from typer.testing import CliRunner, Result
 
 from gemmsmith import Busy, Client, InvalidProblem, Rejected
 from gemmsmith.problem import Problem
+from gemmsmith.tuning import JobState
 from service.cli.main import app
 from service.settings import Settings
 from tests.support.serving import new_settings, running
-from tuner.jobs import JobState, Queue
+from tuner.jobs import Queue
 from tuner.store import Store
 from tuner.store.keys import Scope
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.protocol import MAX_HEAD_BYTES, MAX_URL_BYTES
+from service.http.protocol import MAX_HEAD_BYTES, MAX_URL_BYTES
 from service.settings import Settings
 
 

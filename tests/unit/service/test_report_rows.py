@@ -177,7 +177,7 @@ def test_a_reason_for_all_that_is_below_one_or_costs_more_than_it_gains() -> Non
         assert row.ratio
         kept = row.winner.use is Use.CUBLAS and row.winner.speedup.ci_low > 1.0
         assert bool(why(row)) == (row.ratio < 1.0 or kept)
-        price = row.winner.price
+        price = row.winner.power_penalty
         dear = kept and (price is None or price > row.winner.speedup.ci_low)
         assert ("power than its gain" in why(row)) == dear
         assert ("every state of the GPU" in why(row)) == (kept and not dear)

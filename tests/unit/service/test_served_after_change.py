@@ -22,8 +22,8 @@ def unwatched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[httpx.Client, Store]]:
     """A service that does not look by itself, and the database."""
-    monkeypatch.setattr("service.app.usable_gpu", lambda: None)
-    monkeypatch.setattr("service.watcher.EVERY_S", 3600.0)
+    monkeypatch.setattr("service.http.app.usable_gpu", lambda: None)
+    monkeypatch.setattr("service.lookup.watcher.EVERY_S", 3600.0)
     settings = new_settings(tmp_path)
     promote(settings, winner(KNOWN, us=190.0))
     with Store.open(settings.database) as store, running(settings) as http:

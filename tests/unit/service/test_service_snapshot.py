@@ -26,7 +26,7 @@ from gemmsmith import (
 from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import TileScheduler
 from gemmsmith.packs import KEY_VARIABLE, sign
-from service.app import create_app
+from service.http.app import create_app
 from service.settings import Settings, SettingsError
 from tests.support import fake_nvcc
 from tests.support.replacing import replace
@@ -59,7 +59,7 @@ STREAM_K = splitting(Problem(m=256, n=4096, k=16384))
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
-    monkeypatch.setattr("service.app.usable_gpu", lambda: None)
+    monkeypatch.setattr("service.http.app.usable_gpu", lambda: None)
     settings = new_settings(tmp_path / "service")
     promote(
         settings,
@@ -166,7 +166,7 @@ def test_bad_questions_name_the_field(http: httpx.Client) -> None:
 
 
 def test_nothing_tuned_yet_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.app.usable_gpu", lambda: None)
+    monkeypatch.setattr("service.http.app.usable_gpu", lambda: None)
     with running(new_settings(tmp_path / "empty")) as http:
         reply = http.get("/snapshot")
         assert reply.status_code == 404

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from service.settings import Settings
-from service.supervisor import Supervisor
+from service.worker.supervisor import WorkerSupervisor
 
 POLITE = """
 import pathlib, signal, sys
@@ -38,7 +38,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_worker_that_dies_is_started_again_with_growing_pauses(tmp_path: Path) -> None:
-    supervisor = Supervisor(
+    supervisor = WorkerSupervisor(
         Settings(port=8123), [sys.executable, "-S", "-c", SHORT], first_pause_s=0.02
     )
     supervisor.start()
@@ -50,7 +50,7 @@ def test_a_worker_that_dies_is_started_again_with_growing_pauses(tmp_path: Path)
 
 
 def test_stop_lets_the_worker_finish(tmp_path: Path) -> None:
-    supervisor = Supervisor(Settings(), [sys.executable, "-S", "-c", POLITE, str(tmp_path)])
+    supervisor = WorkerSupervisor(Settings(), [sys.executable, "-S", "-c", POLITE, str(tmp_path)])
     supervisor.start()
     until((tmp_path / "up").exists)
     assert supervisor.pid
@@ -61,7 +61,7 @@ def test_stop_lets_the_worker_finish(tmp_path: Path) -> None:
 
 def test_stop_kills_a_worker_that_does_not_listen(tmp_path: Path) -> None:
     settings = Settings(stop_timeout_s=0.2)
-    supervisor = Supervisor(settings, [sys.executable, "-S", "-c", STUBBORN, str(tmp_path)])
+    supervisor = WorkerSupervisor(settings, [sys.executable, "-S", "-c", STUBBORN, str(tmp_path)])
     supervisor.start()
     until((tmp_path / "up").exists)
     supervisor.stop()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from service import middleware
-from service.middleware import QueueWrites
+from service.http import middleware
+from service.http.middleware import QueueWrites
 
 
 async def _ask(app: QueueWrites, method: str, path: str) -> int:

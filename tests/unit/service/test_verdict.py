@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gemmsmith.answer import Ratio, Use
-from service.verdict import power_paid, why_cublas_stays
+from service.report.power_penalty import power_paid, why_cublas_stays
 
 FASTER = Ratio(median=1.05, ci_low=1.04, ci_high=1.06)
 SLOWER = Ratio(median=0.99, ci_low=0.98, ci_high=1.01)

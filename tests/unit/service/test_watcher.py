@@ -21,10 +21,10 @@ from structlog.typing import EventDict
 from gemmsmith.answer import Answer
 from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem
-from service import lookup
-from service.answers import Answers, Question, Rendered
-from service.catalogue import Catalogue
-from service.watcher import EVERY_S, Watcher
+from service.lookup import find
+from service.lookup.cache import Answers, Question, Rendered
+from service.lookup.devices import Catalogue
+from service.lookup.watcher import EVERY_S, StoreWatcher
 from tests.support import serving
 from tests.support.processes import until
 from tests.support.replacing import replace
@@ -49,12 +49,12 @@ class Lookups:
     store: Store
     answers: Answers
     catalogue: Catalogue
-    watcher: Watcher
+    watcher: StoreWatcher
 
     def look_up(self, problem: Problem, device: DeviceModel = H200) -> Answer:
         """The truth, read and kept."""
         generation = self.answers.generation
-        found = lookup.find(
+        found = find.find(
             self.store,
             problem,
             device,
@@ -86,7 +86,7 @@ def lookups(store: Store) -> Lookups:
 def lookups_of(store: Store) -> Lookups:
     answers = Answers(100)
     catalogue = Catalogue(store.devices, None)
-    watcher = Watcher(store, answers, catalogue)
+    watcher = StoreWatcher(store, answers, catalogue)
     watcher.refresh()
     return Lookups(store=store, answers=answers, catalogue=catalogue, watcher=watcher)
 
@@ -204,7 +204,7 @@ def test_a_gpu_with_other_software_drops_all(lookups: Lookups, store_url: str) -
 def test_so_many_changes_at_once_drop_all(
     lookups: Lookups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.watcher._MANY", 3)
+    monkeypatch.setattr("service.lookup.watcher._MANY", 3)
     lookups.keep(KNOWN, FAR)
     for m in (64, 128, 192):
         lookups.store.promote(serving.winner(Problem(m=m, n=8192, k=64)))

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from gemmsmith.problem import Problem
-from gemmsmith.tuning import Effort
-from service import worker
+from gemmsmith.tuning import Effort, JobState
+from service.worker import process
 from tests.support.recordings import record
 from tests.support.serving import new_settings
 from tuner.devices.replay import ReplayDevice
-from tuner.jobs import JobState, Queue
+from tuner.jobs import Queue
 from tuner.store import Store
 
 PROBLEMS = [Problem(m=256, n=4096, k=4096), Problem(m=512, n=4096, k=4096)]
@@ -34,7 +34,7 @@ def test_a_queue_of_jobs_enters_the_device_once(
     with Store.open(settings.database) as store:
         for problem in PROBLEMS:
             Queue(store).enqueue(problem, effort=Effort.QUICK, device="")
-    assert worker.run(settings, until_idle=True) == 2
+    assert process.run(settings, until_idle=True) == 2
     assert calls == ["enter", "leave"]
     with Store.open(settings.database) as store:
         assert {job.state for job in Queue(store).list()} == {JobState.DONE}
@@ -43,12 +43,12 @@ def test_a_queue_of_jobs_enters_the_device_once(
 def test_an_idle_worker_leaves_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = new_settings(tmp_path, device="replay:h200")
     record(settings.sweeps, PROBLEMS[0])
-    monkeypatch.setattr(worker, "KEEP_DEVICE_S", 0.0)
+    monkeypatch.setattr(process, "KEEP_DEVICE_S", 0.0)
     with Store.open(settings.database) as store:
-        device = worker.open_worker_device(settings)
+        device = process.open_worker_device(settings)
         left: list[bool] = []
         monkeypatch.setattr(ReplayDevice, "close", lambda _: left.append(True))
-        tuning = worker.Tuning(settings, store, device)
+        tuning = process.Tuning(settings, store, device)
         Queue(store).enqueue(PROBLEMS[0], effort=Effort.QUICK, device="")
         leased = Queue(store).lease("me", [device.model.slug, device.name])
         assert leased is not None

@@ -10,7 +10,7 @@ import pytest
 
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import Backend, CublasLtKernel
+from gemmsmith.kernel import AnyKernel, Backend, CublasLtKernel
 from gemmsmith.launch import Launch
 from gemmsmith.operation import Operation
 from gemmsmith.problem import Layout, Problem
@@ -24,7 +24,7 @@ from tuner.search.cost_model import AnalyticModel
 
 PROBLEM = Problem(m=512, n=512, k=512)
 FOREIGN = CublasLtKernel(
-    name="cublaslt_bf16_tn",
+    name="cublaslt_that_nobody_knows",
     arch="sm90",
     dtype="bf16",
     layout=Layout.TN,
@@ -32,7 +32,13 @@ FOREIGN = CublasLtKernel(
     alignment_b=1,
     alignment_d=1,
 )
-"""A kernel of a backend that is not registered."""
+"""A kernel of a backend that `stranger` takes out of the registry."""
+
+
+@pytest.fixture
+def stranger(monkeypatch: pytest.MonkeyPatch) -> AnyKernel:
+    monkeypatch.delitem(backends.BACKENDS, Backend.CUBLASLT)
+    return FOREIGN
 
 
 def test_each_backend_gives_kernels_of_its_own() -> None:
@@ -57,28 +63,34 @@ def test_an_operation_without_kernels_is_an_error_that_names_it(dtype: str) -> N
         backends.kernels(Problem(m=64, n=64, k=64, dtype=dtype))
 
 
-def test_a_kernel_that_nobody_knows_is_judged_by_its_problem_alone(h200: DeviceModel) -> None:
-    assert backends.backend_of(FOREIGN) is None
-    assert backends.refusal(FOREIGN) is None
-    assert backends.refusal(FOREIGN, PROBLEM) is None
-    assert "built for" in str(backends.refusal(FOREIGN, Problem(m=8, n=8, k=8, dtype="fp16")))
-    assert backends.splits_refusal(FOREIGN, Launch(), PROBLEM) is None
-    assert backends.launches(FOREIGN, PROBLEM, h200) == []
-    assert backends.variety(FOREIGN) == ()
+def test_a_kernel_that_nobody_knows_is_judged_by_its_problem_alone(
+    stranger: AnyKernel, h200: DeviceModel
+) -> None:
+    assert backends.backend_of(stranger) is None
+    assert backends.refusal(stranger) is None
+    assert backends.refusal(stranger, PROBLEM) is None
+    assert "built for" in str(backends.refusal(stranger, Problem(m=8, n=8, k=8, dtype="fp16")))
+    assert backends.splits_refusal(stranger, Launch(), PROBLEM) is None
+    assert backends.launches(stranger, PROBLEM, h200) == []
+    assert backends.variety(stranger) == ()
     with pytest.raises(ValueError, match="not compiled here"):
-        unit_source([FOREIGN])
+        unit_source([stranger])
 
 
-def test_it_is_predicted_last_and_not_compiled(h200: DeviceModel, tmp_path: Path) -> None:
+def test_it_is_predicted_last_and_not_compiled(
+    stranger: AnyKernel, h200: DeviceModel, tmp_path: Path
+) -> None:
     known = backends.kernels(PROBLEM)[0]
-    pair = [Candidate(kernel=each, launch=Launch()) for each in (FOREIGN, known)]
+    pair = [Candidate(kernel=each, launch=Launch()) for each in (stranger, known)]
     slow, fast = AnalyticModel().predict(PROBLEM, pair, h200)
     assert slow == inf > fast > 0
-    assert kernel_digest(FOREIGN) not in {kernel_digest(each) for each in backends.kernels(PROBLEM)}
+    assert kernel_digest(stranger) not in {
+        kernel_digest(each) for each in backends.kernels(PROBLEM)
+    }
     nowhere = Toolchain(nvcc=Path("nvcc"), version="13.0.88", origin="wheels")
     builder = Builder(ArtifactStore(tmp_path), nowhere)
-    assert not builder.has(FOREIGN)
-    (built,) = builder.build([FOREIGN])
+    assert not builder.has(stranger)
+    (built,) = builder.build([stranger])
     assert built.failure is not None
     assert "cublaslt" in built.failure.message
 

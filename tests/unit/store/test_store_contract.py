@@ -118,10 +118,10 @@ def test_what_cublas_ran_is_kept(store: Store) -> None:
 
 
 def test_what_power_costs_is_kept(store: Store) -> None:
-    assert store.promote(winner()).price is None
-    dear = store.promote(replace(winner(), price=1.05))
+    assert store.promote(winner()).power_penalty is None
+    dear = store.promote(replace(winner(), power_penalty=1.05))
     assert store.winner(PROBLEM, H200) == dear
-    assert (dear.price, dear.revision) == (1.05, 2)
+    assert (dear.power_penalty, dear.revision) == (1.05, 2)
 
 
 def test_a_winner_without_any_candidate_is_kept(store: Store) -> None:

@@ -39,6 +39,12 @@ NARROW_SWIZZLE = 1.4
 """Cost of a tile whose operand is contiguous along M or N but does not fill 128-byte rows there:
 its shared memory has a narrower swizzle. 2304×768×4096 `nt` in tiles of 112 and 240 took 36 to
 50 µs, 23.5 in tiles of 128 (NVIDIA H200, 2026-11-21)."""
+CLUSTER_SPLIT_RATE = 0.85
+"""Of the others' mainloop rate, what our cluster split-K kernels reach: without it, 176 took 1.17
+times as long as predicted, at the median (34 recorded problems, NVIDIA H200, 2026-11-21)."""
+ODD_TILE = 1.15
+"""Cost of products in tiles whose N is an odd multiple of 8: without it, 67 kernels took 1.07 to
+1.10 times as long as predicted, launch and all, those in multiples of 32 0.99 (as above)."""
 CPASYNC_INGEST = 0.45
 """Of TMA's ingest, what producer warps reach with cp.async of 16 bytes (less, the less aligned)."""
 MULTISTAGE_RATE = 0.25
@@ -98,6 +104,9 @@ def _k_tile(kernel: CutlassKernel) -> tuple[float, float]:
     along_n = n if seen.b_row_major else 0
     if any(extent * bits % 1024 for extent in (along_m, along_n)):
         compute *= NARROW_SWIZZLE
+    compute *= ODD_TILE if n > 8 and n % 16 else 1
+    if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
+        compute, ingest = compute / CLUSTER_SPLIT_RATE, ingest / CLUSTER_SPLIT_RATE
     if kernel.mainloop is MainloopSchedule.MULTISTAGE and arch is SM90:
         compute /= MULTISTAGE_RATE
         ingest /= MULTISTAGE_RATE

@@ -104,7 +104,7 @@ _UNSAID = "sm90"
 """The architecture whose 2.x kernels do not say what they are compiled for, as CUTLASS's do not."""
 
 
-class Operands(NamedTuple):
+class OperandTypes(NamedTuple):
     """The two operands as the kernel sees them: element types and layout letters."""
 
     element_a: Element
@@ -113,12 +113,12 @@ class Operands(NamedTuple):
     b_row_major: bool
 
 
-def operands(operation: Operation, *, swapped: bool) -> Operands:
+def operands(operation: Operation, *, swapped: bool) -> OperandTypes:
     """The kernel's first and second operand for a problem's types and layout."""
     layout = operation.layout
     if not swapped:
-        return Operands(operation.a, operation.b, layout.a_row_major, layout.b_row_major)
-    return Operands(operation.b, operation.a, not layout.b_row_major, not layout.a_row_major)
+        return OperandTypes(operation.a, operation.b, layout.a_row_major, layout.b_row_major)
+    return OperandTypes(operation.b, operation.a, not layout.b_row_major, not layout.a_row_major)
 
 
 def warps_2x(tile: tuple[int, int, int]) -> tuple[int, int, int] | None:

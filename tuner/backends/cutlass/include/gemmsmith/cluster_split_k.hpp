@@ -290,11 +290,10 @@ struct ClusterSplitKGemm {
 
   static cutlass::Status check(gs_arguments const& g) {
     using cutlass::Status;
-    Status status = check_problem(g);
+    Status status = check_problem(g, kTakesScales ? kScales : 0);
     if (status != Status::kSuccess) return status;
     if (g.batch > 1 || g.splits > kLargestCluster) return Status::kErrorNotSupported;
     if (g.splits > 1 && g.decomposition != 1) return Status::kErrorNotSupported;
-    if (!kTakesScales && (g.scale_a || g.scale_b)) return Status::kErrorNotSupported;
     if (g.splits > k_tiles(g) || tiles_n(g) > 65535) return Status::kErrorInvalidProblem;
     if (g.beta != 0.0f && g.c == nullptr) return Status::kErrorInvalidProblem;
     return ProblemOperands(g).check(g.batch);

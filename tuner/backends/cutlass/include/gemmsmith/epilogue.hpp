@@ -10,6 +10,7 @@
 #include "cutlass/cutlass.h"
 #include "cutlass/epilogue/thread/linear_combination.h"
 #include "gemmsmith/abi.h"
+#include "gemmsmith/arguments.hpp"
 
 namespace gemmsmith::thread {
 
@@ -62,10 +63,8 @@ void set_scalars(Epilogue& epilogue, gs_arguments const& g) {
   }
 }
 
-/* Scales that the kernel would ignore are refused, never dropped. */
+/* The extras of an operation with this epilogue: scales that it would ignore are refused. */
 template <class Epilogue>
-bool scales_supported(gs_arguments const& g) {
-  return TakesScales<Epilogue>::value || (g.scale_a == nullptr && g.scale_b == nullptr);
-}
+constexpr uint32_t kExtrasOf = TakesScales<Epilogue>::value ? uint32_t(kScales) : 0u;
 
 }  // namespace gemmsmith

@@ -73,9 +73,8 @@ struct Gemm2x {
  private:
   static cutlass::Status check(gs_arguments const& g) {
     using cutlass::Status;
-    Status status = check_problem(g);
+    Status status = check_problem(g, kExtrasOf<EpilogueScalars>);
     if (status != Status::kSuccess) return status;
-    if (!scales_supported<EpilogueScalars>(g)) return Status::kErrorNotSupported;
     /* Split-K shares the third grid dimension with batches; stream-K is another kernel. */
     if (g.decomposition == 2 || (g.splits > 1 && (g.decomposition != 1 || g.batch > 1))) {
       return Status::kErrorNotSupported;

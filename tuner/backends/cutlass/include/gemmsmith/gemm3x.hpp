@@ -147,9 +147,8 @@ struct Gemm3x {
   /* All of `check` that does not depend on how the operands are aligned. */
   static cutlass::Status check_launch(gs_arguments const& g) {
     using cutlass::Status;
-    Status status = check_problem(g);
+    Status status = check_problem(g, kExtrasOf<EpilogueScalars>);
     if (status != Status::kSuccess) return status;
-    if (!scales_supported<EpilogueScalars>(g)) return Status::kErrorNotSupported;
     if (!splits_supported(g)) return Status::kErrorNotSupported;
     if (g.beta != 0.0f && g.c == nullptr) return Status::kErrorInvalidProblem;
     if (!IsPersistent<Params>::value && !fits_grid(g)) return Status::kErrorInvalidProblem;

@@ -9,6 +9,7 @@
 
 #include "cutlass/cutlass.h"
 #include "gemmsmith/abi.h"
+#include "gemmsmith/arguments.hpp"
 
 namespace gemmsmith {
 
@@ -84,12 +85,13 @@ struct Operands {
   }
 };
 
-/* Arguments that no kernel can compute. */
-inline cutlass::Status check_problem(gs_arguments const& g) {
+/* Arguments that no kernel can compute, or not one whose operation has only these extras. */
+inline cutlass::Status check_problem(gs_arguments const& g, uint32_t allowed) {
   bool positive = g.m > 0 && g.n > 0 && g.k > 0 && g.batch > 0 && g.sm_count > 0;
   bool launchable = g.splits > 0 && g.swizzle > 0 && g.device >= 0 && g.raster_order >= 0 &&
                     g.raster_order <= 2 && g.decomposition >= 0 && g.decomposition <= 3;
-  return positive && launchable ? cutlass::Status::kSuccess : cutlass::Status::kErrorInvalidProblem;
+  if (!positive || !launchable) return cutlass::Status::kErrorInvalidProblem;
+  return takes_only(g, allowed) ? cutlass::Status::kSuccess : cutlass::Status::kErrorNotSupported;
 }
 
 }  // namespace gemmsmith

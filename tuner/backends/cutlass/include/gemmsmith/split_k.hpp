@@ -87,10 +87,9 @@ struct SplitKGemm {
  private:
   static cutlass::Status check(gs_arguments const& g) {
     using cutlass::Status;
-    Status status = check_problem(g);
+    Status status = check_problem(g, Partial::kTakesScales ? kScales : 0);
     if (status != Status::kSuccess) return status;
     if (g.batch > 1 || g.decomposition != 1) return Status::kErrorNotSupported;
-    if (!Partial::kTakesScales && (g.scale_a || g.scale_b)) return Status::kErrorNotSupported;
     if (g.k % g.splits != 0) return Status::kErrorInvalidProblem;
     if (int64_t(g.m) * (g.n / 4) > int64_t(kReduceThreads) * INT32_MAX) {
       return Status::kErrorInvalidProblem;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "gemmsmith/abi.h"
+#include "gemmsmith/arguments.hpp"
 
 namespace gemmsmith {
 
@@ -37,6 +38,10 @@ extern "C" {
 
 GS_API int32_t gs_abi_version(void) { return GS_ABI_VERSION; }
 
+GS_API int32_t gs_abi_oldest(void) { return GS_ABI_OLDEST; }
+
+GS_API int32_t gs_arguments_bytes(void) { return int32_t(sizeof(gs_arguments)); }
+
 GS_API int32_t gs_kernel_count(void) { return gemmsmith::kernel_table_size; }
 
 GS_API const char* gs_kernel_name(int32_t index) {
@@ -47,29 +52,31 @@ GS_API const char* gs_kernel_name(int32_t index) {
 GS_API int32_t gs_kernel_describe(int32_t index, gs_kernel_info* info) {
   auto entry = gemmsmith::find(index);
   if (!entry) return GS_BAD_INDEX;
-  if (!info || info->abi != GS_ABI_VERSION) return GS_BAD_ABI;
-  return entry->describe(*info);
+  return gemmsmith::describe_into(info, entry->describe);
 }
 
 GS_API int32_t gs_can_implement(int32_t index, const gs_arguments* arguments) {
   auto entry = gemmsmith::find(index);
   if (!entry) return GS_BAD_INDEX;
-  if (!arguments || arguments->abi != GS_ABI_VERSION) return GS_BAD_ABI;
-  return entry->can_implement(*arguments);
+  gemmsmith::Accepted accepted(arguments);
+  if (!accepted) return GS_BAD_ABI;
+  return entry->can_implement(*accepted);
 }
 
 GS_API int64_t gs_workspace_bytes(int32_t index, const gs_arguments* arguments) {
   auto entry = gemmsmith::find(index);
   if (!entry) return GS_BAD_INDEX;
-  if (!arguments || arguments->abi != GS_ABI_VERSION) return GS_BAD_ABI;
-  return entry->workspace_bytes(*arguments);
+  gemmsmith::Accepted accepted(arguments);
+  if (!accepted) return GS_BAD_ABI;
+  return entry->workspace_bytes(*accepted);
 }
 
 GS_API int32_t gs_run(int32_t index, const gs_arguments* arguments, void* workspace, void* stream) {
   auto entry = gemmsmith::find(index);
   if (!entry) return GS_BAD_INDEX;
-  if (!arguments || arguments->abi != GS_ABI_VERSION) return GS_BAD_ABI;
-  return entry->run(*arguments, workspace, stream);
+  gemmsmith::Accepted accepted(arguments);
+  if (!accepted) return GS_BAD_ABI;
+  return entry->run(*accepted, workspace, stream);
 }
 
 }  // extern "C"

@@ -1,0 +1,136 @@
+"""What a caller can make sense of, and what it is told therefore.
+
+Clients say in the header `Gemmsmith-Runs` which backends' kernels they can run. A winner of any
+other backend is told to them as what it means for them: run cuBLAS. Release 0.1 of the client sends
+no such header, and refuses a whole document for one word that it does not know: it gets the
+operations and the backends of its time, and nothing of others. People, with curl or a browser, see
+everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Annotated
+
+from fastapi import Depends, Header, Request
+
+from gemmsmith.answer import Answer, Use
+from gemmsmith.kernel import CUTLASS_KERNELS, AnyKernel, Backend
+from gemmsmith.operation import DType
+from gemmsmith.problem import Problem
+from gemmsmith.wire import RUNS
+from tuner.trial import Winner
+
+_CLIENT = b"gemmsmith-client"
+_RUNS = RUNS.lower().encode()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Abilities:
+    """What one caller knows.
+
+    Attributes:
+        backends: whose kernels it can run; None: all of them.
+        dtypes: the operations that it knows; None: it leaves out by itself what it does not know.
+    """
+
+    backends: frozenset[str] | None = None
+    dtypes: frozenset[str] | None = None
+
+    def knows(self, problem: Problem) -> bool:
+        """Whether it can read what mentions the problem."""
+        return self.dtypes is None or problem.dtype in self.dtypes
+
+    def runs(self, backend: Backend | None) -> bool:
+        """Whether it can run that backend's kernels; cuBLAS (None) anybody can."""
+        return backend is None or self.backends is None or backend in self.backends
+
+    def reads(self, problem: Problem, kernel: AnyKernel) -> bool:
+        """Whether it can read a trial of the kernel."""
+        if self.dtypes is None:  # rows of trials are taken as they come
+            return True
+        return self.knows(problem) and self.runs(kernel.backend)
+
+    def told(self, winner: Winner) -> Winner:
+        """The winner as it is told to the caller."""
+        candidate = winner.candidate
+        if candidate is None or self.runs(candidate.kernel.backend):
+            return winner
+        return replace(without_candidate(winner), use=Use.CUBLAS)
+
+
+EVERYTHING = Abilities()
+_RELEASE_0_1 = Abilities(
+    backends=frozenset(CUTLASS_KERNELS),
+    dtypes=frozenset({DType.BF16, DType.FP16, DType.FP8_E4M3, DType.FP8_E5M2}),
+)
+
+
+def abilities_of(headers: Iterable[tuple[bytes, bytes]]) -> Abilities:
+    """What the caller who sends these headers knows."""
+    agent, runs = b"", None
+    for name, value in headers:
+        if name == _RUNS:
+            runs = value
+        elif name == b"user-agent":
+            agent = value
+    if runs is not None:
+        return _listed(runs)
+    return _RELEASE_0_1 if agent.startswith(_CLIENT) else EVERYTHING
+
+
+@lru_cache(maxsize=256)
+def _listed(runs: bytes) -> Abilities:
+    return Abilities(backends=frozenset(runs.decode("latin-1").lower().split()))
+
+
+def without_candidate(winner: Winner) -> Winner:
+    """The winner without all that is about its candidate, which cannot be run there."""
+    return replace(
+        winner,
+        candidate=None,
+        pack=None,
+        statistics=None,
+        speedup=None,
+        correctness=None,
+        ties=(),
+        power_penalty=None,
+        regimes=(),
+    )
+
+
+def without_config(answer: Answer) -> Answer:
+    """The answer to a caller who cannot run its config: cuBLAS, and nothing of the config."""
+    return replace(
+        answer,
+        use=Use.CUBLAS,
+        config=None,
+        statistics=None,
+        speedup=None,
+        correctness=None,
+        ties=(),
+        power_penalty=None,
+        regimes=(),
+        predicted_us=None,
+    )
+
+
+async def _asking(
+    request: Request,
+    gemmsmith_runs: Annotated[
+        str | None,
+        Header(
+            description="Backends whose kernels the caller can run, separated by spaces; winners "
+            "of others are told as `use: cublas`. Without it, everything is told.",
+            json_schema_extra={"pattern": "^[a-z0-9_ ]*$"},
+        ),
+    ] = None,
+) -> Abilities:
+    del gemmsmith_runs  # here to be described; read as `FastPath` reads it
+    return abilities_of(request.scope["headers"])
+
+
+Asking = Annotated[Abilities, Depends(_asking)]
+"""What the caller knows, as a parameter of a route."""

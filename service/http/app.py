@@ -1,0 +1,122 @@
+"""The FastAPI application: routes, one shape of error, and what is open while it runs.
+
+The database must exist and be at this version's schema; `gemmsmith serve` sees to that. Nothing
+here imports torch: measuring happens in the worker's process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+
+from fastapi import FastAPI
+
+from gemmsmith.packs import key_of
+from gemmsmith.version import VERSION
+from service.http import errors, openapi
+from service.http.access import Doorkeeper
+from service.http.fast_path import FastPath
+from service.http.middleware import LimitBody, Observe, QueueWrites, RefuseCrossSite
+from service.http.routes import (
+    audit,
+    best,
+    devices,
+    docs,
+    exports,
+    health,
+    jobs,
+    kernels,
+    keys,
+    results,
+    snapshot,
+    tune,
+    winners,
+)
+from service.http.state import State
+from service.lookup.cache import Answers
+from service.lookup.devices import Catalogue
+from service.lookup.watcher import StoreWatcher
+from service.metrics.database import Figures
+from service.metrics.prometheus import Metrics
+from service.pages import routes as pages
+from service.settings import Settings, SettingsError
+from service.worker.gpu import usable_gpu
+from tuner.compile.artifacts import ArtifactStore
+from tuner.jobs import Queue
+from tuner.search.cost_model import AnalyticModel
+from tuner.store import Store
+
+DESCRIPTION = (
+    "Asks which CUTLASS kernel, launched how, is fastest for a matrix product on a GPU. "
+    "Errors are RFC 9457 problem documents."
+)
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The application for `settings`; it opens the store when the server starts it.
+
+    Raises:
+        SettingsError: the key that packs are to be signed with is too short.
+    """
+    try:
+        key_of()  # now, not when somebody first asks for a snapshot
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        store = Store.open(settings.database)
+        try:
+            app.state.service = state = _state(settings, store)
+            with state.access, closing(state.metrics), state.watcher:
+                yield
+                state.stopping.set()
+        finally:
+            store.close()
+
+    app = FastAPI(
+        title="gemmsmith",
+        description=DESCRIPTION,
+        version=VERSION,
+        lifespan=lifespan,
+        docs_url=None,  # FastAPI's page loads scripts from elsewhere; ours works offline
+        redoc_url=None,
+        openapi_url=None,  # served by service.http.routes.docs, which asks for a key
+        redirect_slashes=False,
+        generate_unique_id_function=lambda route: route.name,  # what generated clients call it
+    )
+    errors.install(app)
+    app.add_middleware(QueueWrites)
+    app.add_middleware(FastPath)
+    app.add_middleware(LimitBody, limit=settings.max_body_bytes)
+    app.add_middleware(RefuseCrossSite)
+    app.add_middleware(Observe)
+    for module in (
+        best, snapshot, tune, jobs, kernels, results, exports, winners, devices, keys, audit,
+        health, docs,
+    ):  # fmt: skip
+        app.include_router(module.router)
+    pages.install(app)
+    openapi.install(app)
+    return app
+
+
+def _state(settings: Settings, store: Store) -> State:
+    answers = Answers(settings.answers_kept)
+    catalogue = Catalogue(store.devices, usable_gpu())
+    metrics = Metrics(Figures(store), settings.volumes())
+    metrics.answers_kept.set_function(answers.__len__)
+    return State(
+        settings=settings,
+        store=store,
+        queue=Queue(store, limit=settings.queue_limit),
+        catalogue=catalogue,
+        answers=answers,
+        watcher=StoreWatcher(store, answers, catalogue),
+        metrics=metrics,
+        artifacts=ArtifactStore(settings.packs),
+        ranker=AnalyticModel(),
+        access=Doorkeeper(
+            store.keys, required=settings.keys_required, job_limit=settings.key_job_limit
+        ),
+    )

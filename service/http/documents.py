@@ -1,0 +1,191 @@
+"""JSON answers: the core's dataclasses through msgspec, plus the links that lead on from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import msgspec
+from starlette.responses import Response
+
+from gemmsmith.answer import Answer, Config, Match
+from gemmsmith.device import DeviceModel
+from gemmsmith.packs import sign
+from gemmsmith.problem import Problem
+from gemmsmith.snapshot import Row, Snapshot
+from gemmsmith.tuning import JobState
+from gemmsmith.wire import SCHEMA
+from service.http.errors import ProblemError
+from service.http.tables import timestamp as timestamp
+from tuner.compile import Manifest
+from tuner.jobs import Job, RecordedEvent
+from tuner.store import StoredTrial
+from tuner.trial import Winner
+
+
+def json_response(
+    content: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """`content` (builtins, dataclasses, enums) as a JSON response."""
+    return Response(
+        msgspec.json.encode(content),
+        status_code=status,
+        media_type="application/json",
+        headers=dict(headers or {}),
+    )
+
+
+def best_url(problem: Problem, device: str | None = None) -> str:
+    """The lookup of `problem`."""
+    return _url("/best", problem, device)
+
+
+def history_url(problem: Problem, device: str) -> str:
+    """The history of the winners of `problem`."""
+    return _url("/winners/history", problem, device)
+
+
+def _url(path: str, problem: Problem, device: str | None) -> str:
+    query: dict[str, Any] = {"m": problem.m, "n": problem.n, "k": problem.k}
+    if problem.batch != 1:
+        query["batch"] = problem.batch
+    query |= {"dtype": problem.dtype, "layout": problem.layout.value}
+    if device:
+        query["device"] = device
+    return f"{path}?{urlencode(query)}"
+
+
+def tune_link(problem: Problem, device: str | None = None) -> dict[str, Any]:
+    """How to order the tuning of `problem`, body included."""
+    body = msgspec.to_builtins(problem)
+    if device:
+        body["device"] = device
+    return {"href": "/tune", "method": "POST", "body": body}
+
+
+def not_tuned(problem: Problem, device: DeviceModel | None, *, exact: bool) -> ProblemError:
+    """The 404 of a lookup that found nothing, with the way to change that."""
+    where = f" on {device.name}" if device else ""
+    near = "" if exact or device is None else ", nor is any kernel legal for it"
+    return ProblemError(
+        status=404,
+        kind="not-tuned",
+        title="Not tuned yet",
+        detail=f"No winner is known for {problem}{where}{near}. Order a tuning job: POST /tune.",
+        links={"tune": tune_link(problem, device.slug if device else None)},
+    )
+
+
+def answer(found: Answer) -> dict[str, Any]:
+    """The JSON of a lookup's answer."""
+    links: dict[str, Any] = {"self": {"href": best_url(found.problem, found.device.slug)}}
+    # Kernels are described once something ran them; a proposal's may never have been.
+    if found.config is not None and (found.predicted_us is None or found.config.pack is not None):
+        links["kernel"] = {"href": f"/kernels/{quote(found.config.kernel.name)}"}
+        if found.config.pack is not None:
+            links["pack"] = {"href": f"/packs/{found.config.pack}"}
+    if found.match is not Match.EXACT:
+        links["tune"] = tune_link(found.problem, found.device.slug)
+    fields: dict[str, Any] = msgspec.to_builtins(found)
+    if found.predicted_us is None:
+        del fields["predicted_us"]  # what was measured has no use for it
+    return {**fields, "links": links}
+
+
+def job(item: Job) -> dict[str, Any]:
+    """The JSON of a job."""
+    here = f"/jobs/{item.id}"
+    links: dict[str, Any] = {"self": {"href": here}, "events": {"href": f"{here}/events"}}
+    if item.state is JobState.DONE:
+        links["best"] = {"href": best_url(item.problem)}
+    if not item.state.terminal:
+        links["cancel"] = {"href": here, "method": "DELETE"}
+    elif item.state is not JobState.DONE:
+        links["retry"] = {"href": f"{here}/retry", "method": "POST"}
+    times = {
+        name: timestamp(getattr(item, name))
+        for name in ("created_at", "started_at", "finished_at", "deadline_at")
+    }
+    return {**msgspec.to_builtins(item), **times, "links": links}
+
+
+def job_event(event: RecordedEvent) -> dict[str, Any]:
+    """The data of a job's event."""
+    return {**event.data, "job": event.job, "at": timestamp(event.at)}
+
+
+def device(model: DeviceModel, *, default: bool, local: bool) -> dict[str, Any]:
+    """The JSON of a device model; `default` is the one that lookups without `device` mean."""
+    return {
+        "slug": model.slug,
+        **msgspec.to_builtins(model),
+        "default": default,
+        "local": local,
+        "links": {"results": {"href": f"/results?{urlencode({'device': model.slug})}"}},
+    }
+
+
+def snapshot(
+    device: str,
+    winners: Iterable[Winner],
+    *,
+    pack_of: Callable[[str], str | None],
+    key: bytes | None,
+) -> Snapshot:
+    """The winners of the device model `device` (its slug) as clients hold them.
+
+    `pack_of` names the pack of a kernel whose winner does not; packs are signed with `key`.
+    """
+    return Snapshot.of(device, [_row(winner, pack_of, key) for winner in winners])
+
+
+def _row(winner: Winner, pack_of: Callable[[str], str | None], key: bytes | None) -> Row:
+    candidate = winner.candidate
+    if candidate is None:
+        return Row(problem=winner.problem, use=winner.use, stale=winner.stale)
+    pack = winner.pack or pack_of(candidate.kernel.name)
+    return Row(
+        problem=winner.problem,
+        use=winner.use,
+        config=Config(kernel=candidate.kernel, launch=candidate.launch, pack=pack),
+        deterministic=candidate.has_fixed_order,
+        signature=None if key is None or pack is None else sign(key, pack),
+        stale=winner.stale,
+        saving_us=_saving_us(winner),
+    )
+
+
+def _saving_us(winner: Winner) -> float | None:
+    """What a launch takes less than cuBLAS; from the paired ratio, as clocks wander."""
+    if winner.statistics is None or winner.speedup is None:
+        return None
+    return winner.statistics.median_us * (winner.speedup.median - 1)
+
+
+def pack(pack_hash: str, manifest: Manifest) -> dict[str, Any]:
+    """The JSON of a kernel pack: its manifest, and where its bytes are."""
+    fields: dict[str, Any] = msgspec.to_builtins(manifest)
+    del fields["format"]  # of the file on this machine's disk
+    return {"hash": pack_hash, **fields, "links": {"self": {"href": f"/packs/{pack_hash}"}}}
+
+
+def trial(stored: StoredTrial) -> dict[str, Any]:
+    """The JSON of a recorded trial."""
+    return {
+        "id": stored.id,
+        "created_at": timestamp(stored.created_at),
+        **msgspec.to_builtins(stored.trial),
+    }
+
+
+def winner(found: Winner) -> dict[str, Any]:
+    """The JSON of a current winner."""
+    links = {"best": {"href": best_url(found.problem, found.device.slug)}}
+    return {**msgspec.to_builtins(found), "links": links}
+
+
+def page(name: str, items: Iterable[Any], following: str | None) -> dict[str, Any]:
+    """One page of a list; `following` is the next page's URL, if there may be one."""
+    links = {"next": {"href": following}} if following else {}
+    return {"schema": SCHEMA, name: list(items), "links": links}

@@ -1,0 +1,211 @@
+"""Every error the service answers with: one RFC 9457 problem document, whatever went wrong.
+
+A document has `type`, `title`, `status`, `detail` (what is wrong and what to do) and `instance`
+(the request); wrong input adds `errors`, one entry per field with the accepted values; what the
+caller can do next is in `links`. `service.http.middleware` makes the document of a fault of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import Match, Mount
+
+from gemmsmith.errors import InvalidProblem
+from tuner.errors import JobNotFound, StoreError
+
+MEDIA_TYPE = "application/problem+json"
+_TYPE = "urn:gemmsmith:problem:"
+_PLACES = ("query", "body", "path", "header")
+
+log = structlog.get_logger("gemmsmith.service")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FieldError:
+    """What is wrong with one field: where, why, and what it takes."""
+
+    field: str
+    message: str
+    accepted: str | None = None
+
+    def document(self) -> dict[str, str]:
+        """The entry in a problem document's `errors`."""
+        entry = {"field": self.field, "message": self.message}
+        return entry if self.accepted is None else {**entry, "accepted": self.accepted}
+
+
+@dataclass(kw_only=True)
+class ProblemError(Exception):
+    """An error with an answer. `kind` ends its type URI and is stable: programs match on it."""
+
+    status: int
+    kind: str
+    title: str
+    detail: str
+    errors: Sequence[FieldError] = ()
+    links: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def document(self, instance: str) -> dict[str, Any]:
+        """The RFC 9457 document, for the request path (or part of it) `instance`."""
+        document: dict[str, Any] = {
+            "type": _TYPE + self.kind,
+            "title": self.title,
+            "status": self.status,
+            "detail": self.detail,
+            "instance": instance,
+        }
+        if self.errors:
+            document["errors"] = [error.document() for error in self.errors]
+        if self.links:
+            document["links"] = dict(self.links)
+        return document
+
+    def response(self, instance: str) -> Response:
+        """The document as an HTTP response."""
+        return Response(
+            msgspec.json.encode(self.document(instance)),
+            status_code=self.status,
+            media_type=MEDIA_TYPE,
+            headers=dict(self.headers),
+        )
+
+
+def invalid(errors: Sequence[FieldError]) -> ProblemError:
+    """A 422 that names every wrong field and what it takes."""
+    detail = "; ".join(
+        f"{error.field}: {error.message}"
+        + (f" (accepted: {error.accepted})" if error.accepted else "")
+        for error in errors
+    )
+    return ProblemError(
+        status=422, kind="invalid-input", title="Invalid input", detail=detail, errors=errors
+    )
+
+
+def invalid_field(name: str, message: str, accepted: str | None = None) -> ProblemError:
+    """A 422 about one field."""
+    return invalid([FieldError(field=name, message=message, accepted=accepted)])
+
+
+def from_validation(errors: Sequence[Mapping[str, Any]]) -> ProblemError:
+    """The 422 for pydantic's list of errors."""
+    if any(error["type"] == "json_invalid" for error in errors):
+        return ProblemError(
+            status=400,
+            kind="invalid-json",
+            title="Invalid JSON",
+            detail=f"The body is not JSON: {errors[0].get('ctx', {}).get('error', 'unreadable')}.",
+        )
+    return invalid([_field_error(error) for error in errors])
+
+
+def not_found(what: str, detail: str, links: Mapping[str, Any] | None = None) -> ProblemError:
+    """A 404 about a thing named in the path."""
+    return ProblemError(
+        status=404, kind="not-found", title=f"{what} not found", detail=detail, links=links or {}
+    )
+
+
+def install(app: FastAPI) -> None:
+    """Make every error of `app`, the framework's own included, a problem document."""
+
+    @app.exception_handler(ProblemError)
+    async def problem(request: Request, error: ProblemError) -> Response:
+        return error.response(request.url.path)
+
+    @app.exception_handler(RequestValidationError)
+    async def validation(request: Request, error: RequestValidationError) -> Response:
+        return from_validation(error.errors()).response(request.url.path)
+
+    @app.exception_handler(InvalidProblem)
+    async def invalid_problem(request: Request, error: InvalidProblem) -> Response:
+        return invalid_field(error.field, str(error)).response(request.url.path)
+
+    @app.exception_handler(JobNotFound)
+    async def job_not_found(request: Request, error: JobNotFound) -> Response:
+        return not_found("Job", str(error), {"jobs": {"href": "/jobs"}}).response(request.url.path)
+
+    @app.exception_handler(StoreError)
+    async def store(request: Request, error: StoreError) -> Response:
+        log.error("store unusable", path=request.url.path, error=str(error))
+        return ProblemError(
+            status=503,
+            kind="store-unavailable",
+            title="The database cannot be used",
+            detail=str(error),
+            headers={"Retry-After": "5"},
+        ).response(request.url.path)
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Response:
+        return from_status(request, error).response(request.url.path)
+
+
+def from_status(request: Request, error: HTTPException) -> ProblemError:
+    """The framework's own errors (no such path, wrong method, unreadable body) as ours."""
+    status = HTTPStatus(error.status_code)
+    headers = dict(error.headers or {})
+    if status is HTTPStatus.NOT_FOUND:
+        detail = f"There is nothing at {request.url.path}; /docs lists what there is."
+    elif status is HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = headers["Allow"] = ", ".join(_methods(request)) or "GET"
+        detail = f"{request.method} is not possible on {request.url.path}; it takes {allowed}."
+    else:
+        detail = str(error.detail or status.description)
+    return ProblemError(
+        status=status.value,
+        kind=status.phrase.lower().replace(" ", "-"),
+        title=status.phrase,
+        detail=detail,
+        headers=headers,
+    )
+
+
+def _methods(request: Request) -> list[str]:
+    """What the path takes. The framework names only the methods of one of its routes."""
+    return [
+        method
+        for method in ("DELETE", "GET", "POST")
+        if any(
+            not isinstance(route, Mount)
+            and route.matches({**request.scope, "method": method})[0] is Match.FULL
+            for route in request.app.routes
+        )
+    ]
+
+
+def _field_error(error: Mapping[str, Any]) -> FieldError:
+    """One pydantic error, without pydantic's words for where it came from."""
+    where = [str(part) for part in error["loc"]]
+    whole = where.pop(0) if where and where[0] in _PLACES else "body"
+    kind, context = error["type"], error.get("ctx", {})
+    message, accepted = str(error["msg"]), None
+    match kind:
+        case "missing":
+            message = "is required"
+            if not where:
+                message = "a JSON object is required, sent with Content-Type: application/json"
+        case "extra_forbidden":
+            message = "is not a known field; check its spelling"
+        case "enum" | "literal_error":
+            message, accepted = f"unknown: {error.get('input')!r:.80}", context.get("expected")
+        case "model_attributes_type" | "dict_type" | "model_type":
+            message = "a JSON object is required, sent with Content-Type: application/json"
+        case "value_error":
+            message = str(context.get("error", message))
+    return FieldError(
+        field=".".join(where) or whole,
+        message=message,
+        accepted=accepted or context.get("accepted"),
+    )

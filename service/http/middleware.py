@@ -1,0 +1,238 @@
+"""What happens to every request: an id, limits, one log line, metrics, no bare 500.
+
+Plain ASGI, so that event streams pass through unbuffered. An exception that nothing else turned
+into an answer becomes a problem document here, and the log has its traceback.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import secrets
+import time
+
+import anyio
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.http.errors import ProblemError
+from service.metrics.prometheus import Metrics
+
+UNLOGGED = "gemmsmith.unlogged"
+"""Set in the ASGI scope of what is answered without work: one of thousands a second, which
+/metrics counts. It has a line in the log all the same if the caller gave it an id to find it by."""
+
+WRITE_PATIENCE_S = 30.0
+"""Longest wait for a turn to write; the database's own patience begins when that has come."""
+
+_WRITERS = 16
+"""Of the 40 threads that requests are worked on in."""
+
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_READS = frozenset({"/best:batch"})
+"""Asked for by POST, and change nothing."""
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+_PROCESS = secrets.token_hex(4)
+_requests = itertools.count()
+
+log = structlog.get_logger("gemmsmith.service")
+
+
+class Observe:
+    """Outermost: gives the request its id, logs it, counts it, and answers for crashes."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = _given_id(scope)
+        request = given or f"{_PROCESS}{next(_requests):08x}"
+        structlog.contextvars.clear_contextvars()
+        structlog.contextvars.bind_contextvars(request=request)
+        status, streamed = 0, False
+        began = time.perf_counter()
+
+        async def observed(message: Message) -> None:
+            nonlocal status, streamed
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", request.encode()),
+                ]
+                streamed = any(
+                    name == b"content-type" and value.startswith(b"text/event-stream")
+                    for name, value in message["headers"]
+                )
+            await send(message)
+
+        try:
+            await self.app(scope, receive, observed)
+        except Exception:
+            log.exception("fault", method=scope["method"], path=scope["path"])
+            if status:
+                raise  # too late to answer otherwise; the server closes the connection
+            await _fault(request).response(scope["path"])(scope, receive, observed)
+        finally:
+            seconds = time.perf_counter() - began
+            _count(scope, status, None if streamed else seconds)
+            if given or UNLOGGED not in scope:
+                log.info(
+                    "request",
+                    method=scope["method"],
+                    path=scope["path"],
+                    status=status,
+                    ms=round(seconds * 1e3, 2),
+                )
+
+
+class LimitBody:
+    """Refuses bodies larger than `limit` bytes before anything parses them."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self.app = app
+        self.limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection; the body, being small, is read whole."""
+        if scope["type"] != "http" or scope["method"] in _SAFE:
+            await self.app(scope, receive, send)
+            return
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        body = bytearray()
+        more = not (declared.isdigit() and int(declared) > self.limit)
+        if not more:
+            await self._refuse(scope, receive, send)
+            return
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message.get("body", b"")
+            if len(body) > self.limit:
+                await self._refuse(scope, receive, send)
+                return
+            more = message.get("more_body", False)
+        delivered = False
+
+        async def replay() -> Message:
+            nonlocal delivered
+            if delivered:
+                return await receive()
+            delivered = True
+            return {"type": "http.request", "body": bytes(body), "more_body": False}
+
+        await self.app(scope, replay, send)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # The connection is closed: the rest of the body is not going to be read.
+        problem = ProblemError(
+            status=413,
+            kind="body-too-large",
+            title="Body too large",
+            detail=f"A body may have {self.limit} bytes; send fewer problems per call.",
+            headers={"Connection": "close"},
+        )
+        await problem.response(scope["path"])(scope, receive, send)
+
+
+class QueueWrites:
+    """Lets few requests at once do what may write, so that the others always find a thread.
+
+    A write waits in its thread while somebody else holds the database's lock. If orders without end
+    took all threads then, nothing could be read any more.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self._turns = anyio.CapacityLimiter(_WRITERS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        reads = scope["type"] != "http" or scope["method"] in _SAFE or scope["path"] in _READS
+        if reads:
+            await self.app(scope, receive, send)
+            return
+        with anyio.move_on_after(WRITE_PATIENCE_S) as waiting:
+            await self._turns.acquire()
+        if waiting.cancelled_caught:
+            await _TOO_MANY_WRITES.response(scope["path"])(scope, receive, send)
+            return
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self._turns.release()
+
+
+_TOO_MANY_WRITES = ProblemError(
+    status=503,
+    kind="store-unavailable",
+    title="The database cannot be used",
+    detail="Others have been waiting to write for long; nothing was changed. Try again.",
+    headers={"Retry-After": "5"},
+)
+
+
+class RefuseCrossSite:
+    """Refuses what another site's page makes a browser send here, with the browser's cookie.
+
+    Browsers say where a request comes from, by `Sec-Fetch-Site` or at least by `Origin`; what says
+    neither is no browser's. Reading is harmless: the other page is not shown the answer.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] != "http" or scope["method"] in _SAFE or not _is_foreign(scope):
+            await self.app(scope, receive, send)
+            return
+        problem = ProblemError(
+            status=403,
+            kind="cross-site",
+            title="Cross-site request",
+            detail="A page of another site asked for this. Changes are made from the service's "
+            "own pages, or by programs, which send neither Origin nor Sec-Fetch-Site.",
+            headers={"Connection": "close"},  # the body is not going to be read
+        )
+        await problem.response(scope["path"])(scope, receive, send)
+
+
+def _is_foreign(scope: Scope) -> bool:
+    headers = dict(scope["headers"])
+    site = headers.get(b"sec-fetch-site")
+    if site is not None:
+        return site not in (b"same-origin", b"none")
+    origin = headers.get(b"origin")
+    # The scheme is not compared: a proxy may speak https for us.
+    return origin is not None and origin.partition(b"://")[2] != headers.get(b"host")
+
+
+def _fault(request: str) -> ProblemError:
+    return ProblemError(
+        status=500,
+        kind="internal-error",
+        title="Internal error",
+        detail=f"A fault of the service; its log has the cause under request {request}.",
+    )
+
+
+def _given_id(scope: Scope) -> str | None:
+    given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+    return given if _REQUEST_ID.fullmatch(given) else None
+
+
+def _count(scope: Scope, status: int, seconds: float | None) -> None:
+    service = getattr(scope["app"].state, "service", None) if "app" in scope else None
+    if service is None:
+        return
+    metrics: Metrics = service.metrics
+    # The route's template, not the path: paths are unbounded, label values must not be.
+    route = getattr(scope.get("route"), "path", "unmatched")
+    metrics.request(scope["method"], route, status, seconds)

@@ -1,0 +1,217 @@
+"""The OpenAPI description: FastAPI's, completed by what every route answers.
+
+FastAPI knows what a route takes. What it answers is said here, in one table; refusals that follow
+from what a route takes (keys, a body, a path with a name in it) are added to every route alike.
+A route that is not in the table makes `describe` fail, so none is forgotten.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+
+from service.http import response_schemas
+from service.http.errors import MEDIA_TYPE as PROBLEM
+from service.http.protocol import MAX_HEAD_BYTES, MAX_URL_BYTES
+from service.http.requests import ProblemBody
+from service.http.response_schemas import ref
+
+Content = dict[str, Any]
+Answers = dict[int, Content | None]
+"""By status: the content, or None for no body and for refusals, which share the one they have."""
+
+_PROBLEM: Content = {PROBLEM: {"schema": ref("ProblemDetails")}}
+_BINARY: Content = {"schema": {"type": "string", "format": "binary"}}
+_TEXT: Content = {"schema": {"type": "string"}}
+
+
+def _json(name: str) -> Content:
+    return {"application/json": {"schema": ref(name)}}
+
+
+def _table(name: str) -> Content:
+    return _json(name) | {"text/csv": _TEXT, "application/vnd.apache.parquet": _BINARY}
+
+
+ANSWERS: dict[str, Answers] = {
+    "GET /best": {200: _json("Answer"), 304: None, 404: None},
+    "POST /best:batch": {200: _json("Batch")},
+    "GET /snapshot": {200: _json("Snapshot"), 304: None, 404: None},
+    "POST /tune": {200: _json("Job"), 202: _json("Job"), 429: None},
+    "GET /jobs": {200: _json("Jobs")},
+    "GET /jobs/{job_id}": {200: _json("Job")},
+    "DELETE /jobs/{job_id}": {202: _json("Job")},
+    "POST /jobs/{job_id}/retry": {
+        200: _json("Job"), 202: _json("Job"), 409: None, 429: None,
+    },
+    "GET /jobs/{job_id}/events": {200: {"text/event-stream": {"schema": ref("Event")}}},
+    "GET /kernels/{name}": {200: _json("KernelDocument")},
+    "GET /packs": {200: _json("Packs")},
+    "GET /packs/{pack_hash}": {
+        200: {"application/octet-stream": _BINARY},
+        206: {"application/octet-stream": _BINARY},
+    },
+    "GET /results": {200: _table("Results"), 406: None, 501: None},
+    "GET /winners": {200: _table("Winners"), 406: None, 501: None},
+    "GET /winners/history": {200: _json("History"), 404: None},
+    "POST /winners/pin": {200: _json("Revision"), 404: None},
+    "POST /winners/unpin": {200: _json("Revision"), 404: None, 409: None},
+    "POST /winners/rollback": {200: _json("Revision"), 404: None, 409: None},
+    "GET /devices": {200: _json("Devices")},
+    "GET /keys": {200: _json("Keys")},
+    "POST /keys": {201: _json("NewApiKey"), 409: None},
+    "DELETE /keys/{name}": {200: _json("ApiKey")},
+    "GET /audit": {200: _json("Audit")},
+    "GET /healthz": {200: _json("Health")},
+    "GET /readyz": {200: _json("Readiness"), 503: None},
+    "GET /metrics": {200: {"text/plain": _TEXT}},
+}  # fmt: skip
+"""What each route answers, beside the refusals that `_refusals` adds."""
+
+_MEANING: dict[int | str, str] = {
+    200: "As asked",
+    201: "Made",
+    202: "Accepted",
+    206: "The bytes that the Range header names",
+    304: "Still what the caller has: If-None-Match names it",
+    400: "The body is not JSON",
+    401: "No API key, or one that is unknown, revoked or expired",
+    403: "The key lacks the scope, or another site's page asks",
+    404: "There is no such thing; `detail` and `links` say what to do",
+    406: "No media type of the Accept header can be given",
+    409: "Not possible as things are",
+    413: "The body is too large",
+    414: f"The URL has more than {MAX_URL_BYTES} bytes",
+    421: "Without keys the service answers under loopback names only",
+    422: "A field is wrong; `errors` names it and what it takes",
+    429: "No room; nothing was ordered. Try again after Retry-After seconds",
+    431: f"The URL and all headers together have more than {MAX_HEAD_BYTES} bytes",
+    501: "pyarrow is not installed where the service runs",
+    503: "Not ready, or the database cannot be used. Try again after Retry-After seconds",
+    "5XX": "A fault of the service, whose log has the cause",
+}
+
+_PROBLEM_ASKED = {
+    "m": 4096, "n": 6144, "k": 4096, "batch": 1, "dtype": "bf16", "layout": "tn",
+}  # fmt: skip
+_BODIES: dict[str, dict[str, Any]] = {
+    "POST /best:batch": {"problems": [_PROBLEM_ASKED], "exact": False},
+    "POST /tune": {**_PROBLEM_ASKED, "effort": "quick", "calls": 96},
+    "POST /winners/pin": {**_PROBLEM_ASKED, "revision": 1},
+    "POST /winners/unpin": _PROBLEM_ASKED,
+    "POST /winners/rollback": _PROBLEM_ASKED,
+    "POST /keys": {"name": "training", "scope": "tune"},
+}
+_REFUSED: dict[str, Any] = {
+    "type": "urn:gemmsmith:problem:invalid-input",
+    "title": "Invalid input",
+    "status": 422,
+    "detail": "m: is out of range: 0 (accepted: an integer in 1 … 2147483647)",
+    "instance": "/best",
+    "errors": [
+        {
+            "field": "m",
+            "message": "is out of range: 0",
+            "accepted": "an integer in 1 … 2147483647",
+        }
+    ],
+}
+
+
+def install(app: FastAPI) -> None:
+    """Let `app.openapi()` give the whole description, made once."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = describe(app)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document of `app`.
+
+    Raises:
+        KeyError: a route whose answers are not in the table.
+    """
+    document = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes
+    )
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            name = f"{method.upper()} {path}"
+            answers = ANSWERS[name] | _refusals(method, path, operation)
+            operation["responses"] = {
+                str(status): _response(status, answers[status]) for status in sorted(answers)
+            }
+            operation["responses"]["5XX"] = {"$ref": "#/components/responses/5XX"}
+            for parameter in operation.get("parameters", ()):
+                parameter["schema"] = _given(parameter["schema"])
+                if parameter["name"] in _PROBLEM_ASKED:
+                    parameter["example"] = _PROBLEM_ASKED[parameter["name"]]
+            if name in _BODIES:
+                operation["requestBody"]["content"]["application/json"]["example"] = _BODIES[name]
+    components = document["components"]["schemas"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        components.pop(name, None)
+    document["components"]["responses"] = {
+        str(status): _refusal(status, meaning)
+        for status, meaning in _MEANING.items()
+        if status == "5XX" or int(status) >= 400
+    }
+    components |= _whole(ProblemBody) | response_schemas.components()
+    document["components"]["schemas"] = dict(sorted(components.items()))
+    return document
+
+
+def _whole(body: type[BaseModel]) -> dict[str, Any]:
+    """A body's schema and those it leads to, by name."""
+    schema = body.model_json_schema(ref_template=response_schemas.AT + "{model}")
+    found: dict[str, Any] = schema.pop("$defs", {})
+    return {**found, body.__name__: schema}
+
+
+def _given(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a parameter that is there: what may be left out is None here, null nowhere."""
+    options = [option for option in schema.get("anyOf", ()) if option != {"type": "null"}]
+    if len(options) != 1:
+        return schema
+    rest = {name: value for name, value in schema.items() if name != "anyOf"}
+    return {**rest, **options[0]}
+
+
+def _refusals(method: str, path: str, operation: dict[str, Any]) -> Answers:
+    """What follows from what a route takes."""
+    statuses = {431}
+    if "security" in operation:
+        statuses |= {401, 403, 421, 503}
+    if method != "get":
+        statuses.add(413)
+    if "requestBody" in operation:
+        statuses |= {400, 422}
+    if "parameters" in operation:
+        statuses |= {414, 422}
+    if "{" in path:
+        statuses.add(404)
+    return dict.fromkeys(statuses)
+
+
+def _response(status: int, content: Content | None) -> dict[str, Any]:
+    if status >= 400:
+        return {"$ref": f"#/components/responses/{status}"}
+    answer: dict[str, Any] = {"description": _MEANING[status]}
+    return answer if content is None else {**answer, "content": content}
+
+
+def _refusal(status: int | str, meaning: str) -> dict[str, Any]:
+    """A refusal as all routes share it."""
+    refusal: dict[str, Any] = {"description": meaning, "content": _PROBLEM}
+    if status == 422:
+        refusal["content"] = {PROBLEM: {**_PROBLEM[PROBLEM], "example": _REFUSED}}
+    if status in (429, 503):
+        refusal["headers"] = {"Retry-After": {"schema": {"type": "integer", "minimum": 0}}}
+    return refusal

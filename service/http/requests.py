@@ -1,0 +1,302 @@
+"""What requests may say: pydantic at the edge, and nothing of it further in.
+
+Unknown fields are refused, so that a misspelt one is not silently the default. What a single value
+accepts is in `service.http.parameters`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
+
+from gemmsmith.answer import Use
+from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.tuning import Effort, JobState
+from service.http.parameters import (
+    Calls,
+    Cursor,
+    DeadlineSeconds,
+    DTypeName,
+    Extent,
+    JobLimit,
+    KeyLife,
+    KeyName,
+    PageLimit,
+    Priority,
+    QueryExtent,
+    Sha256,
+    Slug,
+    WinnerCursor,
+)
+from tuner.store.audit import Action
+from tuner.store.keys import Scope
+from tuner.trial import Phase
+
+MAX_BATCH_PROBLEMS = 10_000
+
+
+class Arch(StrEnum):
+    """Architectures that winners exist for."""
+
+    SM90 = "sm90"  # Hopper: H100, H200, H20
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ProblemQuery(_Strict):
+    """A problem on a device model, in a query."""
+
+    m: QueryExtent
+    n: QueryExtent
+    k: QueryExtent
+    batch: QueryExtent = 1
+    dtype: DTypeName = DType.BF16.value
+    layout: Layout = Layout.TN
+    arch: Arch | None = None
+    device: Slug | None = None
+
+    def problem(self) -> Problem:
+        """The problem asked about.
+
+        Raises:
+            InvalidProblem: the layout is not one that the element types support.
+        """
+        return Problem(
+            m=self.m, n=self.n, k=self.k, batch=self.batch, dtype=self.dtype, layout=self.layout
+        )
+
+
+class BestQuery(ProblemQuery):
+    """The query of `GET /best`."""
+
+    exact: bool = False
+
+
+class HistoryQuery(ProblemQuery):
+    """The query of `GET /winners/history`. `after` is the last page's last revision."""
+
+    after: Cursor | None = None
+    limit: PageLimit = 50
+
+
+class SnapshotQuery(_Strict):
+    """The query of `GET /snapshot`."""
+
+    arch: Arch | None = None
+    device: Slug | None = None
+
+
+class ProblemBody(_Strict):
+    """A problem as JSON."""
+
+    m: Extent
+    n: Extent
+    k: Extent
+    batch: Extent = 1
+    dtype: DTypeName = DType.BF16.value
+    layout: Layout = Layout.TN
+
+    def problem(self) -> Problem:
+        """The problem meant.
+
+        Raises:
+            InvalidProblem: the layout is not one that the element types support.
+        """
+        return Problem(
+            m=self.m, n=self.n, k=self.k, batch=self.batch, dtype=self.dtype, layout=self.layout
+        )
+
+
+class BestBatchBody(_Strict):
+    """Many lookups in one call.
+
+    The problems are checked one by one, so that a wrong one costs its own answer only.
+    """
+
+    problems: Annotated[
+        list[Any],
+        Field(
+            min_length=1,
+            max_length=MAX_BATCH_PROBLEMS,
+            json_schema_extra={"items": {"$ref": "#/components/schemas/ProblemBody"}},
+        ),
+    ]
+    arch: Arch | None = None
+    device: Slug | None = None
+    exact: StrictBool = False
+
+
+class TuneBody(ProblemBody):
+    """A tuning job to order. `device` empty: whichever worker comes first."""
+
+    effort: Effort = Effort.DEFAULT
+    priority: Annotated[Priority, Field(description="Higher goes first, whatever is at stake")] = 0
+    calls: Annotated[
+        Calls,
+        Field(
+            description="How often the caller runs this problem, in any span that is the same for "
+            "all its problems (a training step, a day). Of equal priority, the job goes first that "
+            "is expected to save most time in all its calls; those of joined orders add up."
+        ),
+    ] = 0
+    deadline_s: Annotated[
+        DeadlineSeconds | None,
+        Field(
+            description="Seconds from now after which nobody needs the answer: a job that has no "
+            "winner by then fails. Of joined orders the latest holds, or none."
+        ),
+    ] = None
+    device: Slug = ""
+
+
+class WinnerBody(ProblemBody):
+    """A problem's winner on a device model."""
+
+    arch: Arch | None = None
+    device: Slug | None = None
+
+
+class PinBody(WinnerBody):
+    """A revision of a problem's winner."""
+
+    revision: Annotated[Extent, Field(description="Its number, see /winners/history")]
+
+
+class KeyBody(_Strict):
+    """An API key to make."""
+
+    name: KeyName
+    scope: Annotated[Scope, Field(description="Each includes those before it")] = Scope.READ
+    expires_in_s: Annotated[KeyLife | None, Field(description="Seconds; null: never")] = None
+    job_limit: Annotated[
+        JobLimit | None,
+        Field(description="Jobs it may have waiting or running; null: the service's default"),
+    ] = None
+
+
+class KeysQuery(_Strict):
+    """The query of `GET /keys`."""
+
+    inactive: bool = False
+    after: Cursor | None = None
+    limit: PageLimit = 50
+
+
+class AuditQuery(_Strict):
+    """The query of `GET /audit`."""
+
+    action: Action | None = None
+    actor: Annotated[str, Field(max_length=200)] | None = None
+    after: Cursor | None = None
+    limit: PageLimit = 100
+
+
+class JobsQuery(_Strict):
+    """The query of `GET /jobs`."""
+
+    state: JobState | None = None
+    after: Annotated[str, Field(max_length=200)] | None = None
+    limit: PageLimit = 50
+
+
+class PacksQuery(_Strict):
+    """The query of `GET /packs`. `after` is a pack's hash, `toolchain` a toolchain's digest."""
+
+    toolchain: Sha256 | None = None
+    after: Sha256 | None = None
+    limit: PageLimit = 50
+
+
+class Format(StrEnum):
+    """How a list is written. Tables have the link to the next page in a Link header."""
+
+    JSON = "json"  # a page of documents with a link to the next
+    CSV = "csv"  # the same page as a table
+    PARQUET = "parquet"  # the same table with types; needs pyarrow where the service runs
+
+
+Fields = Annotated[
+    str,
+    Field(
+        max_length=1000,
+        description="Columns to give, separated by commas, in this order. JSON rows are then as "
+        "flat as those of tables; without, JSON has whole documents, tables all columns.",
+    ),
+]
+FormatName = Annotated[
+    Format | None, Field(description="Wins over the Accept header; without both, JSON")
+]
+
+
+class ListQuery(_Strict):
+    """How a list is cut into pages and written."""
+
+    limit: PageLimit = 100
+    format: FormatName = None
+    fields: Fields | None = None
+
+
+class WinnersQuery(ListQuery):
+    """The query of `GET /winners`. Sizes that are not given may be any."""
+
+    device: Slug | None = None
+    dtype: DTypeName | None = None
+    layout: Layout | None = None
+    use: Use | None = None
+    m: QueryExtent | None = None
+    n: QueryExtent | None = None
+    k: QueryExtent | None = None
+    batch: QueryExtent | None = None
+    min_speedup: Annotated[
+        float | None, Field(ge=0, allow_inf_nan=False, description="Least gain over cuBLAS, 1.05")
+    ] = None
+    after: WinnerCursor | None = None
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes that are given, by name."""
+        given = {name: getattr(self, name) for name in ("m", "n", "k", "batch")}
+        return {name: size for name, size in given.items() if size is not None}
+
+
+class ResultsQuery(ListQuery):
+    """The query of `GET /results`. A problem is given whole, or not at all."""
+
+    m: QueryExtent | None = None
+    n: QueryExtent | None = None
+    k: QueryExtent | None = None
+    batch: QueryExtent = 1
+    dtype: DTypeName | None = None
+    layout: Layout | None = None
+    device: Slug | None = None
+    phase: Phase | None = None
+    job: Annotated[str, Field(max_length=200)] | None = None
+    after: Cursor | None = None
+
+    @model_validator(mode="after")
+    def _whole_problem(self) -> Self:
+        sizes = [self.m, self.n, self.k]
+        if any(size is None for size in sizes) and any(size is not None for size in sizes):
+            raise ValueError("m, n and k belong together: give all three, or none")
+        return self
+
+    def problem(self) -> Problem | None:
+        """The problem asked about, if one was.
+
+        Raises:
+            InvalidProblem: the layout is not one that the element types support.
+        """
+        if self.m is None or self.n is None or self.k is None:
+            return None
+        return Problem(
+            m=self.m,
+            n=self.n,
+            k=self.k,
+            batch=self.batch,
+            dtype=self.dtype or DType.BF16,
+            layout=self.layout or Layout.TN,
+        )

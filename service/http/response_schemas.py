@@ -1,0 +1,194 @@
+"""What answers look like, as JSON Schemas for the OpenAPI description.
+
+They come from the dataclasses that are encoded, and say in addition what `service.http.documents`
+adds: links, times as text, pages. A test holds every answer of a running service against them, and
+that they leave no member out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from gemmsmith.answer import Answer
+from gemmsmith.device import DeviceModel
+from gemmsmith.history import Origin
+from gemmsmith.kernel import Kernel
+from gemmsmith.snapshot import Row
+from gemmsmith.wire import SCHEMA
+from service.http.tables import TRIALS, WINNERS, Table
+from tuner.compile import Manifest
+from tuner.jobs import Job
+from tuner.store.audit import AuditEntry
+from tuner.store.keys import ApiKey
+from tuner.trial import Trial, Winner
+
+Schema = dict[str, Any]
+
+_CORE = (
+    Answer, ApiKey, AuditEntry, DeviceModel, Job, Kernel, Manifest, Origin, Row, Trial, Winner,
+)  # fmt: skip
+AT = "#/components/schemas/"
+"""Where the description keeps them."""
+_TEXT: Schema = {"type": "string"}
+_FLAG: Schema = {"type": "boolean"}
+_NUMBER: Schema = {"type": "integer"}
+_MOMENT: Schema = {"type": "string", "format": "date-time"}
+_MOMENT_OR_NONE: Schema = {"anyOf": [_MOMENT, {"type": "null"}]}
+_CHECKS: Schema = {"type": "object", "additionalProperties": _TEXT}
+_TYPES: dict[type, Schema] = {
+    int: _NUMBER,
+    float: {"type": "number"},
+    str: _TEXT,
+    bool: _FLAG,
+    datetime: _MOMENT,
+}
+
+
+def ref(name: str) -> Schema:
+    """The component of that name."""
+    return {"$ref": AT + name}
+
+
+def components() -> dict[str, Schema]:
+    """Every shape by its name."""
+    _, found = msgspec.json.schema_components(_CORE, ref_template=AT + "{name}")
+    core: dict[str, Schema] = found
+    for schema in core.values():
+        if "properties" in schema:  # all members are always there
+            schema["required"] = list(schema["properties"])
+    return core | dict(_documents(core)) | dict(_pages())
+
+
+def _documents(core: dict[str, Schema]) -> Iterator[tuple[str, Schema]]:
+    links = ref("Links")
+    answer = _with(core["Answer"], links=links)
+    answer["required"].remove("predicted_us")
+    yield "Answer", answer
+    times = {f"{name}_at": _MOMENT_OR_NONE for name in ("started", "finished", "deadline")}
+    yield "Job", _with(core["Job"], created_at=_MOMENT, **times, links=links)
+    yield "Trial", _with(core["Trial"], id=_NUMBER, created_at=_MOMENT)
+    yield "Winner", _with(core["Winner"], links=links)
+    yield (
+        "Device",
+        _with(core["DeviceModel"], slug=_TEXT, default=_FLAG, local=_FLAG, links=links),
+    )
+    yield (
+        "KernelDocument",
+        _with(core["Kernel"], pack={"anyOf": [_TEXT, {"type": "null"}]}, links=links),
+    )
+    pack = _with(core["Manifest"], hash=_TEXT, links=links)
+    del pack["properties"]["format"]
+    pack["required"].remove("format")
+    yield "Manifest", pack
+    times = {f"{name}_at": _MOMENT_OR_NONE for name in ("expires", "last_used", "revoked")}
+    key = _with(core["ApiKey"], created_at=_MOMENT, **times, links=links)
+    yield "ApiKey", key
+    yield "NewApiKey", _with(key, key=_TEXT)
+    yield "AuditEntry", _with(core["AuditEntry"], at=_MOMENT)
+    yield (
+        "Revision",
+        _object(current=_FLAG, origin=ref("Origin"), answer=ref("Answer"), links=links),
+    )
+    yield (
+        "Snapshot",
+        _object(
+            format=_NUMBER,
+            device=_TEXT,
+            revision=_TEXT,
+            winners={"type": "array", "items": ref("Row")},
+        ),
+    )
+    yield (
+        "Batch",
+        _object(
+            answers={"type": "array", "items": {"anyOf": [ref("Answer"), ref("ProblemDetails")]}}
+        ),
+    )
+    yield "Devices", _object(devices={"type": "array", "items": ref("Device")})
+    yield "Event", _event()
+    yield "Health", _object(status=_TEXT)
+    yield "Readiness", _object(status=_TEXT, schema=_TEXT, checks=_CHECKS)
+    yield "TrialRow", _row(TRIALS)
+    yield "WinnerRow", _row(WINNERS)
+    yield (
+        "Links",
+        {
+            "description": "What to do next, by name.",
+            "type": "object",
+            "additionalProperties": ref("Link"),
+        },
+    )
+    link = _object(href=_TEXT, method=_TEXT, body={"type": "object"})
+    yield "Link", {**link, "required": ["href"]}
+    yield "ProblemDetails", _problem(links)
+
+
+def _problem(links: Schema) -> Schema:
+    error = _object(field=_TEXT, message=_TEXT, accepted=_TEXT)
+    error["required"].remove("accepted")
+    problem = _object(
+        type={"type": "string", "pattern": "^urn:gemmsmith:problem:"},
+        title=_TEXT,
+        status={"type": "integer", "minimum": 400, "maximum": 599},
+        detail=_TEXT,
+        instance=_TEXT,
+        errors={"type": "array", "items": error},
+        links=links,
+        checks={**_CHECKS, "description": "How each check of /readyz went."},
+    )
+    problem["required"] = ["type", "title", "status", "detail", "instance"]
+    problem["description"] = "What is wrong and what to do, as RFC 9457 has it."
+    return problem
+
+
+def _event() -> Schema:
+    """Of a stream: before version 3.2, OpenAPI describes one event in place of the stream."""
+    data: Schema = {"type": "string", "contentMediaType": "application/json"}
+    event = _object(id={"type": "string", "pattern": "^[0-9]+$"}, event=_TEXT, data=data)
+    event["description"] = (
+        "`event` is created, started, progress, trial, built, winner or requeued; or the last one: "
+        "finished, failed or cancelled. A stream resumes after the `id` in Last-Event-ID."
+    )
+    return event
+
+
+def _pages() -> Iterator[tuple[str, Schema]]:
+    for name, member, items in (
+        ("Jobs", "jobs", ref("Job")),
+        ("Packs", "packs", ref("Manifest")),
+        ("Keys", "keys", ref("ApiKey")),
+        ("Audit", "entries", ref("AuditEntry")),
+        ("History", "revisions", ref("Revision")),
+        ("Results", "trials", {"anyOf": [ref("Trial"), ref("TrialRow")]}),
+        ("Winners", "winners", {"anyOf": [ref("Winner"), ref("WinnerRow")]}),
+    ):
+        yield (
+            name,
+            _object(
+                schema={"type": "integer", "const": SCHEMA},
+                **{member: {"type": "array", "items": items}},
+                links=ref("Links"),
+            ),
+        )
+
+
+def _object(**properties: Schema) -> Schema:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _with(schema: Schema, **properties: Schema) -> Schema:
+    """The schema with further members, or others of the same names."""
+    members = schema["properties"] | properties
+    return {**schema, "properties": members, "required": list(members)}
+
+
+def _row(table: Table[Any]) -> Schema:
+    """A row of chosen columns."""
+    members = {
+        name: {"anyOf": [_TYPES[kind], {"type": "null"}]} for name, kind in table.columns.items()
+    }
+    return {"type": "object", "properties": members, "additionalProperties": False}

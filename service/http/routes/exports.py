@@ -1,0 +1,157 @@
+"""`GET /winners`: current winners page by page; and how lists are written, as JSON or as tables."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Header, Query
+from starlette.responses import Response
+
+from gemmsmith.wire import SCHEMA
+from service.http import documents, tables
+from service.http.abilities import Asking
+from service.http.access import Scope, needs
+from service.http.errors import ProblemError, invalid_field
+from service.http.parameters import winner_cursor
+from service.http.requests import Format, ListQuery, WinnersQuery
+from service.http.routes.paging import filled, next_page
+from service.http.state import Service
+from service.lookup.cache import VARY
+from tuner.trial import Winner
+
+router = APIRouter(tags=["history"])
+
+T = TypeVar("T")
+# OpenAPI describes Accept by the media types of the answers.
+Accept = Annotated[str, Header(include_in_schema=False)]
+
+MEDIA_TYPES = {
+    Format.JSON: "application/json",
+    Format.CSV: "text/csv",
+    Format.PARQUET: "application/vnd.apache.parquet",
+}
+
+
+@router.get("/winners", dependencies=[needs(Scope.READ)])
+def winners(
+    service: Service,
+    asking: Asking,
+    query: Annotated[WinnersQuery, Query()],
+    accept: Accept = "*/*",
+) -> Response:
+    """Current winners of a GPU model, first tuned first, as JSON, CSV or Parquet."""
+    device = service.catalogue.resolve(None, query.device)
+    found: list[Winner] = []
+    if device is not None:
+        # The next page is of the same device, whichever is the default by then.
+        query = query.model_copy(update={"device": device.slug})
+        read = functools.partial(
+            service.store.winners,
+            device=device.slug,
+            dtype=query.dtype,
+            layout=query.layout,
+            use=query.use,
+            sizes=query.sizes,
+            min_speedup=query.min_speedup,
+            limit=query.limit,
+        )
+        found = filled(
+            lambda after: read(after=after),
+            lambda winner: asking.knows(winner.problem),
+            cursor=lambda last: last.problem,
+            after=query.after,
+            limit=query.limit,
+        )
+    return listing(
+        "/winners",
+        "winners",
+        query,
+        accept,
+        tables.WINNERS,
+        [asking.told(winner) for winner in found],
+        document=documents.winner,
+        cursor=lambda last: winner_cursor(last.problem),
+    )
+
+
+def listing(
+    path: str,
+    name: str,
+    query: ListQuery,
+    accept: str,
+    table: tables.Table[T],
+    records: Sequence[T],
+    *,
+    document: Callable[[T], Any],
+    cursor: Callable[[T], object],
+) -> Response:
+    """A page of `records` as the query or the Accept header wants it, leading to the next one.
+
+    In a JSON page `name` is the member that has the records, each as a `document` where no fields
+    were chosen. `cursor` gives what `after` must be for the page behind a record.
+
+    Raises:
+        ProblemError: no such field, no such media type, or no pyarrow for Parquet.
+    """
+    form = query.format or _negotiated(accept)
+    try:
+        fields = table.choose(query.fields)
+    except tables.UnknownField as error:
+        raise invalid_field("fields", f"unknown: {error.name!r:.80}", error.accepted) from None
+    following = next_page(path, query, records, cursor)
+    headers = {"Vary": f"Accept, {VARY}", "Gemmsmith-Schema": str(SCHEMA)}
+    if form is Format.JSON:
+        chosen = query.fields is not None
+        items = table.rows(records, fields) if chosen else map(document, records)
+        return documents.json_response(documents.page(name, items, following), headers=headers)
+    if following:
+        headers["Link"] = f'<{following}>; rel="next"'
+    try:
+        content = table.write(table.rows(records, fields), fields, tables.FileFormat(form.value))
+    except tables.ParquetMissing as error:
+        raise ProblemError(
+            status=501,
+            kind="parquet-missing",
+            title="No Parquet here",
+            detail=f"{error}. Until then: format=csv.",
+        ) from None
+    return Response(content, media_type=MEDIA_TYPES[form], headers=headers)
+
+
+def _negotiated(accept: str) -> Format:
+    """The format that an Accept header likes best; JSON of equals.
+
+    Raises:
+        ProblemError: none of ours.
+    """
+    ranges = dict(_range(part) for part in accept.split(",") if part.strip())
+
+    def liked(form: Format) -> float:
+        kind = MEDIA_TYPES[form]
+        patterns = (kind, kind.split("/")[0] + "/*", "*/*")  # the most specific one counts
+        return next((ranges[pattern] for pattern in patterns if pattern in ranges), 0.0)
+
+    best = max(Format, key=liked)
+    if ranges and not liked(best):
+        raise ProblemError(
+            status=406,
+            kind="not-acceptable",
+            title="Not acceptable",
+            detail=f"Accept: there is {', '.join(MEDIA_TYPES.values())}; or say format=.",
+        )
+    return best
+
+
+def _range(part: str) -> tuple[str, float]:
+    """A media range and its weight; a weight that cannot be read is 1."""
+    kind, *parameters = (word.strip().lower() for word in part.split(";"))
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "q":
+            try:
+                return kind, min(1.0, max(0.0, float(value)))
+            except ValueError:
+                break
+    return kind, 1.0

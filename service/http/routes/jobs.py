@@ -1,0 +1,208 @@
+"""`/jobs`: tuning jobs, cancelling and retrying them, and their progress as server-sent events.
+
+A stream sends every event after the client's `Last-Event-ID` from the database, so it resumes
+where it broke, on any server process; it ends after the job's last event. `latest` in place of an
+id means the newest job. Whoever is told that a job is over finds its winner in the next lookup.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+import anyio
+import anyio.to_thread
+import msgspec
+from fastapi import APIRouter, Header, Query
+from starlette.responses import Response, StreamingResponse
+
+from gemmsmith.tuning import JobState
+from service.http import documents
+from service.http.abilities import EVERYTHING, Abilities, Asking
+from service.http.access import Caller, Scope, needs
+from service.http.admission import (
+    IdempotencyKey,
+    accepted,
+    key_name,
+    key_reused,
+    refused_without_room,
+)
+from service.http.errors import ProblemError, invalid_field, not_found
+from service.http.parameters import Cursor
+from service.http.requests import JobsQuery
+from service.http.routes.paging import filled, next_page
+from service.http.state import Service, State
+from tuner.errors import JobNotFound, NotRetryable
+from tuner.jobs import Job, RecordedEvent
+
+router = APIRouter(prefix="/jobs", tags=["tuning"])
+
+TERMINAL_EVENTS = frozenset({"finished", "failed", "cancelled"})
+
+_EVENTS_AT_ONCE = 200
+
+
+@router.get("", dependencies=[needs(Scope.READ)])
+def list_jobs(service: Service, asking: Asking, query: Annotated[JobsQuery, Query()]) -> Response:
+    """Jobs, newest first; `links.next` leads to the older ones."""
+    try:
+        jobs = _jobs(service, asking, query.state, query.after, query.limit)
+    except JobNotFound as error:
+        raise invalid_field("after", f"{error}", "the `after` of a page's `links.next`") from None
+    if any(job.state.terminal for job in jobs):
+        service.catch_up()
+    following = next_page("/jobs", query, jobs, lambda last: last.id)
+    return documents.json_response(documents.page("jobs", map(documents.job, jobs), following))
+
+
+@router.get("/{job_id}", dependencies=[needs(Scope.READ)])
+def get_job(service: Service, asking: Asking, job_id: str) -> Response:
+    """One job: its state, how far it is, and the best so far."""
+    return documents.json_response(
+        documents.job(_get(service, job_id, asking)), headers={"Cache-Control": "no-cache"}
+    )
+
+
+@router.delete("/{job_id}", status_code=202)
+def cancel_job(
+    service: Service, caller: Annotated[Caller, needs(Scope.TUNE)], job_id: str
+) -> Response:
+    """Ask for cancellation: at once for a waiting job, after the current candidate for a running
+    one. A job that has ended stays as it is. Trials are kept.
+    """
+    service.queue.cancel(_get(service, job_id).id, actor=caller.name)
+    return documents.json_response(documents.job(_get(service, job_id)), status=202)
+
+
+@router.post("/{job_id}/retry", status_code=202)
+def retry_job(
+    service: Service,
+    caller: Annotated[Caller, needs(Scope.TUNE)],
+    job_id: str,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Order anew what a job failed to do, or was cancelled before; answers as `POST /tune` does.
+
+    The new job has the old one's problem, effort, device, priority and calls, and no deadline. A
+    job that is done or not over yet gets a 409.
+    """
+    old = _get(service, job_id)
+    try:
+        with refused_without_room(service, caller):
+            job, created = service.queue.retry(
+                old.id,
+                ordered_by=key_name(caller),
+                job_limit=caller.job_limit,
+                idempotency_key=idempotency_key,
+            )
+    except NotRetryable as error:
+        raise ProblemError(
+            status=409,
+            kind="not-retryable",
+            title="Nothing to try again",
+            detail=f"{error}.",
+            links={"job": {"href": f"/jobs/{old.id}"}},
+        ) from error
+    if (job.problem, job.effort, job.device) != (old.problem, old.effort, old.device):
+        raise key_reused(job)
+    return accepted(job, created=created)
+
+
+@router.get("/{job_id}/events", dependencies=[needs(Scope.READ)])
+def job_events(
+    service: Service,
+    job_id: str,
+    after: Annotated[Cursor, Query(description="Event to continue after")] = 0,
+    last_event_id: Annotated[
+        str | None,
+        Header(description="As `after`; it wins", json_schema_extra={"pattern": "^[0-9]{0,18}$"}),
+    ] = None,
+) -> Response:
+    """The job's events from the first (or from `Last-Event-ID`) to its end, as they happen."""
+    job = _get(service, job_id)
+    if last_event_id:
+        if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 19):
+            raise invalid_field("Last-Event-ID", "is not an event's id", "an id from this stream")
+        after = int(last_event_id)
+    return StreamingResponse(
+        _stream(service, job.id, after),
+        media_type="text/event-stream",
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+    )
+
+
+def _jobs(
+    service: State, asking: Abilities, state: JobState | None, after: str | None, limit: int
+) -> list[Job]:
+    return filled(
+        lambda after: service.queue.list(state=state, after=after, limit=limit),
+        lambda job: asking.knows(job.problem),
+        cursor=lambda last: last.id,
+        after=after,
+        limit=limit,
+    )
+
+
+def _get(service: State, job_id: str, asking: Abilities = EVERYTHING) -> Job:
+    job = _find(service, job_id, asking)
+    if job.state.terminal:
+        service.catch_up()
+    return job
+
+
+def _find(service: State, job_id: str, asking: Abilities) -> Job:
+    if job_id == "latest":
+        newest = _jobs(service, asking, None, None, 1)
+        if not newest:
+            raise not_found("Job", "There are no jobs yet; order one with POST /tune.")
+        return newest[0]
+    try:
+        found = service.queue.get(job_id)
+    except JobNotFound:
+        found = None
+    if found is None or not asking.knows(found.problem):
+        raise not_found("Job", f"There is no job {job_id!r:.80}.", {"jobs": {"href": "/jobs"}})
+    return found
+
+
+async def _stream(service: State, job_id: str, after: int) -> AsyncIterator[bytes]:
+    """Events in wire format. The generator is closed by the server when the client is gone."""
+    settings = service.settings
+    spoke = time.monotonic()
+    yield b"retry: 1000\n\n"
+    while not service.stopping.is_set():
+        final, events = await anyio.to_thread.run_sync(_news, service, job_id, after)
+        for event in events:
+            after = event.id
+            yield _wire(event)
+            if event.kind in TERMINAL_EVENTS:
+                return
+        if len(events) == _EVENTS_AT_ONCE:
+            continue
+        if final:
+            return
+        now = time.monotonic()
+        if events:
+            spoke = now
+        elif now - spoke >= settings.events_heartbeat_s:
+            spoke = now
+            yield b": still here\n\n"
+        await anyio.sleep(settings.events_poll_s)
+
+
+def _news(service: State, job_id: str, after: int) -> tuple[bool, list[RecordedEvent]]:
+    """Whether the job is over, and its next events.
+
+    In this order: of a job that is over here, the last event cannot be missing there.
+    """
+    final = service.queue.get(job_id).state.terminal
+    events = service.queue.events(job_id, after, _EVENTS_AT_ONCE)
+    if final or any(event.kind in TERMINAL_EVENTS for event in events):
+        service.catch_up()
+    return final, events
+
+
+def _wire(event: RecordedEvent) -> bytes:
+    data = msgspec.json.encode(documents.job_event(event))
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), data)

@@ -1,0 +1,75 @@
+"""`/keys`: API keys, made, listed and revoked. A key itself is shown once, where it is made."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Query
+from starlette.responses import Response
+
+from service.http import documents
+from service.http.access import Caller, Scope, needs
+from service.http.errors import ProblemError, not_found
+from service.http.requests import KeyBody, KeysQuery
+from service.http.routes.paging import next_page
+from service.http.state import Service
+from tuner.errors import KeyNameTaken, KeyNotFound
+from tuner.store.keys import ApiKey
+
+router = APIRouter(prefix="/keys", tags=["access"])
+
+
+@router.get("", dependencies=[needs(Scope.ADMIN)])
+def list_keys(service: Service, query: Annotated[KeysQuery, Query()]) -> Response:
+    """Keys that work, newest first; with `inactive` also those revoked or expired."""
+    keys = service.store.keys.list(inactive=query.inactive, after=query.after, limit=query.limit)
+    following = next_page("/keys", query, keys, lambda last: last.id)
+    return documents.json_response(documents.page("keys", map(_document, keys), following))
+
+
+@router.post("", status_code=201)
+def create_key(
+    service: Service, caller: Annotated[Caller, needs(Scope.ADMIN)], body: KeyBody
+) -> Response:
+    """Make a key. Its `key` is in this answer and nowhere else: only a hash of it is kept."""
+    try:
+        key, secret = service.store.keys.create(
+            body.name,
+            body.scope,
+            expires_in_s=body.expires_in_s,
+            job_limit=body.job_limit,
+            actor=caller.name,
+        )
+    except KeyNameTaken as error:
+        raise ProblemError(
+            status=409, kind="key-name-taken", title="Name taken", detail=f"{error}."
+        ) from error
+    service.access.reload()
+    return documents.json_response(
+        {"key": secret, **_document(key)}, status=201, headers={"Cache-Control": "no-store"}
+    )
+
+
+@router.delete("/{name}")
+def revoke_key(
+    service: Service, caller: Annotated[Caller, needs(Scope.ADMIN)], name: str
+) -> Response:
+    """End a key for good; its name is free again. Jobs that it ordered go on."""
+    try:
+        key = service.store.keys.revoke(name, actor=caller.name)
+    except KeyNotFound:
+        raise not_found(
+            "Key", f"There is no active key {name!r:.210}.", {"keys": {"href": "/keys"}}
+        ) from None
+    service.access.reload()
+    return documents.json_response(_document(key))
+
+
+def _document(key: ApiKey) -> dict[str, Any]:
+    times = {
+        name: documents.timestamp(getattr(key, name))
+        for name in ("created_at", "expires_at", "last_used_at", "revoked_at")
+    }
+    links = {} if key.revoked_at else {"revoke": {"href": f"/keys/{key.name}", "method": "DELETE"}}
+    return {**msgspec.to_builtins(key), **times, "links": links}

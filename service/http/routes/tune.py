@@ -1,0 +1,59 @@
+"""`POST /tune`: order a tuning job."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from service.http.access import Caller, Scope, needs
+from service.http.admission import (
+    IdempotencyKey,
+    accepted,
+    key_name,
+    key_reused,
+    refused_without_room,
+)
+from service.http.requests import TuneBody
+from service.http.state import Service
+from service.lookup.devices import check_fits
+from tuner.search import demand
+
+router = APIRouter(tags=["tuning"])
+
+
+@router.post("/tune", status_code=202)
+def tune(
+    service: Service,
+    caller: Annotated[Caller, needs(Scope.TUNE)],
+    body: TuneBody,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Order a tuning job: 202 for a new one, 200 for the one that already does this.
+
+    The job's `calls` are those of all orders that joined it, and its `expected_saving_us` what
+    tuning is expected to save in them together, in microseconds: null while there are none. An
+    order that is repeated with its Idempotency-Key adds nothing. While the queue is full, or as
+    many jobs of the caller's key wait and run as may, new jobs are refused with a 429: send the
+    order again after `Retry-After` seconds.
+    """
+    problem = body.problem()
+    model = service.catalogue.resolve(None, body.device)
+    check_fits(problem, model, measured=True)
+    with refused_without_room(service, caller):
+        job, created = service.queue.enqueue(
+            problem,
+            effort=body.effort,
+            device=body.device,
+            priority=body.priority,
+            calls=body.calls,
+            saving_us=demand.estimate(service.store, problem, model),
+            deadline_s=body.deadline_s,
+            ordered_by=key_name(caller),
+            job_limit=caller.job_limit,
+            idempotency_key=idempotency_key,
+        )
+    if (job.problem, job.effort, job.device) != (problem, body.effort, body.device):
+        raise key_reused(job)
+    return accepted(job, created=created)

@@ -1,0 +1,68 @@
+"""What the requests of one application share: opened at start, closed at the end."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from service.http.access import Doorkeeper
+from service.lookup.cache import Answers
+from service.lookup.devices import Catalogue
+from service.lookup.neighbourhood import Chart
+from service.lookup.watcher import StoreWatcher
+from service.metrics.prometheus import Metrics
+from service.settings import Settings
+from tuner.compile.artifacts import ArtifactStore
+from tuner.errors import StoreError
+from tuner.jobs import Queue
+from tuner.search.ranking import Ranker
+from tuner.store import Store
+
+
+@dataclass(kw_only=True)
+class State:
+    """The store and what is built on it.
+
+    Attributes:
+        answers: what lookups were answered, while it is true; `watcher` sees to that.
+        chart: what a prediction has to know of the store.
+        ranker: predicts what lookups find no winner for.
+        access: tells who makes a request, and whether they may.
+        stopping: set when the server begins to stop; event streams then end, and their clients
+            resume with `Last-Event-ID` at the next server.
+    """
+
+    settings: Settings
+    store: Store
+    queue: Queue
+    catalogue: Catalogue
+    answers: Answers
+    watcher: StoreWatcher
+    metrics: Metrics
+    artifacts: ArtifactStore
+    ranker: Ranker
+    access: Doorkeeper
+    stopping: threading.Event = field(default_factory=threading.Event)
+    chart: Chart = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.chart = Chart(self.store)
+
+    def catch_up(self) -> None:
+        """Let lookups show what has changed until now, before anybody is told of the change."""
+        try:
+            self.watcher.refresh()
+        except StoreError:
+            self.answers.clear()  # what changed cannot be told, and the caller must not wait
+
+
+async def _state(request: Request) -> State:
+    state: State = request.app.state.service
+    return state
+
+
+Service = Annotated[State, Depends(_state)]
+"""The shared state, as a parameter of a route."""

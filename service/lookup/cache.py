@@ -1,0 +1,263 @@
+"""Answers of lookups as they go over the wire, kept in memory while they are true.
+
+Memory only: what reads them anew is `service.lookup.reader`, what drops those that may have changed
+`service.lookup.watcher`. A hit costs no database, no pydantic and no FastAPI. The least recently
+used go first. Threads share one `Answers`.
+
+An answer is kept only if nothing was dropped since its reading began: each drop begins a new
+generation, and `keep` takes the one that was current then. So what is in memory is never older
+than what the last drop had seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Self, TypeVar
+
+import msgspec
+
+from gemmsmith.answer import Answer, Match
+from gemmsmith.kernel import Backend
+from gemmsmith.problem import MAX_EXTENT, DType, Layout, Problem
+from gemmsmith.wire import RUNS
+from service.http import documents
+from service.http.abilities import without_config
+from service.http.parameters import DTYPE_PATTERN
+from service.lookup.find import REACH, Kind, kind
+
+_LONGEST_QUERY = 300
+"""Bytes of a query string worth keeping; a lookup with every parameter given has about 120."""
+
+_NEIGHBOURHOODS = 32
+"""Changed winners up to which each answer's distance from each of them is looked at; beyond, all
+that are alike go: a whole import costs less to answer anew than to compare."""
+
+_Extent = Annotated[int, msgspec.Meta(ge=1, le=MAX_EXTENT)]
+_DType = Annotated[str, msgspec.Meta(pattern=f"^{DTYPE_PATTERN}$")]
+
+
+class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A problem as it is asked for: `service.http.requests.ProblemBody`, decoded many times faster.
+
+    It takes what that takes, and its errors are not for people.
+    """
+
+    m: _Extent
+    n: _Extent
+    k: _Extent
+    batch: _Extent = 1
+    dtype: _DType = DType.BF16.value
+    layout: Layout = Layout.TN
+
+    @classmethod
+    def of(cls, problem: Problem) -> Self:
+        """The question for a problem."""
+        return cls(problem.m, problem.n, problem.k, problem.batch, problem.dtype, problem.layout)
+
+    def problem(self) -> Problem:
+        """The problem meant.
+
+        Raises:
+            InvalidProblem: the layout is not one that the element types support.
+        """
+        return Problem(
+            m=self.m, n=self.n, k=self.k, batch=self.batch, dtype=self.dtype, layout=self.layout
+        )
+
+
+VARY = f"{RUNS}, User-Agent"
+"""What an answer depends on beside its address."""
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+Key = tuple[str, Question]
+"""A device model's slug and what is asked about it."""
+
+RawHeaders = list[tuple[bytes, bytes]]
+"""As ASGI has them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rendered:
+    """An answer in JSON, and what it depends on.
+
+    Attributes:
+        etag: of the body: another one as soon as anything in it is another.
+        kernel, backend, pack: that the answer names, if it does.
+    """
+
+    body: bytes
+    etag: str
+    match: Match
+    device: str
+    problem: Problem
+    kernel: str | None
+    backend: Backend | None
+    pack: str | None
+
+    @classmethod
+    def of(cls, answer: Answer) -> Self:
+        """The answer, rendered."""
+        body = msgspec.json.encode(documents.answer(answer))
+        return cls(
+            body=body,
+            etag=f'"{hashlib.blake2s(body, digest_size=12).hexdigest()}"',
+            match=answer.match,
+            device=answer.device.slug,
+            problem=answer.problem,
+            kernel=answer.config.kernel.name if answer.config else None,
+            backend=answer.config.kernel.backend if answer.config else None,
+            pack=answer.config.pack if answer.config else None,
+        )
+
+    def without_config(self) -> Rendered:
+        """The same to a caller who cannot run the config; rare enough to be made when asked for."""
+        return Rendered.of(without_config(msgspec.json.decode(self.body, type=Answer)))
+
+    def reply(self, if_none_match: str | None) -> tuple[int, RawHeaders, bytes]:
+        """Status, headers and body for a caller who has what `If-None-Match` names, if anything.
+
+        To be validated each time: another answer may be the right one at any moment.
+        """
+        headers = [
+            (b"etag", self.etag.encode()),
+            (b"cache-control", b"no-cache"),
+            (b"vary", VARY.encode()),
+        ]
+        if if_none_match is not None and self._is_among(if_none_match):
+            return 304, headers, b""
+        length = b"%d" % len(self.body)
+        headers += [(b"content-length", length), (b"content-type", b"application/json")]
+        return 200, headers, self.body
+
+    def _is_among(self, tags: str) -> bool:
+        # Proxies that compress make strong tags weak.
+        given = {tag.strip().removeprefix("W/") for tag in tags.split(",")}
+        return "*" in given or self.etag in given
+
+
+class Answers:
+    """The memory: at most `limit` answers, and as many query strings that lead to them."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._answers: OrderedDict[Key, Rendered] = OrderedDict()
+        self._queries: OrderedDict[bytes, tuple[Key, bool]] = OrderedDict()
+        self._generation = 0
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    @property
+    def generation(self) -> int:
+        """To be read before what is given to `keep` is read from the database."""
+        return self._generation
+
+    def get_many(
+        self, device: str, questions: Iterable[Question], *, exact: bool
+    ) -> list[Rendered | None]:
+        """What is known of each question about a device model.
+
+        With `exact`, only what was measured on the very problem.
+        """
+        with self._lock:
+            return [self._get((device, question), exact) for question in questions]
+
+    def asked(self, query: bytes) -> Rendered | None:
+        """What is known under a query string that `keep_query` was given."""
+        with self._lock:
+            found = self._queries.get(query)
+            if found is None:
+                return None
+            self._queries.move_to_end(query)
+            return self._get(*found)
+
+    def keep(self, answer: Rendered, generation: int) -> None:
+        """Keep an answer whose reading began in that generation, if that is still current."""
+        key = (answer.device, Question.of(answer.problem))
+        with self._lock:
+            if generation == self._generation:
+                _put(self._answers, key, answer, self._limit)
+
+    def keep_query(self, query: bytes, answer: Rendered, *, exact: bool, generation: int) -> None:
+        """Let a query string lead to the answer's problem and device from now on."""
+        if len(query) > _LONGEST_QUERY:
+            return
+        key = (answer.device, Question.of(answer.problem))
+        with self._lock:
+            if generation == self._generation:
+                _put(self._queries, query, (key, exact), self._limit)
+
+    def clear(self) -> None:
+        """Drop everything, what query strings lead to included."""
+        with self._lock:
+            self._generation += 1
+            self._answers.clear()
+            self._queries.clear()
+
+    def drop_changed(self, changed: Iterable[tuple[str, Problem]]) -> None:
+        """Drop what may be another answer once these problems have other winners.
+
+        That is the problems' own answers, and those of others around them that were not measured
+        themselves: their nearest winner may be another, or there may be one now.
+        """
+        exact = set(changed)
+        near: dict[Kind, list[tuple[float, float, float]]] = {}
+        for device, problem in exact:
+            near.setdefault(kind(problem, device), []).append(problem.log_extents)
+
+        def affected(answer: Rendered) -> bool:
+            if (answer.device, answer.problem) in exact:
+                return True
+            if answer.match is Match.EXACT:
+                return False
+            there = near.get(kind(answer.problem, answer.device), ())
+            if len(there) > _NEIGHBOURHOODS:
+                return True
+            here = answer.problem.log_extents
+            return any(math.dist(here, other) <= REACH for other in there)
+
+        self._drop(affected)
+
+    def drop_packed(self, packs: Collection[str], holding: Mapping[str, str]) -> None:
+        """Drop answers whose pack is not among `packs`, or is not the one `holding` the kernel."""
+
+        def affected(answer: Rendered) -> bool:
+            if answer.kernel is not None and answer.kernel in holding:
+                return answer.pack != holding[answer.kernel]
+            return answer.pack is not None and answer.pack not in packs
+
+        self._drop(affected)
+
+    def _get(self, key: Key, exact: bool) -> Rendered | None:
+        """What is known, now used last; under the lock."""
+        found = self._answers.get(key)
+        if found is None or (exact and found.match is not Match.EXACT):
+            return None
+        self._answers.move_to_end(key)
+        return found
+
+    def _drop(self, affected: Callable[[Rendered], bool]) -> None:
+        with self._lock:
+            self._generation += 1  # first: what is being read may be older than what is known now
+            there = list(self._answers.items())
+        # Not under the lock: lookups go on meanwhile.
+        victims = [(key, answer) for key, answer in there if affected(answer)]
+        with self._lock:
+            for key, answer in victims:
+                if self._answers.get(key) is answer:
+                    del self._answers[key]
+
+
+def _put(kept: OrderedDict[K, V], key: K, value: V, limit: int) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    if len(kept) > limit:
+        kept.popitem(last=False)

@@ -1,0 +1,88 @@
+"""The device models a question can be about, and which one is meant when none is named.
+
+The service's own GPU comes first, then what the store knows. The list is read again when nothing
+on it fits, as a worker elsewhere may just have added one, and when `service.lookup.watcher` sees
+another.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from gemmsmith.device import DeviceModel
+from gemmsmith.problem import Problem
+from service.http.errors import invalid_field
+from service.http.requests import Arch
+from tuner.workloads.footprint import footprint_bytes
+
+
+class Catalogue:
+    """Known device models. `read` lists those of the store."""
+
+    def __init__(
+        self, read: Callable[[], Sequence[DeviceModel]], local: DeviceModel | None
+    ) -> None:
+        self.local = local
+        self._read = read
+        self._models: list[DeviceModel] = []
+        self._is_read = False
+        self._reading = threading.Lock()
+
+    def known(self, *, refresh: bool = False) -> list[DeviceModel]:
+        """All known models, the service's own GPU first."""
+        with self._reading:  # so that no older list replaces a newer one
+            if refresh or not self._is_read:
+                local = [self.local] if self.local is not None else []
+                slugs = {model.slug for model in local}
+                self._models = local + [model for model in self._read() if model.slug not in slugs]
+                self._is_read = True
+            return self._models
+
+    def resolve(self, arch: Arch | None, slug: str | None) -> DeviceModel | None:
+        """The model that is meant; None while no model (of that architecture) is known.
+
+        Raises:
+            ProblemError: no such device, or it is of another architecture.
+        """
+        if not slug:
+            return self._find(lambda model: arch is None or model.arch == arch)
+        model = self._find(lambda model: model.slug == slug)
+        if model is None:
+            accepted = (
+                ", ".join(known.slug for known in self._models) or "none yet; tune a problem first"
+            )
+            raise invalid_field("device", f"unknown: {slug!r:.80}", accepted)
+        if arch is not None and model.arch != arch:
+            raise invalid_field("device", f"{slug} is {model.arch}, not {arch}", f"an {arch} GPU")
+        return model
+
+    def _find(self, wanted: Callable[[DeviceModel], bool]) -> DeviceModel | None:
+        for refresh in (False, True):
+            for model in self.known(refresh=refresh):
+                if wanted(model):
+                    return model
+        return None
+
+
+def check_fits(problem: Problem, model: DeviceModel | None, *, measured: bool = False) -> None:
+    """Refuse a problem that the device's memory cannot hold.
+
+    With `measured`, what measuring needs beside the operands counts too.
+
+    Raises:
+        ProblemError: it does not fit; the message has both sizes.
+    """
+    if model is None:
+        return
+    needed = footprint_bytes(problem) if measured else problem.operand_bytes
+    if needed <= model.memory_bytes:
+        return
+    purpose = " to be measured" if measured else ""
+    raise invalid_field(
+        max(("m", "n", "k", "batch"), key=lambda name: int(getattr(problem, name))),
+        f"{problem} takes {needed / 2**30:,.1f} GiB of device memory{purpose}, more than "
+        f"{model.name} has",
+        f"sizes whose A, B and D{' and their verification' if measured else ''} fit in "
+        f"{model.memory_bytes / 2**30:.1f} GiB",
+    )

@@ -1,0 +1,193 @@
+"""From a question to an answer: the exact winner, the nearest legal neighbour's, or a prediction.
+
+Pure over its source: nothing is measured, compiled or written. A neighbour has the question's
+element types, layout, batch and device. Its figures stay those of the problem that was measured,
+and the answer says which that is; nothing is extrapolated. Where no neighbour is near enough, the
+answer is the cost model's proposal without any measured figure, and to run cuBLAS until it is
+tuned: only what was measured may replace that.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from gemmsmith.answer import MAX_DISTANCE, Answer, Config, Match, Use
+from gemmsmith.candidate import Candidate
+from gemmsmith.device import DeviceModel
+from gemmsmith.problem import Layout, Problem
+from service.http.abilities import without_candidate
+from tuner.backends import refusal, splits_refusal
+from tuner.search.predict import Prediction, predict
+from tuner.search.ranking import Ranker
+from tuner.trial import Winner
+
+REACH = MAX_DISTANCE + 0.01
+"""What is read: databases round logarithms in their own way, the distance decides."""
+
+NEIGHBOURS = 64
+"""Neighbours looked at: enough to get past those whose kernels are illegal for the question."""
+
+PackOf = Callable[[str], str | None]
+"""The pack that holds a kernel, by the kernel's name."""
+
+
+Kind = tuple[str, tuple[str, Layout, int]]
+"""What a question and its neighbours share: device model, element types, layout and batch."""
+
+
+class WinnerSource(Protocol):
+    """What a lookup reads: the store, or a snapshot of it."""
+
+    def winner(self, problem: Problem, device_slug: str) -> Winner | None:
+        """The current winner for exactly this problem."""
+        ...
+
+    def near_winners(
+        self, problem: Problem, device_slug: str, limit: int, reach: float
+    ) -> Sequence[Winner]:
+        """Current winners of the same types, layout, batch and device, nearest first.
+
+        None is farther than `reach` octaves.
+        """
+        ...
+
+
+class WinnersInMemory:
+    """A device's winners in memory, for many lookups in one call that must agree."""
+
+    def __init__(self, winners: Iterable[Winner]) -> None:
+        self._exact = {(winner.problem, winner.device.slug): winner for winner in winners}
+        # Logarithms are taken once: thousands of questions are asked of some hundred winners.
+        self._alike: dict[Kind, list[tuple[float, float, float, Winner]]] = {}
+        for winner in self._exact.values():
+            alike = self._alike.setdefault(kind(winner.problem, winner.device.slug), [])
+            alike.append((*winner.problem.log_extents, winner))
+
+    def winner(self, problem: Problem, device_slug: str) -> Winner | None:
+        """The current winner for exactly this problem."""
+        return self._exact.get((problem, device_slug))
+
+    def near_winners(
+        self, problem: Problem, device_slug: str, limit: int, reach: float
+    ) -> list[Winner]:
+        """Current winners of the same types, layout, batch and device, nearest first."""
+        alike = self._alike.get(kind(problem, device_slug), [])
+        m, n, k = problem.log_extents
+        squares = [(x - m) ** 2 + (y - n) ** 2 + (z - k) ** 2 for x, y, z, _ in alike]
+        within = [index for index, square in enumerate(squares) if square <= reach * reach]
+        nearest = heapq.nsmallest(limit, within, key=squares.__getitem__)
+        return [alike[index][3] for index in nearest]
+
+
+def kind(problem: Problem, device_slug: str) -> Kind:
+    """What makes problems alike: one's winner may answer for another of the same kind."""
+    return (device_slug, problem.kind)
+
+
+def find(
+    source: WinnerSource,
+    problem: Problem,
+    device: DeviceModel,
+    *,
+    exact: bool,
+    pack_of: PackOf,
+    ranker: Ranker,
+) -> Answer | None:
+    """The best answer that there is for `problem` on the device.
+
+    None where only an exact one would do and there is none, or where no kernel is legal.
+    `ranker` predicts what has no neighbour.
+
+    A neighbour whose answer is cuBLAS answers too: cuBLAS takes every problem. Its CUTLASS
+    candidate comes along only where it is legal for the question.
+    """
+    winner = source.winner(problem, device.slug)
+    if winner is not None:
+        return as_served(winner, pack_of)
+    if exact:
+        return None
+    for neighbour in source.near_winners(problem, device.slug, NEIGHBOURS, REACH):
+        if problem.distance(neighbour.problem) > MAX_DISTANCE:
+            break
+        if neighbour.candidate is not None and not _legal(neighbour.candidate, problem):
+            if not neighbour.use.is_default:
+                continue
+            neighbour = without_candidate(neighbour)
+        return _answer(problem, neighbour, Match.NEAREST, pack_of)
+    prediction = predict(problem, device, ranker)
+    return _predicted(problem, device, prediction, pack_of) if prediction is not None else None
+
+
+def _legal(candidate: Candidate, problem: Problem) -> bool:
+    """Whether the kernel takes the problem, and can split its K as the launch says."""
+    kernel, launch = candidate.kernel, candidate.launch
+    return refusal(kernel, problem) is None and splits_refusal(kernel, launch, problem) is None
+
+
+def as_served(winner: Winner, pack_of: PackOf) -> Answer:
+    """What is answered to the winner's own problem while that winner is served."""
+    return _answer(winner.problem, winner, Match.EXACT, pack_of)
+
+
+def _answer(problem: Problem, winner: Winner, match: Match, pack_of: PackOf) -> Answer:
+    config = None
+    if winner.candidate is not None:
+        kernel = winner.candidate.kernel
+        # A kernel compiled after the promotion has a pack that the winner does not know of.
+        config = Config(
+            kernel=kernel,
+            launch=winner.candidate.launch,
+            pack=winner.pack or pack_of(kernel.name),
+        )
+    return Answer(
+        problem=problem,
+        match=match,
+        measured=winner.problem,
+        distance=0.0 if match is Match.EXACT else problem.distance(winner.problem),
+        use=winner.use,
+        config=config,
+        statistics=winner.statistics,
+        baseline=winner.baseline,
+        speedup=winner.speedup,
+        correctness=winner.correctness,
+        conditions=winner.conditions,
+        ties=winner.ties,
+        device=winner.device,
+        environment=winner.environment,
+        revision=winner.revision,
+        promoted_at=winner.promoted_at,
+        replayed=winner.replayed,
+        baseline_kernels=winner.baseline_kernels,
+        power_penalty=winner.power_penalty,
+        regimes=winner.regimes,
+        stale=winner.stale,
+        pinned=winner.pinned,
+    )
+
+
+def _predicted(
+    problem: Problem, device: DeviceModel, prediction: Prediction, pack_of: PackOf
+) -> Answer:
+    kernel = prediction.candidate.kernel
+    return Answer(
+        problem=problem,
+        match=Match.PREDICTED,
+        measured=None,
+        distance=None,
+        use=Use.CUBLAS,
+        config=Config(kernel=kernel, launch=prediction.candidate.launch, pack=pack_of(kernel.name)),
+        statistics=None,
+        baseline=None,
+        speedup=None,
+        correctness=None,
+        conditions=None,
+        ties=(),
+        device=device,
+        environment=None,
+        revision=None,
+        promoted_at=None,
+        replayed=False,
+        predicted_us=prediction.us,
+    )

@@ -1,0 +1,216 @@
+"""Lookups as they are answered: from memory, else read from the database and kept.
+
+Every road to an answer ends here: `GET /best`, `POST /best:batch`, and `service.http.fast_path`,
+which takes a short cut to the same memory. What memory lacks is read in as few queries as there
+can be.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from http import HTTPStatus
+from typing import cast
+
+import msgspec
+
+from gemmsmith.device import DeviceModel
+from gemmsmith.errors import InvalidProblem
+from gemmsmith.problem import Problem
+from service.http import documents
+from service.http.abilities import EVERYTHING, Abilities
+from service.http.errors import ProblemError, invalid_field
+from service.http.state import State
+from service.lookup import find
+from service.lookup.cache import Question, Rendered
+from service.lookup.devices import check_fits
+from service.lookup.neighbourhood import Charted
+from service.metrics.prometheus import UNKNOWN, AnswerSource
+from tuner.store import Store
+from tuner.trial import Winner
+
+_BULK_FROM = 32
+"""Problems from which they are read together instead of one by one."""
+
+_SNAPSHOT_MOST = 5_000
+"""Winners of a device up to which many neighbours are looked for in memory (0.4 s to read them);
+among more, each neighbourhood is a query of its own."""
+
+_PARTS_AT_ONCE = 100
+"""Parts of a batch's body in one piece: 100 KB, which a processor's cache has room for."""
+
+Found = Rendered | ProblemError
+
+
+def answer_query(
+    service: State,
+    query: bytes,
+    question: Question,
+    device: DeviceModel | None,
+    *,
+    exact: bool,
+    generation: int,
+) -> Found:
+    """The answer to one question, from now on known under the query string that asked it."""
+    [found] = look_up(service, [question], device, exact=exact, generation=generation)
+    if isinstance(found, Rendered):
+        service.answers.keep_query(query, found, exact=exact, generation=generation)
+    return found
+
+
+def look_up(
+    service: State,
+    questions: Sequence[Question],
+    device: DeviceModel | None,
+    *,
+    exact: bool,
+    generation: int,
+) -> list[Found]:
+    """The answer to each question, or why there is none.
+
+    `generation` is that of the memory before `device` was resolved.
+
+    Raises:
+        StoreError: what memory lacks cannot be read.
+    """
+    slug = device.slug if device is not None else ""
+    known = service.answers.get_many(slug, questions, exact=exact)
+    _count(service, known, AnswerSource.MEMORY)
+    asked = [question for question, answer in zip(questions, known, strict=True) if not answer]
+    if not asked:
+        return cast(list[Found], known)
+    missing = list(dict.fromkeys(asked))
+    read = dict(zip(missing, _read(service, missing, device, exact=exact), strict=True))
+    for answer in read.values():
+        if isinstance(answer, Rendered):
+            service.answers.keep(answer, generation)
+    _count(service, [read[question] for question in asked], AnswerSource.DATABASE)
+    return [answer or read[question] for question, answer in zip(questions, known, strict=True)]
+
+
+def told(found: Found, abilities: Abilities) -> Found:
+    """What a caller of these abilities is told of what was found."""
+    if isinstance(found, ProblemError) or abilities is EVERYTHING:
+        return found
+    if not abilities.knows(found.problem):
+        return documents.not_tuned(found.problem, None, exact=True)
+    return found if abilities.runs(found.backend) else found.without_config()
+
+
+def batch(
+    service: State,
+    asked: Sequence[Question | ProblemError],
+    device: DeviceModel | None,
+    *,
+    exact: bool,
+    generation: int,
+    abilities: Abilities = EVERYTHING,
+) -> Body:
+    """The body of `POST /best:batch`: an answer for each question, an error for what is none.
+
+    Raises:
+        StoreError: what memory lacks cannot be read.
+    """
+    questions = [item for item in asked if isinstance(item, Question)]
+    found = iter(look_up(service, questions, device, exact=exact, generation=generation))
+    answers = (
+        told(next(found), abilities) if isinstance(item, Question) else item for item in asked
+    )
+    return Body(
+        answer.body
+        if isinstance(answer, Rendered)
+        else msgspec.json.encode(answer.document(f"/best:batch#/problems/{index}"))
+        for index, answer in enumerate(answers)
+    )
+
+
+class Body:
+    """Many answers as one JSON document: 20 MB for 10,000, so it is never put into one piece."""
+
+    def __init__(self, answers: Iterable[bytes]) -> None:
+        self._parts = [b'{"answers":[']
+        for answer in answers:
+            self._parts += (answer, b",")
+        self._parts[-1] = b"]}"
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The pieces to be sent one after the other."""
+        for start in range(0, len(self._parts), _PARTS_AT_ONCE):
+            yield b"".join(self._parts[start : start + _PARTS_AT_ONCE])
+
+
+def _read(
+    service: State, questions: Sequence[Question], device: DeviceModel | None, *, exact: bool
+) -> Iterator[Found]:
+    problems = [_problem(question, device) for question in questions]
+    sound = [problem for problem in problems if isinstance(problem, Problem)]
+    charted = Charted(service.store, service.chart)
+    source: find.WinnerSource = charted
+    if device is not None and len(sound) >= _BULK_FROM:
+        source = _Together(service.store, sound, device)
+    pack_of = functools.cache(charted.pack_for)
+    for problem in problems:
+        if isinstance(problem, ProblemError):
+            yield problem
+            continue
+        answer = None
+        if device is not None:
+            answer = find.find(
+                source, problem, device, exact=exact, pack_of=pack_of, ranker=service.ranker
+            )
+        yield (
+            documents.not_tuned(problem, device, exact=exact)
+            if answer is None
+            else Rendered.of(answer)
+        )
+
+
+def _problem(question: Question, device: DeviceModel | None) -> Problem | ProblemError:
+    try:
+        problem = question.problem()
+        check_fits(problem, device)
+    except InvalidProblem as error:
+        return invalid_field(error.field, str(error))
+    except ProblemError as error:
+        return error
+    return problem
+
+
+class _Together:
+    """The winners of many problems, read at once; their neighbours, once one is asked for."""
+
+    def __init__(self, store: Store, problems: Sequence[Problem], device: DeviceModel) -> None:
+        self._store = store
+        self._device = device
+        self._exact = {found.problem: found for found in store.winners_of(problems, device.slug)}
+
+    def winner(self, problem: Problem, _device_slug: str) -> Winner | None:
+        """The current winner for exactly this problem."""
+        return self._exact.get(problem)
+
+    def near_winners(
+        self, problem: Problem, device_slug: str, limit: int, reach: float
+    ) -> Sequence[Winner]:
+        """Current winners of the same types, layout, batch and device, nearest first."""
+        return self._around.near_winners(problem, device_slug, limit, reach)
+
+    @functools.cached_property
+    def _around(self) -> find.WinnerSource:
+        found = self._store.winners(device=self._device.slug, limit=_SNAPSHOT_MOST + 1)
+        return find.WinnersInMemory(found) if len(found) <= _SNAPSHOT_MOST else self._store
+
+
+def _count(service: State, answers: Iterable[Found | None], source: AnswerSource) -> None:
+    """Count lookups by how they were answered; wrong questions are none."""
+    counts: Counter[str] = Counter()
+    for answer in answers:
+        if isinstance(answer, Rendered):
+            counts[answer.match] += 1
+        elif answer is not None and answer.status == HTTPStatus.NOT_FOUND:
+            counts[UNKNOWN] += 1
+    for match, number in counts.items():
+        service.metrics.lookup(match, source, number)

@@ -1,0 +1,250 @@
+"""What Prometheus scrapes: this process's own counters, and what `service.metrics.database` reads.
+
+One registry per application, so that two applications in one process do not mix. Figures that
+come from the database are the same in every service on it: take their maximum over instances, not
+their sum. `docs/operation.md` lists all of them; a test holds that.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gemmsmith.answer import Match
+from gemmsmith.version import VERSION
+from service.metrics.database import Figures
+from tuner.jobs.figures import JobFigures
+from tuner.store.totals import RecordTotals
+
+# When each series began: twice the series, and nothing that Prometheus makes use of.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+# From an answer out of memory to an export of everything.
+_LATENCY_BUCKETS = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1, 5, 30),
+)
+
+UNKNOWN = "unknown"
+"""How a lookup is counted that found nothing."""
+
+
+class AnswerSource(StrEnum):
+    """Where answers come from."""
+
+    MEMORY = "memory"  # read before, and still true
+    DATABASE = "database"
+
+
+class Metrics:
+    """The service's metrics.
+
+    Args:
+        figures: read at each scrape.
+        volumes: folders to tell the free space of, by what they are for.
+    """
+
+    def __init__(self, figures: Figures, volumes: Mapping[str, Path]) -> None:
+        self._figures = figures
+        self.registry = CollectorRegistry()
+        # Kept by their labels: looking a series up costs more than counting.
+        self._requests = functools.cache(
+            Counter(
+                "gemmsmith_requests",
+                "HTTP requests answered",
+                ["method", "route", "status"],
+                registry=self.registry,
+            ).labels
+        )
+        self._latency = functools.cache(
+            Histogram(
+                "gemmsmith_request_seconds",
+                "Time from a request to the end of its answer, event streams excepted",
+                ["route"],
+                buckets=_LATENCY_BUCKETS,
+                registry=self.registry,
+            ).labels
+        )
+        self._lookups = functools.cache(
+            Counter(
+                "gemmsmith_lookups",
+                "Lookups by how they were answered: exact, nearest, predicted or unknown",
+                ["match"],
+                registry=self.registry,
+            ).labels
+        )
+        self._answers = functools.cache(
+            Counter(
+                "gemmsmith_answers",
+                "Answers by where they came from: memory, or the database",
+                ["source"],
+                registry=self.registry,
+            ).labels
+        )
+        self.answers_kept = Gauge(
+            "gemmsmith_answers_kept", "Answers held in memory", registry=self.registry
+        )
+        for match in (*Match, UNKNOWN):
+            self._lookups(match)  # series that exist from the start can be alerted on
+        for source in AnswerSource:
+            self._answers(source)
+        Info("gemmsmith_build", "This gemmsmith", registry=self.registry).info({"version": VERSION})
+        ProcessCollector(registry=self.registry)
+        self.registry.register(_FromDatabase(figures))
+        self.registry.register(_Volumes(volumes))
+
+    def request(self, method: str, route: str, status: int, seconds: float | None) -> None:
+        """Count a request that was answered; `seconds` is None for an event stream."""
+        self._requests(method, route, str(status)).inc()
+        if seconds is not None:
+            self._latency(route).observe(seconds)
+
+    def lookup(self, match: str, source: AnswerSource, number: int = 1) -> None:
+        """Count lookups answered with that `Match`, or `UNKNOWN`."""
+        self._lookups(match).inc(number)
+        self._answers(source).inc(number)
+
+    def render(self) -> bytes:
+        """The exposition text."""
+        self._figures.refresh()
+        return generate_latest(self.registry)
+
+    def close(self) -> None:
+        """Stop reading the database."""
+        self._figures.close()
+
+
+class _FromDatabase(Collector):
+    """Figures as they were read last; those that were never read are absent."""
+
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
+
+    def collect(self) -> Iterator[Metric]:
+        if self._figures.jobs is not None:
+            yield from _of_jobs(self._figures.jobs)
+        if self._figures.records is not None:
+            yield from _of_records(self._figures.records)
+        yield GaugeMetricFamily(
+            "gemmsmith_figures_read_timestamp_seconds",
+            "Unix time at which the figures from the database were read; 0 for never",
+            self._figures.read_at or 0.0,
+        )
+
+
+class _Volumes(Collector):
+    def __init__(self, volumes: Mapping[str, Path]) -> None:
+        self._volumes = volumes
+
+    def collect(self) -> Iterator[Metric]:
+        free = GaugeMetricFamily(
+            "gemmsmith_disk_free_bytes",
+            "Space left for the database and for packs; absent where the folder is missing",
+            labels=["volume"],
+        )
+        for name, folder in self._volumes.items():
+            if folder.is_dir():
+                free.add_metric([name], shutil.disk_usage(folder).free)
+        yield free
+
+
+def _of_jobs(figures: JobFigures) -> Iterator[Metric]:
+    yield _by_label(
+        GaugeMetricFamily,
+        "gemmsmith_jobs",
+        "Tuning jobs that are not over",
+        "state",
+        figures.states,
+    )
+    yield GaugeMetricFamily(
+        "gemmsmith_oldest_waiting_job_seconds",
+        "Time since the oldest waiting job was ordered; 0 where none waits",
+        figures.oldest_waiting_s,
+    )
+    yield GaugeMetricFamily(
+        "gemmsmith_abandoned_jobs",
+        "Running jobs whose worker has stopped renewing its lease",
+        figures.abandoned,
+    )
+    yield _by_label(
+        CounterMetricFamily, "gemmsmith_jobs_ended", "Jobs that are over", "outcome", figures.ended
+    )
+    yield _by_label(
+        CounterMetricFamily,
+        "gemmsmith_job_phase_seconds",
+        "Time of jobs by phase: waiting, enumerate, compile, screen, finals or promote",
+        "phase",
+        figures.phase_seconds,
+    )
+    yield _by_label(
+        CounterMetricFamily,
+        "gemmsmith_device_busy_seconds",
+        "Time in which the worker's device measured",
+        "host",
+        figures.busy_seconds,
+    )
+    yield _by_label(
+        CounterMetricFamily,
+        "gemmsmith_job_kernels",
+        "Kernels that jobs needed, by how they came by them: found, compiled or failed",
+        "how",
+        figures.kernels,
+    )
+    yield CounterMetricFamily(
+        "gemmsmith_compile_seconds",
+        "Time of all compiler runs of jobs; they overlap",
+        figures.compile_seconds,
+    )
+
+
+def _of_records(totals: RecordTotals) -> Iterator[Metric]:
+    yield _by_label(
+        GaugeMetricFamily, "gemmsmith_records", "Records in the database", "kind", totals.records
+    )
+    yield GaugeMetricFamily("gemmsmith_pack_bytes", "Size of the recorded packs", totals.pack_bytes)
+    trials = CounterMetricFamily(
+        "gemmsmith_trials",
+        "Trials by phase and outcome: measured, or why not",
+        labels=["phase", "outcome"],
+    )
+    seconds = CounterMetricFamily(
+        "gemmsmith_trial_seconds",
+        "Time that trials took on the device, verification included",
+        labels=["phase", "outcome"],
+    )
+    for labels, number in totals.trials.items():
+        trials.add_metric(labels, number)
+        seconds.add_metric(labels, totals.trial_seconds[labels])
+    yield trials
+    yield seconds
+
+
+def _by_label(
+    family: type[CounterMetricFamily] | type[GaugeMetricFamily],
+    name: str,
+    documentation: str,
+    label: str,
+    values: Mapping[str, float],
+) -> Metric:
+    metric = family(name, documentation, labels=[label])
+    for value, number in values.items():
+        metric.add_metric([value], number)
+    return metric

@@ -1,0 +1,1 @@
+"""The worker's process: what it builds and measures with, and who restarts it."""

@@ -1,0 +1,58 @@
+"""The library's kernel for a problem, and its algorithms as candidates.
+
+A kernel is one entry of the pack; what there is to choose is which of the library's algorithms it
+runs. Only the library can name them, on the GPU they are for, so a device is asked
+(`Device.proposals`) and nothing is enumerated here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gemmsmith.candidate import Candidate
+from gemmsmith.kernel import CublasLtKernel
+from gemmsmith.launch import Launch
+from gemmsmith.problem import Problem
+from tuner.backends.cublaslt.operations import LibraryOperation
+from tuner.backends.cublaslt.proposals import Proposal
+
+ALIGNMENT_BYTES = 16
+"""Rows that start on less are left to kernels that are made for them: there the library falls back
+to slow ones, and is beaten by factors."""
+
+
+def kernel_for(problem: Problem, arch: str) -> CublasLtKernel | None:
+    """The pack's kernel for a problem; None where it has none, or the library's are no match."""
+    operation = problem.operation.of_kernels
+    found = LibraryOperation.of(operation)
+    if found is None:
+        return None
+    a, b, d = (
+        ALIGNMENT_BYTES // element.bytes for element in (operation.a, operation.b, operation.d)
+    )
+    if problem.contiguous_a % a or problem.contiguous_b % b or problem.n % d:
+        return None
+    return CublasLtKernel(
+        name=found.name,
+        arch=arch,
+        dtype=operation.dtype,
+        layout=operation.layout,
+        alignment_a=a,
+        alignment_b=b,
+        alignment_d=d,
+        fast_accumulation=found.fast_accumulation,
+    )
+
+
+def candidates(kernel: CublasLtKernel, proposals: Iterable[Proposal]) -> list[Candidate]:
+    """Each of the library's proposals as a candidate, in their order."""
+    return [
+        Candidate(
+            kernel=kernel,
+            launch=Launch(
+                splits=max(1, found.split_k),
+                algorithm=found.chosen,
+            ),
+        )
+        for found in proposals
+    ]

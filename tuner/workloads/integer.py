@@ -1,0 +1,221 @@
+"""INT8 products: into 32-bit integers, into bf16 by alpha, or by a factor per row and column.
+
+Values are as symmetric quantization by the largest of a row or column leaves them: normal, with a
+standard deviation of 32. Factors per row and column differ as trained ones do, each by a factor of
+e^±0.25; alpha is a power of two.
+
+Sums of integers are exact in any order, and FP64 holds all of them (a product is below 2¹⁴, so
+2³⁸ terms are), so D in 32-bit integers must be equal. bf16 output is rounded once, which is
+bounded as in `dense`.
+
+torch has `torch._int_mm` into 32-bit integers only, for M above 16 and K and N that are multiples
+of 8, and no batched form: it is called once per batch entry. For other extents the default runs on
+operands that were padded with zeros beforehand; its result is the corner of a larger matrix. Into
+bf16, what torch runs is the product and then elementwise kernels: one for alpha, two for factors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch.nn import functional
+
+from gemmsmith.operation import Operation, Scaling
+from gemmsmith.problem import Problem
+from gemmsmith.runtime.abi import SCALING_CODES, Arguments
+from tuner.workloads.matrices import (
+    SIGMA,
+    draw_matrices,
+    exact_product,
+    packed_arguments,
+    unit_scale,
+)
+from tuner.workloads.scaled import factors
+from tuner.workloads.ways import mm_name, products, then
+from tuner.workloads.workload import (
+    Block,
+    Drawn,
+    Launch,
+    OperandSet,
+    RandomSource,
+    Tolerance,
+    Way,
+)
+
+INT_MM_MULTIPLE = 8
+"""K and N that `torch._int_mm` takes."""
+INT_MM_ROWS = 17
+"""The least M that `torch._int_mm` takes."""
+
+_SPREAD = 0.25
+"""Standard deviation of the logarithm of a factor."""
+
+_EXACT = Tolerance(error=0.0, max_error=0.0)
+_ROUNDED = Tolerance(error=5e-3, max_error=1.5e-2)
+
+
+class Integer:
+    """INT8 operands, D in 32-bit integers or in bf16."""
+
+    def covers(self, operation: Operation) -> bool:
+        """Whether the operation is of this family."""
+        scalings = (Scaling.NONE, Scaling.ROW)
+        return operation.a.is_integer and operation.scaling in scalings
+
+    def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
+        """`count` sets of operands, each with factors of its own where there are any."""
+        operation = problem.operation
+        sigma_a, sigma_b = SIGMA[operation.a], SIGMA[operation.b]
+        sets, check = draw_matrices(problem, count, source, sigma_a, sigma_b)
+        sigma = sigma_a * sigma_b * math.sqrt(problem.k) * _alpha(problem)
+        if operation.is_scaled:
+            scale = unit_scale(problem.k)
+            batch, m, n = problem.batch, problem.m, problem.n
+            sets = tuple(
+                replace(
+                    s,
+                    scale_a=_factors((batch, m, 1), 1.0 / sigma_a, source),
+                    scale_b=_factors((batch, 1, n), scale / sigma_b, source),
+                )
+                for s in sets
+            )
+            # Of exp(s·N) the mean square is exp(2·s²), and there are two.
+            sigma *= scale / (sigma_a * sigma_b) * math.exp(2 * _SPREAD**2)
+        return Drawn(sets=sets, check=check, sigma=sigma)
+
+    def arguments(self, problem: Problem, operands: OperandSet, d: torch.Tensor) -> Arguments:
+        """The C ABI's arguments of a set with output `d`; factors of a batch lie one by one."""
+        arguments = packed_arguments(problem, operands, d, alpha=_alpha(problem))
+        if problem.operation.is_scaled:
+            scale_a, scale_b = factors(operands)
+            arguments.scaling = SCALING_CODES[problem.operation.scaling]
+            arguments.scale_a, arguments.scale_b = scale_a.data_ptr(), scale_b.data_ptr()
+            arguments.batch_stride_scale_a = problem.m
+            arguments.batch_stride_scale_b = problem.n
+        return arguments
+
+    def precision(self, problem: Problem) -> torch.dtype:  # noqa: ARG002
+        """FP64 holds every sum."""
+        return torch.float64
+
+    def product(self, problem: Problem, operands: OperandSet, block: Block) -> torch.Tensor:
+        """That block of A·B times alpha and the factors."""
+        found = exact_product(operands, block, self.precision(problem))
+        if problem.operation.is_scaled:
+            scale_a, scale_b = factors(operands)
+            found.mul_(scale_a[block.batches, block.rows])
+            found.mul_(scale_b[block.batches, :, block.columns])
+        alpha = _alpha(problem)
+        return found if alpha == 1.0 else found.mul_(alpha)
+
+    def tolerance(self, problem: Problem, *, fast_accumulation: bool) -> Tolerance:  # noqa: ARG002
+        """See the module."""
+        return _EXACT if problem.operation.d.is_integer else _ROUNDED
+
+    def defaults(self, problem: Problem) -> Sequence[Way]:
+        """`torch._int_mm` and what follows it, or the same of padded operands."""
+        after = _after(problem)
+        return (
+            Way(name=f"torch._int_mm{after}", launches=_int_mm, takes=_is_taken),
+            Way(name=f"torch._int_mm on padded operands{after}", launches=_padded),
+        )
+
+    def alternatives(self, problem: Problem) -> Sequence[Way]:
+        """A program that does not quantize: bf16 operands into bf16."""
+        if problem.operation.d.is_integer:
+            return ()
+        return (Way(name=f"{mm_name(problem)} on bf16 operands", launches=_unquantized),)
+
+
+def _alpha(problem: Problem) -> float:
+    """1, or what brings sums into bf16's use: D near N(0, 1)."""
+    operation = problem.operation
+    if operation.d.is_integer or operation.is_scaled:
+        return 1.0
+    return unit_scale(problem.k) / (SIGMA[operation.a] * SIGMA[operation.b])
+
+
+def _factors(shape: tuple[int, int, int], middle: float, source: RandomSource) -> torch.Tensor:
+    drawn = torch.empty(shape, dtype=torch.float32, device=source.place)
+    return drawn.normal_(0.0, _SPREAD, generator=source.generator).exp_().mul_(middle)
+
+
+def _after(problem: Problem) -> str:
+    if problem.operation.d.is_integer:
+        return ""
+    return ", then both scales" if problem.operation.is_scaled else ", then alpha"
+
+
+def _is_taken(problem: Problem) -> bool:
+    aligned = problem.k % INT_MM_MULTIPLE == 0 and problem.n % INT_MM_MULTIPLE == 0
+    return aligned and problem.m >= INT_MM_ROWS
+
+
+def _int_mm(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
+    """Into D, or into one intermediate result and from there into each D."""
+    if problem.operation.d.is_integer:
+        return [_summed(s.a, s.b, s.d) for s in sets]
+    sums = torch.empty_like(sets[0].d, dtype=torch.int32)
+    step = _scaling(problem, sums)
+    return [then(_summed(s.a, s.b, sums), step(s)) for s in sets]
+
+
+def _padded(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
+    """The same over padded copies of as many sets as fit in `room` bytes."""
+    m, n, k = problem.m, problem.n, problem.k
+    rows = max(m, INT_MM_ROWS)
+    columns, depth = (-(-size // INT_MM_MULTIPLE) * INT_MM_MULTIPLE for size in (n, k))
+    fitting = max(1, room // (problem.batch * depth * (rows + columns)))
+    sums = torch.empty((problem.batch, rows, columns), dtype=torch.int32, device=sets[0].d.device)
+    corner = sums[:, :m, :n]
+    step = None if problem.operation.d.is_integer else _scaling(problem, corner)
+    launches = []
+    for s in sets[:fitting]:
+        a = functional.pad(s.a, (0, depth - k, 0, rows - m))
+        b = functional.pad(s.b.mT, (0, depth - k, 0, columns - n)).mT
+        whole = _summed(a, b, sums)
+        launches.append(then(whole, lambda: corner) if step is None else then(whole, step(s)))
+    return launches
+
+
+def _summed(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> Launch:
+    entries = list(zip(a, b, d, strict=True))
+
+    def launch() -> torch.Tensor:
+        for left, right, out in entries:
+            torch._int_mm(left, right, out=out)
+        return d
+
+    return launch
+
+
+def _scaling(problem: Problem, sums: torch.Tensor) -> Callable[[OperandSet], Launch]:
+    """What makes a set's D of the sums: one elementwise kernel for alpha, two for factors."""
+    if not problem.operation.is_scaled:
+        alpha = _alpha(problem)
+        return lambda s: partial(torch.mul, sums, alpha, out=s.d)
+    between = torch.empty(sums.shape, dtype=torch.float32, device=sums.device)
+
+    def by_factors(s: OperandSet) -> Launch:
+        scale_a, scale_b = factors(s)
+        return then(
+            partial(torch.mul, sums, scale_a, out=between),
+            partial(torch.mul, between, scale_b, out=s.d),
+        )
+
+    return by_factors
+
+
+def _unquantized(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
+    """What was quantized, in bf16: factors and alpha belong to the operands."""
+    one = torch.bfloat16.itemsize * (sets[0].a.numel() + sets[0].b.numel())
+    copies = []
+    for s in sets[: max(1, room // one)]:
+        scale_a, scale_b = factors(s) if problem.operation.is_scaled else (1.0, _alpha(problem))
+        a, b = (s.a * scale_a).to(torch.bfloat16), (s.b * scale_b).to(torch.bfloat16)
+        copies.append(replace(s, a=a, b=b))
+    return products(problem, copies)

@@ -1,0 +1,118 @@
+"""What the families of plain and batched matrix products have in common.
+
+A is drawn from N(0, 1) and B so that D has a standard deviation near 1 whatever K is, as trained
+layers have. Narrow types use their range as quantization would: the largest value of a normal
+sample lands near the type's maximum, and factors undo it. Sets of one kind of operand share one
+allocation, each set starting on a 256-byte boundary.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from gemmsmith.operation import Element
+from gemmsmith.problem import Problem
+from gemmsmith.runtime.abi import Arguments
+from gemmsmith.runtime.launch import torch_dtype
+from tuner.workloads.footprint import ALIGNMENT
+from tuner.workloads.workload import Block, OperandSet, RandomSource
+
+_FILL_ELEMENTS = 2**26
+
+SIGMA = {Element.E4M3: 64.0, Element.E5M2: 8192.0, Element.S8: 32.0}
+"""Standard deviations of stored values. Seven (E4M3: 448; E5M2: 57344) and four (S8: 127) of them
+reach the type's maximum: FP8 is scaled by the largest of a whole tensor, INT8 by that of a row."""
+
+_LARGEST = {Element.E4M3: 448.0, Element.E5M2: 57344.0, Element.S8: 127.0}
+
+
+def unit_scale(k: int) -> float:
+    """The power of two that brings a sum of `k` products of N(0, 1) near N(0, 1)."""
+    return 2.0 ** -round(math.log2(math.sqrt(k)))
+
+
+def draw_matrices(
+    problem: Problem, count: int, source: RandomSource, sigma_a: float, sigma_b: float
+) -> tuple[tuple[OperandSet, ...], torch.Tensor]:
+    """`count` sets of normal A and B, D left as it is; and one more output."""
+    operation = problem.operation
+    m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
+    all_a = empty(source, count, m * k * batch, operation.a)
+    all_b = empty(source, count, k * n * batch, operation.b)
+    all_d = empty(source, count + 1, m * n * batch, operation.d)
+    fill(all_a, operation.a, sigma_a, source)
+    fill(all_b, operation.b, sigma_b, source)
+    row_a, row_b = problem.layout.a_row_major, problem.layout.b_row_major
+    sets = tuple(
+        OperandSet(
+            a=_matrix(all_a[i], batch, m, k, row_a),
+            b=_matrix(all_b[i], batch, k, n, row_b),
+            d=_matrix(all_d[i], batch, m, n, True),
+        )
+        for i in range(count)
+    )
+    return sets, _matrix(all_d[count], batch, m, n, True)
+
+
+def packed_arguments(
+    problem: Problem, operands: OperandSet, d: torch.Tensor, *, alpha: float = 1.0
+) -> Arguments:
+    """The C ABI's arguments of packed matrices, factors left out; C is D, read to accumulate."""
+    row_a, row_b = problem.layout.a_row_major, problem.layout.b_row_major
+    return Arguments(
+        m=problem.m,
+        n=problem.n,
+        k=problem.k,
+        batch=problem.batch,
+        a=operands.a.data_ptr(),
+        b=operands.b.data_ptr(),
+        c=d.data_ptr(),
+        d=d.data_ptr(),
+        lda=problem.k if row_a else problem.m,
+        ldb=problem.n if row_b else problem.k,
+        ldc=problem.n,
+        ldd=problem.n,
+        batch_stride_a=problem.m * problem.k,
+        batch_stride_b=problem.k * problem.n,
+        batch_stride_c=problem.m * problem.n,
+        batch_stride_d=problem.m * problem.n,
+        alpha=alpha,
+        beta=1.0 if problem.operation.accumulate else 0.0,
+    )
+
+
+def exact_product(operands: OperandSet, block: Block, precision: torch.dtype) -> torch.Tensor:
+    """A block of A·B, computed in `precision`."""
+    a = operands.a[block.batches, block.rows].to(precision)
+    b = operands.b[block.batches, :, block.columns].to(precision)
+    return torch.bmm(a, b)
+
+
+def empty(source: RandomSource, count: int, elements: int, element: Element) -> torch.Tensor:
+    """[count, elements and padding]: every row starts on an ALIGNMENT boundary."""
+    step = ALIGNMENT // element.bytes
+    padded = -(-elements // step) * step
+    return torch.empty((count, padded), dtype=torch_dtype(element), device=source.place)
+
+
+def fill(rows: torch.Tensor, element: Element, sigma: float, source: RandomSource) -> None:
+    """Normal samples, clamped to what a narrow type holds, and rounded to integers for S8."""
+    limit = _LARGEST.get(element)
+    for part in torch.split(rows.view(-1), _FILL_ELEMENTS):
+        if limit is None:
+            part.normal_(0.0, sigma, generator=source.generator)
+        else:
+            wide = torch.empty(part.shape, dtype=torch.float32, device=part.device)
+            wide.normal_(0.0, sigma, generator=source.generator).clamp_(-limit, limit)
+            part.copy_(wide.round_() if element.is_integer else wide)
+
+
+def _matrix(
+    flat: torch.Tensor, batch: int, rows: int, columns: int, row_major: bool
+) -> torch.Tensor:
+    flat = flat[: batch * rows * columns]
+    if row_major:
+        return flat.view(batch, rows, columns)
+    return flat.view(batch, columns, rows).transpose(1, 2)

@@ -1,0 +1,28 @@
+"""Which family an operation belongs to: one line each."""
+
+from __future__ import annotations
+
+from gemmsmith.errors import InvalidProblem
+from gemmsmith.operation import Operation
+from tuner.workloads.dense import Dense
+from tuner.workloads.integer import Integer
+from tuner.workloads.scaled import Scaled
+from tuner.workloads.workload import Workload
+
+WORKLOADS: tuple[Workload, ...] = (
+    Dense(),
+    Scaled(),
+    Integer(),
+)
+
+
+def workload_of(operation: Operation) -> Workload:
+    """The workload of an operation.
+
+    Raises:
+        InvalidProblem: none can measure it.
+    """
+    for workload in WORKLOADS:
+        if workload.covers(operation):
+            return workload
+    raise InvalidProblem("dtype", f"{operation.dtype} cannot be measured yet: it has no workload")

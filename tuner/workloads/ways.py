@@ -1,0 +1,107 @@
+"""Calls of torch over operand sets, and which of them is a problem's default.
+
+The launches rotate over the same operands as candidates do, and are captured and timed like them.
+What a way prepares once for all launches (copies of operands, an intermediate result that the
+allocator would give again) is not timed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from gemmsmith.problem import Problem
+from tuner.workloads.workload import Launch, OperandSet, Way
+
+_LOG = logging.getLogger(__name__)
+
+
+def first_that_runs(
+    ways: Sequence[Way], problem: Problem, sets: Sequence[OperandSet], room: int
+) -> tuple[str, list[Launch]]:
+    """Name and launches of the first of these ways that torch takes; launched once.
+
+    Raises:
+        torch.OutOfMemoryError, RuntimeError: what the last of them, or a ruined context, raised.
+    """
+    fitting = [way for way in ways if way.takes(problem)]
+    for way in fitting[:-1]:
+        try:
+            return _launched(way, problem, sets, room)
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
+        except (RuntimeError, TypeError) as error:
+            # Another torch, or another library beneath it, takes other extents and keywords.
+            reason = str(error).strip().splitlines()[:1]
+            _LOG.warning("torch refuses %s for %s: %s", way.name, problem, *reason or ("",))
+    return _launched(fitting[-1], problem, sets, room)
+
+
+def _launched(
+    way: Way, problem: Problem, sets: Sequence[OperandSet], room: int
+) -> tuple[str, list[Launch]]:
+    launches = way.launches(problem, sets, room)
+    launches[0]()
+    return way.name, launches
+
+
+def mm_name(problem: Problem) -> str:
+    """The call that multiplies the problem's matrices."""
+    return "torch.bmm" if problem.batch > 1 else "torch.mm"
+
+
+def products(problem: Problem, sets: Sequence[OperandSet], _: int = 0) -> list[Launch]:
+    """A·B by `torch.mm(out=)`, of a batch by `torch.bmm(out=)`."""
+    return [_bmm(s) if problem.batch > 1 else _mm(s) for s in sets]
+
+
+def products_of_copies(dtype: torch.dtype) -> Callable[..., list[Launch]]:
+    """A·B of operands that were converted beforehand, without factors; D keeps its type."""
+
+    def launches(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
+        return products(problem, copies(sets, dtype, room))
+
+    return launches
+
+
+def copies(sets: Sequence[OperandSet], dtype: torch.dtype, room: int) -> list[OperandSet]:
+    """As many sets with copies of A and B in `dtype` as fit in `room` bytes; at least one."""
+    one = dtype.itemsize * (sets[0].a.numel() + sets[0].b.numel())
+    fitting = max(1, room // one)
+    return [replace(s, a=s.a.to(dtype), b=s.b.to(dtype)) for s in sets[:fitting]]
+
+
+def then(launch: Launch, *steps: Launch) -> Launch:
+    """The launch, and what follows it; the result is the last step's."""
+
+    def all_of_it() -> torch.Tensor:
+        found = launch()
+        for step in steps:
+            found = step()
+        return found
+
+    return all_of_it
+
+
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """Within it, torch's FP32 products run in TF32, or do not."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _mm(s: OperandSet) -> Launch:
+    a, b, d = s.a[0], s.b[0], s.d[0]
+    return lambda: torch.mm(a, b, out=d)
+
+
+def _bmm(s: OperandSet) -> Launch:
+    return lambda: torch.bmm(s.a, s.b, out=s.d)

@@ -1,0 +1,135 @@
+"""The interface of a family of operations, and the few types that all families share.
+
+A family draws operands, says how the C ABI gets them, what the exact product is and how far from
+it an output may lie, and which calls a torch program has for it today. What it takes in memory is
+in `footprint`; least bytes and operations are the problem's own (`operand_bytes`, `flops`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from gemmsmith.operation import Operation
+from gemmsmith.problem import Problem
+from gemmsmith.runtime.abi import Arguments
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OperandSet:
+    """One launch's operands, as [batch, rows, columns] views in the problem's layout.
+
+    Attributes:
+        scale_a, scale_b: FP32 factors: [1] of tensor scaling; [batch, m, 1] and [batch, 1, n] of
+            row scaling; None without.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    d: torch.Tensor
+    scale_a: torch.Tensor | None = None
+    scale_b: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drawn:
+    """What a workload drew.
+
+    Attributes:
+        sets: what launches rotate over.
+        check: one more output, for a second run of the same launch.
+        start: what D holds before a launch that adds to it; None where D is only written.
+        sigma: expected standard deviation of an element of D after one launch.
+    """
+
+    sets: tuple[OperandSet, ...]
+    check: torch.Tensor
+    start: torch.Tensor | None = None
+    sigma: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RandomSource:
+    """Where operands are drawn: the device, and its generator of random numbers."""
+
+    place: torch.device
+    generator: torch.Generator
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """A part of the output: ranges of batches, rows and columns."""
+
+    batches: slice
+    rows: slice
+    columns: slice
+
+    def of(self, output: torch.Tensor) -> torch.Tensor:
+        """That part of a [batch, m, n] tensor."""
+        return output[self.batches, self.rows, self.columns]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tolerance:
+    """Bounds on the Frobenius error and on the largest error.
+
+    Attributes:
+        floor: the norm of the reference counts as at least this share of what the distribution of
+            D predicts, where that is small by chance.
+    """
+
+    error: float
+    max_error: float
+    floor: float = 0.5
+
+
+Launch = Callable[[], torch.Tensor]
+"""Enqueue one launch on torch's current stream; gives D, or where the result lies instead: as
+[m, n], or [batch, m, n]."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Way:
+    """One way that a torch program has today of computing a problem.
+
+    Attributes:
+        name: the calls, as the record shows them.
+        launches: of a problem, its operand sets, and bytes that copies of operands may take: a
+            launch per set, or for as many sets as copies of them fit. Nothing is launched yet.
+        takes: whether torch accepts the problem's extents.
+    """
+
+    name: str
+    launches: Callable[[Problem, Sequence[OperandSet], int], list[Launch]]
+    takes: Callable[[Problem], bool] = lambda _: True
+
+
+class Workload(Protocol):
+    """A family of operations. Has no state: everything follows from the problem."""
+
+    def covers(self, operation: Operation) -> bool:
+        """Whether the operation is of this family."""
+
+    def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
+        """`count` sets of operands of realistic spread; the same for the same seed."""
+
+    def arguments(self, problem: Problem, operands: OperandSet, d: torch.Tensor) -> Arguments:
+        """The C ABI's arguments of a set with output `d`; device and launch are left out."""
+
+    def precision(self, problem: Problem) -> torch.dtype:
+        """The type in which the reference is computed."""
+
+    def product(self, problem: Problem, operands: OperandSet, block: Block) -> torch.Tensor:
+        """That block of one launch's product, in `precision`, without what D held before."""
+
+    def tolerance(self, problem: Problem, *, fast_accumulation: bool) -> Tolerance:
+        """How far from the reference an output may lie."""
+
+    def defaults(self, problem: Problem) -> Sequence[Way]:
+        """What a program runs without us, best first; the first that torch takes is the default."""
+
+    def alternatives(self, problem: Problem) -> Sequence[Way]:
+        """The other ways a user has, whatever they compute less exactly or more slowly."""
