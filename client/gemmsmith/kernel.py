@@ -31,6 +31,8 @@ class MainloopSchedule(StrEnum):
     WARP_SPECIALIZED = "warpspecialized"  # one TMA producer warp, one consumer warpgroup
     PINGPONG = "warpspecialized_pingpong"  # two consumer warpgroups on two tiles in turn
     COOPERATIVE = "warpspecialized_cooperative"  # two consumer warpgroups share one tile
+    TCGEN05_ONE_SM = "tcgen05_1sm"  # Blackwell: one SM's tensor core, sums in tensor memory
+    TCGEN05_TWO_SM = "tcgen05_2sm"  # Blackwell: two SMs of a cluster compute a tile together
 
 
 TMA_MAINLOOPS = frozenset(

@@ -40,14 +40,32 @@ def enumerate_(
     batch: Batch = 1,
     level: LevelName = "core",
     device: DeviceSlug = None,
+    arch: Annotated[
+        str | None,
+        typer.Option(
+            "--arch",
+            metavar="NAME",
+            help="List kernels of this architecture instead of those of a device model: sm80, "
+            "sm89, sm90, sm100 or sm120.",
+            show_default=False,
+        ),
+    ] = None,
     limit: Annotated[int, typer.Option(min=0, help="Candidates shown, fastest first.")] = 20,
     database: Database = None,
     sweeps: Sweeps = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the legal kernels and launches for M N K, by predicted time. Compiles nothing."""
+    """List the legal kernels and launches for M N K, by predicted time. Compiles nothing.
+
+    With --arch the kernels alone, unordered: how they are launched depends on the device model.
+    """
     problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
     wanted = level_of(level)
+    if arch is not None:
+        if device is not None:
+            raise MisuseError("--device has an architecture: give it or --arch, not both")
+        _list_kernels(problem, arch, wanted, limit, as_json=as_json)
+        return
     model = model_of(load_settings(database=database, sweeps=sweeps), device)
     order = predicted(problem, model, wanted)
     kernels = {candidate.kernel.name for _, candidate in order}
@@ -70,6 +88,34 @@ def enumerate_(
     rows = [(c.kernel.name, c.launch.key, f"{us:.2f}") for us, c in order[:limit]]
     if rows:
         table("", ("kernel", "launch", "predicted µs"), rows, left=2)
+
+
+def _list_kernels(problem: Problem, arch: str, level: Level, limit: int, *, as_json: bool) -> None:
+    """The legal kernels of an architecture, whatever GPU has it."""
+    from tuner.arch import ARCHITECTURES
+    from tuner.backends import kernels
+
+    if arch not in ARCHITECTURES:
+        raise MisuseError(f"arch must be one of {', '.join(ARCHITECTURES)}, got {arch!r}")
+    found = kernels(problem, arch, level=level)
+    measured = ARCHITECTURES[arch].measured
+    if as_json:
+        emit(
+            {
+                "problem": problem,
+                "arch": arch,
+                "measured": measured,
+                "level": level,
+                "counts": {"kernels": len(found)},
+                "kernels": found[:limit],
+            }
+        )
+        return
+    state = "measured" if measured else "can be compiled here, not measured"
+    say(f"{problem} on {arch} ({ARCHITECTURES[arch].gpus}), {state}: {len(found)} kernels")
+    rows = [(kernel.name, kernel.backend) for kernel in found[:limit]]
+    if rows:
+        table("", ("kernel", "backend"), rows, left=2)
 
 
 def level_of(name: str) -> Level:

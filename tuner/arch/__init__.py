@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from tuner.arch.architecture import Architecture
+from tuner.arch.sm80 import SM80
+from tuner.arch.sm89 import SM89
 from tuner.arch.sm90 import SM90
+from tuner.arch.sm100 import SM100
+from tuner.arch.sm120 import SM120
 from tuner.errors import NoLegalCandidate
 
-__all__ = ["ARCHITECTURES", "MEASURED", "SM90", "Architecture", "architecture"]
+__all__ = [
+    "ARCHITECTURES",
+    "MEASURED",
+    "SM80",
+    "SM89",
+    "SM90",
+    "SM100",
+    "SM120",
+    "Architecture",
+    "architecture",
+]
 
-_ALL = (SM90,)
+_ALL = (SM80, SM89, SM90, SM100, SM120)
 
 ARCHITECTURES: dict[str, Architecture] = {each.name: each for each in _ALL}
 """By name: all that kernels can be compiled for."""

@@ -22,6 +22,7 @@ class Architecture:
         shared_bytes: shared memory that one thread block may own.
         max_cluster: thread blocks in a cluster that every GPU can run (portable size); 1: none.
         max_cluster_side: of these along M or N.
+        reads_fp8: whether tensor cores take FP8 operands.
         sms_per_gpc: streaming multiprocessors of a whole GPU processing cluster: a cluster of
             blocks stays inside. 0 where there are no clusters.
         resident: measured numbers of blocks that run at once, by SM count and cluster size.
@@ -39,6 +40,7 @@ class Architecture:
     shared_bytes: int
     max_cluster: int = 1
     max_cluster_side: int = 1
+    reads_fp8: bool = True
     sms_per_gpc: int = 0
     resident: Mapping[int, Mapping[int, int]] = field(default_factory=lambda: MappingProxyType({}))
     flops_per_clock: int

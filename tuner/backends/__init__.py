@@ -10,6 +10,8 @@ problem's own rules say of it holds, nothing can be proposed for it, and it cann
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from gemmsmith import legality
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
@@ -40,9 +42,10 @@ __all__ = [
 ]
 
 
-def supporting(operation: Operation, arch: Architecture) -> list[KernelBackend]:
+@lru_cache(maxsize=1024)
+def supporting(operation: Operation, arch: Architecture) -> tuple[KernelBackend, ...]:
     """The backends that have kernels of an operation on an architecture."""
-    return [each for each in BACKENDS.values() if each.supports(operation, arch)]
+    return tuple(each for each in BACKENDS.values() if each.supports(operation, arch))
 
 
 def kernels(problem: Problem, arch: str = "sm90", *, level: Level = Level.CORE) -> list[AnyKernel]:

@@ -17,7 +17,7 @@ from math import exp, inf, log
 from random import Random
 
 from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import AnyKernel, cutlass
+from gemmsmith.kernel import AnyKernel, CutlassKernel
 from gemmsmith.operation import Layout, layouts_of
 from gemmsmith.problem import DType, Problem
 from gemmsmith.tuning import Effort
@@ -37,6 +37,9 @@ cores. Hosts of NVIDIA H200s differ: 324 kernels of 3,830 took one 232 s, choosi
 3,900 took the slow cores of a larger one 349 s (2026-11-21 and 22)."""
 
 DTYPES = (DType.BF16, DType.FP16, DType.FP8_E4M3)
+
+_ASKED_AS: dict[str, str] = {DType.FP16: DType.BF16}
+"""Sixteen bits are sixteen bits: what suits BF16 suits FP16, and is looked for once."""
 
 _PASSES = (Layout.TN, Layout.TT, Layout.NT)
 """Of a linear layer: forward, input gradient, weight gradient."""
@@ -69,12 +72,16 @@ def base_kernels(
     asked: dict[str, list[_Ballot]] = {}
     ballots: list[_Ballot] = []
     for dtype in dtypes:
-        # Sixteen bits are sixteen bits: what suits BF16 suits FP16, and is looked for once.
-        twin = DType.BF16 if dtype == DType.FP16 else dtype
+        twin = _ASKED_AS.get(dtype, dtype)
         if twin not in asked:
             asked[twin] = [_leaders(problem, device) for problem in _probes(twin)]
         ballots += [
-            [(of_type(cutlass(kernel), dtype), w) for kernel, w in each] for each in asked[twin]
+            [
+                (of_type(kernel, dtype), weight)
+                for kernel, weight in each
+                if isinstance(kernel, CutlassKernel)  # others are not compiled ahead
+            ]
+            for each in asked[twin]
         ]
     ballots += [
         [(winner.candidate.kernel, _WINNER)]

@@ -12,10 +12,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import log2
+from math import inf, log2
 
 from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import CutlassKernel, MainloopSchedule, cutlass
+from gemmsmith.kernel import CutlassKernel, MainloopSchedule
 from gemmsmith.launch import Decomposition
 
 HINTS = 6
@@ -142,7 +142,9 @@ def distance(choice: CublasChoice, candidate: Candidate) -> float:
     Tiles and clusters are compared as they lie on the problem, so that a swapped kernel and an
     unswapped one with tile M and N exchanged are equally near.
     """
-    kernel = cutlass(candidate.kernel)
+    kernel = candidate.kernel
+    if not isinstance(kernel, CutlassKernel):
+        return inf  # nothing to compare
     tile_m, tile_n = _on_problem(kernel, (kernel.tile[0], kernel.tile[1]))
     cluster_m, cluster_n = _on_problem(kernel, kernel.cluster)
     (their_n, their_m), (their_cluster_n, their_cluster_m) = choice.tile, choice.cluster

@@ -143,6 +143,24 @@ def test_enumerate_counts_and_orders() -> None:
     assert "candidates" in run("enumerate", 64, 64, 64, "--limit", 1).stdout
 
 
+@pytest.mark.parametrize(
+    ("arch", "said"),
+    [
+        ("sm80", "can be compiled here, not measured"),
+        ("sm100", "can be compiled here, not measured"),
+        ("sm90", "sm90 (H100, H200, H20), measured"),
+    ],
+)
+def test_enumerate_lists_other_architectures(arch: str, said: str) -> None:
+    found = json.loads(run("enumerate", 4096, 4096, 4096, "--arch", arch, "--json").stdout)
+    assert found["measured"] is (arch == "sm90")
+    assert found["counts"]["kernels"] >= len(found["kernels"]) == 20
+    assert {kernel["arch"] for kernel in found["kernels"]} == {arch}
+    text = run("enumerate", 4096, 4096, 4096, "--arch", arch, "--limit", 1).stdout
+    assert said in text
+    assert found["kernels"][0]["name"] in text
+
+
 def test_doctor_finds_what_is_there(tmp_path: Path) -> None:
     result = run("doctor", "--json", "--url", "http://127.0.0.1:9")
     found = json.loads(result.stdout)

@@ -92,6 +92,8 @@ def test_every_command_explains_itself(command: str) -> None:
         (("best", 1, 1, 1, "--dtype", "fp8_e4m3", "--layout", "nn"), "needs layout tn"),
         (("best", 1, 1, 1, "--url", "localhost"), "must be like http://127.0.0.1:8000"),
         (("enumerate", 1, 1, 1, "--level", "big"), "level must be one of core, full"),
+        (("enumerate", 1, 1, 1, "--arch", "sm70"), "arch must be one of sm80, sm89, sm90, sm100"),
+        (("enumerate", 1, 1, 1, "--arch", "sm80", "--device", "x"), "not both"),
         (("tune",), "three sizes M N K are needed, got 0"),
         (("tune", 1, 2), "three sizes M N K are needed, got 2"),
         (("tune", 1, 2, 3, "--effort", "max"), "quick, default, exhaustive, recheck, got 'max'"),

@@ -31,8 +31,8 @@ class CublasLt:
 
     def kernels(
         self,
-        problem: Problem,
-        arch: Architecture,
+        problem: Problem,  # noqa: ARG002
+        arch: Architecture,  # noqa: ARG002
         level: Level,  # noqa: ARG002
     ) -> Sequence[AnyKernel]:
         """None that could be named without a GPU."""
@@ -47,8 +47,8 @@ class CublasLt:
 
     def launches(
         self,
-        kernel: AnyKernel,
-        problem: Problem,
+        kernel: AnyKernel,  # noqa: ARG002
+        problem: Problem,  # noqa: ARG002
         device: DeviceModel,  # noqa: ARG002
     ) -> list[Launch]:
         """None that could be named without a GPU."""

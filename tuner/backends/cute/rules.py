@@ -28,6 +28,7 @@ RULES: MappingProxyType[str, KernelRule] = MappingProxyType(
         rule.__name__: rule
         for rule in (
             rules.architecture_is_known,
+            wgmma.architecture_has_wgmma,
             rules.operation_exists,
             rules.fast_accumulation_is_fp8,
             cluster_sums_accumulate_fast,

@@ -16,7 +16,7 @@ from tuner.arch import Architecture
 from tuner.backends.backend import Level
 from tuner.backends.cute.rules import RULES
 from tuner.backends.cutlass.alignment import d_is_whole, tma_reads
-from tuner.backends.cutlass.lines import BOTH, ONE, PLAIN, SWAPPED, Line, expand
+from tuner.backends.cutlass.lines import BOTH, ONE, PLAIN, SWAPPED, KernelLine, expand
 from tuner.backends.cutlass.lines import legal as allowed
 from tuner.backends.cutlass.operation import tma_alignment
 from tuner.backends.cutlass.products import tma_products
@@ -24,18 +24,18 @@ from tuner.backends.cutlass.products import tma_products
 _SPLIT = (MainloopSchedule.WARP_SPECIALIZED, TileScheduler.CLUSTER_SPLIT_K)
 
 _LINES = (
-    Line(schedule=_SPLIT, m=64, ns=(8, 16, 32), clusters=ONE, swapped=SWAPPED, depth=256),
-    Line(schedule=_SPLIT, m=64, ns=(32,), clusters=ONE, swapped=PLAIN, depth=256),
-    Line(schedule=_SPLIT, m=64, ns=(64, 96, 128), clusters=ONE, swapped=BOTH, depth=256),
+    KernelLine(schedule=_SPLIT, m=64, ns=(8, 16, 32), clusters=ONE, swapped=SWAPPED, depth=256),
+    KernelLine(schedule=_SPLIT, m=64, ns=(32,), clusters=ONE, swapped=PLAIN, depth=256),
+    KernelLine(schedule=_SPLIT, m=64, ns=(64, 96, 128), clusters=ONE, swapped=BOTH, depth=256),
     # Two thread blocks per SM.
-    Line(
+    KernelLine(
         schedule=_SPLIT, m=64, ns=(16, 32, 64), clusters=ONE, swapped=SWAPPED, depth=256, stages=4
     ),
-    Line(schedule=_SPLIT, m=128, ns=(64, 128), clusters=ONE, swapped=PLAIN, depth=256),
+    KernelLine(schedule=_SPLIT, m=128, ns=(64, 128), clusters=ONE, swapped=PLAIN, depth=256),
 )
 
 _UNALIGNED_D = (
-    Line(schedule=_SPLIT, m=64, ns=(16, 32, 64), clusters=ONE, swapped=BOTH, depth=256),
+    KernelLine(schedule=_SPLIT, m=64, ns=(16, 32, 64), clusters=ONE, swapped=BOTH, depth=256),
 )
 """For outputs that the other kernels cannot store by TMA either: fewer of those, too."""
 

@@ -14,11 +14,17 @@ from gemmsmith.operation import Epilogue, Grouping, Operation, Scaling
 from gemmsmith.problem import Problem
 from tuner.arch import Architecture
 from tuner.backends.backend import Features, Level, Part
+from tuner.backends.cutlass import generated
 from tuner.backends.cutlass.alignment import alike, of_kernels
 from tuner.backends.cutlass.features import features
 from tuner.backends.cutlass.launches import launches
 from tuner.backends.cutlass.operation import DATA_TYPES
-from tuner.backends.cutlass.rules import KernelRule, choice_refusal, fields_follow_name
+from tuner.backends.cutlass.rules import (
+    KernelRule,
+    choice_refusal,
+    fields_follow_name,
+    operation_exists,
+)
 
 
 class CutlassBackend(ABC):
@@ -43,6 +49,7 @@ class CutlassBackend(ABC):
         scaled = operation.scaling is Scaling.TENSOR
         return (
             arch.name in self.architectures
+            and (arch.reads_fp8 or not operation.is_narrow_float)
             and {operation.a, operation.b, operation.d} <= DATA_TYPES.keys()
             and scaled is operation.is_narrow_float
             and operation.grouping is Grouping.NONE
@@ -69,9 +76,16 @@ class CutlassBackend(ABC):
     def refusal(self, kernel: AnyKernel, problem: Problem | None = None) -> str | None:
         """Why a kernel is not legal (for the problem, if one is given); None when it is."""
         known = cutlass(kernel)
-        if reason := choice_refusal(known, self.rules) or fields_follow_name(known):
+        if reason := self._kernel_refusal(known):
             return reason
         return None if problem is None else legality.problem_refusal(known, problem)
+
+    def _kernel_refusal(self, kernel: CutlassKernel) -> str | None:
+        if reason := operation_exists(kernel):
+            return reason
+        if generated.is_generated(kernel):
+            return None
+        return choice_refusal(kernel, self.rules) or fields_follow_name(kernel)
 
     def launch_refusal(self, kernel: AnyKernel, launch: Launch, problem: Problem) -> str | None:
         """Why the kernel cannot split the problem's K as the launch says; None when it can."""

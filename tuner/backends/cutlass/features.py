@@ -1,7 +1,8 @@
 """What the analytic cost model knows of a CUTLASS kernel: its tile, its latencies, its pace.
 
 Numbers are effective rates fitted to few measurements on one NVIDIA H200 (2026-11-20, BF16 `tn`),
-rounded; each constant says which.
+rounded; each constant says which. Of architectures that were not measured only the order of
+magnitude is right.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from math import ceil
 
 from gemmsmith.kernel import CutlassKernel, MainloopSchedule, TileScheduler
-from tuner.arch import architecture
+from tuner.arch import SM90, architecture
 from tuner.backends.backend import Features
 from tuner.backends.cutlass import footprint
 from tuner.backends.cutlass.operation import is_padded, operands
@@ -87,10 +88,14 @@ def _k_tile(kernel: CutlassKernel) -> tuple[float, float]:
     """One K tile of one output tile on one SM: tensor-core clocks, and bytes to copy for them."""
     m, n, k = kernel.tile
     bits = kernel.operation.a.bits
-    instructions = ceil(m / 64) * k * bits / 256
-    # wgmma 64×N×(256 bits): N/2 clocks of tensor core, unless reading A and B from shared memory
-    # at 128 bytes a clock takes longer (N < 64).
-    compute = instructions * max(n / 2, 16 + n / 4)
+    arch = architecture(kernel.arch)
+    if arch is SM90:
+        instructions = ceil(m / 64) * k * bits / 256
+        # wgmma 64×N×(256 bits): N/2 clocks of tensor core, unless reading A and B from shared
+        # memory at 128 bytes a clock takes longer (N < 64).
+        compute = instructions * max(n / 2, 16 + n / 4)
+    else:
+        compute = 2 * m * n * k / arch.peak_flops_per_clock(bits)
     if kernel.operation.is_narrow_float and not kernel.fast_accumulation:
         compute *= PRECISE_FP8
     ingest = float(footprint.stage_bytes(kernel))
@@ -102,7 +107,7 @@ def _k_tile(kernel: CutlassKernel) -> tuple[float, float]:
     compute *= ODD_TILE if n > 8 and n % 16 else 1
     if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
         compute, ingest = compute / CLUSTER_SPLIT_RATE, ingest / CLUSTER_SPLIT_RATE
-    if kernel.mainloop is MainloopSchedule.MULTISTAGE:
+    if kernel.mainloop is MainloopSchedule.MULTISTAGE and arch is SM90:
         compute /= MULTISTAGE_RATE
         ingest /= MULTISTAGE_RATE
     elif kernel.mainloop is MainloopSchedule.CPASYNC_WARP_SPECIALIZED:

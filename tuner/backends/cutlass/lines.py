@@ -25,7 +25,7 @@ BOTH = (False, True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
+class KernelLine:
     """Kernels that differ in tile N, cluster and orientation only. `depth`: tile K in bytes."""
 
     schedule: tuple[MainloopSchedule, TileScheduler]
@@ -40,7 +40,7 @@ class Line:
 
 
 def expand(
-    line: Line,
+    line: KernelLine,
     operation: Operation,
     epilogue: EpilogueSchedule,
     alignment: int | None = None,

@@ -17,7 +17,8 @@ leaves out a few fields, so these conventions hold throughout:
   with `align1` copy operands that TMA cannot read. `_scale_row` ones apply factors per row and
   column.
 * CUTLASS 2.x operations are column-major-D in CUTLASS's library, and its emitter transposes them
-  back: the emitted kernel has the problem's own orientation, and is not swapped.
+  back: the emitted kernel has the problem's own orientation, and is not swapped. Their names end in
+  the architecture where that is not sm90.
 """
 
 from __future__ import annotations
@@ -104,6 +105,10 @@ _WARPS_2X = {
 
 TMA_BYTES = 16
 """TMA wants every row to start at a multiple of this (`tma_alignment_bytes`)."""
+
+
+_UNSAID = "sm90"
+"""The architecture whose 2.x kernels do not say what they are compiled for, as CUTLASS's do not."""
 
 
 class OperandTypes(NamedTuple):
@@ -196,6 +201,8 @@ def name_of(kernel: CutlassKernel) -> str:
     if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
         name = name.replace("cutlass3x", "gemmsmith", 1) + "_cluster_split_k"
         return f"{name}_scale_row" if scales_rows(kernel) else name
+    if kernel.backend is Backend.CUTLASS2X and kernel.arch != _UNSAID:
+        return f"{name}_{kernel.arch}"
     if is_padded(kernel):
         return name.replace(f"_align{tma_alignment(kernel.operation)}_", "_align1_", 1)
     return name

@@ -62,7 +62,7 @@ def backend_matches_mainloop(kernel: CutlassKernel) -> str | None:
 
 def scheduler_matches_mainloop(kernel: CutlassKernel) -> str | None:
     """Which tile schedulers a mainloop takes; stream-K: cooperative only (static assertions)."""
-    allowed = _SCHEDULERS[kernel.mainloop]
+    allowed = _SCHEDULERS.get(kernel.mainloop, ())
     if kernel.scheduler not in allowed:
         return f"{kernel.mainloop} does not take the {kernel.scheduler} scheduler"
     return None

@@ -7,7 +7,7 @@ from cutlass_library.gemm_operation import EmitGemmUniversal3xInstance, EmitGemm
 from gemmsmith.kernel import CutlassKernel
 from tuner.backends.backend import Part
 from tuner.backends.cutlass import HEADERS
-from tuner.backends.cutlass.operation import gemm_operation
+from tuner.backends.cutlass.generated import described
 
 
 def emitted(
@@ -22,7 +22,7 @@ def emitted(
     """
     if kernel.operation.is_narrow_float:
         emitter.builtin_epilogue_functor_template = scaled_epilogue
-    text: str = emitter.emit(gemm_operation(kernel))
+    text: str = emitter.emit(described(kernel))
     return text.strip() + "\n"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gemmsmith.kernel import TMA_MAINLOOPS, CutlassKernel, MainloopSchedule, TileScheduler
 from gemmsmith.operation import Operation
+from tuner.arch import SM90
 from tuner.backends.cutlass import footprint
 from tuner.backends.cutlass.operation import TMA_BYTES, operands
 
@@ -22,6 +23,11 @@ def tiles_k(operation: Operation) -> tuple[int, ...]:
     """Tile depths that there are: one or two 128-byte swizzle rows, and half of one of 8 bits."""
     rows = (64, 128, 256) if operation.a.bits == 8 else (128, 256)
     return tuple(row * 8 // operation.a.bits for row in rows)
+
+
+def architecture_has_wgmma(kernel: CutlassKernel) -> str | None:
+    """`wgmma` is Hopper's and nobody else's."""
+    return None if kernel.arch == SM90.name else f"{kernel.arch} has no wgmma"
 
 
 def tile_m_is_whole_warpgroups(kernel: CutlassKernel) -> str | None:

@@ -6,7 +6,7 @@ from typing import Final
 
 from gemmsmith.kernel import AnyKernel, Backend, CutlassKernel, cutlass
 from gemmsmith.problem import Problem
-from tuner.arch import Architecture
+from tuner.arch import ARCHITECTURES, Architecture
 from tuner.backends.backend import Level, Part
 from tuner.backends.cutlass.backend import CutlassBackend
 from tuner.backends.cutlass2x import space
@@ -19,7 +19,7 @@ class Cutlass2x(CutlassBackend):
 
     name = Backend.CUTLASS2X
     rules = RULES
-    architectures = frozenset({"sm90"})
+    architectures = frozenset(ARCHITECTURES)
 
     def legal(
         self, problem: Problem, arch: Architecture, level: Level

@@ -7,7 +7,7 @@ from cutlass_library.gemm_operation import EmitGemmUniversalInstance
 from gemmsmith.kernel import CutlassKernel
 from tuner.backends.backend import Part
 from tuner.backends.cutlass import text
-from tuner.backends.cutlass.operation import gemm_operation
+from tuner.backends.cutlass.generated import described
 
 _SCALED_EPILOGUE = (
     "gemmsmith::thread::ScaledLinearCombination<"
@@ -17,11 +17,11 @@ _SCALED_EPILOGUE = (
 
 def part(kernel: CutlassKernel) -> Part:
     """The kernel's share of a unit."""
-    described = gemm_operation(kernel)
-    traits = text.traits(kernel, described.A.alignment)
+    operation = described(kernel)
+    traits = text.traits(kernel, operation.A.alignment)
     return text.part(
         kernel,
         header="gemm2x",
         definition=text.emitted(kernel, EmitGemmUniversalInstance(), _SCALED_EPILOGUE),
-        adapter=f"Gemm2x<{described.procedural_name()}, {traits}>",
+        adapter=f"Gemm2x<{operation.procedural_name()}, {traits}>",
     )

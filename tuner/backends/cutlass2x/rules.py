@@ -1,13 +1,24 @@
-"""Which kernels of CUTLASS 2.x are legal."""
+"""Which kernels of CUTLASS 2.x are legal, of those that take any alignment.
+
+The others are CUTLASS's own lists (`tuner.backends.cutlass.generated`).
+"""
 
 from __future__ import annotations
 
 from types import MappingProxyType
 
 from gemmsmith.kernel import CutlassKernel
+from tuner.arch import architecture
 from tuner.backends.cutlass import rules
 from tuner.backends.cutlass.operation import warps_2x
 from tuner.backends.cutlass.rules import KernelRule
+
+
+def architecture_reads_type(kernel: CutlassKernel) -> str | None:
+    """`mma.sync` takes FP8 from sm89 on."""
+    if kernel.operation.is_narrow_float and not architecture(kernel.arch).reads_fp8:
+        return f"{kernel.arch} has no FP8"
+    return None
 
 
 def tile_is_built_in_2x(kernel: CutlassKernel) -> str | None:
@@ -34,6 +45,7 @@ RULES: MappingProxyType[str, KernelRule] = MappingProxyType(
         for rule in (
             rules.architecture_is_known,
             rules.operation_exists,
+            architecture_reads_type,
             rules.fast_accumulation_is_fp8,
             rules.backend_matches_mainloop,
             rules.scheduler_matches_mainloop,

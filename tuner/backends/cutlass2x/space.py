@@ -1,4 +1,9 @@
-"""Which kernels of CUTLASS 2.x a problem is offered: the last resort, for rows of any alignment."""
+"""Which kernels of CUTLASS 2.x a problem is offered.
+
+On sm90 and sm100 they are the last resort, for rows that their other kernels cannot read. On
+architectures without kernels of CUTLASS 3.x they are all there is: those that CUTLASS generates, of
+the widest copies that the problem's rows allow.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,10 @@ from gemmsmith.kernel import CutlassKernel, EpilogueSchedule, MainloopSchedule, 
 from gemmsmith.legality import problem_refusal
 from gemmsmith.operation import Operation
 from gemmsmith.problem import Problem
-from tuner.arch import Architecture
+from tuner.arch import SM90, SM100, Architecture
 from tuner.backends.backend import Level
-from tuner.backends.cutlass.alignment import cpasync_alignment
+from tuner.backends.cutlass import generated
+from tuner.backends.cutlass.alignment import cpasync_alignment, d_is_whole, tma_reads
 from tuner.backends.cutlass.lines import legal as allowed
 from tuner.backends.cutlass.operation import kernel
 from tuner.backends.cutlass2x.rules import RULES
@@ -21,14 +27,29 @@ TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 @lru_cache(maxsize=1024)
 def legal(problem: Problem, arch: Architecture, level: Level) -> tuple[CutlassKernel, ...]:  # noqa: ARG001
     """The kernels that suit the problem; none where its rows can be copied faster."""
-    if cpasync_alignment(problem):
+    if _read_otherwise(problem, arch):
         return ()
-    found = multistage_kernels(problem.operation)
+    if found := _suited(generated.kernels(problem.operation, arch), problem):
+        widest = max(each.alignment_a for each in found)
+        return tuple(each for each in found if each.alignment_a == widest)
+    return _suited(multistage_kernels(problem.operation, arch), problem)
+
+
+def _read_otherwise(problem: Problem, arch: Architecture) -> bool:
+    """Whether CUTLASS 3.x has kernels for such rows."""
+    if arch is SM90:
+        return cpasync_alignment(problem) > 0
+    return arch is SM100 and tma_reads(problem) and d_is_whole(problem)
+
+
+def _suited(found: tuple[CutlassKernel, ...], problem: Problem) -> tuple[CutlassKernel, ...]:
     return tuple(each for each in found if problem_refusal(each, problem) is None)
 
 
 @lru_cache(maxsize=16)
-def multistage_kernels(operation: Operation) -> tuple[CutlassKernel, ...]:
+def multistage_kernels(
+    operation: Operation, arch: Architecture = SM90
+) -> tuple[CutlassKernel, ...]:
     """Kernels that take any alignment."""
     depth = 512 // operation.a.bits
     return allowed(
@@ -41,6 +62,7 @@ def multistage_kernels(operation: Operation) -> tuple[CutlassKernel, ...]:
                 epilogue=EpilogueSchedule.THREADBLOCK,
                 scheduler=TileScheduler.GRID,
                 alignment=1,
+                arch=arch.name,
                 name=False,
             )
             for m, n in TILES

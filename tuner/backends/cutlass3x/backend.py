@@ -21,7 +21,7 @@ class Cutlass3x(CutlassBackend):
 
     name = Backend.CUTLASS3X
     rules = RULES
-    architectures = frozenset({"sm90"})
+    architectures = frozenset({"sm90", "sm100"})
 
     def legal(
         self, problem: Problem, arch: Architecture, level: Level

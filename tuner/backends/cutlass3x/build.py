@@ -8,7 +8,8 @@ from cutlass_library.library import DataTypeTag
 from gemmsmith.kernel import CutlassKernel, TileScheduler
 from tuner.backends.backend import Part
 from tuner.backends.cutlass import text
-from tuner.backends.cutlass.operation import DATA_TYPES, gemm_operation, is_padded
+from tuner.backends.cutlass.generated import described
+from tuner.backends.cutlass.operation import DATA_TYPES, is_padded
 
 _SCALED_EPILOGUE = (
     "gemmsmith::ScaledLinearCombination<"
@@ -21,10 +22,10 @@ _STREAM_K_TAG = ("cutlass::gemm::StreamKScheduler>", "gemmsmith::StreamKSchedule
 
 def part(kernel: CutlassKernel) -> Part:
     """The kernel's share of a unit."""
-    described = gemm_operation(kernel)
-    traits = text.traits(kernel, described.A.alignment)
+    operation = described(kernel)
+    traits = text.traits(kernel, operation.A.alignment)
     swapped = text.boolean(kernel.swapped)
-    struct = described.procedural_name()
+    struct = operation.procedural_name()
     if kernel.scheduler is TileScheduler.SPLIT_K:
         element_d = DataTypeTag[DATA_TYPES[kernel.operation.d]]
         adapter = f"SplitKGemm<{struct}, {traits}, {swapped}, {element_d}>"

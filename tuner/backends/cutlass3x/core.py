@@ -18,7 +18,7 @@ from tuner.backends.cutlass.lines import (
     PAIRS,
     PLAIN,
     SWAPPED,
-    Line,
+    KernelLine,
     expand,
     legal,
 )
@@ -36,42 +36,62 @@ _COOPERATIVE_SPLIT = (MainloopSchedule.COOPERATIVE, TileScheduler.SPLIT_K)
 _TMA = (
     # Few tokens, swapped: the weights' rows run along the 64-wide M, the tokens along N.
     # Winners at 16 and 64 tokens; cuBLAS's 64×8.
-    Line(schedule=_PINGPONG, m=64, ns=(8, 16, 32, 64), clusters=M2, swapped=SWAPPED, depth=256),
-    Line(schedule=_PINGPONG, m=64, ns=(16, 32, 64), clusters=M2, swapped=SWAPPED, precise=True),
-    Line(schedule=_PINGPONG, m=64, ns=(16, 32, 64), clusters=((4, 1),), swapped=SWAPPED, depth=256),
-    Line(schedule=_WS, m=64, ns=(8, 16, 32, 64), clusters=ONE, swapped=SWAPPED, depth=256),
-    Line(schedule=_PINGPONG, m=64, ns=(48, 96, 128), clusters=M2, swapped=SWAPPED, depth=256),
+    KernelLine(
+        schedule=_PINGPONG, m=64, ns=(8, 16, 32, 64), clusters=M2, swapped=SWAPPED, depth=256
+    ),
+    KernelLine(
+        schedule=_PINGPONG, m=64, ns=(16, 32, 64), clusters=M2, swapped=SWAPPED, precise=True
+    ),
+    KernelLine(
+        schedule=_PINGPONG, m=64, ns=(16, 32, 64), clusters=((4, 1),), swapped=SWAPPED, depth=256
+    ),
+    KernelLine(schedule=_WS, m=64, ns=(8, 16, 32, 64), clusters=ONE, swapped=SWAPPED, depth=256),
+    KernelLine(schedule=_PINGPONG, m=64, ns=(48, 96, 128), clusters=M2, swapped=SWAPPED, depth=256),
     # More rows of the weights per block for the few tokens they meet: cuBLAS's 128×16 … 512×16.
-    Line(schedule=_PINGPONG, m=128, ns=(8, 16, 32), clusters=M2, swapped=SWAPPED),
-    Line(schedule=_COOPERATIVE, m=256, ns=(8, 16, 32), clusters=M2, swapped=SWAPPED),
+    KernelLine(schedule=_PINGPONG, m=128, ns=(8, 16, 32), clusters=M2, swapped=SWAPPED),
+    KernelLine(schedule=_COOPERATIVE, m=256, ns=(8, 16, 32), clusters=M2, swapped=SWAPPED),
     # Two thread blocks per SM: one block's prologue hides the other's epilogue.
-    Line(schedule=_WS, m=64, ns=(16, 32, 64), clusters=ONE, swapped=SWAPPED, depth=256, stages=4),
+    KernelLine(
+        schedule=_WS, m=64, ns=(16, 32, 64), clusters=ONE, swapped=SWAPPED, depth=256, stages=4
+    ),
     # Small outputs. Winners at 256 tokens and at 512×512×8192.
-    Line(schedule=_PINGPONG, m=64, ns=(64, 96), clusters=ONE, swapped=BOTH, precise=True),
-    Line(schedule=_PINGPONG, m=64, ns=(128,), clusters=ALL, swapped=BOTH, precise=True),
-    Line(schedule=_PINGPONG, m=64, ns=(192, 256), clusters=M2, swapped=BOTH),
-    Line(schedule=_PINGPONG, m=64, ns=(64, 128), clusters=ONE, swapped=BOTH, depth=256),
+    KernelLine(schedule=_PINGPONG, m=64, ns=(64, 96), clusters=ONE, swapped=BOTH, precise=True),
+    KernelLine(schedule=_PINGPONG, m=64, ns=(128,), clusters=ALL, swapped=BOTH, precise=True),
+    KernelLine(schedule=_PINGPONG, m=64, ns=(192, 256), clusters=M2, swapped=BOTH),
+    KernelLine(schedule=_PINGPONG, m=64, ns=(64, 128), clusters=ONE, swapped=BOTH, depth=256),
     # One tile per block, a wave of them: nothing persistent to set up. 0.3 µs less than the
     # cooperative kernel of the same tile at 1024×1792×768 and 256×7168×2048 (H200, 2026-11-21).
-    Line(schedule=_WS, m=128, ns=(64, 96, 112, 128, 144, 160, 192), clusters=ONE, swapped=BOTH),
+    KernelLine(
+        schedule=_WS, m=128, ns=(64, 96, 112, 128, 144, 160, 192), clusters=ONE, swapped=BOTH
+    ),
     # Stores straight from registers: no staging to wait for, and room for another stage.
-    Line(schedule=_WS, m=64, ns=(8, 16), clusters=ONE, swapped=SWAPPED, depth=256, direct=True),
+    KernelLine(
+        schedule=_WS, m=64, ns=(8, 16), clusters=ONE, swapped=SWAPPED, depth=256, direct=True
+    ),
     # Large outputs, ping-pong: epilogues overlap. Winners 128×144, 128×176, 128×192.
-    Line(schedule=_PINGPONG, m=128, ns=(64, 96, 128), clusters=ALL, swapped=PLAIN, precise=True),
-    Line(schedule=_PINGPONG, m=128, ns=(144, 160, 176), clusters=ALL, swapped=PLAIN),
-    Line(schedule=_PINGPONG, m=128, ns=(192,), clusters=ALL, swapped=PLAIN),
-    Line(schedule=_PINGPONG, m=128, ns=(128, 192), clusters=M2, swapped=SWAPPED, precise=True),
-    Line(
+    KernelLine(
+        schedule=_PINGPONG, m=128, ns=(64, 96, 128), clusters=ALL, swapped=PLAIN, precise=True
+    ),
+    KernelLine(schedule=_PINGPONG, m=128, ns=(144, 160, 176), clusters=ALL, swapped=PLAIN),
+    KernelLine(schedule=_PINGPONG, m=128, ns=(192,), clusters=ALL, swapped=PLAIN),
+    KernelLine(
+        schedule=_PINGPONG, m=128, ns=(128, 192), clusters=M2, swapped=SWAPPED, precise=True
+    ),
+    KernelLine(
         schedule=_PINGPONG, m=128, ns=(64, 96, 144, 160, 176), clusters=((2, 1),), swapped=SWAPPED
     ),
-    Line(schedule=_PINGPONG, m=128, ns=(128, 160), clusters=((4, 2),), swapped=PLAIN),
+    KernelLine(schedule=_PINGPONG, m=128, ns=(128, 160), clusters=((4, 2),), swapped=PLAIN),
     # Large outputs, cooperative: the widest tiles. Winners 128×224, 128×256.
-    Line(schedule=_COOPERATIVE, m=128, ns=(128,), clusters=ALL, swapped=PLAIN, precise=True),
-    Line(schedule=_COOPERATIVE, m=128, ns=(160,), clusters=((2, 1),), swapped=PLAIN, precise=True),
-    Line(schedule=_COOPERATIVE, m=128, ns=(208, 224), clusters=PAIRS, swapped=PLAIN),
-    Line(schedule=_COOPERATIVE, m=128, ns=(192, 256), clusters=ALL, swapped=PLAIN, precise=True),
-    Line(schedule=_COOPERATIVE, m=128, ns=(256,), clusters=ALL, swapped=SWAPPED),
-    Line(
+    KernelLine(schedule=_COOPERATIVE, m=128, ns=(128,), clusters=ALL, swapped=PLAIN, precise=True),
+    KernelLine(
+        schedule=_COOPERATIVE, m=128, ns=(160,), clusters=((2, 1),), swapped=PLAIN, precise=True
+    ),
+    KernelLine(schedule=_COOPERATIVE, m=128, ns=(208, 224), clusters=PAIRS, swapped=PLAIN),
+    KernelLine(
+        schedule=_COOPERATIVE, m=128, ns=(192, 256), clusters=ALL, swapped=PLAIN, precise=True
+    ),
+    KernelLine(schedule=_COOPERATIVE, m=128, ns=(256,), clusters=ALL, swapped=SWAPPED),
+    KernelLine(
         schedule=_COOPERATIVE,
         m=128,
         ns=(192, 224),
@@ -79,14 +99,14 @@ _TMA = (
         swapped=SWAPPED,
         precise=True,
     ),
-    Line(
+    KernelLine(
         schedule=_COOPERATIVE,
         m=128,
         ns=(256,),
         clusters=((2, 2), (4, 1), (1, 4), (4, 2)),
         swapped=PLAIN,
     ),
-    Line(
+    KernelLine(
         schedule=_COOPERATIVE,
         m=256,
         ns=(64, 96, 128),
@@ -94,12 +114,12 @@ _TMA = (
         swapped=PLAIN,
         precise=True,
     ),
-    Line(schedule=_COOPERATIVE, m=256, ns=(80, 112, 160), clusters=((2, 1),), swapped=PLAIN),
-    Line(schedule=_COOPERATIVE, m=256, ns=(64, 128), clusters=((2, 1),), swapped=SWAPPED),
+    KernelLine(schedule=_COOPERATIVE, m=256, ns=(80, 112, 160), clusters=((2, 1),), swapped=PLAIN),
+    KernelLine(schedule=_COOPERATIVE, m=256, ns=(64, 128), clusters=((2, 1),), swapped=SWAPPED),
     # Too few tiles to fill the GPU: split along K, in two kernels where tiles are not small.
     # Small tiles read much from L2: cuBLAS's run in clusters of 2×1 to 2×4. With rows of a long K
     # far apart in memory, deeper tiles read more of a DRAM page at a time.
-    Line(
+    KernelLine(
         schedule=_WS_SPLIT,
         m=64,
         ns=(32, 64, 128),
@@ -107,14 +127,14 @@ _TMA = (
         swapped=PLAIN,
         depth=256,
     ),
-    Line(
+    KernelLine(
         schedule=_WS_SPLIT,
         m=64,
         ns=(64, 128),
         clusters=((2, 1), (1, 2)),
         swapped=PLAIN,
     ),
-    Line(
+    KernelLine(
         schedule=_PINGPONG_SPLIT,
         m=64,
         ns=(128,),
@@ -122,14 +142,14 @@ _TMA = (
         swapped=PLAIN,
         depth=256,
     ),
-    Line(
+    KernelLine(
         schedule=_PINGPONG_SPLIT,
         m=64,
         ns=(32, 64),
         clusters=((2, 2),),
         swapped=PLAIN,
     ),
-    Line(
+    KernelLine(
         schedule=_PINGPONG_SPLIT,
         m=64,
         ns=(64, 128),
@@ -137,8 +157,8 @@ _TMA = (
         swapped=PLAIN,
         precise=True,
     ),
-    Line(schedule=_PINGPONG_SPLIT, m=64, ns=(192, 256), clusters=ONE, swapped=BOTH),
-    Line(
+    KernelLine(schedule=_PINGPONG_SPLIT, m=64, ns=(192, 256), clusters=ONE, swapped=BOTH),
+    KernelLine(
         schedule=_PINGPONG_SPLIT,
         m=128,
         ns=(128, 192),
@@ -146,7 +166,7 @@ _TMA = (
         swapped=PLAIN,
         precise=True,
     ),
-    Line(
+    KernelLine(
         schedule=_COOPERATIVE_SPLIT,
         m=128,
         ns=(128, 192, 256),
@@ -154,9 +174,11 @@ _TMA = (
         swapped=PLAIN,
         precise=True,
     ),
-    Line(schedule=_COOPERATIVE_SPLIT, m=256, ns=(128,), clusters=((2, 1),), swapped=BOTH),
-    Line(schedule=_STREAM_K, m=128, ns=(16, 32, 64), clusters=ONE, swapped=SWAPPED, depth=256),
-    Line(
+    KernelLine(schedule=_COOPERATIVE_SPLIT, m=256, ns=(128,), clusters=((2, 1),), swapped=BOTH),
+    KernelLine(
+        schedule=_STREAM_K, m=128, ns=(16, 32, 64), clusters=ONE, swapped=SWAPPED, depth=256
+    ),
+    KernelLine(
         schedule=_STREAM_K,
         m=128,
         ns=(64, 128),
@@ -165,19 +187,31 @@ _TMA = (
         depth=256,
         precise=True,
     ),
-    Line(schedule=_STREAM_K, m=128, ns=(64, 128, 192), clusters=ONE, swapped=PLAIN, precise=True),
-    Line(schedule=_STREAM_K, m=128, ns=(128, 256), clusters=((2, 1),), swapped=PLAIN, precise=True),
-    Line(schedule=_STREAM_K, m=128, ns=(64, 128, 256), clusters=ONE, swapped=SWAPPED),
-    Line(schedule=_STREAM_K, m=256, ns=(128,), clusters=((2, 1),), swapped=PLAIN, precise=True),
+    KernelLine(
+        schedule=_STREAM_K, m=128, ns=(64, 128, 192), clusters=ONE, swapped=PLAIN, precise=True
+    ),
+    KernelLine(
+        schedule=_STREAM_K, m=128, ns=(128, 256), clusters=((2, 1),), swapped=PLAIN, precise=True
+    ),
+    KernelLine(schedule=_STREAM_K, m=128, ns=(64, 128, 256), clusters=ONE, swapped=SWAPPED),
+    KernelLine(
+        schedule=_STREAM_K, m=256, ns=(128,), clusters=((2, 1),), swapped=PLAIN, precise=True
+    ),
 )
 
 _NO_SMEM = (
-    Line(schedule=_PINGPONG, m=64, ns=(16, 32, 64), clusters=ONE, swapped=SWAPPED, depth=256),
-    Line(schedule=_PINGPONG, m=64, ns=(64, 128, 256), clusters=ONE, swapped=PLAIN, precise=True),
-    Line(schedule=_PINGPONG, m=128, ns=(128, 192), clusters=M2, swapped=PLAIN, precise=True),
-    Line(schedule=_COOPERATIVE, m=128, ns=(128, 256), clusters=M2, swapped=BOTH, precise=True),
-    Line(schedule=_COOPERATIVE, m=256, ns=(128,), clusters=((2, 1),), swapped=PLAIN, precise=True),
-    Line(schedule=_STREAM_K, m=128, ns=(64, 128), clusters=ONE, swapped=PLAIN, precise=True),
+    KernelLine(schedule=_PINGPONG, m=64, ns=(16, 32, 64), clusters=ONE, swapped=SWAPPED, depth=256),
+    KernelLine(
+        schedule=_PINGPONG, m=64, ns=(64, 128, 256), clusters=ONE, swapped=PLAIN, precise=True
+    ),
+    KernelLine(schedule=_PINGPONG, m=128, ns=(128, 192), clusters=M2, swapped=PLAIN, precise=True),
+    KernelLine(
+        schedule=_COOPERATIVE, m=128, ns=(128, 256), clusters=M2, swapped=BOTH, precise=True
+    ),
+    KernelLine(
+        schedule=_COOPERATIVE, m=256, ns=(128,), clusters=((2, 1),), swapped=PLAIN, precise=True
+    ),
+    KernelLine(schedule=_STREAM_K, m=128, ns=(64, 128), clusters=ONE, swapped=PLAIN, precise=True),
 )
 
 _PADDED = tuple(line for line in _NO_SMEM if line.schedule in (_PINGPONG, _COOPERATIVE))

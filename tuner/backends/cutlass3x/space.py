@@ -3,7 +3,8 @@
 TMA where all rows of A and B start on 16 bytes, with stores from registers where those of D do
 not; for rows that TMA cannot read TMA after a copy, and cp.async where they start on 4 bytes. A
 problem is offered the first family it qualifies for: the later ones compute the same, slower. To
-the curated kernels come those whose tiles fit the problem's own extents (`fitted`).
+the curated kernels come those whose tiles fit the problem's own extents (`fitted`). That is sm90;
+elsewhere it is offered what CUTLASS generates (`generated`).
 """
 
 from __future__ import annotations
@@ -13,16 +14,21 @@ from functools import lru_cache
 from gemmsmith.kernel import CutlassKernel, EpilogueSchedule
 from gemmsmith.legality import problem_refusal
 from gemmsmith.problem import Problem
-from tuner.arch import Architecture
+from tuner.arch import SM90, Architecture
 from tuner.backends.backend import Level
+from tuner.backends.cutlass import generated
 from tuner.backends.cutlass.alignment import cpasync_alignment, d_is_whole, tma_reads
 from tuner.backends.cutlass3x import core, full
 
 
 @lru_cache(maxsize=1024)
-def legal(problem: Problem, arch: Architecture, level: Level) -> tuple[CutlassKernel, ...]:  # noqa: ARG001
+def legal(problem: Problem, arch: Architecture, level: Level) -> tuple[CutlassKernel, ...]:
     """The first family's kernels that suit the problem; none where no family has any."""
-    for family in _families(problem, level):
+    curated = arch is SM90
+    families = (
+        _families(problem, level) if curated else [generated.kernels(problem.operation, arch)]
+    )
+    for family in families:
         if found := tuple(each for each in family if problem_refusal(each, problem) is None):
             return found
     return ()

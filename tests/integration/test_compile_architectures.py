@@ -1,0 +1,76 @@
+"""One kernel of each architecture that is not measured: through the pipeline, to its instruction.
+
+The pack is asked on this machine what it holds, and disassembled: a kernel of an architecture that
+does without the tensor-core instruction it was chosen for would be no kernel of that architecture.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+
+import pytest
+
+from gemmsmith.kernel import CutlassKernel
+from gemmsmith.problem import Problem
+from gemmsmith.runtime.abi import ABI_VERSION, KernelInfo, declare
+from tests.integration.test_compile import sass
+from tests.support.arguments import packed_arguments
+from tuner.arch import ARCHITECTURES
+from tuner.backends import kernels
+from tuner.compile import ArtifactStore, Builder, find_toolchain
+
+pytestmark = [pytest.mark.compiles, pytest.mark.timeout(900)]
+
+MISALIGNED = 1
+ODD = (4095, 4095, 4095)
+
+CASES = [
+    ("sm80", "bf16", "_128x128_32x4_", r"HMMA\.16816\.F32\.BF16", 128),
+    ("sm89", "bf16", "_128x128_32x3_", r"HMMA\.16816\.F32\.BF16", 128),
+    ("sm89", "fp8_e4m3", "_128x128_64x3_", r"QMMA\.16832\.F32\.E4M3\.E4M3", 128),
+    ("sm120", "fp16", "_128x128_32x3_", r"HMMA\.16816\.F32", 128),
+    ("sm120", "fp8_e5m2", "_128x128_64x3_", r"QMMA\.16832\.F32\.E5M2\.E4M3", 128),
+    ("sm100", "bf16", "_128x128x64_1x1x1_0_tnt_", r"UTCHMMA", 128),
+    ("sm100", "bf16", "_256x128x64_2x1x1_0_tnt_", r"UTCHMMA\.2CTA", 128),
+    ("sm100", "fp8_e4m3", "_128x128x128_1x1x1_0_tnt_", r"UTCQMMA", 128),
+]
+
+
+def chosen(arch: str, dtype: str, part: str) -> CutlassKernel:
+    for kernel in kernels(Problem(m=4096, n=4096, k=4096, dtype=dtype), arch):
+        if part in kernel.name:
+            assert isinstance(kernel, CutlassKernel)
+            return kernel
+    raise AssertionError(f"no kernel {part} of {arch}")
+
+
+@pytest.mark.parametrize(
+    ("arch", "dtype", "part", "instruction", "tile_m"),
+    CASES,
+    ids=[f"{arch}-{dtype}{part}" for arch, dtype, part, _, _ in CASES],
+)
+def test_a_kernel_compiles_to_its_instruction(
+    arch: str, dtype: str, part: str, instruction: str, tile_m: int, tmp_path: Path
+) -> None:
+    kernel = chosen(arch, dtype, part)
+    assert kernel.tile[0] == tile_m
+    builder = Builder(ArtifactStore(tmp_path), find_toolchain(wheels_only=True))
+    (built,) = builder.build([kernel])
+    assert built.pack is not None, built.failure
+    assert builder.has(kernel)
+    code = sass(built.pack.path)
+    assert re.search(rf"\b{instruction}\b", code)
+    assert set(re.findall(r"arch = sm_(\w+)", code)) == {ARCHITECTURES[arch].target}
+
+    library = ctypes.CDLL(str(built.pack.path))
+    declare(library)
+    info = KernelInfo(abi=ABI_VERSION)
+    assert library.gs_kernel_describe(0, ctypes.byref(info)) == 0
+    assert 0 < info.shared_bytes <= ARCHITECTURES[arch].shared_bytes
+    fits = packed_arguments(Problem(m=256, n=512, k=1024, dtype=dtype))
+    assert library.gs_can_implement(0, ctypes.byref(fits)) == 0
+    m, n, k = ODD
+    odd = packed_arguments(Problem(m=m, n=n, k=k, dtype=dtype))
+    assert library.gs_can_implement(0, ctypes.byref(odd)) == MISALIGNED

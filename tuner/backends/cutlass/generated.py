@@ -1,0 +1,206 @@
+"""Kernels that CUTLASS's own generators name, for architectures without a curated list of ours.
+
+What `cutlass_library` instantiates by default for an architecture is the whole space there, and a
+kernel is legal if it is one of these to the last field. CUTLASS's names of 2.x kernels do not say
+what they are compiled for: here they end in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache, lru_cache
+from typing import Any
+
+from cutlass_library import generator
+from cutlass_library.gemm_operation import GemmOperation
+from cutlass_library.library import (
+    DataType,
+    GemmKind,
+    KernelScheduleType,
+    LayoutType,
+    MathOperation,
+    OperationKind,
+    TileSchedulerType,
+)
+from cutlass_library.manifest import Manifest
+
+from gemmsmith.kernel import (
+    Cutlass2xKernel,
+    Cutlass3xKernel,
+    CutlassKernel,
+    EpilogueSchedule,
+    MainloopSchedule,
+    TileScheduler,
+)
+from gemmsmith.operation import Operation
+from tuner.arch import ARCHITECTURES, Architecture
+from tuner.backends.cutlass import footprint
+from tuner.backends.cutlass.operation import DATA_TYPES, gemm_operation, operands
+
+_MULTISTAGE_16 = generator.GenerateSM80_TensorOp_16816
+_MULTISTAGE_FP8 = generator.GenerateSM89_TensorOp_16832_fp8_fp32acc
+
+_GENERATORS: dict[str, tuple[Callable[[Any, str], None], ...]] = {
+    "sm80": (_MULTISTAGE_16,),
+    "sm89": (_MULTISTAGE_16, _MULTISTAGE_FP8),
+    "sm100": (
+        generator.GenerateSM100_TensorOp_16b_UMMA_gemm,
+        generator.GenerateSM100_TensorOp_fp8_UMMA_gemm,
+    ),
+    # Of dense kernels without block scales CUTLASS has none of its own for it.
+    "sm120": (_MULTISTAGE_16, _MULTISTAGE_FP8),
+}
+_CUDA = "13.0"
+"""The release that generators are told: they leave out what older ones cannot compile."""
+
+_TCGEN05 = {
+    KernelScheduleType.TmaWarpSpecialized1SmSm100: (MainloopSchedule.TCGEN05_ONE_SM, 1),
+    KernelScheduleType.TmaWarpSpecialized2SmSm100: (MainloopSchedule.TCGEN05_TWO_SM, 2),
+}
+"""Mainloop, and how many thread blocks share an instruction's rows."""
+
+
+def kernels(operation: Operation, arch: Architecture) -> tuple[CutlassKernel, ...]:
+    """Every generated kernel of an operation, in the generators' order."""
+    return tuple(kernel for kernel, _ in _made(operation, arch).values())
+
+
+def is_generated(kernel: CutlassKernel) -> bool:
+    """Whether it is exactly one of these."""
+    found = _find(kernel)
+    return found is not None and found[0] == kernel
+
+
+def described(kernel: CutlassKernel) -> GemmOperation:
+    """The operation that CUTLASS's own emitters turn into C++."""
+    found = _find(kernel)
+    return gemm_operation(kernel) if found is None else found[1]
+
+
+def _find(kernel: CutlassKernel) -> tuple[CutlassKernel, GemmOperation] | None:
+    arch = ARCHITECTURES.get(kernel.arch)
+    if arch is None or arch.name not in _GENERATORS:
+        return None
+    return _made(kernel.operation, arch).get(kernel.name)
+
+
+@lru_cache(maxsize=256)
+def _made(
+    operation: Operation, arch: Architecture
+) -> dict[str, tuple[CutlassKernel, GemmOperation]]:
+    if not {operation.a, operation.b, operation.d} <= DATA_TYPES.keys():
+        return {}
+    found: dict[str, tuple[CutlassKernel, GemmOperation]] = {}
+    for each in _operations(arch.name):
+        for kernel in _kernels_of(each, operation, arch):
+            if kernel.stages * footprint.stage_bytes(kernel) <= arch.shared_bytes:
+                found.setdefault(kernel.name, (kernel, each))
+    return found
+
+
+@cache
+def _operations(arch: str) -> list[GemmOperation]:
+    """What the generators give for an architecture; takes a quarter of a second."""
+    found: list[GemmOperation] = []
+    for generate in _GENERATORS.get(arch, ()):
+        manifest = Manifest()
+        manifest.kernel_filter = "*"  # with an empty one the generators leave most out
+        manifest.is_kernel_filter_set_to_all = False
+        manifest.instantiation_level = 0
+        manifest.append = found.append
+        generate(manifest, _CUDA)
+    return [
+        each
+        for each in found
+        if each.operation_kind == OperationKind.Gemm
+        and each.gemm_kind in (GemmKind.Universal, GemmKind.Universal3x)
+    ]
+
+
+def _kernels_of(
+    described: GemmOperation, operation: Operation, arch: Architecture
+) -> Iterator[CutlassKernel]:
+    """The generated operation as a kernel of ours; nothing where it computes something else."""
+    if described.accumulator_type() != DataType.f32:
+        return
+    if described.is_3x:
+        yield from _kernel_3x(described, operation, arch)
+    else:
+        yield from _kernel_2x(described, operation, arch)
+
+
+def _kernel_2x(
+    described: GemmOperation, operation: Operation, arch: Architecture
+) -> Iterator[CutlassKernel]:
+    # In CUTLASS's library D is column-major; its emitter transposes that back.
+    column_major = described.C.layout == LayoutType.ColumnMajor
+    if not column_major or not _computes(described, operation, swapped=True):
+        return
+    math = described.tile_description.math_instruction.math_operation
+    yield Cutlass2xKernel(
+        name=f"{described.procedural_name()}_{arch.name}",
+        arch=arch.name,
+        dtype=operation.dtype,
+        layout=operation.layout,
+        alignment_a=described.A.alignment,
+        alignment_b=described.B.alignment,
+        alignment_d=min(described.C.alignment, 128 // operation.d.bits),
+        tile=_extents(described.tile_description.threadblock_shape),
+        cluster=(1, 1),
+        stages=described.tile_description.stages,
+        mainloop=MainloopSchedule.MULTISTAGE,
+        epilogue=EpilogueSchedule.THREADBLOCK,
+        scheduler=TileScheduler.GRID,
+        fast_accumulation=math == MathOperation.multiply_add_fast_accum,
+    )
+
+
+def _kernel_3x(
+    described: GemmOperation, operation: Operation, arch: Architecture
+) -> Iterator[CutlassKernel]:
+    swapped = described.D.layout == LayoutType.ColumnMajor
+    cluster_m, cluster_n, _ = described.tile_description.cluster_shape
+    if not _computes(described, operation, swapped=swapped):
+        return
+    if described.D.element != described.C.element:
+        return
+    # Clusters of a size that the launch decides are not described by a kernel; nor is stream-K
+    # possible beside programmatic dependent launch (`stream_k.hpp` is for sm90).
+    if described.tile_scheduler != TileSchedulerType.Default:
+        return
+    if not 0 < cluster_m * cluster_n <= arch.max_cluster:
+        return
+    mainloop, sharing = _TCGEN05[described.kernel_schedule]
+    m, n, k = _extents(described.get_collective_tile_shape())
+    yield Cutlass3xKernel(
+        name=described.procedural_name(),
+        arch=arch.name,
+        dtype=operation.dtype,
+        layout=operation.layout,
+        alignment_a=described.A.alignment,
+        alignment_b=described.B.alignment,
+        alignment_d=128 // operation.d.bits,
+        tile=(m // sharing, n, k),
+        cluster=(cluster_m, cluster_n),
+        stages=0,
+        mainloop=mainloop,
+        epilogue=EpilogueSchedule.TMA,
+        scheduler=TileScheduler.PERSISTENT,
+        swapped=swapped,
+    )
+
+
+def _computes(described: GemmOperation, operation: Operation, *, swapped: bool) -> bool:
+    seen = operands(operation, swapped=swapped)
+    return (
+        described.A.element == DATA_TYPES[seen.element_a]
+        and described.B.element == DATA_TYPES[seen.element_b]
+        and described.C.element == DATA_TYPES[operation.d]
+        and (described.A.layout == LayoutType.RowMajor) is seen.a_row_major
+        and (described.B.layout == LayoutType.RowMajor) is seen.b_row_major
+    )
+
+
+def _extents(shape: list[int]) -> tuple[int, int, int]:
+    m, n, k = shape
+    return m, n, k
