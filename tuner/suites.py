@@ -24,7 +24,7 @@ from typing import Any
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.operation import DType, Layout, layouts_of
 from gemmsmith.problem import Problem
-from gemmsmith.wire import calls_of
+from gemmsmith.requests import calls_of
 from tuner.errors import TunerError
 
 

@@ -26,7 +26,7 @@ from gemmsmith.answer import Answer
 from gemmsmith.errors import InvalidProblem, PackCorrupt
 from gemmsmith.files import publish
 from gemmsmith.problem import Problem
-from gemmsmith.wire import Query
+from gemmsmith.requests import Query
 
 log = logging.getLogger("gemmsmith")
 

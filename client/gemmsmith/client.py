@@ -23,6 +23,8 @@ from gemmsmith.handles import TuningJob
 from gemmsmith.history import Revision
 from gemmsmith.jobs import EventCursor, JobEvent, JobStatus, job_statuses_of
 from gemmsmith.problem import Problem
+from gemmsmith.replies import Reply
+from gemmsmith.requests import Query, Request, calls_of, deadline_of, effort_of, problem_of
 from gemmsmith.retry import Patience
 from gemmsmith.session import Flow
 from gemmsmith.snapshot import Shelf, Snapshot
@@ -35,7 +37,6 @@ from gemmsmith.transport import (
     response_of,
 )
 from gemmsmith.tuning import Effort
-from gemmsmith.wire import Query, Reply, Request, calls_of, deadline_of, effort_of, problem_of
 
 T = TypeVar("T")
 

@@ -19,29 +19,31 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.errors import Busy, NotTuned, ServiceError, ServiceFault, ServiceUnavailable
 from gemmsmith.jobs import JobStatus
 from gemmsmith.problem import Problem
-from gemmsmith.retry import Patience
-from gemmsmith.session import Flow, Session
-from gemmsmith.snapshot import Shelf, Snapshot
-from gemmsmith.tuning import Effort
-from gemmsmith.wire import (
-    BATCH_LIMIT,
+from gemmsmith.replies import (
     SCHEMA,
-    Query,
-    Request,
     Response,
-    batch_request,
-    best_request,
     check,
     document,
-    get,
     read,
     read_answers,
     read_devices,
     read_snapshot,
+)
+from gemmsmith.requests import (
+    BATCH_LIMIT,
+    Query,
+    Request,
+    batch_request,
+    best_request,
+    get,
     retry_request,
     snapshot_request,
     tune_request,
 )
+from gemmsmith.retry import Patience
+from gemmsmith.session import Flow, Session
+from gemmsmith.snapshot import Shelf, Snapshot
+from gemmsmith.tuning import Effort
 
 PAGE = 200
 """Rows asked for at once in a listing."""

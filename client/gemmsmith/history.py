@@ -14,8 +14,9 @@ from gemmsmith.answer import Answer
 from gemmsmith.errors import ServiceUnavailable
 from gemmsmith.flows import Pages
 from gemmsmith.problem import Problem
+from gemmsmith.replies import NoAnswer, check, document, read
+from gemmsmith.requests import choice_request, fields_of
 from gemmsmith.session import Flow, Session
-from gemmsmith.wire import NoAnswer, check, choice_request, document, fields_of, read
 
 
 class Origin(StrEnum):

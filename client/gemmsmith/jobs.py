@@ -15,10 +15,11 @@ import msgspec
 from gemmsmith import understood
 from gemmsmith.errors import ServiceUnavailable
 from gemmsmith.problem import Problem
+from gemmsmith.replies import NoAnswer, Reply, Response, check
+from gemmsmith.requests import Request
 from gemmsmith.retry import RetryPolicy
 from gemmsmith.sse import EventParser
 from gemmsmith.tuning import Effort, JobState
-from gemmsmith.wire import NoAnswer, Reply, Request, Response, check
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

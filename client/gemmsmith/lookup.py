@@ -18,8 +18,8 @@ from typing import Self
 
 from gemmsmith.client import Client
 from gemmsmith.errors import InvalidProblem
+from gemmsmith.requests import problem_of
 from gemmsmith.snapshot import Choice, Snapshot
-from gemmsmith.wire import problem_of
 
 log = logging.getLogger("gemmsmith")
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gemmsmith.errors import Busy
-from gemmsmith.wire import NoAnswer, Reply, retry_after
+from gemmsmith.replies import NoAnswer, Reply, retry_after
 
 RETRIED = frozenset({429, 502, 503, 504})
 """Statuses that say 'not now'; any other is an answer."""

@@ -10,8 +10,9 @@ from typing import TypeVar
 
 from gemmsmith.cache import Cache
 from gemmsmith.errors import ServiceUnavailable
+from gemmsmith.replies import NoAnswer, Reply, Response
+from gemmsmith.requests import Request
 from gemmsmith.retry import RetryPolicy
-from gemmsmith.wire import NoAnswer, Reply, Request, Response
 
 T = TypeVar("T")
 Flow = Generator[Request, Reply, T]

@@ -16,9 +16,10 @@ import httpx
 
 from gemmsmith.cache import AnswerCache, Cache, NoCache, PackCache, default_cache_dir
 from gemmsmith.kernel import Backend
+from gemmsmith.replies import NoAnswer, Response
+from gemmsmith.requests import RUNS, Request
 from gemmsmith.retry import RetryPolicy
 from gemmsmith.session import Session
-from gemmsmith.wire import RUNS, NoAnswer, Request, Response
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_TIMEOUT_S = 10.0

@@ -156,9 +156,9 @@ def problem_of(m: int, n: int, k: int, *, batch: int, dtype: str, layout: str) -
     Raises:
         InvalidProblem: names the field and what it accepts.
     """
-    from gemmsmith import wire
+    from gemmsmith import requests
 
-    return wire.problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
+    return requests.problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
 
 
 def dtypes_of(names: list[str]) -> list[str]:

@@ -88,7 +88,7 @@ def _filters(
 ) -> dict[str, Any]:
     """The filters of `GET /results`, checked; those not given are left out."""
     from gemmsmith.problem import Layout
-    from gemmsmith.wire import problem_of
+    from gemmsmith.requests import problem_of
     from tuner.trial import Phase
 
     if layout is not None and layout not in set(Layout):

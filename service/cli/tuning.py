@@ -92,7 +92,7 @@ def tune(
     Ctrl-C stops after the current candidate; every trial measured so far is kept. A suite goes on
     past problems that fail, and ends with status 1 if any did.
     """
-    from gemmsmith.wire import deadline_of, effort_of
+    from gemmsmith.requests import deadline_of, effort_of
     from service.cli import tune_local, tune_remote
 
     checked = effort_of(effort)
@@ -145,7 +145,7 @@ def tasks(
         MisuseError: neither or both, or an unreadable suite.
         InvalidProblem: a shape or `calls` that makes no sense.
     """
-    from gemmsmith.wire import calls_of
+    from gemmsmith.requests import calls_of
     from service.cli.tasks import Task
     from tuner.suites import SuiteError, load
 

@@ -20,7 +20,7 @@ from gemmsmith.answer import Answer, Use
 from gemmsmith.kernel import CUTLASS_KERNELS, AnyKernel, Backend
 from gemmsmith.operation import DType
 from gemmsmith.problem import Problem
-from gemmsmith.wire import RUNS
+from gemmsmith.requests import RUNS
 from tuner.trial import Winner
 
 _CLIENT = b"gemmsmith-client"

@@ -12,7 +12,7 @@ import msgspec
 
 from gemmsmith.operation import DType, Element, Epilogue, Grouping, Layout, Scaling
 from gemmsmith.problem import MAX_EXTENT, Problem
-from gemmsmith.wire import problem_of
+from gemmsmith.requests import problem_of
 
 _Extent = Annotated[int, msgspec.Meta(ge=1, le=MAX_EXTENT)]
 

@@ -13,9 +13,9 @@ from gemmsmith.answer import Answer, Config, Match
 from gemmsmith.device import DeviceModel
 from gemmsmith.packs import sign
 from gemmsmith.problem import Problem
+from gemmsmith.replies import SCHEMA
 from gemmsmith.snapshot import Row, Snapshot
 from gemmsmith.tuning import JobState
-from gemmsmith.wire import SCHEMA
 from service.http.errors import ProblemError
 from service.http.tables import timestamp as timestamp
 from tuner.compile import Manifest

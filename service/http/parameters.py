@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.operation import DType, Element, Epilogue, Grouping, Layout, Operation, Scaling
 from gemmsmith.problem import MAX_EXTENT, Problem
-from gemmsmith.wire import MAX_CALLS, MAX_DEADLINE_S
+from gemmsmith.requests import MAX_CALLS, MAX_DEADLINE_S
 from tuner.store.keys import LONGEST_LIFE_S, MOST_JOBS, NAME_PATTERN, NAME_RULE, is_name
 
 MAX_PAGE = 1000

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 from gemmsmith.answer import Use
 from gemmsmith.operation import Element, Epilogue, Grouping, Operation, Scaling
 from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.requests import problem_of
 from gemmsmith.tuning import Effort, JobState
-from gemmsmith.wire import problem_of
 from service.http.parameters import (
     Calls,
     Cursor,

@@ -17,8 +17,8 @@ from gemmsmith.answer import Answer
 from gemmsmith.device import DeviceModel
 from gemmsmith.history import Origin
 from gemmsmith.kernel import AnyKernel
+from gemmsmith.replies import SCHEMA
 from gemmsmith.snapshot import Row
-from gemmsmith.wire import SCHEMA
 from service.http.tables import TRIALS, WINNERS, Table
 from tuner.compile import Manifest
 from tuner.jobs import Job

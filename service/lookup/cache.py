@@ -24,7 +24,7 @@ from gemmsmith.answer import Answer, Match
 from gemmsmith.kernel import Backend
 from gemmsmith.neighbours import Neighbourhood
 from gemmsmith.problem import Problem
-from gemmsmith.wire import RUNS
+from gemmsmith.requests import RUNS
 from service.http import documents
 from service.http.abilities import without_config
 from service.lookup.find import REACH

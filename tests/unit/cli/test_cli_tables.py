@@ -11,7 +11,7 @@ from pyarrow import parquet
 from typer.testing import CliRunner, Result
 
 from gemmsmith.problem import Problem
-from gemmsmith.wire import SCHEMA
+from gemmsmith.replies import SCHEMA
 from service.cli.main import app
 from service.http.tables import TRIALS, WINNERS
 from service.settings import Settings

@@ -11,7 +11,7 @@ from gemmsmith.answer import Answer
 from gemmsmith.cache import AnswerCache, PackCache, default_cache_dir
 from gemmsmith.errors import PackCorrupt
 from gemmsmith.problem import Problem
-from gemmsmith.wire import Query
+from gemmsmith.requests import Query
 
 URL = "http://127.0.0.1:8000"
 

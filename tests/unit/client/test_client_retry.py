@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from gemmsmith.replies import NoAnswer, Response
 from gemmsmith.retry import RetryPolicy
-from gemmsmith.wire import NoAnswer, Response
 
 DOWN = NoAnswer(reason="refused")
 

@@ -17,7 +17,7 @@ from pyarrow import parquet
 
 from gemmsmith.answer import Use
 from gemmsmith.problem import DType, Layout, Problem
-from gemmsmith.wire import SCHEMA
+from gemmsmith.replies import SCHEMA
 from service.http.tables import TRIALS, WINNERS
 from tests.support.serving import H100, H200, new_settings, promote, running, trial, winner
 from tuner.store import Store

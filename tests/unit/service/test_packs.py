@@ -12,7 +12,7 @@ import pytest
 
 from gemmsmith import AsyncClient, Client
 from gemmsmith.problem import Problem
-from gemmsmith.wire import SCHEMA
+from gemmsmith.replies import SCHEMA
 from service.settings import Settings
 from tests.support.replacing import replace
 from tests.support.serving import new_settings, running
