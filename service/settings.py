@@ -36,6 +36,8 @@ class Settings(BaseModel):
             it they are always asked for.
         device: what the worker measures on (`cuda:0`, `replay:<name>`); empty: the local GPU,
             else the recorded one.
+        default_model: the device model that a lookup without `device` is about where there is no
+            local GPU: its slug. Where nothing is known of it, the first model that is known.
         queue_limit: jobs that may wait at once; further orders get 429 until some are done.
         key_job_limit: jobs that one API key may have waiting or running, unless the key says else.
         answers_kept: answers held in memory, the least recently used going first; about 3 KB each.
@@ -57,6 +59,7 @@ class Settings(BaseModel):
     port: int = Field(default=8000, ge=0, le=65535)
     require_keys: bool = False
     device: str = ""
+    default_model: str = "nvidia-h200-132sm"
     log_json: bool = False
     queue_limit: int = Field(default=10_000, ge=1)
     key_job_limit: int = Field(default=1_000, ge=1)

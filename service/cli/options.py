@@ -107,7 +107,7 @@ DeviceSlug = Annotated[
     str | None,
     typer.Option(
         "--device",
-        help="Slug of a device model; default: the local GPU, else the first known.",
+        help="Slug of a device model; default: the local GPU, else GEMMSMITH_DEFAULT_MODEL.",
         show_default=False,
     ),
 ]

@@ -168,7 +168,7 @@ def _banner(settings: Settings, listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     with Store.open(settings.database) as store:
-        model = Catalogue(store.devices, usable_gpu()).resolve(None, None)
+        model = Catalogue(store.devices, usable_gpu(), settings.default_model).resolve(None, None)
         lookup = banner.known_problem(store, model.slug if model else None) or banner.FALLBACK
     tuning = banner.recorded_problem(settings) or lookup
     return banner.text(

@@ -72,10 +72,12 @@ def model_of(settings: Settings, slug: str | None) -> DeviceModel:
 
 
 def _models(settings: Settings) -> Iterator[DeviceModel]:
-    """Device models at hand: the local GPU, those of the database, the recorded ones.
+    """Device models at hand: the local GPU, those of the database with the default model
+    first, the recorded ones.
 
     A database that is missing or unusable counts as empty: listing what could run needs none.
     """
+    from service.lookup.devices import default_first
     from tuner.devices import local_gpu
     from tuner.devices.recording import SUFFIX, Sweep
     from tuner.errors import RecordingCorrupt, StoreError
@@ -87,7 +89,7 @@ def _models(settings: Settings) -> Iterator[DeviceModel]:
     models: list[DeviceModel] = []
     with contextlib.suppress(StoreError), Store.open(settings.database) as store:
         models = store.devices()
-    yield from models
+    yield from default_first(models, settings.default_model)
     # Only read when nothing before was the one: a recording takes seconds to load.
     for path in sorted(settings.sweeps.glob(f"*{SUFFIX}")):
         with contextlib.suppress(RecordingCorrupt):

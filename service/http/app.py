@@ -103,7 +103,7 @@ def create_app(settings: Settings) -> FastAPI:
 
 def _state(settings: Settings, store: Store) -> State:
     answers = Answers(settings.answers_kept)
-    catalogue = Catalogue(store.devices, usable_gpu())
+    catalogue = Catalogue(store.devices, usable_gpu(), settings.default_model)
     metrics = Metrics(Figures(store), settings.volumes())
     metrics.answers_kept.set_function(answers.__len__)
     return State(

@@ -1,6 +1,7 @@
 """The device models a question can be about, and which one is meant when none is named.
 
-The service's own GPU comes first, then what the store knows. The list is read again when nothing
+The service's own GPU comes first, then the model of the setting `default_model`, then what else the
+store knows. The list is read again when nothing
 on it fits, as a worker elsewhere may just have added one, and when `service.lookup.watcher` sees
 another.
 """
@@ -21,21 +22,26 @@ class Catalogue:
     """Known device models. `read` lists those of the store."""
 
     def __init__(
-        self, read: Callable[[], Sequence[DeviceModel]], local: DeviceModel | None
+        self,
+        read: Callable[[], Sequence[DeviceModel]],
+        local: DeviceModel | None,
+        default: str = "",
     ) -> None:
         self.local = local
+        self._default = default
         self._read = read
         self._models: list[DeviceModel] = []
         self._is_read = False
         self._reading = threading.Lock()
 
     def known(self, *, refresh: bool = False) -> list[DeviceModel]:
-        """All known models, the service's own GPU first."""
+        """All known models, the service's own GPU first, the default model before the others."""
         with self._reading:  # so that no older list replaces a newer one
             if refresh or not self._is_read:
                 local = [self.local] if self.local is not None else []
                 slugs = {model.slug for model in local}
-                self._models = local + [model for model in self._read() if model.slug not in slugs]
+                others = [model for model in self._read() if model.slug not in slugs]
+                self._models = local + default_first(others, self._default)
                 self._is_read = True
             return self._models
 
@@ -63,6 +69,11 @@ class Catalogue:
                 if wanted(model):
                     return model
         return None
+
+
+def default_first(models: Sequence[DeviceModel], slug: str) -> list[DeviceModel]:
+    """The models, the one with that slug before the others."""
+    return sorted(models, key=lambda model: model.slug != slug)  # stable
 
 
 def check_fits(problem: Problem, model: DeviceModel | None, *, measured: bool = False) -> None:

@@ -34,7 +34,7 @@ BIAS_BYTES_PER_US = 3e6
 
 
 _NO_ALGORITHM = 3002
-"""GS_NO_ALGORITHM: a neighbour's algorithm is none for this product, which is no fault of a pack."""
+"""GS_NO_ALGORITHM: a neighbour's algorithm is none for this product; the pack is not to blame."""
 
 
 class Chosen(Protocol):
