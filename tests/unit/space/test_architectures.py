@@ -43,6 +43,14 @@ def test_ampere_has_no_fp8() -> None:
             assert kernels(Problem(m=64, n=64, k=64, dtype=dtype), arch)
 
 
+@pytest.mark.parametrize("arch", OTHERS)
+@pytest.mark.parametrize("dtype", [DType.INT8, DType.TF32])
+def test_what_is_not_on_cutlass_s_list_is_not_offered(arch: str, dtype: DType) -> None:
+    for extent in (4096, 4095):
+        with pytest.raises(NoLegalCandidate, match=f"{dtype} tn for {arch}"):
+            kernels(Problem(m=extent, n=extent, k=extent, dtype=dtype), arch)
+
+
 def test_no_two_kernels_of_any_architecture_share_a_name() -> None:
     seen: dict[str, object] = {}
     for arch in ARCHITECTURES:

@@ -12,7 +12,7 @@ from gemmsmith.kernel import AnyKernel, Backend, CutlassKernel, cutlass
 from gemmsmith.launch import Launch
 from gemmsmith.operation import Epilogue, Grouping, Operation, Scaling
 from gemmsmith.problem import Problem
-from tuner.arch import Architecture
+from tuner.arch import SM90, Architecture
 from tuner.backends.backend import Features, Level, Part
 from tuner.backends.cutlass import generated
 from tuner.backends.cutlass.alignment import alike, of_kernels
@@ -45,7 +45,10 @@ class CutlassBackend(ABC):
         """What the kernel is compiled from."""
 
     def supports(self, operation: Operation, arch: Architecture) -> bool:
-        """Whether there are kernels: single or batched products of floats, FP8 with its scales."""
+        """Whether there are kernels: single or batched products, FP8 with its scales.
+
+        Where CUTLASS's own list is all there is, of the operations that are on it.
+        """
         scaled = operation.scaling is Scaling.TENSOR
         return (
             arch.name in self.architectures
@@ -54,6 +57,7 @@ class CutlassBackend(ABC):
             and scaled is operation.is_narrow_float
             and operation.grouping is Grouping.NONE
             and operation.epilogue is Epilogue.NONE
+            and (arch is SM90 or bool(generated.kernels(operation.of_kernels, arch)))
         )
 
     def kernels(
