@@ -1,0 +1,192 @@
+"""A library's own algorithms in a tuning run: asked for, screened, and promoted like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gemmsmith.answer import Conditions, Use
+from gemmsmith.candidate import Candidate
+from gemmsmith.kernel import AnyKernel, CublasLtKernel
+from gemmsmith.launch import Algorithm, Launch
+from gemmsmith.problem import Problem
+from gemmsmith.tuning import Effort
+from tests.support.candidates import EXACT
+from tests.support.replacing import replace
+from tests.support.serving import H200, winner
+from tuner.backends.cublaslt.space import kernel_for
+from tuner.compile import Builder, Built
+from tuner.devices.base import Contender, Device
+from tuner.errors import NoLegalCandidate
+from tuner.measure.policy import Policy
+from tuner.measure.statistics import summarize
+from tuner.search.budget import BUDGETS
+from tuner.search.cost_model import AnalyticModel
+from tuner.search.run import tune
+from tuner.store import Store
+from tuner.trial import Finals, Phase, Trial, Winner
+
+PROBLEM = Problem(m=512, n=1024, k=2048)
+KERNEL = kernel_for(PROBLEM, "sm90")
+DEFAULT_US = 20.0
+
+
+def algorithm(number: int) -> Candidate:
+    """An algorithm of the library; how long it takes is `Gpu.time`'s business."""
+    assert KERNEL is not None
+    words = (number, *[0] * 7)
+    return Candidate(kernel=KERNEL, launch=Launch(algorithm=Algorithm.of(130100, words)))
+
+
+class Gpu:
+    """A GPU whose library has algorithms 1 … 200; the nearer to 77, the faster."""
+
+    name = "cuda:0"
+    model = H200
+    replayed = False
+    needs_packs = True
+    environment = winner(PROBLEM).environment
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int | None, int]] = []
+        self.screened: list[int] = []
+
+    @staticmethod
+    def number(candidate: Candidate) -> int:
+        assert isinstance(candidate.launch.algorithm, Algorithm)
+        return candidate.launch.algorithm.words[0]
+
+    def time(self, candidate: Candidate) -> float:
+        if not isinstance(candidate.kernel, CublasLtKernel):
+            return 40.0
+        return 10.0 + abs(self.number(candidate) - 77) / 10
+
+    def recorded(self, problem: Problem) -> None:
+        return None
+
+    def baseline_kernels(self, problem: Problem) -> tuple[str, ...]:
+        return ()
+
+    def proposals(
+        self, problem: Problem, library: Contender, *, start: Algorithm | None, most: int
+    ) -> list[Candidate]:
+        assert library.candidate.kernel == KERNEL
+        begin = None if start is None else start.words[0]
+        self.asked.append((begin, most))
+        if begin is None:
+            return [algorithm(number) for number in (5, 20, 40)][:most]
+        near = sorted(range(1, 201), key=lambda number: abs(number - begin))[1:]
+        return [algorithm(number) for number in near][:most]
+
+    def screen(
+        self, problem: Problem, contenders: Sequence[Contender], policy: Policy
+    ) -> Iterator[Trial]:
+        for contender in contenders:
+            candidate = contender.candidate
+            assert contender.pack is not None
+            if isinstance(candidate.kernel, CublasLtKernel):
+                self.screened.append(self.number(candidate))
+            samples = (self.time(candidate),) * 3
+            yield Trial(
+                problem=problem,
+                candidate=candidate,
+                device=self.model,
+                environment=self.environment,
+                phase=Phase.SCREEN,
+                statistics=summarize(samples),
+                samples_us=samples,
+                correctness=EXACT,
+            )
+
+    def finals(self, problem: Problem, contenders: Sequence[Contender], policy: Policy) -> Finals:
+        candidates = tuple(contender.candidate for contender in contenders)
+        return Finals(
+            problem=problem,
+            candidates=candidates,
+            samples_us=tuple((self.time(each),) * 9 for each in candidates),
+            baseline_us=(DEFAULT_US,) * 9,
+            correctness=(EXACT,) * len(candidates),
+            workspace_bytes=(0,) * len(candidates),
+            conditions=Conditions(sm_clock_mhz=1980, power_w=300, temperature_c=40),
+        )
+
+
+class Packs:
+    """A builder that has the library's pack, and nothing else."""
+
+    def __init__(self) -> None:
+        self.store = SimpleNamespace(get=lambda *_, **__: object())
+
+    def has(self, kernel: AnyKernel) -> bool:
+        return isinstance(kernel, CublasLtKernel)
+
+    def build(self, kernels: Sequence[AnyKernel]) -> Iterator[Built]:
+        pack = SimpleNamespace(hash="a" * 64, path=Path("pack.so"))
+        for kernel in kernels:
+            yield Built(kernel=kernel, pack=pack, cached=True)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def store(sqlite_url: str) -> Iterator[Store]:
+    with Store.open(sqlite_url) as opened:
+        yield opened
+
+
+def run(gpu: Gpu, store: Store, problem: Problem = PROBLEM, **options: object) -> Winner:
+    device: Device = gpu  # type: ignore[assignment]
+    builder: Builder = Packs()  # type: ignore[assignment]
+    chosen = {"ranker": AnalyticModel(), "compiled_only": True, **options}
+    return tune(problem, device=device, store=store, builder=builder, **chosen)  # type: ignore[arg-type]
+
+
+def test_the_library_is_asked_and_followed_where_it_gets_faster(store: Store) -> None:
+    gpu = Gpu()
+    found = run(gpu, store)
+    assert found.use is Use.CUBLASLT
+    assert found.candidate == algorithm(min(gpu.screened, key=lambda number: abs(number - 77)))
+    assert gpu.asked[0] == (None, BUDGETS[Effort.DEFAULT].library)
+    starts = [begin for begin, _ in gpu.asked[1:]]
+    assert starts[0] == 40  # the fastest of its own list
+    assert starts == sorted(set(starts))  # each round begins at a faster one
+    assert len(gpu.screened) == len(set(gpu.screened))  # none twice
+    assert len(gpu.screened) <= 3 + BUDGETS[Effort.DEFAULT].variants
+    assert found.pack == "a" * 64
+    kept = [stored.trial.candidate for stored in store.trials(phase=Phase.SCREEN)]
+    assert {Gpu.number(candidate) for candidate in kept} == set(gpu.screened)
+    assert store.winner(PROBLEM, H200.slug) == found
+
+
+def test_a_round_that_brings_nothing_is_the_last(store: Store) -> None:
+    class Flat(Gpu):
+        def time(self, candidate: Candidate) -> float:
+            return 10.0
+
+    gpu = Flat()
+    run(gpu, store)
+    assert len(gpu.asked) == 2
+    assert len(gpu.screened) == 3 + BUDGETS[Effort.DEFAULT].batch
+
+
+def test_a_quick_run_takes_the_library_s_own_list_alone(store: Store) -> None:
+    gpu = Gpu()
+    assert run(gpu, store, effort=Effort.QUICK).candidate == algorithm(40)
+    assert gpu.screened == [5, 20, 40]
+
+
+def test_measuring_again_knows_the_algorithms_that_were_measured(store: Store) -> None:
+    first = run(Gpu(), store)
+    again = Gpu()
+    assert run(again, store, effort=Effort.RECHECK).candidate == first.candidate
+    assert again.asked == []  # nothing was searched for
+
+
+def test_where_nothing_is_compiled_and_there_is_no_library_there_is_no_candidate(
+    store: Store,
+) -> None:
+    unaligned = replace(PROBLEM, k=2049)
+    assert kernel_for(unaligned, "sm90") is None
+    with pytest.raises(NoLegalCandidate, match="compile"):
+        run(Gpu(), store, unaligned)
