@@ -7,23 +7,27 @@ from cutlass_library.gemm_operation import EmitGemmUniversal3xInstance, EmitGemm
 from gemmsmith.kernel import CutlassKernel
 from tuner.backends.backend import Part
 from tuner.backends.cutlass import HEADERS
-from tuner.backends.cutlass.operation import gemm_operation
+from tuner.backends.cutlass.operation import gemm_operation, scales_rows, stores_itself, struct_of
 
 
 def emitted(
     kernel: CutlassKernel,
     emitter: EmitGemmUniversal3xInstance | EmitGemmUniversalInstance,
     scaled_epilogue: str,
+    row_scaled_epilogue: str = "",
 ) -> str:
     """CUTLASS's text that defines a struct of the operation's name.
 
-    The emitters know CUTLASS's epilogue functors by enumerator only; ours, which applies FP8's
-    scales, is text.
+    The emitters know CUTLASS's epilogue functors by enumerator only; ours, which apply scales,
+    are text.
     """
-    if kernel.operation.is_narrow_float:
+    if scales_rows(kernel) and stores_itself(kernel):
+        emitter.builtin_epilogue_functor_template = row_scaled_epilogue
+    elif kernel.operation.is_narrow_float:
         emitter.builtin_epilogue_functor_template = scaled_epilogue
-    text: str = emitter.emit(gemm_operation(kernel))
-    return text.strip() + "\n"
+    described = gemm_operation(kernel)
+    text: str = emitter.emit(described)
+    return text.strip().replace(described.procedural_name(), struct_of(kernel)) + "\n"
 
 
 def part(kernel: CutlassKernel, *, header: str, definition: str, adapter: str) -> Part:

@@ -8,12 +8,14 @@ from cutlass_library.library import DataTypeTag
 from gemmsmith.kernel import CutlassKernel, TileScheduler
 from tuner.backends.backend import Part
 from tuner.backends.cutlass import text
-from tuner.backends.cutlass.operation import DATA_TYPES, gemm_operation, is_padded
+from tuner.backends.cutlass.operation import DATA_TYPES, gemm_operation, is_padded, struct_of
 
 _SCALED_EPILOGUE = (
     "gemmsmith::ScaledLinearCombination<"
     "${element_d}, ${element_epilogue}, ${element_c}, ${element_epilogue}>"
 )
+
+_ROW_SCALED_EPILOGUE = _SCALED_EPILOGUE.replace("::Scaled", "::RowScaled")
 
 _STREAM_K_TAG = ("cutlass::gemm::StreamKScheduler>", "gemmsmith::StreamKScheduler>")
 """CUTLASS's scheduler does not compile with programmatic dependent launch; see stream_k.hpp."""
@@ -24,7 +26,7 @@ def part(kernel: CutlassKernel) -> Part:
     described = gemm_operation(kernel)
     traits = text.traits(kernel, described.A.alignment)
     swapped = text.boolean(kernel.swapped)
-    struct = described.procedural_name()
+    struct = struct_of(kernel)
     if kernel.scheduler is TileScheduler.SPLIT_K:
         element_d = DataTypeTag[DATA_TYPES[kernel.operation.d]]
         adapter = f"SplitKGemm<{struct}, {traits}, {swapped}, {element_d}>"
@@ -33,7 +35,7 @@ def part(kernel: CutlassKernel) -> Part:
     if is_padded(kernel):
         given = text.traits(kernel, kernel.alignment_a)
         adapter = f"PaddedGemm<gemmsmith::{adapter}, {given}>"
-    definition = text.emitted(kernel, EmitGemmUniversal3xInstance(), _SCALED_EPILOGUE)
+    definition = text.emitted(kernel, EmitGemmUniversal3xInstance(), _SCALED_EPILOGUE, _ROW_SCALED_EPILOGUE)
     return text.part(
         kernel,
         header=_header(kernel),
