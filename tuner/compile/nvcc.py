@@ -72,7 +72,7 @@ class Compilation:
             source = directory / "unit.cu"
             source.write_text(unit_source(kernels), encoding="utf-8")
             slim = directory / "include"
-            write_slim_headers(slim)
+            write_slim_headers(slim, [kernel.operation for kernel in kernels])
             with (directory / "log").open("wb") as log:
                 include = (slim, *include_dirs(kernels))
                 command = toolchain.command(source, directory / "unit.so", *include)

@@ -25,6 +25,7 @@ from tuner.backends import candidates as legal_candidates
 from tuner.backends import variety
 from tuner.backends.cutlass.operation import of_type
 from tuner.compile.plan import BASE_COST, KERNEL_COST, MOST_VARIETIES, VARIETY_COST
+from tuner.errors import NoLegalCandidate
 from tuner.search.budget import BUDGETS
 from tuner.search.cost_model import AnalyticModel
 from tuner.search.exploration import Proposals
@@ -112,7 +113,10 @@ def _size(draw: Random, least: float, most: float, step: int) -> int:
 
 
 def _leaders(problem: Problem, device: DeviceModel) -> _Ballot:
-    found = legal_candidates(problem, device)
+    try:
+        found = legal_candidates(problem, device)
+    except NoLegalCandidate:  # a layout that no backend has kernels for
+        return []
     predicted = predictions(problem, found, device, AnalyticModel())
     plan = Proposals(by_time(found, predicted), predicted, BUDGETS[Effort.DEFAULT].in_one_wave())
     return [

@@ -20,6 +20,7 @@ from gemmsmith.kernel import AnyKernel, CublasLtKernel
 from gemmsmith.launch import Algorithm
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
+from tuner.arch import architecture
 from tuner.backends import candidates as legal_candidates
 from tuner.backends.cublaslt.space import kernel_for as library_kernel
 from tuner.compile import Builder, Built
@@ -73,8 +74,8 @@ def tune(
     to be compiled first.
 
     Raises:
-        NoLegalCandidate: nothing in the space fits the problem, or nothing survived screening
-            because nothing could be compiled.
+        NoLegalCandidate: no kernels are known for the device's architecture, or nothing survived
+            screening. Where there is no candidate to begin with, the default is the winner.
         JobAborted: `should_stop` said so before there was a winner; all trials so far are kept.
         DeviceError: the device cannot take the problem at all.
     """
@@ -168,23 +169,26 @@ class _Run:
         return self.promote(finals)
 
     def _offered(self) -> list[Candidate]:
-        """What the device or the space has for the problem, in no order."""
+        """What the device or the space has for the problem, in no order; may be nothing."""
         recorded = self.device.recorded(self.problem)
-        model = self.device.model
-        found = (
-            list(recorded)
-            if recorded is not None
-            else legal_candidates(self.problem, model, level=self.budget.level)
-        )
-        if not found and self._library_kernel() is None:
-            raise NoLegalCandidate(f"no legal kernel for {self.problem} on {model.arch}")
+        known = self._legal() if recorded is None else list(recorded)
+        found = known
         if self.compiled_only and self.builder is not None:
-            found = [c for c in found if self.builder.has(c.kernel)]
-            if not found and self._library_kernel() is None:
+            found = [c for c in known if self.builder.has(c.kernel)]
+            if known and not found and self._library_kernel() is None:
                 raise NoLegalCandidate(
                     f"no kernel for {self.problem} is compiled yet; run `gemmsmith compile` first"
                 )
         return found
+
+    def _legal(self) -> list[Candidate]:
+        """What the space has; nothing where no backend has a kernel of such a problem."""
+        model = self.device.model
+        architecture(model.arch)  # of one that is not known nothing can be said
+        try:
+            return legal_candidates(self.problem, model, level=self.budget.level)
+        except NoLegalCandidate:
+            return []
 
     def enumerate(self, ranker: Ranker) -> Field:
         """What there is to choose from, most promising first."""
@@ -286,7 +290,7 @@ class _Run:
     def finals(self) -> Finals:
         measured = [trial.candidate for trial in self._leaders()]
         chosen = finalists(measured, self.budget.finalists)
-        if not chosen:
+        if not chosen and self.trials:
             reasons = sorted({t.failure.message for t in self.trials.values() if t.failure})
             raise NoLegalCandidate(
                 f"no candidate for {self.problem} survived: " + "; ".join(reasons[:3])

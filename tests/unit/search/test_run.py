@@ -33,7 +33,7 @@ from tuner.search.finals import hold_finals
 from tuner.search.progress import Progress, Step
 from tuner.search.run import tune
 from tuner.store import Store
-from tuner.trial import Failure, FailureKind, Phase, Trial
+from tuner.trial import Failure, FailureKind, Finals, Phase, Trial
 
 PROBLEM = Problem(m=256, n=4096, k=4096)
 
@@ -427,3 +427,32 @@ def test_nothing_survives_and_the_error_says_why(device: Device, store: Store) -
     with pytest.raises(NoLegalCandidate, match="can_implement refused"):
         run(AllFail(device), store)  # type: ignore[arg-type]
     assert len(store.trials()) == 1
+
+
+class WithoutKernels(Counting):
+    """A device that times the default of any problem, and knows of no candidates."""
+
+    def recorded(self, problem: Problem) -> None:
+        return None
+
+    def finals(self, problem: Problem, contenders: Sequence[Contender], policy: Policy) -> Finals:
+        assert not contenders
+        return replace(self._inner.finals(PROBLEM, contenders, policy), problem=problem)
+
+
+def test_where_no_backend_has_a_kernel_the_default_is_the_answer(
+    device: Device, store: Store
+) -> None:
+    problem = Problem(m=256, n=4096, k=4096, dtype="tf32", layout="nt")
+    alone = WithoutKernels(device)
+    winner = tune(
+        problem,
+        device=alone,  # type: ignore[arg-type]
+        store=store,
+        builder=None,
+        ranker=AnalyticModel(),
+    )
+    assert (winner.use, winner.candidate) == (Use.CUBLAS, None)
+    assert winner.baseline is not None
+    assert store.winner(problem, device.model.slug) == winner
+    assert alone.screened == []

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from gemmsmith.kernel import AnyKernel, Backend, CutlassKernel, cutlass
+from gemmsmith.operation import Element
 from gemmsmith.problem import Problem
 from tuner.arch import Architecture
 from tuner.backends.backend import Level, Part
 from tuner.backends.cute import space
 from tuner.backends.cute.build import part
 from tuner.backends.cute.rules import RULES
-from tuner.backends.cutlass.backend import CutlassBackend
+from tuner.backends.cutlass.backend import FLOATS, CutlassBackend
 
 
 class Cute(CutlassBackend):
@@ -20,6 +21,7 @@ class Cute(CutlassBackend):
     name = Backend.CUTE
     rules = RULES
     architectures = frozenset({"sm90"})
+    operands = FLOATS | {Element.TF32}
 
     def legal(
         self, problem: Problem, arch: Architecture, level: Level

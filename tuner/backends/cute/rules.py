@@ -35,6 +35,7 @@ RULES: MappingProxyType[str, KernelRule] = MappingProxyType(
             rules.backend_matches_mainloop,
             rules.scheduler_matches_mainloop,
             rules.epilogue_matches_mainloop,
+            wgmma.tf32_is_k_major,
             wgmma.tile_m_is_whole_warpgroups,
             wgmma.tile_n_fits_instruction,
             wgmma.tile_k_fits_swizzle,

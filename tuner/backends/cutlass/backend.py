@@ -10,7 +10,7 @@ from gemmsmith import legality
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import AnyKernel, Backend, CutlassKernel, cutlass
 from gemmsmith.launch import Launch
-from gemmsmith.operation import Epilogue, Grouping, Operation, Scaling
+from gemmsmith.operation import Element, Epilogue, Grouping, Operation, Scaling
 from gemmsmith.problem import Problem
 from tuner.arch import SM90, Architecture
 from tuner.backends.backend import Features, Level, Part
@@ -18,13 +18,14 @@ from tuner.backends.cutlass import generated
 from tuner.backends.cutlass.alignment import alike, of_kernels
 from tuner.backends.cutlass.features import features
 from tuner.backends.cutlass.launches import launches
-from tuner.backends.cutlass.operation import DATA_TYPES
 from tuner.backends.cutlass.rules import (
     KernelRule,
     choice_refusal,
     fields_follow_name,
     operation_exists,
 )
+
+FLOATS = frozenset({Element.BF16, Element.F16, Element.E4M3, Element.E5M2})
 
 
 class CutlassBackend(ABC):
@@ -33,6 +34,10 @@ class CutlassBackend(ABC):
     name: Backend
     rules: Mapping[str, KernelRule]
     architectures: ClassVar[frozenset[str]]
+    operands: ClassVar[frozenset[Element]]
+    """Element types of A and B."""
+    scalings: ClassVar[frozenset[tuple[Element, Scaling]]] = frozenset()
+    """Scaling of products of these types, beside FP8's one factor for each operand."""
 
     @abstractmethod
     def legal(
@@ -49,12 +54,13 @@ class CutlassBackend(ABC):
 
         Where CUTLASS's own list is all there is, of the operations that are on it.
         """
-        scaled = operation.scaling is Scaling.TENSOR
+        usual = Scaling.TENSOR if operation.is_narrow_float else Scaling.NONE
         return (
             arch.name in self.architectures
             and (arch.reads_fp8 or not operation.is_narrow_float)
-            and {operation.a, operation.b, operation.d} <= DATA_TYPES.keys()
-            and scaled is operation.is_narrow_float
+            and {operation.a, operation.b} <= self.operands
+            and (operation.a is not Element.TF32 or operation.layout.is_k_major)
+            and (operation.scaling is usual or (operation.a, operation.scaling) in self.scalings)
             and operation.grouping is Grouping.NONE
             and operation.epilogue is Epilogue.NONE
             and (arch is SM90 or bool(generated.kernels(operation.of_kernels, arch)))

@@ -19,6 +19,7 @@ from gemmsmith.kernel import (
 )
 from gemmsmith.operation import Element
 from tuner.arch import architecture
+from tuner.backends.cutlass.operation import scales_rows, stores_itself
 
 WARPGROUP_THREADS = 128
 
@@ -74,7 +75,7 @@ def epilogue_bytes(kernel: CutlassKernel) -> int:
 def stored_bytes(kernel: CutlassKernel) -> int:
     """Bytes of one element as the kernel's epilogue stores it: FP32 where slices are added."""
     partial = kernel.scheduler is TileScheduler.SPLIT_K
-    return (Element.F32 if partial else kernel.operation.d).bytes
+    return (kernel.operation.accumulator if partial else kernel.operation.d).bytes
 
 
 def _epilogue_stages(kernel: CutlassKernel) -> int:
@@ -116,7 +117,7 @@ def shared_bytes(kernel: CutlassKernel) -> int:
     if kernel.epilogue is not EpilogueSchedule.TMA:
         return mainloop + _round_up(barriers + _SCHEDULER_BARRIERS, _LINE) + _LINE
     align = _swizzle_bytes(kernel)
-    buffers = _round_up(epilogue_bytes(kernel) + 1, align)
+    buffers = _round_up(epilogue_bytes(kernel) + _fusion_bytes(kernel), align)
     if kernel.mainloop is MainloopSchedule.WARP_SPECIALIZED:
         # Not persistent: the epilogue starts when the mainloop is over, in the same memory.
         return _round_up(max(mainloop, buffers) + barriers, align)
@@ -124,12 +125,18 @@ def shared_bytes(kernel: CutlassKernel) -> int:
 
 
 def _epilogue_storage(kernel: CutlassKernel) -> int:
-    """`sizeof(Epilogue::SharedStorage)`: buffers, an empty fusion's byte, barriers, padding."""
+    """`sizeof(Epilogue::SharedStorage)`: buffers, the fusion's, barriers, padding."""
     if kernel.epilogue is not EpilogueSchedule.TMA:
         return 1
     align = _swizzle_bytes(kernel)
-    buffers = _round_up(epilogue_bytes(kernel) + 1, align)
+    buffers = _round_up(epilogue_bytes(kernel) + _fusion_bytes(kernel), align)
     return _round_up(buffers + _BARRIERS * _epilogue_stages(kernel), align)
+
+
+def _fusion_bytes(kernel: CutlassKernel) -> int:
+    """A factor for each column of the tile; else an empty fusion's byte."""
+    factors = scales_rows(kernel) and stores_itself(kernel)
+    return kernel.tile[1] * Element.F32.bytes if factors else 1
 
 
 def _swizzle_bytes(kernel: CutlassKernel) -> int:

@@ -10,15 +10,19 @@ that needed one would not compile. What compiles is what compiled before.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+from gemmsmith.operation import Element, Operation
 from tuner.backends.cutlass.package import include_dirs
 
-_ISSUED = re.compile(
-    r"(?:MMA|SM90)_64x\d+x\d+_F32(?:F16F16|BF16BF16|E[45]M[23]E[45]M[23])_SS(?:_TN)?"
-)
-"""Dense, both operands in shared memory, FP32 accumulators; the sparse ones are named `GMMA_…`."""
+_FLOATS = "F32(?:F16F16|BF16BF16|E[45]M[23]E[45]M[23])"
+_OTHERS = {Element.S8: "S32S8S8", Element.TF32: "F32TF32TF32"}
+"""Sums and operands as instructions are named by them: kept for units that issue them only."""
+
+_ISSUED = r"(?:MMA|SM90)_64x\d+x\d+_(?:{})_SS(?:_TN)?"
+"""Dense, both operands in shared memory; the sparse ones are named `GMMA_…`."""
 
 _INSTRUCTION = re.compile(r"^struct (\w*MMA_\w+)\n\{\n.*?^\};\n", re.MULTILINE | re.DOTALL)
 _TRAITS = re.compile(
@@ -27,21 +31,29 @@ _TRAITS = re.compile(
 )
 
 
-def write_slim_headers(folder: Path) -> None:
+def write_slim_headers(folder: Path, operations: Iterable[Operation] = ()) -> None:
     """Write the headers under `folder`, to be named on the include path before CUTLASS's own.
+
+    They serve units of 16-bit and FP8 floats, and of these operations.
 
     Raises:
         OSError: `folder` cannot be written.
     """
-    for name, text in slim_headers().items():
+    others = frozenset(operation.a for operation in operations).intersection(_OTHERS)
+    for name, text in slim_headers(others).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
 
 @cache
-def slim_headers() -> dict[str, str]:
-    """Texts by path below the include folder; a header that this CUTLASS lacks is left alone."""
+def slim_headers(others: frozenset[Element] = frozenset()) -> dict[str, str]:
+    """Texts by path below the include folder; a header that this CUTLASS lacks is left alone.
+
+    `others` are operand types beside 16-bit and FP8 floats whose instructions are kept.
+    """
+    types = "|".join((_FLOATS, *sorted(_OTHERS[each] for each in others)))
+    issued = re.compile(_ISSUED.format(types))
     root = include_dirs()[0]
     texts = {}
     for kind in ("gmma", "gmma_ext", "gmma_sparse", "gmma_sparse_ext"):
@@ -50,16 +62,16 @@ def slim_headers() -> dict[str, str]:
             (f"cute/atom/mma_traits_sm90_{kind}.hpp", _without_traits),
         ):
             if (root / path).is_file():
-                texts[path] = slim((root / path).read_text(encoding="utf-8"))
+                texts[path] = slim((root / path).read_text(encoding="utf-8"), issued)
     return texts
 
 
-def _without_bodies(text: str) -> str:
+def _without_bodies(text: str, issued: re.Pattern[str]) -> str:
     def slim(found: re.Match[str]) -> str:
-        return found[0] if _ISSUED.fullmatch(found[1]) else f"struct {found[1]} {{}};\n"
+        return found[0] if issued.fullmatch(found[1]) else f"struct {found[1]} {{}};\n"
 
     return _INSTRUCTION.sub(slim, text)
 
 
-def _without_traits(text: str) -> str:
-    return _TRAITS.sub(lambda found: found[0] if _ISSUED.fullmatch(found[1]) else "", text)
+def _without_traits(text: str, issued: re.Pattern[str]) -> str:
+    return _TRAITS.sub(lambda found: found[0] if issued.fullmatch(found[1]) else "", text)

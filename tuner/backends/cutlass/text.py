@@ -8,22 +8,33 @@ from gemmsmith.kernel import CutlassKernel
 from tuner.backends.backend import Part
 from tuner.backends.cutlass import HEADERS
 from tuner.backends.cutlass.generated import described
+from tuner.backends.cutlass.operation import scales_rows, stores_itself
 
 
 def emitted(
     kernel: CutlassKernel,
     emitter: EmitGemmUniversal3xInstance | EmitGemmUniversalInstance,
     scaled_epilogue: str,
+    row_scaled_epilogue: str = "",
 ) -> str:
     """CUTLASS's text that defines a struct of the operation's name.
 
-    The emitters know CUTLASS's epilogue functors by enumerator only; ours, which applies FP8's
-    scales, is text.
+    The emitters know CUTLASS's epilogue functors by enumerator only; ours, which apply scales,
+    are text.
     """
-    if kernel.operation.is_narrow_float:
+    if scales_rows(kernel) and stores_itself(kernel):
+        emitter.builtin_epilogue_functor_template = row_scaled_epilogue
+    elif kernel.operation.is_narrow_float:
         emitter.builtin_epilogue_functor_template = scaled_epilogue
-    text: str = emitter.emit(described(kernel))
-    return text.strip() + "\n"
+    operation = described(kernel)
+    text: str = emitter.emit(operation)
+    return text.strip().replace(operation.procedural_name(), struct(kernel)) + "\n"
+
+
+def struct(kernel: CutlassKernel) -> str:
+    """The name of what CUTLASS's text defines: unique among kernels that differ in it."""
+    name: str = described(kernel).procedural_name()
+    return f"{name}_scale_row" if scales_rows(kernel) and stores_itself(kernel) else name
 
 
 def part(kernel: CutlassKernel, *, header: str, definition: str, adapter: str) -> Part:

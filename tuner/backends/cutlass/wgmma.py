@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemmsmith.kernel import TMA_MAINLOOPS, CutlassKernel, MainloopSchedule, TileScheduler
-from gemmsmith.operation import Operation
+from gemmsmith.operation import Element, Operation
 from tuner.arch import SM90
 from tuner.backends.cutlass import footprint
 from tuner.backends.cutlass.operation import TMA_BYTES, operands
@@ -52,6 +52,13 @@ def tile_k_fits_swizzle(kernel: CutlassKernel) -> str | None:
     return None if kernel.tile[2] in allowed else f"tile K must be one of {allowed}"
 
 
+def tf32_is_k_major(kernel: CutlassKernel) -> str | None:
+    """32-bit operands are read from shared memory K-major only (`gmma_ss_tag_to_major_A`)."""
+    if kernel.operation.a is Element.TF32 and not kernel.layout.is_k_major:
+        return f"wgmma reads TF32 operands K-major only, not {kernel.layout}"
+    return None
+
+
 def k_major_b_fills_swizzle_atoms(kernel: CutlassKernel) -> str | None:
     """16-bit K-major B: its stages must be addressable in the 128-byte swizzle.
 
@@ -61,6 +68,8 @@ def k_major_b_fills_swizzle_atoms(kernel: CutlassKernel) -> str | None:
     """
     if kernel.operation.a.bits == 8:
         return None
+    if kernel.operation.a.bits == 32:  # every row of 8 is an atom; odd ones are not offered
+        return None if kernel.tile[1] % 16 == 0 else "tile N must be a multiple of 16 for TF32"
     if operands(kernel.operation, swapped=kernel.swapped).b_row_major:
         return None
     n, k = kernel.tile[1], kernel.tile[2]

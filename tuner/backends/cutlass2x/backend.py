@@ -8,7 +8,7 @@ from gemmsmith.kernel import AnyKernel, Backend, CutlassKernel, cutlass
 from gemmsmith.problem import Problem
 from tuner.arch import ARCHITECTURES, Architecture
 from tuner.backends.backend import Level, Part
-from tuner.backends.cutlass.backend import CutlassBackend
+from tuner.backends.cutlass.backend import FLOATS, CutlassBackend
 from tuner.backends.cutlass2x import space
 from tuner.backends.cutlass2x.build import part
 from tuner.backends.cutlass2x.rules import RULES
@@ -20,6 +20,7 @@ class Cutlass2x(CutlassBackend):
     name = Backend.CUTLASS2X
     rules = RULES
     architectures = frozenset(ARCHITECTURES)
+    operands = FLOATS
 
     def legal(
         self, problem: Problem, arch: Architecture, level: Level

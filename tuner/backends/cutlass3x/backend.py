@@ -7,10 +7,11 @@ from typing import Final
 
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import TMA_MAINLOOPS, AnyKernel, Backend, CutlassKernel, cutlass
+from gemmsmith.operation import Element, Scaling
 from gemmsmith.problem import Problem
 from tuner.arch import Architecture, architecture
 from tuner.backends.backend import Level, Part
-from tuner.backends.cutlass.backend import CutlassBackend
+from tuner.backends.cutlass.backend import FLOATS, CutlassBackend
 from tuner.backends.cutlass3x import fitted, space
 from tuner.backends.cutlass3x.build import part
 from tuner.backends.cutlass3x.rules import RULES
@@ -22,6 +23,8 @@ class Cutlass3x(CutlassBackend):
     name = Backend.CUTLASS3X
     rules = RULES
     architectures = frozenset({"sm90", "sm100"})
+    operands = FLOATS | {Element.S8, Element.TF32}
+    scalings = frozenset({(Element.S8, Scaling.ROW)})
 
     def legal(
         self, problem: Problem, arch: Architecture, level: Level

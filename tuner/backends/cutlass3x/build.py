@@ -16,6 +16,8 @@ _SCALED_EPILOGUE = (
     "${element_d}, ${element_epilogue}, ${element_c}, ${element_epilogue}>"
 )
 
+_ROW_SCALED_EPILOGUE = _SCALED_EPILOGUE.replace("::Scaled", "::RowScaled")
+
 _STREAM_K_TAG = ("cutlass::gemm::StreamKScheduler>", "gemmsmith::StreamKScheduler>")
 """CUTLASS's scheduler does not compile with programmatic dependent launch; see stream_k.hpp."""
 
@@ -25,7 +27,7 @@ def part(kernel: CutlassKernel) -> Part:
     operation = described(kernel)
     traits = text.traits(kernel, operation.A.alignment)
     swapped = text.boolean(kernel.swapped)
-    struct = operation.procedural_name()
+    struct = text.struct(kernel)
     if kernel.scheduler is TileScheduler.SPLIT_K:
         element_d = DataTypeTag[DATA_TYPES[kernel.operation.d]]
         adapter = f"SplitKGemm<{struct}, {traits}, {swapped}, {element_d}>"
@@ -34,7 +36,9 @@ def part(kernel: CutlassKernel) -> Part:
     if is_padded(kernel):
         given = text.traits(kernel, kernel.alignment_a)
         adapter = f"PaddedGemm<gemmsmith::{adapter}, {given}>"
-    definition = text.emitted(kernel, EmitGemmUniversal3xInstance(), _SCALED_EPILOGUE)
+    definition = text.emitted(
+        kernel, EmitGemmUniversal3xInstance(), _SCALED_EPILOGUE, _ROW_SCALED_EPILOGUE
+    )
     return text.part(
         kernel,
         header=_header(kernel),

@@ -7,6 +7,9 @@
  */
 #pragma once
 
+#include <initializer_list>
+#include <type_traits>
+
 #include "cutlass/cutlass.h"
 #include "cutlass/epilogue/thread/linear_combination.h"
 #include "gemmsmith/abi.h"
@@ -53,18 +56,52 @@ struct TakesScales : std::false_type {};
 template <class Epilogue>
 struct TakesScales<Epilogue, std::void_t<decltype(Epilogue::scale_a_ptr)>> : std::true_type {};
 
+template <class Epilogue, class = void>
+struct TakesRowScales : std::false_type {};
 template <class Epilogue>
+struct TakesRowScales<Epilogue, std::void_t<decltype(Epilogue::scale_m_ptr)>> : std::true_type {};
+
+/* A swapped kernel's rows are the problem's columns. */
+template <bool Swapped = false, class Epilogue>
 void set_scalars(Epilogue& epilogue, gs_arguments const& g) {
-  epilogue.alpha = g.alpha;
-  epilogue.beta = g.beta;
+  epilogue.alpha = static_cast<decltype(epilogue.alpha)>(g.alpha);
+  epilogue.beta = static_cast<decltype(epilogue.beta)>(g.beta);
   if constexpr (TakesScales<Epilogue>::value) {
     epilogue.scale_a_ptr = g.scale_a;
     epilogue.scale_b_ptr = g.scale_b;
+  }
+  if constexpr (TakesRowScales<Epilogue>::value) {
+    int64_t stride_a = g.batch > 1 ? g.batch_stride_scale_a : 0;
+    int64_t stride_b = g.batch > 1 ? g.batch_stride_scale_b : 0;
+    epilogue.scale_m_ptr = Swapped ? g.scale_b : g.scale_a;
+    epilogue.scale_n_ptr = Swapped ? g.scale_a : g.scale_b;
+    epilogue.batch_stride_scale_m = Swapped ? stride_b : stride_a;
+    epilogue.batch_stride_scale_n = Swapped ? stride_a : stride_b;
   }
 }
 
 /* The extras of an operation with this epilogue: scales that it would ignore are refused. */
 template <class Epilogue>
-constexpr uint32_t kExtrasOf = TakesScales<Epilogue>::value ? uint32_t(kScales) : 0u;
+constexpr uint32_t kExtrasOf = TakesRowScales<Epilogue>::value ? uint32_t(kRowScales)
+                               : TakesScales<Epilogue>::value  ? uint32_t(kScales)
+                                                               : 0u;
+
+/* Whether the factors are there that the operation has, one for each row and column. */
+inline bool has_row_scales(gs_arguments const& g) {
+  return g.scaling == GS_SCALING_ROW && g.scale_a && g.scale_b && g.batch_stride_scale_a >= 0 &&
+         g.batch_stride_scale_b >= 0;
+}
+
+/* Whether alpha and beta are what an epilogue of `Scalar` computes with: whole, for integers. */
+template <class Scalar>
+bool takes_scalars(gs_arguments const& g) {
+  if constexpr (std::is_integral_v<Scalar>) {
+    for (float value : {g.alpha, g.beta}) {
+      if (!(value >= -16777216.0f && value <= 16777216.0f)) return false;
+      if (value != static_cast<float>(static_cast<int32_t>(value))) return false;
+    }
+  }
+  return true;
+}
 
 }  // namespace gemmsmith

@@ -150,6 +150,10 @@ struct Gemm3x {
     Status status = check_problem(g, kExtrasOf<EpilogueScalars>);
     if (status != Status::kSuccess) return status;
     if (!splits_supported(g)) return Status::kErrorNotSupported;
+    if (!takes_scalars<decltype(EpilogueScalars{}.alpha)>(g)) return Status::kErrorNotSupported;
+    if (TakesRowScales<EpilogueScalars>::value && !has_row_scales(g)) {
+      return Status::kErrorInvalidProblem;
+    }
     if (g.beta != 0.0f && g.c == nullptr) return Status::kErrorInvalidProblem;
     if (!IsPersistent<Params>::value && !fits_grid(g)) return Status::kErrorInvalidProblem;
     return Status::kSuccess;
@@ -195,7 +199,7 @@ struct Gemm3x {
     arguments.epilogue.dC = stride_of<typename Kernel::StrideC>(operands.c, g.batch);
     arguments.epilogue.ptr_D = static_cast<ElementD*>(g.d);
     arguments.epilogue.dD = stride_of<typename Kernel::StrideD>(operands.d, g.batch);
-    set_scalars(arguments.epilogue.thread, g);
+    set_scalars<Swapped>(arguments.epilogue.thread, g);
     arguments.hw_info.device_id = g.device;
     arguments.hw_info.sm_count = g.sm_count;
     set_scheduler(arguments.scheduler, g);

@@ -49,7 +49,8 @@ CUTLASS_DEVICE uint4 load_unaligned(char const* from) {
 template <int ElementBytes>
 __global__ void __launch_bounds__(kCopyThreads)
     copy_rows(CUTLASS_GRID_CONSTANT CopyParams const params) {
-  using Element = std::conditional_t<ElementBytes == 1, uint8_t, uint16_t>;
+  using Element = std::conditional_t<
+      ElementBytes == 1, uint8_t, std::conditional_t<ElementBytes == 2, uint16_t, uint32_t>>;
   cutlass::arch::wait_on_dependent_grids();
   bool first = int(blockIdx.x) < params.blocks_of_first;
   RowCopy const& operand = params.operand[first ? 0 : 1];
