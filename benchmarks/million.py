@@ -11,7 +11,7 @@ import math
 import sqlite3
 from pathlib import Path
 
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.problem import Layout, Problem
 from tuner.exchange import import_winners
 from tuner.store import Store
 
@@ -25,8 +25,8 @@ sized AS (
     SELECT i, :step * (1 + i % :side) AS m, :step * (1 + i / :side % :side) AS n,
            :step * (1 + i / (:side * :side)) AS k
     FROM counted)
-INSERT OR IGNORE INTO problems (id, dtype, layout, batch, m, n, k, lg_m, lg_n, lg_k)
-SELECT :kinds + 1 + i, kind.dtype, kind.layout, 1, sized.m, sized.n, sized.k,
+INSERT OR IGNORE INTO problems (id, operation, dtype, layout, batch, m, n, k, lg_m, lg_n, lg_k)
+SELECT :kinds + 1 + i, kind.operation, kind.dtype, kind.layout, 1, sized.m, sized.n, sized.k,
        lg(sized.m), lg(sized.n), lg(sized.k)
 FROM sized JOIN problems AS kind ON kind.id = 1 + i % :kinds
 """
@@ -70,6 +70,6 @@ def sample(path: Path, count: int) -> list[Problem]:
     ).fetchall()
     database.close()
     return [
-        Problem(m=m, n=n, k=k, batch=batch, dtype=DType(dtype), layout=Layout(layout))
+        Problem(m=m, n=n, k=k, batch=batch, dtype=dtype, layout=Layout(layout))
         for m, n, k, batch, dtype, layout in rows
     ]

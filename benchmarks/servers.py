@@ -26,7 +26,7 @@ from tuner.store import Store
 from tuner.trial import Phase, Trial, Winner
 
 ROOT = Path(__file__).resolve().parent.parent
-WINNERS = sorted((ROOT / "configs" / "winners").glob("*.jsonl"))
+WINNERS = sorted((ROOT / "configs" / "winners").glob("nvidia-h200-132sm.*.jsonl"))
 SWEEPS = ROOT / "configs" / "sweeps"
 
 TRIALS_A_SECOND = 1_000

@@ -1,8 +1,8 @@
 """Trials and winners as tables: one list of columns for CSV, Parquet and lines of JSON.
 
 Every table has a schema (`gemmsmith.replies.SCHEMA`), counted up when a column changes its meaning
-or goes, not when one is added: readers go by names. Parquet files have it in their metadata, lines of
-JSON in the member `schema`, HTTP answers in a header; a bare CSV file has nothing but its names.
+or goes, not when one is added: readers go by names. Parquet files have it in their metadata, lines
+of JSON in the member `schema`, HTTP answers in a header; a bare CSV file has nothing but its names.
 Units are in the names: `_us` is microseconds, `_bytes` bytes.
 """
 

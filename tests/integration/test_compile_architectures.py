@@ -48,7 +48,7 @@ def chosen(arch: str, dtype: str, part: str) -> CutlassKernel:
 
 @pytest.mark.parametrize(
     ("arch", "dtype", "part", "instruction", "tile_m"),
-    CASES,
+    [CASES[0], *(pytest.param(*case, marks=pytest.mark.long) for case in CASES[1:])],
     ids=[f"{arch}-{dtype}{part}" for arch, dtype, part, _, _ in CASES],
 )
 def test_a_kernel_compiles_to_its_instruction(

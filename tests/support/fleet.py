@@ -30,7 +30,7 @@ from service.cli import serve
 from service.settings import Settings
 from tests.support import clocks
 clocks.install()
-serve.Supervisor = partial(serve.Supervisor, command={WORKER!r}, first_pause_s=0.2)
+serve.WorkerSupervisor = partial(serve.WorkerSupervisor, command={WORKER!r}, first_pause_s=0.2)
 sys.exit(serve.serve(Settings.load(), worker="worker" in sys.argv))
 """
 

@@ -34,9 +34,7 @@ TTL_S = 600.0
 
 def main(url: str, sweeps: Path) -> None:
     logging.configure(json=False)  # to stderr
-    settings = Settings.load(
-        {}, database=url, sweeps=sweeps, models=Path("none"), device="replay:nvidia-h200-132sm"
-    )
+    settings = Settings.load({}, database=url, sweeps=sweeps, device="replay:nvidia-h200-132sm")
     device = open_worker_device(settings)
     for n, problem in zip(count(1), device.problems * 3):  # type: ignore[attr-defined]
         with Store.open(url) as store:

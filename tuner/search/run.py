@@ -13,29 +13,25 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from msgspec import UNSET
-
 from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import AnyKernel, CublasLtKernel
-from gemmsmith.launch import Algorithm
+from gemmsmith.kernel import AnyKernel
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
-from tuner.arch import architecture
-from tuner.backends import candidates as legal_candidates
-from tuner.backends.cublaslt.space import kernel_for as library_kernel
 from tuner.compile import Builder, Built
 from tuner.devices.base import Contender, Device
 from tuner.errors import JobAborted, NoLegalCandidate
 from tuner.measure.statistics import summarize
 from tuner.search.batches import StopSignal, in_batches
 from tuner.search.budget import BUDGETS, Budget
-from tuner.search.exploration import NOISE, Proposals
+from tuner.search.exploration import Proposals
 from tuner.search.field import Field
 from tuner.search.finals import finalists, hold_finals
 from tuner.search.hints import resembling
+from tuner.search.library import Library, library_kernel
+from tuner.search.offered import offered
 from tuner.search.packs import RunPacks
 from tuner.search.progress import Progress, Step
-from tuner.search.promotion import Decision, decide
+from tuner.search.promotion import Decision, decide, verdict
 from tuner.search.ranking import Ranker, by_time, predictions
 from tuner.search.recheck import top_candidates
 from tuner.search.transfer import near_winners
@@ -169,26 +165,8 @@ class _Run:
         return self.promote(finals)
 
     def _offered(self) -> list[Candidate]:
-        """What the device or the space has for the problem, in no order; may be nothing."""
-        recorded = self.device.recorded(self.problem)
-        known = self._legal() if recorded is None else list(recorded)
-        found = known
-        if self.compiled_only and self.builder is not None:
-            found = [c for c in known if self.builder.has(c.kernel)]
-            if known and not found and self._library_kernel() is None:
-                raise NoLegalCandidate(
-                    f"no kernel for {self.problem} is compiled yet; run `gemmsmith compile` first"
-                )
-        return found
-
-    def _legal(self) -> list[Candidate]:
-        """What the space has; nothing where no backend has a kernel of such a problem."""
-        model = self.device.model
-        architecture(model.arch)  # of one that is not known nothing can be said
-        try:
-            return legal_candidates(self.problem, model, level=self.budget.level)
-        except NoLegalCandidate:
-            return []
+        builder = self.builder if self.compiled_only else None
+        return offered(self.problem, self.device, level=self.budget.level, built_by=builder)
 
     def enumerate(self, ranker: Ranker) -> Field:
         """What there is to choose from, most promising first."""
@@ -246,46 +224,22 @@ class _Run:
             self._screen_spoilt()
 
     def screen_library(self) -> None:
-        """Measure what cuBLASLt itself has: its own list, then what lies near the best of it.
-
-        Its kernels are compiled already, so each costs milliseconds, and no model ranks them.
-        """
-        kernel = self._library_kernel()
+        """Measure what cuBLASLt itself has, once a run."""
+        kernel = library_kernel(self.problem, self.device)
         if kernel is None or kernel.name in self.library:
             return
         self.library.add(kernel.name)
-        entrant = self.packs.contender(Candidate(kernel=kernel))
-        for start, most in self._library_rounds(kernel):
-            # Neighbours of one are neighbours of the next: ask for more than are measured.
-            asked = most + len(self.trials)
-            found = self.device.proposals(self.problem, entrant, start=start, most=asked)
-            fresh = [c for c in found if c.key not in self.trials][:most]
-            self.planned += len(fresh)
-            self._screen([self.packs.as_built(candidate) for candidate in fresh])
-
-    def _library_kernel(self) -> CublasLtKernel | None:
-        """The library's kernel for the problem, where the device has a library."""
-        if self.device.replayed or self.builder is None:
-            return None
-        return library_kernel(self.problem, self.device.model.arch)
-
-    def _library_rounds(self, kernel: CublasLtKernel) -> Iterator[tuple[Algorithm | None, int]]:
-        """Where to begin, and how many algorithms to screen: decided as the times come in.
-
-        First the library's own list. Then, as long as that brings something, neighbours of the
-        fastest so far, which is coordinate descent with a few coordinates at a time.
-        """
-        yield None, self.budget.library
-        before: float | None = None
-        for _ in range(0, self.budget.variants, self.budget.batch):
-            mine = [trial for trial in self._leaders() if trial.candidate.kernel == kernel]
-            if not mine or mine[0].candidate.launch.algorithm is UNSET:
-                return
-            best = _speed(mine[0])[0]
-            if before is not None and best > before * (1 - NOISE):
-                return
-            before = best
-            yield mine[0].candidate.launch.algorithm, self.budget.batch
+        library = Library(
+            problem=self.problem,
+            kernel=kernel,
+            device=self.device,
+            packs=self.packs,
+            budget=self.budget,
+            tried=self.trials,
+        )
+        for contenders in library.batches(self._leaders):
+            self.planned += len(contenders)
+            self._screen(contenders)
 
     def finals(self) -> Finals:
         measured = [trial.candidate for trial in self._leaders()]
@@ -309,7 +263,7 @@ class _Run:
     def promote(self, finals: Finals) -> Winner:
         decision = decide(finals)
         winner = self.store.promote(self._winner(decision))
-        self._say(Step.PROMOTE, self.planned, self.planned, _verdict(decision))
+        self._say(Step.PROMOTE, self.planned, self.planned, verdict(decision))
         return winner
 
     def _ready(self, leaders: Sequence[Candidate]) -> Generator[list[Contender], None, None]:
@@ -442,12 +396,3 @@ def _speed(trial: Trial) -> tuple[float, str]:
     """What measured trials are sorted by: time, then the candidate's key."""
     assert trial.statistics is not None  # noqa: S101 - a measured trial has them
     return trial.statistics.median_us, trial.candidate.key
-
-
-def _verdict(decision: Decision) -> str:
-    if decision.candidate is None or decision.statistics is None:
-        return "no candidate survived; cuBLAS stays the answer"
-    gain = f", {decision.speedup.median:.3f} × cuBLAS" if decision.speedup else ""
-    cost = f", power penalty {decision.power_penalty:.3f}" if decision.power_penalty else ""
-    time = f"{decision.statistics.median_us:.2f} µs"
-    return f"{decision.use}: {decision.candidate.key} {time}{gain}{cost}"
