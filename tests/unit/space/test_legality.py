@@ -151,7 +151,17 @@ BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(
     "subject",
-    [GOOD, GOOD_FP8, GOOD_SPLIT_K, GOOD_CLUSTER, GOOD_PADDED, GOOD_CPASYNC, GOOD_2X, GOOD_TF32, GOOD_SCALE_ROW],
+    [
+        GOOD,
+        GOOD_FP8,
+        GOOD_SPLIT_K,
+        GOOD_CLUSTER,
+        GOOD_PADDED,
+        GOOD_CPASYNC,
+        GOOD_2X,
+        GOOD_TF32,
+        GOOD_SCALE_ROW,
+    ],
 )
 def test_good_kernels_pass(subject: Kernel) -> None:
     assert refusal(subject) is None

@@ -35,7 +35,9 @@ def part(kernel: CutlassKernel) -> Part:
     if is_padded(kernel):
         given = text.traits(kernel, kernel.alignment_a)
         adapter = f"PaddedGemm<gemmsmith::{adapter}, {given}>"
-    definition = text.emitted(kernel, EmitGemmUniversal3xInstance(), _SCALED_EPILOGUE, _ROW_SCALED_EPILOGUE)
+    definition = text.emitted(
+        kernel, EmitGemmUniversal3xInstance(), _SCALED_EPILOGUE, _ROW_SCALED_EPILOGUE
+    )
     return text.part(
         kernel,
         header=_header(kernel),
