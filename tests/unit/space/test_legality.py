@@ -113,6 +113,7 @@ BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
     ("tile_m_is_whole_warpgroups", GOOD, {"tile": (64, 128, 64)}),
     ("tile_n_fits_instruction", GOOD, {"tile": (128, 264, 64)}),
     ("tile_n_fits_instruction", GOOD_CLUSTER, {"tile": (64, 12, 256)}),
+    ("tile_n_fits_instruction", GOOD_SCALE_ROW, {"tile": (128, 40, 128)}),
     ("tile_k_fits_swizzle", GOOD, {"tile": (128, 128, 32)}),
     ("tile_is_built_in_2x", GOOD_2X, {"tile": (96, 64, 32)}),
     ("promotion_interval_divides", GOOD_FP8, {"tile": (128, 64, 256)}),

@@ -19,7 +19,6 @@ from tuner.backends.cutlass.features import features
 from tuner.backends.cutlass.launches import launches
 from tuner.backends.cutlass.rules import KernelRule, choice_refusal, fields_follow_name
 
-
 FLOATS = frozenset({Element.BF16, Element.F16, Element.E4M3, Element.E5M2})
 
 

@@ -1,4 +1,4 @@
-"""Operations beside the plain float ones: which have kernels, of what types and under what names."""
+"""Operations beside the plain float ones: which have kernels, of what types and what names."""
 
 from __future__ import annotations
 
