@@ -1,4 +1,4 @@
-"""Packs of the operations beside the plain float ones: what they take, and what they are made of."""
+"""Packs of the operations beside the plain float ones: what they take, what they are made of."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_what_is_said_of_shared_memory_is_so(packs: CompiledPacks, name: str) ->
 def test_products_and_their_sums_with_c_are_taken(packs: CompiledPacks, name: str) -> None:
     loaded, given = Loaded(packs, KERNELS[name]), arguments(name)
     assert loaded.can_implement(given) == 0
-    given.beta, given.c = 1.0, given.d
+    given.beta, given.c = 1.0, 0x1000
     assert loaded.can_implement(given) == 0
     given.c = None
     assert loaded.can_implement(given) == INVALID_PROBLEM
@@ -123,7 +123,7 @@ def test_factors_are_taken_by_the_operation_that_has_them(packs: CompiledPacks, 
 
 def test_integers_take_whole_alpha_and_beta_only(packs: CompiledPacks) -> None:
     loaded, given = Loaded(packs, INT8), arguments("int8")
-    given.alpha, given.beta, given.c = -3.0, 2.0, given.d
+    given.alpha, given.beta, given.c = -3.0, 2.0, 0x1000
     assert loaded.can_implement(given) == 0
     given.alpha = 0.5
     assert loaded.can_implement(given) == NOT_SUPPORTED
