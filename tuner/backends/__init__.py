@@ -62,8 +62,8 @@ def kernels(problem: Problem, arch: str = "sm90", *, level: Level = Level.CORE) 
     if found := [kernel for each in asked for kernel in each.kernels(problem, target, level)]:
         return found
     raise NoLegalCandidate(
-        f"no kernel can launch {problem}: its output has more tiles than a 32-bit count holds; "
-        "compute it in parts"
+        f"no kernel can launch {problem}: none reads and stores rows of its alignment, or its "
+        "output has more tiles than a 32-bit count holds; compute it in parts"
     )
 
 
@@ -73,13 +73,16 @@ def candidates(
     """Every legal kernel with every launch worth measuring.
 
     Raises:
-        NoLegalCandidate: as `kernels`.
+        NoLegalCandidate: as `kernels`, or no launch of them is worth measuring.
     """
-    return [
+    found = [
         Candidate(kernel=kernel, launch=launch)
         for kernel in offered(problem, device, level=level)
         for launch in launches(kernel, problem, device)
     ]
+    if not found:
+        raise NoLegalCandidate(f"no kernel that takes {problem} is made for so many tiles")
+    return found
 
 
 def offered(problem: Problem, device: DeviceModel, *, level: Level = Level.CORE) -> list[AnyKernel]:

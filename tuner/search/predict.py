@@ -71,6 +71,8 @@ def predict(problem: Problem, device: DeviceModel, ranker: Ranker) -> Prediction
         for kernel in shortlist.values()
         for launch in launches(kernel, problem, device)
     ]
+    if not finalists:
+        return None
     times = ranker.predict(problem, finalists, device)
     least = min(times)
     ties = (each for each, time in zip(finalists, times, strict=True) if time == least)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gemmsmith.device import DeviceModel
-from gemmsmith.operation import layouts_of
+from gemmsmith.operation import Layout, layouts_of
 from gemmsmith.problem import Problem
 from tuner.backends import Level, candidates, kernels
 from tuner.backends.unit import unit_source
@@ -28,6 +28,7 @@ H200 = DeviceModel(
     l2_bytes=62914560,
 )
 DTYPES = ("bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "bf16.out_f32")
+OTHERS = ("fp16.out_f32", "int8", "int8.out_bf16", "int8.out_bf16.scale_row", "tf32")
 SIZES = (
     (4096, 4096, 4096, 1),
     (16, 7168, 2048, 1),
@@ -51,6 +52,8 @@ UNITS = (
     ("fp8_e5m2", "tn", (33, 4097, 4099)),
     ("bf16", "nn", (4098, 4098, 4098)),
     ("bf16.out_f32", "tt", (4096, 4096, 4096)),
+    ("int8.out_bf16.scale_row", "tn", (4096, 4096, 4096)),
+    ("tf32", "tn", (4096, 4096, 4096)),
 )
 
 Frozen = dict[str, dict[str, list[int | str]]]
@@ -64,9 +67,9 @@ def digest(lines: Iterable[str]) -> list[int | str]:
 
 def curated() -> Frozen:
     found: Frozen = {"kernels": {}, "candidates": {}, "predictions": {}}
-    for dtype in DTYPES:
-        for layout in layouts_of(dtype):
-            for m, n, k, batch in SIZES:
+    for dtype in (*DTYPES, *OTHERS):
+        for layout in layouts_of(dtype) if dtype in DTYPES else (Layout.TN,):
+            for m, n, k, batch in SIZES if dtype in DTYPES else SIZES[:2]:
                 problem = Problem(m=m, n=n, k=k, batch=batch, dtype=dtype, layout=layout)
                 offered = candidates(problem, H200)
                 times = AnalyticModel().predict(problem, offered, H200)

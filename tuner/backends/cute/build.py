@@ -15,7 +15,7 @@ _MAINLOOP = """using {name} =
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp,
     {a},
     {b},
-    float,
+    {sums},
     cute::Shape<{tile}>,
     cute::Shape<cute::_1, cute::_1, cute::_1>,
     cutlass::gemm::collective::StageCount<{stages}>,
@@ -34,7 +34,8 @@ def part(kernel: CutlassKernel) -> Part:
         kernel,
         header="cluster_split_k",
         definition=_mainloop(kernel),
-        adapter=f"ClusterSplitKGemm<{kernel.name}, {element_d}, {traits}, {swapped}>",
+        adapter=f"ClusterSplitKGemm<{kernel.name}, {element_d}, {traits}, {swapped}"
+        f"{text.row_scales(kernel)}>",
     )
 
 
@@ -49,6 +50,7 @@ def _mainloop(kernel: CutlassKernel) -> str:
         name=kernel.name,
         a=a,
         b=b,
+        sums=DataTypeTag[DATA_TYPES[kernel.operation.accumulator]],
         tile=tile,
         stages=stages(kernel),
         schedule=KernelScheduleTag[described.kernel_schedule],

@@ -59,6 +59,11 @@ def traits(kernel: CutlassKernel, alignment: int) -> str:
     return f"gemmsmith::Traits<{', '.join(values)}>"
 
 
+def row_scales(kernel: CutlassKernel) -> str:
+    """The last argument of an adapter that stores D itself, where there are factors per row."""
+    return ", true" if scales_rows(kernel) else ""
+
+
 def boolean(value: bool) -> str:
     """As C++ writes it."""
     return "true" if value else "false"

@@ -39,8 +39,10 @@ def tile_m_is_whole_warpgroups(kernel: CutlassKernel) -> str | None:
 
 
 def tile_n_fits_instruction(kernel: CutlassKernel) -> str | None:
-    """`wgmma` has N = 8, 16 … 256."""
+    """`wgmma` has N = 8, 16 … 256; of integers, beyond 32, multiples of 16 only."""
     n = kernel.tile[1]
+    if kernel.operation.a.is_integer and n > 32 and n % 16:
+        return f"tile N of integers must be a multiple of 16, not {n}"
     if n % 8 or not 8 <= n <= 256:
         return f"tile N must be a multiple of 8 up to 256, not {n}"
     return None

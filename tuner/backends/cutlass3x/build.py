@@ -30,7 +30,7 @@ def part(kernel: CutlassKernel) -> Part:
     struct = text.struct(kernel)
     if kernel.scheduler is TileScheduler.SPLIT_K:
         element_d = DataTypeTag[DATA_TYPES[kernel.operation.d]]
-        adapter = f"SplitKGemm<{struct}, {traits}, {swapped}, {element_d}>"
+        adapter = f"SplitKGemm<{struct}, {traits}, {swapped}, {element_d}{text.row_scales(kernel)}>"
     else:
         adapter = f"Gemm3x<{struct}, {traits}, {swapped}>"
     if is_padded(kernel):

@@ -103,7 +103,7 @@ def _legal(
 
 def _step(operation: Operation) -> int:
     """What widths are a multiple of."""
-    return 8 if operation.a.bits == 8 else 16
+    return 8 if operation.is_narrow_float else 16
 
 
 def _width(

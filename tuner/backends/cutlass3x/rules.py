@@ -44,7 +44,7 @@ def cpasync_threads_cover_tile(kernel: CutlassKernel) -> str | None:
     return None
 
 
-def cpasync_copies_floats_of_16_bits_or_8(kernel: CutlassKernel) -> str | None:
+def cpasync_copies_16_bit_and_fp8(kernel: CutlassKernel) -> str | None:
     """Integers and TF32 that TMA cannot read are copied first (`padded.hpp`)."""
     cpasync = kernel.mainloop is MainloopSchedule.CPASYNC_WARP_SPECIALIZED
     if cpasync and kernel.operation.a in (Element.S8, Element.TF32):
@@ -56,15 +56,6 @@ def row_scales_leave_by_tma(kernel: CutlassKernel) -> str | None:
     """The visitor tree with factors per row and column is the TMA epilogue's."""
     if scales_rows(kernel) and kernel.epilogue is not EpilogueSchedule.TMA:
         return "factors per row and column need the TMA epilogue"
-    return None
-
-
-def splits_add_floats(kernel: CutlassKernel) -> str | None:
-    """The kernel that adds up slices reads FP32 (`split_k.hpp`)."""
-    if kernel.scheduler is TileScheduler.SPLIT_K and (
-        kernel.operation.accumulator is not Element.F32 or scales_rows(kernel)
-    ):
-        return "slices of K are added in FP32, without factors per row"
     return None
 
 
@@ -80,9 +71,8 @@ RULES: MappingProxyType[str, KernelRule] = MappingProxyType(
             rules.scheduler_matches_mainloop,
             rules.epilogue_matches_mainloop,
             wgmma.tf32_is_k_major,
-            cpasync_copies_floats_of_16_bits_or_8,
+            cpasync_copies_16_bit_and_fp8,
             row_scales_leave_by_tma,
-            splits_add_floats,
             wgmma.tile_m_is_whole_warpgroups,
             wgmma.tile_n_fits_instruction,
             wgmma.tile_k_fits_swizzle,

@@ -27,11 +27,13 @@
 namespace gemmsmith {
 
 /* The device side. `Mainloop` is a CUTLASS collective with a cluster shape of 1×1×1. */
-template <class Mainloop_, class ElementD, bool Swapped>
+template <class Mainloop_, class ElementD, bool Swapped, bool RowScales>
 struct ClusterSplitKKernel {
   using Mainloop = Mainloop_;
   using TileShape = typename Mainloop::TileShape;
   using TiledMma = typename Mainloop::TiledMma;
+  using Sum = typename TiledMma::ValTypeC;
+  using Pair = std::conditional_t<std::is_integral_v<Sum>, int2, float2>;
   using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
   using EmptyBarrier = cutlass::arch::ClusterBarrier;
 
@@ -52,13 +54,13 @@ struct ClusterSplitKKernel {
     typename Mainloop::Params mainloop;
     cute::Shape<int, int, int, int> shape; /* the kernel's M, N, K and 1 */
     int32_t k_tiles;
-    Output<ElementD> output;
+    Output<ElementD, RowScales> output;
   };
 
   struct SharedStorage {
     union {
       typename Mainloop::TensorStorage operands;
-      float sums[kRows * kPitch];
+      Sum sums[kRows * kPitch];
     };
     FullBarrier full[kStages];
     EmptyBarrier empty[kStages];
@@ -182,7 +184,7 @@ struct ClusterSplitKKernel {
         shared.sums[n * kPitch + m] = sums(i);
         shared.sums[(n + 1) * kPitch + m] = sums(i + 1);
       } else {
-        *reinterpret_cast<float2*>(&shared.sums[m * kPitch + n]) = {sums(i), sums(i + 1)};
+        *reinterpret_cast<Pair*>(&shared.sums[m * kPitch + n]) = {sums(i), sums(i + 1)};
       }
     }
   }
@@ -194,33 +196,40 @@ struct ClusterSplitKKernel {
     auto const& output = params.output;
     int32_t row = int32_t(Swapped ? blockIdx.y : blockIdx.x) * kRows;
     int32_t column = int32_t(Swapped ? blockIdx.x : blockIdx.y) * kColumns;
-    float factor = output.factor();
+    auto factor = output.factor();
     uint32_t base = cute::cast_smem_ptr_to_uint(shared.sums);
     int end = kSize * (slice + 1) / slices;
     for (int quad = kSize * slice / slices + threadIdx.x; quad < end; quad += kConsumers) {
       int r = quad / kQuads, c = quad % kQuads * 4;
-      uint32_t local = base + (r * kPitch + c) * int(sizeof(float));
-      float4 sum =
-          sum_in_order(slices, [&](int32_t other) { return load_from(local, other); });
+      uint32_t local = base + (r * kPitch + c) * int(sizeof(Sum));
+      auto sum =
+          sum_in_order<Quad<Sum>>(slices, [&](int32_t other) { return load_from(local, other); });
       output.store(row + r, column + c, sum, factor);
     }
   }
 
-  /* Four floats at this address in the shared memory of another block of the cluster. */
-  CUTLASS_DEVICE static float4 load_from(uint32_t local, int32_t block) {
-    float4 value;
+  /* Four sums at this address in the shared memory of another block of the cluster. */
+  CUTLASS_DEVICE static Quad<Sum> load_from(uint32_t local, int32_t block) {
+    Quad<Sum> value;
     uint32_t remote = cute::set_block_rank(local, static_cast<uint32_t>(block));
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-                 : "r"(remote));
-    return value;
+    if constexpr (std::is_integral_v<Sum>) {
+      asm volatile("ld.shared::cluster.v4.s32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                   : "r"(remote));
+      return value;
+    } else {
+      asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                   : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+                   : "r"(remote));
+      return value;
+    }
   }
 };
 
 /* C ABI adapter. `Traits` are the problem's; `gs_arguments::splits` is the size of the cluster. */
-template <class Mainloop, class ElementD, class Traits, bool Swapped>
+template <class Mainloop, class ElementD, class Traits, bool Swapped, bool RowScales = false>
 struct ClusterSplitKGemm {
-  using Kernel = ClusterSplitKKernel<Mainloop, ElementD, Swapped>;
+  using Kernel = ClusterSplitKKernel<Mainloop, ElementD, Swapped, RowScales>;
   using Params = typename Kernel::Params;
   using ElementA =
       std::conditional_t<Swapped, typename Mainloop::ElementB, typename Mainloop::ElementA>;
@@ -230,7 +239,8 @@ struct ClusterSplitKGemm {
   using Launch = Launcher<Params, entry_point<Kernel>, Kernel::SharedStorageSize,
                           Start::kOverlaps>;
   static constexpr int kLargestCluster = 16;
-  static constexpr bool kTakesScales = sizeof(ElementA) == 1;
+  static constexpr bool kIsFP8 = sizeof(ElementA) == 1 && !std::is_integral_v<ElementA>;
+  static constexpr uint32_t kExtras = RowScales ? kRowScales : kIsFP8 ? kScales : 0;
 
   static constexpr bool kAFirst = kFirstModeContiguous<typename Mainloop::StrideA>;
   static constexpr bool kBFirst = kFirstModeContiguous<typename Mainloop::StrideB>;
@@ -268,7 +278,7 @@ struct ClusterSplitKGemm {
     arguments.dB = stride_of<typename Mainloop::StrideB>(b, 1);
     auto shape = cute::make_shape(Swapped ? g.n : g.m, Swapped ? g.m : g.n, g.k, 1);
     Params params{Mainloop::to_underlying_arguments(shape, arguments, nullptr), shape, k_tiles(g),
-                  Output<ElementD>(g, operands)};
+                  Output<ElementD, RowScales>(g, operands)};
     auto splits = static_cast<unsigned>(g.splits);
     dim3 grid(tiles_m(g), tiles_n(g), splits);
     return status_code(Launch::launch(params, grid, dim3(Kernel::MaxThreadsPerBlock),
@@ -290,8 +300,10 @@ struct ClusterSplitKGemm {
 
   static cutlass::Status check(gs_arguments const& g) {
     using cutlass::Status;
-    Status status = check_problem(g, kTakesScales ? kScales : 0);
+    Status status = check_problem(g, kExtras);
     if (status != Status::kSuccess) return status;
+    if (!takes_scalars<ElementD>(g)) return Status::kErrorNotSupported;
+    if (RowScales && !has_row_scales(g)) return Status::kErrorInvalidProblem;
     if (g.batch > 1 || g.splits > kLargestCluster) return Status::kErrorNotSupported;
     if (g.splits > 1 && g.decomposition != 1) return Status::kErrorNotSupported;
     if (g.splits > k_tiles(g) || tiles_n(g) > 65535) return Status::kErrorInvalidProblem;

@@ -1,5 +1,6 @@
 /* D = alpha * scale_a * scale_b * sum + beta * C for our own kernels, four elements at a time.
  *
+ * Sums are FP32 or 32-bit integers; integers become D in integers, exactly, or else FP32 first.
  * D and C are row-major, in the problem's orientation. Any alignment and any N: four neighbours
  * leave in one store where they are whole and aligned, else one by one.
  */
@@ -12,17 +13,21 @@
 
 namespace gemmsmith {
 
+/* Four sums in a row. */
+template <class Sum>
+using Quad = std::conditional_t<std::is_integral_v<Sum>, int4, float4>;
+
 /* The sum of `load(0)` … `load(count - 1)`, added in this order. Loads are issued in batches before
  * the first is waited for: each takes hundreds of clocks, and a thread has few of them. */
-template <class Load>
-CUTLASS_DEVICE float4 sum_in_order(int32_t count, Load load) {
+template <class Quad, class Load>
+CUTLASS_DEVICE Quad sum_in_order(int32_t count, Load load) {
   constexpr int kBatch = 8;
-  float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+  Quad sum = {0, 0, 0, 0};
   for (int32_t first = 0; first < count; first += kBatch) {
-    float4 each[kBatch];
+    Quad each[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      each[i] = first + i < count ? load(first + i) : float4{0.0f, 0.0f, 0.0f, 0.0f};
+      each[i] = first + i < count ? load(first + i) : Quad{0, 0, 0, 0};
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
@@ -35,8 +40,11 @@ CUTLASS_DEVICE float4 sum_in_order(int32_t count, Load load) {
   return sum;
 }
 
-template <class ElementD>
+/* With `RowScales` there is a factor for each row in scale_a, and for each column in scale_b. */
+template <class ElementD, bool RowScales = false>
 struct Output {
+  using Value = std::conditional_t<std::is_integral_v<ElementD>, int32_t, float>;
+
   ElementD* d;
   ElementD const* c; /* null where beta is zero */
   float const* scale_a;
@@ -63,23 +71,31 @@ struct Output {
         vectors(in_vectors(operands.d) && (c == nullptr || in_vectors(operands.c))) {}
 
   /* The factor of every sum; one read of each scale. */
-  CUTLASS_DEVICE float factor() const {
-    float product = alpha;
-    if (scale_a) product *= *scale_a;
-    if (scale_b) product *= *scale_b;
+  CUTLASS_DEVICE Value factor() const {
+    auto product = static_cast<Value>(alpha);
+    if constexpr (!RowScales && std::is_same_v<Value, float>) {
+      if (scale_a) product *= *scale_a;
+      if (scale_b) product *= *scale_b;
+    }
     return product;
   }
 
-  CUTLASS_DEVICE void store(int32_t row, int32_t column, float4 sum, float factor) const {
+  template <class Quad>
+  CUTLASS_DEVICE void store(int32_t row, int32_t column, Quad sum, Value factor) const {
     if (row >= m || column >= n) return;
     using Four = cutlass::Array<ElementD, 4>;
-    float values[4] = {sum.x * factor, sum.y * factor, sum.z * factor, sum.w * factor};
+    if constexpr (RowScales) factor *= scale_a[row];
+    Value values[4] = {Value(sum.x) * factor, Value(sum.y) * factor, Value(sum.z) * factor,
+                       Value(sum.w) * factor};
+    if constexpr (RowScales) {
+      for (int i = 0; i < 4 && column + i < n; ++i) values[i] *= scale_b[column + i];
+    }
     ElementD* to = d + row * ldd + column;
     ElementD const* from = c ? c + row * ldc + column : nullptr;
     if (vectors && column + 4 <= n) {
       if (from) {
         Four source = *reinterpret_cast<Four const*>(from);
-        for (int i = 0; i < 4; ++i) values[i] += beta * static_cast<float>(source[i]);
+        for (int i = 0; i < 4; ++i) values[i] += Value(beta) * static_cast<Value>(source[i]);
       }
       Four result;
       for (int i = 0; i < 4; ++i) result[i] = static_cast<ElementD>(values[i]);
@@ -87,8 +103,8 @@ struct Output {
       return;
     }
     for (int i = 0; i < 4 && column + i < n; ++i) {
-      float value = values[i];
-      if (from) value += beta * static_cast<float>(from[i]);
+      Value value = values[i];
+      if (from) value += Value(beta) * static_cast<Value>(from[i]);
       to[i] = static_cast<ElementD>(value);
     }
   }
