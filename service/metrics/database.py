@@ -68,7 +68,7 @@ class Figures:
             records = self._totals.read(self._stopping.is_set)
         except Exception as error:  # nobody asks this thread what it raised
             fault = not isinstance(error, StoreError)
-            log.warning("figures not read", error=str(error), exc_info=fault)
+            log.warning("metrics not read", error=str(error), exc_info=fault)
             return
         if records is not None:
             self.records = records
