@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -21,10 +23,18 @@ SIZES = {"m": 4096, "n": 4096, "k": 4096}
 def unwatched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[httpx.Client, Store]]:
+    with unwatched_service(tmp_path, monkeypatch) as found:
+        yield found
+
+
+@contextmanager
+def unwatched_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any
+) -> Iterator[tuple[httpx.Client, Store]]:
     """A service that does not look by itself, and the database."""
     monkeypatch.setattr("service.http.app.usable_gpu", lambda: None)
     monkeypatch.setattr("service.lookup.watcher.EVERY_S", 3600.0)
-    settings = new_settings(tmp_path)
+    settings = new_settings(tmp_path, **changes)
     promote(settings, winner(KNOWN, us=190.0))
     with Store.open(settings.database) as store, running(settings) as http:
         yield http, store
@@ -90,10 +100,10 @@ def test_a_change_that_cannot_be_looked_for_empties_the_memory(
 
 
 def test_answers_are_about_the_device_that_is_known_by_then(
-    unwatched: tuple[httpx.Client, Store],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    http, store = unwatched
-    assert http.get("/best", params=SIZES).json()["device"]["name"] == H200.name
-    store.promote(winner(KNOWN, device=H100, us=250.0))
-    http.post("/winners/pin", json={**SIZES, "device": H100.slug, "revision": 1})
-    assert http.get("/best", params=SIZES).json()["device"]["name"] == H100.name
+    with unwatched_service(tmp_path, monkeypatch, default_model=H100.slug) as (http, store):
+        assert http.get("/best", params=SIZES).json()["device"]["name"] == H200.name
+        store.promote(winner(KNOWN, device=H100, us=250.0))
+        http.post("/winners/pin", json={**SIZES, "device": H100.slug, "revision": 1})
+        assert http.get("/best", params=SIZES).json()["device"]["name"] == H100.name
