@@ -26,8 +26,8 @@ NEIGHBOURS = 8
 TYPICAL_GAIN = 0.09
 """Share of the default's time that tuning saves where no neighbour tells: the mean of
 1 - 1/speed-up over the 418 winners in configs/winners (H200 and H100, 2026-11-23), 0 where the
-default stays. By type: 0.044 (bf16), 0.046 (fp16), 0.057 (fp8_e4m3), 0.025 (bf16.out_f32.accumulate),
-0.010 (tf32), and 0.345 (int8)."""
+default stays. By type: 0.044 (bf16), 0.046 (fp16), 0.057 (fp8_e4m3), 0.025
+(bf16.out_f32.accumulate), 0.010 (tf32), and 0.345 (int8)."""
 
 
 def estimate(store: Store, problem: Problem, device: DeviceModel | None) -> float:
@@ -72,8 +72,8 @@ def _cublas_us(problem: Problem, device: DeviceModel | None, near: Sequence[Winn
 
 def roofline_us(problem: Problem, device: DeviceModel | None) -> float:
     """Microseconds a good kernel takes: tensor cores or memory at their sustained rates, and a
-    launch. The default's time is within a factor of 2 of it for 389 of the 418 shipped winners, 1.07
-    times it at the median; where it is not, rows are unaligned or types are INT8, for which
+    launch. The default's time is within a factor of 2 of it for 389 of the 418 shipped winners,
+    1.07 times it at the median; where it is not, rows are unaligned or types are INT8, for which
     libraries are slow.
     """
     # A device not known yet is taken for the one that the cost model's constants are fitted on.
