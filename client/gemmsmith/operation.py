@@ -355,9 +355,8 @@ def member(field: str, kind: type[_E], value: str) -> _E:
 
 def not_one_of(field: str, choices: Iterable[str], value: object, what: str = "") -> InvalidProblem:
     """The error for a value that is not one of a fixed few; the message names them all."""
-    return InvalidProblem(
-        field, f"{field} must be one of {', '.join(choices)}{what}, got {value!r}"
-    )
+    shown = value.value if isinstance(value, StrEnum) else repr(value)
+    return InvalidProblem(field, f"{field} must be one of {', '.join(choices)}{what}, got {shown}")
 
 
 @lru_cache(maxsize=4096)

@@ -124,7 +124,6 @@ async def _asking(
         Header(
             description="Backends whose kernels the caller can run, separated by spaces; winners "
             "of others are told as `use: cublas`. Without it, everything is told.",
-            json_schema_extra={"pattern": "^[a-z0-9_ ]*$"},
         ),
     ] = None,
 ) -> Abilities:

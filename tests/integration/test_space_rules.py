@@ -178,7 +178,8 @@ def our_kernel(subject: Kernel) -> tuple[str, str]:
     definition = unit[unit.index(f"using {subject.name} =") : unit.index("namespace gemmsmith {")]
     swapped = "true" if subject.swapped else "false"
     element = DataTypeTag[DATA_TYPES[subject.operation.d]]
-    return definition, f"gemmsmith::ClusterSplitKKernel<{subject.name}, {element}, {swapped}>"
+    types = f"{subject.name}, {element}, {swapped}, false"
+    return definition, f"gemmsmith::ClusterSplitKKernel<{types}>"
 
 
 def code_of(subject: Kernel) -> str:

@@ -14,6 +14,9 @@ UNSAYABLE = {
     "layout": "which ones an element type has kernels for",
     "fields": "which columns the list has",
     "query": "that m, n and k belong together",
+    "dtype": "which outputs and scalings an element type goes with",
+    "groups": "which groupings it belongs to",
+    **dict.fromkeys(("out", "scaling", "grouping", "epilogue", "accumulate"), "what goes together"),
 }
 """Fields that may be refused though they are as described, and what no JSON Schema can say."""
 
@@ -42,7 +45,7 @@ def refused_for_what_cannot_be_described(
         assert (
             error["field"] in UNSAYABLE
             or _WHOLE_FLOAT.match(error["message"])
-            or _MEMORY in error["accepted"]
+            or _MEMORY in error.get("accepted", "")
         ), document["detail"]
 
 
