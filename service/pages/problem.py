@@ -27,12 +27,12 @@ from service.pages import addresses
 from service.pages.callers import Admin, Reader
 from service.pages.ceilings import ceilings_of
 from service.pages.fields import Posted
-from service.pages.pictures.roofline import Roof, measured_roof, nominal_roof, roofline
 from service.pages.pictures.samples import Line, samples
 from service.pages.render import page, picture, see_other
 from service.report.page import choices
 from service.report.reasons import baseline_note, why
 from service.report.regimes import mean
+from service.report.roofline import Roof, measured_roof, nominal_roof, roofline
 from service.report.rows import ReportRow, row_of
 from tuner.errors import JobNotFound
 from tuner.measure.ceilings import Ceilings

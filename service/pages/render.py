@@ -60,7 +60,7 @@ def see_other(location: str) -> Response:
 
 
 def picture(svg: str) -> Markup:
-    """A picture of `service.pages.pictures`, which escapes its text, as part of a page."""
+    """A picture, whose text is escaped, as part of a page."""
     return Markup(svg)  # noqa: S704
 
 

@@ -16,9 +16,9 @@ from markupsafe import Markup
 from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import CutlassKernel, TileScheduler
 from gemmsmith.launch import Decomposition
-from service.pages.pictures.roofline import measured_roof, roofline
 from service.report import pictures, regimes
 from service.report.reasons import baseline_note, notes, why
+from service.report.roofline import measured_roof, roofline
 from service.report.rows import LOW, DeviceReport, ReportRow, Side
 
 _PICTURES = Path(__file__).parent.parent / "pages" / "static" / "pictures.css"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from service.pages.pictures.axes import (
+from service.report.axes import (
     BOTTOM,
     LEFT,
     RIGHT,

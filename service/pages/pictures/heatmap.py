@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from service.pages.pictures.axes import TOP, WIDTH, svg, text, title, upright
+from service.report.axes import TOP, WIDTH, svg, text, title, upright
 
 EDGES = (0.9, 0.97, 0.995, 1.005, 1.03, 1.1, 1.25, 2.0)
 """Ratios at which the colour changes; the middle one is what measuring cannot tell from cuBLAS."""

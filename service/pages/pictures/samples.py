@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemmsmith.answer import Statistics
-from service.pages.pictures.axes import (
+from service.report.axes import (
     BOTTOM,
     RIGHT,
     TOP,

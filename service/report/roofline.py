@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gemmsmith.device import DeviceModel
 from gemmsmith.operation import Operation
-from service.pages.pictures.axes import (
+from service.report.axes import (
     BOTTOM,
     LEFT,
     RIGHT,
