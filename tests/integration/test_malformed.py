@@ -71,7 +71,12 @@ def test_malformed_requests_are_refused(
 
     grown = process.memory_info().rss - held
     assert grown < MAY_GROW, f"{grown} bytes more"
-    assert len(process.net_connections("tcp")) < 5, "connections are left open"
+    # The last ones are closed in a moment (0.1 s was seen with both cores busy); a leak stays.
+    deadline = time.monotonic() + 30
+    while len(open_ := process.net_connections("tcp")) >= 5 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert len(open_) < 5, "connections are left open"
+    print(f"{time.monotonic() - deadline + 30:.1f} s until they are closed")
     assert everything(folder) == before, "something was written"
     log = (folder / "log").read_text(encoding="utf-8")
     assert "fault" not in log
