@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
 from gemmsmith.kernel import CutlassKernel
 from tuner.backends.cutlass import rules, wgmma
-from tuner.backends.cutlass.rules import KernelRule
 
 
 def cluster_sums_accumulate_fast(kernel: CutlassKernel) -> str | None:
@@ -23,30 +20,25 @@ def cluster_lies_along_k(kernel: CutlassKernel) -> str | None:
     return None
 
 
-RULES: MappingProxyType[str, KernelRule] = MappingProxyType(
-    {
-        rule.__name__: rule
-        for rule in (
-            rules.architecture_is_known,
-            wgmma.architecture_has_wgmma,
-            rules.operation_exists,
-            rules.fast_accumulation_is_fp8,
-            cluster_sums_accumulate_fast,
-            rules.backend_matches_mainloop,
-            rules.scheduler_matches_mainloop,
-            rules.epilogue_matches_mainloop,
-            wgmma.tf32_is_k_major,
-            wgmma.tile_m_is_whole_warpgroups,
-            wgmma.tile_n_fits_instruction,
-            wgmma.tile_k_fits_swizzle,
-            cluster_lies_along_k,
-            wgmma.registers_suffice,
-            wgmma.pipeline_is_deep_enough,
-            rules.shared_memory_suffices,
-            wgmma.k_major_b_fills_swizzle_atoms,
-            wgmma.alignment_suits_mainloop,
-            rules.fields_follow_name,
-        )
-    }
+RULES = rules.by_name(
+    rules.architecture_is_known,
+    wgmma.architecture_has_wgmma,
+    rules.operation_exists,
+    rules.fast_accumulation_is_fp8,
+    cluster_sums_accumulate_fast,
+    rules.backend_matches_mainloop,
+    rules.scheduler_matches_mainloop,
+    rules.epilogue_matches_mainloop,
+    wgmma.tf32_is_k_major,
+    wgmma.tile_m_is_whole_warpgroups,
+    wgmma.tile_n_fits_instruction,
+    wgmma.tile_k_fits_swizzle,
+    cluster_lies_along_k,
+    wgmma.registers_suffice,
+    wgmma.pipeline_is_deep_enough,
+    rules.shared_memory_suffices,
+    wgmma.k_major_b_fills_swizzle_atoms,
+    wgmma.alignment_suits_mainloop,
+    rules.fields_follow_name,
 )
 """What every kernel must satisfy, cheapest and most telling first."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
+from msgspec import structs
+
 from gemmsmith.kernel import CutlassKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
 from gemmsmith.operation import Operation
 from tuner.backends.cutlass import footprint
@@ -61,16 +63,4 @@ def tma_products(
         deepest = footprint.stages(automatic)
         for stages in EXPLICIT_STAGES:
             if stages < deepest:
-                yield kernel(
-                    operation=operation,
-                    tile=(m, n, k),
-                    cluster=cluster,
-                    stages=stages,
-                    mainloop=mainloop,
-                    epilogue=epilogue,
-                    scheduler=scheduler,
-                    alignment=alignment,
-                    swapped=swapped,
-                    fast_accumulation=fast,
-                    name=False,
-                )
+                yield structs.replace(automatic, stages=stages)

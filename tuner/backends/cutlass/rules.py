@@ -10,6 +10,7 @@ problem are the library's (`gemmsmith.legality`). Nothing here compiles or needs
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.kernel import (
@@ -25,6 +26,11 @@ from tuner.backends.cutlass import footprint
 from tuner.backends.cutlass.operation import backend_of, name_of
 
 KernelRule = Callable[[CutlassKernel], str | None]
+
+
+def by_name(*rules: KernelRule) -> Mapping[str, KernelRule]:
+    """A backend's rules, by which it tells them apart; read-only."""
+    return MappingProxyType({rule.__name__: rule for rule in rules})
 
 
 def architecture_is_known(kernel: CutlassKernel) -> str | None:

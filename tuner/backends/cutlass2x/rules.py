@@ -5,13 +5,10 @@ The others are CUTLASS's own lists (`tuner.backends.cutlass.generated`).
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
 from gemmsmith.kernel import CutlassKernel
 from tuner.arch import architecture
 from tuner.backends.cutlass import rules
 from tuner.backends.cutlass.operation import warps_2x
-from tuner.backends.cutlass.rules import KernelRule
 
 
 def architecture_reads_type(kernel: CutlassKernel) -> str | None:
@@ -39,24 +36,19 @@ def alignment_is_left_over(kernel: CutlassKernel) -> str | None:
     return None if legal else f"{kernel.mainloop} does not take alignment {kernel.alignment_a}"
 
 
-RULES: MappingProxyType[str, KernelRule] = MappingProxyType(
-    {
-        rule.__name__: rule
-        for rule in (
-            rules.architecture_is_known,
-            rules.operation_exists,
-            architecture_reads_type,
-            rules.fast_accumulation_is_fp8,
-            rules.backend_matches_mainloop,
-            rules.scheduler_matches_mainloop,
-            rules.epilogue_matches_mainloop,
-            tile_is_built_in_2x,
-            rules.cluster_is_portable,
-            pipeline_is_double_buffered,
-            rules.shared_memory_suffices,
-            alignment_is_left_over,
-            rules.fields_follow_name,
-        )
-    }
+RULES = rules.by_name(
+    rules.architecture_is_known,
+    rules.operation_exists,
+    architecture_reads_type,
+    rules.fast_accumulation_is_fp8,
+    rules.backend_matches_mainloop,
+    rules.scheduler_matches_mainloop,
+    rules.epilogue_matches_mainloop,
+    tile_is_built_in_2x,
+    rules.cluster_is_portable,
+    pipeline_is_double_buffered,
+    rules.shared_memory_suffices,
+    alignment_is_left_over,
+    rules.fields_follow_name,
 )
 """What every kernel must satisfy, cheapest and most telling first."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
 from gemmsmith.kernel import (
     TMA_MAINLOOPS,
     CutlassKernel,
@@ -14,7 +12,6 @@ from gemmsmith.kernel import (
 from gemmsmith.operation import Element
 from tuner.backends.cutlass import footprint, rules, wgmma
 from tuner.backends.cutlass.operation import operands, scales_rows
-from tuner.backends.cutlass.rules import KernelRule
 
 MMA_PROMOTION_INTERVAL = 4
 """Default `mma_promotion_interval` of precise FP8 kernels, in wgmma instructions of K = 32."""
@@ -59,33 +56,28 @@ def row_scales_leave_by_tma(kernel: CutlassKernel) -> str | None:
     return None
 
 
-RULES: MappingProxyType[str, KernelRule] = MappingProxyType(
-    {
-        rule.__name__: rule
-        for rule in (
-            rules.architecture_is_known,
-            wgmma.architecture_has_wgmma,
-            rules.operation_exists,
-            rules.fast_accumulation_is_fp8,
-            rules.backend_matches_mainloop,
-            rules.scheduler_matches_mainloop,
-            rules.epilogue_matches_mainloop,
-            wgmma.tf32_is_k_major,
-            cpasync_copies_16_bit_and_fp8,
-            row_scales_leave_by_tma,
-            wgmma.tile_m_is_whole_warpgroups,
-            wgmma.tile_n_fits_instruction,
-            wgmma.tile_k_fits_swizzle,
-            promotion_interval_divides,
-            rules.cluster_is_portable,
-            wgmma.registers_suffice,
-            wgmma.pipeline_is_deep_enough,
-            rules.shared_memory_suffices,
-            wgmma.k_major_b_fills_swizzle_atoms,
-            wgmma.alignment_suits_mainloop,
-            cpasync_threads_cover_tile,
-            rules.fields_follow_name,
-        )
-    }
+RULES = rules.by_name(
+    rules.architecture_is_known,
+    wgmma.architecture_has_wgmma,
+    rules.operation_exists,
+    rules.fast_accumulation_is_fp8,
+    rules.backend_matches_mainloop,
+    rules.scheduler_matches_mainloop,
+    rules.epilogue_matches_mainloop,
+    wgmma.tf32_is_k_major,
+    cpasync_copies_16_bit_and_fp8,
+    row_scales_leave_by_tma,
+    wgmma.tile_m_is_whole_warpgroups,
+    wgmma.tile_n_fits_instruction,
+    wgmma.tile_k_fits_swizzle,
+    promotion_interval_divides,
+    rules.cluster_is_portable,
+    wgmma.registers_suffice,
+    wgmma.pipeline_is_deep_enough,
+    rules.shared_memory_suffices,
+    wgmma.k_major_b_fills_swizzle_atoms,
+    wgmma.alignment_suits_mainloop,
+    cpasync_threads_cover_tile,
+    rules.fields_follow_name,
 )
 """What every kernel must satisfy, cheapest and most telling first."""
