@@ -18,6 +18,7 @@ from pathlib import Path
 from gemmsmith.answer import Use
 from gemmsmith.device import DeviceModel
 from gemmsmith.operation import in_order
+from service.report.rows import unaligned_operands
 from tuner.exchange import read_winners
 from tuner.trial import Winner
 
@@ -62,13 +63,7 @@ def got(winner: Winner) -> float:
 
 def is_aligned(winner: Winner) -> bool:
     """Whether all rows start on 16 bytes, as the default's fast kernels want them."""
-    problem, operation = winner.problem, winner.problem.operation
-    rows = (
-        (problem.contiguous_a, operation.a),
-        (problem.contiguous_b, operation.b),
-        (problem.n, operation.d),
-    )
-    return all(extent * element.bytes % 16 == 0 for extent, element in rows)
+    return not unaligned_operands(winner.problem)
 
 
 def table(winners: list[Winner]) -> str:

@@ -369,14 +369,13 @@ def _named(dtype: str, layout: str) -> Operation:
     name, *parts = dtype.split(".")
     if name not in DType.__members__.values():
         raise not_one_of("dtype", DType, dtype)
-    if layout not in Layout.__members__.values():
-        raise not_one_of("layout", Layout, layout)
+    order = member("layout", Layout, layout)
     types = DType(name)
     meaning = _MEANINGS[types]
     said = dict(_part(part, dtype) for part in parts)
     found = Operation(
         types=types,
-        layout=Layout(layout),
+        layout=order,
         out=member("out", Element, said.get("out", meaning.d)),
         scaling=member("scaling", Scaling, said.get("scale", meaning.scaling)),
         grouping=member("grouping", Grouping, said.get("group", Grouping.NONE)),

@@ -51,7 +51,7 @@ class Problem:
                 raise InvalidProblem(field, f"{field} must be in 1 … {MAX_EXTENT}, got {value}")
         operation = Operation.of(self.dtype, self.layout)
         # Enumerators become the plain text that readers of stored problems get.
-        object.__setattr__(self, "dtype", operation.dtype)
+        object.__setattr__(self, "dtype", str(self.dtype))
         object.__setattr__(self, "layout", operation.layout)
 
     @classmethod

@@ -34,7 +34,6 @@ from gemmsmith.snapshot import Snapshot
 
 T = TypeVar("T")
 
-PROBLEM_JSON = "application/problem+json"
 SCHEMA = 1
 """Of the listings (`GET /results` and its like): counted up when older readers would misread it."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import Grouping, Operation, not_one_of
+from gemmsmith.operation import Grouping, Operation, member
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
 
@@ -103,9 +103,7 @@ def effort_of(effort: str) -> Effort:
     Raises:
         InvalidProblem: not one of the efforts; the message names them.
     """
-    if effort not in Effort.__members__.values():
-        raise not_one_of("effort", Effort, effort)
-    return Effort(effort)
+    return member("effort", Effort, effort)
 
 
 def calls_of(calls: int) -> int:

@@ -68,18 +68,16 @@ class _Operation(_Strict):
         return {name: value for name, value in found.items() if value is not None}
 
 
-class ProblemQuery(_Operation):
-    """A problem on a device model, in a query."""
+class _Problem(_Operation):
+    """A problem, however its sizes are written."""
 
-    m: QueryExtent
-    n: QueryExtent
-    k: QueryExtent
-    batch: QueryExtent = 1
-    groups: Annotated[QueryExtent | None, _GROUPS] = None
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    groups: int | None = None
     dtype: DTypeName = DType.BF16.value
     layout: Layout = Layout.TN
-    arch: Arch | None = None
-    device: Slug | None = None
 
     def problem(self) -> Problem:
         """The problem asked about.
@@ -87,7 +85,28 @@ class ProblemQuery(_Operation):
         Raises:
             InvalidProblem: there is no such operation.
         """
-        return _problem(self)
+        return problem_of(
+            self.m,
+            self.n,
+            self.k,
+            batch=self.batch,
+            groups=self.groups,
+            dtype=self.dtype,
+            layout=self.layout,
+            **self.parts,
+        )
+
+
+class ProblemQuery(_Problem):
+    """A problem on a device model, in a query."""
+
+    m: QueryExtent
+    n: QueryExtent
+    k: QueryExtent
+    batch: QueryExtent = 1
+    groups: Annotated[QueryExtent | None, _GROUPS] = None
+    arch: Arch | None = None
+    device: Slug | None = None
 
 
 class BestQuery(ProblemQuery):
@@ -110,7 +129,7 @@ class SnapshotQuery(_Strict):
     device: Slug | None = None
 
 
-class ProblemBody(_Operation):
+class ProblemBody(_Problem):
     """A problem as JSON."""
 
     m: Extent
@@ -118,30 +137,7 @@ class ProblemBody(_Operation):
     k: Extent
     batch: Extent = 1
     groups: Annotated[Extent | None, _GROUPS] = None
-    dtype: DTypeName = DType.BF16.value
-    layout: Layout = Layout.TN
     accumulate: Annotated[StrictBool | None, Field(description="Add to D")] = None
-
-    def problem(self) -> Problem:
-        """The problem meant.
-
-        Raises:
-            InvalidProblem: there is no such operation.
-        """
-        return _problem(self)
-
-
-def _problem(asked: ProblemQuery | ProblemBody) -> Problem:
-    return problem_of(
-        asked.m,
-        asked.n,
-        asked.k,
-        batch=asked.batch,
-        groups=asked.groups,
-        dtype=asked.dtype,
-        layout=asked.layout,
-        **asked.parts,
-    )
 
 
 class BestBatchBody(_Strict):

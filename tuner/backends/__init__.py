@@ -133,9 +133,7 @@ def splits_refusal(kernel: AnyKernel, launch: Launch, problem: Problem) -> str |
 
     A launch that was found for one K need not be legal for another. (`can_implement`.)
     """
-    backend = backend_of(kernel)
-    judge = legality if backend is None else backend
-    return judge.launch_refusal(kernel, launch, problem)
+    return legality.launch_refusal(kernel, launch, problem)
 
 
 def compiles(kernel: AnyKernel) -> bool:

@@ -118,10 +118,6 @@ class KernelBackend(Protocol):
         """Why a kernel is not legal (for the problem, if one is given); None when it is."""
         ...
 
-    def launch_refusal(self, kernel: AnyKernel, launch: Launch, problem: Problem) -> str | None:
-        """Why a kernel cannot be launched so on a problem that it suits; None when it can."""
-        ...
-
     def part(self, kernel: AnyKernel) -> Part:
         """What the kernel is compiled from."""
         ...

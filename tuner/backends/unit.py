@@ -84,6 +84,7 @@ def headers_digest(*folders: Path) -> str:
     return digest.hexdigest()
 
 
+@lru_cache(maxsize=256)
 def _part(kernel: AnyKernel) -> Part:
     backend = backend_of(kernel)
     if backend is None:

@@ -60,7 +60,6 @@ def packed_arguments(
     problem: Problem, operands: OperandSet, d: torch.Tensor, *, alpha: float = 1.0
 ) -> Arguments:
     """The C ABI's arguments of packed matrices, factors left out; C is D, read to accumulate."""
-    row_a, row_b = problem.layout.a_row_major, problem.layout.b_row_major
     return Arguments(
         m=problem.m,
         n=problem.n,
@@ -70,8 +69,8 @@ def packed_arguments(
         b=operands.b.data_ptr(),
         c=d.data_ptr(),
         d=d.data_ptr(),
-        lda=problem.k if row_a else problem.m,
-        ldb=problem.n if row_b else problem.k,
+        lda=problem.contiguous_a,
+        ldb=problem.contiguous_b,
         ldc=problem.n,
         ldd=problem.n,
         batch_stride_a=problem.m * problem.k,

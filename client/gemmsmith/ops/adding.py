@@ -21,7 +21,7 @@ import torch
 from gemmsmith.ops.engine import Engine
 from gemmsmith.ops.forms import Form
 
-_PRODUCTS = (("mm", 2, False), ("bmm", 3, False), ("addmm", 2, True), ("baddbmm", 3, True))
+PRODUCTS = (("mm", 2, False), ("bmm", 3, False), ("addmm", 2, True), ("baddbmm", 3, True))
 """torch's operators with `out_dtype`: name, dimensions of the factors, whether it adds."""
 
 Wanted = Callable[[torch.Tensor, torch.Tensor], bool]
@@ -83,7 +83,7 @@ def install(kind: str, *, without_mm: bool) -> None:
     _Active.libraries[kind] = library
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the override is what is meant
-        for name, dims, adds in _PRODUCTS[1 if without_mm else 0 :]:
+        for name, dims, adds in PRODUCTS[1 if without_mm else 0 :]:
             for overload in ("dtype", "dtype_out"):
                 if not hasattr(getattr(torch.ops.aten, name), overload):
                     continue

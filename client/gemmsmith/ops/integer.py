@@ -7,7 +7,7 @@ import torch
 from gemmsmith.ops import fallback, functions
 from gemmsmith.ops.engine import current
 from gemmsmith.ops.forms import Form
-from gemmsmith.ops.registry import ours, register, without_gradient
+from gemmsmith.ops.registry import ours, register, wants_gradient, without_gradient
 
 
 def int8_mm(
@@ -38,7 +38,7 @@ def int8_mm(
     if (
         torch.compiler.is_compiling()
         or not functions.unobserved()
-        or _wants_gradient(scale_a, scale_b)
+        or wants_gradient(scale_a, scale_b)
     ):
         result: torch.Tensor = torch.ops.gemmsmith.int8_mm(a, b, scale_a, scale_b, out_dtype)
         return result
@@ -72,12 +72,6 @@ def _check(
                 f"{name} must be float32 {size} on {a.device}, got {scale.dtype} "
                 f"{tuple(scale.shape)} on {scale.device}"
             )
-
-
-def _wants_gradient(*scales: torch.Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(
-        scale is not None and scale.requires_grad for scale in scales
-    )
 
 
 def _int8_mm(

@@ -32,11 +32,12 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from gemmsmith.ops import functions, integer, operators
-from gemmsmith.ops.adding import by_kernel
+from gemmsmith.ops.adding import PRODUCTS, by_kernel
 from gemmsmith.ops.dispatch import Dispatch
 from gemmsmith.ops.engine import Engine, current
 from gemmsmith.ops.forms import Form, Spec, present_shapes
 from gemmsmith.ops.plan import Plan
+from gemmsmith.ops.registry import wants_gradient
 
 
 class TunedLinear(torch.nn.Linear):
@@ -156,10 +157,7 @@ _REPLACED: dict[Any, tuple[Callable[..., torch.Tensor], tuple[str, ...]]] = {
 
 
 _WIDE: dict[Any, tuple[int, int]] = {
-    torch.mm: (0, 2),
-    torch.bmm: (0, 3),
-    torch.addmm: (1, 2),
-    torch.baddbmm: (1, 3),
+    getattr(torch, name): (int(adds), dims) for name, dims, adds in PRODUCTS
 }
 """How many tensors come before the factors in a call with `out_dtype`, and their dimensions."""
 
@@ -175,7 +173,7 @@ def _wide(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Ten
         or not rest.keys() <= {"alpha", "beta"}
         or torch.compiler.is_compiling()
         or not functions.unobserved()
-        or (torch.is_grad_enabled() and any(one.requires_grad for one in args))
+        or wants_gradient(*args)
         or any(one.dim() != dims for one in args)
     ):
         return None

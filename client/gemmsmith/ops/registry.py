@@ -26,6 +26,13 @@ def ours(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.layout is torch.strided and b.layout is torch.strided
 
 
+def wants_gradient(*arguments: object) -> bool:
+    """Whether autograd is on and one of the tensors among these takes part in it."""
+    return torch.is_grad_enabled() and any(
+        isinstance(one, torch.Tensor) and one.requires_grad for one in arguments
+    )
+
+
 def register(
     schema: str,
     compute: Callable[..., Any],
@@ -60,9 +67,7 @@ def without_gradient(name: str, advice: str) -> Callable[..., torch.Tensor]:
     """
 
     def autograd(*arguments: Any) -> torch.Tensor:
-        if torch.is_grad_enabled() and any(
-            isinstance(one, torch.Tensor) and one.requires_grad for one in arguments
-        ):
+        if wants_gradient(*arguments):
             raise NotImplementedError(f"{name} has no gradient: {advice}")
         with torch._C._AutoDispatchBelowAutograd():
             out: torch.Tensor = getattr(torch.ops.gemmsmith, name)(*arguments)

@@ -58,10 +58,6 @@ class CublasLt:
         """Why the kernel cannot take the problem; the library judges the algorithm."""
         return None if problem is None else legality.problem_refusal(kernel, problem)
 
-    def launch_refusal(self, kernel: AnyKernel, launch: Launch, problem: Problem) -> str | None:
-        """None: the library judges the algorithm when it is about to run."""
-        return legality.launch_refusal(kernel, launch, problem)
-
     def part(self, kernel: AnyKernel) -> Part:
         """What the kernel is compiled from."""
         return part(kernel.name)

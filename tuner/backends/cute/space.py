@@ -9,14 +9,13 @@ from __future__ import annotations
 from functools import lru_cache
 
 from gemmsmith.kernel import CutlassKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
-from gemmsmith.legality import problem_refusal
 from gemmsmith.operation import Operation
 from gemmsmith.problem import Problem
 from tuner.arch import Architecture
 from tuner.backends.backend import Level
 from tuner.backends.cute.rules import RULES
 from tuner.backends.cutlass.alignment import d_is_whole, tma_reads
-from tuner.backends.cutlass.lines import BOTH, ONE, PLAIN, SWAPPED, KernelLine, expand
+from tuner.backends.cutlass.lines import BOTH, ONE, PLAIN, SWAPPED, KernelLine, expand, suited
 from tuner.backends.cutlass.lines import legal as allowed
 from tuner.backends.cutlass.operation import tma_alignment
 from tuner.backends.cutlass.products import tma_products
@@ -47,7 +46,7 @@ def legal(problem: Problem, arch: Architecture, level: Level) -> tuple[CutlassKe
         return ()
     operation = problem.operation
     found = every(operation) if level is Level.FULL else curated(operation, d_is_whole(problem))
-    return tuple(each for each in found if problem_refusal(each, problem) is None)
+    return suited(found, problem)
 
 
 @lru_cache(maxsize=16)

@@ -97,10 +97,6 @@ class CutlassBackend(ABC):
             return None
         return choice_refusal(kernel, self.rules) or fields_follow_name(kernel)
 
-    def launch_refusal(self, kernel: AnyKernel, launch: Launch, problem: Problem) -> str | None:
-        """Why the kernel cannot split the problem's K as the launch says; None when it can."""
-        return legality.launch_refusal(kernel, launch, problem)
-
     def variety(self, kernel: AnyKernel) -> tuple[object, ...]:
         """All that a kernel's templates depend on, clusters and stages apart."""
         known = cutlass(kernel)

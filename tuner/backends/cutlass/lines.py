@@ -11,7 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gemmsmith.kernel import CutlassKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
+from gemmsmith.legality import problem_refusal
 from gemmsmith.operation import Operation
+from gemmsmith.problem import Problem
 from tuner.backends.cutlass.operation import TMA_BYTES, kernel, named
 from tuner.backends.cutlass.rules import KernelRule, choice_refusal
 
@@ -47,7 +49,7 @@ def expand(
 ) -> Iterator[CutlassKernel]:
     """The kernels of a line, unnamed and unjudged; `alignment` is TMA's unless it is given."""
     mainloop, scheduler = line.schedule
-    if line.direct or scheduler is TileScheduler.CLUSTER_SPLIT_K:
+    if line.direct:
         epilogue = EpilogueSchedule.NO_SMEM
     accumulation = (True, False) if line.precise else (True,)
     for n in line.ns:
@@ -75,3 +77,8 @@ def legal(
     """Those that no rule refuses, named, each once."""
     found = (named(each) for each in kernels if choice_refusal(each, rules) is None)
     return tuple({each.name: each for each in found}.values())
+
+
+def suited(found: Iterable[CutlassKernel], problem: Problem) -> tuple[CutlassKernel, ...]:
+    """Those of the kernels that take the problem."""
+    return tuple(each for each in found if problem_refusal(each, problem) is None)

@@ -30,7 +30,7 @@ _SHARING_SM = (TileScheduler.GRID, TileScheduler.CLUSTER_SPLIT_K)
 def tma_products(
     schedules: Sequence[tuple[MainloopSchedule, TileScheduler]],
     operation: Operation,
-    wanted_epilogue: EpilogueSchedule,
+    epilogue: EpilogueSchedule,
     alignment: int,
     rules: Mapping[str, KernelRule],
 ) -> Iterator[CutlassKernel]:
@@ -43,8 +43,6 @@ def tma_products(
         schedules, TILES_M, TILES_N, tiles_k(operation), CLUSTERS, (False, True), accumulation
     )
     for (mainloop, scheduler), m, n, k, cluster, swapped, fast in choices:
-        in_cluster = scheduler is TileScheduler.CLUSTER_SPLIT_K
-        epilogue = EpilogueSchedule.NO_SMEM if in_cluster else wanted_epilogue
         automatic = kernel(
             operation=operation,
             tile=(m, n, k),

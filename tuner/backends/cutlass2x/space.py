@@ -10,7 +10,6 @@ from __future__ import annotations
 from functools import lru_cache
 
 from gemmsmith.kernel import CutlassKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
-from gemmsmith.legality import problem_refusal
 from gemmsmith.operation import Operation
 from gemmsmith.problem import Problem
 from tuner.arch import SM90, SM100, Architecture
@@ -18,6 +17,7 @@ from tuner.backends.backend import Level
 from tuner.backends.cutlass import generated
 from tuner.backends.cutlass.alignment import cpasync_alignment, d_is_whole, tma_reads
 from tuner.backends.cutlass.lines import legal as allowed
+from tuner.backends.cutlass.lines import suited
 from tuner.backends.cutlass.operation import kernel
 from tuner.backends.cutlass2x.rules import RULES
 
@@ -29,10 +29,10 @@ def legal(problem: Problem, arch: Architecture, level: Level) -> tuple[CutlassKe
     """The kernels that suit the problem; none where its rows can be copied faster."""
     if _read_otherwise(problem, arch):
         return ()
-    if found := _suited(generated.kernels(problem.operation, arch), problem):
+    if found := suited(generated.kernels(problem.operation, arch), problem):
         widest = max(each.alignment_a for each in found)
         return tuple(each for each in found if each.alignment_a == widest)
-    return _suited(multistage_kernels(problem.operation, arch), problem)
+    return suited(multistage_kernels(problem.operation, arch), problem)
 
 
 def _read_otherwise(problem: Problem, arch: Architecture) -> bool:
@@ -40,10 +40,6 @@ def _read_otherwise(problem: Problem, arch: Architecture) -> bool:
     if arch is SM90:
         return cpasync_alignment(problem) > 0
     return arch is SM100 and tma_reads(problem) and d_is_whole(problem)
-
-
-def _suited(found: tuple[CutlassKernel, ...], problem: Problem) -> tuple[CutlassKernel, ...]:
-    return tuple(each for each in found if problem_refusal(each, problem) is None)
 
 
 @lru_cache(maxsize=16)

@@ -12,12 +12,12 @@ from __future__ import annotations
 from functools import lru_cache
 
 from gemmsmith.kernel import CutlassKernel, EpilogueSchedule
-from gemmsmith.legality import problem_refusal
 from gemmsmith.problem import Problem
 from tuner.arch import SM90, Architecture
 from tuner.backends.backend import Level
 from tuner.backends.cutlass import generated
 from tuner.backends.cutlass.alignment import cpasync_alignment, d_is_whole, tma_reads
+from tuner.backends.cutlass.lines import suited
 from tuner.backends.cutlass3x import core, full
 
 
@@ -29,7 +29,7 @@ def legal(problem: Problem, arch: Architecture, level: Level) -> tuple[CutlassKe
         _families(problem, level) if curated else [generated.kernels(problem.operation, arch)]
     )
     for family in families:
-        if found := tuple(each for each in family if problem_refusal(each, problem) is None):
+        if found := suited(family, problem):
             return found
     return ()
 
