@@ -14,6 +14,8 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from gemmsmith.signing import trusted_folder
+
 PREFIX = "GEMMSMITH_"
 
 
@@ -29,6 +31,10 @@ class Settings(BaseModel):
         packs: folder of the compiled kernel packs.
         packs_limit_gb: what that folder may hold, in units of 10⁹ bytes; above it, packs that were
             not used for longest go, winners' packs never.
+        signing_key: file of the private key that this installation signs with; made when needed.
+        trusted: folder of the public keys that are believed, besides those of `shipped_keys`.
+        shipped_keys: folder of the public keys that came with the shipped winners.
+        unsigned: let in winners and packs from elsewhere that nobody who is believed has signed.
         winners: folder of shipped winners, loaded at start; absent is the same as empty.
         sweeps: folder of recorded sweeps, for `replay:` devices.
         host, port: where to listen; port 0 takes a free one.
@@ -53,6 +59,10 @@ class Settings(BaseModel):
     database: str = "sqlite:///.state/gemmsmith.db"
     packs: Path = Path(".state/packs")
     packs_limit_gb: float = Field(default=4.0, gt=0, allow_inf_nan=False)
+    signing_key: Path = Path(".state/signing.key")
+    trusted: Path = Field(default_factory=trusted_folder)
+    shipped_keys: Path = Path("configs/trusted")
+    unsigned: bool = False
     winners: Path = Path("configs/winners")
     sweeps: Path = Path("configs/sweeps")
     host: str = "127.0.0.1"

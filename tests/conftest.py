@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,10 @@ sys.dont_write_bytecode = False
 # Products of a few rows gain nothing by torch's second thread, and where several processes share
 # the cores its barriers spin: the same tests then take five times the processor.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Nothing is signed with, or believed because of, what this user has at home.
+os.environ["GEMMSMITH_TRUSTED"] = tempfile.mkdtemp(prefix="gemmsmith-trusted-")
+os.environ["GEMMSMITH_SIGNING_KEY"] = os.environ["GEMMSMITH_TRUSTED"] + "/signing.key"
 
 DATABASES = [
     "sqlite",

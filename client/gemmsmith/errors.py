@@ -133,6 +133,10 @@ class PackUntrusted(PackError):
     """The pack is not signed with this machine's key (`GEMMSMITH_PACK_KEY`)."""
 
 
+class Untrusted(GemmsmithError):
+    """Something from elsewhere is not signed by anybody who is believed here."""
+
+
 class PackIncompatible(PackError):
     """The pack was built for another C ABI version or another GPU architecture."""
 

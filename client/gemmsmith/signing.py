@@ -1,0 +1,226 @@
+"""Ed25519 signatures of statements: who says so, checked by whoever takes it.
+
+A statement is a dataclass or a dict of builtins; what is signed is its canonical JSON behind its
+purpose, so that a signature serves for nothing else. An installation signs with its own private
+key. Whom to believe are the public keys in a folder, `GEMMSMITH_TRUSTED`; whoever can check a
+signature cannot make one.
+
+Nothing here imports `cryptography` until something is signed or checked.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gemmsmith.errors import Untrusted
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+TRUSTED_VARIABLE = "GEMMSMITH_TRUSTED"
+"""Names the folder of the public keys that are believed."""
+
+UNSIGNED_VARIABLE = "GEMMSMITH_UNSIGNED"
+"""Set to 1, it lets in what nobody who is believed has signed."""
+
+SUFFIX = ".pub"
+"""Of a public key's file in that folder: one line, `ed25519 BASE64 comment`."""
+
+_LINE = re.compile(r"ed25519 ([A-Za-z0-9+/]{43}=)(?: (.*))?")
+_KEY_BYTES = 32
+
+
+class Purpose(StrEnum):
+    """What a signature is for."""
+
+    WINNER = "winner"  # this was measured
+    PACK = "pack"  # this was compiled from these kernels
+    SNAPSHOT = "snapshot"  # these are the answers, and these the packs that hold their kernels
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Signature:
+    """A signature and the identifier of the key that made it (`PublicKey.id`)."""
+
+    key: str
+    value: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublicKey:
+    """A public key; `comment` says whose, and is not checked."""
+
+    raw: bytes
+    comment: str = ""
+
+    @property
+    def id(self) -> str:
+        """The first 16 hexadecimal digits of the key's SHA-256."""
+        return hashlib.sha256(self.raw).hexdigest()[:16]
+
+    @property
+    def line(self) -> str:
+        """The key as its file has it."""
+        return f"ed25519 {base64.b64encode(self.raw).decode()} {self.comment}".rstrip()
+
+    @classmethod
+    def parse(cls, text: str) -> PublicKey:
+        """Read what `line` wrote.
+
+        Raises:
+            ValueError: not a public key.
+        """
+        found = _LINE.fullmatch(text.strip())
+        if found is None:
+            raise ValueError("not a public key: a line `ed25519 BASE64 comment` is expected")
+        return cls(raw=base64.b64decode(found[1]), comment=found[2] or "")
+
+
+class Signer:
+    """A private key, in a file that only its owner may read."""
+
+    def __init__(self, key: Ed25519PrivateKey, comment: str = "") -> None:
+        self._key = key
+        self.public = PublicKey(raw=key.public_key().public_bytes_raw(), comment=comment)
+
+    @classmethod
+    def load(cls, path: Path) -> Signer:
+        """Read what `create` wrote.
+
+        Raises:
+            ValueError: not a private key, or others may read it.
+            OSError: there is no such file, or it cannot be read.
+        """
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        if path.stat().st_mode & 0o077:
+            raise ValueError(f"{path} may be read by others than its owner: chmod 600 {path}")
+        kind, _, rest = path.read_text().strip().partition(" ")
+        text, _, comment = rest.partition(" ")
+        try:
+            raw = base64.b64decode(text, validate=True)
+        except binascii.Error:
+            raw = b""
+        if kind != "ed25519-private" or len(raw) != _KEY_BYTES:
+            raise ValueError(f"{path} holds no private key; `gemmsmith signing create` makes one")
+        return cls(Ed25519PrivateKey.from_private_bytes(raw), comment)
+
+    @classmethod
+    def create(cls, path: Path, comment: str = "") -> Signer:
+        """Make a key and write it to `path`, for its owner only, never over another.
+
+        Raises:
+            FileExistsError: there is such a file already.
+            OSError: it cannot be written.
+        """
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        key = Ed25519PrivateKey.generate()
+        text = base64.b64encode(key.private_bytes_raw()).decode()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Written aside and linked: whoever finds the file finds all of it.
+        aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(f"ed25519-private {text} {comment}".rstrip() + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            path.hardlink_to(aside)
+        finally:
+            aside.unlink()
+        return cls(key, comment)
+
+    def sign(self, purpose: Purpose, statement: Any) -> Signature:
+        """Sign a statement. Takes some 50 µs."""
+        value = self._key.sign(_signed(purpose, statement))
+        return Signature(key=self.public.id, value=base64.b64encode(value).decode())
+
+
+class Trusted:
+    """The public keys that are believed."""
+
+    def __init__(self, keys: Iterable[PublicKey] = ()) -> None:
+        self.keys: Mapping[str, PublicKey] = {key.id: key for key in keys}
+
+    @classmethod
+    def load(cls, *folders: Path) -> Trusted:
+        """The keys of all `*.pub` files in these folders; a folder that is not there has none.
+
+        Raises:
+            ValueError: a file holds no public key; names the file.
+            OSError: a file cannot be read.
+        """
+        found = []
+        for folder in folders:
+            for path in sorted(folder.glob(f"*{SUFFIX}")):
+                try:
+                    found.append(PublicKey.parse(path.read_text(errors="replace")))
+                except ValueError as error:
+                    raise ValueError(f"{path}: {error}") from None
+        return cls(found)
+
+    def check(self, purpose: Purpose, statement: Any, signature: Signature | None) -> PublicKey:
+        """Who signed the statement.
+
+        Raises:
+            Untrusted: nobody did, somebody who is not believed, or another statement was signed.
+        """
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+        if signature is None:
+            raise Untrusted("it is not signed")
+        key = self.keys.get(signature.key)
+        if key is None:
+            raise Untrusted(
+                f"it is signed with the key {signature.key[:16]!r}, which is not among the "
+                f"{len(self.keys)} that are believed here"
+            )
+        try:
+            value = base64.b64decode(signature.value, validate=True)
+            Ed25519PublicKey.from_public_bytes(key.raw).verify(value, _signed(purpose, statement))
+        except (binascii.Error, ValueError, InvalidSignature):
+            raise Untrusted(
+                f"its signature with the key {key.id} is of another {purpose.value}: it was altered"
+            ) from None
+        return key
+
+
+def trusted_folder(environ: Mapping[str, str] | None = None) -> Path:
+    """The folder of the public keys that this user believes: `GEMMSMITH_TRUSTED`, else XDG's."""
+    values = os.environ if environ is None else environ
+    if given := values.get(TRUSTED_VARIABLE):
+        return Path(given)
+    config = values.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(config) / "gemmsmith" / "trusted"
+
+
+def unsigned_allowed(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether `GEMMSMITH_UNSIGNED` lets in what nobody who is believed has signed.
+
+    Raises:
+        ValueError: it is set to something that is neither yes nor no.
+    """
+    values = os.environ if environ is None else environ
+    text = values.get(UNSIGNED_VARIABLE, "").lower()
+    if text not in ("", "0", "1", "false", "true", "no", "yes"):
+        raise ValueError(f"{UNSIGNED_VARIABLE} takes 0 or 1, got {text!r}")
+    return text in ("1", "true", "yes")
+
+
+def _signed(purpose: Purpose, statement: Any) -> bytes:
+    content = msgspec.json.encode(statement, order="sorted")
+    return b"gemmsmith " + purpose.value.encode() + b"\n" + content
