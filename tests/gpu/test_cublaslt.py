@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from gemmsmith.errors import LaunchFailed
-from gemmsmith.problem import Layout
+from gemmsmith.operation import Layout, Scaling
 from gemmsmith.runtime import Arguments, LoadedKernel, LoadedPack
-from gemmsmith.runtime.cublaslt import library_version
 from tests.support.host_pack import build
-from tuner.backends.cublaslt.operations import OPERATIONS, Compute, LibraryOperation, Scales
+from tests.support.libraries import library_version
+from tuner.backends.cublaslt.operations import OPERATIONS, Compute, LibraryOperation
 from tuner.backends.cublaslt.proposals import Proposal, propose, variants
 
 torch = pytest.importorskip("torch")
@@ -86,7 +86,7 @@ def _launcher(kernel: LoadedKernel, arguments: Arguments, proposal: Proposal) ->
 def _expected_to_exist(operation: LibraryOperation) -> bool:
     """Hopper multiplies 8-bit elements K-major only."""
     eight_bits = operation.a in ("e4m3", "e5m2", "s8")
-    if operation.scales is Scales.ROW and (library_version() or 0) < ROW_SCALES_SINCE:
+    if operation.scales is Scaling.ROW and (library_version() or 0) < ROW_SCALES_SINCE:
         return False
     return operation.layout is Layout.TN or not eight_bits
 
@@ -101,7 +101,7 @@ def test_numerics(
     beta: float,
     record_property: Callable[[str, object], None],
 ) -> None:
-    if operation.scales is Scales.ROW:
+    if operation.scales is Scaling.ROW:
         batch = 1  # of more they are refused
     kernel = pack.kernel(operation.name)
     case = products.product(operation, M, N, K, batch=batch, alpha=alpha, beta=beta, device="cuda")
@@ -168,7 +168,7 @@ def test_accumulation_in_place(pack: LoadedPack) -> None:
             b="e4m3",
             d="bf16",
             layout=Layout.TN,
-            scales=Scales.TENSOR,
+            scales=Scaling.TENSOR,
             fast_accumulation=True,
         ),
         LibraryOperation(a="s8", b="s8", d="s32", layout=Layout.TN, compute=Compute.S32),

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from gemmsmith.problem import Layout
+from gemmsmith.operation import Layout, Scaling
 from gemmsmith.runtime.abi import Arguments
-from tuner.backends.cublaslt.operations import LibraryOperation, Scales
+from tuner.backends.cublaslt.operations import LibraryOperation
 
 TYPES = {
     "bf16": torch.bfloat16,
@@ -45,7 +45,7 @@ class Product:
     def arguments(self, *, device: int = 0, sm_count: int = 132) -> Arguments:
         (batch, m, k), n = self.a.shape, self.b.shape[2]
         layout = self.operation.layout
-        row = self.operation.scales is Scales.ROW
+        row = self.operation.scales is Scaling.ROW
         return Arguments(
             m=m,
             n=n,
@@ -129,8 +129,8 @@ def product(
 
     layout: Layout = operation.layout
     scales: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
-    if operation.scales is not Scales.NONE:
-        row = operation.scales is Scales.ROW
+    if operation.scales is not Scaling.NONE:
+        row = operation.scales is Scaling.ROW
         scales = (scale(m if row else 1), scale(n if row else 1))
     return Product(
         operation=operation,

@@ -23,6 +23,7 @@ from gemmsmith.operation import Layout
 from gemmsmith.ops.forms import Form, Shape, Spec, allows_tf32, shapes
 from gemmsmith.ops.plan import Plan, misalignment
 from gemmsmith.ops.platform import Cuda, Platform
+from gemmsmith.runtime.abi import NO_ALGORITHM
 from gemmsmith.runtime.pack import LoadedPack
 
 log = logging.getLogger("gemmsmith")
@@ -31,10 +32,6 @@ BIAS_US = 2.0
 """Fixed cost of the pass that adds a bias: one more launch. An estimate, not measured yet."""
 BIAS_BYTES_PER_US = 3e6
 """Device memory moved in a microsecond by that pass, 3 TB/s: below an H200's 4.8 TB/s peak."""
-
-
-_NO_ALGORITHM = 3002
-"""GS_NO_ALGORITHM: a neighbour's algorithm is none for this product; the pack is not to blame."""
 
 
 class Chosen(Protocol):
@@ -272,7 +269,7 @@ class Engine:
         try:
             return Plan(config, shape, kernel, self.platform, device, index, saving)
         except GemmsmithError as error:
-            if getattr(error, "status", None) != _NO_ALGORITHM:
+            if getattr(error, "status", None) != NO_ALGORITHM:
                 self._complain(config, error)
             return None
 

@@ -25,11 +25,13 @@ CUDA_ERROR_BASE: Final = 1000
 CUBLAS_ERROR_BASE: Final = 2000
 """Status codes from here on are `cublasStatus_t` + 2000."""
 BAD_ABI: Final = -2
+NO_ALGORITHM: Final = 3002
+"""GS_NO_ALGORITHM: a neighbour's algorithm is none for this product; the pack is not to blame."""
 _LIBRARY_STATUS: Final = {
     3000: "the library it runs in (libcublasLt) cannot be loaded; install CUDA's cuBLAS",
     3001: "another version of its library (libcublasLt) is loaded than it was tuned with; tune "
     "again with this one",
-    3002: "its library (libcublasLt) does not have this algorithm for this problem",
+    NO_ALGORITHM: "its library (libcublasLt) does not have this algorithm for this problem",
 }
 
 RASTER_CODES: Final = {

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gemmsmith.operation import Scaling
 from tuner.backends.backend import Part
-from tuner.backends.cublaslt.operations import OPERATIONS, Compute, LibraryOperation, Scales
+from tuner.backends.cublaslt.operations import OPERATIONS, Compute, LibraryOperation
 from tuner.backends.cutlass import HEADERS
 
 INCLUDE = Path(__file__).parent / "include"
@@ -28,7 +29,7 @@ _COMPUTE = {  # cublasComputeType_t, the scale's cudaDataType_t
     Compute.TF32: (77, 0),
     Compute.S32: (72, 10),
 }
-_SCALES = {Scales.NONE: "0", Scales.TENSOR: "kScales", Scales.ROW: "kRowScales"}
+_SCALES = {Scaling.NONE: "0", Scaling.TENSOR: "kScales", Scaling.ROW: "kRowScales"}
 _BY_NAME = {each.name: each for each in OPERATIONS}
 
 

@@ -21,17 +21,8 @@ class Compute(StrEnum):
     S32 = "s32"  # integers
 
 
-class Scales(StrEnum):
-    """Scales of A and B, FP32 on the device."""
-
-    NONE = "none"
-    TENSOR = "tensor"  # one each
-    ROW = "row"  # one for each row of A and each column of B
-
-
 _STORED: Final = {Element.TF32: "f32"}
 _COMPUTED: Final = {Element.TF32: Compute.TF32, Element.S8: Compute.S32}
-_SCALES: Final = {Scaling.TENSOR: Scales.TENSOR, Scaling.ROW: Scales.ROW}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +39,7 @@ class LibraryOperation:
     d: str
     layout: Layout
     compute: Compute = Compute.F32
-    scales: Scales = Scales.NONE
+    scales: Scaling = Scaling.NONE
     fast_accumulation: bool = False
 
     @classmethod
@@ -62,7 +53,7 @@ class LibraryOperation:
             d=operation.d.value,
             layout=operation.layout,
             compute=_COMPUTED.get(operation.a, Compute.F32),
-            scales=_SCALES.get(operation.scaling, Scales.NONE),
+            scales=operation.scaling,
             fast_accumulation=operation.is_narrow_float,
         )
         return found if found in OPERATIONS else None
@@ -71,7 +62,7 @@ class LibraryOperation:
     def name(self) -> str:
         """Unique: `cublaslt_e4m3_e4m3_f32_bf16_tn_tensor_fast`."""
         parts = ["cublaslt", self.a, self.b, self.compute.value, self.d, self.layout.value]
-        if self.scales is not Scales.NONE:
+        if self.scales is not Scaling.NONE:
             parts.append(self.scales.value)
         if self.fast_accumulation:
             parts.append("fast")
@@ -97,7 +88,7 @@ OPERATIONS: Final = (
     *(
         LibraryOperation(a=a, b=b, d=d, layout=Layout.TN, scales=scales, fast_accumulation=fast)
         for a, b, d in _FP8
-        for scales in (Scales.TENSOR, Scales.ROW)
+        for scales in (Scaling.TENSOR, Scaling.ROW)
         for fast in (True, False)
     ),
 )

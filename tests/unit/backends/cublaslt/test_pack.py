@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from gemmsmith.errors import LaunchFailed
-from gemmsmith.problem import Layout
+from gemmsmith.operation import Layout, Scaling
 from gemmsmith.runtime import Arguments, LoadedKernel
 from gemmsmith.runtime.abi import status_text
 from tests.support.products import TYPES, product
-from tuner.backends.cublaslt.operations import OPERATIONS, Compute, LibraryOperation, Scales
+from tuner.backends.cublaslt.operations import OPERATIONS, Compute, LibraryOperation
 from tuner.backends.cublaslt.proposals import Proposal, propose
 
 from .conftest import Build, Fakes
@@ -22,7 +22,7 @@ STREAM = 77
 MISALIGNED, BAD_LAYOUT, BAD_PROBLEM, UNSUPPORTED, NO_WORKSPACE = 1, 3, 4, 5, 6
 NO_LIBRARY, OTHER_LIBRARY, NO_ALGORITHM = 3000, 3001, 3002
 BF16 = LibraryOperation(a="bf16", b="bf16", d="bf16", layout=Layout.TN)
-ROW_SCALED = LibraryOperation(a="e4m3", b="e4m3", d="bf16", layout=Layout.TN, scales=Scales.ROW)
+ROW_SCALED = LibraryOperation(a="e4m3", b="e4m3", d="bf16", layout=Layout.TN, scales=Scaling.ROW)
 INT8 = LibraryOperation(a="s8", b="s8", d="s32", layout=Layout.TN, compute=Compute.S32)
 HOPPER = [each for each in OPERATIONS if each.layout is Layout.TN or each.a not in ("e4m3", "e5m2")]
 """Those that the library on the host has."""
@@ -78,7 +78,7 @@ def test_products(
     fakes: Fakes, operation: LibraryOperation, batch: int, alpha: float, beta: float
 ) -> None:
     torch.manual_seed(20261123)
-    if operation.scales is Scales.ROW:
+    if operation.scales is Scaling.ROW:
         batch = 1  # of more they are refused
     kernel = fakes.pack.kernel(operation.name)
     case = product(operation, 9, 17, 24, batch=batch, alpha=alpha, beta=beta, whole=True)
@@ -130,7 +130,7 @@ def test_accumulation_in_place(fakes: Fakes) -> None:
 def test_what_is_asked_of_fp8(fakes: Fakes) -> None:
     last = fakes.library.fake_last
     last.restype = ctypes.POINTER(ctypes.c_int32 * 8)
-    for scales, mode in ((Scales.TENSOR, 0), (Scales.ROW, 3)):
+    for scales, mode in ((Scaling.TENSOR, 0), (Scaling.ROW, 3)):
         for fast in (True, False):
             operation = LibraryOperation(
                 a="e5m2",
@@ -151,7 +151,7 @@ def test_what_is_asked_of_fp8(fakes: Fakes) -> None:
 
 def test_missing_tensor_scales_are_one(fakes: Fakes) -> None:
     operation = LibraryOperation(
-        a="e4m3", b="e4m3", d="bf16", layout=Layout.TN, scales=Scales.TENSOR
+        a="e4m3", b="e4m3", d="bf16", layout=Layout.TN, scales=Scaling.TENSOR
     )
     case = product(operation, 16, 16, 32, whole=True)
     case.scale_b = None

@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 
 from gemmsmith.errors import LaunchFailed
-from gemmsmith.problem import Layout
+from gemmsmith.operation import Layout, Scaling
 from gemmsmith.runtime import Arguments, LoadedKernel
-from gemmsmith.runtime.cublaslt import library_version
+from tests.support.libraries import library_version
 from tests.support.products import product
 from tuner.backends.cublaslt.build import INCLUDE
-from tuner.backends.cublaslt.operations import LibraryOperation, Scales
+from tuner.backends.cublaslt.operations import LibraryOperation
 from tuner.backends.cublaslt.proposals import Proposal, RawProposal, propose, variants
 from tuner.backends.cutlass import HEADERS
 
 from .conftest import Fakes
 
 BF16 = LibraryOperation(a="bf16", b="bf16", d="bf16", layout=Layout.TN)
-FP8 = LibraryOperation(a="e4m3", b="e4m3", d="bf16", layout=Layout.TN, scales=Scales.ROW)
+FP8 = LibraryOperation(a="e4m3", b="e4m3", d="bf16", layout=Layout.TN, scales=Scaling.ROW)
 M, N, K = 64, 48, 1024
 VERSION = 139900
 
@@ -139,14 +139,14 @@ def test_the_structure_matches_the_header(tmp_path: Path) -> None:
 
 
 def test_a_process_without_the_library_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gemmsmith.runtime.cublaslt._NAMES", ("libgemmsmith_none.so.13",))
+    monkeypatch.setattr("tests.support.libraries._NAMES", ("libgemmsmith_none.so.13",))
     assert library_version() is None
 
 
 def test_the_version_is_that_of_the_library_loaded(
     fakes: Fakes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gemmsmith.runtime.cublaslt._NAMES", ("none.so", "fake_cublaslt.so"))
+    monkeypatch.setattr("tests.support.libraries._NAMES", ("none.so", "fake_cublaslt.so"))
     assert library_version() == VERSION
 
 
