@@ -135,6 +135,7 @@ BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
     ("shared_memory_suffices", GOOD_SPLIT_K, {"stages": 13}),  # FP32 is staged
     ("shared_memory_suffices", GOOD_CLUSTER, {"stages": 12}),
     ("k_major_b_fills_swizzle_atoms", GOOD, {"tile": (128, 24, 64)}),
+    ("k_major_b_fills_swizzle_atoms", GOOD_TF32, {"tile": (128, 48, 32)}),
     ("alignment_suits_mainloop", GOOD, {"alignment_a": 4, "alignment_b": 4}),
     ("alignment_suits_mainloop", GOOD_PADDED, {"alignment_a": 2, "alignment_b": 2}),
     ("alignment_suits_mainloop", GOOD_SPLIT_K, {"alignment_a": 1, "alignment_b": 1}),
@@ -267,3 +268,23 @@ def test_fp32_partials_take_the_room_of_a_stage() -> None:
 def test_precise_fp8_holds_two_accumulators() -> None:
     fast = replace(GOOD_FP8, fast_accumulation=True)
     assert footprint.accumulator_registers(GOOD_FP8) == 2 * footprint.accumulator_registers(fast)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "stages", "compiles"),  # as nvcc 13.0 and CUTLASS 4.2.0 were seen to
+    [
+        (8, 32, 5, False),
+        (8, 32, 8, True),
+        (8, 64, 3, False),
+        (8, 64, 4, True),
+        (16, 32, 3, False),
+        (16, 32, 4, True),
+        (16, 64, 3, True),
+        (24, 32, 4, False),
+        (48, 32, 4, False),
+        (160, 32, 3, True),
+    ],
+)
+def test_tf32_needs_four_swizzle_atoms(n: int, k: int, stages: int, compiles: bool) -> None:
+    rule = rules(GOOD_TF32)["k_major_b_fills_swizzle_atoms"]
+    assert (rule(replace(GOOD_TF32, tile=(64, n, k), stages=stages)) is None) == compiles

@@ -62,24 +62,21 @@ def tf32_is_k_major(kernel: CutlassKernel) -> str | None:
 
 
 def k_major_b_fills_swizzle_atoms(kernel: CutlassKernel) -> str | None:
-    """16-bit K-major B: its stages must be addressable in the 128-byte swizzle.
+    """K-major B: its stages must be addressable in the 128-byte swizzle.
 
     CuTe slices the pipeline dimension out of the swizzled layout, which it can express only if
-    64-element slabs of tile N rows are whole pairs of 8-row atoms, or a single atom repeated an
-    even number of times (static assertions "Stride" and "Shape Divisibility Condition").
+    tile N rows are whole groups of 8-row atoms, as many as an element has bytes, or if all stages
+    together are (static assertions "Stride" and "Shape Divisibility Condition").
     """
-    if kernel.operation.a.bits == 8:
-        return None
-    if kernel.operation.a.bits == 32:  # every row of 8 is an atom; odd ones are not offered
-        return None if kernel.tile[1] % 16 == 0 else "tile N must be a multiple of 16 for TF32"
     if operands(kernel.operation, swapped=kernel.swapped).b_row_major:
         return None
     n, k = kernel.tile[1], kernel.tile[2]
-    if n % 16 == 0 or (
-        n == 8 and (k * kernel.operation.a.bits // 1024 * footprint.stages(kernel)) % 2 == 0
-    ):
+    group = kernel.operation.a.bytes
+    rows = 8 * group
+    atoms = n // 8 * (k * kernel.operation.a.bits // 1024) * footprint.stages(kernel)
+    if n % rows == 0 or (rows % n == 0 and atoms % group == 0):
         return None
-    return f"tile N = {n} leaves half a swizzle atom in K-major B"
+    return f"tile N = {n} leaves part of {group} swizzle atoms in K-major B"
 
 
 def registers_suffice(kernel: CutlassKernel) -> str | None:
