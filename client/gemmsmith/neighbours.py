@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
 from gemmsmith.answer import MAX_DISTANCE, Use
-from gemmsmith.problem import Layout, Problem
+from gemmsmith.problem import Problem
 
 NEIGHBOURS = 64
 """Neighbours looked at: enough to get past those whose kernels are illegal for the question."""
 
-_Kind = tuple[str, Layout, int]
+_Kind = tuple[str | int, ...]
 
 
 class Measured(Protocol):

@@ -205,11 +205,29 @@ class Operation:
             raise InvalidProblem(
                 "scaling", f"{self.types} into {self.out} is exact: scaling needs out=bf16"
             )
+        if self.grouping is not Grouping.NONE:
+            self._check_grouping()
         if self.accumulate and self.out is not Element.F32:
             raise InvalidProblem(
                 "accumulate",
                 f"accumulate needs out=f32, not {self.out}: gradients are summed in it",
             )
+
+    def _check_grouping(self) -> None:
+        """Runs of tokens start anywhere: along K only where K is not what lies contiguous."""
+        grouped = f"grouping {self.grouping.value} of {self.types}"
+        if self.a.bits == 32 or self.a.is_integer:
+            raise InvalidProblem("grouping", f"{grouped} does not exist: 16-bit types and FP8 only")
+        if self.scaling is Scaling.TENSOR:
+            raise InvalidProblem("scaling", f"{grouped} needs scaling row or block, not tensor")
+        if self.grouping is Grouping.ROWS:
+            layouts = (Layout.TN,) if self.is_narrow_float else (Layout.TN, Layout.TT)
+        else:
+            layouts = (Layout.TN,) if self.is_narrow_float else (Layout.NT,)
+        if self.layout not in layouts:
+            raise not_one_of("layout", layouts, self.layout, f" for {grouped}")
+        if self.accumulate and self.grouping is Grouping.ROWS:
+            raise InvalidProblem("accumulate", f"{grouped} does not add to D; depth does")
 
     @classmethod
     def of(
@@ -308,6 +326,11 @@ class Operation:
     def is_scaled(self) -> bool:
         """Whether factors from the device multiply the product."""
         return self.scaling is not Scaling.NONE
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether one call is many products over runs of tokens."""
+        return self.grouping is not Grouping.NONE
 
     @property
     def is_narrow_float(self) -> bool:

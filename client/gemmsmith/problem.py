@@ -10,12 +10,15 @@ import math
 from dataclasses import dataclass
 
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import DType, Element, Layout, Operation, Scaling
+from gemmsmith.operation import DType, Element, Grouping, Layout, Operation, Scaling
 
 __all__ = ["MAX_EXTENT", "DType", "Element", "Layout", "Problem"]
 
 MAX_EXTENT = 2**31 - 1
 """CUTLASS kernels take M, N, K and the batch count as 32-bit signed integers."""
+
+MAX_GROUPS = 1024
+"""Groups of one grouped product: a thread block looks through all of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
@@ -50,6 +53,8 @@ class Problem:
             if not 1 <= value <= MAX_EXTENT:
                 raise InvalidProblem(field, f"{field} must be in 1 … {MAX_EXTENT}, got {value}")
         operation = Operation.of(self.dtype, self.layout)
+        if operation.is_grouped and self.batch > MAX_GROUPS:
+            raise InvalidProblem("batch", f"there may be {MAX_GROUPS} groups, got {self.batch}")
         # Enumerators become the plain text that readers of stored problems get.
         object.__setattr__(self, "dtype", str(self.dtype))
         object.__setattr__(self, "layout", operation.layout)
@@ -71,24 +76,36 @@ class Problem:
     @property
     def flops(self) -> int:
         """Operations: a multiply and an add per term."""
-        return 2 * self.m * self.n * self.k * self.batch
+        return 2 * self.m * self.n * self.k * self._copies(Grouping.ROWS, Grouping.DEPTH)
+
+    def _copies(self, *shared_by: Grouping) -> int:
+        """How many there are of what the groups of these groupings share: 1 there, else `batch`.
+
+        Groups share A and D by rows, A and B by depth, and the terms of the sums by both.
+        """
+        return 1 if self.operation.grouping in shared_by else self.batch
 
     @property
     def operand_bytes(self) -> int:
         """Fewest bytes moved through device memory: A and B read once, D written once.
 
-        A D that is added to is read as well, and so are factors of rows and columns.
+        A D that is added to is read as well, and so are factors of rows and columns. Of a grouped
+        operation it is assumed that no group is empty.
         """
         operation = self.operation
         moved_d = 2 if operation.accumulate else 1
-        per_batch = (
-            self.m * self.k * operation.a.bytes
-            + self.k * self.n * operation.b.bytes
-            + self.m * self.n * operation.d.bytes * moved_d
+        a = self._copies(Grouping.ROWS, Grouping.DEPTH)
+        b = self._copies(Grouping.DEPTH)
+        d = self._copies(Grouping.ROWS)
+        moved = (
+            self.m * self.k * operation.a.bytes * a
+            + self.k * self.n * operation.b.bytes * b
+            + self.m * self.n * operation.d.bytes * moved_d * d
         )
         if operation.scaling is Scaling.ROW:
-            per_batch += (self.m + self.n) * Element.F32.bytes
-        return per_batch * self.batch
+            # Factors of a group's own matrix, or of tokens: one set where those are shared.
+            moved += (self.m * d + self.n * self.batch) * Element.F32.bytes
+        return moved
 
     @property
     def contiguous_a(self) -> int:
@@ -101,9 +118,19 @@ class Problem:
         return self.n if self.layout.b_row_major else self.k
 
     @property
-    def kind(self) -> tuple[str, Layout, int]:
-        """What a problem shares with those whose winner may answer for it: all but M, N and K."""
-        return (self.dtype, self.layout, self.batch)
+    def kind(self) -> tuple[str | int, ...]:
+        """What a problem shares with those whose winner may answer for it.
+
+        All but M, N and K; of a grouped one all but the extent that the groups divide, because the
+        others are a model's own and never vary.
+        """
+        grouping = self.operation.grouping
+        fixed: tuple[int, ...] = ()
+        if grouping is Grouping.ROWS:
+            fixed = (self.n, self.k)
+        elif grouping is Grouping.DEPTH:
+            fixed = (self.m, self.n)
+        return (self.dtype, self.layout, self.batch, *fixed)
 
     @property
     def log_extents(self) -> tuple[float, float, float]:
@@ -115,5 +142,5 @@ class Problem:
         return math.dist(self.log_extents, other.log_extents)
 
     def __str__(self) -> str:
-        batch = f"{self.batch}×" if self.batch > 1 else ""
+        batch = f"{self.batch}×" if self.batch > 1 or self.operation.is_grouped else ""
         return f"{batch}{self.m}×{self.n}×{self.k} {self.dtype} {self.layout}"
