@@ -39,6 +39,9 @@ class CutlassBackend(ABC):
     scalings: ClassVar[frozenset[tuple[Element, Scaling]]] = frozenset()
     """Scaling of products of these types, beside FP8's one factor for each operand."""
 
+    groupings: ClassVar[frozenset[Grouping]] = frozenset({Grouping.NONE})
+    """How products may be grouped; those that are, of 16-bit types without factors."""
+
     @abstractmethod
     def legal(
         self, problem: Problem, arch: Architecture, level: Level
@@ -61,7 +64,8 @@ class CutlassBackend(ABC):
             and {operation.a, operation.b} <= self.operands
             and (operation.a is not Element.TF32 or operation.layout.is_k_major)
             and (operation.scaling is usual or (operation.a, operation.scaling) in self.scalings)
-            and operation.grouping is Grouping.NONE
+            and operation.grouping in self.groupings
+            and not (operation.is_grouped and (operation.is_scaled or arch is not SM90))
             and operation.epilogue is Epilogue.NONE
             and (arch is SM90 or bool(generated.kernels(operation.of_kernels, arch)))
         )

@@ -28,6 +28,8 @@ _BARRIERS = 16
 """A full and an empty transaction barrier per pipeline stage, 8 bytes each."""
 _SCHEDULER_BARRIERS = 96
 """Barriers that order the warpgroups, and the tile scheduler's."""
+_GROUPS_BYTES = 1024
+"""TMA descriptors of the group at hand, and the next tiles that the scheduler has found."""
 
 
 def consumer_warpgroups(kernel: CutlassKernel) -> int:
@@ -121,7 +123,8 @@ def shared_bytes(kernel: CutlassKernel) -> int:
     if kernel.mainloop is MainloopSchedule.WARP_SPECIALIZED:
         # Not persistent: the epilogue starts when the mainloop is over, in the same memory.
         return _round_up(max(mainloop, buffers) + barriers, align)
-    return mainloop + buffers + _round_up(barriers + _SCHEDULER_BARRIERS, align)
+    groups = _GROUPS_BYTES if kernel.operation.is_grouped else 0
+    return mainloop + buffers + _round_up(barriers + _SCHEDULER_BARRIERS, align) + groups
 
 
 def _epilogue_storage(kernel: CutlassKernel) -> int:

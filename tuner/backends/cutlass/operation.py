@@ -40,6 +40,7 @@ from cutlass_library.library import (
     TensorDescription,
     TileDescription,
     TileSchedulerType,
+    to_grouped_schedule,
 )
 from msgspec import structs
 
@@ -317,8 +318,11 @@ def _operation_3x(kernel: CutlassKernel) -> GemmOperation:
         epilogue = EpilogueScheduleType.TmaWarpSpecializedCooperative
     else:
         epilogue = EpilogueScheduleType.TmaWarpSpecialized
+    grouped = kernel.operation.is_grouped
+    if grouped:
+        scheduler = TileSchedulerType.Default  # CUTLASS's one for groups
     return GemmOperation(
-        GemmKind.Universal3x,
+        GemmKind.GroupedUniversal3x if grouped else GemmKind.Universal3x,
         90,
         description,
         a,
@@ -326,8 +330,8 @@ def _operation_3x(kernel: CutlassKernel) -> GemmOperation:
         d,
         DATA_TYPES[_computed(kernel)],
         D=d,
-        kernel_schedule=schedule,
-        epilogue_schedule=epilogue,
+        kernel_schedule=to_grouped_schedule(schedule, grouped),
+        epilogue_schedule=to_grouped_schedule(epilogue, grouped),
         tile_scheduler=scheduler,
     )
 

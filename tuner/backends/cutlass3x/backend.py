@@ -7,7 +7,7 @@ from typing import Final
 
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import TMA_MAINLOOPS, AnyKernel, Backend, CutlassKernel, cutlass
-from gemmsmith.operation import Element, Scaling
+from gemmsmith.operation import Element, Grouping, Scaling
 from gemmsmith.problem import Problem
 from tuner.arch import Architecture, architecture
 from tuner.backends.backend import Level, Part
@@ -25,6 +25,7 @@ class Cutlass3x(CutlassBackend):
     architectures = frozenset({"sm90", "sm100"})
     operands = FLOATS | {Element.S8, Element.TF32}
     scalings = frozenset({(Element.S8, Scaling.ROW)})
+    groupings = frozenset(Grouping)
 
     def legal(
         self, problem: Problem, arch: Architecture, level: Level

@@ -6,6 +6,7 @@ from cutlass_library.gemm_operation import EmitGemmUniversal3xInstance
 from cutlass_library.library import DataTypeTag
 
 from gemmsmith.kernel import CutlassKernel, TileScheduler
+from gemmsmith.operation import Grouping
 from tuner.backends.backend import Part
 from tuner.backends.cutlass import text
 from tuner.backends.cutlass.generated import described
@@ -28,7 +29,10 @@ def part(kernel: CutlassKernel) -> Part:
     traits = text.traits(kernel, operation.A.alignment)
     swapped = text.boolean(kernel.swapped)
     struct = text.struct(kernel)
-    if kernel.scheduler is TileScheduler.SPLIT_K:
+    if kernel.operation.is_grouped:
+        depth = text.boolean(kernel.operation.grouping is Grouping.DEPTH)
+        adapter = f"Grouped3x<{struct}, {traits}, {swapped}, {depth}>"
+    elif kernel.scheduler is TileScheduler.SPLIT_K:
         element_d = DataTypeTag[DATA_TYPES[kernel.operation.d]]
         adapter = f"SplitKGemm<{struct}, {traits}, {swapped}, {element_d}{text.row_scales(kernel)}>"
     else:
@@ -49,6 +53,8 @@ def part(kernel: CutlassKernel) -> Part:
 
 def _header(kernel: CutlassKernel) -> str:
     """The header with the adapter that the kernel's entry names."""
+    if kernel.operation.is_grouped:
+        return "grouped3x"
     if is_padded(kernel):
         return "padded"
     return {

@@ -56,6 +56,22 @@ def row_scales_leave_by_tma(kernel: CutlassKernel) -> str | None:
     return None
 
 
+def grouped_kernels_are_pointer_arrays(kernel: CutlassKernel) -> str | None:
+    """CUTLASS's pointer-array kernels: ping-pong or cooperative, descriptors made by the kernel.
+
+    Their epilogue takes no factors of tokens.
+    """
+    if not kernel.operation.is_grouped:
+        return None
+    if kernel.mainloop not in (MainloopSchedule.PINGPONG, MainloopSchedule.COOPERATIVE):
+        return f"no grouped kernels with {kernel.mainloop}"
+    if kernel.scheduler is not TileScheduler.PERSISTENT:
+        return f"grouped kernels do not take the {kernel.scheduler} scheduler"
+    if kernel.epilogue is not EpilogueSchedule.TMA or kernel.alignment_a == 1:
+        return "grouped kernels load and store by TMA"
+    return "no grouped kernels with factors" if kernel.operation.is_scaled else None
+
+
 RULES = rules.by_name(
     rules.architecture_is_known,
     wgmma.architecture_has_wgmma,
@@ -64,6 +80,7 @@ RULES = rules.by_name(
     rules.backend_matches_mainloop,
     rules.scheduler_matches_mainloop,
     rules.epilogue_matches_mainloop,
+    grouped_kernels_are_pointer_arrays,
     wgmma.tf32_is_k_major,
     cpasync_copies_16_bit_and_fp8,
     row_scales_leave_by_tma,

@@ -18,7 +18,7 @@ from tuner.backends.backend import Level
 from tuner.backends.cutlass import generated
 from tuner.backends.cutlass.alignment import cpasync_alignment, d_is_whole, tma_reads
 from tuner.backends.cutlass.lines import suited
-from tuner.backends.cutlass3x import core, full
+from tuner.backends.cutlass3x import core, full, grouped
 
 
 @lru_cache(maxsize=1024)
@@ -36,6 +36,8 @@ def legal(problem: Problem, arch: Architecture, level: Level) -> tuple[CutlassKe
 
 def _families(problem: Problem, level: Level) -> list[tuple[CutlassKernel, ...]]:
     """The families in order of preference; building the later ones costs little and is cached."""
+    if problem.operation.is_grouped:
+        return [grouped.kernels(problem.operation, level)]
     source = core if level is Level.CORE else full
     operation = problem.operation
     whole = d_is_whole(problem)

@@ -20,15 +20,20 @@
 
 namespace gemmsmith {
 
-/* A CuTe stride (rows, columns, batch) with its one run-time row stride filled in. */
+/* Fills in the one run-time row stride of a CuTe stride (rows, columns, batch). */
+template <class Stride>
+CUTLASS_HOST_DEVICE void set_row_stride(Stride& stride, int64_t rows) {
+  if constexpr (cute::is_static_v<cute::remove_cvref_t<decltype(cute::get<0>(stride))>>) {
+    cute::get<1>(stride) = rows;
+  } else {
+    cute::get<0>(stride) = rows;
+  }
+}
+
 template <class Stride>
 Stride stride_of(Operand const& operand, int32_t batch) {
   Stride stride{};
-  if constexpr (cute::is_static_v<decltype(cute::get<0>(stride))>) {
-    cute::get<1>(stride) = operand.row_stride();
-  } else {
-    cute::get<0>(stride) = operand.row_stride();
-  }
+  set_row_stride(stride, operand.row_stride());
   cute::get<2>(stride) = batch > 1 ? operand.batch_stride : 0;
   return stride;
 }
@@ -42,6 +47,24 @@ template <class Scheduler, class = void>
 struct SplitsWork : std::false_type {};
 template <class Scheduler>
 struct SplitsWork<Scheduler, std::void_t<decltype(Scheduler::splits)>> : std::true_type {};
+
+/* The launch's choices for a tile scheduler. */
+template <class Scheduler>
+void set_scheduler(Scheduler& scheduler, gs_arguments const& g) {
+  using Raster = decltype(scheduler.raster_order);
+  scheduler.max_swizzle_size = g.swizzle;
+  scheduler.raster_order = g.raster_order == 1   ? Raster::AlongM
+                           : g.raster_order == 2 ? Raster::AlongN
+                                                 : Raster::Heuristic;
+  if constexpr (SplitsWork<Scheduler>::value) {
+    using Decomposition = decltype(scheduler.decomposition_mode);
+    scheduler.splits = g.splits;
+    scheduler.decomposition_mode = g.decomposition == 0   ? Decomposition::DataParallel
+                                   : g.decomposition == 1 ? Decomposition::SplitK
+                                   : g.decomposition == 2 ? Decomposition::StreamK
+                                                          : Decomposition::Heuristic;
+  }
+}
 
 /* Kernels that hand out one tile per thread block keep no scheduler in their parameters. */
 template <class Params, class = void>
@@ -204,22 +227,6 @@ struct Gemm3x {
     arguments.hw_info.sm_count = g.sm_count;
     set_scheduler(arguments.scheduler, g);
     return arguments;
-  }
-
-  static void set_scheduler(SchedulerArguments& scheduler, gs_arguments const& g) {
-    using Raster = decltype(scheduler.raster_order);
-    scheduler.max_swizzle_size = g.swizzle;
-    scheduler.raster_order = g.raster_order == 1   ? Raster::AlongM
-                             : g.raster_order == 2 ? Raster::AlongN
-                                                   : Raster::Heuristic;
-    if constexpr (SplitsWork<SchedulerArguments>::value) {
-      using Decomposition = decltype(scheduler.decomposition_mode);
-      scheduler.splits = g.splits;
-      scheduler.decomposition_mode = g.decomposition == 0   ? Decomposition::DataParallel
-                                     : g.decomposition == 1 ? Decomposition::SplitK
-                                     : g.decomposition == 2 ? Decomposition::StreamK
-                                                            : Decomposition::Heuristic;
-    }
   }
 };
 

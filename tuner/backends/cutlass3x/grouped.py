@@ -1,0 +1,73 @@
+"""Which kernels a grouped problem is offered: CUTLASS's pointer-array ones.
+
+Where experts get few tokens, reading the weights is all: their rows run along the kernel's M, and
+the tokens, few of them in each tile, along its N (swapped). Wide tiles are for experts with many
+tokens, and for weight gradients, whose outputs are the weights' own size. From six kernels' times
+at 13 problems (NVIDIA H200, 2026-11-23), and to be measured: the lists are wider than that.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from gemmsmith.kernel import CutlassKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
+from gemmsmith.operation import Grouping, Operation
+from tuner.backends.backend import Level
+from tuner.backends.cutlass.lines import (
+    ALL,
+    BOTH,
+    M2,
+    ONE,
+    PLAIN,
+    SWAPPED,
+    KernelLine,
+    expand,
+    legal,
+)
+from tuner.backends.cutlass.operation import tma_alignment
+from tuner.backends.cutlass.products import tma_products
+from tuner.backends.cutlass3x.rules import RULES
+
+_PINGPONG = (MainloopSchedule.PINGPONG, TileScheduler.PERSISTENT)
+_COOPERATIVE = (MainloopSchedule.COOPERATIVE, TileScheduler.PERSISTENT)
+_EITHER = ((1, 1), (2, 1), (1, 2))
+
+_ROWS = (
+    KernelLine(schedule=_PINGPONG, m=64, ns=(8, 16, 32, 64), clusters=ONE, swapped=SWAPPED),
+    KernelLine(schedule=_PINGPONG, m=64, ns=(16, 32), clusters=ONE, swapped=SWAPPED, depth=256),
+    KernelLine(schedule=_PINGPONG, m=128, ns=(16, 32, 64, 96), clusters=M2, swapped=SWAPPED),
+    KernelLine(schedule=_PINGPONG, m=128, ns=(32,), clusters=ONE, swapped=SWAPPED, depth=256),
+    KernelLine(schedule=_PINGPONG, m=128, ns=(128, 192), clusters=_EITHER, swapped=SWAPPED),
+    KernelLine(schedule=_COOPERATIVE, m=256, ns=(16, 32, 64), clusters=ONE, swapped=SWAPPED),
+    KernelLine(schedule=_COOPERATIVE, m=256, ns=(128,), clusters=_EITHER, swapped=SWAPPED),
+    KernelLine(schedule=_COOPERATIVE, m=128, ns=(256,), clusters=_EITHER, swapped=BOTH),
+    KernelLine(schedule=_PINGPONG, m=64, ns=(128, 256), clusters=M2, swapped=PLAIN),
+    KernelLine(schedule=_PINGPONG, m=128, ns=(128, 192), clusters=ALL, swapped=PLAIN),
+    KernelLine(schedule=_COOPERATIVE, m=256, ns=(128,), clusters=M2, swapped=PLAIN),
+)
+
+_DEPTH = (
+    KernelLine(schedule=_PINGPONG, m=64, ns=(128, 256), clusters=ONE, swapped=PLAIN),
+    KernelLine(schedule=_PINGPONG, m=128, ns=(128, 192), clusters=ALL, swapped=PLAIN),
+    KernelLine(schedule=_PINGPONG, m=128, ns=(128, 192), clusters=ONE, swapped=SWAPPED),
+    KernelLine(schedule=_COOPERATIVE, m=128, ns=(128, 192, 256), clusters=ALL, swapped=PLAIN),
+    KernelLine(schedule=_COOPERATIVE, m=256, ns=(128,), clusters=ALL, swapped=PLAIN),
+    KernelLine(schedule=_COOPERATIVE, m=128, ns=(256,), clusters=M2, swapped=SWAPPED),
+)
+
+
+@lru_cache(maxsize=16)
+def kernels(operation: Operation, level: Level) -> tuple[CutlassKernel, ...]:
+    """The kernels of a grouped operation."""
+    if level is Level.FULL:
+        every = tma_products(
+            (_PINGPONG, _COOPERATIVE),
+            operation,
+            EpilogueSchedule.TMA,
+            tma_alignment(operation),
+            RULES,
+        )
+        return legal(every, RULES)
+    lines = _ROWS if operation.grouping is Grouping.ROWS else _DEPTH
+    unjudged = (each for line in lines for each in expand(line, operation, EpilogueSchedule.TMA))
+    return legal(unjudged, RULES)
