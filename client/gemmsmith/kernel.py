@@ -56,6 +56,7 @@ class TileScheduler(StrEnum):
     STREAM_K = "stream_k"  # persistent; tiles may be split along K between thread blocks
     SPLIT_K = "split_k"  # persistent over slices of K; a second kernel adds the FP32 partials
     CLUSTER_SPLIT_K = "cluster_split_k"  # a cluster shares a tile along K, adds in shared memory
+    GROUPS = "groups"  # persistent over the tiles of all groups, found from where groups end
 
 
 class Kernel(msgspec.Struct, frozen=True, kw_only=True, tag_field="backend"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from gemmsmith.kernel import AnyKernel, Backend, CutlassKernel, cutlass
-from gemmsmith.operation import Element, Scaling
+from gemmsmith.operation import Element, Grouping, Scaling
 from gemmsmith.problem import Problem
 from tuner.arch import Architecture
 from tuner.backends.backend import Level, Part
@@ -23,6 +23,7 @@ class Cute(CutlassBackend):
     architectures = frozenset({"sm90"})
     operands = FLOATS | {Element.S8, Element.TF32}
     scalings = frozenset({(Element.S8, Scaling.ROW)})
+    groupings = frozenset({Grouping.NONE, Grouping.ROWS})
 
     def legal(
         self, problem: Problem, arch: Architecture, level: Level

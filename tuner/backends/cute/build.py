@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from cutlass_library.library import DataTypeTag, KernelScheduleTag, LayoutTag
 
-from gemmsmith.kernel import CutlassKernel
+from gemmsmith.kernel import CutlassKernel, TileScheduler
 from tuner.backends.backend import Part
 from tuner.backends.cutlass import text
-from tuner.backends.cutlass.footprint import stages
+from tuner.backends.cutlass.footprint import math_groups, stages
 from tuner.backends.cutlass.operation import DATA_TYPES, gemm_operation
 
 _MAINLOOP = """using {name} =
@@ -30,6 +30,14 @@ def part(kernel: CutlassKernel) -> Part:
     traits = text.traits(kernel, described.A.alignment)
     element_d = DataTypeTag[DATA_TYPES[kernel.operation.d]]
     swapped = text.boolean(kernel.swapped)
+    if kernel.scheduler is TileScheduler.GROUPS:
+        return text.part(
+            kernel,
+            header="grouped",
+            definition=_mainloop(kernel),
+            adapter=f"GroupedGemm<{kernel.name}, {element_d}, {traits}, {swapped}, "
+            f"{math_groups(kernel)}>",
+        )
     return text.part(
         kernel,
         header="cluster_split_k",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gemmsmith.kernel import CutlassKernel
+from gemmsmith.kernel import CutlassKernel, TileScheduler
+from gemmsmith.operation import Grouping
 from tuner.backends.cutlass import rules, wgmma
 
 
@@ -13,10 +14,28 @@ def cluster_sums_accumulate_fast(kernel: CutlassKernel) -> str | None:
     return None
 
 
-def cluster_lies_along_k(kernel: CutlassKernel) -> str | None:
-    """The launch makes the cluster, out of the blocks that share a tile."""
+def cluster_is_the_launchs(kernel: CutlassKernel) -> str | None:
+    """Of the blocks that share a tile along K the launch makes a cluster; there is no other."""
     if kernel.cluster != (1, 1):
-        return "the cluster lies along K: its size is the launch's number of splits"
+        return "our own kernels have no cluster along M and N"
+    return None
+
+
+def scheduler_suits_grouping(kernel: CutlassKernel) -> str | None:
+    """Groups of rows are walked by the kernel made for them, and by no other."""
+    walks = kernel.scheduler is TileScheduler.GROUPS
+    if walks is not (kernel.operation.grouping is Grouping.ROWS):
+        return f"no kernels of grouping {kernel.operation.grouping} with {kernel.scheduler}"
+    return None
+
+
+def groups_are_stored_in_16_bits(kernel: CutlassKernel) -> str | None:
+    """`GroupedKernel` stages D by 8×8 blocks of 16-bit elements, and knows no factors."""
+    if kernel.scheduler is not TileScheduler.GROUPS:
+        return None
+    operation = kernel.operation
+    if operation.d.bits != 16 or operation.a.bits != 16 or operation.is_scaled:
+        return f"no kernels of {operation} that walk groups"
     return None
 
 
@@ -29,11 +48,13 @@ RULES = rules.by_name(
     rules.backend_matches_mainloop,
     rules.scheduler_matches_mainloop,
     rules.epilogue_matches_mainloop,
+    scheduler_suits_grouping,
+    groups_are_stored_in_16_bits,
     wgmma.tf32_is_k_major,
     wgmma.tile_m_is_whole_warpgroups,
     wgmma.tile_n_fits_instruction,
     wgmma.tile_k_fits_swizzle,
-    cluster_lies_along_k,
+    cluster_is_the_launchs,
     wgmma.registers_suffice,
     wgmma.pipeline_is_deep_enough,
     rules.shared_memory_suffices,

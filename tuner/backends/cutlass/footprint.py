@@ -28,6 +28,8 @@ _BARRIERS = 16
 """A full and an empty transaction barrier per pipeline stage, 8 bytes each."""
 _SCHEDULER_BARRIERS = 96
 """Barriers that order the warpgroups, and the tile scheduler's."""
+_MOST_GROUPS_BYTES = 8 * 1024
+"""Where 1,024 groups end, and how many tiles there are up to each of them (`GroupedKernel`)."""
 _GROUPS_BYTES = 1024
 """TMA descriptors of the group at hand, and the next tiles that the scheduler has found."""
 
@@ -96,7 +98,8 @@ def stages(kernel: CutlassKernel) -> int:
         return 2
     shared = architecture(kernel.arch).shared_bytes
     if kernel.backend is Backend.CUTE:
-        return (shared - _LINE) // (stage_bytes(kernel) + _BARRIERS)
+        besides = _grouped_bytes(kernel) if kernel.scheduler is TileScheduler.GROUPS else 0
+        return (shared - _LINE - besides) // (stage_bytes(kernel) + _BARRIERS)
     per_stage = _round_up(stage_bytes(kernel), _LINE) + _BARRIERS
     carveout = _round_up(_epilogue_storage(kernel), _LINE)
     return (shared - carveout) // per_stage
@@ -111,6 +114,8 @@ def shared_bytes(kernel: CutlassKernel) -> int:
     mainloop = depth * stage_bytes(kernel)
     if kernel.backend is Backend.CUTLASS2X:
         return mainloop  # the epilogue reuses it
+    if kernel.scheduler is TileScheduler.GROUPS:
+        return _round_up(mainloop + _grouped_bytes(kernel) + _BARRIERS * depth, _LINE)
     if kernel.backend is Backend.CUTE:
         # The tile's FP32 sums take the operands' place (`cluster_split_k.hpp`).
         tile = max(mainloop, _sums_bytes(kernel))
@@ -147,6 +152,19 @@ def _swizzle_bytes(kernel: CutlassKernel) -> int:
     m, n = epilogue_tile(kernel)
     row = (m if kernel.swapped else n) * stored_bytes(kernel)
     return 8 * next(width for width in (128, 64, 32, 16) if row % width == 0)
+
+
+def math_groups(kernel: CutlassKernel) -> int:
+    """Math groups of a kernel that walks groups; each stages a tile of its own."""
+    return 2 if kernel.mainloop is MainloopSchedule.PINGPONG else 1
+
+
+def _grouped_bytes(kernel: CutlassKernel) -> int:
+    """Staged tiles, rows padded against bank conflicts (`kPitch`), and what is known of groups."""
+    m, n, _ = kernel.tile
+    tokens, columns = (n, m) if kernel.swapped else (m, n)
+    staged = math_groups(kernel) * tokens * (columns + 8) * kernel.operation.d.bytes
+    return _round_up(staged, 16) + _MOST_GROUPS_BYTES
 
 
 def _sums_bytes(kernel: CutlassKernel) -> int:

@@ -13,7 +13,8 @@ leaves out a few fields, so these conventions hold throughout:
   `ȳx̄` (tn→tn, tt→nn, nt→nt, nn→tt) and the third letter, `n`, says that it is swapped.
 * Kernels that are more than one operation say so in their name: `_split_k` ones compute partial
   sums with a CUTLASS kernel and add them with ours, which stores a D of whatever type it then
-  says, `gemmsmith…_cluster_split_k` ones are our own around CUTLASS's mainloop, and TMA kernels
+  says, `gemmsmith…_cluster_split_k` and `gemmsmith…_groups` ones are our own around CUTLASS's
+  mainloop, and TMA kernels
   with `align1` copy operands that TMA cannot read. `_scale_row` ones apply factors per row and
   column.
 * CUTLASS 2.x operations are column-major-D in CUTLASS's library, and its emitter transposes them
@@ -91,7 +92,11 @@ _TILE_SCHEDULERS = {
     TileScheduler.STREAM_K: TileSchedulerType.StreamK,
     TileScheduler.SPLIT_K: TileSchedulerType.Persistent,
     TileScheduler.CLUSTER_SPLIT_K: TileSchedulerType.Default,
+    TileScheduler.GROUPS: TileSchedulerType.Default,
 }
+
+OWN_SCHEDULERS = (TileScheduler.CLUSTER_SPLIT_K, TileScheduler.GROUPS)
+"""Of our own kernels."""
 
 _WARPS_2X = {
     (256, 128): (4, 2, 1),
@@ -179,7 +184,7 @@ def backend_of(mainloop: MainloopSchedule, scheduler: TileScheduler) -> Backend:
     """Multistage kernels are CUTLASS 2.x, those that add up in a cluster ours, all others 3.x."""
     if mainloop is MainloopSchedule.MULTISTAGE:
         return Backend.CUTLASS2X
-    return Backend.CUTE if scheduler is TileScheduler.CLUSTER_SPLIT_K else Backend.CUTLASS3X
+    return Backend.CUTE if scheduler in OWN_SCHEDULERS else Backend.CUTLASS3X
 
 
 def named(kernel: CutlassKernel) -> CutlassKernel:
@@ -199,8 +204,8 @@ def name_of(kernel: CutlassKernel) -> str:
         # The partial sums' type is the same for every D: what follows the short name tells them.
         _, *said = kernel.operation.dtype.split(".")
         return "_".join([name, "split_k", *said])
-    if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
-        name = name.replace("cutlass3x", "gemmsmith", 1) + "_cluster_split_k"
+    if kernel.backend is Backend.CUTE:
+        name = f"{name.replace('cutlass3x', 'gemmsmith', 1)}_{kernel.scheduler}"
         return f"{name}_scale_row" if scales_rows(kernel) else name
     if kernel.backend is Backend.CUTLASS2X and kernel.arch != _UNSAID:
         return f"{name}_{kernel.arch}"
@@ -318,7 +323,7 @@ def _operation_3x(kernel: CutlassKernel) -> GemmOperation:
         epilogue = EpilogueScheduleType.TmaWarpSpecializedCooperative
     else:
         epilogue = EpilogueScheduleType.TmaWarpSpecialized
-    grouped = kernel.operation.is_grouped
+    grouped = kernel.operation.is_grouped and kernel.backend is Backend.CUTLASS3X
     if grouped:
         scheduler = TileSchedulerType.Default  # CUTLASS's one for groups
     return GemmOperation(

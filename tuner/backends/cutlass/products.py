@@ -24,7 +24,7 @@ EXPLICIT_STAGES = (2, 3, 4, 6, 8, 12)
 """Shallower pipelines than the automatic one: for plain warp-specialized kernels they let several
 thread blocks share an SM; the persistent ones run one block per SM, and gain nothing by them."""
 
-_SHARING_SM = (TileScheduler.GRID, TileScheduler.CLUSTER_SPLIT_K)
+_SHARING_SM = (TileScheduler.GRID, TileScheduler.CLUSTER_SPLIT_K, TileScheduler.GROUPS)
 
 
 def tma_products(

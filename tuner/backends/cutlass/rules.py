@@ -81,12 +81,18 @@ _SCHEDULERS = {
         TileScheduler.GRID,
         TileScheduler.SPLIT_K,
         TileScheduler.CLUSTER_SPLIT_K,
+        TileScheduler.GROUPS,
     ),
-    MainloopSchedule.PINGPONG: (TileScheduler.PERSISTENT, TileScheduler.SPLIT_K),
+    MainloopSchedule.PINGPONG: (
+        TileScheduler.PERSISTENT,
+        TileScheduler.SPLIT_K,
+        TileScheduler.GROUPS,
+    ),
     MainloopSchedule.COOPERATIVE: (
         TileScheduler.PERSISTENT,
         TileScheduler.STREAM_K,
         TileScheduler.SPLIT_K,
+        TileScheduler.GROUPS,
     ),
 }
 
@@ -95,7 +101,7 @@ def epilogue_matches_mainloop(kernel: CutlassKernel) -> str | None:
     """TMA epilogues go with TMA mainloops; cp.async stores from registers; 2.x has its own."""
     if kernel.scheduler is TileScheduler.CLUSTER_SPLIT_K:
         legal = kernel.epilogue is EpilogueSchedule.NO_SMEM
-    elif kernel.scheduler is TileScheduler.SPLIT_K:
+    elif kernel.scheduler in (TileScheduler.SPLIT_K, TileScheduler.GROUPS):
         legal = kernel.epilogue is EpilogueSchedule.TMA
     elif kernel.mainloop in TMA_MAINLOOPS:
         legal = kernel.epilogue in (EpilogueSchedule.TMA, EpilogueSchedule.NO_SMEM)

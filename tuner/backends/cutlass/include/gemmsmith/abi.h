@@ -31,6 +31,8 @@ extern "C" {
 
 #define GS_API __attribute__((visibility("default")))
 
+#define GS_MOST_GROUPS 1024 /* of a grouped product */
+
 /* `gs_arguments::scaling`: what scale_a and scale_b hold. */
 #define GS_SCALING_TENSOR 0 /* one element each; null means 1 */
 #define GS_SCALING_ROW 1    /* one for each row of A (M) and each column of B (N) */

@@ -149,7 +149,6 @@ struct Grouped3x {
   using Launch =
       Launcher<Params, prepared_entry_point<Kernel>, Kernel::SharedStorageSize, Start::kOverlaps>;
   static constexpr int kClusterBlocks = cute::size(ClusterShape{});
-  static constexpr int32_t kMostGroups = 1024;
 
   static constexpr bool kAFirst = kFirstModeContiguous<typename Kernel::InternalStrideA>;
   static constexpr bool kBFirst = kFirstModeContiguous<typename Kernel::InternalStrideB>;
@@ -213,7 +212,7 @@ struct Grouped3x {
     if (!Depth && g.beta != 0.0f) return Status::kErrorNotSupported;
     /* C is D: one array of pointers serves both. */
     if (g.beta != 0.0f && (g.c != g.d || g.ldc != g.ldd)) return Status::kErrorNotSupported;
-    if (g.offsets == nullptr || g.batch > kMostGroups) return Status::kErrorInvalidProblem;
+    if (g.offsets == nullptr || g.batch > GS_MOST_GROUPS) return Status::kErrorInvalidProblem;
     ProblemOperands operands(g);
     for (Status each : {operands.a.check(1), operands.b.check(Depth ? 1 : g.batch),
                         operands.d.check(Depth ? g.batch : 1)}) {
