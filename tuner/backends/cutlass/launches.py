@@ -43,6 +43,9 @@ def launches(kernel: CutlassKernel, problem: Problem, device: DeviceModel) -> li
     Empty for a stream-K kernel where nothing is worth splitting: it would run as its persistent
     sibling does, only with a costlier scheduler.
     """
+    if problem.operation.is_grouped:
+        # Swizzled, every group's tiles would be rounded up to whole swizzle groups.
+        return [Launch(raster=order) for order in (RasterOrder.ALONG_M, RasterOrder.ALONG_N)]
     if kernel.backend is Backend.CUTLASS2X or kernel.scheduler is TileScheduler.GRID:
         return [Launch()]
     if _is_beyond_splitting(kernel, problem, device):
