@@ -97,6 +97,17 @@ GOOD_SCALE_ROW = kernel(
     alignment=16,
 )
 
+GOOD_GROUPS = kernel(
+    operation=Operation.of("bf16.group_rows", Layout.TN),
+    tile=(128, 32, 64),
+    mainloop=MainloopSchedule.PINGPONG,
+    epilogue=EpilogueSchedule.TMA,
+    scheduler=TileScheduler.PERSISTENT,
+    alignment=8,
+    swapped=True,
+)
+GOOD_WALKED = named(replace(GOOD_GROUPS, backend=Backend.CUTE, scheduler=TileScheduler.GROUPS))
+
 BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
     ("architecture_is_known", GOOD, {"arch": "sm75"}),
     ("architecture_has_wgmma", GOOD, {"arch": "sm100"}),
@@ -124,7 +135,24 @@ BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
     ("cluster_is_portable", GOOD, {"cluster": (4, 4)}),
     ("cluster_is_portable", GOOD, {"cluster": (3, 1)}),
     ("cluster_is_portable", GOOD_CPASYNC, {"cluster": (2, 1)}),
-    ("cluster_lies_along_k", GOOD_CLUSTER, {"cluster": (2, 1)}),
+    ("cluster_is_the_launchs", GOOD_CLUSTER, {"cluster": (2, 1)}),
+    ("cluster_is_the_launchs", GOOD_WALKED, {"cluster": (1, 2)}),
+    ("grouped_kernels_are_pointer_arrays", GOOD_GROUPS, {"scheduler": TileScheduler.SPLIT_K}),
+    (
+        "grouped_kernels_are_pointer_arrays",
+        GOOD_GROUPS,
+        {"mainloop": MainloopSchedule.WARP_SPECIALIZED, "scheduler": TileScheduler.GRID},
+    ),
+    ("grouped_kernels_are_pointer_arrays", GOOD_GROUPS, {"alignment_a": 1, "alignment_b": 1}),
+    (
+        "grouped_kernels_are_pointer_arrays",
+        GOOD_GROUPS,
+        {"dtype": "fp8_e4m3.scale_row.group_rows"},
+    ),
+    ("scheduler_suits_grouping", GOOD_CLUSTER, {"scheduler": TileScheduler.GROUPS}),
+    ("scheduler_suits_grouping", GOOD_WALKED, {"dtype": "bf16"}),
+    ("groups_are_stored_in_16_bits", GOOD_WALKED, {"dtype": "bf16.out_f32.group_rows"}),
+    ("groups_are_not_2x", GOOD_2X, {"dtype": "fp16.group_rows", "layout": Layout.TN}),
     ("registers_suffice", GOOD, {"tile": (256, 208, 64)}),
     ("registers_suffice", GOOD_FP8, {"tile": (128, 208, 128)}),
     ("registers_suffice", GOOD_CLUSTER, {"tile": (128, 200, 64)}),
@@ -168,6 +196,8 @@ BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
         GOOD_2X_FP8,
         GOOD_TF32,
         GOOD_SCALE_ROW,
+        GOOD_GROUPS,
+        GOOD_WALKED,
     ],
 )
 def test_good_kernels_pass(subject: Kernel) -> None:

@@ -25,6 +25,11 @@ def tile_is_built_in_2x(kernel: CutlassKernel) -> str | None:
     return None
 
 
+def groups_are_not_2x(kernel: CutlassKernel) -> str | None:
+    """Our adapter of 2.x takes single and batched products."""
+    return "no grouped kernels of CUTLASS 2.x" if kernel.operation.is_grouped else None
+
+
 def pipeline_is_double_buffered(kernel: CutlassKernel) -> str | None:
     """Alignment 1 is no copy that `cp.async` can do: exactly two stages, through registers."""
     return None if kernel.stages == 2 else "alignment 1 needs exactly 2 stages in CUTLASS 2.x"
@@ -39,6 +44,7 @@ def alignment_is_left_over(kernel: CutlassKernel) -> str | None:
 RULES = rules.by_name(
     rules.architecture_is_known,
     rules.operation_exists,
+    groups_are_not_2x,
     architecture_reads_type,
     rules.fast_accumulation_is_fp8,
     rules.backend_matches_mainloop,
