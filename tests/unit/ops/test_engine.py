@@ -25,6 +25,7 @@ from gemmsmith.ops.forms import Form
 from gemmsmith.problem import DType, Layout, Problem
 from gemmsmith.runtime.abi import Arguments
 from gemmsmith.snapshot import Row, Snapshot
+from tests.support.serving import own_signer
 from tests.support.stand_in import Choice, Chooser, Host, Packs, config
 
 BF16 = torch.bfloat16
@@ -260,7 +261,7 @@ def test_winners_out_of_a_baked_file(pack: Path, host: Host, tmp_path: Path) -> 
         config=config("tn", DType.BF16, Layout.TN, pack=name),
         deterministic=True,
     )
-    write_bundle(tmp_path / "w.gspack", Snapshot.of("host-4sm", [row]), {name: pack})
+    write_bundle(tmp_path / "w.gspack", Snapshot.of("host-4sm", [row], own_signer()), {name: pack})
     bundle = Bundle.open(tmp_path / "w.gspack", folder=tmp_path / "cache")
     before = install(Engine(Lookup(bundle.snapshot, pin=True), bundle.packs, platform=host))
     counted = ctypes.CDLL(str(bundle.packs.path(name))).runs_so_far
