@@ -329,10 +329,8 @@ class Client:
     def pack(self, pack_hash: str) -> Path:
         """The compiled kernel pack as a local file, downloaded unless it is here already.
 
-        Checks its hash, not whose it is: whether to run it is `gemmsmith.packs`' to say.
-
         Raises:
-            PackCorrupt: what arrived is not what the service announced.
+            PackCorrupt: what arrived has another hash. Whose it is, `gemmsmith.packs` checks.
             ServiceError, ServiceUnavailable: the service has no such pack, or is away.
         """
         packs = self._setup.packs()

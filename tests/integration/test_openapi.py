@@ -175,6 +175,7 @@ def test_answers_are_described_to_the_last_member(client: httpx.Client) -> None:
         ("GET", "/keys", "/keys", None),
         ("DELETE", "/keys/{name}", "/keys/one", None),
         ("GET", "/audit", "/audit", None),
+        ("GET", "/signing-key", "/signing-key", None),
         ("GET", "/healthz", "/healthz", None),
         ("GET", "/readyz", "/readyz", None),
         ("GET", "/metrics", "/metrics", None),
