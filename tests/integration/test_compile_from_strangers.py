@@ -14,40 +14,50 @@ import pytest
 from gemmsmith.client import Client
 from gemmsmith.signing import Signer
 from service import identity
-from tests.support.machines import MEMBERS, Machine, Meddling, compile_, document, taking
-from tests.support.replacing import replace
+from tests.support.machines import MEMBERS, Machine, compile_, document
 from tuner.backends.unit import kernel_digest
 from tuner.compile import Manifest, Pack
-from tuner.compile.fetch import fetch
+from tuner.compile.fetch import Fetched, fetch
 
 
-def offering(
-    manifest: Manifest, pack_hash: str, content: bytes
-) -> Callable[[httpx.Request, bytes], bytes]:
-    """A service that offers one pack, whatever it really has."""
+def offered(here: Machine, manifest: Manifest, pack_hash: str, content: bytes) -> list[Fetched]:
+    """What becomes of MEMBERS 0 … 3 at a service that offers this, whatever it is."""
+    entry = msgspec.to_builtins(manifest) | {"hash": pack_hash}
+    page = msgspec.json.encode({"schema": 1, "packs": [entry], "links": {}})
 
-    def meddle(request: httpx.Request, _content: bytes) -> bytes:
-        if request.url.path != "/packs":
-            return content
-        entry = msgspec.to_builtins(manifest) | {"hash": pack_hash}
-        return msgspec.json.encode({"schema": 1, "packs": [entry], "links": {}})
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=page if request.url.path == "/packs" else content)
 
-    return meddle
+    with Client("http://evil:1", cache_dir=None, transport=httpx.MockTransport(answer)) as client:
+        return list(fetch(client, here.packs, MEMBERS[:4], toolchain=None, trusted=here.trusted))
 
 
-def forged(there: Machine, *, wanted: bool = True) -> tuple[Manifest, str, bytes]:
-    """A program of the attacker's own, under the manifest of an honest pack of MEMBERS 0 and 1."""
-    honest = there.publish(*((0, 1) if wanted else (5, 6)))
-    manifest = dict(there.packs.manifests())[honest.hash]
-    content = honest.path.read_bytes()[:-4] + b"evil"
+def honest(there: Machine, *members: int) -> tuple[Manifest, str, bytes]:
+    """A pack as it was published: manifest, hash and bytes."""
+    pack = there.publish(*members)
+    return dict(there.packs.manifests())[pack.hash], pack.hash, pack.path.read_bytes()
+
+
+def forged(there: Machine, *members: int) -> tuple[Manifest, str, bytes]:
+    """A program of the attacker's own, under the manifest of an honest pack."""
+    manifest, _, content = honest(there, *members)
+    content = content[:-4] + b"evil"
     return manifest, hashlib.sha256(content).hexdigest(), content
 
 
 def test_a_forged_program_is_not_taken_under_an_honest_signature(
-    here: Machine, there: Machine, url: str
+    here: Machine, there: Machine
 ) -> None:
-    assert taking(url, here, offering(*forged(there))) == [""] * 4
+    found = offered(here, *forged(there, 0, 1))
+    assert [item.pack for item in found] == [None] * 4
+    assert "it was altered" in found[0].refused[0]
     assert here.files() == set()
+
+
+def test_what_is_offered_honestly_is_taken(here: Machine, there: Machine) -> None:
+    """What the refusals here are held against."""
+    found = offered(here, *honest(there, 0, 1))
+    assert [item.pack is not None for item in found] == [True, True, False, False]
 
 
 @pytest.mark.parametrize("signed", [True, False], ids=["a stranger's", "nobody's"])
@@ -104,31 +114,29 @@ def test_unsigned_packs_are_taken_where_somebody_says_so_but_not_damaged_ones(
         {"toolchain": "0" * 64},
         {"nvcc": "13.1.1"},
         {"created_at": "2099-01-01T00:00:00+00:00"},
-        {"kernels": [MEMBERS[0].name, MEMBERS[3].name]},
-        {"digests": [kernel_digest(MEMBERS[1]), kernel_digest(MEMBERS[0])]},
+        {
+            "kernels": [MEMBERS[0].name, MEMBERS[3].name],
+            "digests": [kernel_digest(MEMBERS[0]), kernel_digest(MEMBERS[3])],
+        },
     ],
     ids=lambda change: next(iter(change)),
 )
 def test_a_manifest_altered_after_signing_is_refused(
-    here: Machine, there: Machine, url: str, change: dict[str, object]
+    here: Machine, there: Machine, change: dict[str, object]
 ) -> None:
-    pack = there.publish(0, 1)
-    manifest = msgspec.structs.replace(dict(there.packs.manifests())[pack.hash], **change)
-    with Client(
-        url, cache_dir=None, transport=Meddling(offering(manifest, pack.hash, b""))
-    ) as client:
-        kernel = (
-            MEMBERS[0] if "digests" not in change else replace(MEMBERS[0], name=MEMBERS[1].name)
-        )
-        found = list(fetch(client, here.packs, [kernel], toolchain=None, trusted=here.trusted))
-    assert [item.pack for item in found] == [None]
+    manifest, pack_hash, content = honest(there, 0, 1)
+    found = offered(here, msgspec.structs.replace(manifest, **change), pack_hash, content)
+    assert [item.pack for item in found] == [None] * 4
+    assert "it was altered" in found[0].refused[0]
     assert here.files() == set()
 
 
+@pytest.mark.parametrize("make", [honest, forged])
 def test_a_pack_that_nobody_asked_for_is_left_there(
-    here: Machine, there: Machine, url: str
+    here: Machine, there: Machine, make: Callable[..., tuple[Manifest, str, bytes]]
 ) -> None:
-    assert taking(url, here, offering(*forged(there, wanted=False))) == [""] * 4
+    found = offered(here, *make(there, 5, 6))
+    assert [(item.pack, item.refused) for item in found] == [(None, ())] * 4
     assert here.files() == set()
 
 
@@ -153,16 +161,19 @@ def test_a_pack_is_taken_for_more_when_more_is_asked_for(
 
 
 def test_what_was_compiled_here_keeps_its_manifest(
-    here: Machine, there: Machine, url: str, tmp_path: Path
+    here: Machine, there: Machine, tmp_path: Path
 ) -> None:
     """Offered the same bytes as something else, even by somebody who is believed."""
-    ours = here.publish(0)
+    compiled = tmp_path / "unit.so"
+    compiled.write_bytes(b"".join(kernel.name.encode() + b"\0" for kernel in MEMBERS))
+    ours = here.packs.publish(compiled, MEMBERS[:1], here.toolchain)
     other = msgspec.structs.replace(
-        dict(here.packs.manifests())[ours.hash], digests=[kernel_digest(MEMBERS[1])]
-    )
-    signed = other.signed(ours.hash, Signer.load(there.settings.signing_key))
-    content = ours.path.read_bytes()
-    assert taking(url, here, offering(signed, ours.hash, content))[1] == ""
+        dict(here.packs.manifests())[ours.hash],
+        kernels=[MEMBERS[1].name],
+        digests=[kernel_digest(MEMBERS[1])],
+    ).signed(ours.hash, Signer.load(there.settings.signing_key))
+    found = offered(here, other, ours.hash, compiled.read_bytes())
+    assert [(item.pack, item.refused) for item in found] == [(None, ())] * 3
     assert here.packs.find(MEMBERS[0]) == ours
     assert here.packs.find(MEMBERS[1]) is None
 
