@@ -26,6 +26,7 @@ from gemmsmith.replies import Reply
 from gemmsmith.requests import Query, Request, calls_of, deadline_of, effort_of, problem_of
 from gemmsmith.retry import Patience
 from gemmsmith.session import Flow
+from gemmsmith.signing import PublicKey
 from gemmsmith.snapshot import Shelf, Snapshot
 from gemmsmith.transport import (
     DEFAULT_TIMEOUT_S,
@@ -259,6 +260,10 @@ class AsyncClient:
             return found
         response = await self._run(flows.pack(self._session, pack_hash))
         return await asyncio.to_thread(packs.store, pack_hash, response.body)
+
+    async def signing_key(self) -> PublicKey:
+        """What the service signs with; as `Client.signing_key`."""
+        return await self._run(flows.signing_key(self._session))
 
     async def winner_of(self, status: JobStatus, device: str | None = None) -> Answer:
         """The answer a finished job led to on `device`; never one from the cache."""

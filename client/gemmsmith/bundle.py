@@ -1,8 +1,9 @@
 """A bundle: one file with a snapshot and the packs of its winners, for machines without a service.
 
 A zip file, its members stored as they are: `snapshot.json`, and `packs/<hash>.so` for every pack
-that the snapshot's choices name. The same winners give the same bytes. What is read is checked
-against its hash, so a damaged bundle is refused as PackCorrupt or SnapshotCorrupt, never run.
+that the snapshot's choices name. The same winners and signer give the same bytes. What is read is
+checked against its hash, so a damaged bundle is refused as PackCorrupt or SnapshotCorrupt, never
+run. The snapshot is signed by whoever baked it, and its packs are run only where that is believed.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from gemmsmith.replies import Reply
 from gemmsmith.requests import Query, Request, calls_of, deadline_of, effort_of, problem_of
 from gemmsmith.retry import Patience
 from gemmsmith.session import Flow
+from gemmsmith.signing import PublicKey
 from gemmsmith.snapshot import Shelf, Snapshot
 from gemmsmith.transport import (
     DEFAULT_TIMEOUT_S,
@@ -328,10 +329,8 @@ class Client:
     def pack(self, pack_hash: str) -> Path:
         """The compiled kernel pack as a local file, downloaded unless it is here already.
 
-        Checks its hash; signatures are `gemmsmith.packs`' to check.
-
         Raises:
-            PackCorrupt: what arrived is not what the service announced.
+            PackCorrupt: what arrived has another hash. Whose it is, `gemmsmith.packs` checks.
             ServiceError, ServiceUnavailable: the service has no such pack, or is away.
         """
         packs = self._setup.packs()
@@ -341,6 +340,10 @@ class Client:
     def pack_bytes(self, pack_hash: str) -> bytes:
         """What the service sends for the pack: not checked, not kept. See `pack`."""
         return self._run(flows.pack(self._session, pack_hash)).body
+
+    def signing_key(self) -> PublicKey:
+        """What the service signs with; `python -m gemmsmith trust` makes it believed here."""
+        return self._run(flows.signing_key(self._session))
 
     def winner_of(self, status: JobStatus, device: str | None = None) -> Answer:
         """The answer a finished job led to on `device`; never one from the cache."""

@@ -42,6 +42,7 @@ from gemmsmith.requests import (
 )
 from gemmsmith.retry import Patience
 from gemmsmith.session import Flow, Session
+from gemmsmith.signing import PublicKey
 from gemmsmith.snapshot import Shelf, Snapshot
 from gemmsmith.tuning import Effort
 
@@ -218,9 +219,9 @@ def snapshot(
         ServiceError, ServiceUnavailable: no snapshot, and none on the shelf, or one known.
     """
     before = known if known is not None else shelf.load()
-    revision = None if before is None else before.revision
+    tag = None if before is None else before.tag
     try:
-        response = yield from session.exchange(snapshot_request(device, arch, revision))
+        response = yield from session.exchange(snapshot_request(device, arch, tag))
         if response.status == 304 and before is not None:
             session.answered()
             return before
@@ -243,6 +244,20 @@ def page(session: Session, request: Request) -> Flow[dict[str, Any]]:
 def pack(session: Session, pack_hash: str) -> Flow[Response]:
     """`GET /packs/{hash}`: the compiled pack's bytes."""
     return check((yield from session.exchange(get(f"/packs/{pack_hash}"))))
+
+
+def signing_key(session: Session) -> Flow[PublicKey]:
+    """`GET /signing-key`: what the service signs with.
+
+    Raises:
+        Rejected: the service is of a release that signs nothing.
+        ServiceFault: the answer holds no public key.
+    """
+    response = yield from session.exchange(get("/signing-key"))
+    try:
+        return PublicKey.parse(str(document(check(response)).get("key")))
+    except ValueError as error:
+        raise ServiceFault(response.status, "Unreadable answer", str(error)) from error
 
 
 def winner_of(session: Session, status: JobStatus, device: str | None) -> Flow[Answer]:

@@ -231,9 +231,9 @@ def choice_request(
     return _post(f"/winners/{verb}", fields_of(problem) | given)
 
 
-def snapshot_request(device: str | None, arch: str | None, revision: str | None) -> Request:
-    """`GET /snapshot`, of the device model's winners unless they are still `revision`."""
+def snapshot_request(device: str | None, arch: str | None, tag: str | None) -> Request:
+    """`GET /snapshot`, of the device model's winners unless they still have that `tag`."""
     request = get("/snapshot", device=device, arch=arch)
-    if revision is None:
+    if tag is None:
         return request
-    return replace(request, headers=(*request.headers, ("if-none-match", f'"{revision}"')))
+    return replace(request, headers=(*request.headers, ("if-none-match", f'"{tag}"')))

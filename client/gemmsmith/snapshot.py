@@ -7,6 +7,9 @@ refused as SnapshotCorrupt, whole. One whose winners are not all known to this l
 without those: their problems have no winner here. The revision is of all of them, so that
 processes with libraries of different ages agree on it.
 
+Whoever makes a snapshot signs it. One signature binds every pack to the problem, the kernel and the
+launch that it is named for, and to the environment that these were measured in.
+
 A neighbour's figures are not the question's. What varies in practice is M, the tokens of a batch,
 while N and K are a layer's own; distance counts all three alike, as `GET /best` does, so a layer
 of another width is a neighbour too, no nearer than the same layer at another M.
@@ -31,6 +34,7 @@ from gemmsmith.files import publish
 from gemmsmith.legality import refusal
 from gemmsmith.neighbours import NEIGHBOURS, Neighbourhood, answering
 from gemmsmith.problem import Problem
+from gemmsmith.signing import PublicKey, Purpose, Signature, Signer, Trusted
 
 log = logging.getLogger("gemmsmith")
 
@@ -68,25 +72,26 @@ class Row:
         use: whether to run `config` or torch's own operator.
         config: the best CUTLASS candidate; its pack is None where it is not compiled.
         deterministic: of the candidate; False where there is none.
-        signature: of the pack, by a service that has a key (`gemmsmith.packs.sign`).
         stale: as in `Answer`; services from before there was such a field do not say it.
         saving_us: as in `Choice`; likewise.
+        environment: `Environment.digest` of where it was measured; likewise.
     """
 
     problem: Problem
     use: Use
     config: Config | None = None
     deterministic: bool = False
-    signature: str | None = None
     stale: bool = False
     saving_us: float | None = None
+    environment: str = ""
 
 
-class _Document(msgspec.Struct, frozen=True):
+class _Document(msgspec.Struct, frozen=True, omit_defaults=True):
     format: int
     device: str
     revision: str
     winners: msgspec.Raw  # as they are written: hashed before anything reads them
+    signature: Signature | None = None
 
 
 class Snapshot:
@@ -96,11 +101,15 @@ class Snapshot:
         device: slug of the device model.
         revision: hash of the content: the same winners, packs included, the same revision.
         document: the snapshot as bytes, for `parse`.
+        signature: of whoever made it, not checked; None where nobody signed.
         rows: the winners that this library understands, in the order of their problems.
         skipped: how many others there are: of a newer service's operations or backends, say.
     """
 
-    __slots__ = ("_alike", "_exact", "device", "document", "revision", "rows", "skipped")
+    __slots__ = (
+        "_alike", "_digest", "_exact", "device", "document", "revision", "rows", "signature",
+        "skipped",
+    )  # fmt: skip
 
     def __init__(self, document: bytes) -> None:
         try:
@@ -112,7 +121,8 @@ class Snapshot:
                 f"the snapshot has format {found.format}, this library reads {FORMAT}: let the "
                 "service and the library be of one version"
             )
-        if found.revision != _revision(found.device, bytes(found.winners)):
+        digest = _digest(found.device, bytes(found.winners))
+        if found.revision != _revision(digest):
             raise SnapshotCorrupt(
                 f"the snapshot's winners are not those of its revision {found.revision[:16]}: "
                 "truncated or altered; fetch it again"
@@ -125,6 +135,8 @@ class Snapshot:
         self.device: Final = found.device
         self.revision: Final = found.revision
         self.document: Final = document
+        self.signature: Final = found.signature
+        self._digest: Final = digest
         self.rows: Final = rows
         self.skipped: Final = len(winners) - len(rows)
         self._exact: Final = {row.problem: row for row in rows}
@@ -140,12 +152,19 @@ class Snapshot:
         return cls(document)
 
     @classmethod
-    def of(cls, device: str, rows: Iterable[Row]) -> Snapshot:
-        """The snapshot of these winners of the device model `device`, in whatever order."""
+    def of(cls, device: str, rows: Iterable[Row], signer: Signer | None = None) -> Snapshot:
+        """The snapshot of these winners of the device model `device`, in whatever order.
+
+        Signed by `signer`, if there is one.
+        """
         ordered = sorted(rows, key=lambda row: row.problem)
         winners = msgspec.json.encode(ordered)
-        found = _Document(FORMAT, device, _revision(device, winners), msgspec.Raw(winners))
-        return cls(msgspec.json.encode(found))
+        digest = _digest(device, winners)
+        signature = None
+        if signer is not None:
+            signature = signer.sign(Purpose.SNAPSHOT, _statement(device, digest))
+        document = _Document(FORMAT, device, _revision(digest), msgspec.Raw(winners), signature)
+        return cls(msgspec.json.encode(document))
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Snapshot:
@@ -164,6 +183,24 @@ class Snapshot:
             OSError: it cannot be written; what was there before stays.
         """
         publish(Path(path), self.document, durable=True, shared=True)
+
+    def check(self, trusted: Trusted) -> PublicKey:
+        """Whose snapshot this is.
+
+        Raises:
+            Untrusted: nobody's who is believed, or it was signed with other winners.
+        """
+        return trusted.check(
+            Purpose.SNAPSHOT, _statement(self.device, self._digest), self.signature
+        )
+
+    @property
+    def tag(self) -> str:
+        """Its ETag, unquoted: the revision, and the key that signed it.
+
+        Winners that stay as they are under a new key are asked for again.
+        """
+        return self.revision if self.signature is None else f"{self.revision}.{self.signature.key}"
 
     def find(self, problem: Problem) -> Choice | None:
         """What to run for `problem`; None means torch's own operator.
@@ -198,16 +235,20 @@ class Snapshot:
             lambda row: row.config is not None and refusal(row.config, problem) is None,
         )
 
-    def packs(self) -> dict[str, str | None]:
-        """Hashes of the packs that choices name, each with its signature, if there is one."""
-        return {
-            row.config.pack: row.signature
+    def packs(self) -> tuple[str, ...]:
+        """Hashes of the packs that choices name, each once."""
+        named = (
+            row.config.pack
             for row in self.rows
             if not row.use.is_default and row.config is not None and row.config.pack is not None
-        }
+        )
+        return tuple(dict.fromkeys(named))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Snapshot) and self.revision == other.revision
+        return isinstance(other, Snapshot) and (self.revision, self.signature) == (
+            other.revision,
+            other.signature,
+        )
 
     def __hash__(self) -> int:
         return hash(self.revision)
@@ -253,5 +294,14 @@ class Shelf:
             log.warning("the snapshot is not cached: %s: %s", self._path, error.strerror)
 
 
-def _revision(device: str, winners: bytes) -> str:
-    return hashlib.sha256(device.encode() + b"\n" + winners).hexdigest()[:32]
+def _digest(device: str, winners: bytes) -> str:
+    return hashlib.sha256(device.encode() + b"\n" + winners).hexdigest()
+
+
+def _revision(digest: str) -> str:
+    return digest[:32]
+
+
+def _statement(device: str, digest: str) -> dict[str, str]:
+    """What is signed: all of the hash, since two documents of one revision might be made."""
+    return {"device": device, "winners": digest}

@@ -20,7 +20,7 @@ from typing import Any
 import structlog
 import uvicorn
 
-from service import logging
+from service import identity, logging
 from service.cli import banner
 from service.http.app import create_app
 from service.http.protocol import Protocol
@@ -29,6 +29,7 @@ from service.settings import Settings, SettingsError
 from service.worker.gpu import usable_gpu
 from service.worker.supervisor import WorkerSupervisor
 from tuner import store as stores
+from tuner.compile import ArtifactStore
 from tuner.store import Store
 
 log = structlog.get_logger("gemmsmith.serve")
@@ -70,6 +71,7 @@ def prepare(settings: Settings) -> None:
     settings.create_folders()
     stores.upgrade(settings.database)
     _check_keys(settings)
+    _check_packs(settings)
     _load_shipped_winners(settings)
 
 
@@ -83,6 +85,20 @@ def _check_keys(settings: Settings) -> None:
                 f"serving on {settings.host} takes API keys, and there is none in this database: "
                 "make one first, with: gemmsmith keys create NAME --scope admin"
             )
+
+
+def _check_packs(settings: Settings) -> None:
+    """Say what is not handed on, since nobody who is believed has signed it."""
+    identity.signer(settings)  # made before it is needed, and its own packs are believed
+    trusted = identity.trusted(settings)
+    packs = ArtifactStore(settings.packs, trusted=None if settings.unsigned else trusted)
+    left_out = len(packs.manifests()) - len(packs.believed())
+    if left_out > 0:
+        log.warning(
+            "packs are not handed on: nobody who is believed here has signed them",
+            packs=left_out,
+            fix="if they were compiled here: gemmsmith signing packs",
+        )
 
 
 def _load_shipped_winners(settings: Settings) -> None:

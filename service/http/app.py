@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager, closing
 
 from fastapi import FastAPI
 
-from gemmsmith.packs import key_of
 from gemmsmith.version import VERSION
+from service import identity
 from service.http import errors, openapi
 from service.http.access import Doorkeeper
 from service.http.fast_path import FastPath
@@ -28,6 +28,7 @@ from service.http.routes import (
     kernels,
     keys,
     results,
+    signing,
     snapshot,
     tune,
     winners,
@@ -39,7 +40,7 @@ from service.lookup.watcher import StoreWatcher
 from service.metrics.database import Figures
 from service.metrics.prometheus import Metrics
 from service.pages import routes as pages
-from service.settings import Settings, SettingsError
+from service.settings import Settings
 from service.worker.gpu import usable_gpu
 from tuner.compile.artifacts import ArtifactStore
 from tuner.jobs import Queue
@@ -53,15 +54,7 @@ DESCRIPTION = (
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The application for `settings`; it opens the store when the server starts it.
-
-    Raises:
-        SettingsError: the key that packs are to be signed with is too short.
-    """
-    try:
-        key_of()  # now, not when somebody first asks for a snapshot
-    except ValueError as error:
-        raise SettingsError(str(error)) from error
+    """The application for `settings`; it opens the store and its keys when the server starts it."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -93,7 +86,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(Observe)
     for module in (
         best, snapshot, tune, jobs, kernels, results, exports, winners, devices, keys, audit,
-        health, docs,
+        signing, health, docs,
     ):  # fmt: skip
         app.include_router(module.router)
     pages.install(app)
@@ -102,6 +95,7 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 def _state(settings: Settings, store: Store) -> State:
+    signer = identity.signer(settings)  # first: its own packs are believed
     answers = Answers(settings.answers_kept)
     catalogue = Catalogue(store.devices, usable_gpu(), settings.default_model)
     metrics = Metrics(Figures(store), settings.volumes())
@@ -114,8 +108,11 @@ def _state(settings: Settings, store: Store) -> State:
         answers=answers,
         watcher=StoreWatcher(store, answers, catalogue),
         metrics=metrics,
-        artifacts=ArtifactStore(settings.packs),
+        artifacts=ArtifactStore(
+            settings.packs, trusted=None if settings.unsigned else identity.trusted(settings)
+        ),
         ranker=AnalyticModel(),
+        signer=signer,
         access=Doorkeeper(
             store.keys, required=settings.keys_required, job_limit=settings.key_job_limit
         ),

@@ -11,9 +11,9 @@ from starlette.responses import Response
 
 from gemmsmith.answer import Answer, Config, Match
 from gemmsmith.device import DeviceModel
-from gemmsmith.packs import sign
 from gemmsmith.problem import Problem
 from gemmsmith.replies import SCHEMA
+from gemmsmith.signing import Signer
 from gemmsmith.snapshot import Row, Snapshot
 from gemmsmith.tuning import JobState
 from service.http.errors import ProblemError
@@ -130,29 +130,31 @@ def snapshot(
     device: str,
     winners: Iterable[Winner],
     *,
-    pack_of: Callable[[str], str | None],
-    key: bytes | None,
+    pack_of: Callable[[Winner], str | None],
+    signer: Signer,
 ) -> Snapshot:
     """The winners of the device model `device` (its slug) as clients hold them.
 
-    `pack_of` names the pack of a kernel whose winner does not; packs are signed with `key`.
+    `pack_of` names the pack that a winner's kernel is run from; None where there is none to run.
     """
-    return Snapshot.of(device, [_row(winner, pack_of, key) for winner in winners])
+    return Snapshot.of(device, [_row(winner, pack_of) for winner in winners], signer)
 
 
-def _row(winner: Winner, pack_of: Callable[[str], str | None], key: bytes | None) -> Row:
+def _row(winner: Winner, pack_of: Callable[[Winner], str | None]) -> Row:
     candidate = winner.candidate
+    environment = winner.environment.digest
     if candidate is None:
-        return Row(problem=winner.problem, use=winner.use, stale=winner.stale)
-    pack = winner.pack or pack_of(candidate.kernel.name)
+        return Row(
+            problem=winner.problem, use=winner.use, stale=winner.stale, environment=environment
+        )
     return Row(
         problem=winner.problem,
         use=winner.use,
-        config=Config(kernel=candidate.kernel, launch=candidate.launch, pack=pack),
+        config=Config(kernel=candidate.kernel, launch=candidate.launch, pack=pack_of(winner)),
         deterministic=candidate.has_fixed_order,
-        signature=None if key is None or pack is None else sign(key, pack),
         stale=winner.stale,
         saving_us=_saving_us(winner),
+        environment=environment,
     )
 
 
@@ -166,7 +168,7 @@ def _saving_us(winner: Winner) -> float | None:
 def pack(pack_hash: str, manifest: Manifest) -> dict[str, Any]:
     """The JSON of a kernel pack: its manifest, and where its bytes are."""
     fields: dict[str, Any] = msgspec.to_builtins(manifest)
-    del fields["format"]  # of the file on this machine's disk
+    del fields["format"], fields["taken"]  # of the file on this machine's disk
     return {"hash": pack_hash, **fields, "links": {"self": {"href": f"/packs/{pack_hash}"}}}
 
 

@@ -54,6 +54,7 @@ ANSWERS: dict[str, Answers] = {
         200: {"application/octet-stream": _BINARY},
         206: {"application/octet-stream": _BINARY},
     },
+    "GET /signing-key": {200: _json("SigningKey")},
     "GET /results": {200: _table("Results"), 406: None, 501: None},
     "GET /winners": {200: _table("Winners"), 406: None, 501: None},
     "GET /winners/history": {200: _json("History"), 404: None},

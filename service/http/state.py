@@ -8,6 +8,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from gemmsmith.signing import Signer
 from service.http.access import Doorkeeper
 from service.lookup.cache import Answers
 from service.lookup.devices import Catalogue
@@ -30,6 +31,7 @@ class State:
         answers: what lookups were answered, while it is true; `watcher` sees to that.
         chart: what a prediction has to know of the store.
         ranker: predicts what lookups find no winner for.
+        signer: signs what is handed on.
         access: tells who makes a request, and whether they may.
         stopping: set when the server begins to stop; event streams then end, and their clients
             resume with `Last-Event-ID` at the next server.
@@ -44,6 +46,7 @@ class State:
     metrics: Metrics
     artifacts: ArtifactStore
     ranker: Ranker
+    signer: Signer
     access: Doorkeeper
     stopping: threading.Event = field(default_factory=threading.Event)
     chart: Chart = field(init=False)

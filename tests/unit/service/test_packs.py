@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from gemmsmith import AsyncClient, Client
 from gemmsmith.problem import Problem
 from gemmsmith.replies import SCHEMA
+from service import identity
 from service.settings import Settings
 from tests.support.replacing import replace
-from tests.support.serving import new_settings, running
+from tests.support.serving import new_settings, packs_of, running
 from tuner.backends import kernels
 from tuner.backends.unit import kernel_digest
-from tuner.compile import ArtifactStore, Pack, Toolchain
+from tuner.compile import Manifest, Pack, Toolchain
 
 MEMBERS = kernels(Problem(m=64, n=64, k=64))[:7]
 EMPTY = {"schema": SCHEMA, "packs": [], "links": {}}
@@ -29,7 +31,7 @@ NEWER = replace(OLDER, version="13.1.1")
 def publish(settings: Settings, toolchain: Toolchain, *members: int) -> Pack:
     compiled = settings.packs.parent / "unit.so"
     compiled.write_bytes(f"\x7fELF {toolchain.version} {members}".encode())
-    store = ArtifactStore(settings.packs)
+    store = packs_of(settings)
     return store.publish(compiled, [MEMBERS[member] for member in members], toolchain)
 
 
@@ -62,6 +64,9 @@ def test_an_empty_folder_is_an_empty_page(http: httpx.Client, settings: Settings
 def test_a_pack_is_listed_with_its_manifest(http: httpx.Client, settings: Settings) -> None:
     pack = publish(settings, OLDER, 0, 1)
     (entry,) = http.get("/packs").json()["packs"]
+    manifest = msgspec.convert(entry, Manifest)
+    assert manifest.check(pack.hash, identity.trusted(settings)) == identity.signer(settings).public
+    assert entry.pop("signature")["key"] == identity.signer(settings).public.id
     created_at = entry.pop("created_at")
     assert created_at.startswith("20")
     assert entry == {
