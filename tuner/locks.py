@@ -11,9 +11,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
-_LOCKS = Path("/proc/locks")
+_PROC = Path("/proc")
 _LONGEST = 120  # characters of a command line
 
 
@@ -42,7 +40,7 @@ def holder(path: Path, *, byte: int = 0) -> Holder | None:
     """
     try:
         status = path.stat()
-        lines = _LOCKS.read_text().splitlines()
+        lines = (_PROC / "locks").read_text().splitlines()
     except OSError:
         return None
     where = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
@@ -61,13 +59,12 @@ def _described(pid: int) -> Holder | None:
     if pid <= 0:  # of another container, or a lock of the kernel's own
         return None
     try:
-        process = psutil.Process(pid)
-        command = shlex.join(process.cmdline())
-        stopped = process.status() == psutil.STATUS_STOPPED
-    except psutil.NoSuchProcess:
-        return None
-    except psutil.Error:  # hidden from us
+        words = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace")
+        # "30583 (python) T 1 …": the name may hold anything, so from its end on.
+        state = (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:  # gone, or hidden from us
         return Holder(pid=pid, command="", stopped=False)
+    command, stopped = shlex.join(words.split("\0")[:-1]), state[0] == "T"
     if len(command) > _LONGEST:
         command = command[: _LONGEST - 1] + "…"
     return Holder(pid=pid, command=command, stopped=stopped)

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,13 @@ from tuner.store.faults import translated
 BUSY_TIMEOUT_S = 30.0
 """Longest wait for another program's transaction. Ours take milliseconds; this is patience.
 PostgreSQL's own is without end: a session that somebody left open would hold us for ever."""
+
+Fence = Callable[[Session], object]
+"""Raises where the transaction that has just begun must not write."""
+
+IDLE_IN_TRANSACTION_S = 20.0
+"""PostgreSQL ends a session that has been silent for so long in the middle of a transaction: its
+program is frozen, or its machine gone, and others wait for its locks. Less than they wait."""
 
 _WRITES = "gemmsmith_writes"
 _DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
@@ -82,6 +90,7 @@ class Database:
         self._patience_s = patience_s
         self._engine = self._create_engine()
         self._writer = self._engine.execution_options(**{_WRITES: True})
+        self._fence: Fence = lambda _: None
 
     def _create_engine(self) -> Engine:
         options: dict[str, Any] = {
@@ -109,8 +118,9 @@ class Database:
             return {}  # waits for whoever is migrating already, however long that takes
         patience_s = BUSY_TIMEOUT_S if self._patience_s is None else self._patience_s
         given = self.url.query.get("options", "")
+        idle = f"-c idle_in_transaction_session_timeout={int(IDLE_IN_TRANSACTION_S * 1000)}"
         limit = f"-c lock_timeout={int(patience_s * 1000)}"
-        settings: dict[str, Any] = {"options": f"{given} {limit}".strip()}
+        settings: dict[str, Any] = {"options": " ".join(filter(None, [idle, given, limit]))}
         if self._patience_s is not None:
             settings["connect_timeout"] = max(2, int(self._patience_s))  # libpq's least
         return settings
@@ -122,6 +132,15 @@ class Database:
         connection.execute(f"PRAGMA foreign_keys = {'OFF' if self._migrating else 'ON'}")
         connection.execute("PRAGMA synchronous = FULL")
         _enter_wal(connection)
+
+    def fenced(self, fence: Fence) -> Database:
+        """The same database and connections; every `write` of it begins with the fence.
+
+        What the fence raises ends the transaction, and nothing is written.
+        """
+        other = copy(self)
+        other._fence = fence
+        return other
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -147,6 +166,7 @@ class Database:
             Session(self._writer, expire_on_commit=False) as session,
             session.begin(),
         ):
+            self._fence(session)
             yield session
 
     @contextmanager
