@@ -30,7 +30,7 @@ class Holder:
 
     def __str__(self) -> str:
         command = f" ({self.command})" if self.command else ""
-        return f"process {self.pid}{command}{', which is stopped' if self.stopped else ''}"
+        return f"process {self.pid}{command}{', which is stopped,' if self.stopped else ''}"
 
 
 def holder(path: Path, *, byte: int = 0) -> Holder | None:

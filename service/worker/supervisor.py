@@ -108,7 +108,7 @@ class WorkerSupervisor:
             with theirs:
                 self._process = process = subprocess.Popen(
                     self._command,
-                    stdin=theirs,
+                    stdin=theirs.fileno(),
                     env={**os.environ, **self._settings.environment(), "GEMMSMITH_SUPERVISED": "1"},
                     start_new_session=True,
                 )

@@ -120,7 +120,7 @@ class Database:
         given = self.url.query.get("options", "")
         idle = f"-c idle_in_transaction_session_timeout={int(IDLE_IN_TRANSACTION_S * 1000)}"
         limit = f"-c lock_timeout={int(patience_s * 1000)}"
-        settings: dict[str, Any] = {"options": " ".join(filter(None, [idle, given, limit]))}
+        settings: dict[str, Any] = {"options": f"{idle} {given} {limit}"}
         if self._patience_s is not None:
             settings["connect_timeout"] = max(2, int(self._patience_s))  # libpq's least
         return settings
