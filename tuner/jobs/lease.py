@@ -16,10 +16,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from math import inf
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import update
+from sqlalchemy import Table, update
 from sqlalchemy.orm import Session
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from gemmsmith.tuning import JobState
 from tuner.errors import LeaseLost
@@ -67,6 +68,7 @@ class LeasedJob:
         self._row_id = row_id
         self._retry_delay_s = retry_delay_s
         self._stop_reason: StopReason | None = None
+        self._renew = _renewal(row_id, owner, job.attempt, ttl_s)
         self._note_deadline(left_s)
 
     @property
@@ -199,18 +201,7 @@ class LeasedJob:
         Raises:
             LeaseLost: as `heartbeat`. The transaction must end without writing anything.
         """
-        renew = update(JobRow).where(
-            JobRow.id == self._row_id,
-            JobRow.owner == self.owner,
-            JobRow.attempt == self.job.attempt,
-            JobRow.state == JobState.RUNNING.value,
-        )
-        renewed = session.execute(
-            renew.values(lease_expires_at=now() + self.ttl_s).returning(
-                JobRow.cancel_requested, JobRow.deadline_at - now()
-            ),
-            execution_options={"synchronize_session": False},
-        ).one_or_none()
+        renewed = session.execute(self._renew).one_or_none()
         if renewed is None:
             self.ask_to_stop(StopReason.LOST)
             raise LeaseLost(
@@ -230,6 +221,22 @@ class LeasedJob:
 
     def _note_deadline(self, left_s: float | None) -> None:
         self._deadline = inf if left_s is None else time.monotonic() + left_s
+
+
+def _renewal(row_id: int, owner: str, attempt: int, ttl_s: float) -> ReturningUpdate[Any]:
+    """Changes no row unless the job is that owner's, in that attempt.
+
+    Made once for all writes of an attempt: while it is made, others wait.
+    """
+    jobs = cast(Table, JobRow.__table__)
+    ours = (
+        jobs.c.id == row_id,
+        jobs.c.owner == owner,
+        jobs.c.attempt == attempt,
+        jobs.c.state == JobState.RUNNING.value,
+    )
+    renew = update(jobs).where(*ours).values(lease_expires_at=now() + ttl_s)
+    return renew.returning(jobs.c.cancel_requested, jobs.c.deadline_at - now())
 
 
 def _hand_back(session: Session, row: JobRow, reason: str) -> None:
