@@ -42,7 +42,7 @@ def test_a_worker_frozen_in_a_write_is_replaced(
     store: Store, store_url: str, tmp_path: Path, random: Random
 ) -> None:
     store.promote(shipped_winners()[0], imported=True)
-    orders = distinct_orders(6, random)
+    orders = distinct_orders(3, random)
     freeze = tmp_path / "freeze"
     with Fleet(
         store_url,
