@@ -36,8 +36,8 @@ Fence = Callable[[Session], object]
 """Raises where the transaction that has just begun must not write."""
 
 IDLE_IN_TRANSACTION_S = 20.0
-"""PostgreSQL ends a session that has been silent for so long in the middle of a transaction: its
-program is frozen, or its machine gone, and others wait for its locks. Less than they wait."""
+"""PostgreSQL ends a session that is silent for so long in the middle of a write: its program is
+frozen, or its machine gone, and others wait for its locks. Less than they wait."""
 
 _WRITES = "gemmsmith_writes"
 _DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
@@ -102,11 +102,14 @@ class Database:
         if not self.is_sqlite:
             options["connect_args"] = self._postgresql_settings()
             try:
-                return create_engine(self.url, pool_pre_ping=True, **options)
+                engine = create_engine(self.url, pool_pre_ping=True, **options)
             except ModuleNotFoundError as error:
                 raise StoreError(
                     "PostgreSQL needs psycopg: pip install 'gemmsmith-service[postgresql]'"
                 ) from error
+            if not self._migrating:
+                event.listen(engine, "begin", _begin_postgresql)
+            return engine
         patience_s = BUSY_TIMEOUT_S if self._patience_s is None else self._patience_s
         engine = create_engine(self.url, connect_args={"timeout": patience_s}, **options)
         event.listen(engine, "connect", self._set_up_sqlite)
@@ -118,9 +121,8 @@ class Database:
             return {}  # waits for whoever is migrating already, however long that takes
         patience_s = BUSY_TIMEOUT_S if self._patience_s is None else self._patience_s
         given = self.url.query.get("options", "")
-        idle = f"-c idle_in_transaction_session_timeout={int(IDLE_IN_TRANSACTION_S * 1000)}"
         limit = f"-c lock_timeout={int(patience_s * 1000)}"
-        settings: dict[str, Any] = {"options": f"{idle} {given} {limit}"}
+        settings: dict[str, Any] = {"options": f"{given} {limit}".strip()}
         if self._patience_s is not None:
             settings["connect_timeout"] = max(2, int(self._patience_s))  # libpq's least
         return settings
@@ -189,8 +191,17 @@ class Database:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    writes = connection.get_execution_options().get(_WRITES, False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if _writes(connection) else "BEGIN")
+
+
+def _begin_postgresql(connection: Connection) -> None:
+    if _writes(connection):
+        limit = int(IDLE_IN_TRANSACTION_S * 1000)
+        connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {limit}")
+
+
+def _writes(connection: Connection) -> bool:
+    return bool(connection.get_execution_options().get(_WRITES, False))
 
 
 def _enter_wal(connection: sqlite3.Connection) -> None:

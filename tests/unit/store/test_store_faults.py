@@ -227,7 +227,11 @@ def test_what_raises_inside_a_transaction_undoes_it(store: Store) -> None:
 @contextmanager
 def frozen_writer(url: str) -> Iterator[subprocess.Popen[str]]:
     """A process that was stopped by SIGSTOP in the middle of a write."""
-    command = [sys.executable, "-m", "tests.support.lock_holder", url, "600"]
+    holding = (
+        "from tests.support import lock_holder; from tuner.store import database;"
+        f"database.IDLE_IN_TRANSACTION_S = 0.5; lock_holder.main({url!r}, 600)"
+    )
+    command = [sys.executable, "-c", holding]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
@@ -248,7 +252,7 @@ def test_who_waits_too_long_is_told_for_whom(sqlite_url: str) -> None:
             pass
         said = str(failure.value)
         assert f"process {holder.pid} (" in said
-        assert "tests.support.lock_holder" in said
+        assert "tests.support import lock_holder" in said
         assert "), which is stopped, holds a transaction open" in said
         assert f"`kill -9 {holder.pid}`: what it had begun is then undone" in said
         holder.kill()
@@ -260,11 +264,12 @@ def test_a_server_ends_the_transaction_of_a_program_that_is_frozen(
     postgresql_server: str, postgresql_template: str
 ) -> None:
     url = f"{postgresql_server}/{postgresql_template}"
-    with closing(Database(url)) as database, database.read() as session:
-        query = text("SHOW idle_in_transaction_session_timeout")
-        assert session.execute(query).scalar() == "20s"
-        assert IDLE_IN_TRANSACTION_S < BUSY_TIMEOUT_S, "or those who wait give up before"
-    brief = f"{url}?options=-c%20idle_in_transaction_session_timeout%3D500ms"
-    with Store.open(url) as store, frozen_writer(brief):
-        store.gpus.report(winner().device, winner().environment)
+    limit = text("SHOW idle_in_transaction_session_timeout")
+    with closing(Database(url)) as database:
+        with database.write() as session:
+            assert session.execute(limit).scalar() == f"{IDLE_IN_TRANSACTION_S:.0f}s"
+        with database.read() as session:
+            assert session.execute(limit).scalar() == "0", "reading may take long"
+    assert IDLE_IN_TRANSACTION_S < BUSY_TIMEOUT_S, "or those who wait give up before"
+    with Store.open(url) as store, frozen_writer(url):
         assert Queue(store).list() == []  # it had locked that table
