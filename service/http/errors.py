@@ -21,11 +21,13 @@ from starlette.responses import Response
 from starlette.routing import Match, Mount
 
 from gemmsmith.errors import InvalidProblem
-from tuner.errors import JobNotFound, StoreError
+from tuner.errors import DatabaseBusy, JobNotFound, StoreError
 
 MEDIA_TYPE = "application/problem+json"
 _TYPE = "urn:gemmsmith:problem:"
 _PLACES = ("query", "body", "path", "header")
+_BUSY = "Somebody else has been writing to it for too long; nothing of this request was changed."
+"""The log also says which process it is: nothing for everybody who may ask."""
 
 log = structlog.get_logger("gemmsmith.service")
 
@@ -143,7 +145,7 @@ def install(app: FastAPI) -> None:
             status=503,
             kind="store-unavailable",
             title="The database cannot be used",
-            detail=str(error),
+            detail=_BUSY if isinstance(error, DatabaseBusy) else str(error),
             headers={"Retry-After": "5"},
         ).response(request.url.path)
 

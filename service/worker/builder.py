@@ -40,6 +40,7 @@ class RecordingBuilder(Builder):
     """Builds kernels and records the packs that hold them.
 
     Attributes:
+        records: where the packs are recorded; a worker puts each job's fenced store here.
         tally: of what was built; whoever wants to start anew puts a new one here.
     """
 
@@ -51,7 +52,7 @@ class RecordingBuilder(Builder):
         workers: int | None = None,
     ) -> None:
         super().__init__(artifacts, toolchain, workers=workers)
-        self._records = records
+        self.records = records
         self._recorded: set[str] = set()
         self.tally = Tally()
 
@@ -70,7 +71,7 @@ class RecordingBuilder(Builder):
                     self._recorded.discard(pack.hash)
                     self.tally.compile_s += built.seconds
                 if pack is not None and pack.hash not in self._recorded:
-                    record(self._records, pack, known)
+                    record(self.records, pack, known)
                     self._recorded.add(pack.hash)
                 yield built
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,13 @@ from tuner.store.faults import translated
 BUSY_TIMEOUT_S = 30.0
 """Longest wait for another program's transaction. Ours take milliseconds; this is patience.
 PostgreSQL's own is without end: a session that somebody left open would hold us for ever."""
+
+Fence = Callable[[Session], object]
+"""Raises where the transaction that has just begun must not write."""
+
+IDLE_IN_TRANSACTION_S = 20.0
+"""PostgreSQL ends a session that is silent for so long in the middle of a write: its program is
+frozen, or its machine gone, and others wait for its locks. Less than they wait."""
 
 _WRITES = "gemmsmith_writes"
 _DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
@@ -82,6 +90,7 @@ class Database:
         self._patience_s = patience_s
         self._engine = self._create_engine()
         self._writer = self._engine.execution_options(**{_WRITES: True})
+        self._fence: Fence = lambda _: None
 
     def _create_engine(self) -> Engine:
         options: dict[str, Any] = {
@@ -93,11 +102,14 @@ class Database:
         if not self.is_sqlite:
             options["connect_args"] = self._postgresql_settings()
             try:
-                return create_engine(self.url, pool_pre_ping=True, **options)
+                engine = create_engine(self.url, pool_pre_ping=True, **options)
             except ModuleNotFoundError as error:
                 raise StoreError(
                     "PostgreSQL needs psycopg: pip install 'gemmsmith-service[postgresql]'"
                 ) from error
+            if not self._migrating:
+                event.listen(engine, "begin", _begin_postgresql)
+            return engine
         patience_s = BUSY_TIMEOUT_S if self._patience_s is None else self._patience_s
         engine = create_engine(self.url, connect_args={"timeout": patience_s}, **options)
         event.listen(engine, "connect", self._set_up_sqlite)
@@ -123,6 +135,15 @@ class Database:
         connection.execute("PRAGMA synchronous = FULL")
         _enter_wal(connection)
 
+    def fenced(self, fence: Fence) -> Database:
+        """The same database and connections; every `write` of it begins with the fence.
+
+        What the fence raises ends the transaction, and nothing is written.
+        """
+        other = copy(self)
+        other._fence = fence
+        return other
+
     @contextmanager
     def read(self) -> Iterator[Session]:
         """A session that sees one consistent state and never waits; its changes are dropped."""
@@ -147,6 +168,7 @@ class Database:
             Session(self._writer, expire_on_commit=False) as session,
             session.begin(),
         ):
+            self._fence(session)
             yield session
 
     @contextmanager
@@ -169,8 +191,17 @@ class Database:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    writes = connection.get_execution_options().get(_WRITES, False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if _writes(connection) else "BEGIN")
+
+
+def _begin_postgresql(connection: Connection) -> None:
+    if _writes(connection):
+        limit = int(IDLE_IN_TRANSACTION_S * 1000)
+        connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {limit}")
+
+
+def _writes(connection: Connection) -> bool:
+    return bool(connection.get_execution_options().get(_WRITES, False))
 
 
 def _enter_wal(connection: sqlite3.Connection) -> None:

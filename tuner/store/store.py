@@ -22,7 +22,7 @@ from tuner.store import schema
 from tuner.store.audit import LOCAL, SYSTEM, Audit
 from tuner.store.changes import Changes
 from tuner.store.codec import from_json
-from tuner.store.database import Database, parse_url, sqlite_path
+from tuner.store.database import Database, Fence, parse_url, sqlite_path
 from tuner.store.dictionary import Dictionary, device_of
 from tuner.store.gpus import Gpus
 from tuner.store.keys import Keys
@@ -55,9 +55,9 @@ class Store:
         keys: API keys.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, dictionary: Dictionary | None = None) -> None:
         self.database = database
-        self.dictionary = Dictionary(database)
+        self.dictionary = dictionary or Dictionary(database)
         self.audit = Audit(database)
         self.keys = Keys(database)
         self._trials = Trials(database, self.dictionary)
@@ -96,6 +96,14 @@ class Store:
             database.close()
             raise
         return cls(database)
+
+    def fenced(self, fence: Fence) -> Store:
+        """This store for somebody who may lose the right to write: the fence begins every write.
+
+        What it raises, the writing method raises, and has changed nothing. Shares connections and
+        what is remembered with this store, and is not closed.
+        """
+        return Store(self.database.fenced(fence), self.dictionary)
 
     def close(self) -> None:
         """Close all connections; the object is of no further use."""

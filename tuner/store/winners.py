@@ -25,6 +25,7 @@ from gemmsmith.history import Origin
 from gemmsmith.kernel import AnyKernel
 from gemmsmith.launch import Launch
 from gemmsmith.problem import Layout, Problem
+from tuner.errors import JobAborted
 from tuner.store import asked
 from tuner.store.audit import LOCAL, Action, record
 from tuner.store.codec import digest, from_json, to_json
@@ -69,18 +70,22 @@ class Winners:
         An `imported` winner was measured by another installation; one that any revision of the
         history already shows is not added again. `force` makes it current whatever the origin of
         the current one; a pin still holds. Gives the winner as it is kept, with its revision.
+
+        Raises:
+            JobAborted: the cancellation of the winner's job was asked for; nothing was changed.
         """
         origin = _origin(winner, imported=imported)
-        fingerprint = _fingerprint(winner)
+        new = _new_row(winner, origin)  # before the transaction, which others wait for
         with self._database.write() as session:
             self._database.lock(session, PROMOTION_LOCK)
+            worker = None if imported else _worker_of(session, winner.job)
             ids = self._dictionary.ids(session, _entries(winner))
             history = [*session.scalars(history_of(ids[winner.problem], ids[winner.device]))]
             current = next((row for row in history if row.is_current), None)
             known = history if imported else [current] if current else []
-            row = next((row for row in known if row.digest == fingerprint), None)
+            row = next((row for row in known if row.digest == new.digest), None)
             if row is None:
-                row = _new_row(winner, ids, origin, fingerprint)
+                row = _placed(new, winner, ids)
                 row.revision = 1 + max((row.revision for row in history), default=0)
                 session.add(row)
             elif winner.pack not in (None, row.pack):
@@ -93,7 +98,7 @@ class Winners:
             if row is not current and news and outranks and not pinned:
                 make_current(session, row, current)
                 if not imported:
-                    _record_promotion(session, winner, row, current)
+                    _record_promotion(session, winner, row, current, actor=worker or LOCAL)
             session.flush()
             in_use = self._gpus.in_use(session)
             kept = replace(
@@ -271,15 +276,23 @@ def _next_sequence(session: Session) -> int:
     return 1 + (session.scalar(select(func.max(WinnerRow.sequence))) or 0)
 
 
+def _worker_of(session: Session, job: str | None) -> str | None:
+    """The worker that owns the job; None for what is no job of the queue."""
+    query = select(JobRow.owner, JobRow.cancel_requested).where(JobRow.public_id == job)
+    owner, cancel_requested = session.execute(query).one_or_none() or (None, False)
+    if cancel_requested:
+        raise JobAborted("cancelled before its winner was promoted; its trials are kept")
+    return owner
+
+
 def _record_promotion(
-    session: Session, winner: Winner, row: WinnerRow, before: WinnerRow | None
+    session: Session, winner: Winner, row: WinnerRow, before: WinnerRow | None, *, actor: str
 ) -> None:
-    owner = session.scalar(select(JobRow.owner).where(JobRow.public_id == winner.job))
     record(
         session,
         Action.PROMOTED,
         f"{winner.problem} on {winner.device.slug}",
-        actor=owner or LOCAL,
+        actor=actor,
         revision=row.revision,
         replaced=before.revision if before else None,
         job=winner.job,
@@ -312,19 +325,23 @@ def _entries(winner: Winner) -> list[Entry]:
     return [*entries, winner.candidate.kernel] if winner.candidate else entries
 
 
-def _new_row(winner: Winner, ids: Ids, origin: Origin, fingerprint: str) -> WinnerRow:
+def _placed(row: WinnerRow, winner: Winner, ids: Ids) -> WinnerRow:
+    row.problem_id = ids[winner.problem]
+    row.device_id = ids[winner.device]
+    row.environment_id = ids[winner.environment]
+    row.kernel_id = ids[winner.candidate.kernel] if winner.candidate else None
+    return row
+
+
+def _new_row(winner: Winner, origin: Origin) -> WinnerRow:
     candidate = winner.candidate
     return WinnerRow(
-        problem_id=ids[winner.problem],
-        device_id=ids[winner.device],
-        environment_id=ids[winner.environment],
-        kernel_id=ids[candidate.kernel] if candidate else None,
         launch=to_json(candidate.launch) if candidate else None,
         sequence=0,
         is_current=False,
         pinned=False,
         origin=origin.value,
-        digest=fingerprint,
+        digest=_fingerprint(winner),
         use=winner.use.value,
         median_us=winner.statistics and winner.statistics.median_us,
         speedup=winner.speedup and winner.speedup.median,

@@ -20,6 +20,7 @@ from tests.support.replacing import replace
 from tests.support.serving import H200, new_settings, promote, running, winner
 from tests.unit.service.conftest import KNOWN
 from tuner.arch import MEASURED
+from tuner.errors import DatabaseBusy
 
 
 def check_document(reply: httpx.Response) -> dict[str, Any]:
@@ -198,6 +199,21 @@ def test_beyond_the_loopback_interface_keys_are_always_asked_for() -> None:
         assert Settings.load({}, host=host).keys_required
     with pytest.raises(SettingsError, match="GEMMSMITH_PORT"):
         Settings.load({"GEMMSMITH_PORT": "many"})
+
+
+def test_callers_are_not_told_whose_process_keeps_them_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def busy(*_: object, **__: object) -> None:
+        raise DatabaseBusy("locked: process 7 (sqlite3 --secret) holds a transaction open")
+
+    monkeypatch.setattr("tuner.jobs.Queue.get", busy)
+    with running(new_settings(tmp_path)) as client:
+        reply = client.get("/jobs/one")
+    assert reply.status_code == 503
+    assert "secret" not in reply.text
+    assert "nothing of this request was changed" in check_document(reply)["detail"]
+    assert "process 7" in capsys.readouterr().out
 
 
 def test_the_accepted_architectures_are_those_of_the_space() -> None:
