@@ -20,7 +20,8 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI, Response
 
-from service.http.protocol import Protocol
+from service.http.server import server_config
+from service.settings import Settings
 from tuner.exchange import read_winners
 from tuner.store import Store
 from tuner.trial import Phase, Trial, Winner
@@ -95,9 +96,7 @@ def _serve_bare(size: int) -> None:
     async def constant() -> Response:
         return Response(body, media_type="application/json")
 
-    config = uvicorn.Config(
-        app, port=0, http=Protocol, log_config=None, access_log=False, server_header=False
-    )
+    config = server_config(app, Settings.load({}), port=0)
     with config.bind_socket() as listener:
         listener.listen()  # who connects too early waits
         sys.stdout.write(f"http://127.0.0.1:{listener.getsockname()[1]}\n")
