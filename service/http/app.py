@@ -15,8 +15,9 @@ from gemmsmith.packs import key_of
 from gemmsmith.version import VERSION
 from service.http import errors, openapi
 from service.http.access import Doorkeeper
+from service.http.bodies import LimitBody
 from service.http.fast_path import FastPath
-from service.http.middleware import LimitBody, Observe, QueueWrites, RefuseCrossSite
+from service.http.middleware import Observe, QueueWrites, RefuseCrossSite
 from service.http.routes import (
     audit,
     best,

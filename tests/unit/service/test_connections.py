@@ -91,6 +91,7 @@ def test_a_request_has_to_come_in_time_however_it_trickles(
         assert json.loads(body)["type"] == "urn:gemmsmith:problem:request-timeout"
 
 
+@pytest.mark.long
 def test_who_does_not_take_the_answer_is_hung_up_on(tmp_path: Path) -> None:
     settings = new_settings(tmp_path, request_timeout_s=0.4)
     promote(settings, winner(KNOWN))
@@ -213,7 +214,7 @@ def test_the_service_raises_its_limit_and_says_once_that_files_have_run_out(
                 ExitStack() as held,
             ):
                 assert client.get("/healthz").status_code == 200
-                open_ = len(os.listdir(f"/proc/{process.pid}/fd"))
+                open_ = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
                 resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (open_, hard))
                 for _ in range(20):
                     with contextlib.suppress(ConnectionError):

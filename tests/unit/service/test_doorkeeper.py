@@ -53,7 +53,8 @@ def test_unknown_keys_cannot_hammer_the_database(sqlite_url: str) -> None:
     async def try_many(door: Doorkeeper) -> None:
         async def attempt(number: int) -> None:
             with pytest.raises(UnknownKey):
-                await door.welcome(connection(f"gsk_{number}"), Scope.READ)
+                client = {"client": (f"10.0.{number % 250}.{number // 250}", 1)}
+                await door.welcome({**connection(f"gsk_{number}"), **client}, Scope.READ)
 
         await asyncio.gather(*map(attempt, range(500)))
 
