@@ -161,6 +161,14 @@ class Doorkeeper:
             raise _forbidden(held.caller, needed)
         return held.caller
 
+    def admits(self, connection: Mapping[str, Any], needed: Scope) -> bool:
+        """Whether `admit` does."""
+        try:
+            self.admit(connection, needed)
+        except ProblemError:
+            return False
+        return True
+
     def reload(self) -> None:
         """Read the keys now: what this process has created or revoked counts at once.
 

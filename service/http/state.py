@@ -9,6 +9,8 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from service.http.access import Doorkeeper
+from service.http.connections import Limits
+from service.http.streams import Streams
 from service.lookup.cache import Answers
 from service.lookup.devices import Catalogue
 from service.lookup.neighbourhood import Chart
@@ -18,6 +20,7 @@ from service.settings import Settings
 from tuner.compile.artifacts import ArtifactStore
 from tuner.errors import StoreError
 from tuner.jobs import Queue
+from tuner.jobs.news import News
 from tuner.search.ranking import Ranker
 from tuner.store import Store
 
@@ -47,9 +50,19 @@ class State:
     access: Doorkeeper
     stopping: threading.Event = field(default_factory=threading.Event)
     chart: Chart = field(init=False)
+    streams: Streams = field(init=False)
 
     def __post_init__(self) -> None:
         self.chart = Chart(self.store)
+        self.streams = Streams(
+            self.queue,
+            News(self.store.database),
+            Limits.of(self.settings),
+            catch_up=self.catch_up,
+            stopping=self.stopping,
+            poll_s=self.settings.events_poll_s,
+            heartbeat_s=self.settings.events_heartbeat_s,
+        )
 
     def catch_up(self) -> None:
         """Let lookups show what has changed until now, before anybody is told of the change."""
