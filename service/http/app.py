@@ -69,7 +69,7 @@ def create_app(settings: Settings) -> FastAPI:
         store = Store.open(settings.database)
         try:
             app.state.service = state = _state(settings, store)
-            with state.access, closing(state.metrics), state.watcher:
+            with state.access, closing(state.metrics), closing(state.readiness), state.watcher:
                 yield
                 state.stopping.set()
         finally:

@@ -10,6 +10,7 @@ import itertools
 import re
 import secrets
 import time
+from http import HTTPStatus
 
 import anyio
 import structlog
@@ -188,3 +189,5 @@ def _count(scope: Scope, status: int, seconds: float | None) -> None:
     # The route's template, not the path: paths are unbounded, label values must not be.
     route = getattr(scope.get("route"), "path", "unmatched")
     metrics.request(scope["method"], route, status, seconds)
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        service.readiness.doubt()

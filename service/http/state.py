@@ -10,6 +10,7 @@ from fastapi import Depends, Request
 
 from service.http.access import Doorkeeper
 from service.http.connections import Limits
+from service.http.readiness import Readiness
 from service.http.streams import Streams
 from service.lookup.cache import Answers
 from service.lookup.devices import Catalogue
@@ -51,9 +52,11 @@ class State:
     stopping: threading.Event = field(default_factory=threading.Event)
     chart: Chart = field(init=False)
     streams: Streams = field(init=False)
+    readiness: Readiness = field(init=False)
 
     def __post_init__(self) -> None:
         self.chart = Chart(self.store)
+        self.readiness = Readiness(self.settings.database, self.settings.packs)
         self.streams = Streams(
             self.queue,
             News(self.store.database),
