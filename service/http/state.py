@@ -12,6 +12,7 @@ from service.http.access import Doorkeeper
 from service.http.connections import Limits
 from service.http.readiness import Readiness
 from service.http.streams import Streams
+from service.http.turns import Lookups
 from service.lookup.cache import Answers
 from service.lookup.devices import Catalogue
 from service.lookup.neighbourhood import Chart
@@ -33,8 +34,11 @@ class State:
     Attributes:
         answers: what lookups were answered, while it is true; `watcher` sees to that.
         chart: what a prediction has to know of the store.
+        lookups: takes turns with them.
         ranker: predicts what lookups find no winner for.
         access: tells who makes a request, and whether they may.
+        streams: what event streams are fed by.
+        readiness: tells whether all is well.
         stopping: set when the server begins to stop; event streams then end, and their clients
             resume with `Last-Event-ID` at the next server.
     """
@@ -51,11 +55,13 @@ class State:
     access: Doorkeeper
     stopping: threading.Event = field(default_factory=threading.Event)
     chart: Chart = field(init=False)
+    lookups: Lookups = field(init=False)
     streams: Streams = field(init=False)
     readiness: Readiness = field(init=False)
 
     def __post_init__(self) -> None:
         self.chart = Chart(self.store)
+        self.lookups = Lookups(self.settings.lookups_limit)
         self.readiness = Readiness(self.settings.database, self.settings.packs)
         self.streams = Streams(
             self.queue,
