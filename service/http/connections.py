@@ -73,8 +73,13 @@ class Limits:
 
 def raise_file_limit() -> None:
     """Let this process open as many files as it may at all."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == most:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    except (OSError, ValueError) as error:  # a sandbox may forbid it; the limits follow from it
+        log.warning("the limit of open files stays", files=files, error=str(error))
 
 
 def client_of(address: str) -> str:

@@ -98,30 +98,6 @@ def test_others_are_answered_while_one_clients_batches_take_long(
         assert [batch.result().status_code for batch in batches] == [200] * 45
 
 
-@pytest.mark.long
-def test_a_flood_of_cold_batches_leaves_the_processor_to_others(tmp_path: Path) -> None:
-    settings = new_settings(tmp_path)
-    promote(settings, winner(Problem(m=4096, n=4096, k=4096)))
-    with running(settings) as client, ThreadPoolExecutor(8) as pool:
-        batches = [
-            pool.submit(client.post, "/best:batch", json=cold(number, 100)) for number in range(8)
-        ]
-        time.sleep(0.2)
-        times = []
-        while not all(batch.done() for batch in batches):
-            for path in (
-                "/readyz",
-                "/best?m=4096&n=4096&k=4096",
-                f"/best?m={8 * len(times) + 8}&n=8&k=8",
-            ):
-                began = time.monotonic()
-                assert client.get(path).status_code == 200
-                times.append(time.monotonic() - began)
-        print(f"{len(times)} answers meanwhile, {max(times):.3f} s at most")
-        assert len(times) > 10
-        assert max(times) < 2
-
-
 def test_a_client_leaves_a_thread_to_others_and_keeps_its_order() -> None:
     working: list[str] = []
     going_on = threading.Event()
