@@ -55,7 +55,7 @@ class Protocol(HttpToolsProtocol):
         self.client_name = ""
         self.deadline = math.inf
         self._all = connections
-        self._in_head = False
+        self._in_head = self._in_body = False
         self._received = 0  # of an unfinished head, without its first piece
         self._untaken = 0  # bytes of answers that the client had not taken when last looked at
         self._refusal = _MALFORMED
@@ -75,22 +75,22 @@ class Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what came; give up on a head that does not end."""
-        in_head = self._in_head
+        before = self._in_head, self._in_body
         super().data_received(data)
-        if in_head and self._in_head:
+        if self._in_head and before[0]:
             self._received += len(data)
             if self._received > MAX_HEAD_BYTES:
                 too_long = len(self.url) > MAX_URL_BYTES
                 self._refusal = _URL_TOO_LONG if too_long else _HEAD_TOO_LARGE
                 self.send_400_response("")
+        if (self._in_head, self._in_body) not in (before, _NOTHING) and not self._is_at_work():
+            self.deadline = self.loop.time() + self._all.request_s  # for the rest of it
 
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
         self._in_head = True
         self._received = 0
-        if not self._is_at_work():
-            self.deadline = self.loop.time() + self._all.request_s
 
     def on_headers_complete(self) -> None:
         """Its head has ended: refuse it, or start the application."""
@@ -105,24 +105,33 @@ class Protocol(HttpToolsProtocol):
             self._refusal = _FULL
             raise ValueError("the parser turns this into send_400_response")
         super().on_headers_complete()
-        self.cycle.keep_alive = self.cycle.keep_alive and self._admitted
-        self.deadline = self.loop.time() + self._all.request_s
+        if not self._admitted:
+            self.cycle.keep_alive = False
+        self._in_body = True
 
     def on_message_complete(self) -> None:
         """Its body has ended, too; the rest is up to the service."""
         super().on_message_complete()
+        self._in_body = False
         if self._is_at_work():
             self.deadline = math.inf
             self._all.works(self)
 
     def on_response_complete(self) -> None:
-        """It is answered: the next one, if it is here already, or waiting for it."""
-        super().on_response_complete()
-        if self._is_at_work():
-            return
+        """It is answered: the next one, if it is here already, or waiting for it.
+
+        uvicorn's own sets a timer for each answer, which `deadline` is for here.
+        """
+        self.server_state.total_requests += 1
+        is_closing = self.transport.is_closing()
+        if not is_closing:
+            self.flow.resume_reading()
+            if self.pipeline:
+                self._start_asgi_task(*self.pipeline.pop())
+                return
         self._untaken = self.transport.get_write_buffer_size()
-        waits = self._untaken or self.transport.is_closing()
-        self.deadline = self.loop.time() + (self._all.request_s if waits else self._all.idle_s)
+        is_slow = is_closing or self._untaken
+        self.deadline = self.loop.time() + (self._all.request_s if is_slow else self._all.idle_s)
         self._all.waits(self)
 
     def pause_writing(self) -> None:
@@ -176,6 +185,9 @@ class Protocol(HttpToolsProtocol):
         self.transport.close()
         log.info("refused", status=refusal.status, said=msg, client=self.client_name)
 
+
+_NOTHING = (False, False)
+"""Of a request: neither its head nor its body is begun."""
 
 _MALFORMED = ProblemError(
     status=400,

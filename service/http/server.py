@@ -25,7 +25,6 @@ def server_config(app: ASGIApp, settings: Settings, **more: Any) -> uvicorn.Conf
         http=cast(type[Protocol], functools.partial(Protocol, connections=connections)),
         loop="uvloop",  # asyncio's own logs without end while no file can be opened
         ws="none",  # a connection that spoke another protocol would go by no limit
-        timeout_keep_alive=max(1, int(settings.idle_timeout_s) + 1),  # the deadline comes first
         log_config=None,  # ours: see service.logging
         access_log=False,
         server_header=False,
