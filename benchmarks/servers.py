@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import uvicorn
 from fastapi import FastAPI, Response
 
@@ -29,6 +30,9 @@ from tuner.trial import Phase, Trial, Winner
 ROOT = Path(__file__).resolve().parent.parent
 WINNERS = sorted((ROOT / "configs" / "winners").glob("nvidia-h200-132sm.*.jsonl"))
 SWEEPS = ROOT / "configs" / "sweeps"
+
+WORKER = "service.worker.process"
+"""The module that `gemmsmith serve --worker` starts beside itself."""
 
 TRIALS_A_SECOND = 1_000
 _AT_ONCE = 50  # in a transaction, each of which waits for the disk
@@ -70,6 +74,26 @@ def writing(database: Path) -> Iterator[None]:
         assert process.stdout is not None
         process.stdout.readline()  # it has begun
         yield
+
+
+@contextmanager
+def standing_still() -> Iterator[None]:
+    """While entered, workers and writers of these servers do nothing, and the servers go on.
+
+    For less than a worker's lease, 60 s.
+    """
+    halted = [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if WORKER in (command := child.cmdline()) or "write" in command
+    ]
+    for process in halted:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in halted:
+            process.resume()
 
 
 @contextmanager
