@@ -23,7 +23,8 @@ import uvicorn
 from service import identity, logging
 from service.cli import banner
 from service.http.app import create_app
-from service.http.protocol import Protocol
+from service.http.connections import raise_file_limit
+from service.http.server import server_config
 from service.lookup.devices import Catalogue
 from service.settings import Settings, SettingsError
 from service.worker.gpu import usable_gpu
@@ -50,6 +51,7 @@ def serve(settings: Settings, *, worker: bool = False, say: Callable[[str], None
         StoreError: the database cannot be used.
     """
     logging.configure(json=settings.log_json)
+    raise_file_limit()
     # Bound first: a second `serve` must fail before it touches the database or starts a worker.
     with _listening(settings) as listener:
         prepare(settings)
@@ -118,13 +120,8 @@ class _Server(uvicorn.Server):
         self.was_ready = False
         self._on_ready = on_ready
         super().__init__(
-            uvicorn.Config(
-                self.app,
-                http=Protocol,
-                log_config=None,  # ours: see service.logging
-                access_log=False,
-                timeout_graceful_shutdown=int(settings.stop_timeout_s) + 1,
-                server_header=False,
+            server_config(
+                self.app, settings, timeout_graceful_shutdown=int(settings.stop_timeout_s) + 1
             )
         )
 

@@ -15,8 +15,9 @@ from gemmsmith.version import VERSION
 from service import identity
 from service.http import errors, openapi
 from service.http.access import Doorkeeper
+from service.http.bodies import LimitBody
 from service.http.fast_path import FastPath
-from service.http.middleware import LimitBody, Observe, QueueWrites, RefuseCrossSite
+from service.http.middleware import Observe, QueueWrites, RefuseCrossSite
 from service.http.routes import (
     audit,
     best,
@@ -61,7 +62,7 @@ def create_app(settings: Settings) -> FastAPI:
         store = Store.open(settings.database)
         try:
             app.state.service = state = _state(settings, store)
-            with state.access, closing(state.metrics), state.watcher:
+            with state.access, closing(state.metrics), closing(state.readiness), state.watcher:
                 yield
                 state.stopping.set()
         finally:

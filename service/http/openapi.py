@@ -40,12 +40,12 @@ ANSWERS: dict[str, Answers] = {
     "GET /best": {200: _json("Answer"), 304: None, 404: None},
     "POST /best:batch": {200: _json("Batch")},
     "GET /snapshot": {200: _json("Snapshot"), 304: None, 404: None},
-    "POST /tune": {200: _json("Job"), 202: _json("Job"), 429: None},
+    "POST /tune": {200: _json("Job"), 202: _json("Job")},
     "GET /jobs": {200: _json("Jobs")},
     "GET /jobs/{job_id}": {200: _json("Job")},
     "DELETE /jobs/{job_id}": {202: _json("Job")},
     "POST /jobs/{job_id}/retry": {
-        200: _json("Job"), 202: _json("Job"), 409: None, 429: None,
+        200: _json("Job"), 202: _json("Job"), 409: None,
     },
     "GET /jobs/{job_id}/events": {200: {"text/event-stream": {"schema": ref("Event")}}},
     "GET /kernels/{name}": {200: _json("KernelDocument")},
@@ -83,12 +83,13 @@ _MEANING: dict[int | str, str] = {
     403: "The key lacks the scope, or another site's page asks",
     404: "There is no such thing; `detail` and `links` say what to do",
     406: "No media type of the Accept header can be given",
+    408: "The request did not come in time",
     409: "Not possible as things are",
     413: "The body is too large",
     414: f"The URL has more than {MAX_URL_BYTES} bytes",
     421: "Without keys the service answers under loopback names only",
     422: "A field is wrong; `errors` names it and what it takes",
-    429: "No room; nothing was ordered. Try again after Retry-After seconds",
+    429: "More than this caller may at once. Try again after Retry-After seconds",
     431: f"The URL and all headers together have more than {MAX_HEAD_BYTES} bytes",
     501: "pyarrow is not installed where the service runs",
     503: "Not ready, or the database cannot be used. Try again after Retry-After seconds",
@@ -187,9 +188,9 @@ def _given(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _refusals(method: str, path: str, operation: dict[str, Any]) -> Answers:
     """What follows from what a route takes."""
-    statuses = {431}
+    statuses = {408, 431}
     if "security" in operation:
-        statuses |= {401, 403, 421, 503}
+        statuses |= {401, 403, 421, 429, 503}
     if method != "get":
         statuses.add(413)
     if "requestBody" in operation:

@@ -20,7 +20,7 @@ from gemmsmith.problem import Problem
 from gemmsmith.signing import Signer
 from service import identity
 from service.http.app import create_app
-from service.http.protocol import Protocol
+from service.http.server import server_config
 from service.settings import Settings
 from tests.support.replacing import replace
 from tests.support.sqlite import empty_store
@@ -131,14 +131,7 @@ def running(settings: Settings) -> Iterator[httpx.Client]:
     """A client of the application, served by uvicorn from a thread."""
     app = create_app(settings)
     server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            host="127.0.0.1",
-            port=0,
-            http=Protocol,
-            log_config=None,
-            timeout_graceful_shutdown=5,
-        )
+        server_config(app, settings, host="127.0.0.1", port=0, timeout_graceful_shutdown=5)
     )
     thread = threading.Thread(target=server.run)
     thread.start()

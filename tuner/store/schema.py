@@ -33,12 +33,15 @@ def head() -> str:
     return revision
 
 
-def current(url: str) -> str | None:
-    """The revision a database has; None where there is no database yet, or an empty one."""
+def current(url: str, patience_s: float | None = None) -> str | None:
+    """The revision a database has; None where there is no database yet, or an empty one.
+
+    `patience_s` is as `Database` has it.
+    """
     path = sqlite_path(parse_url(url))
     if path is not None and not path.exists():
         return None
-    database = Database(url)
+    database = Database(url, patience_s=patience_s)
     try:
         return _current(database)
     finally:

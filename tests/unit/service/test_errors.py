@@ -10,6 +10,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import text
 
 from gemmsmith.problem import DType, Layout
 from service.http.requests import Arch
@@ -21,6 +22,7 @@ from tests.support.serving import H200, new_settings, promote, running, winner
 from tests.unit.service.conftest import KNOWN
 from tuner.arch import MEASURED
 from tuner.errors import DatabaseBusy
+from tuner.store import Store
 
 
 def check_document(reply: httpx.Response) -> dict[str, Any]:
@@ -140,9 +142,12 @@ def test_a_fault_is_logged_and_shows_nothing(
 
 
 def test_an_outdated_database_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with running(new_settings(tmp_path)) as client:
+    monkeypatch.setattr("service.http.readiness.FRESH_S", 0)
+    kept = new_settings(tmp_path)
+    with running(kept) as client, Store.open(kept.database) as store:
         assert client.get("/readyz").json()["status"] == "ok"
-        monkeypatch.setattr("tuner.store.head", lambda: "9999")
+        with store.database.write() as session:
+            session.execute(text("UPDATE alembic_version SET version_num = '0001'"))
         reply = client.get("/readyz")
         assert reply.status_code == 503
         assert "db upgrade" in check_document(reply)["detail"]
