@@ -25,6 +25,9 @@ from gemmsmith.replies import SCHEMA
 from tuner.store import StoredTrial
 from tuner.trial import Winner
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""Characters that make a cell a formula in Excel, LibreOffice or Google Sheets."""
+
 T = TypeVar("T")
 Row = dict[str, Any]
 
@@ -113,8 +116,28 @@ def _csv(rows: Iterable[Row], fields: Sequence[str]) -> bytes:
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, fields)
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: _inert(value) for name, value in row.items()} for row in rows)
     return text.getvalue().encode()
+
+
+def _inert(value: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula; numbers are no text and stay as they are.
+
+    An apostrophe says "this is text" to all of them (OWASP, CSV Injection).
+    """
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+
+
+def _moment(text: str | None) -> datetime | None:
+    """The time that a text says, UTC where it names no zone; None of what is no time.
+
+    An imported winner has whatever date its file says.
+    """
+    try:
+        at = datetime.fromisoformat(text or "")
+        return at.replace(tzinfo=at.tzinfo or UTC).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
 
 
 def _parquet(rows: Sequence[Row], columns: Mapping[str, type]) -> bytes:
@@ -133,8 +156,8 @@ def _parquet(rows: Sequence[Row], columns: Mapping[str, type]) -> bytes:
     written = {
         # Times are text in every other format.
         name: pyarrow.array(
-            [row[name] for row in rows], types[str if kind is datetime else kind]
-        ).cast(types[kind])
+            [_moment(row[name]) if kind is datetime else row[name] for row in rows], types[kind]
+        )
         for name, kind in columns.items()
     }
     table = pyarrow.table(written, metadata={"gemmsmith.schema": str(SCHEMA)})

@@ -29,7 +29,7 @@ from service.http.admission import (
     refused_without_room,
 )
 from service.http.errors import ProblemError, invalid_field, not_found
-from service.http.parameters import Cursor
+from service.http.parameters import Number
 from service.http.requests import JobsQuery
 from service.http.routes.paging import filled, next_page
 from service.http.state import Service, State
@@ -113,16 +113,16 @@ def retry_job(
 def job_events(
     service: Service,
     job_id: str,
-    after: Annotated[Cursor, Query(description="Event to continue after")] = 0,
+    after: Annotated[Number, Query(description="Event to continue after")] = 0,
     last_event_id: Annotated[
         str | None,
-        Header(description="As `after`; it wins", json_schema_extra={"pattern": "^[0-9]{0,18}$"}),
+        Header(description="As `after`; it wins", json_schema_extra={"pattern": "^[0-9]{0,9}$"}),
     ] = None,
 ) -> Response:
     """The job's events from the first (or from `Last-Event-ID`) to its end, as they happen."""
     job = _get(service, job_id)
     if last_event_id:
-        if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 19):
+        if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 10):
             raise invalid_field("Last-Event-ID", "is not an event's id", "an id from this stream")
         after = int(last_event_id)
     return StreamingResponse(
