@@ -16,6 +16,7 @@ from gemmsmith.version import VERSION
 from service.http import errors, openapi
 from service.http.access import Doorkeeper
 from service.http.fast_path import FastPath
+from service.http.head import AnswerHead
 from service.http.middleware import LimitBody, Observe, QueueWrites, RefuseCrossSite
 from service.http.routes import (
     audit,
@@ -33,6 +34,7 @@ from service.http.routes import (
     winners,
 )
 from service.http.state import State
+from service.http.wellformed import RefuseIllFormed
 from service.lookup.cache import Answers
 from service.lookup.devices import Catalogue
 from service.lookup.watcher import StoreWatcher
@@ -88,6 +90,7 @@ def create_app(settings: Settings) -> FastAPI:
     errors.install(app)
     app.add_middleware(QueueWrites)
     app.add_middleware(FastPath)
+    app.add_middleware(RefuseIllFormed)
     app.add_middleware(LimitBody, limit=settings.max_body_bytes)
     app.add_middleware(RefuseCrossSite)
     app.add_middleware(Observe)
@@ -97,6 +100,7 @@ def create_app(settings: Settings) -> FastAPI:
     ):  # fmt: skip
         app.include_router(module.router)
     pages.install(app)
+    app.add_middleware(AnswerHead)  # outermost, so that it sees error pages too
     openapi.install(app)
     return app
 

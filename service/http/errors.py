@@ -159,7 +159,7 @@ def from_status(request: Request, error: HTTPException) -> ProblemError:
     if status is HTTPStatus.NOT_FOUND:
         detail = f"There is nothing at {request.url.path}; /docs lists what there is."
     elif status is HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = headers["Allow"] = ", ".join(_methods(request)) or "GET"
+        allowed = headers["Allow"] = ", ".join(_methods(request)) or "GET, HEAD"
         detail = f"{request.method} is not possible on {request.url.path}; it takes {allowed}."
     else:
         detail = str(error.detail or status.description)
@@ -174,7 +174,7 @@ def from_status(request: Request, error: HTTPException) -> ProblemError:
 
 def _methods(request: Request) -> list[str]:
     """What the path takes. The framework names only the methods of one of its routes."""
-    return [
+    taken = [
         method
         for method in ("DELETE", "GET", "POST")
         if any(
@@ -183,6 +183,7 @@ def _methods(request: Request) -> list[str]:
             for route in request.app.routes
         )
     ]
+    return sorted([*taken, "HEAD"]) if "GET" in taken else taken  # `service.http.head`
 
 
 def _field_error(error: Mapping[str, Any]) -> FieldError:

@@ -186,15 +186,13 @@ def _given(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _refusals(method: str, path: str, operation: dict[str, Any]) -> Answers:
     """What follows from what a route takes."""
-    statuses = {431}
+    statuses = {414, 422, 431}
     if "security" in operation:
         statuses |= {401, 403, 421, 503}
     if method != "get":
         statuses.add(413)
     if "requestBody" in operation:
-        statuses |= {400, 422}
-    if "parameters" in operation:
-        statuses |= {414, 422}
+        statuses.add(400)
     if "{" in path:
         statuses.add(404)
     return dict.fromkeys(statuses)
