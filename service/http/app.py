@@ -15,6 +15,7 @@ from gemmsmith.packs import key_of
 from gemmsmith.version import VERSION
 from service.http import errors, openapi
 from service.http.access import Doorkeeper
+from service.http.denials import Denials, NoteDenials
 from service.http.fast_path import FastPath
 from service.http.head import AnswerHead
 from service.http.middleware import LimitBody, Observe, QueueWrites, RefuseCrossSite
@@ -70,7 +71,7 @@ def create_app(settings: Settings) -> FastAPI:
         store = Store.open(settings.database)
         try:
             app.state.service = state = _state(settings, store)
-            with state.access, closing(state.metrics), state.watcher:
+            with state.access, state.denials, closing(state.metrics), state.watcher:
                 yield
                 state.stopping.set()
         finally:
@@ -93,6 +94,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(RefuseIllFormed)
     app.add_middleware(LimitBody, limit=settings.max_body_bytes)
     app.add_middleware(RefuseCrossSite)
+    app.add_middleware(NoteDenials)
     app.add_middleware(Observe)
     for module in (
         best, snapshot, tune, jobs, kernels, results, exports, winners, devices, keys, audit,
@@ -123,4 +125,5 @@ def _state(settings: Settings, store: Store) -> State:
         access=Doorkeeper(
             store.keys, required=settings.keys_required, job_limit=settings.key_job_limit
         ),
+        denials=Denials(store.audit),
     )

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Mount
 
 from gemmsmith.errors import InvalidProblem
-from tuner.errors import JobNotFound, StoreError
+from tuner.errors import JobNotFound, SchemaChanged, StoreError
 
 MEDIA_TYPE = "application/problem+json"
 _TYPE = "urn:gemmsmith:problem:"
@@ -139,10 +139,11 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(StoreError)
     async def store(request: Request, error: StoreError) -> Response:
         log.error("store unusable", path=request.url.path, error=str(error))
+        migrated = isinstance(error, SchemaChanged)
         return ProblemError(
             status=503,
-            kind="store-unavailable",
-            title="The database cannot be used",
+            kind="schema-mismatch" if migrated else "store-unavailable",
+            title="Database schema mismatch" if migrated else "The database cannot be used",
             detail=str(error),
             headers={"Retry-After": "5"},
         ).response(request.url.path)

@@ -53,6 +53,8 @@ ANSWERS: dict[str, Answers] = {
     "GET /packs/{pack_hash}": {
         200: {"application/octet-stream": _BINARY},
         206: {"application/octet-stream": _BINARY},
+        304: None,
+        416: None,
     },
     "GET /results": {200: _table("Results"), 406: None, 501: None},
     "GET /winners": {200: _table("Winners"), 406: None, 501: None},
@@ -85,6 +87,7 @@ _MEANING: dict[int | str, str] = {
     409: "Not possible as things are",
     413: "The body is too large",
     414: f"The URL has more than {MAX_URL_BYTES} bytes",
+    416: "The Range begins behind the last byte, which Content-Range tells",
     421: "Without keys the service answers under loopback names only",
     422: "A field is wrong; `errors` names it and what it takes",
     429: "No room; nothing was ordered. Try again after Retry-After seconds",

@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from service.http.access import Doorkeeper
+from service.http.denials import Denials
 from service.lookup.cache import Answers
 from service.lookup.devices import Catalogue
 from service.lookup.neighbourhood import Chart
@@ -31,6 +32,7 @@ class State:
         chart: what a prediction has to know of the store.
         ranker: predicts what lookups find no winner for.
         access: tells who makes a request, and whether they may.
+        denials: what was denied, on its way into the audit.
         stopping: set when the server begins to stop; event streams then end, and their clients
             resume with `Last-Event-ID` at the next server.
     """
@@ -45,6 +47,7 @@ class State:
     artifacts: ArtifactStore
     ranker: Ranker
     access: Doorkeeper
+    denials: Denials
     stopping: threading.Event = field(default_factory=threading.Event)
     chart: Chart = field(init=False)
 

@@ -69,9 +69,11 @@ def cancel_job(
     service: Service, caller: Annotated[Caller, needs(Scope.TUNE)], job_id: str
 ) -> Response:
     """Ask for cancellation: at once for a waiting job, after the current candidate for a running
-    one. A job that has ended stays as it is. Trials are kept.
+    one. A job that has ended stays as it is. Trials are kept. Another key's job takes an admin.
     """
-    service.queue.cancel(_get(service, job_id).id, actor=caller.name)
+    job = _get(service, job_id)
+    _need_right(caller, job)
+    service.queue.cancel(job.id, actor=caller.name)
     return documents.json_response(documents.job(_get(service, job_id)), status=202)
 
 
@@ -85,9 +87,10 @@ def retry_job(
     """Order anew what a job failed to do, or was cancelled before; answers as `POST /tune` does.
 
     The new job has the old one's problem, effort, device, priority and calls, and no deadline. A
-    job that is done or not over yet gets a 409.
+    job that is done or not over yet gets a 409. Another key's job takes an admin.
     """
     old = _get(service, job_id)
+    _need_right(caller, old)
     try:
         with refused_without_room(service, caller):
             job, created = service.queue.retry(
@@ -130,6 +133,24 @@ def job_events(
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
+
+
+def may_change(caller: Caller, job: Job) -> bool:
+    """Whether the job is the caller's own, whoever joined it since, or the caller an admin."""
+    return Scope.ADMIN in caller.scopes or job.ordered_by == key_name(caller)
+
+
+def _need_right(caller: Caller, job: Job) -> None:
+    if not may_change(caller, job):
+        raise ProblemError(
+            status=403,
+            kind="forbidden",
+            title="Another key's job",
+            detail=f"The job was not requested with the API key {caller.name!r}: only the key that "
+            "did, or one with the scope admin, may cancel it or try it again. To have the problem "
+            "tuned, request it: POST /tune.",
+            links={"tune": {"href": "/tune", "method": "POST"}},
+        )
 
 
 def _jobs(

@@ -10,12 +10,16 @@ from pathlib import Path
 
 import httpx
 import pytest
+from sqlalchemy import text
 
+from gemmsmith.problem import Problem
 from service.cli import checks
 from service.http.routes import health
 from tests.support.processes import serving
-from tests.support.serving import new_settings, running
-from tuner.store import head
+from tests.support.serving import new_settings, promote, running, winner
+from tuner.errors import SchemaChanged
+from tuner.store import Store, head
+from tuner.store.database import Database
 from tuner.store.probe import probe
 
 
@@ -96,3 +100,33 @@ def test_a_database_that_cannot_be_written_is_not_ready(tmp_path: Path) -> None:
             assert "gemmsmith.db" in checks["database"]
             resource.prlimit(process.pid, resource.RLIMIT_FSIZE, before)
             assert client.get("/readyz").status_code == 200
+
+
+def test_a_service_whose_database_was_migrated_reads_and_writes_nothing(
+    store_url: str, tmp_path: Path
+) -> None:
+    """By a newer program, or back to an older one's schema."""
+    asked = {"m": 64, "n": 64, "k": 64}
+    settings = new_settings(tmp_path, database=store_url)
+    promote(settings, winner(Problem(**asked)))
+    with running(settings) as client, Store.open(store_url) as worker:
+        for found in ("9999", "0001"):
+            set_schema(store_url, found)
+            refused = client.post("/tune", json={**asked, "m": 128})
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+            assert refused.json()["type"].endswith("schema-mismatch")
+            assert f"to {found} while this program had it open" in refused.json()["detail"]
+            with pytest.raises(SchemaChanged, match=found):
+                worker.promote(winner(Problem(m=1, n=1, k=1)))
+            ready = client.get("/readyz")
+            assert ready.status_code == 503
+            assert client.get("/best", params=asked).json()["match"] == "exact"
+        set_schema(store_url, head())
+        assert client.get("/readyz").status_code == 200
+        assert client.get("/jobs").json()["jobs"] == []
+        assert client.post("/tune", json={**asked, "m": 128}).status_code == 202
+
+
+def set_schema(url: str, revision: str) -> None:
+    with closing(Database(url)) as database, database.write() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = :it"), {"it": revision})
