@@ -22,11 +22,9 @@ from gemmsmith.answer import Statistics
 from gemmsmith.candidate import Candidate
 from gemmsmith.problem import Problem
 from gemmsmith.replies import SCHEMA
+from service.cells import inert
 from tuner.store import StoredTrial
 from tuner.trial import Winner
-
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""Characters that make a cell a formula in Excel, LibreOffice or Google Sheets."""
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -116,16 +114,8 @@ def _csv(rows: Iterable[Row], fields: Sequence[str]) -> bytes:
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, fields)
     writer.writeheader()
-    writer.writerows({name: _inert(value) for name, value in row.items()} for row in rows)
+    writer.writerows({name: inert(value) for name, value in row.items()} for row in rows)
     return text.getvalue().encode()
-
-
-def _inert(value: Any) -> Any:
-    """A cell that no spreadsheet takes for a formula; numbers are no text and stay as they are.
-
-    An apostrophe says "this is text" to all of them (OWASP, CSV Injection).
-    """
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def _moment(text: str | None) -> datetime | None:

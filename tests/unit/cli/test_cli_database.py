@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 from gemmsmith.problem import Problem
+from service.cli import checks
 from tests.support.processes import serving
 from tests.support.serving import new_settings, promote, trial, winner
 from tuner.compile import ArtifactStore, Toolchain
@@ -147,6 +148,19 @@ def test_the_database_and_its_copies_are_the_owners_only(tmp_path: Path) -> None
     assert {mode(database.parent), mode(database.parent.parent), mode(other.parent)} == {0o700}
     assert {mode(tmp_path / "b.db"), mode(other)} == {0o600}
     assert mode(tmp_path / "made") == 0o700
+
+
+def test_doctor_tells_of_a_database_that_others_can_read(tmp_path: Path) -> None:
+    """One from before, say: its mode is left to its owner."""
+    settings = new_settings(tmp_path / "state")
+    database = tmp_path / "state" / "gemmsmith.db"
+    database.chmod(0o644)
+    [told] = [check for check in checks.run(settings, None) if check.name == "database"]
+    assert told.status is checks.CheckStatus.WARNING
+    assert told.fix == f"chmod 600 {database}*"
+    database.chmod(0o600)
+    [told] = [check for check in checks.run(settings, None) if check.name == "database"]
+    assert told.status is checks.CheckStatus.OK
 
 
 def mode(path: Path) -> int:
