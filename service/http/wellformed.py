@@ -22,6 +22,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gemmsmith.text import ACCEPTED, flaw, flaw_in
 from service.http.errors import ProblemError, invalid_field
 
+FORM = b"application/x-www-form-urlencoded"
+
 _LONG = 64 * 1024
 """Bytes of JSON from which decoding is left to a thread: a millisecond."""
 
@@ -110,13 +112,14 @@ async def _check_body(scope: Scope, message: Message) -> None:
     content: bytes = message.get("body", b"")
     if not content:
         return
-    kind = dict(scope["headers"]).get(b"content-type", b"").lower()
-    if b"json" in kind:
+    # All of them: of two media types, one reader goes by the first and another by the last.
+    kinds = [value.lower() for name, value in scope["headers"] if name == b"content-type"]
+    if any(b"json" in kind for kind in kinds):
         if len(content) < _LONG:
             check_json(content)
         else:
             await anyio.to_thread.run_sync(check_json, content)
-    elif kind.startswith(b"application/x-www-form-urlencoded"):
+    if any(kind.startswith(FORM) for kind in kinds):
         _check_pairs(content)
 
 

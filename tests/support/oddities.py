@@ -29,6 +29,9 @@ WRONG: tuple[Any, ...] = (
     2**31, 2**63, -(2**63), 10**40,
 )  # fmt: skip
 """In a body nowhere right."""
+KNOWN_PAGE = "/ui/problems/nvidia-h200-132sm/bf16/tn/4096x4096x4096"
+"""Of the winner that the service has."""
+
 HEADERS = (
     "Accept", "Accept-Encoding", "Authorization", "Cookie", "Content-Type", "Gemmsmith-Runs",
     "Idempotency-Key", "If-Match", "If-Modified-Since", "If-None-Match", "If-Range",
@@ -67,6 +70,8 @@ def odd_request(random: Random) -> bytes:
     if method == "GET" and random.random() < 0.1:
         method = "HEAD"
     path = _path(random, template)
+    if template.endswith("/{sizes}/pin") and random.random() < 0.5:
+        path = KNOWN_PAGE + "/pin"  # no revision that a form brings is right
     query = _query(random) if method in ("GET", "HEAD") or random.random() < 0.3 else b""
     headers = [_header(random) for _ in range(random.choice((0, 0, 1, 1, 2, 4)))]
     body = b""
@@ -136,9 +141,14 @@ def _body(random: Random, template: str) -> tuple[bytes, bytes]:
         name: random.choice((1, 4096, "bf16", "tn", None, True)) for name in _members(random)
     }
     members[random.choice(("m", "n", "k", "problems", "name", "revision"))] = random.choice(WRONG)
+    if template == "/best:batch" and random.random() < 0.7:
+        members = {"problems": [{"m": 1, "n": 1, "k": 1}, members]}
     if form:
         pairs = [f"{name}={_encoded(random, str(value))}" for name, value in members.items()]
-        return kind, "&".join([*pairs, "m=0", "revision=0"]).encode()
+        if random.random() < 0.5:
+            pairs = []
+        revision = random.choice(("0", "-1", "00", "2147483648", "9" * 400, "%00", "%ff"))
+        return kind, "&".join([*pairs, "m=0", f"revision={revision}"]).encode()
     text = json.dumps(members)
     if random.random() < 0.3:
         text = text[:-1] + f', "m": {random.choice(("1", "NaN", "-Infinity", "00"))}' + "}"

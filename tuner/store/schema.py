@@ -60,7 +60,9 @@ def upgrade(url: str, revision: str = "head") -> str:
         try:
             create_private(path)
         except OSError as error:
-            raise StoreError(f"cannot create the database {path}: {error}") from error
+            raise StoreError(
+                f"cannot create the folder {path.parent}, or {path.name} in it: {error}"
+            ) from error
     database = Database(url, migrating=True)
     try:
         with database.connect() as connection:

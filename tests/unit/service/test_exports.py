@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import msgspec
@@ -20,6 +21,7 @@ from gemmsmith.answer import Use
 from gemmsmith.problem import DType, Layout, Problem
 from gemmsmith.replies import SCHEMA
 from service.http.tables import TRIALS, WINNERS, FileFormat
+from service.report import export
 from tests.support.serving import H100, H200, new_settings, promote, running, trial, winner
 from tuner.store import Store
 from tuner.trial import Winner
@@ -190,6 +192,13 @@ def test_a_cell_is_no_formula_and_a_number_stays_one() -> None:
     read = list(csv.reader(io.StringIO(content.decode(), newline="")))[1:]
     assert [row[0] for row in read] == [*(f"'{text}" for text in texts[:6]), *texts[6:]]
     assert {(row[1], row[2]) for row in read} == {("-1.5", "-7")}
+
+
+def test_a_cell_of_the_report_is_no_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"kernel": "=cmd", "notes": ["-a", "b"], "gain": -0.5}
+    monkeypatch.setattr(export, "record", lambda _: row)
+    text = export.to_csv([SimpleNamespace(rows=[None])])  # type: ignore[list-item]
+    assert text.splitlines()[1] == "'=cmd,'-a b,-0.5"
 
 
 def test_a_date_that_is_none_is_missing_in_parquet(tmp_path: Path) -> None:

@@ -125,6 +125,18 @@ def test_forms_say_a_thing_once(sqlite_url: str, tmp_path: Path) -> None:
         assert client.get("/jobs").json()["jobs"] == []
 
 
+def test_a_second_media_type_hides_nothing(sqlite_url: str, tmp_path: Path) -> None:
+    twice = b'{"m": 1, "n": 1, "k": 1, "m": 2}'
+    with running(new_settings(tmp_path, database=sqlite_url)) as client:
+        for kinds in (("application/json", "text/plain"), ("text/plain", "application/json")):
+            headers = [("Content-Type", kind) for kind in kinds]
+            reply = client.post("/tune", content=twice, headers=headers)
+            assert "m: is given more than once" in reply.json()["detail"]
+        plain = {"Content-Type": "text/plain"}
+        assert client.post("/ui/tune", content=b"m=1&n=1&k=1", headers=plain).status_code == 415
+        assert client.get("/jobs").json()["jobs"] == []
+
+
 def test_colons_and_escapes_in_a_body_are_no_repetition(sqlite_url: str, tmp_path: Path) -> None:
     asked = {"problems": [SIZES, {**SIZES, "dtype": "a:b:c"}, {**SIZES, "dtype": "\u0663é"}]}
     with running(new_settings(tmp_path, database=sqlite_url)) as client:
