@@ -23,7 +23,7 @@ from tests.support.replacing import replace
 from tests.support.sqlite import empty_store
 from tuner.backends import kernels
 from tuner.store import Store, upgrade
-from tuner.store.database import parse_url, sqlite_path
+from tuner.store.database import create_private, parse_url, sqlite_path
 from tuner.trial import Phase, Trial, Winner
 
 H200 = DeviceModel(
@@ -100,6 +100,7 @@ def new_settings(folder: Path, **values: object) -> Settings:
     if path is None or path.exists():
         upgrade(settings.database)
     else:
+        create_private(path)
         path.write_bytes(empty_store())
     return settings
 
