@@ -108,7 +108,7 @@ def test_denials_without_end_are_few_entries(store: Store) -> None:
             number += 1
             summing.note((UNKNOWN, f"10.0.{number % 256}.{number % 251}", 401), "GET /jobs")
     entries = store.audit.entries(limit=None)
-    assert number > 10_000
+    assert number > 1_000
     assert sum(entry.detail["times"] for entry in entries) == number
     # After 0.05, 0.1, 0.2 and 0.4 s, and at the end: 20 each at most.
     assert len(entries) <= 6 * 20
