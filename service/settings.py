@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from gemmsmith.files import private_folder
 from gemmsmith.signing import trusted_folder
 
 PREFIX = "GEMMSMITH_"
@@ -127,9 +128,11 @@ class Settings(BaseModel):
         return self.require_keys or not _is_loopback(self.host)
 
     def create_folders(self) -> None:
-        """Create the folders that the database and the packs go to."""
-        for folder in self.volumes().values():
-            folder.mkdir(parents=True, exist_ok=True)
+        """Create the folders that the database and the packs go to, the database's private."""
+        folders = self.volumes()
+        if "database" in folders:
+            private_folder(folders["database"])
+        folders["packs"].mkdir(parents=True, exist_ok=True)
 
     def volumes(self) -> dict[str, Path]:
         """The folders that are written to, by what they are for."""

@@ -16,7 +16,9 @@ from service import identity
 from service.http import errors, openapi
 from service.http.access import Doorkeeper
 from service.http.bodies import LimitBody
+from service.http.denials import Denials, NoteDenials
 from service.http.fast_path import FastPath
+from service.http.head import AnswerHead
 from service.http.middleware import Observe, QueueWrites, RefuseCrossSite
 from service.http.routes import (
     audit,
@@ -35,6 +37,7 @@ from service.http.routes import (
     winners,
 )
 from service.http.state import State
+from service.http.wellformed import RefuseIllFormed
 from service.lookup.cache import Answers
 from service.lookup.devices import Catalogue
 from service.lookup.watcher import StoreWatcher
@@ -62,7 +65,13 @@ def create_app(settings: Settings) -> FastAPI:
         store = Store.open(settings.database)
         try:
             app.state.service = state = _state(settings, store)
-            with state.access, closing(state.metrics), closing(state.readiness), state.watcher:
+            with (
+                state.access,
+                state.denials,
+                closing(state.metrics),
+                closing(state.readiness),
+                state.watcher,
+            ):
                 yield
                 state.stopping.set()
         finally:
@@ -82,8 +91,10 @@ def create_app(settings: Settings) -> FastAPI:
     errors.install(app)
     app.add_middleware(QueueWrites)
     app.add_middleware(FastPath)
+    app.add_middleware(RefuseIllFormed)
     app.add_middleware(LimitBody, limit=settings.max_body_bytes)
     app.add_middleware(RefuseCrossSite)
+    app.add_middleware(NoteDenials)
     app.add_middleware(Observe)
     for module in (
         best, snapshot, tune, jobs, kernels, results, exports, winners, devices, keys, audit,
@@ -91,6 +102,7 @@ def create_app(settings: Settings) -> FastAPI:
     ):  # fmt: skip
         app.include_router(module.router)
     pages.install(app)
+    app.add_middleware(AnswerHead)  # outermost, so that it sees error pages too
     openapi.install(app)
     return app
 
@@ -117,4 +129,5 @@ def _state(settings: Settings, store: Store) -> State:
         access=Doorkeeper(
             store.keys, required=settings.keys_required, job_limit=settings.key_job_limit
         ),
+        denials=Denials(store.audit),
     )

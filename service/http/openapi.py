@@ -53,6 +53,8 @@ ANSWERS: dict[str, Answers] = {
     "GET /packs/{pack_hash}": {
         200: {"application/octet-stream": _BINARY},
         206: {"application/octet-stream": _BINARY},
+        304: None,
+        416: None,
     },
     "GET /signing-key": {200: _json("SigningKey")},
     "GET /results": {200: _table("Results"), 406: None, 501: None},
@@ -87,6 +89,7 @@ _MEANING: dict[int | str, str] = {
     409: "Not possible as things are",
     413: "The body is too large",
     414: f"The URL has more than {MAX_URL_BYTES} bytes",
+    416: "The Range begins behind the last byte, which Content-Range tells",
     421: "Without keys the service answers under loopback names only",
     422: "A field is wrong; `errors` names it and what it takes",
     429: "More than this caller may at once. Try again after Retry-After seconds",
@@ -188,15 +191,13 @@ def _given(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _refusals(method: str, path: str, operation: dict[str, Any]) -> Answers:
     """What follows from what a route takes."""
-    statuses = {408, 431}
+    statuses = {408, 414, 422, 431}
     if "security" in operation:
         statuses |= {401, 403, 421, 429, 503}
     if method != "get":
         statuses.add(413)
     if "requestBody" in operation:
-        statuses |= {400, 422}
-    if "parameters" in operation:
-        statuses |= {414, 422}
+        statuses.add(400)
     if "{" in path:
         statuses.add(404)
     return dict.fromkeys(statuses)

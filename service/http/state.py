@@ -11,6 +11,7 @@ from fastapi import Depends, Request
 from gemmsmith.signing import Signer
 from service.http.access import Doorkeeper
 from service.http.connections import Limits
+from service.http.denials import Denials
 from service.http.readiness import Readiness
 from service.http.streams import Streams
 from service.http.turns import Lookups
@@ -41,6 +42,7 @@ class State:
         access: tells who makes a request, and whether they may.
         streams: what event streams are fed by.
         readiness: tells whether all is well.
+        denials: what was denied, on its way into the audit.
         stopping: set when the server begins to stop; event streams then end, and their clients
             resume with `Last-Event-ID` at the next server.
     """
@@ -56,6 +58,7 @@ class State:
     ranker: Ranker
     signer: Signer
     access: Doorkeeper
+    denials: Denials
     stopping: threading.Event = field(default_factory=threading.Event)
     chart: Chart = field(init=False)
     lookups: Lookups = field(init=False)

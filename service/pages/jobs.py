@@ -76,6 +76,7 @@ def job(service: Service, caller: Reader, job_id: str) -> Response:
         device=device if device in slugs else None,
         final=found.state.terminal,
         retryable=found.state in (JobState.FAILED, JobState.CANCELLED),
+        changeable=api.may_change(caller, found),
     )
 
 

@@ -54,6 +54,7 @@ def fill(store: Store) -> None:
         saving_us=1.5,
         deadline_s=1e10,
         ordered_by="ci",
+        idempotency_key="key-1",
     )
     store.keys.create("ci", Scope.TUNE, expires_in_s=LONGEST_LIFE_S, job_limit=50)
     store.keys.create("me", Scope.ADMIN)

@@ -75,6 +75,10 @@ def test_a_frozen_database_is_upgraded_and_read(asset: Path, tmp_path: Path) -> 
         assert leased is not None
         assert leased.job.id == waiting.id
         check_access(store, waiting, older=asset.stem < "0003")
+        assert queue.enqueue(PROBLEM, idempotency_key="key-1") == (done, False)
+        if asset.stem >= "0010":  # each API key has its own
+            owned, created = queue.enqueue(PROBLEM, ordered_by="ci", idempotency_key="key-1")
+            assert (owned.id, created) == (waiting.id, False)
 
 
 def check_access(store: Store, waiting: Job, *, older: bool) -> None:
@@ -86,4 +90,8 @@ def check_access(store: Store, waiting: Job, *, older: bool) -> None:
     )
     actions = [entry.action for entry in reversed(store.audit.entries())]
     assert actions == ([] if older else AUDITED)
+    assert store.audit.verify().fault is None
+    assert store.audit.verify().entries == len(actions)
+    store.keys.create("after", Scope.READ)
+    assert store.audit.verify().fault is None
     assert (waiting.ordered_by, waiting.deadline_at is None) == (None if older else "ci", older)

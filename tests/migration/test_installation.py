@@ -129,7 +129,7 @@ def check_use(store: Store) -> None:
     assert [event.kind for event in queue.events(done.id)] == [
         "created", "started", "progress", "finished",
     ]  # fmt: skip
-    same, created = queue.enqueue(PROBLEM, idempotency_key="key-1")
+    same, created = queue.enqueue(PROBLEM, ordered_by="ci", idempotency_key="key-1")
     assert (same.id, created) == (done.id, False)
     assert [key.name for key in store.keys.list()] == ["ci"]
     assert [key.name for key in store.keys.list(inactive=True)] == ["me", "ci"]

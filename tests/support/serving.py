@@ -27,7 +27,7 @@ from tests.support.sqlite import empty_store
 from tuner.backends import kernels
 from tuner.compile import ArtifactStore
 from tuner.store import Store, upgrade
-from tuner.store.database import parse_url, sqlite_path
+from tuner.store.database import create_private, parse_url, sqlite_path
 from tuner.trial import Phase, Trial, Winner
 
 H200 = DeviceModel(
@@ -105,6 +105,7 @@ def new_settings(folder: Path, **values: object) -> Settings:
     if path is None or path.exists():
         upgrade(settings.database)
     else:
+        create_private(path)
         path.write_bytes(empty_store())
     return settings
 

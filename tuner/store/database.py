@@ -11,10 +11,11 @@ A `Database` may be shared by threads. A forked child must open its own.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import Session
 
-from tuner.errors import StoreError
+from gemmsmith.files import private_folder
+from tuner.errors import SchemaChanged, StoreError
 from tuner.store.faults import translated
 
 BUSY_TIMEOUT_S = 30.0
@@ -71,6 +73,20 @@ def sqlite_path(url: URL) -> Path | None:
     return Path(url.database)
 
 
+def create_private(path: Path) -> None:
+    """Make an empty SQLite file, if there is none, that nobody but its owner can read.
+
+    SQLite gives the files beside it, `-wal` and `-shm`, the same permissions. It holds what keys
+    there are, by name and hash, and who did what.
+
+    Raises:
+        OSError: the folder or the file cannot be made.
+    """
+    private_folder(path.parent)
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+
+
 class Database:
     """An engine with the project's settings.
 
@@ -88,6 +104,7 @@ class Database:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._migrating = migrating
         self._patience_s = patience_s
+        self._revision: str | None = None
         self._engine = self._create_engine()
         self._writer = self._engine.execution_options(**{_WRITES: True})
         self._fence: Fence = lambda _: None
@@ -156,18 +173,23 @@ class Database:
         with translated(self.url), self._engine.connect() as connection:
             yield connection
 
+    def expect(self, revision: str) -> None:
+        """Write from now on only while the schema is this: somebody may migrate the database."""
+        self._revision = revision
+
     @contextmanager
     def write(self) -> Iterator[Session]:
         """A session whose changes are durable when the block ends, or none of them made.
 
         Raises:
-            DiskFull, DatabaseCorrupt, StoreError: and nothing was changed.
+            SchemaChanged, DiskFull, DatabaseCorrupt, StoreError: and nothing was changed.
         """
         with (
             translated(self.url),
             Session(self._writer, expire_on_commit=False) as session,
             session.begin(),
         ):
+            self._check_revision(session)
             self._fence(session)
             yield session
 
@@ -188,6 +210,17 @@ class Database:
     def close(self) -> None:
         """Close all connections."""
         self._engine.dispose()
+
+    def _check_revision(self, session: Session) -> None:
+        if self._revision is None:
+            return
+        found = session.scalar(text("SELECT version_num FROM alembic_version"))
+        if found != self._revision:
+            raise SchemaChanged(
+                f"the database was migrated from schema {self._revision} to {found} while this "
+                "program had it open, and nothing was changed. Restart it with the gemmsmith that "
+                "migrated the database"
+            )
 
 
 def _begin_sqlite(connection: Connection) -> None:

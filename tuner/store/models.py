@@ -318,10 +318,14 @@ class JobEventRow(Base):
 
 
 class IdempotencyKeyRow(Base):
-    """A client's Idempotency-Key and the job that answered it."""
+    """An Idempotency-Key and the job that answered it.
+
+    `owner` is the API key that sent it, whose own it is; empty where none is asked for.
+    """
 
     __tablename__ = "idempotency_keys"
 
+    owner: Mapped[str] = mapped_column(String(200), primary_key=True, server_default=text("''"))
     key: Mapped[str] = mapped_column(String(255), primary_key=True)
     job_id: Mapped[int] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), index=True)
     created_at: Mapped[float]
@@ -351,7 +355,10 @@ class ApiKeyRow(Base):
 
 
 class AuditRow(Base):
-    """Who changed what is served, or who may come in; rows are only ever added."""
+    """Who changed what is served, or who may come in; rows are only ever added.
+
+    `hash` is of all of it and of `previous`, the hash before: see `tuner.store.chain`.
+    """
 
     __tablename__ = "audit"
     __table_args__ = ({"sqlite_autoincrement": True},)
@@ -362,3 +369,15 @@ class AuditRow(Base):
     action: Mapped[str] = mapped_column(String(40))
     subject: Mapped[str] = mapped_column(String(300))
     detail: Mapped[dict[str, Any]]
+    previous: Mapped[str] = mapped_column(String(64), server_default=text("''"))
+    hash: Mapped[str] = mapped_column(String(64), server_default=text("''"))
+
+
+class AuditHeadRow(Base):
+    """The newest entry of the audit, and how many there are: one row, once there is an entry."""
+
+    __tablename__ = "audit_head"
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True, autoincrement=False)
+    entries: Mapped[int] = mapped_column(BigInteger)
+    hash: Mapped[str] = mapped_column(String(64))

@@ -31,7 +31,7 @@ from service.http.admission import (
 )
 from service.http.attempts import client_name
 from service.http.errors import ProblemError, invalid_field, not_found
-from service.http.parameters import Cursor
+from service.http.parameters import Number
 from service.http.requests import JobsQuery
 from service.http.routes.paging import filled, next_page
 from service.http.state import Service, State
@@ -67,9 +67,11 @@ def cancel_job(
     service: Service, caller: Annotated[Caller, needs(Scope.TUNE)], job_id: str
 ) -> Response:
     """Ask for cancellation: at once for a waiting job, after the current candidate for a running
-    one. A job that has ended stays as it is. Trials are kept.
+    one. A job that has ended stays as it is. Trials are kept. Another key's job takes an admin.
     """
-    service.queue.cancel(_get(service, job_id).id, actor=caller.name)
+    job = _get(service, job_id)
+    _need_right(caller, job)
+    service.queue.cancel(job.id, actor=caller.name)
     return documents.json_response(documents.job(_get(service, job_id)), status=202)
 
 
@@ -83,9 +85,10 @@ def retry_job(
     """Order anew what a job failed to do, or was cancelled before; answers as `POST /tune` does.
 
     The new job has the old one's problem, effort, device, priority and calls, and no deadline. A
-    job that is done or not over yet gets a 409.
+    job that is done or not over yet gets a 409. Another key's job takes an admin.
     """
     old = _get(service, job_id)
+    _need_right(caller, old)
     try:
         with refused_without_room(service, caller):
             job, created = service.queue.retry(
@@ -112,16 +115,16 @@ def job_events(
     service: Service,
     request: Request,
     job_id: str,
-    after: Annotated[Cursor, Query(description="Event to continue after")] = 0,
+    after: Annotated[Number, Query(description="Event to continue after")] = 0,
     last_event_id: Annotated[
         str | None,
-        Header(description="As `after`; it wins", json_schema_extra={"pattern": "^[0-9]{0,18}$"}),
+        Header(description="As `after`; it wins", json_schema_extra={"pattern": "^[0-9]{0,9}$"}),
     ] = None,
 ) -> Response:
     """The job's events from the first (or from `Last-Event-ID`) to its end, as they happen."""
     job = _get(service, job_id)
     if last_event_id:
-        if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 19):
+        if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 10):
             raise invalid_field("Last-Event-ID", "is not an event's id", "an id from this stream")
         after = int(last_event_id)
     is_welcome = partial(service.access.admits, request.scope, Scope.READ)
@@ -152,6 +155,24 @@ class _EventStream(StreamingResponse):
                 await refusal.response(scope["path"])(scope, receive, send)
                 return
             await super().__call__(scope, receive, send)
+
+
+def may_change(caller: Caller, job: Job) -> bool:
+    """Whether the job is the caller's own, whoever joined it since, or the caller an admin."""
+    return Scope.ADMIN in caller.scopes or job.ordered_by == key_name(caller)
+
+
+def _need_right(caller: Caller, job: Job) -> None:
+    if not may_change(caller, job):
+        raise ProblemError(
+            status=403,
+            kind="forbidden",
+            title="Another key's job",
+            detail=f"The job was not requested with the API key {caller.name!r}: only the key that "
+            "did, or one with the scope admin, may cancel it or try it again. To have the problem "
+            "tuned, request it: POST /tune.",
+            links={"tune": {"href": "/tune", "method": "POST"}},
+        )
 
 
 def _jobs(

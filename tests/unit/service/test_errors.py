@@ -69,13 +69,17 @@ def test_every_route_has_the_same_error_shape(
 
 def test_wrong_methods_name_the_right_ones(client: httpx.Client) -> None:
     reply = client.post("/best")
-    assert reply.headers["allow"] == "GET"
+    assert reply.headers["allow"] == "GET, HEAD"
     assert "GET" in reply.json()["detail"]
 
 
 @pytest.mark.parametrize(
     ("path", "allowed"),
-    [("/jobs/latest", "DELETE, GET"), ("/keys", "GET, POST"), ("/ui/static/style.css", "GET")],
+    [
+        ("/jobs/latest", "DELETE, GET, HEAD"),
+        ("/keys", "GET, HEAD, POST"),
+        ("/ui/static/style.css", "GET, HEAD"),
+    ],
 )
 def test_all_methods_of_a_path_are_named(client: httpx.Client, path: str, allowed: str) -> None:
     assert client.patch(path).headers["allow"] == allowed

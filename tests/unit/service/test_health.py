@@ -13,14 +13,17 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, event, text
 
+from gemmsmith.problem import Problem
 from service.cli import checks
 from service.http import readiness
 from service.http.access import Scope
 from tests.support.processes import serving, until
-from tests.support.serving import new_settings, running
+from tests.support.serving import new_settings, promote, running, winner
+from tuner.errors import SchemaChanged
 from tuner.store import Store, head
+from tuner.store.database import Database
 from tuner.store.probe import probe
 
 
@@ -176,3 +179,34 @@ def test_strangers_are_told_neither_paths_nor_hosts_nor_users(tmp_path: Path) ->
             assert str(tmp_path) not in reply.text
             assert "gemmsmith.db" not in reply.text
         assert "Restore a backup" in client.get("/readyz", headers=bearer).text
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_service_whose_database_was_migrated_reads_and_writes_nothing(
+    store_url: str, tmp_path: Path
+) -> None:
+    """By a newer program, or back to an older one's schema."""
+    asked = {"m": 64, "n": 64, "k": 64}
+    settings = new_settings(tmp_path, database=store_url)
+    promote(settings, winner(Problem(**asked)))
+    with running(settings) as client, Store.open(store_url) as worker:
+        for found in ("9999", "0001"):
+            set_schema(store_url, found)
+            refused = client.post("/tune", json={**asked, "m": 128})
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+            assert refused.json()["type"].endswith("schema-mismatch")
+            assert f"to {found} while this program had it open" in refused.json()["detail"]
+            with pytest.raises(SchemaChanged, match=found):
+                worker.promote(winner(Problem(m=1, n=1, k=1)))
+            ready = client.get("/readyz")
+            assert ready.status_code == 503
+            assert client.get("/best", params=asked).json()["match"] == "exact"
+        set_schema(store_url, head())
+        assert client.get("/readyz").status_code == 200
+        assert client.get("/jobs").json()["jobs"] == []
+        assert client.post("/tune", json={**asked, "m": 128}).status_code == 202
+
+
+def set_schema(url: str, revision: str) -> None:
+    with closing(Database(url)) as database, database.write() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = :it"), {"it": revision})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -155,3 +156,62 @@ def test_the_clients_go_through_all_pages(
             return [entry["hash"] async for entry in client.packs(toolchain=OLDER.digest)]
 
     assert asyncio.run(asynchronously()) == hashes
+
+
+def test_who_has_a_pack_or_wants_a_part_is_answered_without_reading_all(
+    http: httpx.Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = publish(settings, OLDER, 0)
+    whole, where = pack.path.read_bytes(), f"/packs/{pack.hash}"
+    assert http.get(where).content == whole
+    hashed = []
+    file_digest = hashlib.file_digest
+
+    def counted(*args: Any) -> Any:
+        hashed.append(args)
+        return file_digest(*args)
+
+    monkeypatch.setattr("tuner.compile.artifacts.hashlib.file_digest", counted)
+    for tags in (f'"{pack.hash}"', f'W/"{pack.hash}", "x"', "*"):
+        reply = http.get(where, headers={"If-None-Match": tags})
+        assert (reply.status_code, reply.content) == (304, b"")
+        assert reply.headers["etag"] == f'"{pack.hash}"'
+        assert "immutable" in reply.headers["cache-control"]
+    for asked, start, stop in (
+        ("0-3", 0, 4),
+        ("5-", 5, None),
+        ("-6", -6, None),
+        ("2-999", 2, None),
+    ):
+        part = http.get(where, headers={"Range": f"bytes={asked}"})
+        assert (part.status_code, part.content) == (206, whole[start:stop]), asked
+        assert part.headers["content-range"].endswith(f"/{len(whole)}")
+    assert hashed == []
+    http.get(where)
+    http.get(where, headers={"If-None-Match": '"other"'})
+    assert len(hashed) == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        ("bytes=0-0,2-3", 200),
+        ("bytes=5-2", 200),
+        ("lines=1-2", 200),
+        ("bytes=", 200),
+        ("bytes=--1", 200),
+        (f"bytes={'9' * 5000}-", 200),
+        ("bytes=999999-", 416),
+        ("bytes=-0", 416),
+    ],
+)
+def test_odd_ranges(http: httpx.Client, settings: Settings, asked: str, status: int) -> None:
+    pack = publish(settings, OLDER, 0)
+    size = pack.path.stat().st_size
+    reply = http.get(f"/packs/{pack.hash}", headers={"Range": asked})
+    assert reply.status_code == status
+    if status == 200:
+        assert reply.content == pack.path.read_bytes()
+    else:
+        assert reply.headers["content-range"] == f"bytes */{size}"
+        assert reply.json()["type"].endswith("range-not-satisfiable")
