@@ -81,9 +81,13 @@ def worker(
     recorded trials.
     """
     from service import logging
+    from service.settings import SettingsError
     from service.worker.process import run
 
     settings = load_settings(device=device, database=database, packs=packs, sweeps=sweeps)
     logging.configure(json=settings.log_json)
-    done = run(settings, until_idle=until_idle)
+    try:
+        done = run(settings, until_idle=until_idle)
+    except SettingsError as error:
+        raise MisuseError(str(error)) from error
     note(f"{done} jobs worked on")

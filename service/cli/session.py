@@ -11,6 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from gemmsmith.device import DeviceModel
+from service.cli.options import signer_of
 from service.cli.output import CommandError, note
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def local(settings: Settings) -> Iterator[TuningSession]:
 
     Raises:
         StoreError, DeviceError, CompilerNotFound: what is missing and how to get it.
+        MisuseError: the key that winners are signed with cannot be used.
     """
     from service.worker.builder import open_builder
     from service.worker.process import open_worker_device
@@ -44,7 +46,8 @@ def local(settings: Settings) -> Iterator[TuningSession]:
     from tuner.store import Store
 
     settings.create_folders()
-    with Store.open(settings.database, create=True) as store:
+    signer = signer_of(settings)
+    with Store.open(settings.database, create=True, signer=signer) as store:
         device = open_worker_device(settings)
         builder = open_builder(settings, store) if device.needs_packs else None
         with device:

@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from service.http.access import Doorkeeper
+from service.lookup.altered import Altered
 from service.lookup.cache import Answers
 from service.lookup.devices import Catalogue
 from service.lookup.neighbourhood import Chart
@@ -29,6 +30,7 @@ class State:
     Attributes:
         answers: what lookups were answered, while it is true; `watcher` sees to that.
         chart: what a prediction has to know of the store.
+        altered: winners that are not what was put into the store.
         ranker: predicts what lookups find no winner for.
         access: tells who makes a request, and whether they may.
         stopping: set when the server begins to stop; event streams then end, and their clients
@@ -47,9 +49,11 @@ class State:
     access: Doorkeeper
     stopping: threading.Event = field(default_factory=threading.Event)
     chart: Chart = field(init=False)
+    altered: Altered = field(init=False)
 
     def __post_init__(self) -> None:
         self.chart = Chart(self.store)
+        self.altered = Altered(self.metrics.altered.inc)
 
     def catch_up(self) -> None:
         """Let lookups show what has changed until now, before anybody is told of the change."""

@@ -88,6 +88,7 @@ def new_settings(folder: Path, **values: object) -> Settings:
         **{
             "database": f"sqlite:///{folder}/gemmsmith.db",
             "packs": folder / "packs",
+            "signing_key": folder / "signing.key",
             "winners": folder / "winners",
             "sweeps": folder / "sweeps",
             "port": 0,

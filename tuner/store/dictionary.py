@@ -3,6 +3,9 @@
 Writing one that exists already, in this or in another process, gives the existing row. Because
 these rows stay as they are, what has once been read is remembered for the life of the object.
 Ids of rows that a transaction wrote are remembered only after it has succeeded.
+
+One thing is mended: a kernel's description that its backend would not give that name. Whoever
+promotes or imports a winner of the kernel puts the right one in its place (`heal`).
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ import math
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from sqlalchemy import select
+import msgspec
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from gemmsmith.device import DeviceModel, Environment
@@ -72,16 +76,56 @@ class Dictionary:
         return self._environments[row_id]
 
     def kernels(self, session: Session, row_ids: Iterable[int]) -> dict[int, AnyKernel]:
-        """The kernels with those ids; unknown ones are read in a few statements."""
+        """The kernels with those ids; unknown ones are read in a few statements.
+
+        One whose description cannot be read is left out.
+        """
         wanted = set(row_ids)
-        missing = sorted(wanted - self._kernels.keys())
+        known = self._kernels
+        missing = sorted(wanted - known.keys())
         for start in range(0, len(missing), 500):  # databases limit the parameters of a statement
             rows = session.scalars(
                 select(KernelRow).where(KernelRow.id.in_(missing[start : start + 500]))
             )
             for row in rows:
-                self._kernels[row.id] = kernel_from_json(row.description)
-        return {row_id: self._kernels[row_id] for row_id in wanted}
+                if (kernel := _read(row.description)) is not None:
+                    known[row.id] = kernel
+        return {row_id: known[row_id] for row_id in wanted if row_id in known}
+
+    def described(self) -> list[tuple[str, AnyKernel | None]]:
+        """Every kernel's name and its description; None where that cannot be read."""
+        with self._database.read() as session:
+            return [
+                (row.name, _read(row.description))
+                for row in session.scalars(select(KernelRow).order_by(KernelRow.id))
+            ]
+
+    def misdescribed(self, session: Session, kernels: Iterable[AnyKernel]) -> dict[int, AnyKernel]:
+        """Kernels whose stored description is another, and not what their name means; by row id."""
+        described = {kernel.name: kernel for kernel in kernels}
+        names = sorted(described)
+        found: dict[int, AnyKernel] = {}
+        for start in range(0, len(names), 500):
+            there = select(KernelRow).where(KernelRow.name.in_(names[start : start + 500]))
+            for row in session.scalars(there):
+                kernel = described[row.name]
+                if _read(row.description) != kernel and _means(kernel):
+                    found[row.id] = kernel
+        return found
+
+    def heal(self, session: Session, kernels: Iterable[AnyKernel]) -> list[int]:
+        """Put these kernels' stored descriptions right; ids of those that were not."""
+        wrong = self.misdescribed(session, kernels)
+        for row_id, kernel in wrong.items():
+            values = {"description": to_json(kernel)}
+            session.execute(update(KernelRow).where(KernelRow.id == row_id).values(values))
+        if wrong:
+            self.forget_kernels()
+        return [*wrong]
+
+    def forget_kernels(self) -> None:
+        """Read the kernels' descriptions anew from now on: one may have been put right."""
+        self._kernels = {}
 
     def keep(self, ids: Ids) -> None:
         """Remember ids whose transaction has succeeded."""
@@ -175,6 +219,20 @@ def problem_identity(problem: Problem) -> dict[str, Any]:
         "n": problem.n,
         "k": problem.k,
     }
+
+
+def _read(stored: object) -> AnyKernel | None:
+    try:
+        return kernel_from_json(stored)
+    except msgspec.ValidationError:
+        return None
+
+
+def _means(kernel: AnyKernel) -> bool:
+    """Whether the kernel's name means its description; of a backend not known here nobody knows."""
+    from tuner.claims import kernel_doubt  # seldom needed, and slow to import
+
+    return kernel_doubt(kernel) is None
 
 
 def _upsert(
