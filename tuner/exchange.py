@@ -20,9 +20,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.errors import Untrusted
 from gemmsmith.files import publish
-from gemmsmith.kernel import AnyKernel
+from gemmsmith.kernel import AnyKernel, Kernel
 from gemmsmith.signing import Signer, Trusted
 from tuner.errors import TunerError
 from tuner.store import Store
@@ -125,10 +126,10 @@ def import_winners(
     """
     file = _File.open(path)
     looked = _look(store, file, trusted, path)
-    kernels = looked.kernels.values()
+    kernels = (each for each in looked.named if isinstance(each, Kernel))
     taken = Taken()
     if looked.wanted or store.imports.misdescribed(kernels):
-        taken = store.imports.take(_again(file, looked.wanted), kernels, unsigned=unsigned)
+        taken = store.imports.take(_again(file, looked.wanted), looked.named, unsigned=unsigned)
     kept = file.count - taken.added - taken.unbelieved
     if taken.added or taken.unbelieved:
         numbers = {"added": taken.added, "kept": kept, "unbelieved": taken.unbelieved}
@@ -206,14 +207,11 @@ class _Problems:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._found: list[str] = []
-        self._count = 0
+        self._found: list[tuple[int, str]] = []
 
     def add(self, number: int, reason: object) -> None:
-        """Note what is wrong with a line; only the first few are kept."""
-        self._count += 1
-        if len(self._found) < _TOLD:
-            self._found.append(f"{self._path} line {number}: {reason}")
+        """Note what is wrong with a line."""
+        self._found.append((number, str(reason)))
 
     def read(self, number: int, line: bytes, schema: int) -> Winner | None:
         """The winner of a line; None if it is none."""
@@ -237,11 +235,13 @@ class _Problems:
 
     def refuse(self) -> None:
         """Raise ExchangeError if there is anything wrong."""
-        if not self._count:
+        if not self._found:
             return
-        more = self._count - len(self._found)
-        rest = [f"and {more} more lines"] if more else []
-        raise ExchangeError("\n".join([*self._found, *rest, "nothing of this file was taken"]))
+        told = sorted(self._found)[:_TOLD]
+        lines = [f"{self._path} line {number}: {reason}" for number, reason in told]
+        if more := len(self._found) - len(told):
+            lines.append(f"and {more} more lines")
+        raise ExchangeError("\n".join([*lines, "nothing of this file was taken"]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,18 +251,18 @@ class _Looked:
     Attributes:
         wanted: digest, and whether it is believed, of the winners that the store has to be given,
             by their place.
-        kernels: every kernel of the file, by its name.
+        named: every kernel, device model and environment of the file, once.
         strangers: keys that are not believed.
     """
 
     wanted: dict[int, tuple[str, bool]]
-    kernels: dict[str, AnyKernel]
+    named: set[AnyKernel | DeviceModel | Environment]
     strangers: set[str]
 
 
 def _look(store: Store, file: _File, trusted: Trusted, path: Path) -> _Looked:
     """Look at every line before anything is written; raises ExchangeError."""
-    looked = _Looked(wanted={}, kernels={}, strangers=set())
+    looked = _Looked(wanted={}, named=set(), strangers=set())
     problems = _Problems(path)
     places: dict[object, int] = {}
     for batch in _batches(file.lines()):
@@ -274,8 +274,9 @@ def _look(store: Store, file: _File, trusted: Trusted, path: Path) -> _Looked:
             if first != number:
                 problems.add(number, f"{winner.problem} is in line {first} already")
                 continue
+            looked.named.update((winner.device, winner.environment))
             if winner.candidate:
-                looked.kernels.setdefault(winner.candidate.kernel.name, winner.candidate.kernel)
+                looked.named.add(winner.candidate.kernel)
             if digest in settled or problems.doubt(number, winner):
                 continue
             try:

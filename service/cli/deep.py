@@ -25,9 +25,11 @@ def wrong(settings: Settings) -> list[str]:
         MisuseError: who is believed cannot be read.
         StoreError: the database cannot be used.
     """
-    from tuner.store import Store
+    from tuner.store import Store, current
 
     trusted = trusted_of(settings)
+    if current(settings.database) is None:  # nothing is stored yet
+        return [*_packs(settings.packs)]
     with Store.open(settings.database) as store:
         found = [*_winners(store, trusted), *_kernels(store)]
     return [*found, *_packs(settings.packs)]

@@ -129,7 +129,9 @@ def test_a_default_that_may_be_faster_is_not_to_be_replaced() -> None:
     slow = replace(
         HONEST,
         baseline=HONEST.statistics,
-        speedup=msgspec.convert({"median": 1.0, "ci_low": 0.99, "ci_high": 1.01}, type(HONEST.speedup)),
+        speedup=msgspec.convert(
+            {"median": 1.0, "ci_low": 0.99, "ci_high": 1.01}, type(HONEST.speedup)
+        ),
     )
     assert "may be 0.99" in (doubt(slow) or "")
     assert doubt(replace(slow, use=Use.CUBLAS)) is None

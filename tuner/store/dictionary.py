@@ -40,11 +40,14 @@ class Dictionary:
         self._environments: dict[int, Environment] = {}
         self._kernels: dict[int, AnyKernel] = {}
 
-    def ids(self, session: Session, entries: Iterable[Entry]) -> Ids:
-        """Ids of all entries, written where they are new. Call `keep` after the commit."""
+    def ids(self, session: Session, entries: Iterable[Entry], *, as_given: bool = False) -> Ids:
+        """Ids of all entries, written where they are new. Call `keep` after the commit.
+
+        With `as_given` new ones get their ids in that order.
+        """
         found = Ids(self._ids)
         # One order for everybody: two transactions that write the same new rows never deadlock.
-        for entry in sorted(entries, key=_order):
+        for entry in entries if as_given else sorted(entries, key=_order):
             key = _key(entry)
             if key not in self._ids and key not in found.fresh:
                 found.fresh[key] = _intern(session, entry)
@@ -102,15 +105,18 @@ class Dictionary:
 
     def misdescribed(self, session: Session, kernels: Iterable[AnyKernel]) -> dict[int, AnyKernel]:
         """Kernels whose stored description is another, and not what their name means; by row id."""
-        described = {kernel.name: kernel for kernel in kernels}
+        described: dict[str, list[AnyKernel]] = {}
+        for kernel in kernels:
+            described.setdefault(kernel.name, []).append(kernel)
         names = sorted(described)
         found: dict[int, AnyKernel] = {}
         for start in range(0, len(names), 500):
             there = select(KernelRow).where(KernelRow.name.in_(names[start : start + 500]))
             for row in session.scalars(there):
-                kernel = described[row.name]
-                if _read(row.description) != kernel and _means(kernel):
-                    found[row.id] = kernel
+                stored = _read(row.description)
+                others = (kernel for kernel in described[row.name] if kernel != stored)
+                if (right := next(filter(_means, others), None)) is not None:
+                    found[row.id] = right
         return found
 
     def heal(self, session: Session, kernels: Iterable[AnyKernel]) -> list[int]:

@@ -9,15 +9,16 @@ is believed by then, it is. What a history shows already is not added again.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Row, insert, select, update
 from sqlalchemy.orm import Session
 
+from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.history import Origin
-from gemmsmith.kernel import AnyKernel
+from gemmsmith.kernel import AnyKernel, Kernel
 from tuner.store import asked
 from tuner.store.codec import to_json
 from tuner.store.database import Database
@@ -94,23 +95,27 @@ class Imports:
     def take(
         self,
         batches: Iterable[Sequence[Foreign]],
-        kernels: Iterable[AnyKernel],
+        named: Collection[AnyKernel | DeviceModel | Environment],
         *,
         unsigned: bool,
     ) -> Taken:
         """Take all of them in, in one transaction, and put the kernels' descriptions right.
 
-        No two may be of one problem and device model. With `unsigned`, those that nobody is
-        believed to have signed are answered as well, until something better comes.
+        `named` is what the winners name beside their problems. No two may be of one problem and
+        device model. With `unsigned`, those that nobody is believed to have signed are answered as
+        well, until something better comes.
         """
         taken = Taken()
         with self._database.write() as session:
             self._database.lock(session, PROMOTION_LOCK)
-            self._winners.heal(session, kernels)
+            # Before any problem: whoever adds a trial writes them in this order too.
+            ids = self._dictionary.ids(session, named)
+            self._winners.heal(session, [each for each in named if isinstance(each, Kernel)])
             for batch in batches:
                 _Batch(session, self._dictionary, taken, unsigned=unsigned).take(
                     batch, self._shown([foreign.winner for foreign in batch], session)
                 )
+        self._dictionary.keep(ids)
         return taken
 
     def _shown(
@@ -145,9 +150,8 @@ class _Batch:
         histories: dict[tuple[int, int], list[Row[Any]]] = defaultdict(list)
         for row in shown:
             histories[row.problem_id, row.device_id].append(row)
-        ids = self._dictionary.ids(
-            self._session, (entry for foreign in batch for entry in entries(foreign.winner))
-        )
+        named = (entry for foreign in batch for entry in entries(foreign.winner))
+        ids = self._dictionary.ids(self._session, named, as_given=True)
         packs = self._packs(batch)
         for foreign in batch:
             winner = foreign.winner
