@@ -131,7 +131,7 @@ def import_winners(
     if looked.wanted or store.imports.misdescribed(kernels):
         taken = store.imports.take(_again(file, looked.wanted), looked.named, unsigned=unsigned)
     kept = file.count - taken.added - taken.unbelieved
-    if taken.added or taken.unbelieved:
+    if taken.written:
         numbers = {"added": taken.added, "kept": kept, "unbelieved": taken.unbelieved}
         store.audit.add(Action.PROMOTED, str(path)[-300:], actor="import", **numbers)
     return Imported(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemmsmith.signing import Trusted
-from service.cli.options import trusted_of
+from service import identity
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -22,12 +22,12 @@ def wrong(settings: Settings) -> list[str]:
     """Everything that is not as it should be, a line each: winners, kernels, packs.
 
     Raises:
-        MisuseError: who is believed cannot be read.
+        SettingsError: who is believed cannot be read.
         StoreError: the database cannot be used.
     """
     from tuner.store import Store, current
 
-    trusted = trusted_of(settings)
+    trusted = identity.trusted(settings)
     if current(settings.database) is None:  # nothing is stored yet
         return [*_packs(settings.packs)]
     with Store.open(settings.database) as store:

@@ -25,7 +25,6 @@ from service.cli.options import (
     connect,
     load_settings,
     problem_of,
-    signer_of,
 )
 from service.cli.output import MisuseError, emit, microseconds, ratio, say, table
 
@@ -154,10 +153,11 @@ def sign(
     For a release, with its own key; what is exported carries the signature of whoever measured it.
     """
     from gemmsmith.signing import Signer
+    from service import identity
     from tuner.exchange import ExchangeError, sign_winners
 
     try:
-        signer = Signer.load(key) if key else signer_of(load_settings())
+        signer = Signer.load(key) if key else identity.signer(load_settings())
     except ValueError as error:
         raise MisuseError(str(error)) from error
     counts = []

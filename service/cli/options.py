@@ -17,7 +17,6 @@ from service.cli.output import MisuseError
 
 if TYPE_CHECKING:
     from gemmsmith.client import Client
-    from gemmsmith.signing import Signer, Trusted
     from service.settings import Settings
 
 
@@ -200,33 +199,3 @@ def shown(url: str) -> str:
         return parse_url(url).render_as_string(hide_password=True)
     except StoreError:
         return url
-
-
-def signer_of(settings: Settings) -> Signer:
-    """What this installation signs with.
-
-    Raises:
-        MisuseError: its key cannot be used; says which file.
-    """
-    from service import identity
-    from service.settings import SettingsError
-
-    try:
-        return identity.signer(settings)
-    except SettingsError as error:
-        raise MisuseError(str(error)) from error
-
-
-def trusted_of(settings: Settings) -> Trusted:
-    """Whom this installation believes.
-
-    Raises:
-        MisuseError: a file there holds no public key; says which.
-    """
-    from service import identity
-    from service.settings import SettingsError
-
-    try:
-        return identity.trusted(settings)
-    except SettingsError as error:
-        raise MisuseError(str(error)) from error

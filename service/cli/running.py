@@ -81,13 +81,9 @@ def worker(
     recorded trials.
     """
     from service import logging
-    from service.settings import SettingsError
     from service.worker.process import run
 
     settings = load_settings(device=device, database=database, packs=packs, sweeps=sweeps)
     logging.configure(json=settings.log_json)
-    try:
-        done = run(settings, until_idle=until_idle)
-    except SettingsError as error:
-        raise MisuseError(str(error)) from error
+    done = run(settings, until_idle=until_idle)
     note(f"{done} jobs worked on")

@@ -11,7 +11,6 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from gemmsmith.device import DeviceModel
-from service.cli.options import signer_of
 from service.cli.output import CommandError, note
 
 if TYPE_CHECKING:
@@ -38,15 +37,16 @@ def local(settings: Settings) -> Iterator[TuningSession]:
 
     Raises:
         StoreError, DeviceError, CompilerNotFound: what is missing and how to get it.
-        MisuseError: the key that winners are signed with cannot be used.
+        SettingsError: the key that winners are signed with cannot be used.
     """
+    from service import identity
     from service.worker.builder import open_builder
     from service.worker.process import open_worker_device
     from tuner.search.cost_model import AnalyticModel
     from tuner.store import Store
 
     settings.create_folders()
-    signer = signer_of(settings)
+    signer = identity.signer(settings)
     with Store.open(settings.database, create=True, signer=signer) as store:
         device = open_worker_device(settings)
         builder = open_builder(settings, store) if device.needs_packs else None

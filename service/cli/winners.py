@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service.cli.files import Fields, FormatName, fields_of, format_of, send, write
-from service.cli.options import AsJson, Database, dtypes_of, load_settings, trusted_of
+from service.cli.options import AsJson, Database, dtypes_of, load_settings
 from service.cli.output import CommandError, MisuseError, emit, note, say
 
 if TYPE_CHECKING:
@@ -79,11 +79,12 @@ def import_(
     A file with a winner that cannot be true is refused whole, with status 2. Winners that nobody
     who is believed has signed are stored, and not answered until they are measured here.
     """
+    from service import identity
     from tuner.exchange import ExchangeError, import_winners
     from tuner.store import Store
 
     settings = load_settings(database=database, unsigned=unsigned)
-    trusted = trusted_of(settings)
+    trusted = identity.trusted(settings)
     counts = []
     with Store.open(settings.database, create=True) as store:
         for path in paths:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -88,9 +89,9 @@ def new_settings(folder: Path, **values: object) -> Settings:
         **{
             "database": f"sqlite:///{folder}/gemmsmith.db",
             "packs": folder / "packs",
-            "signing_key": folder / "signing.key",
             "winners": folder / "winners",
             "sweeps": folder / "sweeps",
+            "signing_key": Path(os.environ["GEMMSMITH_SIGNING_KEY"]),
             "port": 0,
             "events_poll_s": 0.02,
             **values,

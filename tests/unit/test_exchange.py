@@ -158,6 +158,7 @@ def test_what_nobody_signed_is_kept_and_not_answered(
         assert other.near_winners(replace(KNOWN, m=2048), H200.slug) == []
         assert other.winners() == []
     assert [found.origin for found in other.unanswered()] == [Origin.UNSIGNED]
+    assert len(other.audit.entries()) == 1
     [kept] = other.revisions(KNOWN, H200.slug)
     assert (kept.origin, kept.current) == (Origin.UNSIGNED, False)
 

@@ -59,10 +59,17 @@ class Foreign:
 
 @dataclass(kw_only=True, slots=True)
 class Taken:
-    """What became of a file's winners: how many are answers now, and how many wait for belief."""
+    """What became of a file's winners.
+
+    Attributes:
+        added: that are answered from now on.
+        unbelieved: that wait for being believed, or for being measured here.
+        written: whose rows are new, or others than they were.
+    """
 
     added: int = 0
     unbelieved: int = 0
+    written: int = 0
 
 
 class Imports:
@@ -112,7 +119,7 @@ class Imports:
             ids = self._dictionary.ids(session, named)
             self._winners.heal(session, [each for each in named if isinstance(each, Kernel)])
             for batch in batches:
-                _Batch(session, self._dictionary, taken, unsigned=unsigned).take(
+                _Intake(session, self._dictionary, taken, unsigned=unsigned).take(
                     batch, self._shown([foreign.winner for foreign in batch], session)
                 )
         self._dictionary.keep(ids)
@@ -131,7 +138,7 @@ class Imports:
         return session.execute(query, parameters).all()
 
 
-class _Batch:
+class _Intake:
     """Some winners on their way in: looked at one by one, written together."""
 
     def __init__(
@@ -217,6 +224,7 @@ class _Batch:
         return found
 
     def _write(self) -> None:
+        self._taken.written += len(self._changed) + len(self._new)
         for some in _pieces(self._replaced):  # first: there must never be two current ones
             was = update(WinnerRow).where(WinnerRow.id.in_(some))
             self._session.execute(was.values(is_current=False))
