@@ -114,7 +114,11 @@ class Dictionary:
             there = select(KernelRow).where(KernelRow.name.in_(names[start : start + 500]))
             for row in session.scalars(there):
                 stored = _read(row.description)
-                others = (kernel for kernel in described[row.name] if kernel != stored)
+                others = [kernel for kernel in described[row.name] if kernel != stored]
+                if not others:  # as it is most of the time
+                    continue
+                if stored is not None and stored.name == row.name and _means(stored):
+                    continue
                 if (right := next(filter(_means, others), None)) is not None:
                     found[row.id] = right
         return found

@@ -106,7 +106,12 @@ def test_a_forged_description_heals_by_importing_the_right_one(store: Store) -> 
     kernel = kernel_of(found)
     assert isinstance(kernel, Cutlass3xKernel)
     take(store, found)
-    for forged in (to_json(structs.replace(kernel, tile=(64, 64, 64))), {"backend": "nonsense"}):
+    other = kernel_of(winner(Problem(m=64, n=4096, k=4096, dtype="fp16")))
+    for forged in (
+        to_json(structs.replace(kernel, tile=(64, 64, 64))),
+        to_json(other),
+        {"backend": "nonsense"},
+    ):
         describe(store, kernel, forged)
         assert not is_intact(_current(store))
         before = store.sequence()
