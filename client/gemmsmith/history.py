@@ -23,7 +23,8 @@ class Origin(StrEnum):
     """Where a winner's measurements come from."""
 
     MEASURED = "measured"  # by this installation
-    IMPORTED = "imported"  # by another one, on a real GPU: shipped winners
+    IMPORTED = "imported"  # by another one that is believed, on a real GPU: shipped winners
+    UNSIGNED = "unsigned"  # by another one, says a file that nobody who is believed has signed
     REPLAYED = "replayed"  # on a recorded GPU
 
 

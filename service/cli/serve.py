@@ -106,10 +106,18 @@ def _check_packs(settings: Settings) -> None:
 def _load_shipped_winners(settings: Settings) -> None:
     from tuner.exchange import import_winners
 
+    trusted = identity.trusted(settings)
     with Store.open(settings.database) as store:
         for path in sorted(settings.winners.glob("*.json*")):
-            imported = import_winners(store, path)
+            imported = import_winners(store, path, trusted, unsigned=settings.unsigned)
             log.info("shipped winners", file=path.name, added=imported.added, kept=imported.kept)
+            if imported.unbelieved:
+                log.warning(
+                    "winners that nobody who is believed has signed are not answered",
+                    file=path.name,
+                    unbelieved=imported.unbelieved,
+                    keys=imported.keys,
+                )
 
 
 class _Server(uvicorn.Server):

@@ -15,6 +15,7 @@ from service.http.denials import Denials
 from service.http.readiness import Readiness
 from service.http.streams import Streams
 from service.http.turns import Lookups
+from service.lookup.altered import Altered
 from service.lookup.cache import Answers
 from service.lookup.devices import Catalogue
 from service.lookup.neighbourhood import Chart
@@ -37,6 +38,7 @@ class State:
         answers: what lookups were answered, while it is true; `watcher` sees to that.
         chart: what a prediction has to know of the store.
         lookups: takes turns with them.
+        altered: winners that are not what was put into the store.
         ranker: predicts what lookups find no winner for.
         signer: signs what is handed on.
         access: tells who makes a request, and whether they may.
@@ -61,12 +63,14 @@ class State:
     denials: Denials
     stopping: threading.Event = field(default_factory=threading.Event)
     chart: Chart = field(init=False)
+    altered: Altered = field(init=False)
     lookups: Lookups = field(init=False)
     streams: Streams = field(init=False)
     readiness: Readiness = field(init=False)
 
     def __post_init__(self) -> None:
         self.chart = Chart(self.store)
+        self.altered = Altered(self.metrics.altered.inc)
         self.lookups = Lookups(self.settings.lookups_limit)
         self.readiness = Readiness(self.settings.database, self.settings.packs)
         self.streams = Streams(

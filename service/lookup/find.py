@@ -5,6 +5,8 @@ operation, batch and device. Its figures stay those of the problem that was meas
 and the answer says which that is; nothing is extrapolated. Where no neighbour is near enough, the
 answer is the cost model's proposal without any measured figure, and to run cuBLAS until it is
 tuned: only what was measured may replace that.
+
+A winner that was altered in the database is none: what is answered is what would be without it.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from service.http.abilities import without_candidate
 from tuner.backends import refusal, splits_refusal
 from tuner.search.predict import Prediction, predict
 from tuner.search.ranking import Ranker
+from tuner.store.statement import is_intact
 from tuner.trial import Winner
 
 REACH = MAX_DISTANCE + 0.01
@@ -27,6 +30,8 @@ REACH = MAX_DISTANCE + 0.01
 
 PackOf = Callable[[str], str | None]
 """The pack that holds a kernel, by the kernel's name."""
+
+OnAltered = Callable[[Winner], None]
 
 
 class WinnerSource(Protocol):
@@ -75,22 +80,31 @@ def find(
     exact: bool,
     pack_of: PackOf,
     ranker: Ranker,
+    on_altered: OnAltered = lambda _: None,
 ) -> Answer | None:
     """The best answer that there is for `problem` on the device.
 
     None where only an exact one would do and there is none, or where no kernel is legal.
-    `ranker` predicts what has no neighbour.
+    `ranker` predicts what has no neighbour. `on_altered` is told of winners that are passed over.
 
     A neighbour whose answer is cuBLAS answers too: cuBLAS takes every problem. Its CUTLASS
     candidate comes along only where it is legal for the question.
     """
+
+    def is_whole(winner: Winner) -> bool:
+        whole = is_intact(winner)
+        if not whole:
+            on_altered(winner)
+        return whole
+
     winner = source.winner(problem, device.slug)
-    if winner is not None:
+    if winner is not None and is_whole(winner):
         return as_served(winner, pack_of)
     if exact:
         return None
     nearest = source.near_winners(problem, device.slug, NEIGHBOURS, REACH)
-    neighbour = answering(problem, nearest, lambda winner: _is_legal(winner, problem))
+    whole = filter(is_whole, nearest)  # looked at as far as there is none that answers
+    neighbour = answering(problem, whole, lambda winner: _is_legal(winner, problem))
     if neighbour is not None:
         if not _is_legal(neighbour, problem):
             neighbour = without_candidate(neighbour)

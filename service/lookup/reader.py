@@ -159,7 +159,13 @@ def _read(
         answer = None
         if device is not None:
             answer = find.find(
-                source, problem, device, exact=exact, pack_of=pack_of, ranker=service.ranker
+                source,
+                problem,
+                device,
+                exact=exact,
+                pack_of=pack_of,
+                ranker=service.ranker,
+                on_altered=service.altered.note,
             )
         yield (
             documents.not_tuned(problem, device, exact=exact)

@@ -22,7 +22,7 @@ from pathlib import Path
 import structlog
 
 from gemmsmith.device import Environment
-from service import logging
+from service import identity, logging
 from service.settings import Settings, SettingsError
 from service.worker.builder import RecordingBuilder, Tally, open_builder
 from service.worker.gpu import usable_gpu
@@ -173,8 +173,9 @@ def run(settings: Settings, *, until_idle: bool = False) -> int:
     Raises:
         DeviceError: there is no such device, or no such recording.
         StoreError: the database cannot be used.
+        SettingsError: the key that winners are signed with cannot.
     """
-    with Store.open(settings.database) as store:
+    with Store.open(settings.database, signer=identity.signer(settings)) as store:
         device = open_worker_device(settings)
         with closing(Tuning(settings, store, device)) as tuning:
             worker = Worker(
@@ -252,7 +253,7 @@ def main() -> int:
         os.nice(NICENESS)
     try:
         run(settings)
-    except TunerError as error:
+    except (SettingsError, TunerError) as error:
         log.error("worker cannot work", error=str(error))  # noqa: TRY400 - made for people
         return 1
     return 0

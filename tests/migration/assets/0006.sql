@@ -3,7 +3,7 @@ CREATE TABLE alembic_version (
 	version_num VARCHAR(32) NOT NULL, 
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
-INSERT INTO "alembic_version" VALUES('0010');
+INSERT INTO "alembic_version" VALUES('0006');
 CREATE TABLE api_keys (
 	id INTEGER NOT NULL, 
 	name VARCHAR(200) NOT NULL, 
@@ -15,8 +15,8 @@ CREATE TABLE api_keys (
 	CONSTRAINT pk_api_keys PRIMARY KEY (id), 
 	CONSTRAINT uq_api_keys_key_hash UNIQUE (key_hash)
 );
-INSERT INTO "api_keys" VALUES(1,'ci','97c4a9d5b6ad626ff73cd3b6836f6fb78abf9904e74eb07430657aa0dc5dbd92','tune',1.79541476182898283005e+09,NULL,NULL,'gsk_nYu2qD',2.11163876182898283006e+09,50);
-INSERT INTO "api_keys" VALUES(2,'me','1688cc72c89936dab1b353580d3bc2c727b7d41ce39f5b586edea4080d229988','admin',1.7954147618320002556e+09,NULL,1.7954147618340120315e+09,'gsk_Ax1B5M',NULL,NULL);
+INSERT INTO "api_keys" VALUES(1,'ci','c08dd0ec930ca8a3aa4bb59d1baa8c05086b2ccfbbf21a68512e62651ef7e026','tune',1.79541815166201448438e+09,NULL,NULL,'gsk_amc6O0',2.11164215166201448448e+09,50);
+INSERT INTO "api_keys" VALUES(2,'me','d6fa151abfd0aa364c1c4239d95ca2f4bae7e520bfadbc6105231da08910b26f','admin',1.79541815168100452417e+09,NULL,1.79541815170100021361e+09,'gsk_H9-sXy',NULL,NULL);
 CREATE TABLE audit (
 	id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 
 	at DOUBLE NOT NULL, 
@@ -25,20 +25,20 @@ CREATE TABLE audit (
 	subject VARCHAR(300) NOT NULL, 
 	detail JSON NOT NULL
 , previous VARCHAR(64) DEFAULT '' NOT NULL, hash VARCHAR(64) DEFAULT '' NOT NULL);
-INSERT INTO "audit" VALUES(1,1.7954147617800190449e+09,'local','promoted','256×4096×4096 bf16 tn on nvidia-h200-132sm','{"revision":1,"replaced":null,"job":"job-1"}','','ac6c25f16359fed1e1d5d46239f9457ec3cf2039f767f9205eb0e14e1b59dec3');
-INSERT INTO "audit" VALUES(2,1.79541476178899097443e+09,'local','promoted','256×4096×4096 bf16 tn on nvidia-h200-132sm','{"revision":2,"replaced":1,"job":"job-1"}','ac6c25f16359fed1e1d5d46239f9457ec3cf2039f767f9205eb0e14e1b59dec3','e18df7ad89871d046ade7848a9301bdcd055f7c760205b5792be33b33fc3dfdf');
-INSERT INTO "audit" VALUES(3,1.79541476179301452632e+09,'local','promoted','2×13×127×1000 fp16 nt on nvidia-h200-132sm','{"revision":1,"replaced":null,"job":"job-1"}','e18df7ad89871d046ade7848a9301bdcd055f7c760205b5792be33b33fc3dfdf','4112f932707c04584ff1c027c8c4091ff0549726bbb2acb092c0a6d20f51425e');
-INSERT INTO "audit" VALUES(4,1.79541476180098056791e+09,'local','pinned','256×4096×4096 bf16 tn on nvidia-h200-132sm','{"revision":1,"replaced":2}','4112f932707c04584ff1c027c8c4091ff0549726bbb2acb092c0a6d20f51425e','a8462141e46ef93660cb313eaf430292d0db8dda62a8d1fb2c5ca5a7427ce606');
-INSERT INTO "audit" VALUES(5,1.79541476182998871805e+09,'local','key-created','ci','{"prefix":"gsk_nYu2qD","scope":"tune"}','a8462141e46ef93660cb313eaf430292d0db8dda62a8d1fb2c5ca5a7427ce606','299590b7fc837a175674e1a530b544e8717889e6cc71e446d72d0f120296f23c');
-INSERT INTO "audit" VALUES(6,1.7954147618320002556e+09,'local','key-created','me','{"prefix":"gsk_Ax1B5M","scope":"admin"}','299590b7fc837a175674e1a530b544e8717889e6cc71e446d72d0f120296f23c','e66a5a9a3ef9361a38b9904548fc7c9adc904cb873283e56bfec6868dd7fdbb1');
-INSERT INTO "audit" VALUES(7,1.79541476183501768106e+09,'local','key-revoked','me','{"prefix":"gsk_Ax1B5M"}','e66a5a9a3ef9361a38b9904548fc7c9adc904cb873283e56bfec6868dd7fdbb1','2f55fa3c7186d353c9923c22f48b786bb1d30a2616201bb524a8377338b6337d');
+INSERT INTO "audit" VALUES(1,1.79541815139498710631e+09,'local','promoted','256×4096×4096 bf16 tn on nvidia-h200-132sm','{"revision":1,"replaced":null,"job":"job-1"}','','dd74085692e087cd28385e420da1f6bdee61307a0cae313d4c0ca2bf9ef8e836');
+INSERT INTO "audit" VALUES(2,1.79541815142701268199e+09,'local','promoted','256×4096×4096 bf16 tn on nvidia-h200-132sm','{"revision":2,"replaced":1,"job":"job-1"}','dd74085692e087cd28385e420da1f6bdee61307a0cae313d4c0ca2bf9ef8e836','6d4172261ecb7086695f7dd1c71a3d069e79606871215309f626ad183043613a');
+INSERT INTO "audit" VALUES(3,1.7954181514589979649e+09,'local','promoted','2×13×127×1000 fp16 nt on nvidia-h200-132sm','{"revision":1,"replaced":null,"job":"job-1"}','6d4172261ecb7086695f7dd1c71a3d069e79606871215309f626ad183043613a','0e99395e402dfeaff712e164ee1db0d97c7a50d7927c1152beb0ea22a889405e');
+INSERT INTO "audit" VALUES(4,1.7954181515049843788e+09,'local','pinned','256×4096×4096 bf16 tn on nvidia-h200-132sm','{"revision":1,"replaced":2}','0e99395e402dfeaff712e164ee1db0d97c7a50d7927c1152beb0ea22a889405e','e8787e4cad923d8d7af8a1e2e7a950cb3889b2477656d4c3b091b2569daddd47');
+INSERT INTO "audit" VALUES(5,1795418151.66298,'local','key-created','ci','{"prefix":"gsk_amc6O0","scope":"tune"}','e8787e4cad923d8d7af8a1e2e7a950cb3889b2477656d4c3b091b2569daddd47','0fb951ddf19356ea99ca63a6260234238ae4b5f2f3139237dce8822bbbb3aaa3');
+INSERT INTO "audit" VALUES(6,1.79541815168201017386e+09,'local','key-created','me','{"prefix":"gsk_H9-sXy","scope":"admin"}','0fb951ddf19356ea99ca63a6260234238ae4b5f2f3139237dce8822bbbb3aaa3','0b3aa38555015508b5b4f21121a76207763d8569f4ce0712abd83339df193a72');
+INSERT INTO "audit" VALUES(7,1.7954181517020061016e+09,'local','key-revoked','me','{"prefix":"gsk_H9-sXy"}','0b3aa38555015508b5b4f21121a76207763d8569f4ce0712abd83339df193a72','1946b8f498402a0accc70e9074684f656a4a42fea1a22564c8f60511cd0004d8');
 CREATE TABLE audit_head (
 	id INTEGER NOT NULL, 
 	entries BIGINT NOT NULL, 
 	hash VARCHAR(64) NOT NULL, 
 	CONSTRAINT pk_audit_head PRIMARY KEY (id)
 );
-INSERT INTO "audit_head" VALUES(1,7,'2f55fa3c7186d353c9923c22f48b786bb1d30a2616201bb524a8377338b6337d');
+INSERT INTO "audit_head" VALUES(1,7,'1946b8f498402a0accc70e9074684f656a4a42fea1a22564c8f60511cd0004d8');
 CREATE TABLE devices (
 	id INTEGER NOT NULL, 
 	slug VARCHAR(200) NOT NULL, 
@@ -70,7 +70,7 @@ CREATE TABLE gpus (
 	CONSTRAINT fk_gpus_device_id FOREIGN KEY(device_id) REFERENCES devices (id), 
 	CONSTRAINT fk_gpus_environment_id FOREIGN KEY(environment_id) REFERENCES environments (id)
 );
-INSERT INTO "gpus" VALUES('GPU-1',1,1,1.79541476183799505236e+09);
+INSERT INTO "gpus" VALUES('GPU-1',1,1,1.79541815172900247571e+09);
 CREATE TABLE "idempotency_keys" (
 	"key" VARCHAR(255) NOT NULL, 
 	job_id INTEGER NOT NULL, 
@@ -79,8 +79,8 @@ CREATE TABLE "idempotency_keys" (
 	CONSTRAINT pk_idempotency_keys PRIMARY KEY (owner, "key"), 
 	CONSTRAINT fk_idempotency_keys_job_id FOREIGN KEY(job_id) REFERENCES jobs (id) ON DELETE CASCADE
 );
-INSERT INTO "idempotency_keys" VALUES('key-1',1,1.79541476180999279017e+09,'');
-INSERT INTO "idempotency_keys" VALUES('key-1',2,1.79541476182701134674e+09,'ci');
+INSERT INTO "idempotency_keys" VALUES('key-1',1,1.79541815154300475124e+09,'');
+INSERT INTO "idempotency_keys" VALUES('key-1',2,1.79541815163900113101e+09,'ci');
 CREATE TABLE job_events (
 	job_id INTEGER NOT NULL, 
 	number INTEGER NOT NULL, 
@@ -90,11 +90,11 @@ CREATE TABLE job_events (
 	CONSTRAINT pk_job_events PRIMARY KEY (job_id, number), 
 	CONSTRAINT fk_job_events_job_id FOREIGN KEY(job_id) REFERENCES jobs (id) ON DELETE CASCADE
 );
-INSERT INTO "job_events" VALUES(1,1,1.79541476180898690222e+09,'created','{"problem":"256×4096×4096 bf16 tn","effort":"quick","device":""}');
-INSERT INTO "job_events" VALUES(1,2,1.79541476181699323653e+09,'started','{"attempt":1,"owner":"worker-1"}');
-INSERT INTO "job_events" VALUES(1,3,1.79541476182101678851e+09,'progress','{"phase":"screen","done":3,"total":12,"best_us":11.5,"best":"kernel_1@x","message":""}');
-INSERT INTO "job_events" VALUES(1,4,1.79541476182399392129e+09,'finished','{"winner_revision":2,"best_us":11.5,"best":"kernel_1@x"}');
-INSERT INTO "job_events" VALUES(2,1,1.79541476182600545879e+09,'created','{"problem":"2×13×127×1000 fp16 nt","effort":"default","device":"nvidia-h200-132sm"}');
+INSERT INTO "job_events" VALUES(1,1,1.79541815154199886324e+09,'created','{"problem":"256×4096×4096 bf16 tn","effort":"quick","device":""}');
+INSERT INTO "job_events" VALUES(1,2,1.79541815158999705321e+09,'started','{"attempt":1,"owner":"worker-1"}');
+INSERT INTO "job_events" VALUES(1,3,1.79541815160299253464e+09,'progress','{"phase":"screen","done":3,"total":12,"best_us":11.5,"best":"kernel_1@x","message":""}');
+INSERT INTO "job_events" VALUES(1,4,1.79541815162298822408e+09,'finished','{"winner_revision":2,"best_us":11.5,"best":"kernel_1@x"}');
+INSERT INTO "job_events" VALUES(2,1,1.79541815163799524301e+09,'created','{"problem":"2×13×127×1000 fp16 nt","effort":"default","device":"nvidia-h200-132sm"}');
 CREATE TABLE jobs (
 	id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 
 	public_id VARCHAR(40) NOT NULL, 
@@ -126,8 +126,8 @@ CREATE TABLE jobs (
 	CONSTRAINT uq_jobs_active_key UNIQUE (active_key), 
 	CONSTRAINT uq_jobs_public_id UNIQUE (public_id)
 );
-INSERT INTO "jobs" VALUES(1,'324da86d74114d0192d6aec45566c5a8',1,'quick','',0,NULL,'done','screen',3,12,11.5,'kernel_1@x',NULL,2,0,'worker-1',1,0,3,NULL,1.795414761807015419e+09,1.795414761807015419e+09,1.79541476181699323653e+09,1.79541476182298803329e+09,4,0,0.0,NULL,NULL);
-INSERT INTO "jobs" VALUES(2,'357ce89b26664b5f9ceddfb3a3bf3e15',2,'default','nvidia-h200-132sm',3,'2/default/nvidia-h200-132sm','waiting','',0,0,NULL,NULL,NULL,NULL,0,NULL,0,0,3,NULL,1.79541476182600545879e+09,1.79541476182600545879e+09,NULL,NULL,1,96,1.5,'ci',11795414761.825);
+INSERT INTO "jobs" VALUES(1,'8c84c1737d2d4575b0dc9add4023c954',1,'quick','',0,NULL,'done','screen',3,12,11.5,'kernel_1@x',NULL,2,0,'worker-1',1,0,3,NULL,1.79541815153101539607e+09,1.79541815153101539607e+09,1.79541815158999705321e+09,1.79541815162198257439e+09,4,0,0.0,NULL,NULL);
+INSERT INTO "jobs" VALUES(2,'7714acbfb21c4baf9dd7f0e5e2fed393',2,'default','nvidia-h200-132sm',3,'2/default/nvidia-h200-132sm','waiting','',0,0,NULL,NULL,NULL,NULL,0,NULL,0,0,3,NULL,1.79541815163698935506e+09,1.79541815163698935506e+09,NULL,NULL,1,96,1.5,'ci',1.17954181516369895933e+10);
 CREATE TABLE kernels (
 	id INTEGER NOT NULL, 
 	name VARCHAR(300) NOT NULL, 
@@ -156,7 +156,7 @@ CREATE TABLE packs (
 	created_at DOUBLE NOT NULL, 
 	CONSTRAINT uq_packs_hash UNIQUE (hash)
 );
-INSERT INTO "packs" VALUES(1,'c0ffee','toolchain',123456,1.79541476177100682264e+09);
+INSERT INTO "packs" VALUES(1,'c0ffee','toolchain',123456,1.79541815134698891634e+09);
 CREATE TABLE "problems" (
 	id INTEGER NOT NULL, 
 	dtype VARCHAR(120) NOT NULL, 
@@ -203,9 +203,9 @@ CREATE TABLE trials (
 	CONSTRAINT fk_trials_problem_id FOREIGN KEY(problem_id) REFERENCES problems (id), 
 	CONSTRAINT uq_trials_identity UNIQUE (problem_id, device_id, kernel_id, launch_key, phase, environment_id, job)
 );
-INSERT INTO "trials" VALUES(1,1.795414761767989397e+09,1,1,1,1,'along_m.s4.split_k.x2.sm0','{"raster":"along_m","swizzle":4,"decomposition":"split_k","splits":2,"sm_budget":0}','screen','job-1',11.0,10.0,12.0,3,'[10.0,11.0,12.0]',NULL,NULL,'{"error":0.001,"max_error":0.002,"tolerance":0.01,"repeatable":true}','{"sm_clock_mhz":1755.0,"power_w":640.5,"temperature_c":55.0,"throttle":["sw_power_cap"]}',4096,0.25,0);
-INSERT INTO "trials" VALUES(2,1.795414761768995285e+09,2,1,1,2,'along_m.s4.split_k.x2.sm0','{"raster":"along_m","swizzle":4,"decomposition":"split_k","splits":2,"sm_budget":0}','screen','',12.0,11.0,13.0,3,'[11.0,12.0,13.0]',NULL,NULL,'{"error":0.001,"max_error":0.002,"tolerance":0.01,"repeatable":true}','{"sm_clock_mhz":1755.0,"power_w":640.5,"temperature_c":55.0,"throttle":["sw_power_cap"]}',4096,0.25,0);
-INSERT INTO "trials" VALUES(3,1.795414761768995285e+09,1,1,1,3,'along_m.s4.split_k.x2.sm0','{"raster":"along_m","swizzle":4,"decomposition":"split_k","splits":2,"sm_budget":0}','screen','',NULL,NULL,NULL,NULL,'[]','non_finite','NaN at D[0, 3]','{"error":"inf","max_error":"inf","tolerance":0.01,"repeatable":false}',NULL,4096,0.25,0);
+INSERT INTO "trials" VALUES(1,1.79541815132200431818e+09,1,1,1,1,'along_m.s4.split_k.x2.sm0','{"raster":"along_m","swizzle":4,"decomposition":"split_k","splits":2,"sm_budget":0}','screen','job-1',11.0,10.0,12.0,3,'[10.0,11.0,12.0]',NULL,NULL,'{"error":0.001,"max_error":0.002,"tolerance":0.01,"repeatable":true}','{"sm_clock_mhz":1755.0,"power_w":640.5,"temperature_c":55.0,"throttle":["sw_power_cap"]}',4096,0.25,0);
+INSERT INTO "trials" VALUES(2,1795418151.32301,2,1,1,2,'along_m.s4.split_k.x2.sm0','{"raster":"along_m","swizzle":4,"decomposition":"split_k","splits":2,"sm_budget":0}','screen','',12.0,11.0,13.0,3,'[11.0,12.0,13.0]',NULL,NULL,'{"error":0.001,"max_error":0.002,"tolerance":0.01,"repeatable":true}','{"sm_clock_mhz":1755.0,"power_w":640.5,"temperature_c":55.0,"throttle":["sw_power_cap"]}',4096,0.25,0);
+INSERT INTO "trials" VALUES(3,1795418151.32301,1,1,1,3,'along_m.s4.split_k.x2.sm0','{"raster":"along_m","swizzle":4,"decomposition":"split_k","splits":2,"sm_budget":0}','screen','',NULL,NULL,NULL,NULL,'[]','non_finite','NaN at D[0, 3]','{"error":"inf","max_error":"inf","tolerance":0.01,"repeatable":false}',NULL,4096,0.25,0);
 CREATE TABLE winners (
 	id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, 
 	problem_id INTEGER NOT NULL, 
@@ -226,16 +226,16 @@ CREATE TABLE winners (
 	replayed BOOLEAN NOT NULL, 
 	pack VARCHAR(128), 
 	promoted_at VARCHAR(40) NOT NULL, 
-	job VARCHAR(100), 
+	job VARCHAR(100), signature JSON, 
 	CONSTRAINT fk_winners_device_id FOREIGN KEY(device_id) REFERENCES devices (id), 
 	CONSTRAINT fk_winners_environment_id FOREIGN KEY(environment_id) REFERENCES environments (id), 
 	CONSTRAINT fk_winners_kernel_id FOREIGN KEY(kernel_id) REFERENCES kernels (id), 
 	CONSTRAINT fk_winners_problem_id FOREIGN KEY(problem_id) REFERENCES problems (id), 
 	CONSTRAINT uq_winners_revision UNIQUE (problem_id, device_id, revision)
 );
-INSERT INTO "winners" VALUES(1,1,1,1,4,1,4,1,1,'measured','1f42484e4bf217facabb2e08a2177ecb','cutlass',12.0,1.0,'{"raster":"along_m","swizzle":4,"decomposition":"split_k","splits":2,"sm_budget":0}','{"statistics":{"median_us":12.0,"ci_low_us":12.0,"ci_high_us":12.0,"samples":25},"baseline":{"median_us":12.0,"ci_low_us":11.5,"ci_high_us":12.5,"samples":25},"speedup":{"median":1.0,"ci_low":1.01,"ci_high":1.4},"correctness":{"error":0.001,"max_error":0.002,"tolerance":0.01,"repeatable":true},"conditions":{"sm_clock_mhz":1755.0,"power_w":640.5,"temperature_c":55.0,"throttle":["sw_power_cap"]},"ties":["kernel_7@heuristic.s1.data_parallel.x1.sm0"],"baseline_kernels":[],"power_penalty":null,"regimes":[]}',0,NULL,'2026-11-20T10:00:00.000+00:00','job-1');
-INSERT INTO "winners" VALUES(2,1,1,1,4,2,2,0,0,'measured','86109bb5b09707d67291bc1fc4bebd5c','cutlass',11.0,1.09090909090909082834e+00,'{"raster":"along_m","swizzle":4,"decomposition":"split_k","splits":2,"sm_budget":0}','{"statistics":{"median_us":11.0,"ci_low_us":11.0,"ci_high_us":11.0,"samples":25},"baseline":{"median_us":12.0,"ci_low_us":11.5,"ci_high_us":12.5,"samples":25},"speedup":{"median":1.0909090909090908,"ci_low":1.01,"ci_high":1.4},"correctness":{"error":0.001,"max_error":0.002,"tolerance":0.01,"repeatable":true},"conditions":{"sm_clock_mhz":1755.0,"power_w":640.5,"temperature_c":55.0,"throttle":["sw_power_cap"]},"ties":["kernel_7@heuristic.s1.data_parallel.x1.sm0"],"baseline_kernels":[],"power_penalty":null,"regimes":[]}',0,'c0ffee','2026-11-20T11:00:00.000+00:00','job-1');
-INSERT INTO "winners" VALUES(3,2,1,1,4,1,3,1,0,'replayed','9fce6b13188bca0b389dedd7dfc260bb','cutlass',9.0,1.33333333333333325931e+00,'{"raster":"along_m","swizzle":4,"decomposition":"split_k","splits":2,"sm_budget":0}','{"statistics":{"median_us":9.0,"ci_low_us":9.0,"ci_high_us":9.0,"samples":25},"baseline":{"median_us":12.0,"ci_low_us":11.5,"ci_high_us":12.5,"samples":25},"speedup":{"median":1.3333333333333333,"ci_low":1.01,"ci_high":1.4},"correctness":{"error":0.001,"max_error":0.002,"tolerance":0.01,"repeatable":true},"conditions":{"sm_clock_mhz":1755.0,"power_w":640.5,"temperature_c":55.0,"throttle":["sw_power_cap"]},"ties":["kernel_7@heuristic.s1.data_parallel.x1.sm0"],"baseline_kernels":[],"power_penalty":null,"regimes":[]}',1,NULL,'2026-11-20T12:00:00.000+00:00','job-1');
+INSERT INTO "winners" VALUES(1,1,1,1,4,1,4,1,1,'measured','1f42484e4bf217facabb2e08a2177ecb','cutlass',12.0,1.0,'{"raster":"along_m","swizzle":4,"decomposition":"split_k","splits":2,"sm_budget":0}','{"statistics":{"median_us":12.0,"ci_low_us":12.0,"ci_high_us":12.0,"samples":25},"baseline":{"median_us":12.0,"ci_low_us":11.5,"ci_high_us":12.5,"samples":25},"speedup":{"median":1.0,"ci_low":1.01,"ci_high":1.4},"correctness":{"error":0.001,"max_error":0.002,"tolerance":0.01,"repeatable":true},"conditions":{"sm_clock_mhz":1755.0,"power_w":640.5,"temperature_c":55.0,"throttle":["sw_power_cap"]},"ties":["kernel_7@heuristic.s1.data_parallel.x1.sm0"],"baseline_kernels":[],"power_penalty":null,"regimes":[],"device":{"name":"NVIDIA H200","arch":"sm90","sm_count":132,"memory_bytes":150000000000,"l2_bytes":62914560,"max_clock_mhz":1980,"memory_bandwidth":4800000000000}}',0,NULL,'2026-11-20T10:00:00.000+00:00','job-1',NULL);
+INSERT INTO "winners" VALUES(2,1,1,1,4,2,2,0,0,'measured','86109bb5b09707d67291bc1fc4bebd5c','cutlass',11.0,1.09090909090909082834e+00,'{"raster":"along_m","swizzle":4,"decomposition":"split_k","splits":2,"sm_budget":0}','{"statistics":{"median_us":11.0,"ci_low_us":11.0,"ci_high_us":11.0,"samples":25},"baseline":{"median_us":12.0,"ci_low_us":11.5,"ci_high_us":12.5,"samples":25},"speedup":{"median":1.0909090909090908,"ci_low":1.01,"ci_high":1.4},"correctness":{"error":0.001,"max_error":0.002,"tolerance":0.01,"repeatable":true},"conditions":{"sm_clock_mhz":1755.0,"power_w":640.5,"temperature_c":55.0,"throttle":["sw_power_cap"]},"ties":["kernel_7@heuristic.s1.data_parallel.x1.sm0"],"baseline_kernels":[],"power_penalty":null,"regimes":[],"device":{"name":"NVIDIA H200","arch":"sm90","sm_count":132,"memory_bytes":150000000000,"l2_bytes":62914560,"max_clock_mhz":1980,"memory_bandwidth":4800000000000}}',0,'c0ffee','2026-11-20T11:00:00.000+00:00','job-1','{"key":"0123456789abcdef","value":"c2lnbmVk","pack":"c0ffee"}');
+INSERT INTO "winners" VALUES(3,2,1,1,4,1,3,1,0,'replayed','9fce6b13188bca0b389dedd7dfc260bb','cutlass',9.0,1.33333333333333325931e+00,'{"raster":"along_m","swizzle":4,"decomposition":"split_k","splits":2,"sm_budget":0}','{"statistics":{"median_us":9.0,"ci_low_us":9.0,"ci_high_us":9.0,"samples":25},"baseline":{"median_us":12.0,"ci_low_us":11.5,"ci_high_us":12.5,"samples":25},"speedup":{"median":1.3333333333333333,"ci_low":1.01,"ci_high":1.4},"correctness":{"error":0.001,"max_error":0.002,"tolerance":0.01,"repeatable":true},"conditions":{"sm_clock_mhz":1755.0,"power_w":640.5,"temperature_c":55.0,"throttle":["sw_power_cap"]},"ties":["kernel_7@heuristic.s1.data_parallel.x1.sm0"],"baseline_kernels":[],"power_penalty":null,"regimes":[],"device":{"name":"NVIDIA H200","arch":"sm90","sm_count":132,"memory_bytes":150000000000,"l2_bytes":62914560,"max_clock_mhz":1980,"memory_bandwidth":4800000000000}}',1,NULL,'2026-11-20T12:00:00.000+00:00','job-1',NULL);
 CREATE INDEX ix_jobs_lease ON jobs (state, priority, id);
 CREATE INDEX ix_pack_kernels_kernel_id ON pack_kernels (kernel_id);
 CREATE INDEX ix_trials_job ON trials (job, id);
