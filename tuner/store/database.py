@@ -37,7 +37,7 @@ PostgreSQL's own is without end: a session that somebody left open would hold us
 Fence = Callable[[Session], object]
 """Raises where the transaction that has just begun must not write."""
 
-IDLE_IN_TRANSACTION_S = 20.0
+IDLE_IN_TRANSACTION_S = 25.0
 """PostgreSQL ends a session that is silent for so long in the middle of a write: its program is
 frozen, or its machine gone, and others wait for its locks. Less than they wait."""
 
