@@ -8,7 +8,7 @@ from typing import Annotated
 from urllib.parse import parse_qsl
 
 from fastapi import Depends, Query, Request
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from service.http.errors import ProblemError
 from service.http.wellformed import FORM
@@ -16,7 +16,10 @@ from service.http.wellformed import FORM
 Blank = BeforeValidator(lambda value: None if value == "" else value)
 """Nothing, where a form's field was left empty."""
 
-Device = Annotated[str | None, Blank, Query(max_length=200)]
+Text = Annotated[Annotated[str, Field(max_length=200)] | None, Blank, Query()]
+"""A text that may be left out or empty: the limit is the text's, as None has no length."""
+
+Device = Text
 """A device model's slug."""
 
 

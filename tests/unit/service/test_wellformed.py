@@ -177,6 +177,16 @@ def test_head_is_possible_wherever_get_is(sqlite_url: str, tmp_path: Path) -> No
         assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
 
 
+@pytest.mark.parametrize(
+    "path", ["/ui/problems?device=", "/ui/map?device=&k=&dtype=", "/ui/jobs?after=&state="]
+)
+def test_a_field_that_a_form_leaves_empty_is_none(
+    sqlite_url: str, tmp_path: Path, path: str
+) -> None:
+    with running(new_settings(tmp_path, database=sqlite_url)) as client:
+        assert client.get(path).status_code == 200
+
+
 def test_a_long_device_name_has_its_page(sqlite_url: str, tmp_path: Path) -> None:
     settings = new_settings(tmp_path, database=sqlite_url)
     device = replace(H200, name="NVIDIA " + "x" * 5000)
