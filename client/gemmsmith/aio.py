@@ -7,6 +7,7 @@ Cached answers are small files, read and written in place; packs are stored in a
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,7 @@ import httpx
 
 from gemmsmith import flows, history
 from gemmsmith.answer import Answer
+from gemmsmith.bounds import BOUNDS, Body, Bounds
 from gemmsmith.device import DeviceModel
 from gemmsmith.errors import Busy, NotTuned
 from gemmsmith.handles import AsyncTuningJob
@@ -32,8 +34,9 @@ from gemmsmith.transport import (
     DEFAULT_URL,
     CacheDir,
     Setup,
+    body_of,
+    is_plain,
     no_answer,
-    response_of,
 )
 from gemmsmith.tuning import Effort
 
@@ -51,9 +54,10 @@ class AsyncClient:
         timeout: float = DEFAULT_TIMEOUT_S,
         retries: int = 3,
         cache_dir: CacheDir = "default",
+        bounds: Bounds = BOUNDS,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._setup = Setup(url, api_key, timeout, retries, cache_dir)
+        self._setup = Setup(url, api_key, timeout, retries, cache_dir, bounds)
         self._session = self._setup.session
         self._http = httpx.AsyncClient(transport=transport, **self._setup.options())
         self._sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -186,7 +190,7 @@ class AsyncClient:
         self, *, state: str | None = None, limit: int | None = None
     ) -> AsyncIterator[JobStatus]:
         """Jobs, newest first, fetched page by page: those in one `state`, at most `limit`."""
-        pages = flows.Pages("/jobs", "jobs", {"state": state}, limit)
+        pages = flows.Pages(self._session, "/jobs", "jobs", {"state": state}, limit)
         while not pages.finished:
             found = await self._run(flows.page(self._session, pages.request()))
             for status in job_statuses_of(pages.take(found)):
@@ -235,7 +239,7 @@ class AsyncClient:
         self, *, limit: int | None = None, **filters: Any
     ) -> AsyncIterator[dict[str, Any]]:
         """Trials, oldest first, fetched page by page; as `Client.results`."""
-        pages = flows.Pages("/results", "trials", filters, limit)
+        pages = flows.Pages(self._session, "/results", "trials", filters, limit)
         while not pages.finished:
             found = await self._run(flows.page(self._session, pages.request()))
             for row in pages.take(found):
@@ -245,7 +249,7 @@ class AsyncClient:
         self, *, toolchain: str | None = None, limit: int | None = None
     ) -> AsyncIterator[dict[str, Any]]:
         """Manifests of the kernel packs that the service has; as `Client.packs`."""
-        pages = flows.Pages("/packs", "packs", {"toolchain": toolchain}, limit)
+        pages = flows.Pages(self._session, "/packs", "packs", {"toolchain": toolchain}, limit)
         while not pages.finished:
             found = await self._run(flows.page(self._session, pages.request()))
             for row in pages.take(found):
@@ -268,22 +272,22 @@ class AsyncClient:
         self, identifier: str, *, after: str = "", deadline: float | None = None
     ) -> AsyncIterator[JobEvent | None]:
         """A job's events until it ends; as `Client.job_events`."""
-        cursor = EventCursor(identifier, self._setup.stream_retry, after)
+        bounds = self._session.bounds
+        cursor = EventCursor(identifier, self._setup.stream_retry, after, bounds)
         while not cursor.finished:
-            arguments = self._setup.arguments(cursor.request(cursor.patience(deadline)))
+            request = cursor.request(cursor.patience(deadline))
             reply: Reply
             try:
-                async with self._http.stream(**arguments) as response:
-                    if response.status_code >= 400:
-                        await response.aread()
-                        reply = response_of(response)
+                async with self._http.stream(**self._setup.arguments(request)) as response:
+                    if response.status_code >= 400 or not is_plain(response):
+                        reply = await _read(response, body_of(response, request, bounds))
                     else:
-                        async for chunk in response.aiter_bytes():
+                        async for chunk in response.aiter_raw():
                             for event in cursor.feed(chunk):
                                 yield event
                             yield None
                         reply = cursor.ended()
-            except httpx.RequestError as error:
+            except (httpx.RequestError, zlib.error) as error:
                 reply = no_answer(error)
             if cursor.finished or (cursor.ended_cleanly(reply) and await self._over(identifier)):
                 return
@@ -306,6 +310,15 @@ class AsyncClient:
         if request.delay:
             await self._sleep(request.delay)
         try:
-            return response_of(await self._http.request(**self._setup.arguments(request)))
-        except httpx.RequestError as error:
+            async with self._http.stream(**self._setup.arguments(request)) as response:
+                return await _read(response, body_of(response, request, self._session.bounds))
+        except (httpx.RequestError, zlib.error) as error:
             return no_answer(error)
+
+
+async def _read(response: httpx.Response, body: Body) -> Reply:
+    """The reply, of whose body no more is read than is taken."""
+    async for piece in response.aiter_raw():
+        if not body.take(piece):
+            break
+    return body.reply()

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from gemmsmith.answer import Answer
+from gemmsmith.bounds import exceeded
 from gemmsmith.cache import Entry
 from gemmsmith.device import DeviceModel
 from gemmsmith.errors import Busy, NotTuned, ServiceError, ServiceFault, ServiceUnavailable
@@ -36,6 +37,7 @@ from gemmsmith.requests import (
     batch_request,
     best_request,
     get,
+    pack_request,
     retry_request,
     snapshot_request,
     tune_request,
@@ -242,7 +244,7 @@ def page(session: Session, request: Request) -> Flow[dict[str, Any]]:
 
 def pack(session: Session, pack_hash: str) -> Flow[Response]:
     """`GET /packs/{hash}`: the compiled pack's bytes."""
-    return check((yield from session.exchange(get(f"/packs/{pack_hash}"))))
+    return check((yield from session.exchange(pack_request(pack_hash))))
 
 
 def winner_of(session: Session, status: JobStatus, device: str | None) -> Flow[Answer]:
@@ -255,10 +257,19 @@ def winner_of(session: Session, status: JobStatus, device: str | None) -> Flow[A
 
 
 class Pages:
-    """Where a reader is in a listing whose pages each link to the next."""
+    """Where a reader is in a listing whose pages each link to the next, and never back."""
 
-    def __init__(self, path: str, name: str, filters: dict[str, Any], limit: int | None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        path: str,
+        name: str,
+        filters: dict[str, Any],
+        limit: int | None,
+    ) -> None:
         self.finished = limit == 0
+        self._bounds = session.bounds
+        self._seen: set[Request] = set()
         self._name = name
         self._left = limit
         self._next = get(path, **filters, limit=PAGE if limit is None else min(PAGE, limit))
@@ -271,7 +282,8 @@ class Pages:
         """The rows of a page; remembers where the next one starts.
 
         Raises:
-            ServiceFault: not a page of this listing, or of a newer schema.
+            ServiceFault: not a page of this listing, or of a newer schema; or it links to a page
+                that was read before, or to more pages than are to be read.
         """
         schema = found.get("schema", 1)
         if not isinstance(schema, int) or schema > SCHEMA:
@@ -289,5 +301,17 @@ class Pages:
         if not self.finished:
             parts = urlsplit(link["href"])
             # Only path and query: wherever the service believes to be, it is asked where it was.
-            self._next = get(parts.path, **dict(parse_qsl(parts.query)))
+            self._follow(get(parts.path, **dict(parse_qsl(parts.query))))
         return rows
+
+    def _follow(self, following: Request) -> None:
+        self._seen.add(self._next)
+        if following in self._seen:
+            raise ServiceFault(
+                200, "Unreadable answer", f"a page of {following.path} links back to an earlier one"
+            )
+        if len(self._seen) >= self._bounds.pages:
+            raise ServiceFault(
+                200, "Answer refused", exceeded(f"the list {following.path}", "pages", self._bounds)
+            )
+        self._next = following

@@ -8,6 +8,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from gemmsmith.bounds import BOUNDS, Bounds
 from gemmsmith.cache import Cache
 from gemmsmith.errors import ServiceUnavailable
 from gemmsmith.replies import NoAnswer, Reply, Response
@@ -35,6 +36,7 @@ class Session:
     url: str
     retry: RetryPolicy
     cache: Cache
+    bounds: Bounds = BOUNDS
     last_from_cache: bool = False
     away_until: float = 0.0
     _warned: bool = False

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gemmsmith import document as documents
 from gemmsmith import understood
 from gemmsmith.answer import MAX_DISTANCE, Config, Use
 from gemmsmith.errors import SnapshotCorrupt
@@ -33,9 +34,6 @@ from gemmsmith.neighbours import NEIGHBOURS, Neighbourhood, answering
 from gemmsmith.problem import Problem
 
 log = logging.getLogger("gemmsmith")
-
-FORMAT = 1
-"""Raised when the meaning of a document changes; documents of other formats are refused."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,13 +80,6 @@ class Row:
     saving_us: float | None = None
 
 
-class _Document(msgspec.Struct, frozen=True):
-    format: int
-    device: str
-    revision: str
-    winners: msgspec.Raw  # as they are written: hashed before anything reads them
-
-
 class Snapshot:
     """One consistent set of a device model's winners. Immutable, and safe to share.
 
@@ -100,33 +91,20 @@ class Snapshot:
         skipped: how many others there are: of a newer service's operations or backends, say.
     """
 
-    __slots__ = ("_alike", "_exact", "device", "document", "revision", "rows", "skipped")
+    __slots__ = ("_alike", "_exact", "_places", "device", "document", "revision", "rows", "skipped")
 
-    def __init__(self, document: bytes) -> None:
-        try:
-            found = msgspec.json.decode(document, type=_Document)
-        except msgspec.DecodeError as error:
-            raise SnapshotCorrupt(f"not a snapshot of winners: {error}") from error
-        if found.format != FORMAT:
-            raise SnapshotCorrupt(
-                f"the snapshot has format {found.format}, this library reads {FORMAT}: let the "
-                "service and the library be of one version"
-            )
-        if found.revision != _revision(found.device, bytes(found.winners)):
-            raise SnapshotCorrupt(
-                f"the snapshot's winners are not those of its revision {found.revision[:16]}: "
-                "truncated or altered; fetch it again"
-            )
-        try:
-            winners = msgspec.json.decode(found.winners, type=list[Any])
-        except msgspec.DecodeError as error:
-            raise SnapshotCorrupt(f"the snapshot's winners cannot be read: {error}") from error
-        rows = tuple(understood.each(winners, Row, f"winners of snapshot {found.revision[:16]}"))
+    def __init__(self, document: bytes, places: Sequence[Row | None] | None = None) -> None:
+        """`places`: what each row of the document says, where that is known already."""
+        found = documents.read(document)
+        if places is None:
+            places = _understood(found.rows, found.revision)
+        rows = tuple(row for row in places if row is not None)
         self.device: Final = found.device
         self.revision: Final = found.revision
         self.document: Final = document
         self.rows: Final = rows
-        self.skipped: Final = len(winners) - len(rows)
+        self.skipped: Final = len(places) - len(rows)
+        self._places: Final = places if self.skipped else rows
         self._exact: Final = {row.problem: row for row in rows}
         self._alike: Final = Neighbourhood((row.problem, row) for row in self._exact.values())
 
@@ -142,10 +120,20 @@ class Snapshot:
     @classmethod
     def of(cls, device: str, rows: Iterable[Row]) -> Snapshot:
         """The snapshot of these winners of the device model `device`, in whatever order."""
-        ordered = sorted(rows, key=lambda row: row.problem)
-        winners = msgspec.json.encode(ordered)
-        found = _Document(FORMAT, device, _revision(device, winners), msgspec.Raw(winners))
-        return cls(msgspec.json.encode(found))
+        written = [msgspec.json.encode(row) for row in sorted(rows, key=lambda row: row.problem)]
+        head = documents.head_of(device, documents.revision_of(device, written))
+        return cls(b"".join(documents.whole(head, written)))
+
+    def updated(self, delta: bytes) -> Snapshot:
+        """The later snapshot that a delta (`gemmsmith.document`) makes of this one.
+
+        Raises:
+            SnapshotCorrupt: it is no delta, or one of another snapshot.
+        """
+        changes = documents.read_delta(delta)
+        later = documents.applied(self.document, changes)
+        new = _understood([row for _, row in changes.added], self.revision)
+        return Snapshot(later, changes.applied(self._places, new))
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Snapshot:
@@ -253,5 +241,6 @@ class Shelf:
             log.warning("the snapshot is not cached: %s: %s", self._path, error.strerror)
 
 
-def _revision(device: str, winners: bytes) -> str:
-    return hashlib.sha256(device.encode() + b"\n" + winners).hexdigest()[:32]
+def _understood(rows: Iterable[msgspec.Raw], revision: str) -> list[Row | None]:
+    """What each row says; None for one that this library does not know."""
+    return understood.places(rows, Row, f"winners of snapshot {revision[:16]}")

@@ -8,15 +8,17 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+import zlib
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import httpx
 
+from gemmsmith.bounds import GZIP, Body, Bounds
 from gemmsmith.cache import AnswerCache, Cache, NoCache, PackCache, default_cache_dir
 from gemmsmith.kernel import Backend
-from gemmsmith.replies import NoAnswer, Response
+from gemmsmith.replies import NoAnswer
 from gemmsmith.requests import RUNS, Request
 from gemmsmith.retry import RetryPolicy
 from gemmsmith.session import Session
@@ -36,7 +38,13 @@ class Setup:
     """The checked arguments of a client."""
 
     def __init__(
-        self, url: str, api_key: str | None, timeout: float, retries: int, cache_dir: CacheDir
+        self,
+        url: str,
+        api_key: str | None,
+        timeout: float,
+        retries: int,
+        cache_dir: CacheDir,
+        bounds: Bounds,
     ) -> None:
         self.url = checked_url(url)
         self._authorization = _authorization(api_key)
@@ -50,7 +58,9 @@ class Setup:
         cache: Cache = NoCache()
         if self.cache_dir is not None:
             cache = AnswerCache(Path(self.cache_dir), self.url)
-        self.session = Session(url=self.url, retry=RetryPolicy(retries=retries), cache=cache)
+        self.session = Session(
+            url=self.url, retry=RetryPolicy(retries=retries), cache=cache, bounds=bounds
+        )
         # An event stream is waited on for minutes: it outlives a restart of the service.
         self.stream_retry = RetryPolicy(retries=retries * 3)
 
@@ -76,6 +86,7 @@ class Setup:
             "headers": {
                 "user-agent": "gemmsmith-client",
                 "accept": "application/json",
+                "accept-encoding": GZIP,
                 RUNS: " ".join(Backend),
                 **self._authorization,
             },
@@ -127,16 +138,18 @@ def _authorization(api_key: str | None) -> dict[str, str]:
     return {"authorization": f"Bearer {api_key}"}
 
 
-def response_of(found: httpx.Response) -> Response:
-    """Turn httpx's response, read to its end, into ours."""
-    return Response(
-        status=found.status_code,
-        headers={name.lower(): value for name, value in found.headers.items()},
-        body=found.content,
-    )
+def body_of(found: httpx.Response, request: Request, bounds: Bounds) -> Body:
+    """What a response's body is to be read into, as it comes off the wire."""
+    headers = {name.lower(): value for name, value in found.headers.items()}
+    return Body(found.status_code, headers, request.bound, bounds)
 
 
-def no_answer(error: httpx.RequestError) -> NoAnswer:
+def is_plain(found: httpx.Response) -> bool:
+    """Whether the body is to be read as it comes."""
+    return str(found.headers.get("content-encoding", "identity")).lower() == "identity"
+
+
+def no_answer(error: httpx.RequestError | zlib.error) -> NoAnswer:
     """What to tell people about a failed exchange."""
     text = str(error)
     name = type(error).__name__

@@ -1,0 +1,191 @@
+"""A snapshot as it is written: a head, and a row of JSON for each winner. Rows are not read here.
+
+The revision is the hash of the rows as they are written, so whoever has the same rows has the same
+revision. A *delta* is what becomes of one document's rows in a later one: the places of those that
+go, and those that come with their places. So a client applies one to rows that it does not
+understand, and has the later document to the byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from gemmsmith.errors import SnapshotCorrupt
+
+FORMAT = 1
+"""Raised when the meaning of a document changes; documents of other formats are refused."""
+
+SINCE = "Gemmsmith-Since"
+"""The header by which a service says that it gives deltas: the revision that this one is for, or
+`none` of a whole document."""
+
+_BYTES_PER_COMMA = 8
+"""Fewest, in the winners of a document; a winner's own have 18. Of millions of empty winners each
+would take more memory than it has bytes."""
+
+_PIECE = 2**18
+
+T = TypeVar("T")
+
+
+class Document(NamedTuple):
+    """A document whose rows are those of its revision."""
+
+    device: str
+    revision: str
+    rows: list[msgspec.Raw]
+
+
+class Delta(NamedTuple):
+    """What a delta says: `head` has all members of the later document but its winners."""
+
+    since: str
+    head: dict[str, msgspec.Raw]
+    removed: list[int]
+    added: list[tuple[int, msgspec.Raw]]
+
+    def applied(self, before: Sequence[T], added: Sequence[T]) -> list[T]:
+        """What stands for each row of the later document, by what stood for each of the earlier.
+
+        Raises:
+            SnapshotCorrupt: there are no such places.
+        """
+        gone = set(self.removed)
+        stay = (item for place, item in enumerate(before) if place not in gone)
+        come = dict(zip((place for place, _ in self.added), added, strict=True))
+        length = len(before) - len(gone) + len(come)
+        if not (_below(len(before), gone) and _below(length, come)):
+            raise SnapshotCorrupt("the changes are of other winners than are known here")
+        return [come[place] if place in come else next(stay) for place in range(length)]
+
+
+class _Document(msgspec.Struct, frozen=True):
+    format: int
+    device: str
+    revision: str
+    winners: msgspec.Raw
+
+
+class _Head(msgspec.Struct, frozen=True):
+    format: int
+    device: str
+    revision: str
+
+
+def revision_of(device: str, rows: Iterable[bytes]) -> str:
+    """The revision of a device model's rows, in their order."""
+    digest = hashlib.sha256(device.encode() + b"\n")
+    for piece in _listed(rows):
+        digest.update(piece)
+    return digest.hexdigest()[:32]
+
+
+def head_of(device: str, revision: str) -> bytes:
+    """The document of these rows up to its winners, its last comma included."""
+    return msgspec.json.encode(_Head(FORMAT, device, revision))[:-1] + b","
+
+
+def whole(head: bytes, rows: Iterable[bytes]) -> Iterator[bytes]:
+    """The document, in pieces."""
+    yield from chain([head + b'"winners":'], _listed(rows), [b"}"])
+
+
+def delta(head: bytes, since: str, before: Sequence[bytes], after: Sequence[bytes]) -> bytes:
+    """The delta from the rows `before`, whose revision is `since`, to those of `head`.
+
+    Rows are told apart by their bytes; those that stay are in the same order.
+    """
+    old, new = set(before), set(after)
+    removed = [place for place, row in enumerate(before) if row not in new]
+    added = [(place, msgspec.Raw(row)) for place, row in enumerate(after) if row not in old]
+    changes = {"since": since, "removed": removed, "added": added}
+    return head + msgspec.json.encode(changes)[1:]
+
+
+def read(document: bytes) -> Document:
+    """What a document holds.
+
+    Raises:
+        SnapshotCorrupt: it is none, or its rows are not those of its revision.
+    """
+    found = _decoded(document, _Document)
+    if found.format != FORMAT:
+        raise SnapshotCorrupt(
+            f"the snapshot has format {found.format}, this library reads {FORMAT}: let the "
+            "service and the library be of one version"
+        )
+    winners = bytes(found.winners)
+    digest = hashlib.sha256(found.device.encode() + b"\n" + winners).hexdigest()[:32]
+    if found.revision != digest:
+        raise SnapshotCorrupt(
+            f"the snapshot's winners are not those of its revision {found.revision[:16]}: "
+            "truncated or altered; fetch it again"
+        )
+    return Document(found.device, found.revision, _rows(winners))
+
+
+def read_delta(content: bytes) -> Delta:
+    """What a delta says.
+
+    Raises:
+        SnapshotCorrupt: it is none.
+    """
+    head = _decoded(content, dict[str, msgspec.Raw])
+    try:
+        since, removed, added = (head.pop(name) for name in ("since", "removed", "added"))
+    except KeyError as error:
+        raise SnapshotCorrupt(f"not the changes of a snapshot: no member {error}") from error
+    return Delta(
+        since=_decoded(since, str),
+        head=head,
+        removed=_decoded(removed, list[int]),
+        added=_decoded(added, list[tuple[int, msgspec.Raw]]),
+    )
+
+
+def applied(document: bytes, changes: Delta) -> bytes:
+    """The later document, to the byte as the service gives it whole; not verified.
+
+    Raises:
+        SnapshotCorrupt: the delta is one of another document.
+    """
+    before = read(document)
+    if before.revision != changes.since:
+        raise SnapshotCorrupt("the changes are of other winners than are known here")
+    rows = changes.applied(before.rows, [row for _, row in changes.added])
+    return msgspec.json.encode(changes.head | {"winners": rows})
+
+
+def _rows(winners: bytes) -> list[msgspec.Raw]:
+    if winners.count(b",") * _BYTES_PER_COMMA > len(winners):
+        raise SnapshotCorrupt("the snapshot's winners cannot be read: more of them than fit")
+    return _decoded(winners, list[msgspec.Raw])
+
+
+def _decoded(content: bytes | msgspec.Raw, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise SnapshotCorrupt(f"not a snapshot of winners: {error}") from error
+
+
+def _below(length: int, places: Iterable[int]) -> bool:
+    return all(0 <= place < length for place in places)
+
+
+def _listed(rows: Iterable[bytes]) -> Iterator[bytes]:
+    """A JSON list of the rows, in pieces that are neither many nor large."""
+    parts, length, before = [b"["], 1, b""
+    for row in rows:
+        parts += (before, row)
+        length += len(before) + len(row)
+        before = b","
+        if length >= _PIECE:
+            yield b"".join(parts)
+            parts, length = [], 0
+    yield b"".join([*parts, b"]"])
