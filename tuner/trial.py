@@ -171,3 +171,10 @@ class Winner:
     job: str | None = None
     stale: bool = False
     pinned: bool = False
+
+    @property
+    def saving_us(self) -> float | None:
+        """What a launch takes less than the default; from the paired ratio, as clocks wander."""
+        if self.statistics is None or self.speedup is None:
+            return None
+        return self.statistics.median_us * (self.speedup.median - 1)

@@ -7,7 +7,6 @@ Cached answers are small files, read and written in place; packs are stored in a
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +16,7 @@ import httpx
 
 from gemmsmith import flows, history
 from gemmsmith.answer import Answer
-from gemmsmith.bounds import BOUNDS, Body, Bounds
+from gemmsmith.bounds import BOUNDS, Bounds
 from gemmsmith.device import DeviceModel
 from gemmsmith.errors import Busy, NotTuned
 from gemmsmith.handles import AsyncTuningJob
@@ -34,7 +33,7 @@ from gemmsmith.transport import (
     DEFAULT_URL,
     CacheDir,
     Setup,
-    body_of,
+    awaited,
     is_plain,
     no_answer,
 )
@@ -272,22 +271,21 @@ class AsyncClient:
         self, identifier: str, *, after: str = "", deadline: float | None = None
     ) -> AsyncIterator[JobEvent | None]:
         """A job's events until it ends; as `Client.job_events`."""
-        bounds = self._session.bounds
-        cursor = EventCursor(identifier, self._setup.stream_retry, after, bounds)
+        cursor = EventCursor(identifier, self._setup.stream_retry, after, self._session.bounds)
         while not cursor.finished:
             request = cursor.request(cursor.patience(deadline))
             reply: Reply
             try:
                 async with self._http.stream(**self._setup.arguments(request)) as response:
                     if response.status_code >= 400 or not is_plain(response):
-                        reply = await _read(response, body_of(response, request, bounds))
+                        reply = await awaited(response, request, self._session.bounds)
                     else:
                         async for chunk in response.aiter_raw():
                             for event in cursor.feed(chunk):
                                 yield event
                             yield None
                         reply = cursor.ended()
-            except (httpx.RequestError, zlib.error) as error:
+            except httpx.RequestError as error:
                 reply = no_answer(error)
             if cursor.finished or (cursor.ended_cleanly(reply) and await self._over(identifier)):
                 return
@@ -311,14 +309,6 @@ class AsyncClient:
             await self._sleep(request.delay)
         try:
             async with self._http.stream(**self._setup.arguments(request)) as response:
-                return await _read(response, body_of(response, request, self._session.bounds))
-        except (httpx.RequestError, zlib.error) as error:
+                return await awaited(response, request, self._session.bounds)
+        except httpx.RequestError as error:
             return no_answer(error)
-
-
-async def _read(response: httpx.Response, body: Body) -> Reply:
-    """The reply, of whose body no more is read than is taken."""
-    async for piece in response.aiter_raw():
-        if not body.take(piece):
-            break
-    return body.reply()

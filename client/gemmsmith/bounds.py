@@ -60,7 +60,7 @@ def exceeded(what: str, bound: str, bounds: Bounds) -> str:
     )
 
 
-class Body:
+class BoundedBody:
     """The body of a response, as it arrives.
 
     Args:
@@ -75,6 +75,7 @@ class Body:
         self._too_large = exceeded("the answer's body", bound, bounds)
         self._content = bytearray()
         self._refusal: str | None = None
+        self._broken = False
         self._gzip = None
         encoding = headers.get("content-encoding", "").strip().lower()
         if encoding == GZIP:
@@ -86,19 +87,19 @@ class Body:
             self._refusal = self._too_large
 
     def take(self, piece: bytes) -> bool:
-        """Add what arrived; whether more of it is wanted.
-
-        Raises:
-            zlib.error: it is not gzip, though it says so.
-        """
-        if self._refusal is None:
+        """Add what arrived; whether more of it is wanted."""
+        if self._refusal is not None or self._broken:
+            return False
+        try:
             for part in self._unfolded(piece):
                 self._content += part
                 if len(self._content) > self._limit:
                     self._refusal = self._too_large
                     self._content.clear()
-                    break
-        return self._refusal is None
+                    return False
+        except zlib.error:
+            self._broken = True
+        return not self._broken
 
     def _unfolded(self, piece: bytes) -> Iterator[bytes]:
         if self._gzip is None:
@@ -110,8 +111,9 @@ class Body:
 
     def reply(self) -> Reply:
         """The response, once `take` wants no more or there is none."""
-        if self._content and self._gzip is not None and not self._gzip.eof:
-            return NoAnswer(reason="the body is cut off")
+        cut = self._content and self._gzip is not None and not self._gzip.eof
+        if self._broken or cut:
+            return NoAnswer(reason="the body is damaged or cut off")
         return Response(
             status=self._status,
             headers=self._headers,

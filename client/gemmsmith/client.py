@@ -8,7 +8,6 @@ served from the cache, with a warning in the log `gemmsmith`, or ServiceUnavaila
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +17,7 @@ import httpx
 
 from gemmsmith import flows, history
 from gemmsmith.answer import Answer
-from gemmsmith.bounds import BOUNDS, Body, Bounds
+from gemmsmith.bounds import BOUNDS, Bounds
 from gemmsmith.device import DeviceModel
 from gemmsmith.errors import Busy, NotTuned
 from gemmsmith.handles import TuningJob
@@ -35,9 +34,9 @@ from gemmsmith.transport import (
     DEFAULT_URL,
     CacheDir,
     Setup,
-    body_of,
     is_plain,
     no_answer,
+    received,
 )
 from gemmsmith.tuning import Effort
 
@@ -359,21 +358,20 @@ class Client:
         `after` is the identifier of the last event already seen; by `deadline`, on
         `time.monotonic()`'s clock, something is yielded in any case.
         """
-        bounds = self._session.bounds
-        cursor = EventCursor(identifier, self._setup.stream_retry, after, bounds)
+        cursor = EventCursor(identifier, self._setup.stream_retry, after, self._session.bounds)
         while not cursor.finished:
             request = cursor.request(cursor.patience(deadline))
             reply: Reply
             try:
                 with self._http.stream(**self._setup.arguments(request)) as response:
                     if response.status_code >= 400 or not is_plain(response):
-                        reply = _read(response, body_of(response, request, bounds))
+                        reply = received(response, request, self._session.bounds)
                     else:
                         for chunk in response.iter_raw():
                             yield from cursor.feed(chunk)
                             yield None
                         reply = cursor.ended()
-            except (httpx.RequestError, zlib.error) as error:
+            except httpx.RequestError as error:
                 reply = no_answer(error)
             if cursor.finished or (cursor.ended_cleanly(reply) and self._over(identifier)):
                 return
@@ -397,14 +395,6 @@ class Client:
             self._sleep(request.delay)
         try:
             with self._http.stream(**self._setup.arguments(request)) as response:
-                return _read(response, body_of(response, request, self._session.bounds))
-        except (httpx.RequestError, zlib.error) as error:
+                return received(response, request, self._session.bounds)
+        except httpx.RequestError as error:
             return no_answer(error)
-
-
-def _read(response: httpx.Response, body: Body) -> Reply:
-    """The reply, of whose body no more is read than is taken."""
-    for piece in response.iter_raw():
-        if not body.take(piece):
-            break
-    return body.reply()

@@ -8,17 +8,16 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-import zlib
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import httpx
 
-from gemmsmith.bounds import GZIP, Body, Bounds
+from gemmsmith.bounds import GZIP, BoundedBody, Bounds
 from gemmsmith.cache import AnswerCache, Cache, NoCache, PackCache, default_cache_dir
 from gemmsmith.kernel import Backend
-from gemmsmith.replies import NoAnswer
+from gemmsmith.replies import NoAnswer, Reply
 from gemmsmith.requests import RUNS, Request
 from gemmsmith.retry import RetryPolicy
 from gemmsmith.session import Session
@@ -138,10 +137,27 @@ def _authorization(api_key: str | None) -> dict[str, str]:
     return {"authorization": f"Bearer {api_key}"}
 
 
-def body_of(found: httpx.Response, request: Request, bounds: Bounds) -> Body:
-    """What a response's body is to be read into, as it comes off the wire."""
+def received(response: httpx.Response, request: Request, bounds: Bounds) -> Reply:
+    """The reply to the request, of whose body no more is read than is taken."""
+    body = _body(response, request, bounds)
+    for piece in response.iter_raw():
+        if not body.take(piece):
+            break
+    return body.reply()
+
+
+async def awaited(response: httpx.Response, request: Request, bounds: Bounds) -> Reply:
+    """As `received`."""
+    body = _body(response, request, bounds)
+    async for piece in response.aiter_raw():
+        if not body.take(piece):
+            break
+    return body.reply()
+
+
+def _body(found: httpx.Response, request: Request, bounds: Bounds) -> BoundedBody:
     headers = {name.lower(): value for name, value in found.headers.items()}
-    return Body(found.status_code, headers, request.bound, bounds)
+    return BoundedBody(found.status_code, headers, request.bound, bounds)
 
 
 def is_plain(found: httpx.Response) -> bool:
@@ -149,7 +165,7 @@ def is_plain(found: httpx.Response) -> bool:
     return str(found.headers.get("content-encoding", "identity")).lower() == "identity"
 
 
-def no_answer(error: httpx.RequestError | zlib.error) -> NoAnswer:
+def no_answer(error: httpx.RequestError) -> NoAnswer:
     """What to tell people about a failed exchange."""
     text = str(error)
     name = type(error).__name__

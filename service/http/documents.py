@@ -10,6 +10,7 @@ import msgspec
 from starlette.responses import Response
 
 from gemmsmith.answer import Answer, Config, Match
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
 from gemmsmith.packs import sign
 from gemmsmith.problem import Problem
@@ -21,6 +22,7 @@ from service.http.tables import timestamp as timestamp
 from tuner.compile import Manifest
 from tuner.jobs import Job, RecordedEvent
 from tuner.store import StoredTrial
+from tuner.store.served import Served
 from tuner.trial import Winner
 
 
@@ -137,30 +139,36 @@ def snapshot(
 
     `pack_of` names the pack of a kernel whose winner does not; packs are signed with `key`.
     """
-    return Snapshot.of(device, [_row(winner, pack_of, key) for winner in winners])
-
-
-def _row(winner: Winner, pack_of: Callable[[str], str | None], key: bytes | None) -> Row:
-    candidate = winner.candidate
-    if candidate is None:
-        return Row(problem=winner.problem, use=winner.use, stale=winner.stale)
-    pack = winner.pack or pack_of(candidate.kernel.name)
-    return Row(
-        problem=winner.problem,
-        use=winner.use,
-        config=Config(kernel=candidate.kernel, launch=candidate.launch, pack=pack),
-        deterministic=candidate.has_fixed_order,
-        signature=None if key is None or pack is None else sign(key, pack),
-        stale=winner.stale,
-        saving_us=_saving_us(winner),
+    return Snapshot.of(
+        device,
+        [row(each, config(each.candidate, each.pack, pack_of), key) for each in winners],
     )
 
 
-def _saving_us(winner: Winner) -> float | None:
-    """What a launch takes less than cuBLAS; from the paired ratio, as clocks wander."""
-    if winner.statistics is None or winner.speedup is None:
+def config(
+    candidate: Candidate | None, pack: str | None, pack_of: Callable[[str], str | None]
+) -> Config | None:
+    """What is run, in the winner's own `pack` or else in the one that has the kernel now."""
+    if candidate is None:
         return None
-    return winner.statistics.median_us * (winner.speedup.median - 1)
+    kernel = candidate.kernel
+    return Config(kernel=kernel, launch=candidate.launch, pack=pack or pack_of(kernel.name))
+
+
+def row(winner: Winner | Served, config: Config | None, key: bytes | None) -> Row:
+    """The winner as a row of a snapshot, with its config; its pack is signed with `key`."""
+    if winner.candidate is None or config is None:
+        return Row(problem=winner.problem, use=winner.use, stale=winner.stale)
+    pack = config.pack
+    return Row(
+        problem=winner.problem,
+        use=winner.use,
+        config=config,
+        deterministic=winner.candidate.has_fixed_order,
+        signature=None if key is None or pack is None else sign(key, pack),
+        stale=winner.stale,
+        saving_us=winner.saving_us,
+    )
 
 
 def pack(pack_hash: str, manifest: Manifest) -> dict[str, Any]:

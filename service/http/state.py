@@ -12,6 +12,7 @@ from service.http.access import Doorkeeper
 from service.lookup.cache import Answers
 from service.lookup.devices import Catalogue
 from service.lookup.neighbourhood import Chart
+from service.lookup.snapshots import Snapshots
 from service.lookup.watcher import StoreWatcher
 from service.metrics.prometheus import Metrics
 from service.settings import Settings
@@ -29,6 +30,7 @@ class State:
     Attributes:
         answers: what lookups were answered, while it is true; `watcher` sees to that.
         chart: what a prediction has to know of the store.
+        snapshots: all winners of a device model, as they are sent.
         ranker: predicts what lookups find no winner for.
         access: tells who makes a request, and whether they may.
         stopping: set when the server begins to stop; event streams then end, and their clients
@@ -47,9 +49,11 @@ class State:
     access: Doorkeeper
     stopping: threading.Event = field(default_factory=threading.Event)
     chart: Chart = field(init=False)
+    snapshots: Snapshots = field(init=False)
 
     def __post_init__(self) -> None:
         self.chart = Chart(self.store)
+        self.snapshots = Snapshots(self.store, self.catalogue)
 
     def catch_up(self) -> None:
         """Let lookups show what has changed until now, before anybody is told of the change."""

@@ -39,6 +39,7 @@ from tuner.store.models import (
 )
 from tuner.store.packs import PackTables
 from tuner.store.revisions import Revisions, WinnerRevision
+from tuner.store.served import AllServed
 from tuner.store.trials import StoredTrial, Trials
 from tuner.store.winners import Winners
 from tuner.trial import Phase, Trial, Winner
@@ -52,6 +53,7 @@ class Store:
         audit: who changed what.
         changes: whether answers may be others than they were.
         gpus: what measures for this store.
+        served: what is served on a device model, for snapshots.
         keys: API keys.
     """
 
@@ -66,6 +68,7 @@ class Store:
         self._revisions = Revisions(database, self.dictionary, self._winners)
         self._packs = PackTables(database, self.dictionary)
         self.changes = Changes(database)
+        self.served = AllServed(database, self.dictionary, self.gpus)
         self.listing = Listing(database, self.dictionary, self.gpus, self._trials)
 
     @classmethod
