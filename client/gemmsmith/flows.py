@@ -17,7 +17,15 @@ from gemmsmith.answer import Answer
 from gemmsmith.bounds import exceeded
 from gemmsmith.cache import Entry
 from gemmsmith.device import DeviceModel
-from gemmsmith.errors import Busy, NotTuned, ServiceError, ServiceFault, ServiceUnavailable
+from gemmsmith.document import SINCE
+from gemmsmith.errors import (
+    Busy,
+    NotTuned,
+    ServiceError,
+    ServiceFault,
+    ServiceUnavailable,
+    SnapshotCorrupt,
+)
 from gemmsmith.jobs import JobStatus
 from gemmsmith.problem import Problem
 from gemmsmith.replies import (
@@ -220,21 +228,38 @@ def snapshot(
         ServiceError, ServiceUnavailable: no snapshot, and none on the shelf, or one known.
     """
     before = known if known is not None else shelf.load()
-    revision = None if before is None else before.revision
     try:
-        response = yield from session.exchange(snapshot_request(device, arch, revision))
-        if response.status == 304 and before is not None:
-            session.answered()
-            return before
-        found = read_snapshot(check(response))
+        found = yield from _newest(session, device, arch, before)
     except (ServiceUnavailable, Busy, ServiceFault) as error:
         if before is None or known is not None:
             raise
         session.away(error)
         return before
     session.answered()
-    shelf.store(found)
+    if found is not before:
+        shelf.store(found)
     return found
+
+
+def _newest(
+    session: Session, device: str | None, arch: str | None, before: Snapshot | None
+) -> Flow[Snapshot]:
+    """The service's snapshot: the one before if it is that still, or what has become of it."""
+    revision = None if before is None else before.revision
+    since = revision if session.gives_deltas else None
+    response = yield from session.exchange(snapshot_request(device, arch, revision, since=since))
+    if response.status == 422 and since is not None:  # an older service has taken its place
+        response = yield from session.exchange(snapshot_request(device, arch, revision))
+    told = response.headers.get(SINCE.lower())
+    session.gives_deltas = told is not None
+    if response.status == 304 and before is not None:
+        return before
+    if before is not None and since is not None and told == since:
+        try:
+            return before.updated(check(response).body)
+        except SnapshotCorrupt:  # whatever it is that went wrong, the whole is right
+            response = yield from session.exchange(snapshot_request(device, arch, None))
+    return read_snapshot(check(response))
 
 
 def page(session: Session, request: Request) -> Flow[dict[str, Any]]:

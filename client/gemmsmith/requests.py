@@ -238,9 +238,15 @@ def pack_request(pack_hash: str) -> Request:
     return replace(get(f"/packs/{pack_hash}"), bound="pack_bytes")
 
 
-def snapshot_request(device: str | None, arch: str | None, revision: str | None) -> Request:
-    """`GET /snapshot`, of the device model's winners unless they are still `revision`."""
-    request = replace(get("/snapshot", device=device, arch=arch), bound="snapshot_bytes")
+def snapshot_request(
+    device: str | None, arch: str | None, revision: str | None, *, since: str | None = None
+) -> Request:
+    """`GET /snapshot`, of the device model's winners unless they are still `revision`.
+
+    With `since`, what has changed after that revision will do.
+    """
+    request = get("/snapshot", device=device, arch=arch, since=since)
+    request = replace(request, bound="snapshot_bytes")
     if revision is None:
         return request
     return replace(request, headers=(*request.headers, ("if-none-match", f'"{revision}"')))

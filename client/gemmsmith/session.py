@@ -31,6 +31,7 @@ class Session:
 
     Attributes:
         last_from_cache: the last lookup was answered from the cache because the service was away.
+        gives_deltas: the service tells what has changed since a snapshot, as far as is known.
     """
 
     url: str
@@ -38,6 +39,7 @@ class Session:
     cache: Cache
     bounds: Bounds = BOUNDS
     last_from_cache: bool = False
+    gives_deltas: bool = False
     away_until: float = 0.0
     _warned: bool = False
 
