@@ -68,7 +68,7 @@ def create_app(settings: Settings) -> FastAPI:
         store = Store.open(settings.database)
         try:
             app.state.service = state = _state(settings, store)
-            with state.access, closing(state.metrics), state.watcher:
+            with state.access, closing(state.metrics), state.watcher, state.chart:
                 yield
                 state.stopping.set()
         finally:

@@ -9,10 +9,11 @@ tuned: only what was measured may replace that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from gemmsmith.answer import MAX_DISTANCE, Answer, Config, Match, Use
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
 from gemmsmith.neighbours import NEIGHBOURS, Neighbourhood, answering
 from gemmsmith.problem import Problem
@@ -38,10 +39,10 @@ class WinnerSource(Protocol):
 
     def near_winners(
         self, problem: Problem, device_slug: str, limit: int, reach: float
-    ) -> Sequence[Winner]:
+    ) -> Iterable[Winner]:
         """Current winners of the same operation, batch and device, nearest first.
 
-        None is farther than `reach` octaves.
+        None is farther than `reach` octaves. Those that cannot answer may be left out.
         """
         ...
 
@@ -90,20 +91,19 @@ def find(
     if exact:
         return None
     nearest = source.near_winners(problem, device.slug, NEIGHBOURS, REACH)
-    neighbour = answering(problem, nearest, lambda winner: _is_legal(winner, problem))
+    neighbour = answering(problem, nearest, lambda winner: is_legal(winner.candidate, problem))
     if neighbour is not None:
-        if not _is_legal(neighbour, problem):
+        if not is_legal(neighbour.candidate, problem):
             neighbour = without_candidate(neighbour)
         return _answer(problem, neighbour, Match.NEAREST, pack_of)
     prediction = predict(problem, device, ranker)
     return _predicted(problem, device, prediction, pack_of) if prediction is not None else None
 
 
-def _is_legal(winner: Winner, problem: Problem) -> bool:
-    """Whether the winner's kernel takes the problem, and can split its K as the launch says."""
-    if winner.candidate is None:
+def is_legal(candidate: Candidate | None, problem: Problem) -> bool:
+    """Whether there is a kernel that takes the problem, and can split its K as the launch says."""
+    if candidate is None:
         return False
-    candidate = winner.candidate
     kernel, launch = candidate.kernel, candidate.launch
     return refusal(kernel, problem) is None and splits_refusal(kernel, launch, problem) is None
 

@@ -1,4 +1,4 @@
-"""All that is served on a device model, as far as programs that run it have to know: for snapshots.
+"""All that is served, as far as snapshots and the search for neighbours have to know it.
 
 Most of a winner is what it was measured with; that is not read here. So hundreds of thousands come
 in seconds, one after the other, and take no memory that the caller does not keep them in.
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Select, Text, cast, select
+from sqlalchemy.orm import Session
 
 from gemmsmith.answer import Use
 from gemmsmith.candidate import Candidate
@@ -41,6 +42,23 @@ class Served(NamedTuple):
     saving_us: float | None
 
 
+class Place(NamedTuple):
+    """Where a current winner is among the others: its problem in numbers, and what it runs.
+
+    Attributes:
+        kind: dtype, layout and batch, as `Problem.kind`.
+        sizes: M, N and K; `logs` are their logarithms to base 2.
+    """
+
+    device: str
+    problem_id: int
+    kind: tuple[str, str, int]
+    sizes: tuple[int, int, int]
+    logs: tuple[float, float, float]
+    use: Use
+    candidate: Candidate | None
+
+
 class AllServed:
     """Reads of what is served."""
 
@@ -57,20 +75,18 @@ class AllServed:
         Only what became current after the sequence `since`, and only with these `kernels`, by
         name, where any are given.
         """
-        query = _select().where(DeviceRow.slug == device, WinnerRow.sequence > since)
+        query = _joined(*_SERVED).where(DeviceRow.slug == device, WinnerRow.sequence > since)
         if kernels is not None:
             names = select(KernelRow.id).where(KernelRow.name.in_(kernels))
             query = query.where(WinnerRow.kernel_id.in_(names))
-        candidates: dict[tuple[int | None, str | None], Candidate | None] = {}
         with self._database.read() as session:
+            candidates = _Candidates(session, self._dictionary)
             in_use = self._gpus.in_use(session)
             # Plainly: through the session each row would take twice as long.
             rows = session.connection().execute(query, execution_options={"yield_per": _AT_ONCE})
             for m, n, k, batch, dtype, layout, *rest in rows:
                 use, kernel, launch, median_us, speedup, pack, replayed, row_id, measured_in = rest
                 environment = self._dictionary.environment(session, measured_in)
-                if (kernel, launch) not in candidates:
-                    candidates[kernel, launch] = self._candidate(session, kernel, launch)
                 yield Served(
                     problem=Problem(m=m, n=n, k=k, batch=batch, dtype=dtype, layout=layout),
                     environment=environment,
@@ -81,14 +97,44 @@ class AllServed:
                     saving_us=None if None in (median_us, speedup) else median_us * (speedup - 1),
                 )
 
-    def _candidate(self, session: Any, kernel: int | None, launch: str | None) -> Candidate | None:
-        if kernel is None or launch is None:
-            return None
-        found = self._dictionary.kernels(session, [kernel])[kernel]
-        return Candidate(kernel=found, launch=from_json(Launch, msgspec.json.decode(launch)))
+    def places(self, since: int) -> Iterator[Place]:
+        """What became current after that sequence, on all device models, in no order."""
+        query = _joined(*_PLACE).where(WinnerRow.sequence > since)
+        with self._database.read() as session:
+            candidates = _Candidates(session, self._dictionary)
+            rows = session.connection().execute(query, execution_options={"yield_per": _AT_ONCE})
+            for device, problem, dtype, layout, batch, m, n, k, *rest in rows:
+                lg_m, lg_n, lg_k, use, kernel, launch = rest
+                yield Place(
+                    device,
+                    problem,
+                    (dtype, layout, batch),
+                    (m, n, k),
+                    (lg_m, lg_n, lg_k),
+                    _USES[use],
+                    candidates[kernel, launch],
+                )
 
 
-_COLUMNS: tuple[Any, ...] = (
+class _Candidates(dict[tuple[int | None, str | None], Candidate | None]):
+    """Candidates by the kernel's id and the launch's JSON: there are few, so each is made once."""
+
+    def __init__(self, session: Session, dictionary: Dictionary) -> None:
+        super().__init__()
+        self._session = session
+        self._dictionary = dictionary
+
+    def __missing__(self, key: tuple[int | None, str | None]) -> Candidate | None:
+        kernel, launch = key
+        found = None
+        if kernel is not None and launch is not None:
+            known = self._dictionary.kernels(self._session, [kernel])[kernel]
+            found = Candidate(kernel=known, launch=from_json(Launch, msgspec.json.decode(launch)))
+        self[key] = found
+        return found
+
+
+_SERVED: tuple[Any, ...] = (
     ProblemRow.m,
     ProblemRow.n,
     ProblemRow.k,
@@ -107,8 +153,26 @@ _COLUMNS: tuple[Any, ...] = (
 )
 
 
-def _select() -> Select[Any]:
-    query: Select[Any] = select(*_COLUMNS)
+_PLACE: tuple[Any, ...] = (
+    DeviceRow.slug,
+    ProblemRow.id,
+    ProblemRow.dtype,
+    ProblemRow.layout,
+    ProblemRow.batch,
+    ProblemRow.m,
+    ProblemRow.n,
+    ProblemRow.k,
+    ProblemRow.lg_m,
+    ProblemRow.lg_n,
+    ProblemRow.lg_k,
+    WinnerRow.use,
+    WinnerRow.kernel_id,
+    cast(WinnerRow.launch, Text),
+)
+
+
+def _joined(*columns: Any) -> Select[Any]:
+    query: Select[Any] = select(*columns)
     return (
         query.join(ProblemRow, ProblemRow.id == WinnerRow.problem_id)
         .join(DeviceRow, DeviceRow.id == WinnerRow.device_id)

@@ -36,7 +36,7 @@ A100 = replace(
 )
 DTYPES = ("bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "tf32", "bf16.out_f32.accumulate")
 WIDTHS = {"tf32": 4, "int8": 16, "fp8_e4m3": 16, "fp8_e5m2": 16}
-PIECE = 500
+PIECE = 100
 
 
 def problems(count: int, seed: int) -> list[Problem]:
@@ -119,6 +119,7 @@ def answers(settings: Settings, asked: Sequence[Problem], device: str) -> list[s
     """What matters of the answer to each, one a line."""
     found = []
     with running(settings) as client:
+        client.timeout = 120.0
         for start in range(0, len(asked), PIECE):
             body = [
                 {name: getattr(each, name) for name in ("m", "n", "k", "batch", "dtype", "layout")}
