@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, quote_plus, urlencode
 
 import msgspec
 from starlette.responses import Response
@@ -49,13 +49,11 @@ def history_url(problem: Problem, device: str) -> str:
 
 
 def _url(path: str, problem: Problem, device: str | None) -> str:
-    query: dict[str, Any] = {"m": problem.m, "n": problem.n, "k": problem.k}
-    if problem.batch != 1:
-        query["batch"] = problem.batch
-    query |= {"dtype": problem.dtype, "layout": problem.layout.value}
-    if device:
-        query["device"] = device
-    return f"{path}?{urlencode(query)}"
+    # Written out: of a cold batch of thousands, quoting what needs none took a third of the time.
+    batch = f"&batch={problem.batch}" if problem.batch != 1 else ""
+    words = f"&dtype={problem.dtype}&layout={problem.layout.value}"
+    on = f"&device={quote_plus(device)}" if device else ""
+    return f"{path}?m={problem.m}&n={problem.n}&k={problem.k}{batch}{words}{on}"
 
 
 def tune_link(problem: Problem, device: str | None = None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ tuned: only what was measured may replace that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from gemmsmith.answer import MAX_DISTANCE, Answer, Config, Match, Use
@@ -19,7 +19,8 @@ from gemmsmith.neighbours import NEIGHBOURS, Neighbourhood, answering
 from gemmsmith.problem import Problem
 from service.http.abilities import without_candidate
 from tuner.backends import refusal, splits_refusal
-from tuner.search.predict import Prediction, predict
+from tuner.search.predict import Prediction
+from tuner.search.predict_many import predict_many
 from tuner.search.ranking import Ranker
 from tuner.trial import Winner
 
@@ -85,6 +86,34 @@ def find(
     A neighbour whose answer is cuBLAS answers too: cuBLAS takes every problem. Its CUTLASS
     candidate comes along only where it is legal for the question.
     """
+    [found] = find_many(source, [problem], device, exact=exact, pack_of=pack_of, ranker=ranker)
+    return found
+
+
+def find_many(
+    source: WinnerSource,
+    problems: Sequence[Problem],
+    device: DeviceModel,
+    *,
+    exact: bool,
+    pack_of: PackOf,
+    ranker: Ranker,
+) -> Iterator[Answer | None]:
+    """As `find`, for each problem; those that have no neighbour are predicted together."""
+    measured = {each: _measured(source, each, device, exact, pack_of) for each in problems}
+    others = [] if exact else [each for each, answer in measured.items() if answer is None]
+    predictions = dict(zip(others, predict_many(others, device, ranker), strict=True))
+    for problem in problems:
+        prediction = predictions.get(problem)
+        if prediction is None:
+            yield measured[problem]
+        else:
+            yield _predicted(problem, device, prediction, pack_of)
+
+
+def _measured(
+    source: WinnerSource, problem: Problem, device: DeviceModel, exact: bool, pack_of: PackOf
+) -> Answer | None:
     winner = source.winner(problem, device.slug)
     if winner is not None:
         return as_served(winner, pack_of)
@@ -92,12 +121,11 @@ def find(
         return None
     nearest = source.near_winners(problem, device.slug, NEIGHBOURS, REACH)
     neighbour = answering(problem, nearest, lambda winner: is_legal(winner.candidate, problem))
-    if neighbour is not None:
-        if not is_legal(neighbour.candidate, problem):
-            neighbour = without_candidate(neighbour)
-        return _answer(problem, neighbour, Match.NEAREST, pack_of)
-    prediction = predict(problem, device, ranker)
-    return _predicted(problem, device, prediction, pack_of) if prediction is not None else None
+    if neighbour is None:
+        return None
+    if not is_legal(neighbour.candidate, problem):
+        neighbour = without_candidate(neighbour)
+    return _answer(problem, neighbour, Match.NEAREST, pack_of)
 
 
 def is_legal(candidate: Candidate | None, problem: Problem) -> bool:

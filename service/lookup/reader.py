@@ -15,6 +15,7 @@ from typing import cast
 
 import msgspec
 
+from gemmsmith.answer import Answer
 from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem
 from service.http import documents
@@ -145,16 +146,21 @@ def _read(
     source: find.WinnerSource = charted
     if device is not None and len(sound) >= _BULK_FROM:
         source = Together(service.store, service.chart, sound, device.slug)
-    pack_of = functools.cache(charted.pack_for)
+    answers: Iterator[Answer | None] = iter(())
+    if device is not None:
+        answers = find.find_many(
+            source,
+            sound,
+            device,
+            exact=exact,
+            pack_of=functools.cache(charted.pack_for),
+            ranker=service.ranker,
+        )
     for problem in problems:
         if isinstance(problem, ProblemError):
             yield problem
             continue
-        answer = None
-        if device is not None:
-            answer = find.find(
-                source, problem, device, exact=exact, pack_of=pack_of, ranker=service.ranker
-            )
+        answer = next(answers, None)
         yield (
             documents.not_tuned(problem, device, exact=exact)
             if answer is None
