@@ -93,7 +93,7 @@ class Chart:
         self._drawing = threading.Lock()
         self._sequence = 0
         self._packs: tuple[int, int, int] | None = None
-        self._pack_of: dict[str, str | None] = {}
+        self._pack_of: dict[str, str] = {}
         self._alike: dict[_Kind, _Alike] = {}
         self._runs: list[tuple[Use, Candidate | None]] = []
         self._run_of: dict[tuple[Use, Candidate | None], int] = {}
@@ -137,15 +137,8 @@ class Chart:
         return None if found is None else found.problem
 
     def pack_for(self, kernel: str) -> str | None:
-        """Hash of the newest pack that held the kernel when the chart caught up, or a newer one.
-
-        Raises:
-            StoreError: it is not known and cannot be read.
-        """
-        known = self._pack_of
-        if kernel not in known:
-            known[kernel] = self._store.pack_for(kernel)
-        return known[kernel]
+        """Hash of the newest pack that held the kernel when the chart caught up."""
+        return self._pack_of.get(kernel)
 
     def catch_up(self) -> None:
         """Draw what the store has by now.
@@ -158,7 +151,8 @@ class Chart:
         with self._drawing:
             sequence, packs = self._store.changes.served()
             if packs != self._packs:
-                self._pack_of = {}  # another one: who is still reading keeps to the old
+                packed = self._store.changes.packed()
+                self._pack_of = {kernel: pack for pack, kernel in packed if kernel is not None}
                 self._packs = packs
             known = self._alike if sequence >= self._sequence else {}  # else: another database
             if sequence != self._sequence:

@@ -112,11 +112,14 @@ class _Field:
         kernel = numpy.concatenate([numpy.tile(plain, len(every)), fitted])
         first = Launches.of(of, raster_heuristic=1.0, swizzle=float(FIRST.swizzle))
         times = judged(of, kernel, first)
+        most = _eighth(times[: len(every) * len(plain)].reshape(len(every), len(plain)))
         more_of, more, launch = launched(
             numpy.repeat(every, len(splitting)), numpy.tile(splitting, len(every))
         )
         of, kernel = numpy.concatenate([of, more_of]), numpy.concatenate([kernel, more])
         times = numpy.concatenate([times, judged(more_of, more, launch)])
+        there = numpy.flatnonzero(times <= most[of])
+        of, kernel, times = of[there], kernel[there], times[there]
         order = numpy.lexsort((ranks[kernel], times, of))
         of, kernel = _best(len(every), of[order], kernel[order])
         of, kernel, launch = launched(of, kernel)
@@ -144,15 +147,30 @@ class _Field:
         """Know of every kernel that was offered by now."""
         import numpy
 
-        known = self._offer.kernels
-        if len(known) == self._described:
+        known, new = self._offer.kernels, self._offer.kernels[self._described :]
+        if not new:
             return
-        self._features = model.described(known)
-        self._traits = Traits.of(known, self._device)
+        described = model.described(new), Traits.of(new, self._device)
+        if self._described:
+            described = (
+                Features(*map(numpy.append, self._features, described[0])),
+                Traits(*map(numpy.append, self._traits, described[1])),
+            )
+        self._features, self._traits = described
         by_name = sorted(range(len(known)), key=lambda place: known[place].name)
         self._ranks = numpy.empty(len(known))
         self._ranks[by_name] = range(len(known))
         self._described = len(known)
+
+
+def _eighth(times: Column) -> Column:
+    """Of each row the time that a kernel of the shortlist has at most; more make it shorter."""
+    import numpy
+
+    if times.shape[1] < SHORTLIST:
+        return numpy.full(len(times), numpy.inf)
+    found: Column = numpy.partition(times, SHORTLIST - 1, axis=1)[:, SHORTLIST - 1]
+    return found
 
 
 def _best(count: int, of: Places, kernel: Places) -> tuple[Places, Places]:

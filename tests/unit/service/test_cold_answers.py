@@ -160,7 +160,9 @@ def made(name: str, folder: Path) -> list[str]:
     return [f"{name} {line}" for line in answers(settings, asked, device)]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name == "few")) for name in CASES]
+)
 def test_answers_are_what_they_were(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,7 +46,7 @@ _SCHEDULES = (
 _CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4))
 
 
-class Way(NamedTuple):
+class Fit(NamedTuple):
     """All that is chosen of a fitted kernel but its tile N. `m`: tile M."""
 
     mainloop: MainloopSchedule
@@ -56,10 +56,10 @@ class Way(NamedTuple):
     cluster: tuple[int, int]
 
 
-def _ways() -> Iterator[tuple[Way, int]]:
+def _ways() -> Iterator[tuple[Fit, int]]:
     for schedule, swapped in product(_SCHEDULES, (False, True)):
         for cluster, waves in product(_CLUSTERS, range(1, MOST_WAVES + 1)):
-            way = Way(*schedule, swapped, cluster)
+            way = Fit(*schedule, swapped, cluster)
             if waves > 1 and (cluster[0] * cluster[1] == 4 or way.scheduler is TileScheduler.GRID):
                 continue  # these are for a single wave: all reads at once, no tile after the first
             yield way, waves
@@ -99,7 +99,7 @@ def build(like: CutlassKernel) -> None:
 
 
 @lru_cache(maxsize=1 << 16)
-def legal(like: CutlassKernel, way: Way, n: int) -> CutlassKernel | None:
+def legal(like: CutlassKernel, way: Fit, n: int) -> CutlassKernel | None:
     """The kernel whose tiles are `n` wide, with its name; None where a rule refuses it."""
     kernel = structs.replace(
         like,
