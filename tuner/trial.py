@@ -188,3 +188,10 @@ class Winner:
     signature: WinnerSignature | None = None
     origin: Origin = field(default=Origin.MEASURED, compare=False)
     digest: str = field(default="", compare=False)
+
+    @property
+    def saving_us(self) -> float | None:
+        """What a launch takes less than the default; from the paired ratio, as clocks wander."""
+        if self.statistics is None or self.speedup is None:
+            return None
+        return self.statistics.median_us * (self.speedup.median - 1)

@@ -53,7 +53,7 @@ def history(
         ServiceError, ServiceUnavailable: no answer.
     """
     where = {**fields_of(problem), "device": device}
-    pages = Pages("/winners/history", "revisions", where, limit)
+    pages = Pages(session, "/winners/history", "revisions", where, limit)
     found: list[Revision] = []
     while not pages.finished:
         response = check((yield from session.exchange(pages.request())), lookup=True)

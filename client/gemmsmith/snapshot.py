@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gemmsmith import document as documents
 from gemmsmith import understood
 from gemmsmith.answer import MAX_DISTANCE, Config, Use
 from gemmsmith.errors import SnapshotCorrupt
@@ -34,12 +35,9 @@ from gemmsmith.files import publish
 from gemmsmith.legality import refusal
 from gemmsmith.neighbours import NEIGHBOURS, Neighbourhood, answering
 from gemmsmith.problem import Problem
-from gemmsmith.signing import PublicKey, Purpose, Signature, Signer, Trusted
+from gemmsmith.signing import PublicKey, Purpose, Signer, Trusted
 
 log = logging.getLogger("gemmsmith")
-
-FORMAT = 1
-"""Raised when the meaning of a document changes; documents of other formats are refused."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,14 +84,6 @@ class Row:
     environment: str = ""
 
 
-class _Document(msgspec.Struct, frozen=True, omit_defaults=True):
-    format: int
-    device: str
-    revision: str
-    winners: msgspec.Raw  # as they are written: hashed before anything reads them
-    signature: Signature | None = None
-
-
 class Snapshot:
     """One consistent set of a device model's winners. Immutable, and safe to share.
 
@@ -107,38 +97,24 @@ class Snapshot:
     """
 
     __slots__ = (
-        "_alike", "_digest", "_exact", "device", "document", "revision", "rows", "signature",
-        "skipped",
+        "_alike", "_digest", "_exact", "_places", "device", "document", "revision", "rows",
+        "signature", "skipped",
     )  # fmt: skip
 
-    def __init__(self, document: bytes) -> None:
-        try:
-            found = msgspec.json.decode(document, type=_Document)
-        except msgspec.DecodeError as error:
-            raise SnapshotCorrupt(f"not a snapshot of winners: {error}") from error
-        if found.format != FORMAT:
-            raise SnapshotCorrupt(
-                f"the snapshot has format {found.format}, this library reads {FORMAT}: let the "
-                "service and the library be of one version"
-            )
-        digest = _digest(found.device, bytes(found.winners))
-        if found.revision != _revision(digest):
-            raise SnapshotCorrupt(
-                f"the snapshot's winners are not those of its revision {found.revision[:16]}: "
-                "truncated or altered; fetch it again"
-            )
-        try:
-            winners = msgspec.json.decode(found.winners, type=list[Any])
-        except msgspec.DecodeError as error:
-            raise SnapshotCorrupt(f"the snapshot's winners cannot be read: {error}") from error
-        rows = tuple(understood.each(winners, Row, f"winners of snapshot {found.revision[:16]}"))
+    def __init__(self, document: bytes, places: Sequence[Row | None] | None = None) -> None:
+        """`places`: what each row of the document says, where that is known already."""
+        found = documents.read(document)
+        if places is None:
+            places = _understood(found.rows, found.revision)
+        rows = tuple(row for row in places if row is not None)
         self.device: Final = found.device
         self.revision: Final = found.revision
         self.document: Final = document
         self.signature: Final = found.signature
-        self._digest: Final = digest
+        self._digest: Final = found.digest
         self.rows: Final = rows
-        self.skipped: Final = len(winners) - len(rows)
+        self.skipped: Final = len(places) - len(rows)
+        self._places: Final = places if self.skipped else rows
         self._exact: Final = {row.problem: row for row in rows}
         self._alike: Final = Neighbourhood((row.problem, row) for row in self._exact.values())
 
@@ -157,14 +133,20 @@ class Snapshot:
 
         Signed by `signer`, if there is one.
         """
-        ordered = sorted(rows, key=lambda row: row.problem)
-        winners = msgspec.json.encode(ordered)
-        digest = _digest(device, winners)
-        signature = None
-        if signer is not None:
-            signature = signer.sign(Purpose.SNAPSHOT, _statement(device, digest))
-        document = _Document(FORMAT, device, _revision(digest), msgspec.Raw(winners), signature)
-        return cls(msgspec.json.encode(document))
+        written = [msgspec.json.encode(row) for row in sorted(rows, key=lambda row: row.problem)]
+        head = documents.Head.of(device, written, signer)
+        return cls(b"".join(documents.whole(head, written)))
+
+    def updated(self, delta: bytes) -> Snapshot:
+        """The later snapshot that a delta (`gemmsmith.document`) makes of this one.
+
+        Raises:
+            SnapshotCorrupt: it is no delta, or one of another snapshot.
+        """
+        changes = documents.read_delta(delta)
+        later = documents.applied(self.document, changes)
+        new = _understood([row for _, row in changes.added], self.revision)
+        return Snapshot(later, changes.applied(self._places, new))
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Snapshot:
@@ -191,7 +173,7 @@ class Snapshot:
             Untrusted: nobody's who is believed, or it was signed with other winners.
         """
         return trusted.check(
-            Purpose.SNAPSHOT, _statement(self.device, self._digest), self.signature
+            Purpose.SNAPSHOT, documents.statement(self.device, self._digest), self.signature
         )
 
     @property
@@ -200,7 +182,7 @@ class Snapshot:
 
         Winners that stay as they are under a new key are asked for again.
         """
-        return self.revision if self.signature is None else f"{self.revision}.{self.signature.key}"
+        return documents.tag_of(self.revision, self.signature)
 
     def find(self, problem: Problem) -> Choice | None:
         """What to run for `problem`; None means torch's own operator.
@@ -294,14 +276,6 @@ class Shelf:
             log.warning("the snapshot is not cached: %s: %s", self._path, error.strerror)
 
 
-def _digest(device: str, winners: bytes) -> str:
-    return hashlib.sha256(device.encode() + b"\n" + winners).hexdigest()
-
-
-def _revision(digest: str) -> str:
-    return digest[:32]
-
-
-def _statement(device: str, digest: str) -> dict[str, str]:
-    """What is signed: all of the hash, since two documents of one revision might be made."""
-    return {"device": device, "winners": digest}
+def _understood(rows: Iterable[msgspec.Raw], revision: str) -> list[Row | None]:
+    """What each row says; None for one that this library does not know."""
+    return understood.places(rows, Row, f"winners of snapshot {revision[:16]}")

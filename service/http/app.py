@@ -71,6 +71,7 @@ def create_app(settings: Settings) -> FastAPI:
                 closing(state.metrics),
                 closing(state.readiness),
                 state.watcher,
+                state.chart,
             ):
                 yield
                 state.stopping.set()

@@ -128,6 +128,9 @@ class SnapshotQuery(_Strict):
 
     arch: Arch | None = None
     device: Slug | None = None
+    since: Annotated[str | None, Field(max_length=100, description="A revision to go on from")] = (
+        None
+    )
 
 
 class ProblemBody(_Problem):

@@ -19,6 +19,7 @@ from service.lookup.altered import Altered
 from service.lookup.cache import Answers
 from service.lookup.devices import Catalogue
 from service.lookup.neighbourhood import Chart
+from service.lookup.snapshots import Snapshots
 from service.lookup.watcher import StoreWatcher
 from service.metrics.prometheus import Metrics
 from service.settings import Settings
@@ -39,6 +40,7 @@ class State:
         chart: what a prediction has to know of the store.
         lookups: takes turns with them.
         altered: winners that are not what was put into the store.
+        snapshots: all winners of a device model, as they are sent.
         ranker: predicts what lookups find no winner for.
         signer: signs what is handed on.
         access: tells who makes a request, and whether they may.
@@ -65,12 +67,14 @@ class State:
     chart: Chart = field(init=False)
     altered: Altered = field(init=False)
     lookups: Lookups = field(init=False)
+    snapshots: Snapshots = field(init=False)
     streams: Streams = field(init=False)
     readiness: Readiness = field(init=False)
 
     def __post_init__(self) -> None:
         self.chart = Chart(self.store)
         self.altered = Altered(self.metrics.altered.inc)
+        self.snapshots = Snapshots(self.store, self.catalogue, self.artifacts, self.signer)
         self.lookups = Lookups(self.settings.lookups_limit)
         self.readiness = Readiness(self.settings.database, self.settings.packs)
         self.streams = Streams(

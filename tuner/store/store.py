@@ -41,6 +41,7 @@ from tuner.store.models import (
 )
 from tuner.store.packs import PackTables
 from tuner.store.revisions import Revisions, WinnerRevision
+from tuner.store.served import AllServed
 from tuner.store.statement import signed
 from tuner.store.trials import StoredTrial, Trials
 from tuner.store.winners import Winners
@@ -56,6 +57,7 @@ class Store:
         changes: whether answers may be others than they were.
         gpus: what measures for this store.
         imports: winners from elsewhere.
+        served: what is served on a device model, for snapshots.
         keys: API keys.
         signer: signs what is measured here; None: nobody does.
     """
@@ -78,6 +80,7 @@ class Store:
         self._revisions = Revisions(database, self.dictionary, self._winners)
         self._packs = PackTables(database, self.dictionary)
         self.changes = Changes(database)
+        self.served = AllServed(database, self.dictionary, self.gpus)
         self.listing = Listing(database, self.dictionary, self.gpus, self._trials)
 
     @classmethod
