@@ -145,7 +145,7 @@ def test_one_address_cannot_take_the_connections_of_others(tmp_path: Path) -> No
             with contextlib.suppress(ConnectionError):
                 link.sendall(UNFINISHED)
         assert ask(other, DEVICES) == 200, "the other one's was not taken"
-        assert sum(is_open(link) for link in many) <= 8
+        until(lambda: sum(map(is_open, many)) <= 8, "it has more than its share")
 
 
 def is_open(link: socket.socket) -> bool:
