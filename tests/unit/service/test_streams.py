@@ -18,12 +18,12 @@ from service.http.access import Scope
 from service.settings import Settings
 from tests.support.processes import until
 from tests.support.serving import new_settings, running
-from tuner.jobs import LeasedJob, Queue
+from tuner.jobs import LeasedJob, Queue, news
 from tuner.jobs.news import News
 from tuner.store import Store, upgrade
 
 POLL_S = 0.1
-STREAMS = 40
+STREAMS = 24
 
 
 @pytest.fixture
@@ -184,22 +184,25 @@ def test_streams_are_limited_for_each_address_and_in_all(tmp_path: Path) -> None
         until(lambda: stream("127.0.0.1").status_code == 200, "the place is not given back")
 
 
-def test_news_of_many_jobs_are_read_together(store_url: str) -> None:
+def test_news_of_many_jobs_are_read_together(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(news, "_JOBS_AT_ONCE", 10)
     upgrade(store_url)
     with Store.open(store_url) as store:
-        jobs = [leased(store, 64 + 8 * number) for number in range(120)]
+        jobs = [leased(store, 64 + 8 * number) for number in range(12)]
         for job in jobs[::2]:
             job.progress("screen", 1, 10, None, None)
-        news = News(store.database)
+        reader = News(store.database)
         ids = [job.job.id for job in jobs]
-        assert news.newest([*ids, "unknown"]) == {
+        assert reader.newest([*ids, "unknown"]) == {
             name: 2 + (number % 2 == 0) for number, name in enumerate(ids)
         }
         with watching_queries() as queries:
-            found = news.since(dict.fromkeys(ids, 2))
+            found = reader.since(dict.fromkeys(ids, 2))
         assert len(queries) == 2
         assert [(one.job, one.id, one.kind) for one in found] == [
             (name, 3, "progress") for name in ids[::2]
         ]
         assert found[0].data["phase"] == "screen"
-        assert [one.id for one in news.since({ids[0]: 0, ids[1]: 1})] == [1, 2, 3, 2]
+        assert [one.id for one in reader.since({ids[0]: 0, ids[1]: 1})] == [1, 2, 3, 2]
