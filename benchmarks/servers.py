@@ -141,7 +141,7 @@ def _write(url: str) -> None:
     )
     run = f"load-{os.getpid()}"
     with Store.open(url) as store:
-        began, written = time.monotonic(), 0
+        due, written = time.monotonic(), 0
         while True:
             jobs = [f"{run}-{number}" for number in range(written, written + _AT_ONCE)]
             store.add_trials([replace(trial, job=job) for job in jobs])
@@ -149,7 +149,9 @@ def _write(url: str) -> None:
                 sys.stdout.write("writing\n")
                 sys.stdout.flush()
             written += _AT_ONCE
-            time.sleep(max(0.0, began + written / TRIALS_A_SECOND - time.monotonic()))
+            now = time.monotonic()
+            due = max(due + _AT_ONCE / TRIALS_A_SECOND, now)  # nothing is made up for
+            time.sleep(due - now)
 
 
 if __name__ == "__main__":

@@ -75,15 +75,17 @@ class Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what came; give up on a head that does not end."""
-        before = self._in_head, self._in_body
+        in_head, in_body = self._in_head, self._in_body
         super().data_received(data)
-        if self._in_head and before[0]:
+        if not (self._in_head or self._in_body):
+            return
+        if in_head and self._in_head:
             self._received += len(data)
             if self._received > MAX_HEAD_BYTES:
                 too_long = len(self.url) > MAX_URL_BYTES
                 self._refusal = _URL_TOO_LONG if too_long else _HEAD_TOO_LARGE
                 self.send_400_response("")
-        if (self._in_head, self._in_body) not in (before, _NOTHING) and not self._is_at_work():
+        elif (in_head, in_body) != (self._in_head, self._in_body) and not self._is_at_work():
             self.deadline = self.loop.time() + self._all.request_s  # for the rest of it
 
     def on_message_begin(self) -> None:
@@ -113,7 +115,7 @@ class Protocol(HttpToolsProtocol):
         """Its body has ended, too; the rest is up to the service."""
         super().on_message_complete()
         self._in_body = False
-        if self._is_at_work():
+        if not self.cycle.response_complete:
             self.deadline = math.inf
             self._all.works(self)
 
@@ -185,9 +187,6 @@ class Protocol(HttpToolsProtocol):
         self.transport.close()
         log.info("refused", status=refusal.status, said=msg, client=self.client_name)
 
-
-_NOTHING = (False, False)
-"""Of a request: neither its head nor its body is begun."""
 
 _MALFORMED = ProblemError(
     status=400,
