@@ -15,7 +15,7 @@ from typing import Protocol
 from gemmsmith.answer import MAX_DISTANCE, Answer, Config, Match, Use
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
-from gemmsmith.neighbours import NEIGHBOURS, Neighbourhood, answering
+from gemmsmith.neighbours import NEIGHBOURS, answering
 from gemmsmith.problem import Problem
 from service.http.abilities import without_candidate
 from tuner.backends import refusal, splits_refusal
@@ -48,27 +48,6 @@ class WinnerSource(Protocol):
         ...
 
 
-class WinnersInMemory:
-    """A device's winners in memory, for many lookups in one call that must agree."""
-
-    def __init__(self, winners: Iterable[Winner]) -> None:
-        self._exact = {(winner.problem, winner.device.slug): winner for winner in winners}
-        self._around: dict[str, Neighbourhood[Winner]] = {}
-        for (problem, device), winner in self._exact.items():
-            self._around.setdefault(device, Neighbourhood()).add(problem, winner)
-
-    def winner(self, problem: Problem, device_slug: str) -> Winner | None:
-        """The current winner for exactly this problem."""
-        return self._exact.get((problem, device_slug))
-
-    def near_winners(
-        self, problem: Problem, device_slug: str, limit: int, reach: float
-    ) -> list[Winner]:
-        """Current winners of the same operation, batch and device, nearest first."""
-        around = self._around.get(device_slug)
-        return [] if around is None else around.nearest(problem, limit, reach)
-
-
 def find(
     source: WinnerSource,
     problem: Problem,
@@ -78,14 +57,7 @@ def find(
     pack_of: PackOf,
     ranker: Ranker,
 ) -> Answer | None:
-    """The best answer that there is for `problem` on the device.
-
-    None where only an exact one would do and there is none, or where no kernel is legal.
-    `ranker` predicts what has no neighbour.
-
-    A neighbour whose answer is cuBLAS answers too: cuBLAS takes every problem. Its CUTLASS
-    candidate comes along only where it is legal for the question.
-    """
+    """As `find_many`, for one problem."""
     [found] = find_many(source, [problem], device, exact=exact, pack_of=pack_of, ranker=ranker)
     return found
 
@@ -99,7 +71,14 @@ def find_many(
     pack_of: PackOf,
     ranker: Ranker,
 ) -> Iterator[Answer | None]:
-    """As `find`, for each problem; those that have no neighbour are predicted together."""
+    """The best answer that there is for each of the problems on the device.
+
+    None where only an exact one would do and there is none, or where no kernel is legal. What has
+    no neighbour is predicted by `ranker`, all of it together.
+
+    A neighbour whose answer is cuBLAS answers too: cuBLAS takes every problem. Its CUTLASS
+    candidate comes along only where it is legal for the question.
+    """
     measured = {each: _measured(source, each, device, exact, pack_of) for each in problems}
     others = [] if exact else [each for each, answer in measured.items() if answer is None]
     predictions = dict(zip(others, predict_many(others, device, ranker), strict=True))
