@@ -17,7 +17,7 @@ from typing import Protocol
 from gemmsmith.answer import MAX_DISTANCE, Answer, Config, Match, Use
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
-from gemmsmith.neighbours import NEIGHBOURS, Neighbourhood, answering
+from gemmsmith.neighbours import NEIGHBOURS, answering
 from gemmsmith.problem import Problem
 from service.http.abilities import without_candidate
 from tuner.backends import refusal, splits_refusal
@@ -53,27 +53,6 @@ class WinnerSource(Protocol):
         ...
 
 
-class WinnersInMemory:
-    """A device's winners in memory, for many lookups in one call that must agree."""
-
-    def __init__(self, winners: Iterable[Winner]) -> None:
-        self._exact = {(winner.problem, winner.device.slug): winner for winner in winners}
-        self._around: dict[str, Neighbourhood[Winner]] = {}
-        for (problem, device), winner in self._exact.items():
-            self._around.setdefault(device, Neighbourhood()).add(problem, winner)
-
-    def winner(self, problem: Problem, device_slug: str) -> Winner | None:
-        """The current winner for exactly this problem."""
-        return self._exact.get((problem, device_slug))
-
-    def near_winners(
-        self, problem: Problem, device_slug: str, limit: int, reach: float
-    ) -> list[Winner]:
-        """Current winners of the same operation, batch and device, nearest first."""
-        around = self._around.get(device_slug)
-        return [] if around is None else around.nearest(problem, limit, reach)
-
-
 def find(
     source: WinnerSource,
     problem: Problem,
@@ -84,14 +63,7 @@ def find(
     ranker: Ranker,
     on_altered: OnAltered = lambda _: None,
 ) -> Answer | None:
-    """The best answer that there is for `problem` on the device.
-
-    None where only an exact one would do and there is none, or where no kernel is legal.
-    `ranker` predicts what has no neighbour. `on_altered` is told of winners that are passed over.
-
-    A neighbour whose answer is cuBLAS answers too: cuBLAS takes every problem. Its CUTLASS
-    candidate comes along only where it is legal for the question.
-    """
+    """As `find_many`, for one problem."""
     [found] = find_many(
         source,
         [problem],
@@ -114,7 +86,15 @@ def find_many(
     ranker: Ranker,
     on_altered: OnAltered = lambda _: None,
 ) -> Iterator[Answer | None]:
-    """As `find`, for each problem; those that have no neighbour are predicted together."""
+    """The best answer that there is for each of the problems on the device.
+
+    None where only an exact one would do and there is none, or where no kernel is legal. What has
+    no neighbour is predicted by `ranker`, all of it together. `on_altered` is told of winners that
+    are passed over.
+
+    A neighbour whose answer is cuBLAS answers too: cuBLAS takes every problem. Its CUTLASS
+    candidate comes along only where it is legal for the question.
+    """
 
     def is_whole(winner: Winner) -> bool:
         whole = is_intact(winner)

@@ -9,6 +9,7 @@ keeps having one: what is newer is read as it comes.
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -163,24 +164,24 @@ class Chart:
     def _drawn(self, known: dict[_Kind, _Alike], newer: Iterable[Place]) -> dict[_Kind, _Alike]:
         import numpy
 
-        columns: dict[_Kind, list[tuple[int, tuple[int, ...], tuple[float, ...], int]]] = {}
+        rows: dict[_Kind, array[float]] = {}
         places: dict[tuple[Use, int], int] = {}
         for each in newer:
             same = (each.use, id(each.candidate))  # each is made once while they are read
             run = places.get(same)
             if run is None:
                 run = places[same] = self._place(each.use, each.candidate)
-            row = (each.problem_id, each.sizes, each.logs, run)
-            columns.setdefault((each.device, *each.kind), []).append(row)
+            row = (each.problem_id, *each.sizes, *each.logs, run)
+            kind = (each.device, *each.kind)
+            if kind not in rows:
+                rows[kind] = array("d")
+            rows[kind].extend(row)
         found = {}
-        for kind, rows in columns.items():
-            ids, sizes, logs, runs = zip(*sorted(rows), strict=True)
-            alike = _Alike(
-                numpy.array(ids),
-                numpy.array(sizes).T.copy(),
-                numpy.array(logs).T.copy(),
-                numpy.array(runs),
-            )
+        for kind, numbers in rows.items():
+            table = numpy.frombuffer(numbers).reshape(-1, 8)
+            columns = table[table[:, 0].argsort()].T
+            ids, sizes, runs = (part.astype(int) for part in (columns[0], columns[1:4], columns[7]))
+            alike = _Alike(ids, sizes, columns[4:7].copy(), runs)
             found[kind] = known[kind].with_(alike) if kind in known else alike
         return found
 

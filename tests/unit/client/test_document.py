@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmsmith import AsyncClient, Client, Snapshot, SnapshotCorrupt, Use, document
+from gemmsmith.signing import Signer, Trusted
 from gemmsmith.snapshot import Row
 from tests.support.snapshots import BIG, CONFIG, H200, row, snapshot
 from tests.unit.client.misbehaving import Misbehaving, Say
@@ -23,11 +25,12 @@ rows = st.lists(st.integers(0, 30), unique=True).map(
 )
 
 
-def written(found: Sequence[bytes]) -> tuple[bytes, bytes, str]:
+def written(
+    found: Sequence[bytes], signer: Signer | None = None
+) -> tuple[bytes, document.Head, str]:
     """The document, its head and its revision."""
-    revision = document.revision_of(H200, found)
-    head = document.head_of(H200, revision)
-    return b"".join(document.whole(head, found)), head, revision
+    head = document.Head.of(H200, found, signer)
+    return b"".join(document.whole(head, found)), head, head.revision
 
 
 @given(before=rows, after=rows)
@@ -47,9 +50,19 @@ def test_what_the_head_says_is_carried_along() -> None:
     before, after = [b'{"a":1}'], [b'{"a":1}', b'{"b":2}']
     old, _, since = written(before)
     new, head, _ = written(after)
-    more = head + b'"signed_by":"somebody",'
-    delta = document.read_delta(document.delta(more, since, before, after))
-    assert document.applied(old, delta) == new.replace(head, more)
+    more = head.written + b'"said_by":"somebody",'
+    content = document.delta(head, since, before, after).replace(head.written, more)
+    assert document.applied(old, document.read_delta(content)) == new.replace(head.written, more)
+
+
+def test_a_delta_carries_the_later_documents_signature(tmp_path: Path) -> None:
+    signer = Signer.create(tmp_path / "signing.key")
+    before, after = encoded(ROWS), encoded(LATER)
+    old, _, since = written(before, signer)
+    new, head, _ = written(after, signer)
+    later = Snapshot.parse(old).updated(document.delta(head, since, before, after))
+    assert later.document == new
+    assert later.check(Trusted([signer.public])) == signer.public
 
 
 ROWS = [row(BIG), row(replace(BIG, m=64), use=Use.CUBLAS), row(replace(BIG, m=128))]
