@@ -376,13 +376,11 @@ class Client:
                         reply = cursor.ended()
             except httpx.RequestError as error:
                 reply = no_answer(error)
-            if cursor.finished or (cursor.ended_cleanly(reply) and self._over(identifier)):
+            ended = cursor.ended_cleanly(reply)
+            if cursor.finished or (ended and self.job_status(identifier).state.terminal):
                 return
             yield None
             self._sleep(cursor.interrupted(reply, deadline))
-
-    def _over(self, identifier: str) -> bool:
-        return self.job_status(identifier).state.terminal
 
     def _run(self, flow: Flow[T]) -> T:
         try:

@@ -137,7 +137,8 @@ def snapshot(
 
     `pack_of` names the pack that a winner's kernel is run from; None where there is none to run.
     """
-    rows = [row(each, config(each.candidate, pack_of(each))) for each in winners]
+    packs = ((each, pack_of(each) if each.candidate else None) for each in winners)
+    rows = [row(each, config(each.candidate, pack)) for each, pack in packs]
     return Snapshot.of(device, rows, signer)
 
 

@@ -39,8 +39,8 @@ class What(NamedTuple):
     pack: str | None  # that the winner names itself
 
 
-class Packs(NamedTuple):
-    """Packs that may be handed on: those that somebody who is believed has signed.
+class PacksToRun(NamedTuple):
+    """PacksToRun that may be handed on: those that somebody who is believed has signed.
 
     Attributes:
         newest: by kernel.
@@ -51,7 +51,7 @@ class Packs(NamedTuple):
     held: Set[tuple[str, str]]
 
     @classmethod
-    def of(cls, store: Store, artifacts: ArtifactStore) -> Packs:
+    def of(cls, store: Store, artifacts: ArtifactStore) -> PacksToRun:
         """Those of the store that are here.
 
         Raises:
@@ -81,7 +81,7 @@ class WrittenRows:
         self._device = device
         self._artifacts = artifacts
         self._seen: Marks | None = None
-        self._packs = Packs({}, frozenset())
+        self._packs = PacksToRun({}, frozenset())
         self._order: list[bytes] = []
         self._rows: list[bytes] = []
         self._whats: list[What] = []
@@ -98,7 +98,7 @@ class WrittenRows:
             return
         packs = self._packs
         if seen is None or seen.packs != now.packs:
-            packs = Packs.of(self._store, self._artifacts)
+            packs = PacksToRun.of(self._store, self._artifacts)
         if seen is None or _is_other(seen, now):
             self._order, self._rows, self._whats, self._known = [], [], [], {}
             self._put(self._store.served.on(self._device), packs)
@@ -122,7 +122,7 @@ class WrittenRows:
             if knows is None or what.dtype in knows
         ]
 
-    def _moved(self, packs: Packs) -> set[str]:
+    def _moved(self, packs: PacksToRun) -> set[str]:
         """Kernels whose winners are run from another pack now, or from none."""
         return {
             what.kernel
@@ -132,7 +132,7 @@ class WrittenRows:
             != self._packs.of_winner(what.pack, what.kernel)
         }
 
-    def _put(self, served: Iterable[Served], packs: Packs) -> None:
+    def _put(self, served: Iterable[Served], packs: PacksToRun) -> None:
         sorted_until = len(self._order)
         for each, what, config in self._described(served, packs):
             row = msgspec.json.encode(documents.row(each, config))
@@ -152,7 +152,7 @@ class WrittenRows:
             self._whats = [self._whats[rank] for rank in ranks]
 
     def _described(
-        self, served: Iterable[Served], packs: Packs
+        self, served: Iterable[Served], packs: PacksToRun
     ) -> Iterator[tuple[Served, What, Config | None]]:
         """Each with what is the same of many: made once, as that takes longer than the rest."""
         made: dict[tuple[str, int, str | None], tuple[What, Config | None, Candidate | None]] = {}

@@ -131,7 +131,7 @@ class Snapshots:
         self._rows: dict[str, tuple[threading.Lock, WrittenRows]] = {}
         self._editions: OrderedDict[tuple[str, Abilities], Edition] = OrderedDict()
         self._threads = anyio.CapacityLimiter(_AT_ONCE)
-        self._newest = Turns(self._look, self._threads)
+        self._newest = OncePerTurn(self._look, self._threads)
 
     async def newest(
         self, arch: Arch | None, device: str | None, abilities: Abilities
@@ -186,7 +186,7 @@ def _plain(abilities: Abilities) -> Abilities:
     return Abilities(backends=known, dtypes=abilities.dtypes)
 
 
-class Turns(Generic[A, T]):
+class OncePerTurn(Generic[A, T]):
     """A function that is called in a thread, once for all who ask before it begins.
 
     What they get is then never older than their question. For one event loop.

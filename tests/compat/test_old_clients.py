@@ -20,13 +20,13 @@ import pytest
 from gemmsmith import Client, Problem, Use
 from gemmsmith.answer import InRegime, Ratio, Regime
 from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import CublasLtKernel
 from gemmsmith.launch import Algorithm, Launch
 from gemmsmith.problem import Layout
 from service.settings import Settings
 from tests.support import fake_nvcc
 from tests.support.replacing import replace
 from tests.support.serving import H200, new_settings, packs_of, promote, running, trial, winner
+from tuner.backends.cublaslt.space import kernel_of
 from tuner.jobs import Queue
 from tuner.store import Store
 from tuner.trial import Winner
@@ -43,15 +43,8 @@ NEW = (INT8, WIDE)
 
 
 def by_library(problem: Problem) -> Candidate:
-    kernel = CublasLtKernel(
-        name=f"cublaslt_sm90_{problem.dtype}_{problem.layout}",
-        arch="sm90",
-        dtype=problem.dtype,
-        layout=problem.layout,
-        alignment_a=1,
-        alignment_b=1,
-        alignment_d=1,
-    )
+    kernel = kernel_of(problem.operation, "sm90")
+    assert kernel is not None
     algorithm = Algorithm(library=130100, code="0a" * 64, workspace_bytes=4096)
     return Candidate(kernel=kernel, launch=Launch(algorithm=algorithm))
 

@@ -221,7 +221,10 @@ def test_members_of_a_bundle_do_not_share_their_bytes(baked: Path) -> None:
         Bundle.open(baked)
 
 
-def test_a_bundles_members_are_bounded(baked: Path, tmp_path: Path) -> None:
+def test_a_bundles_members_are_bounded(
+    baked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEMMSMITH_UNSIGNED", "1")
     with pytest.raises(PackCorrupt, match=r"snapshot\.json of .* exceeds snapshot_bytes=9"):
         Bundle.open(baked, bounds=Bounds(snapshot_bytes=9))
     bundle = Bundle.open(baked, folder=tmp_path, bounds=Bounds(pack_bytes=9))

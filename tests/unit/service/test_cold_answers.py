@@ -22,6 +22,7 @@ from gemmsmith.candidate import Candidate
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.problem import Problem
 from service.settings import Settings
+from tests.support.candidates import EXACT
 from tests.support.replacing import replace
 from tests.support.serving import H100, H200, new_settings, promote, running, winner
 from tuner.backends import launches, offered
@@ -74,6 +75,8 @@ def winners(count: int, seed: int) -> list[Winner]:
         if not known:
             continue
         made = winner(replace(problem, dtype="bf16", layout="tn"))
+        if problem.operation.a.is_integer:
+            made = replace(made, correctness=replace(EXACT, tolerance=0.0))
         found.append(
             replace(
                 made,

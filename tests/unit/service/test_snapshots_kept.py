@@ -9,28 +9,34 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import anyio
 import httpx
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gemmsmith import AsyncClient, Client, Problem, Snapshot, Use, document
 from gemmsmith.kernel import Backend
 from gemmsmith.requests import RUNS
+from gemmsmith.signing import Signer
 from service.http import documents
 from service.http.abilities import EVERYTHING, Abilities, abilities_of
 from service.lookup.devices import Catalogue
-from service.lookup.snapshots import EARLIER, EDITIONS, Edition, Snapshots, Turns
+from service.lookup.rows import PacksToRun
+from service.lookup.snapshots import EARLIER, EDITIONS, Edition, OncePerTurn, Snapshots
 from service.settings import Settings
 from tests.compat.test_old_clients import by_library
 from tests.support.replacing import replace
 from tests.support.serving import ENVIRONMENT, H100, H200, new_settings, promote, running, winner
 from tests.unit.service.test_chart import statements
+from tuner.compile import ArtifactStore
 from tuner.errors import StoreError
 from tuner.store import Store
 from tuner.trial import Winner
 
+SIGNER = Signer(Ed25519PrivateKey.from_private_bytes(bytes(32)))
 CALLERS = (
     EVERYTHING,
     abilities_of([(b"user-agent", b"gemmsmith-client")]),  # release 0.1
@@ -43,7 +49,25 @@ def as_it_is(store: Store, device: str, abilities: Abilities) -> Snapshot:
     """The snapshot, written anew from all that is known of each winner."""
     found = store.winners(device=device)
     told = (abilities.told(each) for each in found if abilities.knows(each.problem))
-    return documents.snapshot(device, told, pack_of=store.pack_for, key=None)
+    packs = PacksToRun.of(store, believing(store))
+
+    def pack_of(winner: Winner) -> str | None:
+        assert winner.candidate is not None
+        return packs.of_winner(winner.pack, winner.candidate.kernel.name)
+
+    return documents.snapshot(device, told, pack_of=pack_of, signer=SIGNER)
+
+
+def believing(store: Store) -> ArtifactStore:
+    """Every pack that the store knows is here, and believed for all its kernels."""
+
+    def believed() -> dict[str, SimpleNamespace]:
+        found: dict[str, SimpleNamespace] = {}
+        for pack, kernel in store.changes.packed():
+            found.setdefault(pack, SimpleNamespace(held=set())).held.add(kernel)
+        return found
+
+    return cast(ArtifactStore, SimpleNamespace(believed=believed))
 
 
 def content(edition: Edition) -> bytes:
@@ -51,7 +75,7 @@ def content(edition: Edition) -> bytes:
 
 
 def kept(store: Store) -> Snapshots:
-    return Snapshots(store, Catalogue(store.devices, None))
+    return Snapshots(store, Catalogue(store.devices, None), believing(store), SIGNER)
 
 
 def drawn(draw: random.Random) -> Winner:
@@ -208,7 +232,7 @@ def test_a_turn_serves_all_who_asked_before_it() -> None:
 
     async def test() -> list[int]:
         nonlocal state
-        turns = Turns(look, anyio.CapacityLimiter(2))
+        turns = OncePerTurn(look, anyio.CapacityLimiter(2))
         first = asyncio.create_task(turns("x"))
         await asyncio.to_thread(begun.acquire)
         state = 1  # after the first look began: whoever asks now must see it
@@ -234,7 +258,7 @@ def test_a_failed_turn_fails_for_all_and_not_for_the_next() -> None:
         return answer
 
     async def test() -> list[Any]:
-        turns = Turns(look, anyio.CapacityLimiter(2))
+        turns = OncePerTurn(look, anyio.CapacityLimiter(2))
         failed = await asyncio.gather(*(turns("x") for _ in range(5)), return_exceptions=True)
         return [*map(str, failed), await turns("x")]
 
@@ -265,7 +289,7 @@ def test_changes_are_sent_instead_of_the_whole(http: httpx.Client, settings: Set
     assert len(reply.content) < len(first.content) / 4
     whole = http.get("/snapshot").content
     assert before.updated(reply.content).document == whole
-    assert reply.headers["etag"] == f'"{Snapshot.parse(whole).revision}"'
+    assert reply.headers["etag"] == f'"{Snapshot.parse(whole).tag}"'
     for since in ("0" * 32, "unknown", Snapshot.parse(whole).revision):
         again = http.get("/snapshot", params={"since": since})
         assert (again.content, again.headers["gemmsmith-since"]) == (whole, "none")
