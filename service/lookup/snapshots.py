@@ -46,16 +46,17 @@ T = TypeVar("T")
 
 
 class Content:
-    """A body: plain, and compressed once somebody takes it so. Threads may share it."""
+    """A body: plain, and compressed once somebody takes it so. Threads may share it.
+
+    Attributes:
+        pieces: makes the plain body, of which only its parts are kept.
+        length: bytes of that.
+    """
 
     def __init__(self, pieces: Callable[[], Iterable[bytes]]) -> None:
         self.pieces = pieces
+        self.length = sum(map(len, pieces()))
         self._lock = threading.Lock()
-
-    @cached_property
-    def length(self) -> int:
-        """Bytes, plain."""
-        return sum(map(len, self.pieces()))
 
     def compressed(self) -> bytes:
         """The body as gzip."""
@@ -98,10 +99,10 @@ class Edition:
         self._deltas: dict[str, Content] = {}
         self._lock = threading.Lock()
 
-    def since(self, revision: str | None) -> Content | None:
+    def since(self, revision: str) -> Content | None:
         """What has changed since that revision; None where that is not known, or no less."""
-        before = self._earlier.get(revision or "")
-        if before is None or revision is None:
+        before = self._earlier.get(revision)
+        if before is None:
             return None
         with self._lock:
             if revision not in self._deltas:

@@ -55,9 +55,11 @@ async def snapshot(
     known = (f'"{tag}"' in (if_none_match or "") for tag in (edition.tag, edition.revision))
     if any(known):
         return Response(status_code=304, headers=headers | {SINCE: "none"})
-    changes = await service.snapshots.in_thread(edition.since, query.since)
-    headers[SINCE] = "none" if changes is None else str(query.since)
-    content = edition.whole if changes is None else changes
+    content, headers[SINCE] = edition.whole, "none"
+    if query.since is not None:
+        changes = await service.snapshots.in_thread(edition.since, query.since)
+        if changes is not None:
+            content, headers[SINCE] = changes, query.since
     if content.length < _WORTH_COMPRESSING or not _takes_gzip(accept_encoding):
         headers["Content-Length"] = str(content.length)
         return StreamingResponse(_sent(content), media_type="application/json", headers=headers)
