@@ -280,8 +280,7 @@ class Client:
             NotTuned: it has none.
             ServiceUnavailable, ServiceError: no answer.
         """
-        flow = history.history(self._session, problem, device=device, limit=limit)
-        return self._run(flow)
+        return self._run(history.history(self._session, problem, device=device, limit=limit))
 
     def pin(self, problem: Problem, revision: int, *, device: str | None = None) -> Revision:
         """Serve that revision until it is unpinned, whatever is promoted meanwhile.
