@@ -2,7 +2,8 @@
 #   make run        the service on 127.0.0.1:8000 and one worker
 #   make test       the tests that need no GPU (real nvcc, real SQLite, real PostgreSQL): minutes
 #   make test-all   these, and then those marked `long`: every fault, page, command and kernel
-#   make faults     the fault suite at full length: 200 jobs under kills, on each kind of database
+#   make faults     the fault suite at full length: 200 jobs under kills, and 100,000 malformed
+#                   requests, on each kind of database
 #   make lint       ruff and the strict type checker
 #   make bench      what gemmsmith itself costs, without a GPU
 #   make wheels     download the wheels that a GPU host without internet needs into .wheels/
@@ -29,6 +30,7 @@ test-all: test
 
 faults: .venv/.test
 	GEMMSMITH_FAULT_JOBS=200 .venv/bin/python -m pytest tests/faults
+	GEMMSMITH_MALFORMED=100000 .venv/bin/python -m pytest -s -m long tests/integration/test_malformed.py
 
 lint: .venv/.test
 	.venv/bin/ruff check .

@@ -3,7 +3,9 @@
     python -m benchmarks.load [--seconds 5] [--rounds 3] [--winners 1000000] [--json FILE]
 
 Rounds of all that is compared alternate, and each figure is the median of its rounds, so that what
-else the machine does meanwhile counts for all alike. wrk asks over 16 connections. The service has
+else the machine does meanwhile counts for all alike; a ratio comes with the lowest and the highest
+of the rounds. What it is to tune meanwhile is measured so, too: worker and writer stand still in
+every other round. wrk asks over 16 connections. The service has
 one uvicorn process, as has the bare route, which returns a constant as long as the answer.
 """
 
@@ -51,11 +53,18 @@ class Rounds:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One line of the table; `loads` and `times_ms` by name."""
+    """One line of the table.
+
+    Attributes:
+        loads: medians of the rounds, by name.
+        ratios: of those medians.
+        ranges: the lowest and the highest ratio of one round.
+    """
 
     what: str
     loads: Mapping[str, wrk.Load]
     ratios: Mapping[str, float]
+    ranges: Mapping[str, tuple[float, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,29 +76,53 @@ class Span:
     first_ms: float
 
 
-def alternate(
-    rounds: Rounds, asked: Mapping[str, tuple[str, Sequence[str]]]
-) -> dict[str, wrk.Load]:
+Loads = Mapping[str, Sequence[wrk.Load]]
+"""Each round's, by the name of what was asked."""
+
+
+def alternate(rounds: Rounds, asked: Mapping[str, tuple[str, Sequence[str]]]) -> Loads:
     """The load that each of `asked`, an address and paths by name, answers in turn."""
     found: dict[str, list[wrk.Load]] = {name: [] for name in asked}
     for url, paths in asked.values():
-        with httpx.Client(base_url=url) as client:
-            for path in paths:  # into memory
-                client.get(path).raise_for_status()
+        _warm(url, paths)
     for _ in range(rounds.rounds):
         for name, (url, paths) in asked.items():
             found[name].append(wrk.run(url, paths, rounds.seconds))
-    return {name: wrk.Load.median(loads) for name, loads in found.items()}
+    return found
 
 
-def compared(what: str, loads: Mapping[str, wrk.Load], measured: str, base: str) -> Line:
+def beside_work(rounds: Rounds, url: str, paths: Sequence[str]) -> Loads:
+    """The load while workers and writers stand still, and while they work, in turn."""
+    found: dict[str, list[wrk.Load]] = {"busy": [], "idle": []}
+    _warm(url, paths)
+    for _ in range(rounds.rounds):
+        with servers.standing_still():
+            found["idle"].append(wrk.run(url, paths, rounds.seconds))
+        found["busy"].append(wrk.run(url, paths, rounds.seconds))
+    return found
+
+
+def _warm(url: str, paths: Sequence[str]) -> None:
+    """Let the service take the answers into memory."""
+    with httpx.Client(base_url=url) as client:
+        for path in paths:
+            client.get(path).raise_for_status()
+
+
+def compared(what: str, loads: Loads, measured: str, base: str) -> Line:
     """A line about `measured`, with its ratios to `base`."""
-    mine, other = loads[measured], loads[base]
-    ratios = {
-        "requests": mine.per_second / other.per_second,
-        "p99": mine.p99_ms / other.p99_ms,
+    middle = {name: wrk.Load.median(loads[name]) for name in (measured, base)}
+    each = [_ratios(mine, other) for mine, other in zip(loads[measured], loads[base], strict=True)]
+    ratios = _ratios(middle[measured], middle[base])
+    ranges = {
+        name: (min(round_[name] for round_ in each), max(round_[name] for round_ in each))
+        for name in ratios
     }
-    return Line(what=what, loads={measured: mine, base: other}, ratios=ratios)
+    return Line(what=what, loads=middle, ratios=ratios, ranges=ranges)
+
+
+def _ratios(mine: wrk.Load, other: wrk.Load) -> dict[str, float]:
+    return {"requests": mine.per_second / other.per_second, "p99": mine.p99_ms / other.p99_ms}
 
 
 def batch(what: str, url: str, problems: Sequence[Problem]) -> Span:
@@ -137,23 +170,20 @@ def shipped(folder: Path, rounds: Rounds) -> Iterator[Line | Span]:
         with open_device("replay:", sweeps=servers.SWEEPS) as device:
             assert isinstance(device, ReplayDevice)
             recorded = device.problems
-        for problem in recorded:
-            order = {**msgspec.to_builtins(problem), "effort": Effort.EXHAUSTIVE}
-            httpx.post(f"{url}/tune", json=order).raise_for_status()
+        with httpx.Client(base_url=url, timeout=60) as client:
+            for problem in recorded:
+                order = {**msgspec.to_builtins(problem), "effort": Effort.EXHAUSTIVE}
+                client.post("/tune", json=order).raise_for_status()
         running.enter_context(servers.writing(database))
         _until_tuning(url)
         with Store.open(f"sqlite:///{database}") as store:
-            began, there = time.monotonic(), store.counts()["trials"]
-            busy = alternate(rounds, {"busy": (url, paths)})["busy"]
-            rate = (store.counts()["trials"] - there) / (time.monotonic() - began)
+            there = store.counts()["trials"]
+            loads = beside_work(rounds, url, paths)
+            rate = (store.counts()["trials"] - there) / (rounds.rounds * rounds.seconds)
         if not _is_tuning(url):
             raise RuntimeError("the tuning jobs ended before the measurement did")
-        yield compared(
-            f"the same while jobs are tuned and {rate:,.0f} trials a second written",
-            {"busy": busy, "idle": loads["many"]},
-            "busy",
-            "idle",
-        )
+        what = f"the same while jobs are tuned and {rate:,.0f} trials a second written"
+        yield compared(what, loads, "busy", "idle")
 
 
 def _is_tuning(url: str) -> bool:
@@ -230,7 +260,10 @@ def text(found: Line | Span) -> str:
         f"   {name}"
         for name, load in found.loads.items()
     ]
-    ratios = ", ".join(f"{name} × {ratio:.2f}" for name, ratio in found.ratios.items())
+    ratios = ", ".join(
+        f"{name} × {ratio:.2f} ({found.ranges[name][0]:.2f} … {found.ranges[name][1]:.2f})"
+        for name, ratio in found.ratios.items()
+    )
     return "\n".join([f"{found.what}: {ratios}", *lines])
 
 

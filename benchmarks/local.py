@@ -25,9 +25,11 @@ import httpx
 import msgspec
 
 from benchmarks import load, servers, wrk
+from benchmarks.million import TRUSTED
 from gemmsmith.client import Client
 from gemmsmith.lookup import Lookup
 from gemmsmith.problem import DType, Problem
+from gemmsmith.signing import Trusted
 from service.cli import evaluate
 from tuner.backends import candidates
 from tuner.devices import open_device
@@ -75,7 +77,7 @@ def figures(folder: Path) -> Iterator[Figure]:
     )
     with Store.open(f"sqlite:///{folder / 'bench.db'}", create=True) as store:
         for path in servers.WINNERS:
-            import_winners(store, path)
+            import_winners(store, path, Trusted.load(TRUSTED))
         yield measure(
             "exact lookup in the store",
             lambda i: store.winner(winners[i % len(winners)].problem, model.slug),

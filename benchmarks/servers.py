@@ -17,10 +17,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import uvicorn
 from fastapi import FastAPI, Response
 
-from service.http.protocol import Protocol
+from service.http.server import server_config
+from service.settings import Settings
 from tuner.exchange import read_winners
 from tuner.store import Store
 from tuner.trial import Phase, Trial, Winner
@@ -28,6 +30,9 @@ from tuner.trial import Phase, Trial, Winner
 ROOT = Path(__file__).resolve().parent.parent
 WINNERS = sorted((ROOT / "configs" / "winners").glob("nvidia-h200-132sm.*.jsonl"))
 SWEEPS = ROOT / "configs" / "sweeps"
+
+WORKER = "service.worker.process"
+"""The module that `gemmsmith serve --worker` starts beside itself."""
 
 TRIALS_A_SECOND = 1_000
 _AT_ONCE = 50  # in a transaction, each of which waits for the disk
@@ -72,6 +77,26 @@ def writing(database: Path) -> Iterator[None]:
 
 
 @contextmanager
+def standing_still() -> Iterator[None]:
+    """While entered, workers and writers of these servers do nothing, and the servers go on.
+
+    For less than a worker's lease, 60 s.
+    """
+    halted = [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if WORKER in (command := child.cmdline()) or "write" in command
+    ]
+    for process in halted:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in halted:
+            process.resume()
+
+
+@contextmanager
 def _process(arguments: list[str], environ: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
         [sys.executable, *arguments],
@@ -95,9 +120,7 @@ def _serve_bare(size: int) -> None:
     async def constant() -> Response:
         return Response(body, media_type="application/json")
 
-    config = uvicorn.Config(
-        app, port=0, http=Protocol, log_config=None, access_log=False, server_header=False
-    )
+    config = server_config(app, Settings.load({}), port=0)
     with config.bind_socket() as listener:
         listener.listen()  # who connects too early waits
         sys.stdout.write(f"http://127.0.0.1:{listener.getsockname()[1]}\n")
@@ -118,7 +141,7 @@ def _write(url: str) -> None:
     )
     run = f"load-{os.getpid()}"
     with Store.open(url) as store:
-        began, written = time.monotonic(), 0
+        due, written = time.monotonic(), 0
         while True:
             jobs = [f"{run}-{number}" for number in range(written, written + _AT_ONCE)]
             store.add_trials([replace(trial, job=job) for job in jobs])
@@ -126,7 +149,9 @@ def _write(url: str) -> None:
                 sys.stdout.write("writing\n")
                 sys.stdout.flush()
             written += _AT_ONCE
-            time.sleep(max(0.0, began + written / TRIALS_A_SECOND - time.monotonic()))
+            now = time.monotonic()
+            due = max(due + _AT_ONCE / TRIALS_A_SECOND, now)  # nothing is made up for
+            time.sleep(due - now)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from gemmsmith.files import private_folder
 from gemmsmith.signing import trusted_folder
 
 PREFIX = "GEMMSMITH_"
@@ -48,6 +49,13 @@ class Settings(BaseModel):
         key_job_limit: jobs that one API key may have waiting or running, unless the key says else.
         answers_kept: answers held in memory, the least recently used going first; about 3 KB each.
         max_body_bytes: largest request body; 10,000 problems in one batch are about 1 MB.
+        connections: connections open at once, or as many as open files allow; a quarter of them
+            may be event streams.
+        client_connections: the same, of one client address; 0: a quarter of all.
+        idle_timeout_s: how long a connection may be open without a request.
+        request_timeout_s: how long a request's head may take, and its body, and a client to take
+            the next piece of its answer.
+        lookups_limit: problems that one client's batches may be asking about at once.
         events_poll_s: how often an event stream looks for new events.
         events_heartbeat_s: an idle event stream sends a comment this often, so that proxies and
             clients see that it is alive.
@@ -75,6 +83,11 @@ class Settings(BaseModel):
     key_job_limit: int = Field(default=1_000, ge=1)
     answers_kept: int = Field(default=50_000, ge=1)
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
+    connections: int = Field(default=4_096, ge=1)
+    client_connections: int = Field(default=0, ge=0)
+    idle_timeout_s: float = Field(default=5.0, gt=0)
+    request_timeout_s: float = Field(default=30.0, gt=0)
+    lookups_limit: int = Field(default=50_000, ge=1)
     events_poll_s: float = Field(default=0.25, gt=0)
     events_heartbeat_s: float = Field(default=15.0, gt=0)
     stop_timeout_s: float = Field(default=20.0, gt=0)
@@ -115,9 +128,11 @@ class Settings(BaseModel):
         return self.require_keys or not _is_loopback(self.host)
 
     def create_folders(self) -> None:
-        """Create the folders that the database and the packs go to."""
-        for folder in self.volumes().values():
-            folder.mkdir(parents=True, exist_ok=True)
+        """Create the folders that the database and the packs go to, the database's private."""
+        folders = self.volumes()
+        if "database" in folders:
+            private_folder(folders["database"])
+        folders["packs"].mkdir(parents=True, exist_ok=True)
 
     def volumes(self) -> dict[str, Path]:
         """The folders that are written to, by what they are for."""

@@ -7,6 +7,7 @@ TunerError
 ├── StoreError
 │   ├── SchemaOutdated   run `gemmsmith db upgrade`
 │   ├── SchemaTooNew     the database was written by a newer gemmsmith
+│   ├── SchemaChanged    the database was migrated while this program had it open
 │   ├── DatabaseCorrupt  not a database, or damaged
 │   ├── DatabaseBusy     somebody else holds a transaction open; try again
 │   ├── DatabaseInUse    somebody else has it open; nothing was changed
@@ -60,6 +61,10 @@ class SchemaOutdated(StoreError):
 
 class SchemaTooNew(StoreError):
     """The database was written by a newer gemmsmith; upgrade gemmsmith."""
+
+
+class SchemaChanged(StoreError):
+    """The database was migrated while this program had it open; nothing was changed."""
 
 
 class DatabaseCorrupt(StoreError):

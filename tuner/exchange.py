@@ -2,36 +2,57 @@
 
 JSON lines: a header, then one winner a line, in a fixed order, so that a re-tuned suite shows as
 a readable difference. The header has the file's `schema`: files of every earlier one are read, of a
-newer one refused. A file that cannot be read is refused whole. What this installation measured
-itself is never replaced by an import, and importing a file twice changes nothing.
+newer one refused. What this installation measured itself is never replaced by an import, and
+importing a file twice changes nothing.
+
+Whoever wrote a file is not believed: each winner must be possible (`tuner.claims`), and is answered
+only if it is signed by somebody who is believed. One line that cannot be true, or was altered after
+it was signed, and the file is refused whole; the error names all such lines.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.errors import Untrusted
 from gemmsmith.files import publish
+from gemmsmith.kernel import AnyKernel, Kernel
+from gemmsmith.signing import Signer, Trusted
 from tuner.errors import TunerError
 from tuner.store import Store
 from tuner.store.audit import Action
+from tuner.store.imports import Foreign, Taken
+from tuner.store.statement import fingerprint, is_believed, signed
 from tuner.trial import Winner
 
 FORMAT = "gemmsmith-winners"
 SCHEMA = 3
-"""Counted up when older readers would misread a file.
+"""Counted up when older readers would misread a file. Signatures, which they skip, are no reason.
 
 1: called its schema `version`.
 2: calls it `schema`, as everything that is exported does.
 3: calls the power penalty so (`price` before), and has the ratio in each regime.
 """
 
+LONGEST_LINE = 2**18
+"""Bytes. The longest of the shipped winners has 3,700."""
+_TOLD = 20
+"""Lines that an error names; of more it says how many."""
+_AT_ONCE = 1000
+"""Winners held in memory beside the file: 200,000 would take gigabytes."""
+
+T = TypeVar("T")
+
 
 class ExchangeError(TunerError):
-    """A winners file that cannot be read; the message names the line."""
+    """A winners file that is not taken; the message names the lines and what is wrong with them."""
 
 
 class _Header(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -43,10 +64,19 @@ class _Header(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Imported:
-    """How many answers a file changed, and how many the store kept as they were."""
+    """What became of a file's winners.
+
+    Attributes:
+        added: that are answered from now on.
+        kept: that changed nothing: known already, or there is a better one.
+        unbelieved: that are stored and not answered, as nobody who is believed signed them.
+        keys: identifiers of the unknown keys that signed such ones.
+    """
 
     added: int
     kept: int
+    unbelieved: int = 0
+    keys: tuple[str, ...] = ()
 
 
 def export_winners(
@@ -54,67 +84,230 @@ def export_winners(
 ) -> int:
     """Write the current winners to `path` atomically; the number written."""
     winners = sorted(
-        # Pinned or stale is what a winner is in this store.
-        (replace(w, pinned=False, stale=False) for w in store.winners(device=device, dtype=dtype)),
+        store.winners(device=device, dtype=dtype),
         key=lambda w: (w.device.slug, w.problem.dtype, w.problem.layout, w.problem),
     )
-    lines = [_Header(format=FORMAT, schema=SCHEMA, count=len(winners)), *winners]
-    text = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
-    publish(path, text, durable=True, shared=True)
+    _write(path, winners)
     return len(winners)
 
 
-def import_winners(store: Store, path: Path) -> Imported:
-    """Take the winners of `path` into the store.
+def sign_winners(path: Path, signer: Signer) -> int:
+    """Sign every winner of a file, in place of whoever did before; the number of winners.
+
+    Raises:
+        ExchangeError: not a winners file, or one that nobody should sign.
+    """
+    file = _File.open(path)
+    problems = _Problems(path)
+    found = []
+    for number, line in file.lines():
+        if (winner := problems.read(number, line, file.schema)) is not None:
+            problems.doubt(number, winner)
+            found.append(signed(winner, signer))
+    problems.refuse()
+    _write(path, found)
+    return len(found)
+
+
+def import_winners(
+    store: Store, path: Path, trusted: Trusted, *, unsigned: bool = False
+) -> Imported:
+    """Take the winners of `path` into the store: all, or none if there is anything wrong.
+
+    Args:
+        store: it is one transaction there.
+        path: JSON lines, as `export_winners` writes them.
+        trusted: whose signatures are believed.
+        unsigned: answer what nobody who is believed has signed, too.
+
+    Raises:
+        ExchangeError: not a winners file, written by a newer gemmsmith, truncated, or with winners
+            that cannot be true or were altered.
+    """
+    file = _File.open(path)
+    looked = _look(store, file, trusted, path)
+    kernels = (each for each in looked.named if isinstance(each, Kernel))
+    taken = Taken()
+    if looked.wanted or store.imports.misdescribed(kernels):
+        taken = store.imports.take(_again(file, looked.wanted), looked.named, unsigned=unsigned)
+    kept = file.count - taken.added - taken.unbelieved
+    if taken.written:
+        numbers = {"added": taken.added, "kept": kept, "unbelieved": taken.unbelieved}
+        store.audit.add(Action.PROMOTED, str(path)[-300:], actor="import", **numbers)
+    return Imported(
+        added=taken.added,
+        kept=kept,
+        unbelieved=taken.unbelieved,
+        keys=tuple(sorted(looked.strangers)) if taken.unbelieved else (),
+    )
+
+
+def read_winners(path: Path) -> list[Winner]:
+    """The winners of a file, whatever they claim.
 
     Raises:
         ExchangeError: not a winners file, written by a newer gemmsmith, or truncated.
     """
-    winners = read_winners(path)
-    added = 0
-    for winner in store.unknown(winners):
-        # Packs are this machine's own; a winner from elsewhere is compiled here on demand.
-        pack = store.pack_for(winner.candidate.kernel.name) if winner.candidate else None
-        before = store.sequence()
-        store.promote(replace(winner, pack=pack), imported=True)
-        added += store.sequence() != before
-    if added:
-        store.audit.add(
-            Action.PROMOTED, str(path), actor="import", added=added, kept=len(winners) - added
-        )
-    return Imported(added=added, kept=len(winners) - added)
+    file = _File.open(path)
+    problems = _Problems(path)
+    found = [problems.read(number, line, file.schema) for number, line in file.lines()]
+    problems.refuse()
+    return [winner for winner in found if winner is not None]
 
 
-def read_winners(path: Path) -> list[Winner]:
-    """Parse a winners file; raises ExchangeError as `import_winners` does."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise ExchangeError(f"cannot read {path}: {error.strerror}") from None
-    if not lines:
-        raise ExchangeError(f"{path} is empty")
-    try:
-        header = msgspec.json.decode(lines[0], type=_Header)
-    except msgspec.MsgspecError as error:
-        raise ExchangeError(f"{path} is not a winners file: {error}") from None
-    if header.format != FORMAT:
-        raise ExchangeError(f"{path} is not a winners file but {header.format!r}")
-    schema = header.schema or header.version
-    if not 1 <= schema <= SCHEMA:
-        raise ExchangeError(
-            f"{path} has schema {schema}, this gemmsmith reads 1 … {SCHEMA}: upgrade gemmsmith"
-        )
-    winners = []
-    for number, line in enumerate(lines[1:], 2):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _File:
+    """A winners file in memory: what is checked is what is taken, whoever writes to it meanwhile.
+
+    Attributes:
+        content: its lines but for the header.
+    """
+
+    content: Sequence[bytes]
+    schema: int
+
+    @classmethod
+    def open(cls, path: Path) -> _File:
+        """Read it; raises ExchangeError as `read_winners` does."""
         try:
-            winners.append(_winner(line, schema))
-        except msgspec.MsgspecError as error:
-            raise ExchangeError(f"{path} line {number}: {error}") from None
-    if len(winners) != header.count:
-        raise ExchangeError(
-            f"{path} holds {len(winners)} winners, its header says {header.count}: truncated?"
-        )
-    return winners
+            lines = path.read_bytes().splitlines()
+        except OSError as error:
+            raise ExchangeError(f"cannot read {path}: {error.strerror}") from None
+        if not lines:
+            raise ExchangeError(f"{path} is empty")
+        try:
+            header = msgspec.json.decode(lines[0], type=_Header)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise ExchangeError(f"{path} is not a winners file: {error}") from None
+        if header.format != FORMAT:
+            raise ExchangeError(f"{path} is not a winners file but {header.format!r:.80}")
+        schema = header.schema or header.version
+        if not 1 <= schema <= SCHEMA:
+            raise ExchangeError(
+                f"{path} has schema {schema}, this gemmsmith reads 1 … {SCHEMA}: upgrade gemmsmith"
+            )
+        if len(lines) - 1 != header.count:
+            raise ExchangeError(
+                f"{path} holds {len(lines) - 1} winners, its header says {header.count}: truncated?"
+            )
+        return cls(content=lines[1:], schema=schema)
+
+    @property
+    def count(self) -> int:
+        """How many winners there are."""
+        return len(self.content)
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """Each winner's line and its number in the file."""
+        return enumerate(self.content, 2)
+
+
+class _Problems:
+    """What is wrong with the lines of a file, gathered."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._found: list[tuple[int, str]] = []
+
+    def add(self, number: int, reason: object) -> None:
+        """Note what is wrong with a line."""
+        self._found.append((number, str(reason)))
+
+    def read(self, number: int, line: bytes, schema: int) -> Winner | None:
+        """The winner of a line; None if it is none."""
+        if len(line) > LONGEST_LINE:
+            self.add(number, f"{len(line)} bytes are more than a winner takes")
+            return None
+        try:
+            return _winner(line, schema)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            self.add(number, error)
+            return None
+
+    def doubt(self, number: int, winner: Winner) -> bool:
+        """Whether a winner cannot be true; why is noted."""
+        from tuner.claims import doubt  # kernels' names take CUTLASS's generator: half a second
+
+        reason = doubt(winner)
+        if reason is not None:
+            self.add(number, reason)
+        return reason is not None
+
+    def refuse(self) -> None:
+        """Raise ExchangeError if there is anything wrong."""
+        if not self._found:
+            return
+        told = sorted(self._found)[:_TOLD]
+        lines = [f"{self._path} line {number}: {reason}" for number, reason in told]
+        if more := len(self._found) - len(told):
+            lines.append(f"and {more} more lines")
+        raise ExchangeError("\n".join([*lines, "nothing of this file was taken"]))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Looked:
+    """What a first look at a file says.
+
+    Attributes:
+        wanted: digest, and whether it is believed, of the winners that the store has to be given,
+            by their place.
+        named: every kernel, device model and environment of the file, once.
+        strangers: keys that are not believed.
+    """
+
+    wanted: dict[int, tuple[str, bool]]
+    named: set[AnyKernel | DeviceModel | Environment]
+    strangers: set[str]
+
+
+def _look(store: Store, file: _File, trusted: Trusted, path: Path) -> _Looked:
+    """Look at every line before anything is written; raises ExchangeError."""
+    looked = _Looked(wanted={}, named=set(), strangers=set())
+    problems = _Problems(path)
+    places: dict[object, int] = {}
+    for batch in _batches(file.lines()):
+        read = [(number, problems.read(number, line, file.schema)) for number, line in batch]
+        found = [(number, w, fingerprint(w)) for number, w in read if w is not None]
+        settled = store.imports.settled([(winner, digest) for _, winner, digest in found])
+        for number, winner, digest in found:
+            first = places.setdefault((winner.problem, winner.device.slug), number)
+            if first != number:
+                problems.add(number, f"{winner.problem} is in line {first} already")
+                continue
+            looked.named.update((winner.device, winner.environment))
+            if winner.candidate:
+                looked.named.add(winner.candidate.kernel)
+            if digest in settled or problems.doubt(number, winner):
+                continue
+            try:
+                believed = is_believed(winner, trusted)
+            except Untrusted as error:
+                problems.add(number, error)
+                continue
+            if winner.signature is not None and not believed:
+                looked.strangers.add(winner.signature.key)
+            looked.wanted[number] = (digest, believed)
+    problems.refuse()
+    return looked
+
+
+def _again(file: _File, wanted: dict[int, tuple[str, bool]]) -> Iterator[list[Foreign]]:
+    """The winners that are wanted, a few at a time."""
+    lines = ((number, line) for number, line in file.lines() if number in wanted)
+    for batch in _batches(lines):
+        yield [
+            Foreign(
+                winner=_winner(line, file.schema),
+                digest=wanted[number][0],
+                believed=wanted[number][1],
+            )
+            for number, line in batch
+        ]
+
+
+def _batches(items: Iterator[T]) -> Iterator[list[T]]:
+    while batch := list(islice(items, _AT_ONCE)):
+        yield batch
 
 
 def _winner(line: bytes, schema: int) -> Winner:
@@ -123,3 +316,18 @@ def _winner(line: bytes, schema: int) -> Winner:
     found = msgspec.json.decode(line, type=dict[str, Any])
     found["power_penalty"] = found.pop("price", None)
     return msgspec.convert(found, Winner)
+
+
+def _write(path: Path, winners: Sequence[Winner]) -> None:
+    header = msgspec.json.encode(_Header(format=FORMAT, schema=SCHEMA, count=len(winners)))
+    text = b"".join(line + b"\n" for line in (header, *map(_line, winners)))
+    publish(path, text, durable=True, shared=True)
+
+
+def _line(winner: Winner) -> bytes:
+    # Pinned or stale is what a winner is in this store.
+    found = msgspec.to_builtins(replace(winner, pinned=False, stale=False))
+    del found["origin"], found["digest"]
+    if winner.signature is None:
+        del found["signature"]
+    return msgspec.json.encode(found)

@@ -5,7 +5,7 @@ These are the records that flow from devices through search into the store; all 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gemmsmith.answer import (
@@ -19,7 +19,9 @@ from gemmsmith.answer import (
 )
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.history import Origin
 from gemmsmith.problem import Problem
+from gemmsmith.signing import Signature
 
 
 class Phase(StrEnum):
@@ -138,6 +140,17 @@ class Finals(Rounds):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WinnerSignature(Signature):
+    """A signature of a winner's statement, see `tuner.store.statement`.
+
+    Attributes:
+        pack: hash of the pack that was measured, which the signature covers too.
+    """
+
+    pack: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Winner:
     """The promoted trial for (problem, device model).
 
@@ -146,8 +159,9 @@ class Winner:
     `baseline_kernels` names what one launch of cuBLAS ran, in order; empty where not known.
     `power_penalty` is by what factor the candidate must be faster to make up for its power; None
     where it was not measured.
-    `stale` and `pinned` are what the store says of a winner that it gives; to one that it is given
-    they mean nothing.
+    `signature` is whoever's measured it; None where nobody signed.
+    `stale`, `pinned`, `origin` and `digest` (of what the store was given) are what the store says
+    of a winner that it gives; to one that it is given they mean nothing.
     """
 
     problem: Problem
@@ -171,3 +185,13 @@ class Winner:
     job: str | None = None
     stale: bool = False
     pinned: bool = False
+    signature: WinnerSignature | None = None
+    origin: Origin = field(default=Origin.MEASURED, compare=False)
+    digest: str = field(default="", compare=False)
+
+    @property
+    def saving_us(self) -> float | None:
+        """What a launch takes less than the default; from the paired ratio, as clocks wander."""
+        if self.statistics is None or self.speedup is None:
+            return None
+        return self.statistics.median_us * (self.speedup.median - 1)

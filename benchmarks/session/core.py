@@ -96,6 +96,10 @@ class Session:
             "PYTHONUNBUFFERED": "1",
             "GEMMSMITH_DATABASE": self.database(),
             "GEMMSMITH_PACKS": str(STATE / "packs"),
+            # Carried packs are signed, if at all, by the machine that compiled them.
+            "GEMMSMITH_UNSIGNED": "1",
+            "GEMMSMITH_SIGNING_KEY": str(STATE / "signing.key"),
+            "GEMMSMITH_TRUSTED": str(STATE / "trusted"),
             **(env or {}),
         }
         with (

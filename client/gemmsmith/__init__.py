@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Statistics,
         Use,
     )
+    from gemmsmith.bounds import Bounds
     from gemmsmith.bundle import Bundle
     from gemmsmith.candidate import Candidate
     from gemmsmith.client import Client
@@ -91,6 +92,7 @@ _MODULES = {
         "Statistics",
         "Use",
     ),
+    "bounds": ("Bounds",),
     "bundle": ("Bundle",),
     "candidate": ("Candidate",),
     "client": ("Client",),
@@ -152,6 +154,7 @@ __all__ = [
     "Answer",
     "AsyncClient",
     "AsyncTuningJob",
+    "Bounds",
     "Bundle",
     "Busy",
     "Candidate",

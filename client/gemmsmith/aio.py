@@ -16,6 +16,7 @@ import httpx
 
 from gemmsmith import flows, history
 from gemmsmith.answer import Answer
+from gemmsmith.bounds import BOUNDS, Bounds
 from gemmsmith.device import DeviceModel
 from gemmsmith.errors import Busy, NotTuned
 from gemmsmith.handles import AsyncTuningJob
@@ -26,14 +27,16 @@ from gemmsmith.replies import Reply
 from gemmsmith.requests import Query, Request, calls_of, deadline_of, effort_of, problem_of
 from gemmsmith.retry import Patience
 from gemmsmith.session import Flow
+from gemmsmith.signing import PublicKey
 from gemmsmith.snapshot import Shelf, Snapshot
 from gemmsmith.transport import (
     DEFAULT_TIMEOUT_S,
     DEFAULT_URL,
     CacheDir,
     Setup,
+    awaited,
+    is_plain,
     no_answer,
-    response_of,
 )
 from gemmsmith.tuning import Effort
 
@@ -51,9 +54,10 @@ class AsyncClient:
         timeout: float = DEFAULT_TIMEOUT_S,
         retries: int = 3,
         cache_dir: CacheDir = "default",
+        bounds: Bounds = BOUNDS,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._setup = Setup(url, api_key, timeout, retries, cache_dir)
+        self._setup = Setup(url, api_key, timeout, retries, cache_dir, bounds)
         self._session = self._setup.session
         self._http = httpx.AsyncClient(transport=transport, **self._setup.options())
         self._sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -186,7 +190,7 @@ class AsyncClient:
         self, *, state: str | None = None, limit: int | None = None
     ) -> AsyncIterator[JobStatus]:
         """Jobs, newest first, fetched page by page: those in one `state`, at most `limit`."""
-        pages = flows.Pages("/jobs", "jobs", {"state": state}, limit)
+        pages = flows.Pages(self._session, "/jobs", "jobs", {"state": state}, limit)
         while not pages.finished:
             found = await self._run(flows.page(self._session, pages.request()))
             for status in job_statuses_of(pages.take(found)):
@@ -235,7 +239,7 @@ class AsyncClient:
         self, *, limit: int | None = None, **filters: Any
     ) -> AsyncIterator[dict[str, Any]]:
         """Trials, oldest first, fetched page by page; as `Client.results`."""
-        pages = flows.Pages("/results", "trials", filters, limit)
+        pages = flows.Pages(self._session, "/results", "trials", filters, limit)
         while not pages.finished:
             found = await self._run(flows.page(self._session, pages.request()))
             for row in pages.take(found):
@@ -245,7 +249,7 @@ class AsyncClient:
         self, *, toolchain: str | None = None, limit: int | None = None
     ) -> AsyncIterator[dict[str, Any]]:
         """Manifests of the kernel packs that the service has; as `Client.packs`."""
-        pages = flows.Pages("/packs", "packs", {"toolchain": toolchain}, limit)
+        pages = flows.Pages(self._session, "/packs", "packs", {"toolchain": toolchain}, limit)
         while not pages.finished:
             found = await self._run(flows.page(self._session, pages.request()))
             for row in pages.take(found):
@@ -260,6 +264,10 @@ class AsyncClient:
         response = await self._run(flows.pack(self._session, pack_hash))
         return await asyncio.to_thread(packs.store, pack_hash, response.body)
 
+    async def signing_key(self) -> PublicKey:
+        """What the service signs with; as `Client.signing_key`."""
+        return await self._run(flows.signing_key(self._session))
+
     async def winner_of(self, status: JobStatus, device: str | None = None) -> Answer:
         """The answer a finished job led to on `device`; never one from the cache."""
         return await self._run(flows.winner_of(self._session, status, device))
@@ -268,17 +276,16 @@ class AsyncClient:
         self, identifier: str, *, after: str = "", deadline: float | None = None
     ) -> AsyncIterator[JobEvent | None]:
         """A job's events until it ends; as `Client.job_events`."""
-        cursor = EventCursor(identifier, self._setup.stream_retry, after)
+        cursor = EventCursor(identifier, self._setup.stream_retry, after, self._session.bounds)
         while not cursor.finished:
-            arguments = self._setup.arguments(cursor.request(cursor.patience(deadline)))
+            request = cursor.request(cursor.patience(deadline))
             reply: Reply
             try:
-                async with self._http.stream(**arguments) as response:
-                    if response.status_code >= 400:
-                        await response.aread()
-                        reply = response_of(response)
+                async with self._http.stream(**self._setup.arguments(request)) as response:
+                    if response.status_code >= 400 or not is_plain(response):
+                        reply = await awaited(response, request, self._session.bounds)
                     else:
-                        async for chunk in response.aiter_bytes():
+                        async for chunk in response.aiter_raw():
                             for event in cursor.feed(chunk):
                                 yield event
                             yield None
@@ -306,6 +313,7 @@ class AsyncClient:
         if request.delay:
             await self._sleep(request.delay)
         try:
-            return response_of(await self._http.request(**self._setup.arguments(request)))
+            async with self._http.stream(**self._setup.arguments(request)) as response:
+                return await awaited(response, request, self._session.bounds)
         except httpx.RequestError as error:
             return no_answer(error)

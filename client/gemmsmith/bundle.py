@@ -1,8 +1,9 @@
 """A bundle: one file with a snapshot and the packs of its winners, for machines without a service.
 
 A zip file, its members stored as they are: `snapshot.json`, and `packs/<hash>.so` for every pack
-that the snapshot's choices name. The same winners give the same bytes. What is read is checked
-against its hash, so a damaged bundle is refused as PackCorrupt or SnapshotCorrupt, never run.
+that the snapshot's choices name. The same winners and signer give the same bytes. What is read is
+checked against its hash, so a damaged bundle is refused as PackCorrupt or SnapshotCorrupt, never
+run. The snapshot is signed by whoever baked it, and its packs are run only where that is believed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from gemmsmith.bounds import BOUNDS, Bounds, exceeded
 from gemmsmith.errors import PackCorrupt
 from gemmsmith.packs import Packs
 from gemmsmith.snapshot import Snapshot
@@ -33,11 +35,19 @@ class Bundle:
         packs: their packs, taken out into the cache folder when they are first asked for.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        folder: Path | None = None,
+        bounds: Bounds = BOUNDS,
+    ) -> None:
         self.path = Path(path)
+        self._bounds = bounds
         try:
             with zipfile.ZipFile(self.path) as archive:
-                document = archive.read(_SNAPSHOT)
+                self._check_sizes(archive)
+                document = self._content(archive, _SNAPSHOT, "snapshot_bytes")
                 held = {info.filename for info in archive.infolist()}
         except _UNREADABLE as error:
             raise PackCorrupt(f"{self.path} is not a whole bundle ({error}); bake it again") from (
@@ -53,24 +63,47 @@ class Bundle:
         self.packs = Packs(self._read, folder=folder, signed=lambda: self.snapshot)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, folder: Path | None = None) -> Bundle:
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        folder: Path | None = None,
+        bounds: Bounds = BOUNDS,
+    ) -> Bundle:
         """Read a bundle; packs go to the cache folder `folder`, by default the platform's.
 
         Raises:
-            PackCorrupt: not a bundle, truncated, or without a pack that it should hold.
+            PackCorrupt: not a bundle, truncated, or without a pack that it should hold; or
+                something in it is compressed, or larger than `bounds` allow.
             SnapshotCorrupt: its winners are not those that were baked, or of a newer format.
             OSError: there is no such file, or it cannot be read.
         """
-        return cls(path, folder=folder)
+        return cls(path, folder=folder, bounds=bounds)
 
     def _read(self, pack_hash: str) -> bytes:
         try:
             with zipfile.ZipFile(self.path) as archive:
-                return archive.read(_member(pack_hash))
+                self._check_sizes(archive)
+                return self._content(archive, _member(pack_hash), "pack_bytes")
         except _UNREADABLE as error:
             raise PackCorrupt(
                 f"pack {pack_hash[:16]}… cannot be read from {self.path} ({error}); bake it again"
             ) from error
+
+    def _check_sizes(self, archive: zipfile.ZipFile) -> None:
+        """Members are stored as they are, one after the other: so none grows when it is read."""
+        members = archive.infolist()
+        stored = all(info.compress_type == zipfile.ZIP_STORED for info in members)
+        if not stored or sum(info.file_size for info in members) > self.path.stat().st_size:
+            raise PackCorrupt(
+                f"{self.path} holds more than its own size, compressed or twice: no bundle that "
+                "`gemmsmith bake` writes does; do not use it"
+            )
+
+    def _content(self, archive: zipfile.ZipFile, name: str, bound: str) -> bytes:
+        if archive.getinfo(name).file_size > getattr(self._bounds, bound):
+            raise PackCorrupt(exceeded(f"{name} of {self.path}", bound, self._bounds))
+        return archive.read(name)
 
 
 def write_bundle(

@@ -17,6 +17,7 @@ import httpx
 
 from gemmsmith import flows, history
 from gemmsmith.answer import Answer
+from gemmsmith.bounds import BOUNDS, Bounds
 from gemmsmith.device import DeviceModel
 from gemmsmith.errors import Busy, NotTuned
 from gemmsmith.handles import TuningJob
@@ -27,14 +28,16 @@ from gemmsmith.replies import Reply
 from gemmsmith.requests import Query, Request, calls_of, deadline_of, effort_of, problem_of
 from gemmsmith.retry import Patience
 from gemmsmith.session import Flow
+from gemmsmith.signing import PublicKey
 from gemmsmith.snapshot import Shelf, Snapshot
 from gemmsmith.transport import (
     DEFAULT_TIMEOUT_S,
     DEFAULT_URL,
     CacheDir,
     Setup,
+    is_plain,
     no_answer,
-    response_of,
+    received,
 )
 from gemmsmith.tuning import Effort
 
@@ -52,6 +55,7 @@ class Client:
         retries: further attempts after refused or broken connections and 429, 502, 503, 504.
         cache_dir: folder of the answer and pack cache; `"default"` is the platform's cache
             folder (or `GEMMSMITH_CACHE_DIR`), None caches nothing.
+        bounds: the most that is taken from the service; what exceeds one is a ServiceFault.
         transport: an httpx transport to use instead of the network.
 
     Raises:
@@ -66,9 +70,10 @@ class Client:
         timeout: float = DEFAULT_TIMEOUT_S,
         retries: int = 3,
         cache_dir: CacheDir = "default",
+        bounds: Bounds = BOUNDS,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._setup = Setup(url, api_key, timeout, retries, cache_dir)
+        self._setup = Setup(url, api_key, timeout, retries, cache_dir, bounds)
         self._session = self._setup.session
         self._http = httpx.Client(transport=transport, **self._setup.options())
         self._sleep: Callable[[float], None] = time.sleep
@@ -238,7 +243,7 @@ class Client:
 
     def jobs(self, *, state: str | None = None, limit: int | None = None) -> Iterator[JobStatus]:
         """Jobs, newest first, fetched page by page: those in one `state`, at most `limit`."""
-        pages = flows.Pages("/jobs", "jobs", {"state": state}, limit)
+        pages = flows.Pages(self._session, "/jobs", "jobs", {"state": state}, limit)
         while not pages.finished:
             found = self._run(flows.page(self._session, pages.request()))
             yield from job_statuses_of(pages.take(found))
@@ -275,8 +280,7 @@ class Client:
             NotTuned: it has none.
             ServiceUnavailable, ServiceError: no answer.
         """
-        flow = history.history(self._session, problem, device=device, limit=limit)
-        return self._run(flow)
+        return self._run(history.history(self._session, problem, device=device, limit=limit))
 
     def pin(self, problem: Problem, revision: int, *, device: str | None = None) -> Revision:
         """Serve that revision until it is unpinned, whatever is promoted meanwhile.
@@ -310,7 +314,7 @@ class Client:
         At most `limit` of them; `filters` are those of `GET /results`: m, n, k (together), batch,
         dtype, layout, device, phase, job.
         """
-        pages = flows.Pages("/results", "trials", filters, limit)
+        pages = flows.Pages(self._session, "/results", "trials", filters, limit)
         while not pages.finished:
             yield from pages.take(self._run(flows.page(self._session, pages.request())))
 
@@ -321,17 +325,15 @@ class Client:
 
         At most `limit` of them; `toolchain` is the digest of the only toolchain to list.
         """
-        pages = flows.Pages("/packs", "packs", {"toolchain": toolchain}, limit)
+        pages = flows.Pages(self._session, "/packs", "packs", {"toolchain": toolchain}, limit)
         while not pages.finished:
             yield from pages.take(self._run(flows.page(self._session, pages.request())))
 
     def pack(self, pack_hash: str) -> Path:
         """The compiled kernel pack as a local file, downloaded unless it is here already.
 
-        Checks its hash; signatures are `gemmsmith.packs`' to check.
-
         Raises:
-            PackCorrupt: what arrived is not what the service announced.
+            PackCorrupt: what arrived has another hash. Whose it is, `gemmsmith.packs` checks.
             ServiceError, ServiceUnavailable: the service has no such pack, or is away.
         """
         packs = self._setup.packs()
@@ -341,6 +343,10 @@ class Client:
     def pack_bytes(self, pack_hash: str) -> bytes:
         """What the service sends for the pack: not checked, not kept. See `pack`."""
         return self._run(flows.pack(self._session, pack_hash)).body
+
+    def signing_key(self) -> PublicKey:
+        """What the service signs with; `python -m gemmsmith trust` makes it believed here."""
+        return self._run(flows.signing_key(self._session))
 
     def winner_of(self, status: JobStatus, device: str | None = None) -> Answer:
         """The answer a finished job led to on `device`; never one from the cache."""
@@ -354,29 +360,26 @@ class Client:
         `after` is the identifier of the last event already seen; by `deadline`, on
         `time.monotonic()`'s clock, something is yielded in any case.
         """
-        cursor = EventCursor(identifier, self._setup.stream_retry, after)
+        cursor = EventCursor(identifier, self._setup.stream_retry, after, self._session.bounds)
         while not cursor.finished:
-            arguments = self._setup.arguments(cursor.request(cursor.patience(deadline)))
+            request = cursor.request(cursor.patience(deadline))
             reply: Reply
             try:
-                with self._http.stream(**arguments) as response:
-                    if response.status_code >= 400:
-                        response.read()
-                        reply = response_of(response)
+                with self._http.stream(**self._setup.arguments(request)) as response:
+                    if response.status_code >= 400 or not is_plain(response):
+                        reply = received(response, request, self._session.bounds)
                     else:
-                        for chunk in response.iter_bytes():
+                        for chunk in response.iter_raw():
                             yield from cursor.feed(chunk)
                             yield None
                         reply = cursor.ended()
             except httpx.RequestError as error:
                 reply = no_answer(error)
-            if cursor.finished or (cursor.ended_cleanly(reply) and self._over(identifier)):
+            ended = cursor.ended_cleanly(reply)
+            if cursor.finished or (ended and self.job_status(identifier).state.terminal):
                 return
             yield None
             self._sleep(cursor.interrupted(reply, deadline))
-
-    def _over(self, identifier: str) -> bool:
-        return self.job_status(identifier).state.terminal
 
     def _run(self, flow: Flow[T]) -> T:
         try:
@@ -391,6 +394,7 @@ class Client:
         if request.delay:
             self._sleep(request.delay)
         try:
-            return response_of(self._http.request(**self._setup.arguments(request)))
+            with self._http.stream(**self._setup.arguments(request)) as response:
+                return received(response, request, self._session.bounds)
         except httpx.RequestError as error:
             return no_answer(error)

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def shared_snapshot(
-    fetch: Callable[[], Snapshot | None], group: torch.distributed.ProcessGroup | None = None
+    fetch: Callable[[], Snapshot | None],
+    group: torch.distributed.ProcessGroup | None = None,
+    *,
+    check: Callable[[Snapshot], None] | None = None,
 ) -> Snapshot | None:
     """What `fetch` gives on the group's rank 0, on every rank of the group.
 
@@ -27,8 +30,11 @@ def shared_snapshot(
     limit must be longer than rank 0 takes. Without a process group, rank 0 is this process. Use
     the result pinned: `Lookup(snapshot, pin=True)`.
 
+    `check` is called on every rank with what arrived, and raises where the rank will not run it
+    (`gemmsmith.packs.believe`): then none does.
+
     Raises:
-        SnapshotUnavailable: `fetch` raised on rank 0; the same on every rank.
+        SnapshotUnavailable: `fetch` raised on rank 0, or `check` on some rank; on every rank alike.
     """
     import torch.distributed as dist
 
@@ -53,4 +59,21 @@ def shared_snapshot(
         raise cause  # Ctrl-C is no failure to fetch
     if reason:
         raise SnapshotUnavailable(f"rank 0 could not fetch the snapshot: {reason}") from cause
-    return None if document is None else Snapshot.parse(document)
+    snapshot = None if document is None else Snapshot.parse(document)
+    if snapshot is not None and check is not None:
+        said = [_refusal(check, snapshot)]
+        if together:
+            own, said = said[0], [""] * dist.get_world_size(group)
+            dist.all_gather_object(said, own, group=group)
+        for rank, refusal in enumerate(said):
+            if refusal:
+                raise SnapshotUnavailable(f"rank {rank} does not take the snapshot: {refusal}")
+    return snapshot
+
+
+def _refusal(check: Callable[[Snapshot], None], snapshot: Snapshot) -> str:
+    try:
+        check(snapshot)
+    except Exception as error:  # noqa: BLE001 - the other ranks wait for an answer
+        return f"{type(error).__name__}: {error}"
+    return ""

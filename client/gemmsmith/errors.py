@@ -15,9 +15,10 @@ GemmsmithError
 ├── SnapshotUnavailable     rank 0 could not fetch the snapshot that all ranks share
 ├── JobFailed               a tuning job ended without a winner
 ├── JobCancelled            a tuning job was cancelled
+├── Untrusted               not signed by anybody who is believed here
 └── PackError               a kernel pack cannot be used
     ├── PackCorrupt         its bytes do not match its hash, or it is truncated
-    ├── PackUntrusted       unsigned or wrongly signed, where only signed packs are taken
+    ├── PackUntrusted       named by no snapshot that is signed by anybody believed here
     ├── PackIncompatible    built for another C ABI version or architecture
     └── LaunchFailed        the kernel refused or failed to launch
 """
@@ -130,7 +131,7 @@ class PackCorrupt(PackError):
 
 
 class PackUntrusted(PackError):
-    """The pack is not signed with this machine's key (`GEMMSMITH_PACK_KEY`)."""
+    """No snapshot names the pack that is signed by anybody who is believed on this machine."""
 
 
 class Untrusted(GemmsmithError):

@@ -7,6 +7,17 @@ import tempfile
 from pathlib import Path
 
 
+def private_folder(path: Path) -> None:
+    """Make a folder that only its owner can enter, and those above it too; what is there stays.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    for folder in reversed((path, *path.parents)):
+        if not folder.exists():
+            folder.mkdir(mode=0o700, exist_ok=True)
+
+
 def publish(
     path: Path,
     data: bytes,

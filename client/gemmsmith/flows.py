@@ -14,9 +14,18 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from gemmsmith.answer import Answer
+from gemmsmith.bounds import exceeded
 from gemmsmith.cache import Entry
 from gemmsmith.device import DeviceModel
-from gemmsmith.errors import Busy, NotTuned, ServiceError, ServiceFault, ServiceUnavailable
+from gemmsmith.document import SINCE
+from gemmsmith.errors import (
+    Busy,
+    NotTuned,
+    ServiceError,
+    ServiceFault,
+    ServiceUnavailable,
+    SnapshotCorrupt,
+)
 from gemmsmith.jobs import JobStatus
 from gemmsmith.problem import Problem
 from gemmsmith.replies import (
@@ -36,12 +45,14 @@ from gemmsmith.requests import (
     batch_request,
     best_request,
     get,
+    pack_request,
     retry_request,
     snapshot_request,
     tune_request,
 )
 from gemmsmith.retry import Patience
 from gemmsmith.session import Flow, Session
+from gemmsmith.signing import PublicKey
 from gemmsmith.snapshot import Shelf, Snapshot
 from gemmsmith.tuning import Effort
 
@@ -218,21 +229,38 @@ def snapshot(
         ServiceError, ServiceUnavailable: no snapshot, and none on the shelf, or one known.
     """
     before = known if known is not None else shelf.load()
-    revision = None if before is None else before.revision
     try:
-        response = yield from session.exchange(snapshot_request(device, arch, revision))
-        if response.status == 304 and before is not None:
-            session.answered()
-            return before
-        found = read_snapshot(check(response))
+        found = yield from _newest(session, device, arch, before)
     except (ServiceUnavailable, Busy, ServiceFault) as error:
         if before is None or known is not None:
             raise
         session.away(error)
         return before
     session.answered()
-    shelf.store(found)
+    if found is not before:
+        shelf.store(found)
     return found
+
+
+def _newest(
+    session: Session, device: str | None, arch: str | None, before: Snapshot | None
+) -> Flow[Snapshot]:
+    """The service's snapshot: the one before if it is that still, or what has become of it."""
+    tag = None if before is None else before.tag
+    since = before.revision if before is not None and session.gives_deltas else None
+    response = yield from session.exchange(snapshot_request(device, arch, tag, since=since))
+    if response.status == 422 and since is not None:  # an older service has taken its place
+        response = yield from session.exchange(snapshot_request(device, arch, tag))
+    told = response.headers.get(SINCE.lower())
+    session.gives_deltas = told is not None
+    if response.status == 304 and before is not None:
+        return before
+    if before is not None and since is not None and told == since:
+        try:
+            return before.updated(check(response).body)
+        except SnapshotCorrupt:  # whatever it is that went wrong, the whole is right
+            response = yield from session.exchange(snapshot_request(device, arch, None))
+    return read_snapshot(check(response))
 
 
 def page(session: Session, request: Request) -> Flow[dict[str, Any]]:
@@ -242,7 +270,21 @@ def page(session: Session, request: Request) -> Flow[dict[str, Any]]:
 
 def pack(session: Session, pack_hash: str) -> Flow[Response]:
     """`GET /packs/{hash}`: the compiled pack's bytes."""
-    return check((yield from session.exchange(get(f"/packs/{pack_hash}"))))
+    return check((yield from session.exchange(pack_request(pack_hash))))
+
+
+def signing_key(session: Session) -> Flow[PublicKey]:
+    """`GET /signing-key`: what the service signs with.
+
+    Raises:
+        Rejected: the service is of a release that signs nothing.
+        ServiceFault: the answer holds no public key.
+    """
+    response = yield from session.exchange(get("/signing-key"))
+    try:
+        return PublicKey.parse(str(document(check(response)).get("key")))
+    except ValueError as error:
+        raise ServiceFault(response.status, "Unreadable answer", str(error)) from error
 
 
 def winner_of(session: Session, status: JobStatus, device: str | None) -> Flow[Answer]:
@@ -255,10 +297,19 @@ def winner_of(session: Session, status: JobStatus, device: str | None) -> Flow[A
 
 
 class Pages:
-    """Where a reader is in a listing whose pages each link to the next."""
+    """Where a reader is in a listing whose pages each link to the next, and never back."""
 
-    def __init__(self, path: str, name: str, filters: dict[str, Any], limit: int | None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        path: str,
+        name: str,
+        filters: dict[str, Any],
+        limit: int | None,
+    ) -> None:
         self.finished = limit == 0
+        self._bounds = session.bounds
+        self._seen: set[Request] = set()
         self._name = name
         self._left = limit
         self._next = get(path, **filters, limit=PAGE if limit is None else min(PAGE, limit))
@@ -271,7 +322,8 @@ class Pages:
         """The rows of a page; remembers where the next one starts.
 
         Raises:
-            ServiceFault: not a page of this listing, or of a newer schema.
+            ServiceFault: not a page of this listing, or of a newer schema; or it links to a page
+                that was read before, or to more pages than are to be read.
         """
         schema = found.get("schema", 1)
         if not isinstance(schema, int) or schema > SCHEMA:
@@ -289,5 +341,17 @@ class Pages:
         if not self.finished:
             parts = urlsplit(link["href"])
             # Only path and query: wherever the service believes to be, it is asked where it was.
-            self._next = get(parts.path, **dict(parse_qsl(parts.query)))
+            self._follow(get(parts.path, **dict(parse_qsl(parts.query))))
         return rows
+
+    def _follow(self, following: Request) -> None:
+        self._seen.add(self._next)
+        if following in self._seen:
+            raise ServiceFault(
+                200, "Unreadable answer", f"a page of {following.path} links back to an earlier one"
+            )
+        if len(self._seen) >= self._bounds.pages:
+            raise ServiceFault(
+                200, "Answer refused", exceeded(f"the list {following.path}", "pages", self._bounds)
+            )
+        self._next = following

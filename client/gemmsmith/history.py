@@ -23,7 +23,8 @@ class Origin(StrEnum):
     """Where a winner's measurements come from."""
 
     MEASURED = "measured"  # by this installation
-    IMPORTED = "imported"  # by another one, on a real GPU: shipped winners
+    IMPORTED = "imported"  # by another one that is believed, on a real GPU: shipped winners
+    UNSIGNED = "unsigned"  # by another one, says a file that nobody who is believed has signed
     REPLAYED = "replayed"  # on a recorded GPU
 
 
@@ -52,7 +53,7 @@ def history(
         ServiceError, ServiceUnavailable: no answer.
     """
     where = {**fields_of(problem), "device": device}
-    pages = Pages("/winners/history", "revisions", where, limit)
+    pages = Pages(session, "/winners/history", "revisions", where, limit)
     found: list[Revision] = []
     while not pages.finished:
         response = check((yield from session.exchange(pages.request())), lookup=True)

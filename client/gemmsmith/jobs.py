@@ -13,12 +13,13 @@ from typing import Any
 import msgspec
 
 from gemmsmith import understood
-from gemmsmith.errors import ServiceUnavailable
+from gemmsmith.bounds import BOUNDS, Bounds, exceeded
+from gemmsmith.errors import ServiceFault, ServiceUnavailable
 from gemmsmith.problem import Problem
 from gemmsmith.replies import NoAnswer, Reply, Response, check
 from gemmsmith.requests import Request
 from gemmsmith.retry import RetryPolicy
-from gemmsmith.sse import EventParser
+from gemmsmith.sse import EventParser, EventTooLong, ServerEvent
 from gemmsmith.tuning import Effort, JobState
 
 
@@ -96,6 +97,16 @@ def job_statuses_of(rows: list[Any]) -> list[JobStatus]:
     return understood.each(rows, JobStatus, "jobs")
 
 
+def _event(found: ServerEvent) -> JobEvent:
+    try:
+        data = msgspec.json.decode(found.data.encode())
+    except (msgspec.DecodeError, RecursionError):
+        data = {"text": found.data}
+    return JobEvent(
+        id=found.id, kind=found.event, data=data if isinstance(data, dict) else {"value": data}
+    )
+
+
 class EventCursor:
     """Where a reader is in a job's event stream; says what to ask for and when to give up.
 
@@ -106,12 +117,15 @@ class EventCursor:
     READ_TIMEOUT_S = 45.0
     """The service sends a comment every 15 s; three missed ones mean the connection is dead."""
 
-    def __init__(self, job: str, retry: RetryPolicy, after: str = "") -> None:
+    def __init__(
+        self, job: str, retry: RetryPolicy, after: str = "", bounds: Bounds = BOUNDS
+    ) -> None:
         self.job = job
         self.finished = False
         self._retry = retry
         self._attempt = 0
-        self._parser = EventParser(after)
+        self._bounds = bounds
+        self._parser = EventParser(after, bounds.event_bytes)
 
     @property
     def last_id(self) -> str:
@@ -121,7 +135,11 @@ class EventCursor:
     def request(self, read_timeout: float | None = None) -> Request:
         """The request that continues the stream."""
         self._parser.restart()
-        headers = [("accept", "text/event-stream"), ("cache-control", "no-cache")]
+        headers = [
+            ("accept", "text/event-stream"),
+            ("accept-encoding", "identity"),
+            ("cache-control", "no-cache"),
+        ]
         if self.last_id:
             headers.append(("last-event-id", self.last_id))
         return Request(
@@ -132,19 +150,21 @@ class EventCursor:
         )
 
     def feed(self, chunk: bytes) -> Iterator[JobEvent]:
-        """Events completed by these bytes."""
-        for found in self._parser.feed(chunk):
-            self._attempt = 0
-            try:
-                data = msgspec.json.decode(found.data.encode())
-            except msgspec.DecodeError:
-                data = {"text": found.data}
-            self.finished = self.finished or found.event in FINAL_EVENTS
-            yield JobEvent(
-                id=found.id,
-                kind=found.event,
-                data=data if isinstance(data, dict) else {"value": data},
-            )
+        """Events completed by these bytes.
+
+        Raises:
+            ServiceFault: one is longer than the bound `event_bytes`.
+        """
+        try:
+            for found in self._parser.feed(chunk):
+                self._attempt = 0
+                self.finished = self.finished or found.event in FINAL_EVENTS
+                yield _event(found)
+        except EventTooLong:
+            what = f"an event of job {self.job}"
+            raise ServiceFault(
+                200, "Answer refused", exceeded(what, "event_bytes", self._bounds)
+            ) from None
 
     @staticmethod
     def patience(deadline: float | None) -> float | None:

@@ -23,6 +23,10 @@ class Backend(StrEnum):
     CUBLASLT = "cublaslt"  # cuBLASLt's own algorithms, of the library that torch loaded
 
 
+_BACKENDS: dict[object, Backend] = {backend.value: backend for backend in Backend}
+"""By the tag of their kernels' class: asked for so often that making one would take long."""
+
+
 class MainloopSchedule(StrEnum):
     """How the mainloop overlaps loads with tensor-core work."""
 
@@ -83,7 +87,7 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True, tag_field="backend"):
     @property
     def backend(self) -> Backend:
         """Where the kernel comes from."""
-        return Backend(str(self.__struct_config__.tag))
+        return _BACKENDS[self.__struct_config__.tag]
 
     @property
     def operation(self) -> Operation:

@@ -1,29 +1,27 @@
 """Packs for the choices of a snapshot: fetched once, checked, kept, ready to be loaded.
 
-A pack is a program that will run inside the training process, so nothing is handed out that does
-not have the SHA-256 that it is named after, and nothing else stays on disk. Where a key is
-configured (`GEMMSMITH_PACK_KEY`, the same on the service and on every machine that trains), packs
-that the service has not signed with it are refused as well.
+A pack is a program that will run inside the training process. Nothing is handed out that does not
+have the SHA-256 that it is named after, and nothing else stays on disk. Nor is anything handed out
+but what a snapshot names that is signed with a key believed on this machine (`gemmsmith.signing`),
+unless `GEMMSMITH_UNSIGNED` is set.
 
 What that protects from: whoever can alter what is fetched or cached (a proxy, the network, a
-shared folder, another service under the same address) but does not have the key cannot bring in a
-program of his own. What it does not: the key is shared, so every machine that has it can sign; a
-service that was taken over signs too; a signature says nothing of which kernel is best, so another
-pack signed once may take a pack's place; and a file that is altered after it was checked, by
-someone who may write to the cache folder, is loaded. Nothing is encrypted.
+shared folder, another service under the same address) cannot bring in a program of his own, nor put
+one signed pack in the place of another. What it does not: a service that was taken over signs what
+it likes; a snapshot that was signed once is believed as long as its key is, newer ones or not; and
+a file that is altered after it was checked, by someone who may write to the cache folder, is
+loaded. Nothing is encrypted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
-import hmac
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from gemmsmith.cache import PackCache, default_cache_dir
 from gemmsmith.errors import (
@@ -31,14 +29,15 @@ from gemmsmith.errors import (
     PackCorrupt,
     PackError,
     PackUntrusted,
+    Untrusted,
 )
+from gemmsmith.signing import UNSIGNED_VARIABLE, Trusted, trusted_folder, unsigned_allowed
 
-KEY_VARIABLE = "GEMMSMITH_PACK_KEY"
-MIN_KEY_LENGTH = 16
-"""Characters. From one signature a shorter key could be guessed at leisure."""
+if TYPE_CHECKING:
+    from gemmsmith.snapshot import Snapshot
 
-_PURPOSE = b"gemmsmith kernel pack\n"
-"""Signed along with the hash, so that a signature serves for nothing else."""
+ANYWHERE = "python -m gemmsmith trust KEY.pub, the line that `gemmsmith signing show` prints there"
+"""How to believe whoever signed, where no service is known that could be asked for its key."""
 
 _TURN_S = 30.0
 """How long one process waits for another that is fetching. Then it fetches as well: when the
@@ -48,16 +47,13 @@ Read = Callable[[str], bytes]
 """Gets a pack's bytes by its hash."""
 
 
-class Signed(Protocol):
-    """What knows packs' signatures: a snapshot."""
-
-    def packs(self) -> Mapping[str, str | None]:
-        """Signatures by hash; None for a pack that is not signed."""
-        ...
-
-
 class Source(Protocol):
     """Where packs come from: `gemmsmith.Client`."""
+
+    @property
+    def url(self) -> str:
+        """The service's base URL."""
+        ...
 
     @property
     def cache_folder(self) -> Path:
@@ -75,12 +71,9 @@ class Packs:
     Args:
         read: gets what is not here.
         folder: the cache folder; by default the platform's.
-        signed: asked for signatures, at every pack anew, so that a lookup's current snapshot can
-            stand here.
-        key: packs must be signed with; by default that of `GEMMSMITH_PACK_KEY`, if there is one.
-
-    Raises:
-        ValueError: the key is too short.
+        signed: gives the snapshot that names the packs, asked at every pack anew, so that a
+            lookup's current one can stand here. Without it, nothing says whose the packs are.
+        how: what makes whoever signed it believed, for messages.
     """
 
     def __init__(
@@ -88,21 +81,20 @@ class Packs:
         read: Read,
         *,
         folder: Path | None = None,
-        signed: Callable[[], Signed] | None = None,
-        key: bytes | None = None,
+        signed: Callable[[], Snapshot] | None = None,
+        how: str = ANYWHERE,
     ) -> None:
         self._read = read
         self._cache = PackCache(folder if folder is not None else default_cache_dir())
         self._signed = signed
-        self._key = checked_key(key) if key is not None else key_of()
+        self._how = how
+        self._believed: Snapshot | None = None
         self._checked: dict[str, Path] = {}
 
     @classmethod
-    def of(
-        cls, source: Source, *, signed: Callable[[], Signed] | None = None, key: bytes | None = None
-    ) -> Self:
-        """Packs of a service, kept in its client's cache folder; `signed`, `key` as above."""
-        return cls(source.pack_bytes, folder=source.cache_folder, signed=signed, key=key)
+    def of(cls, source: Source, *, signed: Callable[[], Snapshot] | None = None) -> Self:
+        """Packs of a service, kept in its client's cache folder; `signed` as above."""
+        return cls(source.pack_bytes, folder=source.cache_folder, signed=signed, how=asking(source))
 
     def path(self, pack_hash: str) -> Path:
         """The pack as a local file, fetched unless it is here already.
@@ -110,16 +102,15 @@ class Packs:
         Raises:
             PackCorrupt: what arrived, or was here and cannot be replaced, has another SHA-256.
                 Nothing of it is kept.
-            PackUntrusted: a key is configured and the pack is not signed with it.
+            PackUntrusted: no snapshot names it that is signed by anybody who is believed here.
             PackError: the cache folder cannot be written to.
             ServiceError, ServiceUnavailable: the service has no such pack, or is away.
-            ValueError: not a pack's hash.
+            ValueError: not a pack's hash, or `GEMMSMITH_UNSIGNED` is neither yes nor no.
         """
         found = self._checked.get(pack_hash)
         if found is not None:
             return found
-        if self._key is not None:
-            self._check_signature(self._key, pack_hash)
+        self._check_signature(pack_hash)
         found = self._cache.find(pack_hash)
         if found is None:
             found = self._fetch(pack_hash)
@@ -152,47 +143,43 @@ class Packs:
                 "GEMMSMITH_CACHE_DIR to a folder that can be written to"
             ) from error
 
-    def _check_signature(self, key: bytes, pack_hash: str) -> None:
-        given = self._signed().packs().get(pack_hash) if self._signed is not None else None
-        if given is None:
+    def _check_signature(self, pack_hash: str) -> None:
+        if unsigned_allowed():
+            return
+        snapshot = self._signed() if self._signed is not None else None
+        if snapshot is None or pack_hash not in snapshot.packs():
             raise PackUntrusted(
-                f"pack {pack_hash[:16]}… is not signed, and {KEY_VARIABLE} is set: set the same "
-                "key where the service runs, or bake the bundle with it"
+                f"pack {pack_hash[:16]}… is not run: no snapshot here names it, so nobody says "
+                f"whose it is. Give Packs the snapshot, or set {UNSIGNED_VARIABLE}=1"
             )
-        if not hmac.compare_digest(given.encode(), sign(key, pack_hash).encode()):
-            raise PackUntrusted(
-                f"pack {pack_hash[:16]}… is signed with another key than this machine's "
-                f"{KEY_VARIABLE}"
-            )
+        if snapshot is not self._believed:
+            believe(snapshot, self._how)
+            self._believed = snapshot
 
 
-def sign(key: bytes, pack_hash: str) -> str:
-    """The signature of a pack: HMAC-SHA256 of its hash, in hexadecimal digits."""
-    return hmac.new(key, _PURPOSE + pack_hash.encode(), hashlib.sha256).hexdigest()
+def believe(snapshot: Snapshot, how: str = ANYWHERE) -> None:
+    """Check that the packs of a snapshot may be run here; one without packs always may.
 
-
-def key_of(environ: Mapping[str, str] | None = None) -> bytes | None:
-    """The key in the environment variable `GEMMSMITH_PACK_KEY`; None where it is unset or empty.
+    `how` is what makes its signer believed.
 
     Raises:
-        ValueError: it is too short; names the variable and what it takes.
+        PackUntrusted: it is not signed by anybody who is believed here; says what to do.
     """
-    text = (os.environ if environ is None else environ).get(KEY_VARIABLE, "")
-    return checked_key(text.encode()) if text else None
+    if not snapshot.packs():
+        return
+    try:
+        if not unsigned_allowed():
+            snapshot.check(Trusted.load(trusted_folder()))
+    except (Untrusted, ValueError, OSError) as error:
+        raise PackUntrusted(
+            f"the kernels of snapshot {snapshot.revision[:16]} are not run: {error}. To believe "
+            f"who made it: {how}; {UNSIGNED_VARIABLE}=1 runs whatever comes"
+        ) from error
 
 
-def checked_key(key: bytes) -> bytes:
-    """The key itself.
-
-    Raises:
-        ValueError: it is too short.
-    """
-    if len(key) < MIN_KEY_LENGTH:
-        raise ValueError(
-            f"{KEY_VARIABLE} must have {MIN_KEY_LENGTH} characters or more, got {len(key)}; "
-            "`openssl rand -hex 32` makes a good one"
-        )
-    return key
+def asking(source: Source) -> str:
+    """What makes a service believed."""
+    return f"python -m gemmsmith trust {source.url}"
 
 
 @contextlib.contextmanager

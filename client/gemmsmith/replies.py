@@ -40,11 +40,16 @@ SCHEMA = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Response:
-    """A complete HTTP response; header names are in lower case."""
+    """A complete HTTP response; header names are in lower case.
+
+    Attributes:
+        refusal: why its body was not read (`gemmsmith.bounds`); None where it was.
+    """
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
+    refusal: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,13 +68,19 @@ def document(response: Response) -> dict[str, Any]:
     Raises:
         ServiceFault: the body is not a JSON object.
     """
-    try:
-        parsed = json.loads(response.body)
-    except ValueError:
-        parsed = None
-    if not isinstance(parsed, dict):
+    parsed = _parsed(response.body)
+    if parsed is None:
         raise _unreadable(response, "a JSON object")
     return parsed
+
+
+def _parsed(body: bytes) -> dict[str, Any] | None:
+    """The JSON object in a body; None where there is none."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):  # a list in a list in a list …
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _unreadable(response: Response, wanted: str) -> ServiceFault:
@@ -95,7 +106,7 @@ def read(response: Response, kind: type[T]) -> T:
         if kind is Answer:
             raise _not_understood(response.status, error) from error
         raise _unreadable(response, f"{kind.__name__} ({error})") from error
-    except (msgspec.DecodeError, InvalidProblem) as error:
+    except (msgspec.DecodeError, InvalidProblem, RecursionError) as error:
         raise _unreadable(response, f"{kind.__name__} ({error})") from error
 
 
@@ -172,14 +183,13 @@ def check(response: Response, *, lookup: bool = False) -> Response:
     Raises:
         ServiceError: the subclass that the status calls for, from its problem document. With
             `lookup`, a 404 problem document is `NotTuned`.
+        ServiceFault: its body was refused.
     """
+    if response.refusal is not None:
+        raise ServiceFault(response.status, "Answer refused", response.refusal)
     if response.status < 400:
         return response
-    try:
-        parsed = json.loads(response.body)
-    except ValueError:
-        parsed = None
-    found = parsed if isinstance(parsed, dict) else {}
+    found = _parsed(response.body) or {}
     if not found.get("detail"):
         found = found | {"detail": f"no problem document in {len(response.body)} bytes of body"}
         lookup = False  # this 404 is somebody else's: the URL is wrong, not the problem untuned

@@ -34,6 +34,7 @@ class Request:
     Attributes:
         delay: seconds to wait before it is sent (back-off after a failed attempt).
         read_timeout: overrides the client's read timeout when set.
+        bound: which of `gemmsmith.bounds.Bounds` holds for what comes back.
     """
 
     method: str
@@ -43,6 +44,7 @@ class Request:
     body: bytes | None = None
     delay: float = 0.0
     read_timeout: float | None = None
+    bound: str = "answer_bytes"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -231,9 +233,20 @@ def choice_request(
     return _post(f"/winners/{verb}", fields_of(problem) | given)
 
 
-def snapshot_request(device: str | None, arch: str | None, revision: str | None) -> Request:
-    """`GET /snapshot`, of the device model's winners unless they are still `revision`."""
-    request = get("/snapshot", device=device, arch=arch)
-    if revision is None:
+def pack_request(pack_hash: str) -> Request:
+    """`GET /packs/{hash}`."""
+    return replace(get(f"/packs/{pack_hash}"), bound="pack_bytes")
+
+
+def snapshot_request(
+    device: str | None, arch: str | None, tag: str | None, *, since: str | None = None
+) -> Request:
+    """`GET /snapshot`, of the device model's winners unless they still have that `tag`.
+
+    With `since`, what has changed after that revision will do.
+    """
+    request = get("/snapshot", device=device, arch=arch, since=since)
+    request = replace(request, bound="snapshot_bytes")
+    if tag is None:
         return request
-    return replace(request, headers=(*request.headers, ("if-none-match", f'"{revision}"')))
+    return replace(request, headers=(*request.headers, ("if-none-match", f'"{tag}"')))

@@ -8,6 +8,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from gemmsmith.bounds import BOUNDS, Bounds
 from gemmsmith.cache import Cache
 from gemmsmith.errors import ServiceUnavailable
 from gemmsmith.replies import NoAnswer, Reply, Response
@@ -30,12 +31,15 @@ class Session:
 
     Attributes:
         last_from_cache: the last lookup was answered from the cache because the service was away.
+        gives_deltas: the service tells what has changed since a snapshot, as far as is known.
     """
 
     url: str
     retry: RetryPolicy
     cache: Cache
+    bounds: Bounds = BOUNDS
     last_from_cache: bool = False
+    gives_deltas: bool = False
     away_until: float = 0.0
     _warned: bool = False
 

@@ -7,6 +7,9 @@ refused as SnapshotCorrupt, whole. One whose winners are not all known to this l
 without those: their problems have no winner here. The revision is of all of them, so that
 processes with libraries of different ages agree on it.
 
+Whoever makes a snapshot signs it. One signature binds every pack to the problem, the kernel and the
+launch that it is named for, and to the environment that these were measured in.
+
 A neighbour's figures are not the question's. What varies in practice is M, the tokens of a batch,
 while N and K are a layer's own; distance counts all three alike, as `GET /best` does, so a layer
 of another width is a neighbour too, no nearer than the same layer at another M.
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -24,6 +27,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gemmsmith import document as documents
 from gemmsmith import understood
 from gemmsmith.answer import MAX_DISTANCE, Config, Use
 from gemmsmith.errors import SnapshotCorrupt
@@ -31,11 +35,9 @@ from gemmsmith.files import publish
 from gemmsmith.legality import refusal
 from gemmsmith.neighbours import NEIGHBOURS, Neighbourhood, answering
 from gemmsmith.problem import Problem
+from gemmsmith.signing import PublicKey, Purpose, Signer, Trusted
 
 log = logging.getLogger("gemmsmith")
-
-FORMAT = 1
-"""Raised when the meaning of a document changes; documents of other formats are refused."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,25 +70,18 @@ class Row:
         use: whether to run `config` or torch's own operator.
         config: the best CUTLASS candidate; its pack is None where it is not compiled.
         deterministic: of the candidate; False where there is none.
-        signature: of the pack, by a service that has a key (`gemmsmith.packs.sign`).
         stale: as in `Answer`; services from before there was such a field do not say it.
         saving_us: as in `Choice`; likewise.
+        environment: `Environment.digest` of where it was measured; likewise.
     """
 
     problem: Problem
     use: Use
     config: Config | None = None
     deterministic: bool = False
-    signature: str | None = None
     stale: bool = False
     saving_us: float | None = None
-
-
-class _Document(msgspec.Struct, frozen=True):
-    format: int
-    device: str
-    revision: str
-    winners: msgspec.Raw  # as they are written: hashed before anything reads them
+    environment: str = ""
 
 
 class Snapshot:
@@ -96,37 +91,30 @@ class Snapshot:
         device: slug of the device model.
         revision: hash of the content: the same winners, packs included, the same revision.
         document: the snapshot as bytes, for `parse`.
+        signature: of whoever made it, not checked; None where nobody signed.
         rows: the winners that this library understands, in the order of their problems.
         skipped: how many others there are: of a newer service's operations or backends, say.
     """
 
-    __slots__ = ("_alike", "_exact", "device", "document", "revision", "rows", "skipped")
+    __slots__ = (
+        "_alike", "_digest", "_exact", "_places", "device", "document", "revision", "rows",
+        "signature", "skipped",
+    )  # fmt: skip
 
-    def __init__(self, document: bytes) -> None:
-        try:
-            found = msgspec.json.decode(document, type=_Document)
-        except msgspec.DecodeError as error:
-            raise SnapshotCorrupt(f"not a snapshot of winners: {error}") from error
-        if found.format != FORMAT:
-            raise SnapshotCorrupt(
-                f"the snapshot has format {found.format}, this library reads {FORMAT}: let the "
-                "service and the library be of one version"
-            )
-        if found.revision != _revision(found.device, bytes(found.winners)):
-            raise SnapshotCorrupt(
-                f"the snapshot's winners are not those of its revision {found.revision[:16]}: "
-                "truncated or altered; fetch it again"
-            )
-        try:
-            winners = msgspec.json.decode(found.winners, type=list[Any])
-        except msgspec.DecodeError as error:
-            raise SnapshotCorrupt(f"the snapshot's winners cannot be read: {error}") from error
-        rows = tuple(understood.each(winners, Row, f"winners of snapshot {found.revision[:16]}"))
+    def __init__(self, document: bytes, places: Sequence[Row | None] | None = None) -> None:
+        """`places`: what each row of the document says, where that is known already."""
+        found = documents.read(document)
+        if places is None:
+            places = _understood(found.rows, found.revision)
+        rows = tuple(row for row in places if row is not None)
         self.device: Final = found.device
         self.revision: Final = found.revision
         self.document: Final = document
+        self.signature: Final = found.signature
+        self._digest: Final = found.digest
         self.rows: Final = rows
-        self.skipped: Final = len(winners) - len(rows)
+        self.skipped: Final = len(places) - len(rows)
+        self._places: Final = places if self.skipped else rows
         self._exact: Final = {row.problem: row for row in rows}
         self._alike: Final = Neighbourhood((row.problem, row) for row in self._exact.values())
 
@@ -140,12 +128,25 @@ class Snapshot:
         return cls(document)
 
     @classmethod
-    def of(cls, device: str, rows: Iterable[Row]) -> Snapshot:
-        """The snapshot of these winners of the device model `device`, in whatever order."""
-        ordered = sorted(rows, key=lambda row: row.problem)
-        winners = msgspec.json.encode(ordered)
-        found = _Document(FORMAT, device, _revision(device, winners), msgspec.Raw(winners))
-        return cls(msgspec.json.encode(found))
+    def of(cls, device: str, rows: Iterable[Row], signer: Signer | None = None) -> Snapshot:
+        """The snapshot of these winners of the device model `device`, in whatever order.
+
+        Signed by `signer`, if there is one.
+        """
+        written = [msgspec.json.encode(row) for row in sorted(rows, key=lambda row: row.problem)]
+        head = documents.Head.of(device, written, signer)
+        return cls(b"".join(documents.whole(head, written)))
+
+    def updated(self, delta: bytes) -> Snapshot:
+        """The later snapshot that a delta (`gemmsmith.document`) makes of this one.
+
+        Raises:
+            SnapshotCorrupt: it is no delta, or one of another snapshot.
+        """
+        changes = documents.read_delta(delta)
+        later = documents.applied(self.document, changes)
+        new = _understood([row for _, row in changes.added], self.revision)
+        return Snapshot(later, changes.applied(self._places, new))
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Snapshot:
@@ -164,6 +165,24 @@ class Snapshot:
             OSError: it cannot be written; what was there before stays.
         """
         publish(Path(path), self.document, durable=True, shared=True)
+
+    def check(self, trusted: Trusted) -> PublicKey:
+        """Whose snapshot this is.
+
+        Raises:
+            Untrusted: nobody's who is believed, or it was signed with other winners.
+        """
+        return trusted.check(
+            Purpose.SNAPSHOT, documents.statement(self.device, self._digest), self.signature
+        )
+
+    @property
+    def tag(self) -> str:
+        """Its ETag, unquoted: the revision, and the key that signed it.
+
+        Winners that stay as they are under a new key are asked for again.
+        """
+        return documents.tag_of(self.revision, self.signature)
 
     def find(self, problem: Problem) -> Choice | None:
         """What to run for `problem`; None means torch's own operator.
@@ -198,16 +217,20 @@ class Snapshot:
             lambda row: row.config is not None and refusal(row.config, problem) is None,
         )
 
-    def packs(self) -> dict[str, str | None]:
-        """Hashes of the packs that choices name, each with its signature, if there is one."""
-        return {
-            row.config.pack: row.signature
+    def packs(self) -> tuple[str, ...]:
+        """Hashes of the packs that choices name, each once."""
+        named = (
+            row.config.pack
             for row in self.rows
             if not row.use.is_default and row.config is not None and row.config.pack is not None
-        }
+        )
+        return tuple(dict.fromkeys(named))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Snapshot) and self.revision == other.revision
+        return isinstance(other, Snapshot) and (self.revision, self.signature) == (
+            other.revision,
+            other.signature,
+        )
 
     def __hash__(self) -> int:
         return hash(self.revision)
@@ -253,5 +276,6 @@ class Shelf:
             log.warning("the snapshot is not cached: %s: %s", self._path, error.strerror)
 
 
-def _revision(device: str, winners: bytes) -> str:
-    return hashlib.sha256(device.encode() + b"\n" + winners).hexdigest()[:32]
+def _understood(rows: Iterable[msgspec.Raw], revision: str) -> list[Row | None]:
+    """What each row says; None for one that this library does not know."""
+    return understood.places(rows, Row, f"winners of snapshot {revision[:16]}")

@@ -21,11 +21,19 @@ class ServerEvent:
     data: str
 
 
-class EventParser:
-    """Incremental parser. `last_id` is what `Last-Event-ID` must say to resume."""
+class EventTooLong(Exception):
+    """An event that is longer than it may be, and may never end."""
 
-    def __init__(self, last_id: str = "") -> None:
+
+class EventParser:
+    """Incremental parser. `last_id` is what `Last-Event-ID` must say to resume.
+
+    `most` is how many characters an event may have, its unfinished line included.
+    """
+
+    def __init__(self, last_id: str = "", most: int = 2**20) -> None:
         self.last_id = last_id
+        self._most = most
         self.retry: float | None = None
         self._id = last_id
         self.restart()
@@ -36,10 +44,15 @@ class EventParser:
         self._text = ""
         self._event = ""
         self._data: list[str] = []
+        self._length = 0
         self._id = self.last_id
 
     def feed(self, chunk: bytes) -> Iterator[ServerEvent]:
-        """Events completed by these bytes."""
+        """Events completed by these bytes.
+
+        Raises:
+            EventTooLong: one does not end.
+        """
         self._text += self._decoder.decode(chunk)
         # A trailing CR may be the first half of CRLF: leave it until the next piece arrives.
         held = "\r" if self._text.endswith("\r") else ""
@@ -51,8 +64,11 @@ class EventParser:
                 self._field(line)
             elif (event := self._dispatch()) is not None:
                 yield event
+        if self._length + len(self._text) > self._most:
+            raise EventTooLong
 
     def _field(self, line: str) -> None:
+        self._length += len(line)
         name, _, value = line.partition(":")
         value = value.removeprefix(" ")
         match name:
@@ -62,7 +78,7 @@ class EventParser:
                 self._data.append(value)
             case "id" if "\0" not in value:
                 self._id = value
-            case "retry" if value.isdecimal():
+            case "retry" if value.isdecimal() and len(value) < 10:
                 self.retry = int(value) / 1000
             case _:  # a comment (empty name) keeps the connection alive; others are not for us
                 pass
@@ -70,5 +86,5 @@ class EventParser:
     def _dispatch(self) -> ServerEvent | None:
         self.last_id = self._id
         event, data = self._event or "message", self._data
-        self._event, self._data = "", []
+        self._event, self._data, self._length = "", [], 0
         return ServerEvent(self.last_id, event, "\n".join(data)) if data else None

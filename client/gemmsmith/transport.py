@@ -14,9 +14,10 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from gemmsmith.bounds import GZIP, BoundedBody, Bounds
 from gemmsmith.cache import AnswerCache, Cache, NoCache, PackCache, default_cache_dir
 from gemmsmith.kernel import Backend
-from gemmsmith.replies import NoAnswer, Response
+from gemmsmith.replies import NoAnswer, Reply
 from gemmsmith.requests import RUNS, Request
 from gemmsmith.retry import RetryPolicy
 from gemmsmith.session import Session
@@ -36,7 +37,13 @@ class Setup:
     """The checked arguments of a client."""
 
     def __init__(
-        self, url: str, api_key: str | None, timeout: float, retries: int, cache_dir: CacheDir
+        self,
+        url: str,
+        api_key: str | None,
+        timeout: float,
+        retries: int,
+        cache_dir: CacheDir,
+        bounds: Bounds,
     ) -> None:
         self.url = checked_url(url)
         self._authorization = _authorization(api_key)
@@ -50,7 +57,9 @@ class Setup:
         cache: Cache = NoCache()
         if self.cache_dir is not None:
             cache = AnswerCache(Path(self.cache_dir), self.url)
-        self.session = Session(url=self.url, retry=RetryPolicy(retries=retries), cache=cache)
+        self.session = Session(
+            url=self.url, retry=RetryPolicy(retries=retries), cache=cache, bounds=bounds
+        )
         # An event stream is waited on for minutes: it outlives a restart of the service.
         self.stream_retry = RetryPolicy(retries=retries * 3)
 
@@ -76,6 +85,7 @@ class Setup:
             "headers": {
                 "user-agent": "gemmsmith-client",
                 "accept": "application/json",
+                "accept-encoding": GZIP,
                 RUNS: " ".join(Backend),
                 **self._authorization,
             },
@@ -127,13 +137,32 @@ def _authorization(api_key: str | None) -> dict[str, str]:
     return {"authorization": f"Bearer {api_key}"}
 
 
-def response_of(found: httpx.Response) -> Response:
-    """Turn httpx's response, read to its end, into ours."""
-    return Response(
-        status=found.status_code,
-        headers={name.lower(): value for name, value in found.headers.items()},
-        body=found.content,
-    )
+def received(response: httpx.Response, request: Request, bounds: Bounds) -> Reply:
+    """The reply to the request, of whose body no more is read than is taken."""
+    body = _body(response, request, bounds)
+    for piece in response.iter_raw():
+        if not body.take(piece):
+            break
+    return body.reply()
+
+
+async def awaited(response: httpx.Response, request: Request, bounds: Bounds) -> Reply:
+    """As `received`."""
+    body = _body(response, request, bounds)
+    async for piece in response.aiter_raw():
+        if not body.take(piece):
+            break
+    return body.reply()
+
+
+def _body(found: httpx.Response, request: Request, bounds: Bounds) -> BoundedBody:
+    headers = {name.lower(): value for name, value in found.headers.items()}
+    return BoundedBody(found.status_code, headers, request.bound, bounds)
+
+
+def is_plain(found: httpx.Response) -> bool:
+    """Whether the body is to be read as it comes."""
+    return str(found.headers.get("content-encoding", "identity")).lower() == "identity"
 
 
 def no_answer(error: httpx.RequestError) -> NoAnswer:

@@ -71,12 +71,22 @@ def each(rows: Iterable[object], kind: type[T], what: str) -> list[T]:
 
     `what` names the rows there. One row that cannot be read is no reason to do without the others.
     """
-    found: list[T] = []
+    return [row for row in places(rows, kind, what) if row is not None]
+
+
+def places(rows: Iterable[object], kind: type[T], what: str) -> list[T | None]:
+    """As `each`, with None in the place of a row that is not understood.
+
+    Rows are dictionaries, or JSON that is still to be read.
+    """
+    found: list[T | None] = []
     skipped: list[str] = []
     for row in rows:
         try:
-            found.append(convert(row, kind))
-        except (NotKnownHere, msgspec.ValidationError, InvalidProblem) as error:
+            read = msgspec.json.decode(row) if isinstance(row, msgspec.Raw) else row
+            found.append(convert(read, kind))
+        except (NotKnownHere, msgspec.DecodeError, InvalidProblem) as error:
+            found.append(None)
             skipped.append(str(error))
     if skipped:
         log.warning(

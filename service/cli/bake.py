@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,11 +61,13 @@ def bake(
     """Write winners and the packs that hold their kernels to one file.
 
     `gemmsmith.Bundle` opens it where there is no service. Kernels that are in no pack yet are
-    compiled first. A pack goes in whole, the kernels in it that did not win included. With
-    GEMMSMITH_PACK_KEY set, packs are signed.
+    compiled first. A pack goes in whole, the kernels in it that did not win included. The file is
+    signed with this installation's key.
     """
     from gemmsmith.bundle import write_bundle
     from gemmsmith.problem import DType
+    from service import identity
+    from service.http import documents
     from tuner.store import Store
 
     if winners == (suite is not None):
@@ -76,9 +77,10 @@ def bake(
     settings = load_settings(database=database, packs=packs, sweeps=sweeps)
     settings.create_folders()
     slug = model_of(settings, device).slug
+    signer = identity.signer(settings)
     with Store.open(settings.database) as store:
         found = [w for w in store.winners(device=slug) if not dtype or w.problem.dtype in kinds]
-        snapshot = _snapshot(slug, found, {})
+        snapshot = documents.snapshot(slug, found, pack_of=lambda _: None, signer=signer)
         rows = list(snapshot.rows)
         missing = 0
         if problems is not None:
@@ -89,7 +91,11 @@ def bake(
         kept = [w for w in found if w.problem in chosen]
         files = _packs(settings, store, kept, workers)
     hashes = {kernel: path.stem for kernel, path in files.items()}
-    baked = _snapshot(slug, kept, hashes)
+
+    def pack_of(winner: Winner) -> str | None:
+        return hashes.get(winner.candidate.kernel.name) if winner.candidate else None
+
+    baked = documents.snapshot(slug, kept, pack_of=pack_of, signer=signer)
     size = write_bundle(output, baked, {path.stem: path for path in files.values()})
     counts = {
         "winners": len(baked.rows),
@@ -112,19 +118,6 @@ def _problems(suite: Path, kinds: Sequence[str]) -> list[Problem]:
     return [task.problem for task in tasks(None, None, None, suite, list(kinds), "tn", 1, None)]
 
 
-def _snapshot(slug: str, winners: Sequence[Winner], packs: Mapping[str, str]) -> Snapshot:
-    """The winners as clients hold them, their kernels in these packs and no others."""
-    from gemmsmith.packs import key_of
-    from service.http import documents
-
-    try:
-        key = key_of()
-    except ValueError as error:
-        raise MisuseError(str(error)) from error
-    bare = [replace(winner, pack=None) for winner in winners]
-    return documents.snapshot(slug, bare, pack_of=packs.get, key=key)
-
-
 def _answering(snapshot: Snapshot, problems: Sequence[Problem]) -> tuple[list[Row], int]:
     """The winners that answer for the problems, neighbours too; how many have none."""
     found = [snapshot.row_for(problem) for problem in problems]
@@ -143,6 +136,7 @@ def _packs(
     from service.worker.builder import open_artifacts
 
     artifacts = open_artifacts(settings, store)
+    believed = artifacts.believed()
     kernels: dict[str, AnyKernel] = {}
     files: dict[str, Path] = {}
     for winner in winners:
@@ -150,8 +144,9 @@ def _packs(
             continue
         kernel = winner.candidate.kernel
         kernels[kernel.name] = kernel
-        pack = artifacts.get(winner.pack) if winner.pack else None
-        pack = pack or artifacts.find(kernel)
+        pack = artifacts.get(winner.pack) if winner.pack in believed else None
+        if pack is None or kernel.name not in pack.kernels:
+            pack = artifacts.find(kernel)
         if pack is not None:
             files[kernel.name] = pack.path
     missing = [kernel for name, kernel in kernels.items() if name not in files]
@@ -170,9 +165,9 @@ def _compiled(
         builder = open_builder(settings, store, workers)
     except CompilerNotFound as error:
         raise CommandError(
-            f"{len(missing)} of {of} winners' kernels are in no pack here and cannot be compiled: "
-            f"{error} Or take them from a machine that has them: `gemmsmith compile --winners "
-            "--from URL`."
+            f"{len(missing)} of {of} winners' kernels are in no pack here that anyone believed "
+            f"has signed, and cannot be compiled: {error} Or take them from a machine that has "
+            "them: `gemmsmith compile --winners --from URL`."
         ) from error
     files: dict[str, Path] = {}
     failures = []

@@ -249,6 +249,9 @@ def _database(url: str) -> Check:
         return _missing("database", str(error), "upgrade gemmsmith, or name another --database")
     except StoreError as error:
         return _missing("database", str(error), broken)
+    path = store.sqlite_path(store.parse_url(url))
+    if path is not None and path.stat().st_mode & 0o077:
+        return _warning("database", f"{where} can be read by others", f"chmod 600 {path}*")
     return _ok("database", f"{where}, schema {found}, {winners} winners")
 
 

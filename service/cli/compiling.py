@@ -95,7 +95,8 @@ def compile_(
             "--from",
             metavar="URL",
             help="Take packs from this service first, and compile what it lacks. Packs are "
-            "programs: name only a service you trust.",
+            "programs: only those are taken that somebody believed here has signed (see "
+            "`gemmsmith signing`).",
             show_default=False,
         ),
     ] = None,
@@ -217,7 +218,7 @@ def _build(
     builder, toolchain = _open_builder(settings, store, workers, needed=client is None)
     with StopFlag() as stop, reporter() as says:
         if client is not None:
-            _fetch(outcome, client, builder.store, kernels, toolchain, stop, says)
+            _fetch(outcome, settings, client, builder.store, kernels, toolchain, stop, says)
         says.update("compile", 0, len(kernels))
         results = builder.build(kernels)
         while not stop() and (built := next(results, None)) is not None:
@@ -250,6 +251,7 @@ def _open_builder(
 
 def _fetch(
     outcome: _Outcome,
+    settings: Settings,
     client: Client,
     artifacts: ArtifactStore,
     kernels: Sequence[AnyKernel],
@@ -257,10 +259,13 @@ def _fetch(
     stop: StopFlag,
     says: Reporter,
 ) -> None:
+    from service import identity
     from tuner.compile.fetch import fetch
 
+    trusted = None if settings.unsigned else identity.trusted(settings)
     says.update("fetch", 0, len(kernels))
-    for done, item in enumerate(fetch(client, artifacts, kernels, toolchain=toolchain), 1):
+    items = fetch(client, artifacts, kernels, toolchain=toolchain, trusted=trusted)
+    for done, item in enumerate(items, 1):
         if item.pack is not None:
             outcome.fetched.add(item.kernel.name)
         outcome.refused += item.refused

@@ -51,8 +51,13 @@ def current(database: Database = None, as_json: AsJson = False) -> None:
         emit({"database": where, "current": found, "head": needed, "up_to_date": found == needed})
     else:
         say(f"{where}: schema {found or 'none'}, this gemmsmith needs {needed}")
-        if found != needed:
+        if found != needed and store.is_known(found):
             say(f"run: gemmsmith db upgrade --database {where}")
+        elif found != needed:
+            say(
+                "a newer gemmsmith wrote it: run that one, or put back a backup from before its "
+                f"upgrade: gemmsmith db restore FILE --force --database {where}"
+            )
     if found != needed:
         raise typer.Exit(1)
 

@@ -19,6 +19,10 @@ def doctor(
             show_default=False,
         ),
     ] = None,
+    deep: Annotated[
+        bool,
+        typer.Option("--deep", help="Also verify every stored winner, kernel and pack."),
+    ] = False,
     database: Database = None,
     packs: Packs = None,
     sweeps: Sweeps = None,
@@ -26,15 +30,18 @@ def doctor(
 ) -> None:
     """Check GPU, driver, compiler, torch, CUTLASS, disk, database, recordings and service.
 
-    Status 0 if this machine can serve answers, whatever else is missing; else 1. Changes nothing.
+    Status 0 if this machine can serve answers, whatever else is missing; else 1. With --deep also 1
+    if anything that is stored is not what was put there. Changes nothing.
     """
     from service.cli import checks
+    from service.cli.deep import wrong
 
     settings = load_settings(database=database, packs=packs, sweeps=sweeps)
     found = checks.run(settings, url)
     can = checks.abilities(found)
+    spoilt = wrong(settings) if deep and can["serve"] else []
     if as_json:
-        emit({"checks": found, "can": can})
+        emit({"checks": found, "can": can} | ({"wrong": spoilt} if deep else {}))
     else:
         width = max(len(check.name) for check in found)
         for check in found:
@@ -44,5 +51,7 @@ def doctor(
         say("")
         for ability, possible in can.items():
             say(f"{'yes' if possible else 'no':<8} {checks.ABILITIES[ability].label}")
-    if not can["serve"]:
+        for line in spoilt:
+            say(f"wrong    {line}")
+    if not can["serve"] or spoilt:
         raise typer.Exit(1)

@@ -23,8 +23,10 @@ _NEGATIVE = re.compile(r"-[0-9]+(\.[0-9]*)?", re.ASCII)
 
 def explain(error: BaseException) -> tuple[str, int] | None:
     """The line and the exit status for an expected failure; None for a fault of ours."""
+    from service.settings import SettingsError  # pydantic: most commands that fail have it by then
+
     match error:
-        case InvalidProblem():
+        case InvalidProblem() | SettingsError():
             return str(error), 2
         case CommandError():
             return str(error), error.exit_code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,7 +26,7 @@ from service.cli.options import (
     load_settings,
     problem_of,
 )
-from service.cli.output import emit, microseconds, ratio, say, table
+from service.cli.output import MisuseError, emit, microseconds, ratio, say, table
 
 if TYPE_CHECKING:
     from gemmsmith.answer import Config
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from tuner.store.revisions import WinnerRevision as Stored
 
 app = typer.Typer(
-    help="A problem's winners, past and present: history, pin, unpin, rollback.",
+    help="A problem's winners, past and present: history, pin, unpin, rollback; sign files.",
     no_args_is_help=True,
 )
 
@@ -136,6 +137,39 @@ def rollback(
     with _opened(url, database) as winners:
         chosen = winners.rollback(problem, device=device)
     _say_served(chosen, as_json)
+
+
+@app.command("sign")
+def sign(
+    paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Winners files.")],
+    key: Annotated[
+        Path | None,
+        typer.Option(help="File of the private key; default: this installation's own."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sign the winners of files, in place of whoever did before: say that they were measured so.
+
+    For a release, with its own key; what is exported carries the signature of whoever measured it.
+    """
+    from gemmsmith.signing import Signer
+    from service import identity
+    from tuner.exchange import ExchangeError, sign_winners
+
+    try:
+        signer = Signer.load(key) if key else identity.signer(load_settings())
+    except ValueError as error:
+        raise MisuseError(str(error)) from error
+    counts = []
+    for path in paths:
+        try:
+            counts.append({"file": str(path), "winners": sign_winners(path, signer)})
+        except ExchangeError as error:
+            raise MisuseError(str(error)) from error
+        if not as_json:
+            say(f"{path}: {counts[-1]['winners']} winners signed with {signer.public.id}")
+    if as_json:
+        emit({"files": counts, "key": signer.public.id})
 
 
 class _Local:

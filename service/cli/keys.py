@@ -139,15 +139,35 @@ def audit(
         str | None, typer.Option(help="Only what this key or worker did.", show_default=False)
     ] = None,
     limit: Limit = 50,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check instead that none was changed or removed.")
+    ] = False,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HASH",
+            help="With --verify: a head that it printed earlier must be there still.",
+            show_default=False,
+        ),
+    ] = None,
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print who changed what is served or who may come in, newest first."""
+    """Print who changed what is served or who may come in, newest first.
+
+    An entry that no longer has its hash, or whose predecessor has gone, is marked. With --verify
+    the status is 1 if there is any.
+    """
     import msgspec
 
     from tuner.store import Store
     from tuner.store.audit import Action
 
+    if head is not None and not verify:
+        raise MisuseError("--head goes with --verify")
+    if verify:
+        _verify(load_settings(database=database).database, head, as_json=as_json)
+        return
     if action is not None and action not in list(Action):
         raise MisuseError(f"action must be one of {', '.join(Action)}, got {action!r:.80}")
     wanted = None if action is None else Action(action)
@@ -162,11 +182,27 @@ def audit(
             e.actor,
             e.action,
             e.subject,
-            " ".join(f"{name}={value}" for name, value in e.detail.items() if value is not None),
+            " ".join(f"{name}={value}" for name, value in e.detail.items() if value is not None)
+            + ("" if e.intact else " CHANGED, or entries before it are gone"),
         )
         for e in entries
     ]
     table("", ("at", "actor", "action", "subject", "detail"), rows, left=5)
+
+
+def _verify(url: str, head: str | None, *, as_json: bool) -> None:
+    from tuner.store import Store
+
+    with Store.open(url) as store:
+        chain = store.audit.verify(head)
+    if as_json:
+        emit({"entries": chain.entries, "head": chain.head, "fault": chain.fault})
+    elif chain.fault is None:
+        say(f"{chain.entries} entries, none changed or removed; head {chain.head or 'none'}")
+    else:
+        say(f"the audit was tampered with: {chain.fault}")
+    if chain.fault is not None:
+        raise typer.Exit(1)
 
 
 def _seconds(text: str) -> int:

@@ -28,6 +28,7 @@ from service.cli import (
     report,
     results,
     running,
+    signing,
     space,
     tuning,
     winners,
@@ -65,6 +66,7 @@ app.command("eval")(evaluate.evaluate)
 app.add_typer(database.app, name="db")
 app.add_typer(keys.app, name="keys")
 app.command("audit")(keys.audit)
+app.add_typer(signing.app, name="signing")
 app.add_typer(history.app, name="winners")
 app.command("export")(winners.export)
 app.command("import")(winners.import_)

@@ -39,6 +39,13 @@ def results(
     winners: Annotated[
         bool, typer.Option("--winners", help="Current winners instead of trials.")
     ] = False,
+    unanswered: Annotated[
+        bool,
+        typer.Option(
+            "--unanswered",
+            help="Imported winners that are not answered, as nobody who is believed signed them.",
+        ),
+    ] = False,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
     form: FormatName = None,
     fields: Fields = None,
@@ -57,6 +64,11 @@ def results(
     filters = _filters(problem, dtype, layout, batch, device, phase, job)
     if winners and (url or problem or phase or job):
         raise MisuseError("--winners goes with --dtype, --layout, --device and --database only")
+    if unanswered:
+        if winners or filters or url or form or fields or output:
+            raise MisuseError("--unanswered goes with --limit, --database and --json only")
+        _show_unanswered(limit, database, as_json)
+        return
     if not (form or fields or output):
         (_show_winners if winners else _show_trials)(filters, limit, url, database, as_json)
         return
@@ -194,7 +206,17 @@ def _row(row: dict[str, Any]) -> tuple[Any, ...]:
 def _show_winners(
     filters: dict[str, Any], limit: int, _url: str | None, database: str | None, as_json: bool
 ) -> None:
-    found = _winners(filters, limit, database)
+    _show_found(_winners(filters, limit, database), limit, as_json)
+
+
+def _show_unanswered(limit: int, database: str | None, as_json: bool) -> None:
+    from tuner.store import Store
+
+    with Store.open(load_settings(database=database).database) as store:
+        _show_found(store.unanswered(limit), limit, as_json)
+
+
+def _show_found(found: list[Winner], limit: int, as_json: bool) -> None:
     if as_json:
         for winner in found:
             emit(winner, line=True)
@@ -203,6 +225,7 @@ def _show_winners(
         (
             winner.problem,
             winner.device.slug,
+            winner.origin,
             winner.use,
             winner.candidate.kernel.name if winner.candidate else None,
             microseconds(winner.statistics.median_us if winner.statistics else None),
@@ -211,6 +234,9 @@ def _show_winners(
         )
         for winner in found
     ]
-    columns = ("problem", "device", "use", "best CUTLASS kernel", "µs", "cuBLAS µs", "speed-up")
-    table("", columns, rows, left=4)
+    columns = (
+        *("problem", "device", "origin", "use", "best CUTLASS kernel"),
+        *("µs", "cuBLAS µs", "speed-up"),
+    )
+    table("", columns, rows, left=5)
     _count(found, limit, "winners")

@@ -20,15 +20,17 @@ from typing import Any
 import structlog
 import uvicorn
 
-from service import logging
+from service import identity, logging
 from service.cli import banner
 from service.http.app import create_app
-from service.http.protocol import Protocol
+from service.http.connections import raise_file_limit
+from service.http.server import server_config
 from service.lookup.devices import Catalogue
 from service.settings import Settings, SettingsError
 from service.worker.gpu import usable_gpu
 from service.worker.supervisor import WorkerSupervisor
 from tuner import store as stores
+from tuner.compile import ArtifactStore
 from tuner.store import Store
 
 log = structlog.get_logger("gemmsmith.serve")
@@ -49,6 +51,7 @@ def serve(settings: Settings, *, worker: bool = False, say: Callable[[str], None
         StoreError: the database cannot be used.
     """
     logging.configure(json=settings.log_json)
+    raise_file_limit()
     # Bound first: a second `serve` must fail before it touches the database or starts a worker.
     with _listening(settings) as listener:
         prepare(settings)
@@ -70,6 +73,7 @@ def prepare(settings: Settings) -> None:
     settings.create_folders()
     stores.upgrade(settings.database)
     _check_keys(settings)
+    _check_packs(settings)
     _load_shipped_winners(settings)
 
 
@@ -85,13 +89,35 @@ def _check_keys(settings: Settings) -> None:
             )
 
 
+def _check_packs(settings: Settings) -> None:
+    """Say what is not handed on, since nobody who is believed has signed it."""
+    identity.signer(settings)  # made before it is needed, and its own packs are believed
+    trusted = identity.trusted(settings)
+    packs = ArtifactStore(settings.packs, trusted=None if settings.unsigned else trusted)
+    left_out = len(packs.manifests()) - len(packs.believed())
+    if left_out > 0:
+        log.warning(
+            "packs are not handed on: nobody who is believed here has signed them",
+            packs=left_out,
+            fix="if they were compiled here: gemmsmith signing packs",
+        )
+
+
 def _load_shipped_winners(settings: Settings) -> None:
     from tuner.exchange import import_winners
 
+    trusted = identity.trusted(settings)
     with Store.open(settings.database) as store:
         for path in sorted(settings.winners.glob("*.json*")):
-            imported = import_winners(store, path)
+            imported = import_winners(store, path, trusted, unsigned=settings.unsigned)
             log.info("shipped winners", file=path.name, added=imported.added, kept=imported.kept)
+            if imported.unbelieved:
+                log.warning(
+                    "winners that nobody who is believed has signed are not answered",
+                    file=path.name,
+                    unbelieved=imported.unbelieved,
+                    keys=imported.keys,
+                )
 
 
 class _Server(uvicorn.Server):
@@ -102,13 +128,8 @@ class _Server(uvicorn.Server):
         self.was_ready = False
         self._on_ready = on_ready
         super().__init__(
-            uvicorn.Config(
-                self.app,
-                http=Protocol,
-                log_config=None,  # ours: see service.logging
-                access_log=False,
-                timeout_graceful_shutdown=int(settings.stop_timeout_s) + 1,
-                server_header=False,
+            server_config(
+                self.app, settings, timeout_graceful_shutdown=int(settings.stop_timeout_s) + 1
             )
         )
 

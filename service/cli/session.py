@@ -37,14 +37,17 @@ def local(settings: Settings) -> Iterator[TuningSession]:
 
     Raises:
         StoreError, DeviceError, CompilerNotFound: what is missing and how to get it.
+        SettingsError: the key that winners are signed with cannot be used.
     """
+    from service import identity
     from service.worker.builder import open_builder
     from service.worker.process import open_worker_device
     from tuner.search.cost_model import AnalyticModel
     from tuner.store import Store
 
     settings.create_folders()
-    with Store.open(settings.database, create=True) as store:
+    signer = identity.signer(settings)
+    with Store.open(settings.database, create=True, signer=signer) as store:
         device = open_worker_device(settings)
         builder = open_builder(settings, store) if device.needs_packs else None
         with device:

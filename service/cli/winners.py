@@ -5,14 +5,19 @@ JSON lines without chosen fields are what `import` reads; tables are for other p
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from service.cli.files import Fields, FormatName, fields_of, format_of, send, write
 from service.cli.options import AsJson, Database, dtypes_of, load_settings
-from service.cli.output import CommandError, emit, say
+from service.cli.output import CommandError, MisuseError, emit, note, say
+
+if TYPE_CHECKING:
+    from service.settings import Settings
+    from tuner.exchange import Imported
 
 
 def export(
@@ -57,22 +62,51 @@ def export(
 
 def import_(
     paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Winners files.")],
+    unsigned: Annotated[
+        bool | None,
+        typer.Option(
+            "--unsigned",
+            help="Answer winners that nobody who is believed has signed, before they are measured "
+            "here.",
+            show_default=False,
+        ),
+    ] = None,
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take the winners of files into the database; newer ones that it has already are kept.
+    """Take the winners of files into the database; better ones that it has already are kept.
 
-    A file that cannot be read is refused whole.
+    A file with a winner that cannot be true is refused whole, with status 2. Winners that nobody
+    who is believed has signed are stored, and not answered until they are measured here.
     """
-    from tuner.exchange import import_winners
+    from service import identity
+    from tuner.exchange import ExchangeError, import_winners
     from tuner.store import Store
 
+    settings = load_settings(database=database, unsigned=unsigned)
+    trusted = identity.trusted(settings)
     counts = []
-    with Store.open(load_settings(database=database).database, create=True) as store:
+    with Store.open(settings.database, create=True) as store:
         for path in paths:
-            imported = import_winners(store, path)
-            counts.append({"file": str(path), "added": imported.added, "kept": imported.kept})
+            try:
+                imported = import_winners(store, path, trusted, unsigned=settings.unsigned)
+            except ExchangeError as error:
+                raise MisuseError(str(error)) from error
+            counts.append({"file": str(path), **asdict(imported)})
             if not as_json:
                 say(f"{path}: {imported.added} winners added, {imported.kept} known already")
+            if imported.unbelieved:
+                note(f"{path}: {unbelieved(imported, settings)}")
     if as_json:
         emit({"files": counts})
+
+
+def unbelieved(imported: Imported, settings: Settings) -> str:
+    """What to do about winners that are stored and not answered."""
+    keys = f"keys that are not believed here ({', '.join(imported.keys)}), or by nobody"
+    return (
+        f"{imported.unbelieved} winners are stored and not answered until they are measured here: "
+        f"they are signed by {keys if imported.keys else 'nobody'}. To believe a key, put its "
+        f"public half, NAME.pub, into {settings.trusted} and import again; to answer them all the "
+        "same, import with --unsigned"
+    )

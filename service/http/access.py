@@ -28,15 +28,27 @@ import structlog
 from fastapi import Depends, HTTPException, Request
 from fastapi.security import HTTPBearer
 
+from service.http.attempts import Attempts, client_name
 from service.http.errors import ProblemError
 from tuner.store.keys import Keys, Scope, digest
 
-__all__ = ["COOKIE", "LOCAL", "LOGIN", "Caller", "Doorkeeper", "Scope", "UnknownKey", "needs"]
+__all__ = [
+    "COOKIE",
+    "LOCAL",
+    "LOGIN",
+    "LOGOUT",
+    "Caller",
+    "Doorkeeper",
+    "Scope",
+    "UnknownKey",
+    "needs",
+]
 
 COOKIE = "gemmsmith_key"
 """The cookie that a browser brings its key in."""
 
 LOGIN = "/ui/login"
+LOGOUT = "/ui/logout"
 
 RELOAD_S = 1.0
 _SHORTEST_S = 0.1  # between two readings, however many unknown keys are tried
@@ -95,6 +107,7 @@ class Doorkeeper:
         self._held: Mapping[str, _Held] = {}
         self._used: set[int] = set()
         self._noted: dict[int, float] = {}
+        self._attempts = Attempts()
         self._reading = threading.Lock()
         self._begun = itertools.count(1)
         self._last_begun = self._last_done = 0
@@ -148,6 +161,14 @@ class Doorkeeper:
             raise _forbidden(held.caller, needed)
         return held.caller
 
+    def admits(self, connection: Mapping[str, Any], needed: Scope) -> bool:
+        """Whether `admit` does."""
+        try:
+            self.admit(connection, needed)
+        except ProblemError:
+            return False
+        return True
+
     def reload(self) -> None:
         """Read the keys now: what this process has created or revoked counts at once.
 
@@ -176,13 +197,21 @@ class Doorkeeper:
         """As `admit`, but a key made this moment is known.
 
         Raises:
-            ProblemError: as `admit`.
+            ProblemError: as `admit`; 429 where many unknown keys come from one address.
         """
         try:
             return self.admit(connection, needed)
         except UnknownKey:
-            await self._look_again()
-            return self.admit(connection, needed)
+            client = client_name(connection)
+            self._attempts.begin(client)
+        await self._look_again()
+        try:
+            caller = self.admit(connection, needed)
+        except UnknownKey:
+            self._attempts.failed(client)
+            raise
+        self._attempts.succeeded(client)
+        return caller
 
     async def _look_again(self) -> None:
         """Wait until the keys have been read anew, a moment at most.

@@ -11,12 +11,15 @@ from contextlib import asynccontextmanager, closing
 
 from fastapi import FastAPI
 
-from gemmsmith.packs import key_of
 from gemmsmith.version import VERSION
+from service import identity
 from service.http import errors, openapi
 from service.http.access import Doorkeeper
+from service.http.bodies import LimitBody
+from service.http.denials import Denials, NoteDenials
 from service.http.fast_path import FastPath
-from service.http.middleware import LimitBody, Observe, QueueWrites, RefuseCrossSite
+from service.http.head import AnswerHead
+from service.http.middleware import Observe, QueueWrites, RefuseCrossSite
 from service.http.routes import (
     audit,
     best,
@@ -28,18 +31,20 @@ from service.http.routes import (
     kernels,
     keys,
     results,
+    signing,
     snapshot,
     tune,
     winners,
 )
 from service.http.state import State
+from service.http.wellformed import RefuseIllFormed
 from service.lookup.cache import Answers
 from service.lookup.devices import Catalogue
 from service.lookup.watcher import StoreWatcher
 from service.metrics.database import Figures
 from service.metrics.prometheus import Metrics
 from service.pages import routes as pages
-from service.settings import Settings, SettingsError
+from service.settings import Settings
 from service.worker.gpu import usable_gpu
 from tuner.compile.artifacts import ArtifactStore
 from tuner.jobs import Queue
@@ -53,22 +58,21 @@ DESCRIPTION = (
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The application for `settings`; it opens the store when the server starts it.
-
-    Raises:
-        SettingsError: the key that packs are to be signed with is too short.
-    """
-    try:
-        key_of()  # now, not when somebody first asks for a snapshot
-    except ValueError as error:
-        raise SettingsError(str(error)) from error
+    """The application for `settings`; it opens the store and its keys when the server starts it."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         store = Store.open(settings.database)
         try:
             app.state.service = state = _state(settings, store)
-            with state.access, closing(state.metrics), state.watcher:
+            with (
+                state.access,
+                state.denials,
+                closing(state.metrics),
+                closing(state.readiness),
+                state.watcher,
+                state.chart,
+            ):
                 yield
                 state.stopping.set()
         finally:
@@ -88,20 +92,24 @@ def create_app(settings: Settings) -> FastAPI:
     errors.install(app)
     app.add_middleware(QueueWrites)
     app.add_middleware(FastPath)
+    app.add_middleware(RefuseIllFormed)
     app.add_middleware(LimitBody, limit=settings.max_body_bytes)
     app.add_middleware(RefuseCrossSite)
+    app.add_middleware(NoteDenials)
     app.add_middleware(Observe)
     for module in (
         best, snapshot, tune, jobs, kernels, results, exports, winners, devices, keys, audit,
-        health, docs,
+        signing, health, docs,
     ):  # fmt: skip
         app.include_router(module.router)
     pages.install(app)
+    app.add_middleware(AnswerHead)  # outermost, so that it sees error pages too
     openapi.install(app)
     return app
 
 
 def _state(settings: Settings, store: Store) -> State:
+    signer = identity.signer(settings)  # first: its own packs are believed
     answers = Answers(settings.answers_kept)
     catalogue = Catalogue(store.devices, usable_gpu(), settings.default_model)
     metrics = Metrics(Figures(store), settings.volumes())
@@ -114,9 +122,13 @@ def _state(settings: Settings, store: Store) -> State:
         answers=answers,
         watcher=StoreWatcher(store, answers, catalogue),
         metrics=metrics,
-        artifacts=ArtifactStore(settings.packs),
+        artifacts=ArtifactStore(
+            settings.packs, trusted=None if settings.unsigned else identity.trusted(settings)
+        ),
         ranker=AnalyticModel(),
+        signer=signer,
         access=Doorkeeper(
             store.keys, required=settings.keys_required, job_limit=settings.key_job_limit
         ),
+        denials=Denials(store.audit),
     )

@@ -21,11 +21,13 @@ from starlette.responses import Response
 from starlette.routing import Match, Mount
 
 from gemmsmith.errors import InvalidProblem
-from tuner.errors import JobNotFound, StoreError
+from tuner.errors import DatabaseBusy, JobNotFound, SchemaChanged, StoreError
 
 MEDIA_TYPE = "application/problem+json"
 _TYPE = "urn:gemmsmith:problem:"
 _PLACES = ("query", "body", "path", "header")
+_BUSY = "Somebody else has been writing to it for too long; nothing of this request was changed."
+"""The log also says which process it is: nothing for everybody who may ask."""
 
 log = structlog.get_logger("gemmsmith.service")
 
@@ -139,11 +141,12 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(StoreError)
     async def store(request: Request, error: StoreError) -> Response:
         log.error("store unusable", path=request.url.path, error=str(error))
+        migrated = isinstance(error, SchemaChanged)
         return ProblemError(
             status=503,
-            kind="store-unavailable",
-            title="The database cannot be used",
-            detail=str(error),
+            kind="schema-mismatch" if migrated else "store-unavailable",
+            title="Database schema mismatch" if migrated else "The database cannot be used",
+            detail=_BUSY if isinstance(error, DatabaseBusy) else str(error),
             headers={"Retry-After": "5"},
         ).response(request.url.path)
 
@@ -159,7 +162,7 @@ def from_status(request: Request, error: HTTPException) -> ProblemError:
     if status is HTTPStatus.NOT_FOUND:
         detail = f"There is nothing at {request.url.path}; /docs lists what there is."
     elif status is HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = headers["Allow"] = ", ".join(_methods(request)) or "GET"
+        allowed = headers["Allow"] = ", ".join(_methods(request)) or "GET, HEAD"
         detail = f"{request.method} is not possible on {request.url.path}; it takes {allowed}."
     else:
         detail = str(error.detail or status.description)
@@ -174,7 +177,7 @@ def from_status(request: Request, error: HTTPException) -> ProblemError:
 
 def _methods(request: Request) -> list[str]:
     """What the path takes. The framework names only the methods of one of its routes."""
-    return [
+    taken = [
         method
         for method in ("DELETE", "GET", "POST")
         if any(
@@ -183,6 +186,7 @@ def _methods(request: Request) -> list[str]:
             for route in request.app.routes
         )
     ]
+    return sorted([*taken, "HEAD"]) if "GET" in taken else taken  # `service.http.head`
 
 
 def _field_error(error: Mapping[str, Any]) -> FieldError:

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Annotated
 
-import anyio.to_thread
 import msgspec
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Send
@@ -33,6 +33,7 @@ from service.http.errors import ProblemError, invalid_field
 from service.http.middleware import UNLOGGED
 from service.http.requests import MAX_BATCH_PROBLEMS, Arch
 from service.http.state import State
+from service.http.turns import whose
 from service.lookup import reader
 from service.lookup.cache import RawHeaders, Rendered
 from service.metrics.prometheus import AnswerSource
@@ -83,7 +84,7 @@ class FastPath:
                     return
             elif scope["path"] == "/best:batch" and scope["method"] == "POST":
                 message = await receive()  # the whole body: `LimitBody` has read it
-                if await _batch(scope, message, send):
+                if await _batch(scope, receive, message, send):
                     return
                 receive = _first(message, receive)
         await self.app(scope, receive, send)
@@ -94,7 +95,10 @@ async def _best(scope: Connection, receive: Receive, send: Send) -> bool:
     service: State = scope["app"].state.service
     query: bytes = scope["query_string"]
     found: reader.Found | None = service.answers.asked(query)
-    if (found is None and not _PLAIN.fullmatch(query)) or not _is_admitted(service, scope):
+    if found is None and not _PLAIN.fullmatch(query):
+        return False
+    caller = _admitted(service, scope)
+    if caller is None:
         return False
     scope["route"] = _BEST  # also of a fault, where it is counted
     if isinstance(found, Rendered):
@@ -102,7 +106,9 @@ async def _best(scope: Connection, receive: Receive, send: Send) -> bool:
         scope[UNLOGGED] = True
     else:
         try:
-            found = await anyio.to_thread.run_sync(_looked_up, service, query)
+            found = await service.lookups.singles.run(
+                whose(caller, scope), _looked_up, service, query
+            )
         except (msgspec.ValidationError, InvalidProblem, ProblemError, StoreError):
             return False
     found = reader.told(found, abilities_of(scope["headers"]))
@@ -128,28 +134,42 @@ def _looked_up(service: State, query: bytes) -> reader.Found:
     return reader.answer_query(service, query, problem, device, exact=exact, generation=generation)
 
 
-async def _batch(scope: Connection, message: Message, send: Send) -> bool:
+async def _batch(scope: Connection, receive: Receive, message: Message, send: Send) -> bool:
     """Answer a batch that has nothing wrong in it; whether it was one."""
     service: State = scope["app"].state.service
-    if not _is_json(scope) or not _is_admitted(service, scope):
+    caller = _admitted(service, scope) if _is_json(scope) else None
+    if caller is None:
         return False
-    try:
-        abilities = abilities_of(scope["headers"])
-        content = message.get("body", b"")
-        body = await anyio.to_thread.run_sync(_answered, service, content, abilities)
-    except (
-        msgspec.DecodeError,
-        UnicodeDecodeError,
-        InvalidProblem,
-        ProblemError,
-        StoreError,
-    ):
-        return False
-    scope["route"] = _BEST_BATCH
-    length = b"%d" % len(body)
-    headers = [(b"content-length", length), (b"content-type", b"application/json")]
-    await _answer(send, 200, headers, b"", before=body)
+    client = whose(caller, scope)
+    content = message.get("body", b"")
+    with ExitStack() as asking:
+        try:
+            asking.enter_context(service.lookups.admitted(client, _problems_in(content)))
+        except ProblemError as refusal:
+            scope["route"] = _BEST_BATCH
+            await refusal.response(_BEST_BATCH.path)(scope, receive, send)
+            return True
+        try:
+            abilities = abilities_of(scope["headers"])
+            body = await service.lookups.batches.run(client, _answered, service, content, abilities)
+        except (
+            msgspec.DecodeError,
+            UnicodeDecodeError,
+            InvalidProblem,
+            ProblemError,
+            StoreError,
+        ):
+            return False
+        scope["route"] = _BEST_BATCH
+        length = b"%d" % len(body)
+        headers = [(b"content-length", length), (b"content-type", b"application/json")]
+        await _answer(send, 200, headers, b"", before=body)
     return True
+
+
+def _problems_in(body: bytes) -> int:
+    """How many problems a batch asks about, without reading it: each is an object in an object."""
+    return max(1, body.count(b"{") - 1)
 
 
 def _answered(service: State, body: bytes, abilities: Abilities) -> reader.Body:
@@ -179,14 +199,14 @@ def _problem(asked: Asked) -> Problem | ProblemError:
         return invalid_field(error.field, str(error))
 
 
-def _is_admitted(service: State, scope: Connection) -> bool:
+def _admitted(service: State, scope: Connection) -> Caller | None:
     try:
-        caller: Caller = service.access.admit(scope, Scope.READ)
+        caller = service.access.admit(scope, Scope.READ)
     except ProblemError:
-        return False
+        return None
     if caller is not LOCAL:
         structlog.contextvars.bind_contextvars(key=caller.name)
-    return True
+    return caller
 
 
 def _is_json(scope: Connection) -> bool:

@@ -1,4 +1,4 @@
-"""What happens to every request: an id, limits, one log line, metrics, no bare 500.
+"""What happens to every request: an id, turns, one log line, metrics, no bare 500.
 
 Plain ASGI, so that event streams pass through unbuffered. An exception that nothing else turned
 into an answer becomes a problem document here, and the log has its traceback.
@@ -10,6 +10,7 @@ import itertools
 import re
 import secrets
 import time
+from http import HTTPStatus
 
 import anyio
 import structlog
@@ -28,7 +29,9 @@ WRITE_PATIENCE_S = 30.0
 _WRITERS = 16
 """Of the 40 threads that requests are worked on in."""
 
-_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+"""Methods whose requests have no body, and change nothing."""
+
 _READS = frozenset({"/best:batch"})
 """Asked for by POST, and change nothing."""
 
@@ -91,56 +94,6 @@ class Observe:
                 )
 
 
-class LimitBody:
-    """Refuses bodies larger than `limit` bytes before anything parses them."""
-
-    def __init__(self, app: ASGIApp, limit: int) -> None:
-        self.app = app
-        self.limit = limit
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection; the body, being small, is read whole."""
-        if scope["type"] != "http" or scope["method"] in _SAFE:
-            await self.app(scope, receive, send)
-            return
-        declared = dict(scope["headers"]).get(b"content-length", b"0")
-        body = bytearray()
-        more = not (declared.isdigit() and int(declared) > self.limit)
-        if not more:
-            await self._refuse(scope, receive, send)
-            return
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            body += message.get("body", b"")
-            if len(body) > self.limit:
-                await self._refuse(scope, receive, send)
-                return
-            more = message.get("more_body", False)
-        delivered = False
-
-        async def replay() -> Message:
-            nonlocal delivered
-            if delivered:
-                return await receive()
-            delivered = True
-            return {"type": "http.request", "body": bytes(body), "more_body": False}
-
-        await self.app(scope, replay, send)
-
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # The connection is closed: the rest of the body is not going to be read.
-        problem = ProblemError(
-            status=413,
-            kind="body-too-large",
-            title="Body too large",
-            detail=f"A body may have {self.limit} bytes; send fewer problems per call.",
-            headers={"Connection": "close"},
-        )
-        await problem.response(scope["path"])(scope, receive, send)
-
-
 class QueueWrites:
     """Lets few requests at once do what may write, so that the others always find a thread.
 
@@ -154,7 +107,7 @@ class QueueWrites:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        reads = scope["type"] != "http" or scope["method"] in _SAFE or scope["path"] in _READS
+        reads = scope["type"] != "http" or scope["method"] in SAFE or scope["path"] in _READS
         if reads:
             await self.app(scope, receive, send)
             return
@@ -190,7 +143,7 @@ class RefuseCrossSite:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        if scope["type"] != "http" or scope["method"] in _SAFE or not _is_foreign(scope):
+        if scope["type"] != "http" or scope["method"] in SAFE or not _is_foreign(scope):
             await self.app(scope, receive, send)
             return
         problem = ProblemError(
@@ -236,3 +189,5 @@ def _count(scope: Scope, status: int, seconds: float | None) -> None:
     # The route's template, not the path: paths are unbounded, label values must not be.
     route = getattr(scope.get("route"), "path", "unmatched")
     metrics.request(scope["method"], route, status, seconds)
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        service.readiness.doubt()

@@ -32,6 +32,10 @@ def _json(name: str) -> Content:
     return {"application/json": {"schema": ref(name)}}
 
 
+def _either(*names: str) -> Content:
+    return {"application/json": {"schema": {"anyOf": [ref(name) for name in names]}}}
+
+
 def _table(name: str) -> Content:
     return _json(name) | {"text/csv": _TEXT, "application/vnd.apache.parquet": _BINARY}
 
@@ -39,13 +43,13 @@ def _table(name: str) -> Content:
 ANSWERS: dict[str, Answers] = {
     "GET /best": {200: _json("Answer"), 304: None, 404: None},
     "POST /best:batch": {200: _json("Batch")},
-    "GET /snapshot": {200: _json("Snapshot"), 304: None, 404: None},
-    "POST /tune": {200: _json("Job"), 202: _json("Job"), 429: None},
+    "GET /snapshot": {200: _either("Snapshot", "SnapshotDelta"), 304: None, 404: None},
+    "POST /tune": {200: _json("Job"), 202: _json("Job")},
     "GET /jobs": {200: _json("Jobs")},
     "GET /jobs/{job_id}": {200: _json("Job")},
     "DELETE /jobs/{job_id}": {202: _json("Job")},
     "POST /jobs/{job_id}/retry": {
-        200: _json("Job"), 202: _json("Job"), 409: None, 429: None,
+        200: _json("Job"), 202: _json("Job"), 409: None,
     },
     "GET /jobs/{job_id}/events": {200: {"text/event-stream": {"schema": ref("Event")}}},
     "GET /kernels/{name}": {200: _json("KernelDocument")},
@@ -53,7 +57,10 @@ ANSWERS: dict[str, Answers] = {
     "GET /packs/{pack_hash}": {
         200: {"application/octet-stream": _BINARY},
         206: {"application/octet-stream": _BINARY},
+        304: None,
+        416: None,
     },
+    "GET /signing-key": {200: _json("SigningKey")},
     "GET /results": {200: _table("Results"), 406: None, 501: None},
     "GET /winners": {200: _table("Winners"), 406: None, 501: None},
     "GET /winners/history": {200: _json("History"), 404: None},
@@ -82,12 +89,14 @@ _MEANING: dict[int | str, str] = {
     403: "The key lacks the scope, or another site's page asks",
     404: "There is no such thing; `detail` and `links` say what to do",
     406: "No media type of the Accept header can be given",
+    408: "The request did not come in time",
     409: "Not possible as things are",
     413: "The body is too large",
     414: f"The URL has more than {MAX_URL_BYTES} bytes",
+    416: "The Range begins behind the last byte, which Content-Range tells",
     421: "Without keys the service answers under loopback names only",
     422: "A field is wrong; `errors` names it and what it takes",
-    429: "No room; nothing was ordered. Try again after Retry-After seconds",
+    429: "More than this caller may at once. Try again after Retry-After seconds",
     431: f"The URL and all headers together have more than {MAX_HEAD_BYTES} bytes",
     501: "pyarrow is not installed where the service runs",
     503: "Not ready, or the database cannot be used. Try again after Retry-After seconds",
@@ -186,15 +195,13 @@ def _given(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _refusals(method: str, path: str, operation: dict[str, Any]) -> Answers:
     """What follows from what a route takes."""
-    statuses = {431}
+    statuses = {408, 414, 422, 431}
     if "security" in operation:
-        statuses |= {401, 403, 421, 503}
+        statuses |= {401, 403, 421, 429, 503}
     if method != "get":
         statuses.add(413)
     if "requestBody" in operation:
-        statuses |= {400, 422}
-    if "parameters" in operation:
-        statuses |= {414, 422}
+        statuses.add(400)
     if "{" in path:
         statuses.add(404)
     return dict.fromkeys(statuses)

@@ -20,6 +20,7 @@ from tuner.store.keys import LONGEST_LIFE_S, MOST_JOBS, NAME_PATTERN, NAME_RULE,
 
 MAX_PAGE = 1000
 MAX_PRIORITY = 100
+_MOST = 2**31 - 1
 
 _DIGITS = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -128,6 +129,8 @@ Extent = Annotated[
 ]
 PageLimit = Annotated[int, BeforeValidator(_integer(1, MAX_PAGE, text=True)), _schema(1, MAX_PAGE)]
 Cursor = Annotated[int, BeforeValidator(_integer(0, 2**62, text=True)), _schema(0, 2**62)]
+Number = Annotated[int, BeforeValidator(_integer(0, _MOST, text=True)), _schema(0, _MOST)]
+"""Of a revision or an event: columns of 32 bits, which PostgreSQL compares with no larger one."""
 Priority = Annotated[
     int,
     BeforeValidator(_integer(-MAX_PRIORITY, MAX_PRIORITY, text=False)),

@@ -25,6 +25,7 @@ from service.http.parameters import (
     JobLimit,
     KeyLife,
     KeyName,
+    Number,
     PageLimit,
     Priority,
     QueryExtent,
@@ -118,7 +119,7 @@ class BestQuery(ProblemQuery):
 class HistoryQuery(ProblemQuery):
     """The query of `GET /winners/history`. `after` is the last page's last revision."""
 
-    after: Cursor | None = None
+    after: Number | None = None
     limit: PageLimit = 50
 
 
@@ -127,6 +128,9 @@ class SnapshotQuery(_Strict):
 
     arch: Arch | None = None
     device: Slug | None = None
+    since: Annotated[str | None, Field(max_length=100, description="A revision to go on from")] = (
+        None
+    )
 
 
 class ProblemBody(_Problem):

@@ -82,8 +82,9 @@ def _documents(core: dict[str, Schema]) -> Iterator[tuple[str, Schema]]:
     kernels = [_with(core[kind.__name__], **held) for kind in get_args(AnyKernel)]
     yield "KernelDocument", {"anyOf": kernels}
     pack = _with(core["Manifest"], hash=_TEXT, links=links)
-    del pack["properties"]["format"]
-    pack["required"].remove("format")
+    for own in ("format", "taken"):
+        del pack["properties"][own]
+        pack["required"].remove(own)
     yield "Manifest", pack
     times = {f"{name}_at": _MOMENT_OR_NONE for name in ("expires", "last_used", "revoked")}
     key = _with(core["ApiKey"], created_at=_MOMENT, **times, links=links)
@@ -101,6 +102,20 @@ def _documents(core: dict[str, Schema]) -> Iterator[tuple[str, Schema]]:
             device=_TEXT,
             revision=_TEXT,
             winners={"type": "array", "items": ref("Row")},
+            signature=ref("Signature"),
+        ),
+    )
+    yield "SigningKey", _object(id=_TEXT, key=_TEXT)
+    placed: Schema = {"type": "array", "prefixItems": [_NUMBER, ref("Row")], "items": False}
+    yield (
+        "SnapshotDelta",
+        _object(
+            format=_NUMBER,
+            device=_TEXT,
+            revision=_TEXT,
+            since=_TEXT,
+            removed={"type": "array", "items": _NUMBER},
+            added={"type": "array", "items": placed},
         ),
     )
     yield (

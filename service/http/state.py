@@ -8,16 +8,25 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from gemmsmith.signing import Signer
 from service.http.access import Doorkeeper
+from service.http.connections import Limits
+from service.http.denials import Denials
+from service.http.readiness import Readiness
+from service.http.streams import Streams
+from service.http.turns import Lookups
+from service.lookup.altered import Altered
 from service.lookup.cache import Answers
 from service.lookup.devices import Catalogue
 from service.lookup.neighbourhood import Chart
+from service.lookup.snapshots import Snapshots
 from service.lookup.watcher import StoreWatcher
 from service.metrics.prometheus import Metrics
 from service.settings import Settings
 from tuner.compile.artifacts import ArtifactStore
 from tuner.errors import StoreError
 from tuner.jobs import Queue
+from tuner.jobs.news import News
 from tuner.search.ranking import Ranker
 from tuner.store import Store
 
@@ -29,8 +38,15 @@ class State:
     Attributes:
         answers: what lookups were answered, while it is true; `watcher` sees to that.
         chart: what a prediction has to know of the store.
+        lookups: takes turns with them.
+        altered: winners that are not what was put into the store.
+        snapshots: all winners of a device model, as they are sent.
         ranker: predicts what lookups find no winner for.
+        signer: signs what is handed on.
         access: tells who makes a request, and whether they may.
+        streams: what event streams are fed by.
+        readiness: tells whether all is well.
+        denials: what was denied, on its way into the audit.
         stopping: set when the server begins to stop; event streams then end, and their clients
             resume with `Last-Event-ID` at the next server.
     """
@@ -44,12 +60,32 @@ class State:
     metrics: Metrics
     artifacts: ArtifactStore
     ranker: Ranker
+    signer: Signer
     access: Doorkeeper
+    denials: Denials
     stopping: threading.Event = field(default_factory=threading.Event)
     chart: Chart = field(init=False)
+    altered: Altered = field(init=False)
+    lookups: Lookups = field(init=False)
+    snapshots: Snapshots = field(init=False)
+    streams: Streams = field(init=False)
+    readiness: Readiness = field(init=False)
 
     def __post_init__(self) -> None:
         self.chart = Chart(self.store)
+        self.altered = Altered(self.metrics.altered.inc)
+        self.snapshots = Snapshots(self.store, self.catalogue, self.artifacts, self.signer)
+        self.lookups = Lookups(self.settings.lookups_limit)
+        self.readiness = Readiness(self.settings.database, self.settings.packs)
+        self.streams = Streams(
+            self.queue,
+            News(self.store.database),
+            Limits.of(self.settings),
+            catch_up=self.catch_up,
+            stopping=self.stopping,
+            poll_s=self.settings.events_poll_s,
+            heartbeat_s=self.settings.events_heartbeat_s,
+        )
 
     def catch_up(self) -> None:
         """Let lookups show what has changed until now, before anybody is told of the change."""

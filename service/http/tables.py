@@ -22,6 +22,7 @@ from gemmsmith.answer import Statistics
 from gemmsmith.candidate import Candidate
 from gemmsmith.problem import Problem
 from gemmsmith.replies import SCHEMA
+from service.cells import inert
 from tuner.store import StoredTrial
 from tuner.trial import Winner
 
@@ -113,8 +114,20 @@ def _csv(rows: Iterable[Row], fields: Sequence[str]) -> bytes:
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, fields)
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: inert(value) for name, value in row.items()} for row in rows)
     return text.getvalue().encode()
+
+
+def _moment(text: str | None) -> datetime | None:
+    """The time that a text says, UTC where it names no zone; None of what is no time.
+
+    An imported winner has whatever date its file says.
+    """
+    try:
+        at = datetime.fromisoformat(text or "")
+        return at.replace(tzinfo=at.tzinfo or UTC).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
 
 
 def _parquet(rows: Sequence[Row], columns: Mapping[str, type]) -> bytes:
@@ -133,8 +146,8 @@ def _parquet(rows: Sequence[Row], columns: Mapping[str, type]) -> bytes:
     written = {
         # Times are text in every other format.
         name: pyarrow.array(
-            [row[name] for row in rows], types[str if kind is datetime else kind]
-        ).cast(types[kind])
+            [_moment(row[name]) if kind is datetime else row[name] for row in rows], types[kind]
+        )
         for name, kind in columns.items()
     }
     table = pyarrow.table(written, metadata={"gemmsmith.schema": str(SCHEMA)})
@@ -216,6 +229,7 @@ def _winner(winner: Winner) -> Row:
         "speedup_high": speedup.ci_high if speedup else None,
         "error": winner.correctness.error if winner.correctness else None,
         "replayed": winner.replayed,
+        "origin": winner.origin.value,
         "driver": winner.environment.driver,
         "cuda": winner.environment.cuda,
         "cutlass": winner.environment.cutlass,
@@ -242,6 +256,7 @@ WINNERS: Table[Winner] = Table(
         "speedup_high": float,
         "error": float,
         "replayed": bool,
+        "origin": str,
         "driver": str,
         "cuda": str,
         "cutlass": str,

@@ -5,21 +5,26 @@ operation, batch and device. Its figures stay those of the problem that was meas
 and the answer says which that is; nothing is extrapolated. Where no neighbour is near enough, the
 answer is the cost model's proposal without any measured figure, and to run cuBLAS until it is
 tuned: only what was measured may replace that.
+
+A winner that was altered in the database is none: what is answered is what would be without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from gemmsmith.answer import MAX_DISTANCE, Answer, Config, Match, Use
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
-from gemmsmith.neighbours import NEIGHBOURS, Neighbourhood, answering
+from gemmsmith.neighbours import NEIGHBOURS, answering
 from gemmsmith.problem import Problem
 from service.http.abilities import without_candidate
 from tuner.backends import refusal, splits_refusal
-from tuner.search.predict import Prediction, predict
+from tuner.search.predict import Prediction
+from tuner.search.predict_many import predict_many
 from tuner.search.ranking import Ranker
+from tuner.store.statement import is_intact
 from tuner.trial import Winner
 
 REACH = MAX_DISTANCE + 0.01
@@ -27,6 +32,8 @@ REACH = MAX_DISTANCE + 0.01
 
 PackOf = Callable[[str], str | None]
 """The pack that holds a kernel, by the kernel's name."""
+
+OnAltered = Callable[[Winner], None]
 
 
 class WinnerSource(Protocol):
@@ -38,33 +45,12 @@ class WinnerSource(Protocol):
 
     def near_winners(
         self, problem: Problem, device_slug: str, limit: int, reach: float
-    ) -> Sequence[Winner]:
+    ) -> Iterable[Winner]:
         """Current winners of the same operation, batch and device, nearest first.
 
-        None is farther than `reach` octaves.
+        None is farther than `reach` octaves. Those that cannot answer may be left out.
         """
         ...
-
-
-class WinnersInMemory:
-    """A device's winners in memory, for many lookups in one call that must agree."""
-
-    def __init__(self, winners: Iterable[Winner]) -> None:
-        self._exact = {(winner.problem, winner.device.slug): winner for winner in winners}
-        self._around: dict[str, Neighbourhood[Winner]] = {}
-        for (problem, device), winner in self._exact.items():
-            self._around.setdefault(device, Neighbourhood()).add(problem, winner)
-
-    def winner(self, problem: Problem, device_slug: str) -> Winner | None:
-        """The current winner for exactly this problem."""
-        return self._exact.get((problem, device_slug))
-
-    def near_winners(
-        self, problem: Problem, device_slug: str, limit: int, reach: float
-    ) -> list[Winner]:
-        """Current winners of the same operation, batch and device, nearest first."""
-        around = self._around.get(device_slug)
-        return [] if around is None else around.nearest(problem, limit, reach)
 
 
 def find(
@@ -75,35 +61,87 @@ def find(
     exact: bool,
     pack_of: PackOf,
     ranker: Ranker,
+    on_altered: OnAltered = lambda _: None,
 ) -> Answer | None:
-    """The best answer that there is for `problem` on the device.
+    """As `find_many`, for one problem."""
+    [found] = find_many(
+        source,
+        [problem],
+        device,
+        exact=exact,
+        pack_of=pack_of,
+        ranker=ranker,
+        on_altered=on_altered,
+    )
+    return found
 
-    None where only an exact one would do and there is none, or where no kernel is legal.
-    `ranker` predicts what has no neighbour.
+
+def find_many(
+    source: WinnerSource,
+    problems: Sequence[Problem],
+    device: DeviceModel,
+    *,
+    exact: bool,
+    pack_of: PackOf,
+    ranker: Ranker,
+    on_altered: OnAltered = lambda _: None,
+) -> Iterator[Answer | None]:
+    """The best answer that there is for each of the problems on the device.
+
+    None where only an exact one would do and there is none, or where no kernel is legal. What has
+    no neighbour is predicted by `ranker`, all of it together. `on_altered` is told of winners that
+    are passed over.
 
     A neighbour whose answer is cuBLAS answers too: cuBLAS takes every problem. Its CUTLASS
     candidate comes along only where it is legal for the question.
     """
+
+    def is_whole(winner: Winner) -> bool:
+        whole = is_intact(winner)
+        if not whole:
+            on_altered(winner)
+        return whole
+
+    measured = {
+        each: _measured(source, each, device, exact, pack_of, is_whole) for each in problems
+    }
+    others = [] if exact else [each for each, answer in measured.items() if answer is None]
+    predictions = dict(zip(others, predict_many(others, device, ranker), strict=True))
+    for problem in problems:
+        prediction = predictions.get(problem)
+        if prediction is None:
+            yield measured[problem]
+        else:
+            yield _predicted(problem, device, prediction, pack_of)
+
+
+def _measured(
+    source: WinnerSource,
+    problem: Problem,
+    device: DeviceModel,
+    exact: bool,
+    pack_of: PackOf,
+    is_whole: Callable[[Winner], bool],
+) -> Answer | None:
     winner = source.winner(problem, device.slug)
-    if winner is not None:
+    if winner is not None and is_whole(winner):
         return as_served(winner, pack_of)
     if exact:
         return None
     nearest = source.near_winners(problem, device.slug, NEIGHBOURS, REACH)
-    neighbour = answering(problem, nearest, lambda winner: _is_legal(winner, problem))
-    if neighbour is not None:
-        if not _is_legal(neighbour, problem):
-            neighbour = without_candidate(neighbour)
-        return _answer(problem, neighbour, Match.NEAREST, pack_of)
-    prediction = predict(problem, device, ranker)
-    return _predicted(problem, device, prediction, pack_of) if prediction is not None else None
+    whole = filter(is_whole, nearest)  # looked at as far as there is none that answers
+    neighbour = answering(problem, whole, lambda winner: is_legal(winner.candidate, problem))
+    if neighbour is None:
+        return None
+    if not is_legal(neighbour.candidate, problem):
+        neighbour = without_candidate(neighbour)
+    return _answer(problem, neighbour, Match.NEAREST, pack_of)
 
 
-def _is_legal(winner: Winner, problem: Problem) -> bool:
-    """Whether the winner's kernel takes the problem, and can split its K as the launch says."""
-    if winner.candidate is None:
+def is_legal(candidate: Candidate | None, problem: Problem) -> bool:
+    """Whether there is a kernel that takes the problem, and can split its K as the launch says."""
+    if candidate is None:
         return False
-    candidate = winner.candidate
     kernel, launch = candidate.kernel, candidate.launch
     return refusal(kernel, problem) is None and splits_refusal(kernel, launch, problem) is None
 

@@ -1,54 +1,145 @@
-"""What a prediction has to know of the store: that nothing near was measured, and a kernel's pack.
+"""What lookups have to know of the store: which measured problem is near, and a kernel's pack.
 
-One look at the store's marks tells whether what was read before is still so; else three queries
-would be made for it. No answer is older than the store. Every change of what is served takes a new
-sequence, and a problem that has a winner keeps having one: what is newer is read as it comes.
+One look at the store's marks tells whether what was read before is still so; else a query would be
+made for each question, which among hundreds of thousands of winners takes 40 ms. No answer is older
+than the store. Every change of what is served takes a new sequence, and a problem that has a winner
+keeps having one: what is newer is read as it comes.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, Self
 
-from gemmsmith.neighbours import Neighbourhood
+from gemmsmith.answer import Use
+from gemmsmith.candidate import Candidate
+from gemmsmith.neighbours import NEIGHBOURS, answering
 from gemmsmith.problem import Problem
-from service.lookup.find import REACH
+from service.lookup.find import REACH, is_legal
+from tuner.errors import StoreError
 from tuner.store import Store
+from tuner.store.served import Place
 from tuner.trial import Winner
 
-MOST = 5_000
-"""Problems up to which there is a chart (80 ms to draw it); among more, the queries decide."""
+if TYPE_CHECKING:
+    from numpy import float64, int64
+    from numpy.typing import NDArray
+
+MANY = 5_000
+"""Winners from which the chart is drawn before somebody asks: 200,000 take 1 s."""
+
+_Kind = tuple[str, str, str, int]
+"""A device model's slug, dtype, layout and batch."""
+
+
+class _Near(NamedTuple):
+    """A winner, as the chart knows it."""
+
+    problem: Problem
+    use: Use
+    candidate: Candidate | None
+
+
+class _Alike(NamedTuple):
+    """The winners' problems of one kind, a column each, by id. Never changed, only replaced."""
+
+    ids: NDArray[int64]
+    sizes: NDArray[int64]  # M, N and K
+    logs: NDArray[float64]
+    runs: NDArray[int64]  # places in `Chart._runs`
+
+    def with_(self, other: _Alike) -> _Alike:
+        """These and the others, which take the place of those with their ids."""
+        import numpy
+
+        ids = numpy.concatenate([self.ids, other.ids])
+        order = numpy.argsort(ids, kind="stable")
+        last = numpy.append(ids[order][1:] != ids[order][:-1], True)
+        both = zip(self, other, strict=True)
+        return _Alike(*(numpy.concatenate(pair, axis=-1)[..., order[last]] for pair in both))
+
+    def squares(self, problem: Problem) -> NDArray[float64]:
+        """Squared distances from the problem, computed as the store's queries do."""
+        m, n, k = (
+            column - there for column, there in zip(self.logs, problem.log_extents, strict=True)
+        )
+        found: NDArray[float64] = m * m + n * n + k * k
+        return found
+
+    def nearest(self, problem: Problem, limit: int, reach: float) -> list[int]:
+        """Places of those within reach, nearest first, then by id."""
+        import numpy
+
+        squares = self.squares(problem)
+        within = numpy.flatnonzero(squares <= reach * reach)
+        if len(within) > limit:
+            there = squares[within]
+            within = within[there <= numpy.partition(there, limit - 1)[limit - 1]]
+        order = numpy.argsort(squares[within], kind="stable")  # by id already
+        places: list[int] = within[order[:limit]].tolist()
+        return places
 
 
 class Chart:
-    """The problems of one store that have winners, on all device models. Threads share it."""
+    """The problems of one store that have winners, on all device models. Threads share it.
+
+    While its context is entered, it is drawn in the background where that will take long.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._drawing = threading.Lock()
         self._sequence = 0
         self._packs: tuple[int, int, int] | None = None
-        self._pack_of: dict[str, str | None] = {}
-        self._is_crowded = False
-        self._known: set[tuple[str, Problem]] = set()
-        self._around: dict[str, Neighbourhood[None]] = {}
+        self._pack_of: dict[str, str] = {}
+        self._alike: dict[_Kind, _Alike] = {}
+        self._runs: list[tuple[Use, Candidate | None]] = []
+        self._run_of: dict[tuple[Use, Candidate | None], int] = {}
+        self._ahead = threading.Thread(target=self._draw_ahead, name="chart", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._ahead.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ahead.join()
+
+    def _draw_ahead(self) -> None:
+        try:
+            if self._store.changes.served()[0] >= MANY:
+                self.catch_up()
+        except StoreError:
+            pass  # whoever asks will be told
 
     def has_near(self, problem: Problem, device: str) -> bool:
         """Whether a problem of its kind within reach has a winner, as far as is drawn."""
-        around = self._around.get(device)
-        return self._is_crowded or (around is not None and around.is_near(problem, REACH))
+        alike = self._alike.get(_kind(problem, device))
+        return alike is not None and bool((alike.squares(problem) <= REACH * REACH).any())
+
+    def nearest(self, problem: Problem, device: str) -> Iterator[_Near]:
+        """The winners around the problem, nearest first, as far as is drawn."""
+        alike = self._alike.get(_kind(problem, device))
+        if alike is None:
+            return
+        for place in alike.nearest(problem, NEIGHBOURS, REACH):
+            m, n, k = alike.sizes[:, place].tolist()
+            there = Problem(
+                m=m, n=n, k=k, batch=problem.batch, dtype=problem.dtype, layout=problem.layout
+            )
+            yield _Near(there, *self._runs[alike.runs[place]])
+
+    def answering(self, problem: Problem, device: str) -> Problem | None:
+        """The problem whose winner answers for this one, as far as is drawn."""
+        nearest = self.nearest(problem, device)
+        found = answering(problem, nearest, lambda near: is_legal(near.candidate, problem))
+        return None if found is None else found.problem
 
     def pack_for(self, kernel: str) -> str | None:
-        """Hash of the newest pack that held the kernel when the chart caught up, or a newer one.
-
-        Raises:
-            StoreError: it is not known and cannot be read.
-        """
-        known = self._pack_of
-        if kernel not in known:
-            known[kernel] = self._store.pack_for(kernel)
-        return known[kernel]
+        """Hash of the newest pack that held the kernel when the chart caught up."""
+        return self._pack_of.get(kernel)
 
     def catch_up(self) -> None:
         """Draw what the store has by now.
@@ -61,23 +152,48 @@ class Chart:
         with self._drawing:
             sequence, packs = self._store.changes.served()
             if packs != self._packs:
-                self._pack_of = {}  # another one: who is still reading keeps to the old
+                packed = self._store.changes.packed()
+                self._pack_of = {kernel: pack for pack, kernel in packed if kernel is not None}
                 self._packs = packs
-            if sequence < self._sequence:
-                # Another database has taken the place of ours.
-                self._sequence, self._known, self._around = 0, set(), {}
+            known = self._alike if sequence >= self._sequence else {}  # else: another database
             if sequence != self._sequence:
-                self._draw(self._store.changes.winners_since(self._sequence, MOST + 1))
+                since = self._sequence if known else 0
+                self._alike = known | self._drawn(known, self._store.served.places(since))
                 self._sequence = sequence
 
-    def _draw(self, newer: Sequence[tuple[str, Problem]]) -> None:
-        for device, problem in newer:
-            if (device, problem) not in self._known:
-                self._known.add((device, problem))
-                self._around.setdefault(device, Neighbourhood()).add(problem, None)
-        if len(self._known) > MOST or len(newer) > MOST:
-            self._is_crowded = True
-            self._known, self._around = set(), {}
+    def _drawn(self, known: dict[_Kind, _Alike], newer: Iterable[Place]) -> dict[_Kind, _Alike]:
+        import numpy
+
+        rows: dict[_Kind, array[float]] = {}
+        places: dict[tuple[Use, int], int] = {}
+        for each in newer:
+            same = (each.use, id(each.candidate))  # each is made once while they are read
+            run = places.get(same)
+            if run is None:
+                run = places[same] = self._place(each.use, each.candidate)
+            row = (each.problem_id, *each.sizes, *each.logs, run)
+            kind = (each.device, *each.kind)
+            if kind not in rows:
+                rows[kind] = array("d")
+            rows[kind].extend(row)
+        found = {}
+        for kind, numbers in rows.items():
+            table = numpy.frombuffer(numbers).reshape(-1, 8)
+            columns = table[table[:, 0].argsort()].T
+            ids, sizes, runs = (part.astype(int) for part in (columns[0], columns[1:4], columns[7]))
+            alike = _Alike(ids, sizes, columns[4:7].copy(), runs)
+            found[kind] = known[kind].with_(alike) if kind in known else alike
+        return found
+
+    def _place(self, use: Use, candidate: Candidate | None) -> int:
+        place = self._run_of.setdefault((use, candidate), len(self._runs))
+        if place == len(self._runs):
+            self._runs.append((use, candidate))
+        return place
+
+
+def _kind(problem: Problem, device: str) -> _Kind:
+    return (device, problem.dtype, problem.layout.value, problem.batch)
 
 
 class Charted:
@@ -95,11 +211,18 @@ class Charted:
 
     def near_winners(
         self, problem: Problem, device_slug: str, limit: int, reach: float
-    ) -> Sequence[Winner]:
-        """Current winners of the same operation, batch and device, nearest first."""
-        if self._is_alone(problem, device_slug):
-            return []
-        return self._store.near_winners(problem, device_slug, limit, reach)
+    ) -> Iterator[Winner]:
+        """The one that answers, else current winners of the same kind, nearest first."""
+        if self._is_alone(problem, device_slug) or not self._caught_up:
+            return
+        near = self._chart.answering(problem, device_slug)
+        if near is None:
+            return
+        found = self._store.winner(near, device_slug)
+        if found is not None:
+            yield found
+        # It is another one since: then the store tells.
+        yield from self._store.near_winners(problem, device_slug, limit, reach)
 
     def pack_for(self, kernel: str) -> str | None:
         """Hash of the newest pack that holds the kernel."""
@@ -116,3 +239,41 @@ class Charted:
     def _caught_up(self) -> bool:
         self._chart.catch_up()
         return True
+
+
+class Together:
+    """As `Charted`, for many problems: their winners, and those beside them, are read at once."""
+
+    def __init__(
+        self, store: Store, chart: Chart, problems: Sequence[Problem], device: str
+    ) -> None:
+        self._store = store
+        self._chart = chart
+        self._device = device
+        self._exact = {found.problem: found for found in store.winners_of(problems, device)}
+        self._others = [problem for problem in problems if problem not in self._exact]
+
+    def winner(self, problem: Problem, _device_slug: str) -> Winner | None:
+        """The current winner for exactly this problem."""
+        return self._exact.get(problem)
+
+    def near_winners(
+        self, problem: Problem, device_slug: str, limit: int, reach: float
+    ) -> Iterator[Winner]:
+        """The one that answers, else current winners of the same kind, nearest first."""
+        if problem in self._beside:
+            yield self._beside[problem]
+            yield from self._store.near_winners(problem, device_slug, limit, reach)
+
+    @cached_property
+    def _beside(self) -> dict[Problem, Winner]:
+        """The winner that answers for each problem that has none itself."""
+        self._chart.catch_up()
+        near = {problem: self._chart.answering(problem, self._device) for problem in self._others}
+        wanted = {problem for problem in near.values() if problem is not None}
+        found = {each.problem: each for each in self._store.winners_of(wanted, self._device)}
+        return {
+            problem: found[there]
+            for problem, there in near.items()
+            if there is not None and there in found
+        }

@@ -15,6 +15,7 @@ from typing import cast
 
 import msgspec
 
+from gemmsmith.answer import Answer
 from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem
 from service.http import documents
@@ -24,17 +25,11 @@ from service.http.state import State
 from service.lookup import find
 from service.lookup.cache import Rendered
 from service.lookup.devices import check_fits
-from service.lookup.neighbourhood import Charted
+from service.lookup.neighbourhood import Charted, Together
 from service.metrics.prometheus import UNKNOWN, AnswerSource
-from tuner.store import Store
-from tuner.trial import Winner
 
 _BULK_FROM = 32
 """Problems from which they are read together instead of one by one."""
-
-_SNAPSHOT_MOST = 5_000
-"""Winners of a device up to which many neighbours are looked for in memory (0.4 s to read them);
-among more, each neighbourhood is a query of its own."""
 
 _PARTS_AT_ONCE = 100
 """Parts of a batch's body in one piece: 100 KB, which a processor's cache has room for."""
@@ -150,17 +145,23 @@ def _read(
     charted = Charted(service.store, service.chart)
     source: find.WinnerSource = charted
     if device is not None and len(sound) >= _BULK_FROM:
-        source = _Together(service.store, sound, device)
-    pack_of = functools.cache(charted.pack_for)
+        source = Together(service.store, service.chart, sound, device.slug)
+    answers: Iterator[Answer | None] = iter(())
+    if device is not None:
+        answers = find.find_many(
+            source,
+            sound,
+            device,
+            exact=exact,
+            pack_of=functools.cache(charted.pack_for),
+            ranker=service.ranker,
+            on_altered=service.altered.note,
+        )
     for problem in problems:
         if isinstance(problem, ProblemError):
             yield problem
             continue
-        answer = None
-        if device is not None:
-            answer = find.find(
-                source, problem, device, exact=exact, pack_of=pack_of, ranker=service.ranker
-            )
+        answer = next(answers, None)
         yield (
             documents.not_tuned(problem, device, exact=exact)
             if answer is None
@@ -174,30 +175,6 @@ def _fitting(problem: Problem, device: DeviceModel | None) -> Problem | ProblemE
     except ProblemError as error:
         return error
     return problem
-
-
-class _Together:
-    """The winners of many problems, read at once; their neighbours, once one is asked for."""
-
-    def __init__(self, store: Store, problems: Sequence[Problem], device: DeviceModel) -> None:
-        self._store = store
-        self._device = device
-        self._exact = {found.problem: found for found in store.winners_of(problems, device.slug)}
-
-    def winner(self, problem: Problem, _device_slug: str) -> Winner | None:
-        """The current winner for exactly this problem."""
-        return self._exact.get(problem)
-
-    def near_winners(
-        self, problem: Problem, device_slug: str, limit: int, reach: float
-    ) -> Sequence[Winner]:
-        """Current winners of the same operation, batch and device, nearest first."""
-        return self._around.near_winners(problem, device_slug, limit, reach)
-
-    @functools.cached_property
-    def _around(self) -> find.WinnerSource:
-        found = self._store.winners(device=self._device.slug, limit=_SNAPSHOT_MOST + 1)
-        return find.WinnersInMemory(found) if len(found) <= _SNAPSHOT_MOST else self._store
 
 
 def _count(service: State, answers: Iterable[Found | None], source: AnswerSource) -> None:

@@ -73,6 +73,7 @@ class StoreWatcher:
                 self._seen = now  # last: what fails is tried again
 
     def _drop(self, seen: Marks | None, now: Marks) -> None:
+        self._store.forget_kernels()  # one may have been put right
         if seen is None or (seen.devices, seen.gpus) != (now.devices, now.gpus):
             self._catalogue.known(refresh=True)  # which device is meant may change with it
             self._answers.clear()

@@ -17,7 +17,7 @@ from service.http.routes import jobs as api
 from service.http.state import Service, State
 from service.pages import addresses
 from service.pages.callers import Reader, Tuner
-from service.pages.fields import Blank
+from service.pages.fields import Blank, Text
 from service.pages.render import page, see_other
 from tuner.errors import JobNotFound
 from tuner.jobs import Job
@@ -34,7 +34,7 @@ def jobs(
     service: Service,
     caller: Reader,
     state: Annotated[JobState | None, Blank, Query()] = None,
-    after: Annotated[str | None, Blank, Query(max_length=200)] = None,
+    after: Text = None,
 ) -> Response:
     """Jobs, newest first."""
     try:
@@ -76,6 +76,7 @@ def job(service: Service, caller: Reader, job_id: str) -> Response:
         device=device if device in slugs else None,
         final=found.state.terminal,
         retryable=found.state in (JobState.FAILED, JobState.CANCELLED),
+        changeable=api.may_change(caller, found),
     )
 
 

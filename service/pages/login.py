@@ -10,7 +10,7 @@ import re
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from service.http.access import COOKIE, LOGIN, Scope
+from service.http.access import COOKIE, LOGIN, LOGOUT, Scope
 from service.http.errors import ProblemError
 from service.http.state import Service, State
 from service.pages import render
@@ -36,7 +36,7 @@ async def login(service: Service, request: Request) -> Response:
     fields = await posted(request)
     onward = _onward(fields.get("next", "/"))
     key = fields.get("key", "").strip()
-    if not await _is_valid(service, key):
+    if not await _is_valid(service, request, key):
         return _page(onward, "This key is unknown: mistyped, revoked or expired.", status=401)
     response = render.see_other(onward)
     secure = request.url.scheme == "https"
@@ -44,7 +44,7 @@ async def login(service: Service, request: Request) -> Response:
     return response
 
 
-@router.post("/ui/logout")
+@router.post(LOGOUT)
 async def logout() -> Response:
     """Forget the key."""
     response = render.see_other(LOGIN)
@@ -52,12 +52,14 @@ async def logout() -> Response:
     return response
 
 
-async def _is_valid(service: State, key: str) -> bool:
+async def _is_valid(service: State, request: Request, key: str) -> bool:
     """Whether the key opens anything here; whatever it may do, it may read."""
-    connection = {"headers": [(b"authorization", b"Bearer " + key.encode())]}
+    headers = [(b"authorization", b"Bearer " + key.encode())]
     try:
-        await service.access.welcome(connection, Scope.READ)
-    except ProblemError:
+        await service.access.welcome({**request.scope, "headers": headers}, Scope.READ)
+    except ProblemError as error:
+        if error.status == 429:
+            raise
         return False
     return True
 

@@ -121,10 +121,9 @@ def _when(value: float | str | None) -> Markup | str:
             datetime.fromisoformat(value)
             if isinstance(value, str)
             else datetime.fromtimestamp(value, UTC)
-        )
-    except ValueError:  # of an imported winner: whatever its file says
+        ).astimezone(UTC)
+    except (ValueError, OverflowError):  # of an imported winner: whatever its file says
         return str(value)
-    at = at.astimezone(UTC)
     return Markup('<time datetime="{}">{} UTC</time>').format(
         at.isoformat(timespec="seconds"), at.strftime("%Y-%m-%d %H:%M:%S")
     )

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from gemmsmith.answer import Regime, Statistics
+from service.cells import inert
 from service.report.reasons import baseline_note, notes, why
 from service.report.rows import DeviceReport, ReportRow, Side
 from tuner.measure.ceilings import document
@@ -124,7 +125,7 @@ def to_csv(reports: Sequence[DeviceReport]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    return " ".join(value) if isinstance(value, list) else value
+    return inert(" ".join(value) if isinstance(value, list) else value)
 
 
 def to_json(reports: Sequence[DeviceReport]) -> bytes:

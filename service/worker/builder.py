@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from gemmsmith.kernel import AnyKernel
+from service import identity
 from service.settings import Settings
 from tuner.compile import (
     ArtifactStore,
@@ -39,6 +40,7 @@ class RecordingBuilder(Builder):
     """Builds kernels and records the packs that hold them.
 
     Attributes:
+        records: where the packs are recorded; a worker puts each job's fenced store here.
         tally: of what was built; whoever wants to start anew puts a new one here.
     """
 
@@ -50,7 +52,7 @@ class RecordingBuilder(Builder):
         workers: int | None = None,
     ) -> None:
         super().__init__(artifacts, toolchain, workers=workers)
-        self._records = records
+        self.records = records
         self._recorded: set[str] = set()
         self.tally = Tally()
 
@@ -69,7 +71,7 @@ class RecordingBuilder(Builder):
                     self._recorded.discard(pack.hash)
                     self.tally.compile_s += built.seconds
                 if pack is not None and pack.hash not in self._recorded:
-                    record(self._records, pack, known)
+                    record(self.records, pack, known)
                     self._recorded.add(pack.hash)
                 yield built
 
@@ -88,7 +90,9 @@ def record(records: Store, pack: Pack, known: Mapping[str, AnyKernel]) -> None:
 
     `known` kernels, by name, are those that the store may not have met yet.
     """
-    held = [known.get(name) or records.kernel(name) for name in pack.kernels]
+    held = [
+        None if name is None else known.get(name) or records.kernel(name) for name in pack.kernels
+    ]
     records.add_pack(pack.hash, pack.toolchain, held, pack.path.stat().st_size)
 
 
@@ -121,13 +125,22 @@ class WithoutCompiler:
 
 
 def open_artifacts(settings: Settings, records: Store) -> ArtifactStore:
-    """The packs folder, held to its limit; winners' packs stay, and the store forgets what goes."""
+    """The packs folder, held to its limit; winners' packs stay, and the store forgets what goes.
+
+    What is published there is signed with the installation's key; what nobody who is believed has
+    signed is not found, unless `unsigned` is set.
+
+    Raises:
+        SettingsError: the keys cannot be used.
+    """
     limit = SizeLimit(
         bytes=int(settings.packs_limit_gb * 1e9),
         keep=records.winners_packs,
         evicted=records.remove_pack,
     )
-    return ArtifactStore(settings.packs, limit=limit)
+    signer = identity.signer(settings)
+    trusted = None if settings.unsigned else identity.trusted(settings)
+    return ArtifactStore(settings.packs, limit=limit, signer=signer, trusted=trusted)
 
 
 def open_builder(
@@ -137,5 +150,6 @@ def open_builder(
 
     Raises:
         CompilerNotFound: no nvcc; the message says how to get one.
+        SettingsError: the keys cannot be used.
     """
     return RecordingBuilder(open_artifacts(settings, records), find_toolchain(), records, workers)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -16,15 +17,17 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 
 import structlog
 
 from gemmsmith.device import Environment
-from service import logging
+from service import identity, logging
 from service.settings import Settings, SettingsError
 from service.worker.builder import RecordingBuilder, Tally, open_builder
 from service.worker.gpu import usable_gpu
 from service.worker.idle import Idle
+from service.worker.supervisor import BEAT_S
 from tuner.devices import open_device
 from tuner.devices.base import Device
 from tuner.errors import LeaseLost, StoreError, TunerError
@@ -49,8 +52,7 @@ NICENESS = 10
 """Of a worker beside a service, and of its compilers: lookups have the processor first."""
 
 SUPERVISED = "GEMMSMITH_SUPERVISED"
-"""Set by `service.worker.supervisor`: standard input is a pipe, and its end means that the service
-died."""
+"""Set by `service.worker.supervisor`: standard input is its socket."""
 
 
 def device_name(settings: Settings) -> str:
@@ -108,13 +110,14 @@ class Tuning:
     def __call__(self, leased: LeasedJob) -> int:
         """Tune the job's problem; the winner's revision."""
         job = leased.job
+        store = self._store.fenced(leased.fence)
         self._enter()
         try:
             winner = tune(
                 job.problem,
                 device=self._device,
-                store=self._store,
-                builder=self._find_builder() if self._device.needs_packs else None,
+                store=store,
+                builder=self._find_builder(store) if self._device.needs_packs else None,
                 ranker=self._ranker,
                 effort=job.effort,
                 job=job.id,
@@ -156,9 +159,11 @@ class Tuning:
         with suppress(LeaseLost, StoreError):  # these figures are not worth an attempt
             leased.event("built", asdict(tally))
 
-    def _find_builder(self) -> RecordingBuilder:
+    def _find_builder(self, records: Store) -> RecordingBuilder:
         if self._builder is None:
+            # The folder says what is evicted, whoever has the job: that is written without a fence.
             self._builder = open_builder(self._settings, self._store)
+        self._builder.records = records
         return self._builder
 
 
@@ -168,8 +173,9 @@ def run(settings: Settings, *, until_idle: bool = False) -> int:
     Raises:
         DeviceError: there is no such device, or no such recording.
         StoreError: the database cannot be used.
+        SettingsError: the key that winners are signed with cannot.
     """
-    with Store.open(settings.database) as store:
+    with Store.open(settings.database, signer=identity.signer(settings)) as store:
         device = open_worker_device(settings)
         with closing(Tuning(settings, store, device)) as tuning:
             worker = Worker(
@@ -208,15 +214,30 @@ def _reporter(leased: LeasedJob) -> Callable[[Progress], None]:
     return report
 
 
-def _stop_with_parent() -> None:
-    """Turn the end of standard input, the supervisor's pipe, into a SIGTERM to ourselves."""
+def _answer_supervisor() -> None:
+    """Say again and again that this process runs; when the supervisor ends, SIGTERM to ourselves.
 
-    def watch() -> None:
-        while os.read(sys.stdin.fileno(), 1024):
-            pass
+    By its socket, which is standard input. The programs that this one starts get nothing of it.
+    """
+    line = socket.socket(fileno=os.dup(sys.stdin.fileno()))
+    line.settimeout(BEAT_S)
+    with Path(os.devnull).open() as nothing:
+        os.dup2(nothing.fileno(), sys.stdin.fileno())
+
+    def answer() -> None:
+        there = True
+        while there:
+            with suppress(OSError):  # nobody there; `recv` says so as well
+                line.send(b".")
+            try:
+                there = bool(line.recv(1))
+            except TimeoutError:
+                continue
+            except OSError:
+                there = False
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=watch, name="parent", daemon=True).start()
+    threading.Thread(target=answer, name="supervisor", daemon=True).start()
 
 
 def main() -> int:
@@ -228,11 +249,11 @@ def main() -> int:
         return 2
     logging.configure(json=settings.log_json)
     if os.environ.get(SUPERVISED):
-        _stop_with_parent()
+        _answer_supervisor()
         os.nice(NICENESS)
     try:
         run(settings)
-    except TunerError as error:
+    except (SettingsError, TunerError) as error:
         log.error("worker cannot work", error=str(error))  # noqa: TRY400 - made for people
         return 1
     return 0

@@ -20,12 +20,13 @@ import pytest
 from gemmsmith import Client, Problem, Use
 from gemmsmith.answer import InRegime, Ratio, Regime
 from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import CublasLtKernel
 from gemmsmith.launch import Algorithm, Launch
 from gemmsmith.problem import Layout
 from service.settings import Settings
+from tests.support import fake_nvcc
 from tests.support.replacing import replace
-from tests.support.serving import H200, new_settings, promote, running, trial, winner
+from tests.support.serving import H200, new_settings, packs_of, promote, running, trial, winner
+from tuner.backends.cublaslt.space import kernel_of
 from tuner.jobs import Queue
 from tuner.store import Store
 from tuner.trial import Winner
@@ -42,15 +43,8 @@ NEW = (INT8, WIDE)
 
 
 def by_library(problem: Problem) -> Candidate:
-    kernel = CublasLtKernel(
-        name=f"cublaslt_sm90_{problem.dtype}_{problem.layout}",
-        arch="sm90",
-        dtype=problem.dtype,
-        layout=problem.layout,
-        alignment_a=1,
-        alignment_b=1,
-        alignment_d=1,
-    )
+    kernel = kernel_of(problem.operation, "sm90")
+    assert kernel is not None
     algorithm = Algorithm(library=130100, code="0a" * 64, workspace_bytes=4096)
     return Candidate(kernel=kernel, launch=Launch(algorithm=algorithm))
 
@@ -76,11 +70,15 @@ def settings(tmp_path: Path) -> Settings:
     promote(
         made, won(EXACT), won(FP16), won(LIBRARYS, library=True), *(won(problem) for problem in NEW)
     )
+    ours, theirs = won(EXACT).candidate, won(LIBRARYS, library=True).candidate
+    assert ours is not None
+    assert theirs is not None
+    (tmp_path / "unit.so").write_text(ours.kernel.name)
+    toolchain = fake_nvcc.toolchain(tmp_path / "toolchain")
+    pack = packs_of(made).publish(tmp_path / "unit.so", [ours.kernel], toolchain)
     with Store.open(made.database) as store:
-        for item in (won(EXACT), won(LIBRARYS, library=True)):
-            assert item.candidate is not None
-            name = item.candidate.kernel.name
-            store.add_pack(name.encode().hex()[:64].ljust(64, "0"), "t", [item.candidate.kernel], 9)
+        store.add_pack(pack.hash, pack.toolchain, [ours.kernel], 9)
+        store.add_pack("a" * 64, "t", [theirs.kernel], 9)
         strange = [replace(trial(EXACT), problem=p, candidate=by_library(p)) for p in NEW]
         # More than a page of them: a page without anything to tell must not seem the last one.
         strange += [replace(strange[0], job=f"job-{number}") for number in range(250)]

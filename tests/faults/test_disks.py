@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import httpx
 import pytest
 
 from gemmsmith.tuning import JobState
+from service.http.readiness import FRESH_S
 from tests.support import postgresql
 from tests.support.disk import Disk, small_disk
 from tests.support.fleet import Fleet
@@ -47,6 +49,7 @@ def test_the_packs_disk(store: Store, store_url: str, tmp_path: Path, random: Ra
         job = accepted(fleet.client, order, "first")
         with Reader(fleet.url, recorded_problems()) as reader:
             until(lambda: _requeued(queue, job), "the worker does not notice")
+            time.sleep(FRESH_S)
             checks = fleet.client.get("/readyz").json()
         assert checks["status"] == "degraded"
         assert "0 MB are left for packs" in checks["checks"]["packs"]
@@ -109,6 +112,7 @@ def test_the_databases_disk(
         disk.fill()
         with Reader(fleet.url, recorded_problems()) as reader:
             refused = _refused(fleet.client, orders, jobs)
+            time.sleep(FRESH_S)
             ready = fleet.client.get("/readyz")
             until(lambda: "no space left for" in fleet.log(), "nobody says so")
             until(lambda: reader.answers > 20, "nothing can be read")
@@ -120,6 +124,7 @@ def test_the_databases_disk(
         assert reader.wrong == []
         disk.free()
         jobs.append(accepted(fleet.client, next(orders), "late"))
+        time.sleep(FRESH_S)
         assert fleet.client.get("/readyz").json()["status"] in ("ok", "degraded")
         fleet.wait_until_idle()
         jobs = [_again(fleet, url, job) for job in jobs]

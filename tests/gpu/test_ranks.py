@@ -108,7 +108,7 @@ def check(ground: Ground, folder: Path, warm: int) -> None:
     with ground.serving(folder, problems) as (_, url):
         with Client(url, cache_dir=folder / f"cache-{warm}") as client:
             snapshot = client.snapshot(ground.model.slug)
-            packs = Packs.of(client)
+            packs = Packs.of(client, signed=lambda: snapshot)
             for name in snapshot.packs():
                 packs.path(name)
         one, other = on_two_ranks(ground, folder, url)

@@ -32,13 +32,13 @@ from gemmsmith.operation import Operation
 from gemmsmith.ops import fallback
 from gemmsmith.ops.dispatch import Dispatch
 from gemmsmith.ops.patching import TunedLinear
-from gemmsmith.packs import KEY_VARIABLE
 from gemmsmith.problem import DType, Layout
 from gemmsmith.runtime.launch import torch_dtype
 from tests.gpu.conftest import Packs as BuiltPacks
 from tests.gpu.support import choosing
 from tests.gpu.support.choosing import Ground, tuned
 from tests.support.processes import until
+from tests.support.serving import own_signer
 from tests.support.types import FLOATS
 from tuner.compile import ArtifactStore
 
@@ -51,6 +51,8 @@ BOUND = {DType.BF16: 1e-2, DType.FP16: 2e-3, DType.FP8_E4M3: 1.5e-2, DType.FP8_E
 
 @pytest.fixture(scope="module")
 def ground(packs: BuiltPacks, model: DeviceModel) -> Ground:
+    store = ArtifactStore(next(iter(packs.paths.values())).parent)
+    store.sign(own_signer())
     return Ground(
         device=torch.device("cuda:0"),
         model=model,
@@ -58,7 +60,7 @@ def ground(packs: BuiltPacks, model: DeviceModel) -> Ground:
         sizes=(528, 784, 1056),
         largest=4096,
         kernels=choosing.gpu_kernels(packs.failures),
-        store=ArtifactStore(next(iter(packs.paths.values())).parent),
+        store=store,
         compilers=({"mode": "default"}, {"mode": "reduce-overhead"}),
     )
 
@@ -394,7 +396,7 @@ def test_training_goes_on_when_the_service_is_killed(
     assert len(said) == (1 if when == "mid-way" else 1 + len(packs))
 
 
-@pytest.mark.parametrize("how", ["tampered", "signed by nobody", "damaged cache"])
+@pytest.mark.parametrize("how", ["tampered", "signed by a stranger", "damaged cache"])
 def test_a_pack_that_is_not_what_it_should_be_is_refused(
     ground: Ground,
     tmp_path: Path,
@@ -414,8 +416,8 @@ def test_a_pack_that_is_not_what_it_should_be_is_refused(
                 changed = content.replace(b"gs_run", b"gs_ruN") if "packs/" in name else content
                 assert changed != content or "packs/" not in name
                 archive.writestr(name, changed)
-    elif how == "signed by nobody":
-        monkeypatch.setenv(KEY_VARIABLE, "0123456789abcdef")
+    elif how == "signed by a stranger":
+        monkeypatch.setenv("GEMMSMITH_TRUSTED", str(tmp_path / "nobody"))
     else:
         (cache / "packs").mkdir(parents=True)
         for name, file in files.items():
@@ -433,9 +435,13 @@ def test_a_pack_that_is_not_what_it_should_be_is_refused(
         assert launched() == (STEPS * PRODUCTS if how == "damaged cache" else 0)
     alike(losses, stock(ground))
     said = warnings_in(caplog)
-    assert len(said) == (0 if how == "damaged cache" else len(files))
+    assert len(said) == {"damaged cache": 0, "signed by a stranger": 1, "tampered": len(files)}[how]
     for line in said:
-        assert line.startswith("torch's own operators stand in for kernel pack")
+        assert line.startswith(
+            "everything runs torch's own operators"
+            if how == "signed by a stranger"
+            else "torch's own operators stand in for kernel pack"
+        )
 
 
 # What only CUDA has.

@@ -11,13 +11,23 @@ from typer.testing import CliRunner, Result
 
 from gemmsmith import Bundle, Client, Lookup, Problem, Use
 from gemmsmith.candidate import Candidate
+from gemmsmith.errors import PackUntrusted
 from gemmsmith.launch import Launch
-from gemmsmith.packs import KEY_VARIABLE, sign
+from gemmsmith.signing import Signer, trusted_folder
+from service import identity
 from service.cli.main import app
 from service.settings import Settings
 from tests.support import fake_nvcc
 from tests.support.replacing import replace
-from tests.support.serving import H100, H200, new_settings, promote, running, winner
+from tests.support.serving import (
+    H100,
+    H200,
+    new_settings,
+    packs_of,
+    promote,
+    running,
+    winner,
+)
 from tuner.backends import kernels
 from tuner.compile import ArtifactStore, Toolchain
 from tuner.errors import CompilerNotFound
@@ -56,7 +66,6 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     made = new_settings(tmp_path)
     for name, value in made.environment().items():
         monkeypatch.setenv(name, value)
-    monkeypatch.delenv(KEY_VARIABLE, raising=False)
     monkeypatch.setattr("tuner.devices.local_gpu", lambda *_: None)
     toolchain = fake_nvcc.toolchain(tmp_path / "toolchain")
     monkeypatch.setattr("service.worker.builder.find_toolchain", lambda: toolchain)
@@ -137,9 +146,7 @@ def test_without_a_compiler_what_is_missing_is_counted(
 ) -> None:
     compiled = tmp_path / "unit.so"
     compiled.write_bytes(b"\x7fELF one")
-    ArtifactStore(settings.packs).publish(
-        compiled, MEMBERS[:1], fake_nvcc.toolchain(tmp_path / "elsewhere")
-    )
+    packs_of(settings).publish(compiled, MEMBERS[:1], fake_nvcc.toolchain(tmp_path / "elsewhere"))
     no_compiler(monkeypatch)
     result = bake("--winners", "-o", tmp_path / "w.gspack", code=1)
     assert "error: 3 of 4 winners' kernels are in no pack here" in result.stderr
@@ -147,9 +154,7 @@ def test_without_a_compiler_what_is_missing_is_counted(
     assert "compile --winners --from URL" in result.stderr
     assert not (tmp_path / "w.gspack").exists()
     compiled.write_bytes(b"\x7fELF others")
-    ArtifactStore(settings.packs).publish(
-        compiled, MEMBERS[1:4], fake_nvcc.toolchain(tmp_path / "elsewhere")
-    )
+    packs_of(settings).publish(compiled, MEMBERS[1:4], fake_nvcc.toolchain(tmp_path / "elsewhere"))
     assert "4 kernels in 2 packs" in bake("--winners", "-o", tmp_path / "w.gspack").stdout
 
 
@@ -163,17 +168,51 @@ def test_a_kernel_that_does_not_compile_is_named(
     assert not (tmp_path / "w.gspack").exists()
 
 
-def test_a_key_signs(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    key = "0123456789abcdef"
-    monkeypatch.setenv(KEY_VARIABLE, key)
+def test_it_is_signed_by_whoever_bakes(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "w.gspack"
     bake("--winners", "-o", path)
     bundle = Bundle.open(path, folder=tmp_path / "cache")
-    for pack_hash, signature in bundle.snapshot.packs().items():
-        assert signature == sign(key.encode(), pack_hash)
+    for pack_hash in bundle.snapshot.packs():
         assert bundle.packs.path(pack_hash)
-    monkeypatch.setenv(KEY_VARIABLE, "short")
-    assert "16 characters or more" in bake("--winners", "-o", path, code=2).stderr
+    assert bundle.snapshot.signature is not None
+    assert bundle.snapshot.signature.key == identity.signer(settings).public.id
+    monkeypatch.setenv("GEMMSMITH_TRUSTED", str(tmp_path / "nobody"))
+    elsewhere = Bundle.open(path, folder=tmp_path / "cache")
+    with pytest.raises(PackUntrusted, match="python -m gemmsmith trust"):
+        elsewhere.packs.path(elsewhere.snapshot.packs()[0])
+
+
+def test_packs_of_strangers_are_not_baked(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here, named by the winner, and of this very toolchain: compiled again all the same."""
+    compiled = tmp_path / "unit.so"
+    compiled.write_bytes(b"\x7fELF a stranger's")
+    stranger = Signer.create(tmp_path / "stranger.key")
+    toolchain = fake_nvcc.toolchain(tmp_path / "toolchain")
+    theirs = ArtifactStore(settings.packs, signer=stranger).publish(
+        compiled, MEMBERS[:4], toolchain
+    )
+    candidate = Candidate(kernel=MEMBERS[0], launch=Launch())
+    named = replace(winner(PROBLEMS[0]), candidate=candidate, pack=theirs.hash)
+    promote(settings, named)
+    path = tmp_path / "w.gspack"
+    bake("--winners", "-o", path)
+    assert theirs.hash not in Bundle.open(path).snapshot.packs()
+    # Until somebody says whose it is.
+    (trusted_folder() / "stranger.pub").write_text(stranger.public.line)
+    try:
+        bake("--winners", "-o", path)
+        assert theirs.hash in Bundle.open(path).snapshot.packs()
+    finally:
+        (trusted_folder() / "stranger.pub").unlink()
+    bake("--winners", "-o", path)
+    assert theirs.hash not in Bundle.open(path).snapshot.packs()
+    monkeypatch.setenv("GEMMSMITH_UNSIGNED", "1")
+    bake("--winners", "-o", path)
+    assert theirs.hash in Bundle.open(path).snapshot.packs()
 
 
 @pytest.mark.parametrize(

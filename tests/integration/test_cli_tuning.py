@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from gemmsmith.problem import DType, Problem
+from service import identity
 from service.settings import Settings
 from tests.support.recordings import BEST_US, CUBLAS_US, best_of, record
 from tests.support.serving import H200, new_settings, running
 from tuner.jobs import Queue
 from tuner.store import Store
+from tuner.store.statement import is_believed
 
 PROBLEMS = (
     Problem(m=256, n=4096, k=4096),
@@ -80,6 +82,7 @@ def test_tune_finds_the_recorded_optimum(settings: Settings) -> None:
         stored = store.winner(PROBLEMS[0], H200.slug)
         assert stored is not None
         assert stored.replayed
+        assert is_believed(stored, identity.trusted(settings))
         assert any(s.trial.failure for s in store.trials(problem=PROBLEMS[0]))
     text = gemmsmith(settings, "best", 256, 4096, 4096).stdout
     assert best_of(PROBLEMS[0]).kernel.name in text

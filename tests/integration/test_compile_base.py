@@ -19,9 +19,9 @@ from service.cli.main import app
 from service.settings import Settings
 from tests.support import fake_nvcc
 from tests.support.replacing import replace
-from tests.support.serving import H100, H200, new_settings, promote, running, winner
+from tests.support.serving import H100, H200, new_settings, packs_of, promote, running, winner
 from tuner.backends import kernels
-from tuner.compile import ArtifactStore, Toolchain
+from tuner.compile import Toolchain
 from tuner.search.base import DTYPES, base_kernels
 from tuner.store import Store
 from tuner.trial import Winner
@@ -141,8 +141,8 @@ def test_the_base_comes_from_a_service_that_has_it(
 ) -> None:
     there = new_settings(tmp_path / "there")
     compiled = tmp_path / "unit.so"
-    compiled.write_bytes(b"two kernels")
-    ArtifactStore(there.packs).publish(compiled, MEMBERS[:2], toolchain)
+    compiled.write_bytes(b"".join(kernel.name.encode() + b"\0" for kernel in MEMBERS[:2]))
+    packs_of(there).publish(compiled, MEMBERS[:2], toolchain)
     with running(there) as http:
         found = document(compile_("--from", http.base_url, "--json"))
     assert (found["counts"]["fetched"], found["counts"]["compiled"]) == (2, 4)

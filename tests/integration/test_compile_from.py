@@ -3,92 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 import msgspec
 import pytest
-from typer.testing import CliRunner, Result
 
-from gemmsmith.candidate import Candidate
 from gemmsmith.client import Client
 from gemmsmith.errors import PackCorrupt, ServiceFault, ServiceUnavailable
-from gemmsmith.launch import Launch
-from gemmsmith.problem import Problem
-from service.cli.main import app
-from service.settings import Settings
 from tests.support import fake_nvcc
+from tests.support.machines import MEMBERS, Machine, Meddling, compile_, document, taking
 from tests.support.replacing import replace
-from tests.support.serving import new_settings, promote, running, winner
-from tuner.backends import kernels
-from tuner.compile import ArtifactStore, Manifest, Pack, Toolchain
+from tests.support.serving import running
+from tuner.backends.unit import kernel_digest
+from tuner.compile import Manifest, Pack, Toolchain
 from tuner.compile.fetch import fetch
 from tuner.errors import CompilerNotFound
 from tuner.store import Store
-
-MEMBERS = kernels(Problem(m=64, n=64, k=64))[:8]
-
-
-@dataclass(kw_only=True)
-class Machine:
-    """One machine's settings, packs and compiler."""
-
-    settings: Settings
-    toolchain: Toolchain
-
-    @property
-    def packs(self) -> ArtifactStore:
-        return ArtifactStore(self.settings.packs)
-
-    def publish(self, *members: int, toolchain: Toolchain | None = None) -> Pack:
-        """As if these had been compiled here; the bytes are no real shared object."""
-        compiled = self.settings.packs.parent / "unit.so"
-        compiled.write_bytes(os.urandom(10_000))
-        held = [MEMBERS[member] for member in members]
-        return self.packs.publish(compiled, held, toolchain or self.toolchain)
-
-    def files(self) -> set[str]:
-        return {path.name for path in self.settings.packs.iterdir()}
-
-
-def machine(folder: Path) -> Machine:
-    folder.mkdir()
-    return Machine(
-        settings=new_settings(folder), toolchain=fake_nvcc.toolchain(folder / "toolchain")
-    )
-
-
-@pytest.fixture
-def there(tmp_path: Path) -> Machine:
-    """The machine that the service runs on."""
-    return machine(tmp_path / "there")
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """The machine of the command; its winners are MEMBERS 0 … 3, and nothing is compiled."""
-    made = machine(tmp_path / "here")
-    for name, value in made.settings.environment().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("service.worker.builder.find_toolchain", lambda: made.toolchain)
-    monkeypatch.setattr("gemmsmith.retry.RetryPolicy.delay", lambda *_: None)
-    for i, member in enumerate(MEMBERS[:4]):
-        problem = Problem(m=64 << i, n=64, k=64)
-        candidate = Candidate(kernel=member, launch=Launch())
-        promote(made.settings, replace(winner(problem), candidate=candidate))
-    return made
-
-
-@pytest.fixture
-def url(there: Machine) -> Iterator[str]:
-    with running(there.settings) as http:
-        yield str(http.base_url)
 
 
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,34 +29,6 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         raise CompilerNotFound("no nvcc ≥ 12.8. Install one.")
 
     monkeypatch.setattr("service.worker.builder.find_toolchain", nothing)
-
-
-def compile_(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, ["compile", "--winners", *map(str, arguments)])
-    assert result.exit_code == code, result.output
-    return result
-
-
-def document(result: Result) -> Any:
-    """What `--json` printed; the service, which is in this process, logs to stdout too."""
-    return json.loads(result.stdout[result.stdout.index("{\n") :])
-
-
-class Meddling(httpx.BaseTransport):
-    """The network, with somebody in between who may change or break what comes back."""
-
-    def __init__(self, meddle: Callable[[httpx.Request, bytes], bytes]) -> None:
-        self._network = httpx.HTTPTransport()
-        self._meddle = meddle
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        response = self._network.handle_request(request)
-        content = self._meddle(request, response.read())
-        response.close()
-        return httpx.Response(response.status_code, content=content)
-
-    def close(self) -> None:
-        self._network.close()
 
 
 def tampered(pack: Pack) -> Callable[[httpx.Request, bytes], bytes]:
@@ -152,13 +57,19 @@ def test_what_the_service_has_is_fetched_and_the_rest_compiled(
         assert taken is not None
         assert taken.path.read_bytes() == pack.path.read_bytes()
     manifests = dict(here.packs.manifests())
-    for pack_hash, manifest in there.packs.manifests():
-        assert (manifests.get(pack_hash) == manifest) == (pack_hash in (both.hash, single.hash))
+    theirs = dict(there.packs.manifests())
+    for pack, held in ((both, MEMBERS[:2]), (single, MEMBERS[2:3])):
+        manifest = manifests[pack.hash]
+        assert manifest.statement(pack.hash) == theirs[pack.hash].statement(pack.hash)
+        assert manifest.signature == theirs[pack.hash].signature
+        assert manifest.taken == sorted(map(kernel_digest, held))
+    assert here.packs.find(MEMBERS[5]) is None  # it came along, and nobody asked for it
     with Store.open(here.settings.database) as store:
         assert store.pack_for(MEMBERS[0].name) == both.hash
         assert store.pack_for(MEMBERS[1].name) == both.hash
         assert store.pack_for(MEMBERS[2].name) == single.hash
         assert store.pack_for(MEMBERS[3].name) is not None
+        assert store.pack_for(MEMBERS[5].name) is None
 
 
 def test_what_is_here_needs_no_service(here: Machine, there: Machine) -> None:
@@ -239,13 +150,6 @@ def test_tampered_bytes_are_refused_by_name_and_the_kernel_is_compiled(
     assert here.packs.get(good.hash) is not None
 
 
-def taking(url: str, here: Machine, meddle: Callable[[httpx.Request, bytes], bytes]) -> list[str]:
-    """Fetch MEMBERS 0 … 3 through somebody who meddles; the hash of each that came, or ""."""
-    with Client(url, cache_dir=None, retries=0, transport=Meddling(meddle)) as client:
-        found = fetch(client, here.packs, MEMBERS[:4], toolchain=here.toolchain.digest)
-        return [item.pack.hash if item.pack else "" for item in found]
-
-
 def test_an_older_pack_stands_in_for_a_refused_one(here: Machine, there: Machine, url: str) -> None:
     older = there.publish(0, 1, 2, 3)
     newer = there.publish(0, 1, 2, 3)
@@ -290,7 +194,7 @@ def test_a_service_that_accepts_and_says_nothing_is_given_up_on(here: Machine) -
             Client(url, cache_dir=None, retries=0, timeout=0.2) as client,
             pytest.raises(ServiceUnavailable, match=url),
         ):
-            list(fetch(client, here.packs, MEMBERS, toolchain=None))
+            list(fetch(client, here.packs, MEMBERS, toolchain=None, trusted=None))
     assert here.files() == set()
 
 

@@ -13,6 +13,7 @@ from gemmsmith.kernel import Kernel
 from tests.support.docs import ROOT, Session, assert_like, steps, tools
 from tests.support.openapi import described
 from tests.support.processes import serving
+from tests.support.serving import own_signer
 from tuner.compile import ArtifactStore, Toolchain
 from tuner.store import Store
 
@@ -26,7 +27,8 @@ def publish_a_pack(folder: Path, kernel: Kernel) -> None:
     compiled.write_bytes(b"\x7fELF not really")
     toolchain = Toolchain(nvcc=Path("nvcc"), version="13.0.88", origin="wheels")
     state = folder / "state"
-    pack = ArtifactStore(state / "packs").publish(compiled, [kernel], toolchain)
+    packs = ArtifactStore(state / "packs", signer=own_signer())
+    pack = packs.publish(compiled, [kernel], toolchain)
     with Store.open(f"sqlite:///{state}/gemmsmith.db") as store:
         store.add_pack(pack.hash, pack.toolchain, [kernel], pack.path.stat().st_size)
 

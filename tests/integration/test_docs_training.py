@@ -21,7 +21,7 @@ from gemmsmith import Bundle
 from gemmsmith.answer import Ratio
 from gemmsmith.problem import Problem
 from tests.support import fake_nvcc
-from tests.support.serving import H200
+from tests.support.serving import H200, own_signer
 from tuner.compile import ArtifactStore
 from tuner.store import Store
 
@@ -111,6 +111,6 @@ def compile_winner(folder: Path, database: str) -> None:
     assert winner.candidate is not None
     compiled = folder / "unit.so"
     compiled.write_bytes(b"\x7fELF nobody runs this")
-    ArtifactStore(folder / "packs").publish(
+    ArtifactStore(folder / "packs", signer=own_signer()).publish(
         compiled, [winner.candidate.kernel], fake_nvcc.toolchain(folder / "toolchain")
     )

@@ -18,8 +18,8 @@ from gemmsmith.problem import Problem
 from service.http.app import create_app
 from service.settings import Settings
 from tests.support.openapi import REFRESH, SNAPSHOT, described, routes, text
-from tests.support.serving import H200, new_settings, promote, running, trial, winner
-from tuner.compile import ArtifactStore, Toolchain
+from tests.support.serving import H200, new_settings, packs_of, promote, running, trial, winner
+from tuner.compile import Toolchain
 from tuner.store import Store
 
 KNOWN = Problem(m=4096, n=4096, k=4096)
@@ -126,7 +126,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         store.add_trials([trial(KNOWN, index) for index in range(3)])
     compiled = folder / "unit.so"
     compiled.write_bytes(b"\x7fELF not really")
-    ArtifactStore(settings.packs).publish(
+    packs_of(settings).publish(
         compiled,
         [trial(KNOWN).candidate.kernel],
         Toolchain(nvcc=Path("nvcc"), version="13.0.88", origin="wheels"),
@@ -175,6 +175,7 @@ def test_answers_are_described_to_the_last_member(client: httpx.Client) -> None:
         ("GET", "/keys", "/keys", None),
         ("DELETE", "/keys/{name}", "/keys/one", None),
         ("GET", "/audit", "/audit", None),
+        ("GET", "/signing-key", "/signing-key", None),
         ("GET", "/healthz", "/healthz", None),
         ("GET", "/readyz", "/readyz", None),
         ("GET", "/metrics", "/metrics", None),

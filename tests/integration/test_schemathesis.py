@@ -19,8 +19,8 @@ import pytest
 
 from gemmsmith.problem import Problem
 from service.settings import Settings
-from tests.support.serving import new_settings, promote, running, trial, winner
-from tuner.compile import ArtifactStore, Toolchain
+from tests.support.serving import new_settings, packs_of, promote, running, trial, winner
+from tuner.compile import Toolchain
 from tuner.store import Store
 from tuner.store.keys import Scope
 
@@ -41,7 +41,7 @@ def filled(folder: Path, *, require_keys: bool) -> Settings:
         store.add_trials([trial(EXAMPLE, index) for index in range(3)])
     compiled = folder / "unit.so"
     compiled.write_bytes(b"\x7fELF not really")
-    ArtifactStore(settings.packs).publish(
+    packs_of(settings).publish(
         compiled,
         [trial(EXAMPLE).candidate.kernel],
         Toolchain(nvcc=Path("nvcc"), version="13.0.88", origin="wheels"),

@@ -14,8 +14,9 @@ from pathlib import Path
 import httpx
 
 from gemmsmith.problem import Problem
+from service import identity
 from tests.support.processes import SERVE, commands, serving
-from tests.support.serving import new_settings, promote, winner
+from tests.support.serving import new_settings, winner
 from tuner.store import Store
 
 NO_TORCH = """
@@ -46,9 +47,9 @@ def test_the_printed_lines_work_as_printed(tmp_path: Path) -> None:
     from tuner.exchange import export_winners
 
     made = new_settings(tmp_path)
-    promote(made, winner(Problem(m=4096, n=4096, k=4096)))
     (tmp_path / "winners").mkdir(exist_ok=True)
-    with Store.open(made.database) as store:
+    with Store.open(made.database, signer=identity.signer(made)) as store:
+        store.promote(winner(Problem(m=4096, n=4096, k=4096)))
         export_winners(store, tmp_path / "winners" / "h200.jsonl")
     with serving(tmp_path) as (process, banner):
         lookup, tune, events = commands(banner)

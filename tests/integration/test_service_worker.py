@@ -105,6 +105,8 @@ def test_the_printed_order_is_tuned_and_then_served(
     assert seen[-1].data["winner_revision"] == answer["revision"]
     trials = httpx.get(f"{base_url(banner)}/results?job={job['id']}&phase=screen").json()["trials"]
     assert len(trials) >= 1
+    [kept] = httpx.get(f"{base_url(banner)}/winners").json()["winners"]
+    assert len(kept["signature"]["key"]) == 16  # the worker says that it measured this
 
 
 def test_what_was_not_recorded_fails_at_once_and_says_what_was(

@@ -9,10 +9,13 @@ import pytest
 
 from gemmsmith import Client, Match, Use
 from gemmsmith.problem import DType, Problem
+from gemmsmith.signing import Trusted
 from service.cli.serve import prepare
+from service.settings import Settings
 from tests.support.serving import new_settings, running
 from tuner.backends import refusal
 from tuner.exchange import read_winners
+from tuner.store.statement import is_believed
 from tuner.suites import load
 from tuner.trial import Winner
 
@@ -62,6 +65,17 @@ def test_every_shipped_winner_is_verified_paired_and_says_where_it_was_measured(
         assert not winner.replayed, problem
         # Never slower: CUTLASS only where the interval of its speed-up lies wholly above 1.
         assert winner.use is Use.CUBLAS or winner.speedup.ci_low > 1.0, problem
+
+
+def test_every_shipped_winner_is_signed_by_a_key_that_is_shipped_with_it(
+    shipped: dict[Problem, Winner],
+) -> None:
+    trusted = Trusted.load(Settings.load({}).shipped_keys)
+    for path in (CONFIGS / "winners").glob("*.jsonl"):
+        for winner in read_winners(path):
+            assert is_believed(winner, trusted), (path, winner.problem)
+    some = next(iter(shipped.values()))
+    assert not is_believed(some, Trusted())
 
 
 def test_the_client_reads_every_answer_of_the_suite_from_a_running_service(

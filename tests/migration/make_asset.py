@@ -22,8 +22,10 @@ from tests.support.replacing import replace
 from tuner.jobs import Queue
 from tuner.store import Store, head
 from tuner.store.keys import LONGEST_LIFE_S, Scope
+from tuner.trial import WinnerSignature
 
 ASSETS = Path(__file__).parent / "assets"
+SIGNATURE = WinnerSignature(key="0123456789abcdef", value="c2lnbmVk", pack="c0ffee")
 
 
 def fill(store: Store) -> None:
@@ -33,7 +35,12 @@ def fill(store: Store) -> None:
     store.add_pack("c0ffee", "toolchain", [trial(1).candidate.kernel], 123_456)
     store.promote(replace(winner(time=12.0), promoted_at="2026-11-20T10:00:00.000+00:00"))
     store.promote(
-        replace(winner(time=11.0), promoted_at="2026-11-20T11:00:00.000+00:00", pack="c0ffee")
+        replace(
+            winner(time=11.0),
+            promoted_at="2026-11-20T11:00:00.000+00:00",
+            pack="c0ffee",
+            signature=SIGNATURE,
+        )
     )
     store.promote(
         replace(winner(fp16, 9.0), replayed=True, promoted_at="2026-11-20T12:00:00.000+00:00")
@@ -54,6 +61,7 @@ def fill(store: Store) -> None:
         saving_us=1.5,
         deadline_s=1e10,
         ordered_by="ci",
+        idempotency_key="key-1",
     )
     store.keys.create("ci", Scope.TUNE, expires_in_s=LONGEST_LIFE_S, job_limit=50)
     store.keys.create("me", Scope.ADMIN)

@@ -16,6 +16,7 @@ from pathlib import Path
 from gemmsmith.problem import DType, Layout, Problem
 from gemmsmith.tuning import Effort
 from tests.support.records import DEVICE, ENVIRONMENT, PROBLEM, failed_trial, trial, winner
+from tests.support.shipped import TRUSTED
 from tuner.exchange import import_winners
 from tuner.jobs import Queue
 from tuner.store import Store
@@ -27,7 +28,7 @@ FP16 = Problem(m=13, n=127, k=1000, batch=2, dtype=DType.FP16, layout=Layout.NT)
 def fill(store: Store) -> None:
     """Shipped winners, two tuned problems, trials, jobs with their events, keys and a pin."""
     for path in sorted(Path("configs/winners").glob("*.jsonl")):
-        import_winners(store, path)
+        import_winners(store, path, TRUSTED)
     store.add_trials([trial(1, job="job-1"), trial(2, FP16), failed_trial(3)])
     store.add_pack("c0ffee", "toolchain", [trial(1).candidate.kernel], 123_456)
     store.promote(winner(time=12.0))

@@ -10,12 +10,13 @@ from alembic.script import ScriptDirectory
 
 from gemmsmith.problem import DType, Layout, Problem
 from gemmsmith.tuning import JobState
-from tests.migration.make_asset import ASSETS
+from tests.migration.make_asset import ASSETS, SIGNATURE
 from tests.support.records import DEVICE, ENVIRONMENT, PROBLEM, failed_trial, trial
 from tuner.jobs import Job, Queue
 from tuner.store import Store, current, head, upgrade
 from tuner.store.keys import Scope
 from tuner.store.schema import _config
+from tuner.store.statement import is_intact
 
 AUDITED = ["promoted"] * 3 + ["pinned", "key-created", "key-created", "key-revoked"]
 FROZEN = sorted(ASSETS.glob("*.sql"))
@@ -50,7 +51,12 @@ def test_a_frozen_database_is_upgraded_and_read(asset: Path, tmp_path: Path) -> 
         assert trials == [trial(1, job="job-1"), trial(2, FP16), failed_trial(3)]
         assert store.devices() == [DEVICE]
         assert store.environments() == [ENVIRONMENT]
-        assert [entry.revision for entry in store.history(PROBLEM, DEVICE.slug)] == [2, 1]
+        newest, first = store.history(PROBLEM, DEVICE.slug)
+        assert (newest.revision, first.revision) == (2, 1)
+        assert newest.signature == (None if asset.stem < "0005" else SIGNATURE)
+        # What was there before goes on being answered, though nobody can tell if it was altered.
+        assert all(is_intact(entry) for entry in (newest, first))
+        assert bool(newest.digest) is (asset.stem >= "0005")
         pinned = store.winner(PROBLEM, DEVICE.slug)
         assert pinned is not None
         assert (pinned.revision, pinned.statistics and pinned.statistics.median_us) == (1, 12.0)
@@ -75,6 +81,10 @@ def test_a_frozen_database_is_upgraded_and_read(asset: Path, tmp_path: Path) -> 
         assert leased is not None
         assert leased.job.id == waiting.id
         check_access(store, waiting, older=asset.stem < "0003")
+        assert queue.enqueue(PROBLEM, idempotency_key="key-1") == (done, False)
+        if asset.stem >= "0006":  # each API key has its own
+            owned, created = queue.enqueue(PROBLEM, ordered_by="ci", idempotency_key="key-1")
+            assert (owned.id, created) == (waiting.id, False)
 
 
 def check_access(store: Store, waiting: Job, *, older: bool) -> None:
@@ -86,4 +96,8 @@ def check_access(store: Store, waiting: Job, *, older: bool) -> None:
     )
     actions = [entry.action for entry in reversed(store.audit.entries())]
     assert actions == ([] if older else AUDITED)
+    assert store.audit.verify().fault is None
+    assert store.audit.verify().entries == len(actions)
+    store.keys.create("after", Scope.READ)
+    assert store.audit.verify().fault is None
     assert (waiting.ordered_by, waiting.deadline_at is None) == (None if older else "ci", older)

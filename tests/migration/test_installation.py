@@ -18,6 +18,7 @@ from gemmsmith.tuning import JobState
 from tests.migration.make_asset import ASSETS
 from tests.support.records import DEVICE, PROBLEM, failed_trial, trial
 from tests.support.replacing import replace
+from tests.support.shipped import TRUSTED
 from tuner.exchange import Imported, import_winners, read_winners
 from tuner.jobs import Queue
 from tuner.store import Store, current, head, upgrade
@@ -104,8 +105,10 @@ def test_nothing_is_lost_and_nothing_is_added_twice(
             shipped = read_winners(path)
             # What is served for PROBLEM is pinned: no import changes it.
             old = sum(w.promoted_at < FROZEN or w.problem == PROBLEM for w in shipped)
-            assert import_winners(store, path) == Imported(added=len(shipped) - old, kept=old), path
-            assert import_winners(store, path) == Imported(added=0, kept=len(shipped)), path
+            found = import_winners(store, path, TRUSTED)
+            assert found == Imported(added=len(shipped) - old, kept=old), path
+            again = import_winners(store, path, TRUSTED)
+            assert again == Imported(added=0, kept=len(shipped)), path
 
 
 def check_use(store: Store) -> None:
@@ -129,7 +132,7 @@ def check_use(store: Store) -> None:
     assert [event.kind for event in queue.events(done.id)] == [
         "created", "started", "progress", "finished",
     ]  # fmt: skip
-    same, created = queue.enqueue(PROBLEM, idempotency_key="key-1")
+    same, created = queue.enqueue(PROBLEM, ordered_by="ci", idempotency_key="key-1")
     assert (same.id, created) == (done.id, False)
     assert [key.name for key in store.keys.list()] == ["ci"]
     assert [key.name for key in store.keys.list(inactive=True)] == ["me", "ci"]

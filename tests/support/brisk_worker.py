@@ -7,6 +7,8 @@
   comes fails, as it does on a GPU.
 - `GEMMSMITH_TEST_PAUSE_S`: how long each candidate takes, so that a fault meets a job half done.
 - `GEMMSMITH_TEST_TTL_S`: how long a lease lasts.
+- `GEMMSMITH_TEST_FREEZE`, a file: removes it, if it is there, in the middle of a write to the
+  database, and freezes.
 - `GEMMSMITH_TEST_CLOCK`, a file: by how many seconds SQLite's clock is off.
 """
 
@@ -14,12 +16,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+
+from sqlalchemy import Connection, Engine, event
 
 from gemmsmith.problem import Problem
 from service.worker import builder, process
@@ -56,11 +62,21 @@ def _refused(trial: Trial) -> Trial:
     return replace(trial, statistics=None, samples_us=(), correctness=None, failure=failure)
 
 
+def freeze(connection: Connection) -> None:
+    """Stop for good before a commit, holding all the locks of the transaction, if so ordered."""
+    if connection.get_execution_options().get("gemmsmith_writes"):
+        with suppress(FileNotFoundError):
+            Path(os.environ["GEMMSMITH_TEST_FREEZE"]).unlink()
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def main() -> int:
     ttl_s = float(os.environ.get("GEMMSMITH_TEST_TTL_S", TTL_S))
     process.Worker = partial(Worker, ttl_s=ttl_s, poll_s=0.1)  # type: ignore[misc, assignment]
     ReplayDevice.screen = screen_slowly  # type: ignore[method-assign]
     clocks.install()
+    if "GEMMSMITH_TEST_FREEZE" in os.environ:
+        event.listen(Engine, "commit", freeze)
     if folder := os.environ.get("GEMMSMITH_TEST_NVCC"):
         ReplayDevice.needs_packs = True
         builder.find_toolchain = lambda: fake_nvcc.toolchain(Path(folder))

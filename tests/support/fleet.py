@@ -17,6 +17,7 @@ import httpx
 import psutil
 
 from gemmsmith.tuning import JobState
+from service.worker.supervisor import SILENT_S
 from tests.support.processes import until
 from tests.support.shipped import DEVICE, SWEEPS
 from tuner.jobs import Queue
@@ -24,13 +25,18 @@ from tuner.store import Store
 
 WORKER = (sys.executable, "-m", "tests.support.brisk_worker")
 SERVE = f"""
-import sys
+import os, sys
 from functools import partial
 from service.cli import serve
 from service.settings import Settings
 from tests.support import clocks
 clocks.install()
-serve.WorkerSupervisor = partial(serve.WorkerSupervisor, command={WORKER!r}, first_pause_s=0.2)
+serve.WorkerSupervisor = partial(
+    serve.WorkerSupervisor,
+    command={WORKER!r},
+    first_pause_s=0.2,
+    silent_s=float(os.environ.get("GEMMSMITH_TEST_SILENT_S", {SILENT_S})),
+)
 sys.exit(serve.serve(Settings.load(), worker="worker" in sys.argv))
 """
 

@@ -41,24 +41,30 @@ def main(url: str, sweeps: Path) -> None:
             job, _ = Queue(store).enqueue(problem, effort=Effort.QUICK)
         sys.stdout.write(f"{job.id}\n")
         sys.stdout.flush()
-        killed = in_child(partial(work, settings, device, n))
+        killed = in_child(partial(work, settings, device, n, "commit", signal.SIGKILL))
         if not killed:
             return
         with Store.open(url) as store, store.database.write() as session:
             session.execute(text("UPDATE jobs SET lease_expires_at = 1 WHERE state = 'running'"))
-        in_child(partial(work, settings, device, 0))
+        in_child(partial(work, settings, device))
     raise AssertionError("a job of so many commits?")
 
 
-def work(settings: Settings, device: Device, die_at: int) -> None:
-    """Work until there is nothing to do, or the `die_at`-th commit."""
-    commits = count(1)
+def work(
+    settings: Settings,
+    device: Device,
+    at: int = 0,
+    moment: str = "commit",
+    then: signal.Signals = signal.SIGKILL,
+) -> None:
+    """Work until there is nothing to do; just before the `at`-th "begin" or "commit", a signal."""
+    writes = count(1)
 
-    def on_commit(connection: Connection) -> None:
-        if connection.get_execution_options().get("gemmsmith_writes") and next(commits) == die_at:
-            os.kill(os.getpid(), signal.SIGKILL)
+    def on_write(connection: Connection) -> None:
+        if connection.get_execution_options().get("gemmsmith_writes") and next(writes) == at:
+            os.kill(os.getpid(), then)
 
-    event.listen(Engine, "commit", on_commit)
+    event.listen(Engine, moment, on_write)
     with Store.open(settings.database) as store:
         tuning = Tuning(settings, store, device)
         Worker(Queue(store), tuning, devices=[device.model.slug], ttl_s=TTL_S).run(until_idle=True)
@@ -66,6 +72,15 @@ def work(settings: Settings, device: Device, die_at: int) -> None:
 
 def in_child(task: Callable[[], None]) -> bool:
     """Run the task in a fork of this process; whether that was killed."""
+    _, status = os.waitpid(fork(task), 0)
+    if os.WIFSIGNALED(status):
+        return True
+    assert os.WEXITSTATUS(status) == 0
+    return False
+
+
+def fork(task: Callable[[], None]) -> int:
+    """Begin the task in a fork of this process; its id."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -74,11 +89,7 @@ def in_child(task: Callable[[], None]) -> bool:
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
-    _, status = os.waitpid(pid, 0)
-    if os.WIFSIGNALED(status):
-        return True
-    assert os.WEXITSTATUS(status) == 0
-    return False
+    return pid
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Requests that a service must refuse: random, but the same for a seed. None of them is an order.
 
 Each is either a `Call`, sound HTTP that asks for something impossible, or a `Raw`, bytes for a
-socket that may be no HTTP at all.
+socket that may be no HTTP at all. Half of them are to any route (`tests.support.oddities`); those
+may be answered, as an odd filter finds nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 from urllib.parse import quote, urlencode
+
+from tests.support.oddities import odd_request
 
 ASKED: dict[str, Any] = {
     "m": 4096, "n": 4096, "k": 4096, "batch": 1, "dtype": "bf16", "layout": "tn",
@@ -63,10 +66,14 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Raw:
-    """Bytes. `whole` says that they want an answer; else they may end in the middle."""
+    """Bytes. `whole` says that they want an answer; else they may end in the middle.
+
+    `odd` ones may be answered.
+    """
 
     sent: bytes
     whole: bool = True
+    odd: bool = False
 
 
 def malformed(seed: int) -> Iterator[Call | Raw]:
@@ -74,6 +81,7 @@ def malformed(seed: int) -> Iterator[Call | Raw]:
     random = Random(seed)
     while True:
         yield random.choice(KINDS)(random)
+        yield Raw(sent=odd_request(random), odd=True)
 
 
 def _wrong_value(random: Random) -> Call:

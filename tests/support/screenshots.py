@@ -24,6 +24,7 @@ from service.pages import addresses
 from service.settings import Settings
 from tests.support.browsing import browser
 from tests.support.serving import new_settings, running
+from tests.support.shipped import TRUSTED
 from tuner.exchange import import_winners
 from tuner.jobs import Queue
 from tuner.store import Store
@@ -44,7 +45,7 @@ def main(folder: Path) -> None:
         )
         with Store.open(settings.database) as store:
             for shipped in sorted((ROOT / "configs" / "winners").glob("*.jsonl")):
-                import_winners(store, shipped)
+                import_winners(store, shipped, TRUSTED)
             for problem in (*ALSO_TUNED, NOT_RECORDED):
                 Queue(store).enqueue(problem)
             with running(settings) as http:

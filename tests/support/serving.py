@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -16,14 +17,17 @@ from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.launch import Launch
 from gemmsmith.problem import Problem
+from gemmsmith.signing import Signer
+from service import identity
 from service.http.app import create_app
-from service.http.protocol import Protocol
+from service.http.server import server_config
 from service.settings import Settings
 from tests.support.replacing import replace
 from tests.support.sqlite import empty_store
 from tuner.backends import kernels
+from tuner.compile import ArtifactStore
 from tuner.store import Store, upgrade
-from tuner.store.database import parse_url, sqlite_path
+from tuner.store.database import create_private, parse_url, sqlite_path
 from tuner.trial import Phase, Trial, Winner
 
 H200 = DeviceModel(
@@ -90,6 +94,7 @@ def new_settings(folder: Path, **values: object) -> Settings:
             "packs": folder / "packs",
             "winners": folder / "winners",
             "sweeps": folder / "sweeps",
+            "signing_key": Path(os.environ["GEMMSMITH_SIGNING_KEY"]),
             "port": 0,
             "events_poll_s": 0.02,
             **values,
@@ -100,8 +105,20 @@ def new_settings(folder: Path, **values: object) -> Settings:
     if path is None or path.exists():
         upgrade(settings.database)
     else:
+        create_private(path)
         path.write_bytes(empty_store())
     return settings
+
+
+def own_signer() -> Signer:
+    """What the installation of these tests signs with; these tests believe it."""
+    key = Path(os.environ["GEMMSMITH_SIGNING_KEY"])
+    return identity.signer(Settings.load({}, signing_key=key))
+
+
+def packs_of(settings: Settings) -> ArtifactStore:
+    """The packs folder as an installation's builder publishes to it, signing."""
+    return ArtifactStore(settings.packs, signer=identity.signer(settings))
 
 
 def promote(settings: Settings, *winners: Winner) -> None:
@@ -115,14 +132,7 @@ def running(settings: Settings) -> Iterator[httpx.Client]:
     """A client of the application, served by uvicorn from a thread."""
     app = create_app(settings)
     server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            host="127.0.0.1",
-            port=0,
-            http=Protocol,
-            log_config=None,
-            timeout_graceful_shutdown=5,
-        )
+        server_config(app, settings, host="127.0.0.1", port=0, timeout_graceful_shutdown=5)
     )
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from gemmsmith.problem import Problem
+from gemmsmith.signing import Trusted
 from tuner.devices import open_device
 from tuner.exchange import read_winners
 from tuner.trial import Winner
@@ -15,6 +16,8 @@ ROOT = Path(__file__).parents[2]
 SWEEPS = ROOT / "configs" / "sweeps"
 DEVICE = "replay:nvidia-h200-132sm"
 SLUG = "nvidia-h200-132sm"
+TRUSTED = Trusted.load(ROOT / "configs" / "trusted")
+"""Whoever signed the shipped winners."""
 
 
 @cache
@@ -24,9 +27,13 @@ def recorded_problems() -> tuple[Problem, ...]:
     return problems
 
 
+def shipped_files() -> list[Path]:
+    """The files of shipped winners."""
+    return sorted((ROOT / "configs" / "winners").glob("*.jsonl"))
+
+
 def shipped_winners() -> list[Winner]:
     """The shipped winners of recorded problems, whose packs are not on this machine."""
-    files = sorted((ROOT / "configs" / "winners").glob("*.jsonl"))
-    found = {winner.problem: winner for file in files for winner in read_winners(file)}
+    found = {winner.problem: winner for file in shipped_files() for winner in read_winners(file)}
     known = (found[problem] for problem in recorded_problems() if problem in found)
     return [replace(winner, pack=None) for winner in known]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from gemmsmith.answer import Config, Use
 from gemmsmith.launch import Launch
 from gemmsmith.problem import Problem
+from gemmsmith.signing import Signer, trusted_folder
 from gemmsmith.snapshot import Row, Snapshot
 from tests.support.candidates import KERNEL
 from tests.support.replacing import replace
@@ -35,5 +37,13 @@ def document(*rows: dict[str, Any]) -> bytes:
     )
 
 
-def snapshot(*rows: Row) -> Snapshot:
-    return Snapshot.of(H200, rows)
+def snapshot(*rows: Row, signer: Signer | None = None) -> Snapshot:
+    return Snapshot.of(H200, rows, signer)
+
+
+def trusted_signer(folder: Path, *, name: str = "signer") -> Signer:
+    """A new key that this process believes: its file, to revoke it, is `<name>.pub`."""
+    made = Signer.create(folder / f"{name}.key")
+    trusted_folder().mkdir(parents=True, exist_ok=True)
+    (trusted_folder() / f"{name}.pub").write_text(made.public.line)
+    return made

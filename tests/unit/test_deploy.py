@@ -15,6 +15,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from service.cli.main import app
+from service.http.connections import HEALTH_RESERVE, OTHER_FILES
 from service.settings import PREFIX, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,6 +127,16 @@ def test_units_wait_longer_than_the_service_takes_to_stop() -> None:
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
     for service in compose["services"].values():
         assert int(service["stop_grace_period"].removesuffix("s")) > patience
+
+
+def test_units_may_open_the_files_that_all_connections_need() -> None:
+    needed = Settings.model_fields["connections"].default + OTHER_FILES + HEALTH_RESERVE
+    for name in ("gemmsmith.service", "gemmsmith-worker@.service"):
+        text = (DEPLOY / name).read_text(encoding="utf-8")
+        (limit,) = re.findall(r"^LimitNOFILE=(\d+)$", text, re.MULTILINE)
+        assert int(limit) >= needed
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
+    assert compose["services"]["service"]["ulimits"]["nofile"] >= needed
 
 
 def test_the_wrapper_is_a_shell_script() -> None:

@@ -18,7 +18,8 @@ from pathlib import Path
 import msgspec
 
 from gemmsmith.errors import PackCorrupt
-from tuner.compile.artifacts import ArtifactStore, Manifest
+from tuner.compile.artifacts import ArtifactStore
+from tuner.compile.manifest import Manifest
 
 _END = "end.json"
 

@@ -5,7 +5,8 @@ which toolchain built it. Publication is atomic: both files are written aside, f
 the manifest last, and a pack without a manifest does not exist. What is damaged or truncated is
 removed and counts as a miss. Several processes may publish the same kernels at once: each
 pack is whole, and any of them is found. With a size limit, publishing removes the packs that were
-not used for longest (`tuner.compile.eviction`); "used" is found or got.
+not used for longest (`tuner.compile.eviction`); "used" is found or got. What is published is
+signed, and only what somebody who is believed has signed is found.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ import re
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from gemmsmith.errors import PackCorrupt
+from gemmsmith.errors import PackCorrupt, Untrusted
 from gemmsmith.files import publish
 from gemmsmith.kernel import AnyKernel
+from gemmsmith.signing import Signer, Trusted
 from tuner.backends.unit import kernel_digest
 from tuner.compile.eviction import ASIDE, Evictor, SizeLimit, locked, mark_used
+from tuner.compile.manifest import Manifest, Pack
 from tuner.compile.toolchain import Toolchain
 from tuner.errors import DiskFull
 
@@ -41,50 +43,35 @@ _SETTLE_NS = 2_000_000_000
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pack:
-    """A compiled shared object; a kernel's index in it is its position in `kernels`.
-
-    `toolchain` is the digest of what built it.
-    """
-
-    hash: str
-    path: Path
-    kernels: tuple[str, ...]
-    toolchain: str = field(compare=False)  # several may make the same bytes
-
-
-class Manifest(msgspec.Struct, frozen=True):
-    """What `<hash>.json` holds; `digests` are kernel digests in the order of `kernels`."""
-
-    kernels: list[str]
-    digests: list[str]
-    toolchain: str
-    nvcc: str
-    cutlass: str
-    bytes: int
-    created_at: str
-    format: int = 1
-
-    def __post_init__(self) -> None:
-        """Refuse a manifest that was put together wrongly; decoding reports it as damaged."""
-        if len(self.kernels) != len(self.digests):
-            raise ValueError(f"{len(self.kernels)} kernels, but {len(self.digests)} digests")
-
-
 class ArtifactStore:
     """The packs below one directory, which is created when first written to.
 
-    Safe to share between threads. With a `limit` the directory is held to it by what is published
-    through this object.
+    Safe to share between threads.
+
+    Args:
+        root: the directory.
+        limit: the directory is held to it by what is published through this object.
+        signer: signs what is published.
+        trusted: whose packs are found; None: anybody's.
     """
 
-    def __init__(self, root: Path, *, limit: SizeLimit | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        limit: SizeLimit | None = None,
+        signer: Signer | None = None,
+        trusted: Trusted | None = None,
+    ) -> None:
         self.root = root
+        self._signer = signer
+        self._trusted = trusted
+        self._believed: dict[str, tuple[Manifest, bool]] = {}
         self._evictor = None if limit is None else Evictor(root, limit)
         self._index_lock = threading.RLock()
         self._manifests: dict[str, Manifest] = {}
         self._by_kernel: dict[str, list[str]] = {}
+        self._inodes: dict[str, int] = {}
         self._listed_ns = -1
         self._verified: dict[str, tuple[int, int]] = {}
         self._prepared = False
@@ -101,6 +88,8 @@ class ArtifactStore:
         for pack_hash in sorted(hashes, key=self._age_key, reverse=True):
             manifest = self._manifests.get(pack_hash)
             if manifest is None or toolchain not in (None, manifest.toolchain):
+                continue
+            if not self._believes(pack_hash, manifest):
                 continue
             pack = self.get(pack_hash)
             if pack is not None:
@@ -175,6 +164,40 @@ class ArtifactStore:
                     break
         return found
 
+    def believed(self) -> dict[str, Manifest]:
+        """The packs that are found, by hash: what may be handed on. Whole or not is not looked at.
+
+        A look at the folder that uses none of them.
+        """
+        self._refresh()
+        known = list(self._manifests.items())
+        return {name: manifest for name, manifest in known if self._believes(name, manifest)}
+
+    def _believes(self, pack_hash: str, manifest: Manifest) -> bool:
+        if self._trusted is None:
+            return True
+        known = self._believed.get(pack_hash)
+        if known is None or known[0] is not manifest:  # 0.1 ms each
+            try:
+                manifest.check(pack_hash, self._trusted)
+            except Untrusted:
+                known = (manifest, False)
+            else:
+                known = (manifest, True)
+            self._believed[pack_hash] = known
+        return known[1]
+
+    def sign(self, signer: Signer) -> int:
+        """Sign what was compiled here before there were signatures; how many packs that were."""
+        number = 0
+        with locked(self.root):
+            for pack_hash, manifest in self.manifests():
+                if manifest.signature is None and manifest.taken is None:
+                    self._write_manifest(pack_hash, manifest.signed(pack_hash, signer))
+                    self._read_manifest(pack_hash)
+                    number += 1
+        return number
+
     def publish(self, compiled: Path, kernels: Sequence[AnyKernel], toolchain: Toolchain) -> Pack:
         """Take a freshly compiled shared object in, under the hash of its bytes.
 
@@ -191,10 +214,16 @@ class ArtifactStore:
             bytes=len(content),
             created_at=datetime.now(UTC).isoformat(),
         )
-        return self._put(hashlib.sha256(content).hexdigest(), content, manifest)
+        pack_hash = hashlib.sha256(content).hexdigest()
+        if self._signer is not None:
+            manifest = manifest.signed(pack_hash, self._signer)
+        return self._put(pack_hash, content, manifest)
 
     def adopt(self, pack_hash: str, content: bytes, manifest: Manifest) -> Pack:
         """Take in a pack that was published elsewhere, with its manifest from there.
+
+        A pack that was compiled here keeps the manifest that it has. Whether to believe another
+        one is the caller's to say.
 
         Raises:
             PackCorrupt: these are not the bytes of that pack; nothing was published.
@@ -210,6 +239,12 @@ class ArtifactStore:
                 f"pack {pack_hash} is refused: it has {len(content)} bytes, its manifest says "
                 f"{manifest.bytes}"
             )
+        here = self._read_manifest(pack_hash)
+        if here is not None and self._whole(pack_hash) is not None:
+            if here.statement(pack_hash) == manifest.statement(pack_hash):
+                manifest = manifest.joined(here)
+            elif here.taken is None:
+                return self._pack(pack_hash, here)
         return self._put(pack_hash, content, manifest)
 
     def _put(self, pack_hash: str, content: bytes, manifest: Manifest) -> Pack:
@@ -218,7 +253,7 @@ class ArtifactStore:
             with locked(self.root):
                 if self._whole(pack_hash) is None:
                     _write(self._pack_path(pack_hash), content)
-                _write(self._manifest_path(pack_hash), msgspec.json.encode(manifest))
+                self._write_manifest(pack_hash, manifest)
         except OSError as error:
             if error.errno not in _NO_SPACE:
                 raise
@@ -238,7 +273,7 @@ class ArtifactStore:
         return Pack(
             hash=pack_hash,
             path=self._pack_path(pack_hash),
-            kernels=tuple(manifest.kernels),
+            kernels=manifest.held,
             toolchain=manifest.toolchain,
         )
 
@@ -259,7 +294,7 @@ class ArtifactStore:
         return (manifest.created_at if manifest else "", pack_hash)
 
     def _refresh(self) -> None:
-        """Read the manifests that appeared since the last look; forget those that went."""
+        """Read the manifests that came or changed since the last look; forget those that went."""
         with self._index_lock:
             try:
                 changed_ns = self.root.stat().st_mtime_ns
@@ -270,16 +305,22 @@ class ArtifactStore:
             if changed_ns == self._listed_ns:
                 return
             found = {
-                entry.name.removesuffix(".json")
+                entry.name.removesuffix(".json"): entry.inode()
                 for entry in os.scandir(self.root)
                 if entry.name.endswith(".json")
             }
-            for gone in self._manifests.keys() - found:
+            for gone in self._manifests.keys() - found.keys():
                 self._forget(gone)
-            for pack_hash in found - self._manifests.keys():
-                self._read_manifest(pack_hash)
+            for pack_hash, inode in found.items():
+                # One that was written anew may hold more, or be signed.
+                if pack_hash not in self._manifests or self._inodes.get(pack_hash) != inode:
+                    self._read_manifest(pack_hash)
+            self._inodes = found
             settled = time.time_ns() - changed_ns > _SETTLE_NS
             self._listed_ns = changed_ns if settled else -1
+
+    def _write_manifest(self, pack_hash: str, manifest: Manifest) -> None:
+        _write(self._manifest_path(pack_hash), msgspec.json.encode(manifest))
 
     def _read_manifest(self, pack_hash: str) -> Manifest | None:
         if not _HASH.fullmatch(pack_hash):
@@ -295,7 +336,7 @@ class ArtifactStore:
         with self._index_lock:
             self._forget(pack_hash)
             self._manifests[pack_hash] = manifest
-            for digest in manifest.digests:
+            for digest in manifest.found_for:
                 self._by_kernel.setdefault(digest, []).append(pack_hash)
         return manifest
 
@@ -303,7 +344,7 @@ class ArtifactStore:
         with self._index_lock:
             manifest = self._manifests.pop(pack_hash, None)
             self._verified.pop(pack_hash, None)
-            for digest in manifest.digests if manifest else []:
+            for digest in manifest.found_for if manifest else []:
                 self._by_kernel[digest].remove(pack_hash)
 
     def _discard(self, pack_hash: str) -> None:

@@ -1,8 +1,9 @@
 """Takes kernel packs from a service, so that a machine need not compile what another one has.
 
-A pack is looked for by what its kernels compile from, never by their names alone, and is published
-here only when its bytes have the SHA-256 that it goes by. That proves that it arrived as it was
-sent. It is still a program of whoever runs the service: fetch only from a service you trust.
+A pack is looked for by what its kernels compile from, never by their names alone. It is published
+here only when somebody who is believed has signed what it holds, its bytes have the SHA-256 that
+was signed, and the names of its kernels are in them; and only for the kernels asked for, under the
+signature that it came with. It is still a program of whoever signed it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from gemmsmith.client import Client
-from gemmsmith.errors import PackCorrupt, Rejected, ServiceFault
+from gemmsmith.errors import PackCorrupt, Rejected, ServiceFault, Untrusted
 from gemmsmith.kernel import AnyKernel
+from gemmsmith.signing import UNSIGNED_VARIABLE, Trusted
 from tuner.backends.unit import kernel_digest
-from tuner.compile.artifacts import ArtifactStore, Manifest, Pack
+from tuner.compile.artifacts import ArtifactStore
+from tuner.compile.manifest import Manifest, Pack
 
 _Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
@@ -44,7 +47,12 @@ class _Offer(NamedTuple):
 
 
 def fetch(
-    client: Client, store: ArtifactStore, kernels: Sequence[AnyKernel], *, toolchain: str | None
+    client: Client,
+    store: ArtifactStore,
+    kernels: Sequence[AnyKernel],
+    *,
+    toolchain: str | None,
+    trusted: Trusted | None,
 ) -> Iterator[Fetched]:
     """Take every pack that holds one of the kernels that are missing here, the newest of each.
 
@@ -56,6 +64,7 @@ def fetch(
         store: where the packs go.
         kernels: those wanted.
         toolchain: digest of the only toolchain whose packs will do; None takes any.
+        trusted: whose packs are taken; None: anybody's, signed or not.
 
     Raises:
         ServiceUnavailable, ServiceError: the service is away, refuses or cannot be understood;
@@ -66,6 +75,7 @@ def fetch(
     if not missing:
         return
     offers = _offers(client, missing, toolchain)
+    asked = {kernel_digest(kernel) for kernel in missing}
     taken: dict[str, Pack | None] = {}
     for kernel in missing:
         refused: list[str] = []
@@ -76,11 +86,12 @@ def fetch(
                 break
             if offer.hash not in taken:
                 try:
-                    taken[offer.hash] = _take(client, store, offer)
-                except PackCorrupt as error:
+                    taken[offer.hash] = _take(client, store, offer, asked, trusted)
+                except (PackCorrupt, Untrusted) as error:
                     taken[offer.hash] = None
                     refused.append(f"pack {offer.hash}: {error}")
-            pack = taken[offer.hash]
+            found = taken[offer.hash]
+            pack = found if found is not None and kernel.name in found.kernels else None
         yield Fetched(kernel=kernel, pack=pack, refused=tuple(refused))
 
 
@@ -109,14 +120,38 @@ def _offer(row: dict[str, Any]) -> _Offer:
         raise ServiceFault(200, "Unreadable answer", f"an entry of GET /packs: {error}") from error
 
 
-def _take(client: Client, store: ArtifactStore, offer: _Offer) -> Pack | None:
-    """Download one pack and publish it here; None: it went between the listing and now."""
-    try:
-        path = client.pack(offer.hash)
-    except Rejected as error:
-        if error.status == 404:
-            return None
-        raise
-    pack = store.adopt(offer.hash, path.read_bytes(), offer.manifest)
-    path.unlink(missing_ok=True)  # a base set is gigabytes: they are not kept twice
-    return pack
+def _take(
+    client: Client, store: ArtifactStore, offer: _Offer, asked: set[str], trusted: Trusted | None
+) -> Pack | None:
+    """Take a pack over for the kernels asked for; None: it went between the listing and now.
+
+    Raises:
+        Untrusted: its manifest is not signed by anybody who is believed.
+        PackCorrupt: it is not the pack that the manifest is of.
+    """
+    if trusted is not None:
+        try:
+            offer.manifest.check(offer.hash, trusted)
+        except Untrusted as error:
+            raise Untrusted(
+                f"{error}. To believe that service: gemmsmith signing trust {client.url}; "
+                f"{UNSIGNED_VARIABLE}=1 takes whatever comes"
+            ) from error
+    here = store.get(offer.hash)  # for other kernels, perhaps
+    if here is not None:
+        content = here.path.read_bytes()
+    else:
+        try:
+            path = client.pack(offer.hash)
+        except Rejected as error:
+            if error.status == 404:
+                return None
+            raise
+        content = path.read_bytes()
+        path.unlink(missing_ok=True)  # a base set is gigabytes: they are not kept twice
+    manifest = offer.manifest
+    lacking = [name for name in manifest.kernels if name.encode() + b"\0" not in content]
+    if lacking:
+        raise PackCorrupt(f"pack {offer.hash} is refused: nothing in it is named {lacking[0]}")
+    wanted = sorted(asked.intersection(manifest.digests))
+    return store.adopt(offer.hash, content, msgspec.structs.replace(manifest, taken=wanted))

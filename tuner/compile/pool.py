@@ -20,7 +20,8 @@ from typing import assert_never
 from gemmsmith.kernel import AnyKernel
 from tuner.backends import compiles
 from tuner.compile import nvcc, plan
-from tuner.compile.artifacts import ArtifactStore, Pack
+from tuner.compile.artifacts import ArtifactStore
+from tuner.compile.manifest import Pack
 from tuner.compile.nvcc import Compilation
 from tuner.compile.toolchain import Toolchain
 from tuner.errors import JobAborted, TunerError

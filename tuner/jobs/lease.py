@@ -2,7 +2,8 @@
 
 Each method is one transaction that first checks the fence: the job is running, and its owner and
 attempt are still ours. If not, `LeaseLost` is raised and nothing is written. Methods that write
-renew the lease as well.
+renew the lease as well. What the worker writes elsewhere, trials and winners, stands behind the
+same fence: it writes to `Store.fenced(leased.fence)`.
 
 The job's deadline is kept on this machine's monotonic clock, and told anew by every write: an order
 that joins the job may have moved it. The database's clock has the last word.
@@ -15,16 +16,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from math import inf
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import select
+from sqlalchemy import Table, update
 from sqlalchemy.orm import Session
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from gemmsmith.tuning import JobState
 from tuner.errors import LeaseLost
 from tuner.jobs.job import Job
 from tuner.jobs.rows import add_event, attempts_left, end, expire, requeue
-from tuner.store.clock import moment
+from tuner.store.clock import moment, now
 from tuner.store.database import Database
 from tuner.store.models import JobRow
 
@@ -66,6 +68,7 @@ class LeasedJob:
         self._row_id = row_id
         self._retry_delay_s = retry_delay_s
         self._stop_reason: StopReason | None = None
+        self._renew = _renewal(row_id, owner, job.attempt, ttl_s)
         self._note_deadline(left_s)
 
     @property
@@ -94,10 +97,7 @@ class LeasedJob:
             LeaseLost: another worker owns the job, or it is over.
         """
         with self._fenced() as (_, row):
-            cancelled = row.cancel_requested
-        if cancelled:
-            self.ask_to_stop(StopReason.CANCELLED)
-        return cancelled
+            return row.cancel_requested
 
     def progress(
         self,
@@ -118,9 +118,6 @@ class LeasedJob:
             row.best_us, row.best = best_us, best
             data = {"phase": phase, "done": done, "total": total, "best_us": best_us, "best": best}
             add_event(session, row, "progress", {**data, "message": message})
-            cancelled = row.cancel_requested
-        if cancelled:
-            self.ask_to_stop(StopReason.CANCELLED)
 
     def event(self, kind: str, data: dict[str, Any]) -> None:
         """Append an event of any kind that does not end the job.
@@ -198,29 +195,48 @@ class LeasedJob:
             _hand_back(session, row, reason)
         self.settled = True
 
+    def fence(self, session: Session) -> None:
+        """Renew the lease in a write transaction that has just begun; the job's row is locked.
+
+        Raises:
+            LeaseLost: as `heartbeat`. The transaction must end without writing anything.
+        """
+        renewed = session.execute(self._renew).one_or_none()
+        if renewed is None:
+            self.ask_to_stop(StopReason.LOST)
+            raise LeaseLost(
+                f"job {self.job.id}, attempt {self.job.attempt}, is no longer "
+                f"{self.owner}'s: it was taken over, or is over"
+            )
+        cancel_requested, left_s = renewed
+        if cancel_requested:
+            self.ask_to_stop(StopReason.CANCELLED)
+        self._note_deadline(left_s)
+
     @contextmanager
     def _fenced(self) -> Iterator[tuple[Session, JobRow]]:
-        query = select(JobRow).where(
-            JobRow.id == self._row_id,
-            JobRow.owner == self.owner,
-            JobRow.attempt == self.job.attempt,
-            JobRow.state == JobState.RUNNING.value,
-        )
         with self._database.write() as session:
-            row = session.scalars(query.with_for_update()).one_or_none()
-            if row is None:
-                self.ask_to_stop(StopReason.LOST)
-                raise LeaseLost(
-                    f"job {self.job.id}, attempt {self.job.attempt}, is no longer "
-                    f"{self.owner}'s: it was taken over, or is over"
-                )
-            at = moment(session)
-            row.lease_expires_at = at + self.ttl_s
-            self._note_deadline(None if row.deadline_at is None else row.deadline_at - at)
-            yield session, row
+            self.fence(session)
+            yield session, session.get_one(JobRow, self._row_id)
 
     def _note_deadline(self, left_s: float | None) -> None:
         self._deadline = inf if left_s is None else time.monotonic() + left_s
+
+
+def _renewal(row_id: int, owner: str, attempt: int, ttl_s: float) -> ReturningUpdate[Any]:
+    """Changes no row unless the job is that owner's, in that attempt.
+
+    Made once for all writes of an attempt: while it is made, others wait.
+    """
+    jobs = cast(Table, JobRow.__table__)
+    ours = (
+        jobs.c.id == row_id,
+        jobs.c.owner == owner,
+        jobs.c.attempt == attempt,
+        jobs.c.state == JobState.RUNNING.value,
+    )
+    renew = update(jobs).where(*ours).values(lease_expires_at=now() + ttl_s)
+    return renew.returning(jobs.c.cancel_requested, jobs.c.deadline_at - now())
 
 
 def _hand_back(session: Session, row: JobRow, reason: str) -> None:

@@ -95,9 +95,10 @@ class Queue:
         such call is expected to get faster; after `deadline_s` seconds the caller has no use for
         the answer. A job for the same problem, device and effort that waits or runs is joined: it
         takes on the higher priority, the calls of both, the newer `saving_us` and the later
-        deadline, or none. A key that was used before gives that call's job unchanged, whatever it
-        was for and however it has ended since: the caller compares. Only a new job needs room in
-        the queue and counts for `ordered_by`, a key that may have `job_limit` of them.
+        deadline, or none. An `idempotency_key` that `ordered_by` used before gives that call's job
+        unchanged, whatever it was for and however it has ended since: the caller compares. Only a
+        new job needs room in the queue and counts for `ordered_by`, a key that may have
+        `job_limit` of them.
 
         Raises:
             QueueFull, QuotaUsedUp: there is no room for a new job; nothing was changed.
@@ -105,7 +106,8 @@ class Queue:
         with self._database.write() as session:
             self._database.lock(session, _ENQUEUE_LOCK)
             if idempotency_key is not None:
-                answered = session.get(IdempotencyKeyRow, idempotency_key)
+                owned = (ordered_by or "", idempotency_key)
+                answered = session.get(IdempotencyKeyRow, owned)
                 if answered is not None:
                     return _job(session, session.get_one(JobRow, answered.job_id)), False
             ids = self._store.dictionary.ids(session, [problem])
@@ -135,7 +137,10 @@ class Queue:
             if idempotency_key is not None:
                 session.add(
                     IdempotencyKeyRow(
-                        key=idempotency_key, job_id=row.id, created_at=moment(session)
+                        owner=ordered_by or "",
+                        key=idempotency_key,
+                        job_id=row.id,
+                        created_at=moment(session),
                     )
                 )
             job = job_of(row, problem)

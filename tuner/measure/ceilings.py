@@ -127,8 +127,8 @@ class Ceilings:
 
 
 def path_for(slug: str, folder: Path = FOLDER) -> Path:
-    """The ceilings file of a device model. A slug is not trusted to be a file's name."""
-    return folder / f"{re.sub(r'[^a-z0-9._-]+', '-', slug)}.json"
+    """The ceilings file of a device model. A slug is not trusted to be a file's name, or short."""
+    return folder / f"{re.sub(r'[^a-z0-9._-]+', '-', slug)[:200]}.json"
 
 
 def write_ceilings(ceilings: Ceilings, path: Path) -> None:

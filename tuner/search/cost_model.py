@@ -71,7 +71,7 @@ L2_BANDWIDTH = 5.5e12
 """Bytes per second of partials written to L2 and read back."""
 
 
-class _Choices(NamedTuple, Generic[N]):
+class Choices(NamedTuple, Generic[N]):
     """A launch in numbers."""
 
     along_m: N
@@ -80,6 +80,23 @@ class _Choices(NamedTuple, Generic[N]):
     split_k: N
     stream_k: N
     splits: N
+
+
+class Sizes(NamedTuple, Generic[N]):
+    """What the model knows of a problem."""
+
+    m: N
+    n: N
+    k: N
+    batch: N
+    clock: N  # Hz
+    copies_us: N  # of operands that TMA cannot read
+    a_bytes: N  # of one matrix
+    b_bytes: N
+    row_bytes: N  # of A along K
+    once_bytes: N  # A and B of all batches
+    d_bytes: N
+    slice_bytes: N  # one split's partials, written and read back
 
 
 class _Grid(NamedTuple):
@@ -111,31 +128,43 @@ class AnalyticModel:
         self, problem: Problem, candidates: Sequence[Candidate], device: DeviceModel
     ) -> list[float]:
         """Predicted microseconds per launch, one for each candidate, in their order."""
-        import numpy
-
         if not candidates:
             return []
         kernel = Features(*_KERNELS.columns(candidates))
-        launch = _Choices(*_LAUNCHES.columns(candidates))
-        clock = _clock(problem)
+        launch = Choices(*_LAUNCHES.columns(candidates))
+        times: list[float] = self.in_columns(kernel, launch, sizes_of(problem), device).tolist()
+        return times
+
+    def in_columns(
+        self,
+        kernel: Features[Column],
+        launch: Choices[Column],
+        problem: Sizes[float] | Sizes[Column],
+        device: DeviceModel,
+    ) -> Column:
+        """As `predict`, of kernels and launches in numbers; problems may differ as well."""
+        import numpy
+
         grid = _grid(kernel, problem, device)
         work = _work(kernel, launch, grid, problem, device)
         rate = numpy.minimum(INGEST_BYTES_PER_CLOCK, L2_BYTES_PER_CLOCK / work.blocks)
         # The two overlap, but not perfectly where they are equal.
-        k_tile_us = _both(kernel.compute_clocks, kernel.ingest_bytes / rate) / clock * 1e6
-        store_us = kernel.store_clocks / clock * 1e6
+        k_tile_us = _both(kernel.compute_clocks, kernel.ingest_bytes / rate) / problem.clock * 1e6
+        store_us = kernel.store_clocks / problem.clock * 1e6
         switch_us = numpy.where(kernel.overlapped, TILE_SWITCH_US, EPILOGUE_US + store_us)
         compute_us = (
             work.k_tiles * k_tile_us + store_us + numpy.maximum(work.tiles - 1, 0.0) * switch_us
         )
-        moved = _read_bytes(kernel, launch, grid, problem, device)
-        moved += problem.m * problem.n * problem.operation.d.bytes * problem.batch
+        moved = _read_bytes(kernel, launch, grid, problem, device) + problem.d_bytes
         bandwidth = device.memory_bandwidth * MEMORY_EFFICIENCY or MEMORY_BANDWIDTH
         memory_us = moved / numpy.minimum(bandwidth, work.blocks * BLOCK_MEMORY_BANDWIDTH) * 1e6
-        fixed_us = kernel.fixed_us + kernel.padded * _copies_us(problem)
+        fixed_us = kernel.fixed_us + kernel.padded * problem.copies_us
         # Whichever is slower sets the pace; where they are close, each delays the other.
-        times: list[float] = (fixed_us + work.extra_us + _both(compute_us, memory_us)).tolist()
-        return times
+        return fixed_us + work.extra_us + _both(compute_us, memory_us)
+
+    def described(self, kernels: Sequence[AnyKernel]) -> Features[Column]:
+        """What `in_columns` has to know of the kernels."""
+        return Features(*_KERNELS.columns([Candidate(kernel=kernel) for kernel in kernels]))
 
 
 def _both(one: Column, other: Column) -> Column:
@@ -149,8 +178,28 @@ def _described(kernel: AnyKernel) -> Features[float]:
     return features(kernel) or UNKNOWN
 
 
-def _choices(launch: Launch) -> _Choices[float]:
-    return _Choices(
+def sizes_of(problem: Problem) -> Sizes[float]:
+    """The problem in numbers."""
+    row = problem.k * problem.operation.a.bytes
+    a, b = float(problem.m * row), float(problem.n * row)
+    return Sizes(
+        m=problem.m,
+        n=problem.n,
+        k=problem.k,
+        batch=problem.batch,
+        clock=_clock(problem),
+        copies_us=_copies_us(problem),
+        a_bytes=a,
+        b_bytes=b,
+        row_bytes=row,
+        once_bytes=(a + b) * problem.batch,
+        d_bytes=problem.m * problem.n * problem.operation.d.bytes * problem.batch,
+        slice_bytes=2 * 4 * problem.m * problem.n,
+    )
+
+
+def _choices(launch: Launch) -> Choices[float]:
+    return Choices(
         along_m=launch.raster is RasterOrder.ALONG_M,
         raster_heuristic=launch.raster is RasterOrder.HEURISTIC,
         swizzle=launch.swizzle,
@@ -184,7 +233,9 @@ def _copies_us(problem: Problem) -> float:
     return REDUCE_LAUNCH_US + copied / MEMORY_BANDWIDTH * 1e6
 
 
-def _grid(kernel: Features[Column], problem: Problem, device: DeviceModel) -> _Grid:
+def _grid(
+    kernel: Features[Column], problem: Sizes[float] | Sizes[Column], device: DeviceModel
+) -> _Grid:
     import numpy
 
     m = numpy.where(kernel.swapped, problem.n, problem.m)
@@ -213,9 +264,9 @@ def _resident(clusters: Column, device: DeviceModel) -> Column:
 
 def _work(
     kernel: Features[Column],
-    launch: _Choices[Column],
+    launch: Choices[Column],
     grid: _Grid,
-    problem: Problem,
+    problem: Sizes[float] | Sizes[Column],
     device: DeviceModel,
 ) -> _Work:
     import numpy
@@ -233,8 +284,8 @@ def _work(
     # Whole waves of whole tiles; with stream-K an even share of them all.
     tiles = numpy.where(stream_k, grid.tiles / resident, waves)
     partial_bytes = kernel.tile_m * kernel.tile_n * 4
-    partial_us = partial_bytes / REDUCE_BYTES_PER_CLOCK / _clock(problem) * 1e6
-    slices_us = 2 * 4 * problem.m * problem.n * splits / L2_BANDWIDTH * 1e6
+    partial_us = partial_bytes / REDUCE_BYTES_PER_CLOCK / problem.clock * 1e6
+    slices_us = problem.slice_bytes * splits / L2_BANDWIDTH * 1e6
     # The blocks that share a tile with stream-K add to it in turn: one begins it, another ends it.
     sharing = numpy.where(stream_k, numpy.maximum(2.0, resident / grid.tiles), splits)
     return _Work(
@@ -249,20 +300,19 @@ def _work(
 
 def _read_bytes(
     kernel: Features[Column],
-    launch: _Choices[Column],
+    launch: Choices[Column],
     grid: _Grid,
-    problem: Problem,
+    problem: Sizes[float] | Sizes[Column],
     device: DeviceModel,
 ) -> Column:
     """Operand bytes from device memory: once each, and again for what L2 lost between waves."""
     import numpy
 
-    row = problem.k * problem.operation.a.bytes
-    a, b = float(problem.m * row), float(problem.n * row)
-    once = (a + b) * problem.batch
+    a, b, row, once = problem.a_bytes, problem.b_bytes, problem.row_bytes, problem.once_bytes
     usable = device.l2_bytes * L2_USABLE
-    if a + b <= usable:
-        return numpy.full(len(grid.tiles), once)
+    fits = a + b <= usable
+    if numpy.all(fits):
+        return numpy.broadcast_to(once, grid.tiles.shape)
     along_m = (launch.along_m > 0) | (
         (launch.raster_heuristic > 0) & (grid.tiles_n > grid.tiles_m)  # `grid.heuristic_raster`
     )
@@ -288,4 +338,4 @@ def _read_bytes(
     read = numpy.where(kept > usable, kept_again, all_kept) + numpy.where(
         all_moved + kept > usable, moved_again, all_moved
     )
-    return numpy.where(waves <= 1, once, read * problem.batch)
+    return numpy.where(fits | (waves <= 1), once, read * problem.batch)

@@ -24,7 +24,7 @@ SHORTLIST = 8
 """Kernels judged in all launches. With the analytic model 4 are enough to find what leads the whole
 field, for each of 500 random problems; the others leave room for other models."""
 
-_FIRST = Launch(swizzle=8)
+FIRST = Launch(swizzle=8)
 """The launch that kernels are first judged in. Where the order of tiles matters, most do best in
 wide groups; judged in groups of 1, 1 problem in 150 lost its best kernel."""
 
@@ -56,7 +56,7 @@ def predict(problem: Problem, device: DeviceModel, ranker: Ranker) -> Prediction
     first = []
     for kernel in kernels:
         if isinstance(kernel, CutlassKernel) and kernel.scheduler not in _SPLITTING:
-            first.append(Candidate(kernel=kernel, launch=_FIRST))
+            first.append(Candidate(kernel=kernel, launch=FIRST))
         elif found := launches(kernel, problem, device):
             first += [Candidate(kernel=kernel, launch=launch) for launch in found]
     times = ranker.predict(problem, first, device)

@@ -1,7 +1,9 @@
 """The audit: who changed what is served, or who may come in. Rows are only ever added.
 
 A change and its entry are one transaction (`record`), so that there is neither without the other.
-The exception is an import of many winners: each is a transaction, and one entry follows them all.
+The exceptions are an import of many winners, which one entry follows, and denials, which are summed
+up (`service.http.denials`). The entries form a chain (`tuner.store.chain`): one that is changed or
+removed shows.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
+from tuner.store import chain
 from tuner.store.clock import moment
 from tuner.store.database import Database
 from tuner.store.models import AuditRow
@@ -23,6 +26,9 @@ LOCAL = "local"
 
 SYSTEM = "gemmsmith"
 """The actor of what the program does by itself, such as keeping the packs folder to its limit."""
+
+UNKNOWN = "unknown"
+"""The actor of what was denied to somebody without a key that is known."""
 
 _LONGEST = {"actor": 200, "subject": 300}  # the columns' sizes
 
@@ -38,6 +44,7 @@ class Action(StrEnum):
     ROLLED_BACK = "rolled-back"  # an older revision is served, and pinned
     PACK_REMOVED = "pack-removed"
     JOB_CANCELLED = "job-cancelled"
+    DENIED = "denied"  # requests without a key or the right to make them, summed up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,9 +53,12 @@ class AuditEntry:
 
     Attributes:
         at: seconds since the epoch, by the database's clock.
-        actor: an API key's name, a worker, or `LOCAL`, `SYSTEM` or "import".
-        subject: what it was done to: a key, a problem on a device, a job, a pack, a file.
+        actor: an API key's name, a worker, or `LOCAL`, `SYSTEM`, `UNKNOWN` or "import".
+        subject: what it was done to: a key, a problem on a device, a job, a pack, a file; of
+            denials the first request.
         detail: what else there is to know, by action.
+        previous, hash: of the entry before, and of this one.
+        intact: this entry has its hash, and the one before it too; `Audit.verify` checks them all.
     """
 
     id: int
@@ -57,18 +67,22 @@ class AuditEntry:
     action: str
     subject: str
     detail: Mapping[str, Any]
+    previous: str
+    hash: str
+    intact: bool
 
 
 def record(session: Session, action: Action, subject: str, *, actor: str, **detail: Any) -> None:
     """Add an entry within the transaction that makes the change."""
-    session.add(
+    chain.append(
+        session,
         AuditRow(
             at=moment(session),
             actor=actor[: _LONGEST["actor"]],
             action=action.value,
             subject=subject[: _LONGEST["subject"]],
             detail=detail,
-        )
+        ),
     )
 
 
@@ -92,7 +106,11 @@ class Audit:
         limit: int | None = 100,
     ) -> list[AuditEntry]:
         """Entries, newest first; `after` continues behind the entry with that id."""
-        query = select(AuditRow).order_by(AuditRow.id.desc()).limit(limit)
+        before = aliased(AuditRow)
+        linked = (
+            select(before.hash).where(before.id < AuditRow.id).order_by(before.id.desc()).limit(1)
+        ).scalar_subquery()
+        query = select(AuditRow, linked).order_by(AuditRow.id.desc()).limit(limit)
         if action is not None:
             query = query.where(AuditRow.action == action.value)
         if actor is not None:
@@ -108,6 +126,15 @@ class Audit:
                     action=row.action,
                     subject=row.subject,
                     detail=row.detail,
+                    previous=row.previous,
+                    hash=row.hash,
+                    intact=row.hash == chain.digest(row)
+                    and row.previous == (chain.START if hash_before is None else hash_before),
                 )
-                for row in session.scalars(query)
+                for row, hash_before in session.execute(query)
             ]
+
+    def verify(self, known: str | None = None) -> chain.Chain:
+        """Check every entry, and that the one with the hash `known` is still among them."""
+        with self._database.read() as session:
+            return chain.verify(session, known)

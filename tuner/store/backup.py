@@ -22,9 +22,10 @@ from pathlib import Path
 
 from sqlalchemy import func, inspect, select, table
 
+from gemmsmith.files import private_folder
 from tuner.errors import DatabaseCorrupt, DatabaseInUse, StoreError
 from tuner.store import postgresql, schema
-from tuner.store.database import Database, parse_url, sqlite_path
+from tuner.store.database import Database, create_private, parse_url, sqlite_path
 from tuner.store.faults import translated
 
 
@@ -81,7 +82,7 @@ def restore(url: str, source: Path, *, force: bool = False) -> str:
                 _refuse_content(url)
             postgresql.replace(parsed, script)
         return schema.upgrade(url)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(target.parent)
     with _aside(target.parent) as copy, translated(parsed):
         try:
             _copy_sqlite(source, copy)
@@ -96,6 +97,7 @@ def restore(url: str, source: Path, *, force: bool = False) -> str:
             _refuse_content(url)
         elif _is_damaged(url):
             _set_aside(target)
+        create_private(target)
         _replace_sqlite(target, copy)
     return revision
 

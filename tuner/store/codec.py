@@ -38,9 +38,9 @@ def from_json_or_none(kind: type[T], stored: object | None) -> T | None:
     return None if stored is None else from_json(kind, stored)
 
 
-def digest(value: object) -> str:
-    """A hash of everything in the value, the same on every machine."""
-    canonical = msgspec.json.encode(to_json(value), order="sorted")
+def digest(stored: object) -> str:
+    """A hash of all that `to_json` made of a value, the same on every machine."""
+    canonical = msgspec.json.encode(stored, order="sorted")
     return hashlib.sha256(canonical).hexdigest()[:32]
 
 

@@ -11,10 +11,12 @@ A `Database` may be shared by threads. A forked child must open its own.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,20 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import Session
 
-from tuner.errors import StoreError
+from gemmsmith.files import private_folder
+from tuner.errors import SchemaChanged, StoreError
 from tuner.store.faults import translated
 
 BUSY_TIMEOUT_S = 30.0
 """Longest wait for another program's transaction. Ours take milliseconds; this is patience.
 PostgreSQL's own is without end: a session that somebody left open would hold us for ever."""
+
+Fence = Callable[[Session], object]
+"""Raises where the transaction that has just begun must not write."""
+
+IDLE_IN_TRANSACTION_S = 25.0
+"""PostgreSQL ends a session that is silent for so long in the middle of a write: its program is
+frozen, or its machine gone, and others wait for its locks. Less than they wait."""
 
 _WRITES = "gemmsmith_writes"
 _DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
@@ -63,6 +73,20 @@ def sqlite_path(url: URL) -> Path | None:
     return Path(url.database)
 
 
+def create_private(path: Path) -> None:
+    """Make an empty SQLite file, if there is none, that nobody but its owner can read.
+
+    SQLite gives the files beside it, `-wal` and `-shm`, the same permissions. It holds what keys
+    there are, by name and hash, and who did what.
+
+    Raises:
+        OSError: the folder or the file cannot be made.
+    """
+    private_folder(path.parent)
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+
+
 class Database:
     """An engine with the project's settings.
 
@@ -80,8 +104,10 @@ class Database:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._migrating = migrating
         self._patience_s = patience_s
+        self._revision: str | None = None
         self._engine = self._create_engine()
         self._writer = self._engine.execution_options(**{_WRITES: True})
+        self._fence: Fence = lambda _: None
 
     def _create_engine(self) -> Engine:
         options: dict[str, Any] = {
@@ -93,11 +119,14 @@ class Database:
         if not self.is_sqlite:
             options["connect_args"] = self._postgresql_settings()
             try:
-                return create_engine(self.url, pool_pre_ping=True, **options)
+                engine = create_engine(self.url, pool_pre_ping=True, **options)
             except ModuleNotFoundError as error:
                 raise StoreError(
                     "PostgreSQL needs psycopg: pip install 'gemmsmith-service[postgresql]'"
                 ) from error
+            if not self._migrating:
+                event.listen(engine, "begin", _begin_postgresql)
+            return engine
         patience_s = BUSY_TIMEOUT_S if self._patience_s is None else self._patience_s
         engine = create_engine(self.url, connect_args={"timeout": patience_s}, **options)
         event.listen(engine, "connect", self._set_up_sqlite)
@@ -123,6 +152,15 @@ class Database:
         connection.execute("PRAGMA synchronous = FULL")
         _enter_wal(connection)
 
+    def fenced(self, fence: Fence) -> Database:
+        """The same database and connections; every `write` of it begins with the fence.
+
+        What the fence raises ends the transaction, and nothing is written.
+        """
+        other = copy(self)
+        other._fence = fence
+        return other
+
     @contextmanager
     def read(self) -> Iterator[Session]:
         """A session that sees one consistent state and never waits; its changes are dropped."""
@@ -135,18 +173,24 @@ class Database:
         with translated(self.url), self._engine.connect() as connection:
             yield connection
 
+    def expect(self, revision: str) -> None:
+        """Write from now on only while the schema is this: somebody may migrate the database."""
+        self._revision = revision
+
     @contextmanager
     def write(self) -> Iterator[Session]:
         """A session whose changes are durable when the block ends, or none of them made.
 
         Raises:
-            DiskFull, DatabaseCorrupt, StoreError: and nothing was changed.
+            SchemaChanged, DiskFull, DatabaseCorrupt, StoreError: and nothing was changed.
         """
         with (
             translated(self.url),
             Session(self._writer, expire_on_commit=False) as session,
             session.begin(),
         ):
+            self._check_revision(session)
+            self._fence(session)
             yield session
 
     @contextmanager
@@ -167,10 +211,30 @@ class Database:
         """Close all connections."""
         self._engine.dispose()
 
+    def _check_revision(self, session: Session) -> None:
+        if self._revision is None:
+            return
+        found = session.scalar(text("SELECT version_num FROM alembic_version"))
+        if found != self._revision:
+            raise SchemaChanged(
+                f"the database was migrated from schema {self._revision} to {found} while this "
+                "program had it open, and nothing was changed. Restart it with the gemmsmith that "
+                "migrated the database"
+            )
+
 
 def _begin_sqlite(connection: Connection) -> None:
-    writes = connection.get_execution_options().get(_WRITES, False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if _writes(connection) else "BEGIN")
+
+
+def _begin_postgresql(connection: Connection) -> None:
+    if _writes(connection):
+        limit = int(IDLE_IN_TRANSACTION_S * 1000)
+        connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {limit}")
+
+
+def _writes(connection: Connection) -> bool:
+    return bool(connection.get_execution_options().get(_WRITES, False))
 
 
 def _enter_wal(connection: sqlite3.Connection) -> None:

@@ -3,6 +3,9 @@
 Writing one that exists already, in this or in another process, gives the existing row. Because
 these rows stay as they are, what has once been read is remembered for the life of the object.
 Ids of rows that a transaction wrote are remembered only after it has succeeded.
+
+One thing is mended: a kernel's description that its backend would not give that name. Whoever
+promotes or imports a winner of the kernel puts the right one in its place (`heal`).
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ import math
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from sqlalchemy import select
+import msgspec
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from gemmsmith.device import DeviceModel, Environment
@@ -36,11 +40,14 @@ class Dictionary:
         self._environments: dict[int, Environment] = {}
         self._kernels: dict[int, AnyKernel] = {}
 
-    def ids(self, session: Session, entries: Iterable[Entry]) -> Ids:
-        """Ids of all entries, written where they are new. Call `keep` after the commit."""
+    def ids(self, session: Session, entries: Iterable[Entry], *, as_given: bool = False) -> Ids:
+        """Ids of all entries, written where they are new. Call `keep` after the commit.
+
+        With `as_given` new ones get their ids in that order.
+        """
         found = Ids(self._ids)
         # One order for everybody: two transactions that write the same new rows never deadlock.
-        for entry in sorted(entries, key=_order):
+        for entry in entries if as_given else sorted(entries, key=_order):
             key = _key(entry)
             if key not in self._ids and key not in found.fresh:
                 found.fresh[key] = _intern(session, entry)
@@ -72,16 +79,63 @@ class Dictionary:
         return self._environments[row_id]
 
     def kernels(self, session: Session, row_ids: Iterable[int]) -> dict[int, AnyKernel]:
-        """The kernels with those ids; unknown ones are read in a few statements."""
+        """The kernels with those ids; unknown ones are read in a few statements.
+
+        One whose description cannot be read is left out.
+        """
         wanted = set(row_ids)
-        missing = sorted(wanted - self._kernels.keys())
+        known = self._kernels
+        missing = sorted(wanted - known.keys())
         for start in range(0, len(missing), 500):  # databases limit the parameters of a statement
             rows = session.scalars(
                 select(KernelRow).where(KernelRow.id.in_(missing[start : start + 500]))
             )
             for row in rows:
-                self._kernels[row.id] = kernel_from_json(row.description)
-        return {row_id: self._kernels[row_id] for row_id in wanted}
+                if (kernel := _read(row.description)) is not None:
+                    known[row.id] = kernel
+        return {row_id: known[row_id] for row_id in wanted if row_id in known}
+
+    def described(self) -> list[tuple[str, AnyKernel | None]]:
+        """Every kernel's name and its description; None where that cannot be read."""
+        with self._database.read() as session:
+            return [
+                (row.name, _read(row.description))
+                for row in session.scalars(select(KernelRow).order_by(KernelRow.id))
+            ]
+
+    def misdescribed(self, session: Session, kernels: Iterable[AnyKernel]) -> dict[int, AnyKernel]:
+        """Kernels whose stored description is another, and not what their name means; by row id."""
+        described: dict[str, list[AnyKernel]] = {}
+        for kernel in kernels:
+            described.setdefault(kernel.name, []).append(kernel)
+        names = sorted(described)
+        found: dict[int, AnyKernel] = {}
+        for start in range(0, len(names), 500):
+            there = select(KernelRow).where(KernelRow.name.in_(names[start : start + 500]))
+            for row in session.scalars(there):
+                stored = _read(row.description)
+                others = [kernel for kernel in described[row.name] if kernel != stored]
+                if not others:  # as it is most of the time
+                    continue
+                if stored is not None and stored.name == row.name and _means(stored):
+                    continue
+                if (right := next(filter(_means, others), None)) is not None:
+                    found[row.id] = right
+        return found
+
+    def heal(self, session: Session, kernels: Iterable[AnyKernel]) -> list[int]:
+        """Put these kernels' stored descriptions right; ids of those that were not."""
+        wrong = self.misdescribed(session, kernels)
+        for row_id, kernel in wrong.items():
+            values = {"description": to_json(kernel)}
+            session.execute(update(KernelRow).where(KernelRow.id == row_id).values(values))
+        if wrong:
+            self.forget_kernels()
+        return [*wrong]
+
+    def forget_kernels(self) -> None:
+        """Read the kernels' descriptions anew from now on: one may have been put right."""
+        self._kernels = {}
 
     def keep(self, ids: Ids) -> None:
         """Remember ids whose transaction has succeeded."""
@@ -175,6 +229,20 @@ def problem_identity(problem: Problem) -> dict[str, Any]:
         "n": problem.n,
         "k": problem.k,
     }
+
+
+def _read(stored: object) -> AnyKernel | None:
+    try:
+        return kernel_from_json(stored)
+    except msgspec.ValidationError:
+        return None
+
+
+def _means(kernel: AnyKernel) -> bool:
+    """Whether the kernel's name means its description; of a backend not known here nobody knows."""
+    from tuner.claims import kernel_doubt  # seldom needed, and slow to import
+
+    return kernel_doubt(kernel) is None
 
 
 def _upsert(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
 from tuner.errors import DatabaseBusy, DatabaseCorrupt, DiskFull, StoreError
+from tuner.locks import holder
 
 _CORRUPT = ("file is not a database", "malformed", "file is encrypted", "no such table")
 _FULL = ("database or disk is full", "no space left on device")
 _LOCKED = ("database is locked", "database table is locked")
+_WAL_WRITE_LOCK = 120  # the byte of the -shm file that a writer locks: sqlite.org/walformat.html
 _POSTGRESQL_FULL = "53100"  # disk_full
 _POSTGRESQL_LOCKED = "55P03"  # lock_not_available, where lock_timeout is set
 _POSTGRESQL_CORRUPT = ("XX001", "XX002")  # data_corrupted, index_corrupted
@@ -55,10 +59,7 @@ def _classify(url: URL, error: BaseException | None, disconnected: bool) -> Stor
             "space and try again."
         )
     if any(sign in lowered for sign in _LOCKED) or state == _POSTGRESQL_LOCKED:
-        return DatabaseBusy(
-            f"{where} stayed locked ({said}): another program holds a transaction open. "
-            "Close it, and keep the file on a local disk."
-        )
+        return DatabaseBusy(f"{where} stayed locked ({said}): {_who_writes(url)}")
     if "unable to open" in lowered or "readonly database" in lowered:
         return StoreError(
             f"cannot open {where} for writing ({said}). Check that its folder exists and belongs "
@@ -72,6 +73,17 @@ def _classify(url: URL, error: BaseException | None, disconnected: bool) -> Stor
     if disconnected or _is_operational(error):
         return StoreError(f"cannot use {where} ({said}). Check that the server runs, and the URL.")
     return None
+
+
+def _who_writes(url: URL) -> str:
+    if url.get_backend_name() == "sqlite":
+        found = holder(Path(f"{url.database}-shm"), byte=_WAL_WRITE_LOCK)
+        if found is not None and found.pid != os.getpid():
+            return (
+                f"{found} holds a transaction open. Let it go on, or end it with "
+                f"`kill -9 {found.pid}`: what it had begun is then undone."
+            )
+    return "another program holds a transaction open. Close it, and keep the file on a local disk."
 
 
 def _is_operational(error: BaseException | None) -> bool:

@@ -19,7 +19,7 @@ from enum import StrEnum
 from sqlalchemy import ColumnElement, and_, or_, select, update
 
 from tuner.errors import KeyNameTaken, KeyNotFound
-from tuner.store.audit import LOCAL, SYSTEM, Action, record
+from tuner.store.audit import LOCAL, SYSTEM, UNKNOWN, Action, record
 from tuner.store.clock import moment, now
 from tuner.store.database import Database
 from tuner.store.models import ApiKeyRow
@@ -28,9 +28,11 @@ PREFIX = "gsk_"
 LONGEST_LIFE_S = 10 * 366 * 86_400
 MOST_JOBS = 1_000_000
 
-NAME_RULE = "1 … 100 of A-Z a-z 0-9 . _ @ -, a letter or digit first; not local, import, gemmsmith"
+NAME_RULE = (
+    "1 … 100 of A-Z a-z 0-9 . _ @ -, a letter or digit first; not local, import, gemmsmith, unknown"
+)
 NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9._@-]{0,99}"
-_RESERVED = frozenset({LOCAL, SYSTEM, "import"})  # they mean something else in the audit
+_RESERVED = frozenset({LOCAL, SYSTEM, UNKNOWN, "import"})  # they mean something else in the audit
 
 _SHOWN = len(PREFIX) + 6
 _KEYS_LOCK = 0x67656D6B  # creations queue up, so that two at once cannot take one name

@@ -256,7 +256,7 @@ class Listing:
                 id=row.id,
                 problem=problem_of(problem),
                 use=Use(row.use),
-                kernel=None if row.kernel_id is None else kernels[row.kernel_id],
+                kernel=None if row.kernel_id is None else kernels.get(row.kernel_id),
                 median_us=row.median_us,
                 baseline_us=(row.record["baseline"] or {}).get("median_us"),
                 speedup=from_json_or_none(Ratio, row.record["speedup"]),

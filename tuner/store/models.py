@@ -1,7 +1,8 @@
 """The tables, as SQLAlchemy classes. Nothing outside the tuner sees them.
 
 Dictionary rows (devices, environments, problems, kernels) are written once and never changed or
-deleted, so that their ids may be remembered. Everything that a query filters or sorts by is a
+deleted, so that their ids may be remembered; only a kernel's description that is not what its name
+means is put right (`tuner.store.dictionary`). Everything that a query filters or sorts by is a
 column; what is only carried along is JSON. Times are seconds since the epoch by the database's
 clock. Any change here needs a migration: `tests/migration` compares both.
 """
@@ -196,8 +197,10 @@ class WinnerRow(Base):
         revision: grows with every promotion of this problem and device.
         sequence: grows over the whole table each time a row becomes current, so the greatest
             one tells whether any answer has changed; 0 for a row that never was current.
-        origin: measured here, imported, or replayed: see `tuner.store.winners`.
-        digest: of what was promoted, its revision, date, job and pack left out.
+        origin: measured here, imported, replayed, or from a file that nobody who is believed has
+            signed: see `tuner.store.winners`.
+        digest: of what was promoted, see `tuner.store.statement`.
+        signature: of the same, by whoever measured it; NULL where nobody signed.
     """
 
     __tablename__ = "winners"
@@ -242,6 +245,7 @@ class WinnerRow(Base):
     pack: Mapped[str | None] = mapped_column(String(128))
     promoted_at: Mapped[str] = mapped_column(String(40))
     job: Mapped[str | None] = mapped_column(String(100))
+    signature: Mapped[dict[str, Any] | None] = mapped_column(Document)
 
 
 CURRENT = text("winners.is_current")
@@ -318,10 +322,14 @@ class JobEventRow(Base):
 
 
 class IdempotencyKeyRow(Base):
-    """A client's Idempotency-Key and the job that answered it."""
+    """An Idempotency-Key and the job that answered it.
+
+    `owner` is the API key that sent it, whose own it is; empty where none is asked for.
+    """
 
     __tablename__ = "idempotency_keys"
 
+    owner: Mapped[str] = mapped_column(String(200), primary_key=True, server_default=text("''"))
     key: Mapped[str] = mapped_column(String(255), primary_key=True)
     job_id: Mapped[int] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), index=True)
     created_at: Mapped[float]
@@ -351,7 +359,10 @@ class ApiKeyRow(Base):
 
 
 class AuditRow(Base):
-    """Who changed what is served, or who may come in; rows are only ever added."""
+    """Who changed what is served, or who may come in; rows are only ever added.
+
+    `hash` is of all of it and of `previous`, the hash before: see `tuner.store.chain`.
+    """
 
     __tablename__ = "audit"
     __table_args__ = ({"sqlite_autoincrement": True},)
@@ -362,3 +373,15 @@ class AuditRow(Base):
     action: Mapped[str] = mapped_column(String(40))
     subject: Mapped[str] = mapped_column(String(300))
     detail: Mapped[dict[str, Any]]
+    previous: Mapped[str] = mapped_column(String(64), server_default=text("''"))
+    hash: Mapped[str] = mapped_column(String(64), server_default=text("''"))
+
+
+class AuditHeadRow(Base):
+    """The newest entry of the audit, and how many there are: one row, once there is an entry."""
+
+    __tablename__ = "audit_head"
+
+    id: Mapped[int] = mapped_column(Id, primary_key=True, autoincrement=False)
+    entries: Mapped[int] = mapped_column(BigInteger)
+    hash: Mapped[str] = mapped_column(String(64))

@@ -6,8 +6,10 @@ is unpinned. Every choice is in the audit, in the same transaction.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from gemmsmith.history import Origin
@@ -15,8 +17,8 @@ from gemmsmith.problem import Problem
 from tuner.errors import NoSuchRevision, NoSuchWinner, NothingToUndo
 from tuner.store.audit import Action, record
 from tuner.store.database import Database
-from tuner.store.dictionary import Dictionary
-from tuner.store.models import WinnerRow
+from tuner.store.dictionary import Dictionary, problem_of
+from tuner.store.models import ProblemRow, WinnerRow
 from tuner.store.winners import PROMOTION_LOCK, RANK, Winners, history_of, make_current
 from tuner.trial import Winner
 
@@ -50,12 +52,28 @@ class Revisions:
             winners = self._winners.read(session, [(row, problem) for row in rows])
             return [_revision(row, winner) for row, winner in zip(rows, winners, strict=True)]
 
+    def pages(self, size: int = 1000) -> Iterator[list[Winner]]:
+        """Every revision of every history, oldest first and `size` at a time."""
+        after = 0
+        while True:
+            query = select(WinnerRow, ProblemRow).join(
+                ProblemRow, ProblemRow.id == WinnerRow.problem_id
+            )
+            query = query.where(WinnerRow.id > after).order_by(WinnerRow.id).limit(size)
+            with self._database.read() as session:
+                rows = session.execute(query).all()
+                if not rows:
+                    return
+                found = self._winners.read(session, [(row, problem_of(p)) for row, p in rows])
+            yield found
+            after = rows[-1][0].id
+
     def pin(self, problem: Problem, device: str, revision: int, *, actor: str) -> WinnerRevision:
         """Serve that revision, whatever is promoted later, until it is unpinned.
 
         Raises:
             NoSuchWinner: nothing is known about this problem on this device.
-            NoSuchRevision: the message lists those there are.
+            NoSuchRevision: the message lists those there are, or says why this one cannot be.
         """
         with self._database.write() as session:
             history = self._locked(session, problem, device)
@@ -64,6 +82,11 @@ class Revisions:
                 raise NoSuchRevision(
                     f"{problem} on {device} has no revision {revision}; it has "
                     f"{', '.join(map(str, sorted(known)))}"
+                )
+            if not _may_be_served(known[revision]):
+                raise NoSuchRevision(
+                    f"revision {revision} of {problem} on {device} is not answered: nobody who is "
+                    "believed here signed it; trust its key and import it again, or tune it"
                 )
             return self._serve(session, problem, history, known[revision], Action.PINNED, actor)
 
@@ -78,7 +101,8 @@ class Revisions:
             history = self._locked(session, problem, device)
             if not any(row.pinned for row in history):
                 raise NothingToUndo(f"no revision of {problem} on {device} is pinned")
-            row = max(history, key=lambda row: (RANK[Origin(row.origin)], row.revision))
+            served = [row for row in history if _may_be_served(row)]
+            row = max(served, key=lambda row: (RANK[Origin(row.origin)], row.revision))
             return self._serve(session, problem, history, row, Action.UNPINNED, actor)
 
     def roll_back(self, problem: Problem, device: str, *, actor: str) -> WinnerRevision:
@@ -139,6 +163,11 @@ class Revisions:
             replaced=current.revision if current else None,
         )
         return _revision(row, winner)
+
+
+def _may_be_served(row: WinnerRow) -> bool:
+    """What nobody is believed to have signed is only if it was: an import had said that it may."""
+    return row.origin != Origin.UNSIGNED or row.sequence > 0
 
 
 def _revision(row: WinnerRow, winner: Winner) -> WinnerRevision:

@@ -18,7 +18,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, text
 
 from tuner.errors import DatabaseCorrupt, SchemaOutdated, SchemaTooNew, StoreError
-from tuner.store.database import Database, parse_url, sqlite_path
+from tuner.store.database import Database, create_private, parse_url, sqlite_path
 
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
 
@@ -33,12 +33,15 @@ def head() -> str:
     return revision
 
 
-def current(url: str) -> str | None:
-    """The revision a database has; None where there is no database yet, or an empty one."""
+def current(url: str, patience_s: float | None = None) -> str | None:
+    """The revision a database has; None where there is no database yet, or an empty one.
+
+    `patience_s` is as `Database` has it.
+    """
     path = sqlite_path(parse_url(url))
     if path is not None and not path.exists():
         return None
-    database = Database(url)
+    database = Database(url, patience_s=patience_s)
     try:
         return _current(database)
     finally:
@@ -58,9 +61,11 @@ def upgrade(url: str, revision: str = "head") -> str:
     path = sqlite_path(parse_url(url))
     if path is not None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            create_private(path)
         except OSError as error:
-            raise StoreError(f"cannot create the folder {path.parent}: {error}") from error
+            raise StoreError(
+                f"cannot create the folder {path.parent}, or {path.name} in it: {error}"
+            ) from error
     database = Database(url, migrating=True)
     try:
         with database.connect() as connection:
@@ -88,12 +93,13 @@ def check(database: Database) -> None:
         SchemaTooNew: written by a newer program.
         DatabaseCorrupt: not a database.
     """
-    found = _current(database)
-    if found == head():
+    found, needed = _current(database), head()
+    if found == needed:
+        database.expect(needed)
         return
     where = _where(database)
     _refuse_newer(found, where)
-    has = f"has schema {found}, this gemmsmith needs {head()}" if found else "is empty"
+    has = f"has schema {found}, this gemmsmith needs {needed}" if found else "is empty"
     raise SchemaOutdated(f"{where} {has}. Run: gemmsmith db upgrade --database {where}")
 
 
@@ -108,16 +114,21 @@ def refuse_unknown(found: str | None, where: str) -> None:
     _refuse_newer(found, where)
 
 
+def is_known(revision: str | None) -> bool:
+    """Whether this program can upgrade a database at that revision; None is an empty one."""
+    return revision is None or revision in {each.revision for each in _scripts().walk_revisions()}
+
+
 def _where(database: Database) -> str:
     return database.url.render_as_string(hide_password=True)
 
 
 def _refuse_newer(found: str | None, where: str) -> None:
-    known = {script.revision for script in _scripts().walk_revisions()}
-    if found is not None and found not in known:
+    if not is_known(found):
         raise SchemaTooNew(
             f"{where} has schema {found}, which this gemmsmith (schema {head()}) does not know: a "
-            "newer gemmsmith wrote it. Upgrade gemmsmith, or use another database."
+            "newer gemmsmith wrote it. Run that one, put back a backup from before its upgrade "
+            "(`gemmsmith db restore FILE --force`), or use another database."
         )
 
 

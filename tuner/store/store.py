@@ -6,7 +6,7 @@ What a method has written when it returns is durable, and what raised has change
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 from types import MappingProxyType, TracebackType
 from typing import Self
@@ -17,14 +17,16 @@ from gemmsmith.answer import Use
 from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.kernel import AnyKernel
 from gemmsmith.problem import Layout, Problem
+from gemmsmith.signing import Signer
 from tuner.errors import SchemaOutdated
 from tuner.store import schema
 from tuner.store.audit import LOCAL, SYSTEM, Audit
 from tuner.store.changes import Changes
 from tuner.store.codec import from_json
-from tuner.store.database import Database, parse_url, sqlite_path
+from tuner.store.database import Database, Fence, parse_url, sqlite_path
 from tuner.store.dictionary import Dictionary, device_of
 from tuner.store.gpus import Gpus
+from tuner.store.imports import Imports
 from tuner.store.keys import Keys
 from tuner.store.listing import Listing
 from tuner.store.models import (
@@ -39,6 +41,8 @@ from tuner.store.models import (
 )
 from tuner.store.packs import PackTables
 from tuner.store.revisions import Revisions, WinnerRevision
+from tuner.store.served import AllServed
+from tuner.store.statement import signed
 from tuner.store.trials import StoredTrial, Trials
 from tuner.store.winners import Winners
 from tuner.trial import Phase, Trial, Winner
@@ -52,29 +56,41 @@ class Store:
         audit: who changed what.
         changes: whether answers may be others than they were.
         gpus: what measures for this store.
+        imports: winners from elsewhere.
+        served: what is served on a device model, for snapshots.
         keys: API keys.
+        signer: signs what is measured here; None: nobody does.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(
+        self,
+        database: Database,
+        signer: Signer | None = None,
+        dictionary: Dictionary | None = None,
+    ) -> None:
         self.database = database
-        self.dictionary = Dictionary(database)
+        self.signer = signer
+        self.dictionary = dictionary or Dictionary(database)
         self.audit = Audit(database)
         self.keys = Keys(database)
         self._trials = Trials(database, self.dictionary)
         self.gpus = Gpus(database, self.dictionary)
         self._winners = Winners(database, self.dictionary, self.gpus)
+        self.imports = Imports(database, self.dictionary, self._winners)
         self._revisions = Revisions(database, self.dictionary, self._winners)
         self._packs = PackTables(database, self.dictionary)
         self.changes = Changes(database)
+        self.served = AllServed(database, self.dictionary, self.gpus)
         self.listing = Listing(database, self.dictionary, self.gpus, self._trials)
 
     @classmethod
-    def open(cls, url: str, *, create: bool = False) -> Store:
+    def open(cls, url: str, *, create: bool = False, signer: Signer | None = None) -> Store:
         """Open a database whose schema is this program's.
 
         Args:
             url: `sqlite:///path/to/file.db` or `postgresql://user@host/name`.
             create: make the database if there is none or it is empty; an old one is left alone.
+            signer: signs the winners that are measured here.
 
         Raises:
             SchemaOutdated: upgrade it first, with the command in the message.
@@ -95,7 +111,15 @@ class Store:
         except BaseException:
             database.close()
             raise
-        return cls(database)
+        return cls(database, signer)
+
+    def fenced(self, fence: Fence) -> Store:
+        """This store for somebody who may lose the right to write: the fence begins every write.
+
+        What it raises, the writing method raises, and has changed nothing. Shares connections and
+        what is remembered with this store, and is not closed.
+        """
+        return Store(self.database.fenced(fence), self.signer, self.dictionary)
 
     def close(self) -> None:
         """Close all connections; the object is of no further use."""
@@ -156,13 +180,15 @@ class Store:
         """Add a winner to the history; see `tuner.store.winners` for when it becomes current.
 
         `imported` means measured by another installation: importing it again changes nothing,
-        and it does not replace what was measured here, unless `force` says so.
+        and it does not replace what was measured here, unless `force` says so. What is measured
+        here is signed, if there is a signer.
         """
-        return self._winners.promote(winner, imported=imported, force=force)
+        mine = winner if imported else signed(winner, self.signer)
+        return self._winners.promote(mine, imported=imported, force=force)
 
-    def unknown(self, winners: Sequence[Winner]) -> list[Winner]:
-        """Those of the winners that no revision of any history shows: importing others is idle."""
-        return self._winners.unknown(winners)
+    def unanswered(self, limit: int | None = None) -> list[Winner]:
+        """Winners from elsewhere that are not answered, as nobody who is believed signed them."""
+        return self._winners.unanswered(limit)
 
     def winner(self, problem: Problem, device: str) -> Winner | None:
         """What is served for exactly this problem on the device model with that slug."""
@@ -222,6 +248,10 @@ class Store:
         """As `history`, with what is known of each revision, older ones than `before` only."""
         return self._revisions.find(problem, device, before=before, limit=limit)
 
+    def every_revision(self) -> Iterator[list[Winner]]:
+        """Every winner that was ever promoted or imported, oldest first, some at a time."""
+        return self._revisions.pages()
+
     def pin(
         self, problem: Problem, device: str, revision: int, *, actor: str = LOCAL
     ) -> WinnerRevision:
@@ -276,6 +306,10 @@ class Store:
     def kernel(self, name: str) -> AnyKernel | None:
         """The description of a kernel that any trial, winner or pack has named."""
         return self._packs.kernel(name)
+
+    def forget_kernels(self) -> None:
+        """Read kernels' descriptions anew: another process may have put one right."""
+        self.dictionary.forget_kernels()
 
     def devices(self) -> list[DeviceModel]:
         """Every device model that has a trial or a winner, by slug."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
@@ -41,6 +42,7 @@ class Trials:
 
     def add(self, trials: Sequence[Trial]) -> list[int]:
         """Add all or none; the ids, in the same order, of the rows that now hold them."""
+        values = [_values(trial) for trial in trials]  # before others wait for the transaction
         with self._database.write() as session:
             ids = self._dictionary.ids(
                 session,
@@ -55,7 +57,10 @@ class Trials:
                     )
                 ),
             )
-            added = [_add(session, ids, trial) for trial in trials]
+            added = [
+                _add(session, _identity(ids, trial), rest)
+                for trial, rest in zip(trials, values, strict=True)
+            ]
         self._dictionary.keep(ids)
         return added
 
@@ -132,8 +137,15 @@ class Trials:
         ]
 
 
-def _add(session: Session, ids: Ids, trial: Trial) -> int:
-    identity = {
+def _add(session: Session, identity: dict[str, Any], rest: dict[str, Any]) -> int:
+    added = insert_ignore(session, TrialRow, {**identity, **rest})
+    if added is not None:
+        return added
+    return session.scalars(select(TrialRow.id).filter_by(**identity)).one()
+
+
+def _identity(ids: Ids, trial: Trial) -> dict[str, Any]:
+    return {
         "problem_id": ids[trial.problem],
         "device_id": ids[trial.device],
         "kernel_id": ids[trial.candidate.kernel],
@@ -142,32 +154,28 @@ def _add(session: Session, ids: Ids, trial: Trial) -> int:
         "environment_id": ids[trial.environment],
         "job": trial.job or "",
     }
+
+
+def _values(trial: Trial) -> dict[str, Any]:
+    """All columns but those of the identity."""
     statistics = trial.statistics
     failure = trial.failure
-    added = insert_ignore(
-        session,
-        TrialRow,
-        {
-            **identity,
-            "created_at": now(),
-            "launch": to_json(trial.candidate.launch),
-            "median_us": statistics and statistics.median_us,
-            "ci_low_us": statistics and statistics.ci_low_us,
-            "ci_high_us": statistics and statistics.ci_high_us,
-            "samples": statistics and statistics.samples,
-            "samples_us": to_json(trial.samples_us),
-            "failure_kind": failure and failure.kind.value,
-            "failure_message": failure and failure.message,
-            "correctness": trial.correctness and to_json(trial.correctness),
-            "conditions": trial.conditions and to_json(trial.conditions),
-            "workspace_bytes": trial.workspace_bytes,
-            "cost_s": trial.cost_s,
-            "replayed": trial.replayed,
-        },
-    )
-    if added is not None:
-        return added
-    return session.scalars(select(TrialRow.id).filter_by(**identity)).one()
+    return {
+        "created_at": now(),
+        "launch": to_json(trial.candidate.launch),
+        "median_us": statistics and statistics.median_us,
+        "ci_low_us": statistics and statistics.ci_low_us,
+        "ci_high_us": statistics and statistics.ci_high_us,
+        "samples": statistics and statistics.samples,
+        "samples_us": to_json(trial.samples_us),
+        "failure_kind": failure and failure.kind.value,
+        "failure_message": failure and failure.message,
+        "correctness": trial.correctness and to_json(trial.correctness),
+        "conditions": trial.conditions and to_json(trial.conditions),
+        "workspace_bytes": trial.workspace_bytes,
+        "cost_s": trial.cost_s,
+        "replayed": trial.replayed,
+    }
 
 
 def _statistics(row: TrialRow) -> Statistics | None:

@@ -2,57 +2,44 @@
 
 Which row is current is settled when it changes, never when it is read. A new winner becomes
 current unless the current one is pinned or is of a better origin: what was measured here counts
-more than what was measured elsewhere and imported, and that more than what was replayed. Promoting
-what is current already changes nothing, so importing or replaying twice leaves no trace. What does
-change is in the audit, but for imports: who imports a whole file writes one entry for it. Whether
-a winner is stale is told when it is read, see `tuner.store.gpus`.
+more than what was measured elsewhere and imported, and that more than what was replayed. What
+nobody who is believed has signed is kept in the history and never current, unless the import says
+that it may be (`tuner.store.imports`). Promoting what is current already changes nothing, so
+importing or replaying twice leaves no trace. What does change is in the audit, but for imports: who
+imports a whole file writes one entry for it. Whether a winner is stale is told when it is read, see
+`tuner.store.gpus`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from types import MappingProxyType
 
-from sqlalchemy import Row, Select, func, select
+from sqlalchemy import Row, Select, func, select, update
 from sqlalchemy.orm import Session
 
-from gemmsmith.answer import Conditions, Correctness, InRegime, Ratio, Statistics, Use
-from gemmsmith.candidate import Candidate
+from gemmsmith.answer import Use
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.history import Origin
 from gemmsmith.kernel import AnyKernel
-from gemmsmith.launch import Launch
 from gemmsmith.problem import Layout, Problem
+from tuner.errors import JobAborted
 from tuner.store import asked
 from tuner.store.audit import LOCAL, Action, record
-from tuner.store.codec import digest, from_json, to_json
+from tuner.store.codec import from_json_or_none, to_json
 from tuner.store.database import Database
-from tuner.store.dictionary import Dictionary, Entry, Ids, problem_identity, problem_of
-from tuner.store.gpus import Gpus, InUse
+from tuner.store.dictionary import Dictionary, Entry, problem_identity, problem_of
+from tuner.store.gpus import Gpus
 from tuner.store.models import CURRENT, DeviceRow, JobRow, ProblemRow, WinnerRow
 from tuner.store.near import nearest
-from tuner.trial import Winner
+from tuner.store.rows import columns, references, winner_of
+from tuner.store.statement import canonical, fingerprint
+from tuner.trial import Winner, WinnerSignature
 
 PROMOTION_LOCK = 0x67656D77  # promotions queue up, so that revisions and sequences have no gaps
 
-RANK = {Origin.REPLAYED: 0, Origin.IMPORTED: 1, Origin.MEASURED: 2}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Record:
-    """What is carried along in JSON."""
-
-    statistics: Statistics | None
-    baseline: Statistics | None
-    speedup: Ratio | None
-    correctness: Correctness | None
-    conditions: Conditions | None
-    ties: tuple[str, ...]
-    baseline_kernels: tuple[str, ...] = ()
-    power_penalty: float | None = None
-    regimes: tuple[InRegime, ...] = ()
+RANK = {Origin.REPLAYED: 0, Origin.UNSIGNED: 1, Origin.IMPORTED: 2, Origin.MEASURED: 3}
 
 
 class Winners:
@@ -69,31 +56,40 @@ class Winners:
         An `imported` winner was measured by another installation; one that any revision of the
         history already shows is not added again. `force` makes it current whatever the origin of
         the current one; a pin still holds. Gives the winner as it is kept, with its revision.
+
+        Raises:
+            JobAborted: the cancellation of the winner's job was asked for; nothing was changed.
         """
-        origin = _origin(winner, imported=imported)
-        fingerprint = _fingerprint(winner)
+        winner = canonical(winner)
+        origin = origin_of(winner, Origin.IMPORTED if imported else Origin.MEASURED)
+        digest = fingerprint(winner)
+        values = columns(winner, origin, digest)  # before the transaction, which others wait for
         with self._database.write() as session:
             self._database.lock(session, PROMOTION_LOCK)
-            ids = self._dictionary.ids(session, _entries(winner))
+            worker = None if imported else _worker_of(session, winner.job)
+            ids = self._dictionary.ids(session, entries(winner))
+            self.heal(session, [winner.candidate.kernel] if winner.candidate else [])
             history = [*session.scalars(history_of(ids[winner.problem], ids[winner.device]))]
             current = next((row for row in history if row.is_current), None)
             known = history if imported else [current] if current else []
-            row = next((row for row in known if row.digest == fingerprint), None)
+            row = next((row for row in known if row.digest == digest), None)
             if row is None:
-                row = _new_row(winner, ids, origin, fingerprint)
-                row.revision = 1 + max((row.revision for row in history), default=0)
+                revision = 1 + max((row.revision for row in history), default=0)
+                row = WinnerRow(**values, **references(winner, ids), revision=revision)
                 session.add(row)
             elif winner.pack not in (None, row.pack):
                 row.pack = winner.pack
                 if row.is_current:
-                    row.sequence = _next_sequence(session)
+                    row.sequence = next_sequence(session)
+            if row.signature is None and winner.signature is not None:
+                row.signature = to_json(winner.signature)
             outranks = current is None or force or RANK[origin] >= RANK[Origin(current.origin)]
             news = force or row not in history  # an import may be of something replaced long ago
             pinned = current is not None and current.pinned
             if row is not current and news and outranks and not pinned:
                 make_current(session, row, current)
                 if not imported:
-                    _record_promotion(session, winner, row, current)
+                    _record_promotion(session, winner, row, current, actor=worker or LOCAL)
             session.flush()
             in_use = self._gpus.in_use(session)
             kept = replace(
@@ -103,6 +99,9 @@ class Winners:
                 pack=row.pack,
                 stale=in_use.makes_stale(row, winner.environment),
                 pinned=row.pinned,
+                signature=from_json_or_none(WinnerSignature, row.signature),
+                origin=Origin(row.origin),
+                digest=row.digest,
             )
         self._dictionary.keep(ids)
         return kept
@@ -128,15 +127,13 @@ class Winners:
             rows = session.execute(query, asked.parameters(problems)).all()
             return self._found(session, rows)
 
-    def unknown(self, winners: Sequence[Winner]) -> list[Winner]:
-        """Those of the winners that no revision of any history shows."""
-        known = select(WinnerRow.digest).where(
-            WinnerRow.problem_id.in_(asked.ids(on_sqlite=self._database.is_sqlite))
-        )
-        parameters = asked.parameters(winner.problem for winner in winners)
-        with self._database.read() as session:
-            digests = set(session.scalars(known, parameters))
-        return [winner for winner in winners if _fingerprint(winner) not in digests]
+    def heal(self, session: Session, kernels: Iterable[AnyKernel]) -> None:
+        """Put kernels' descriptions right; what is answered with them is another answer then."""
+        if healed := self._dictionary.heal(session, kernels):
+            concerned = WinnerRow.is_current & WinnerRow.kernel_id.in_(healed)
+            session.execute(
+                update(WinnerRow).where(concerned).values(sequence=next_sequence(session))
+            )
 
     def find(
         self,
@@ -181,6 +178,13 @@ class Winners:
             query = query.order_by(WinnerRow.problem_id, WinnerRow.device_id).limit(limit)
             return self._found(session, session.execute(query).all())
 
+    def unanswered(self, limit: int | None) -> list[Winner]:
+        """Unsigned revisions that were never current, first tuned first."""
+        query = _select().where(WinnerRow.origin == Origin.UNSIGNED.value, WinnerRow.sequence == 0)
+        query = query.order_by(WinnerRow.problem_id, WinnerRow.device_id, WinnerRow.id)
+        with self._database.read() as session:
+            return self._found(session, session.execute(query.limit(limit)).all())
+
     def near(self, problem: Problem, device: str, limit: int, reach: float) -> list[Winner]:
         """Current winners of the same dtype, layout and batch, nearest first."""
         with self._database.read() as session:
@@ -201,45 +205,14 @@ class Winners:
             session, (row.kernel_id for row, _ in rows if row.kernel_id is not None)
         )
         in_use = self._gpus.in_use(session)
-        return [self._winner(session, problem, row, kernels, in_use) for row, problem in rows]
-
-    def _winner(
-        self,
-        session: Session,
-        problem: Problem,
-        row: WinnerRow,
-        kernels: Mapping[int, AnyKernel],
-        in_use: InUse,
-    ) -> Winner:
-        candidate = None
-        if row.kernel_id is not None:
-            launch = from_json(Launch, row.launch)
-            candidate = Candidate(kernel=kernels[row.kernel_id], launch=launch)
-        record = from_json(_Record, row.record)
-        environment = self._dictionary.environment(session, row.environment_id)
-        return Winner(
-            problem=problem,
-            device=self._dictionary.device(session, row.device_id),
-            environment=environment,
-            use=Use(row.use),
-            candidate=candidate,
-            statistics=record.statistics,
-            baseline=record.baseline,
-            speedup=record.speedup,
-            correctness=record.correctness,
-            conditions=record.conditions,
-            ties=record.ties,
-            baseline_kernels=record.baseline_kernels,
-            power_penalty=record.power_penalty,
-            regimes=record.regimes,
-            replayed=row.replayed,
-            pack=row.pack,
-            revision=row.revision,
-            promoted_at=row.promoted_at,
-            job=row.job,
-            stale=in_use.makes_stale(row, environment),
-            pinned=row.pinned,
-        )
+        found = []
+        for row, problem in rows:
+            environment = self._dictionary.environment(session, row.environment_id)
+            device = self._dictionary.device(session, row.device_id)
+            stale = in_use.makes_stale(row, environment)
+            kernel = kernels.get(row.kernel_id or 0)  # no row has the id 0
+            found.append(winner_of(row, problem, device, environment, kernel, stale=stale))
+        return found
 
 
 def _select() -> Select[WinnerRow, ProblemRow]:
@@ -264,85 +237,44 @@ def make_current(session: Session, row: WinnerRow, current: WinnerRow | None) ->
         current.is_current = False
         session.flush()  # there must never be two, not even within the transaction
     row.is_current = True
-    row.sequence = _next_sequence(session)
+    row.sequence = next_sequence(session)
 
 
-def _next_sequence(session: Session) -> int:
+def next_sequence(session: Session) -> int:
+    """For what becomes current now, or another answer."""
     return 1 + (session.scalar(select(func.max(WinnerRow.sequence))) or 0)
 
 
+def _worker_of(session: Session, job: str | None) -> str | None:
+    """The worker that owns the job; None for what is no job of the queue."""
+    query = select(JobRow.owner, JobRow.cancel_requested).where(JobRow.public_id == job)
+    owner, cancel_requested = session.execute(query).one_or_none() or (None, False)
+    if cancel_requested:
+        raise JobAborted("cancelled before its winner was promoted; its trials are kept")
+    return owner
+
+
 def _record_promotion(
-    session: Session, winner: Winner, row: WinnerRow, before: WinnerRow | None
+    session: Session, winner: Winner, row: WinnerRow, before: WinnerRow | None, *, actor: str
 ) -> None:
-    owner = session.scalar(select(JobRow.owner).where(JobRow.public_id == winner.job))
     record(
         session,
         Action.PROMOTED,
         f"{winner.problem} on {winner.device.slug}",
-        actor=owner or LOCAL,
+        actor=actor,
         revision=row.revision,
         replaced=before.revision if before else None,
         job=winner.job,
     )
 
 
-def _fingerprint(winner: Winner) -> str:
-    """A hash of what was found, whenever and by whomever: equal ones are one revision."""
-    found = to_json(replace(winner, revision=0, promoted_at="", pack=None, job=None))
-    del found["stale"], found["pinned"]  # come and go
-    # As it was before there were such fields.
-    if not winner.baseline_kernels:
-        del found["baseline_kernels"]
-    penalty = found.pop("power_penalty")
-    if penalty is not None:
-        found["price"] = penalty
-    if not winner.regimes:
-        del found["regimes"]
-    return digest(found)
+def origin_of(winner: Winner, origin: Origin) -> Origin:
+    """What is believed to be replayed is of the least origin, wherever that was."""
+    replayed = winner.replayed and origin is not Origin.UNSIGNED
+    return Origin.REPLAYED if replayed else origin
 
 
-def _origin(winner: Winner, *, imported: bool) -> Origin:
-    if winner.replayed:
-        return Origin.REPLAYED
-    return Origin.IMPORTED if imported else Origin.MEASURED
-
-
-def _entries(winner: Winner) -> list[Entry]:
-    entries: list[Entry] = [winner.problem, winner.device, winner.environment]
-    return [*entries, winner.candidate.kernel] if winner.candidate else entries
-
-
-def _new_row(winner: Winner, ids: Ids, origin: Origin, fingerprint: str) -> WinnerRow:
-    candidate = winner.candidate
-    return WinnerRow(
-        problem_id=ids[winner.problem],
-        device_id=ids[winner.device],
-        environment_id=ids[winner.environment],
-        kernel_id=ids[candidate.kernel] if candidate else None,
-        launch=to_json(candidate.launch) if candidate else None,
-        sequence=0,
-        is_current=False,
-        pinned=False,
-        origin=origin.value,
-        digest=fingerprint,
-        use=winner.use.value,
-        median_us=winner.statistics and winner.statistics.median_us,
-        speedup=winner.speedup and winner.speedup.median,
-        record=to_json(
-            _Record(
-                statistics=winner.statistics,
-                baseline=winner.baseline,
-                speedup=winner.speedup,
-                correctness=winner.correctness,
-                conditions=winner.conditions,
-                ties=winner.ties,
-                baseline_kernels=winner.baseline_kernels,
-                power_penalty=winner.power_penalty,
-                regimes=winner.regimes,
-            )
-        ),
-        replayed=winner.replayed,
-        pack=winner.pack,
-        promoted_at=winner.promoted_at or datetime.now(UTC).isoformat(timespec="milliseconds"),
-        job=winner.job,
-    )
+def entries(winner: Winner) -> list[Entry]:
+    """What rows of the dictionary a winner refers to."""
+    found: list[Entry] = [winner.problem, winner.device, winner.environment]
+    return [*found, winner.candidate.kernel] if winner.candidate else found

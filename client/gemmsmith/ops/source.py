@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -15,7 +16,7 @@ from gemmsmith.distributed import shared_snapshot
 from gemmsmith.errors import GemmsmithError
 from gemmsmith.lookup import Lookup
 from gemmsmith.ops.engine import Chooser, Engine, PackSource, install
-from gemmsmith.packs import Packs
+from gemmsmith.packs import Packs, asking, believe
 
 if TYPE_CHECKING:
     from gemmsmith.snapshot import Snapshot
@@ -43,7 +44,8 @@ def use(
         device: slug of the device model; by default that of the current GPU.
 
     In a distributed job this is a collective: rank 0 asks the service and all ranks keep what it
-    got, pinned. When nothing can be had, the log `gemmsmith` says so and everything runs torch.
+    got, pinned. When nothing can be had, or it is signed by nobody who is believed here, the log
+    `gemmsmith` says so and everything runs torch.
 
     Raises:
         TypeError: `source` is none of these.
@@ -80,16 +82,19 @@ def _opened(source: Source, pin: bool, device: str | None) -> tuple[Chooser, Pac
         source = Client(source)
     if isinstance(source, Client):
         client = source
+        check = partial(believe, how=asking(client))
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            shared = shared_snapshot(lambda: client.snapshot(device))
+            shared = shared_snapshot(lambda: client.snapshot(device), check=check)
             assert shared is not None  # noqa: S101 - a client gives one or raises
             lookup = Lookup(shared, pin=True)
         else:
             lookup = Lookup.of(client, device, pin=pin)
+            check(lookup.snapshot)
         return lookup, Packs.of(client, signed=lambda: lookup.snapshot)
     if isinstance(source, str | PathLike):
         source = Bundle.open(fspath(source))
     if isinstance(source, Bundle):
+        believe(source.snapshot)
         return Lookup(source.snapshot, pin=True), source.packs
     raise TypeError(
         "source must be a Client, a service's URL, a Bundle or its path, or a pair of a lookup and "

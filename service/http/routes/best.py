@@ -11,22 +11,24 @@ from starlette.responses import Response
 
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.problem import Problem
-from service.http.abilities import Asking
-from service.http.access import Scope, needs
+from service.http.abilities import Abilities, Asking
+from service.http.access import Caller, Scope, needs
 from service.http.asked import Asked
 from service.http.errors import ProblemError, from_validation, invalid_field
 from service.http.requests import BestBatchBody, BestQuery, ProblemBody
-from service.http.state import Service
+from service.http.state import Service, State
+from service.http.turns import whose
 from service.lookup import reader
 from service.lookup.cache import Rendered
 
 router = APIRouter(tags=["lookup"])
 
 
-@router.get("/best", dependencies=[needs(Scope.READ)])
-def best(
+@router.get("/best")
+async def best(
     request: Request,
     service: Service,
+    caller: Annotated[Caller, needs(Scope.READ)],
     asking: Asking,
     query: Annotated[BestQuery, Query()],
     if_none_match: Annotated[str | None, Header()] = None,
@@ -35,22 +37,42 @@ def best(
 
     What was never tuned, nor anything like it, gets the cost model's proposal, `predicted`.
     """
-    generation = service.answers.generation  # first: it vouches for the device, too
-    device = service.catalogue.resolve(query.arch, query.device)
-    problem = query.problem()
+    client = whose(caller, request.scope)
     asked: bytes = request.scope["query_string"]
-    answer = reader.answer_query(
-        service, asked, problem, device, exact=query.exact, generation=generation
-    )
+    answer = await service.lookups.singles.run(client, _looked_up, service, asked, query)
     answer = reader.told(answer, asking)
     if isinstance(answer, ProblemError):
         raise answer
     return _response(answer, if_none_match)
 
 
-@router.post("/best:batch", dependencies=[needs(Scope.READ)])
-def best_batch(service: Service, asking: Asking, body: BestBatchBody) -> Response:
-    """Many lookups in one call, each answered as by `GET /best`; a wrong one costs itself only."""
+@router.post("/best:batch")
+async def best_batch(
+    request: Request,
+    service: Service,
+    caller: Annotated[Caller, needs(Scope.READ)],
+    asking: Asking,
+    body: BestBatchBody,
+) -> Response:
+    """Many lookups in one call, each answered as by `GET /best`; a wrong one costs itself only.
+
+    While a client's batches ask about as many problems as they may, further ones get a 429: send
+    them again after `Retry-After` seconds.
+    """
+    client = whose(caller, request.scope)
+    with service.lookups.admitted(client, len(body.problems)):
+        return await service.lookups.batches.run(client, _answered, service, asking, body)
+
+
+def _looked_up(service: State, asked: bytes, query: BestQuery) -> reader.Found:
+    generation = service.answers.generation  # first: it vouches for the device, too
+    device = service.catalogue.resolve(query.arch, query.device)
+    return reader.answer_query(
+        service, asked, query.problem(), device, exact=query.exact, generation=generation
+    )
+
+
+def _answered(service: State, asking: Abilities, body: BestBatchBody) -> Response:
     generation = service.answers.generation
     device = service.catalogue.resolve(body.arch, body.device)
     asked = [_problem(item) for item in body.problems]

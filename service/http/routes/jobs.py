@@ -3,19 +3,20 @@
 A stream sends every event after the client's `Last-Event-ID` from the database, so it resumes
 where it broke, on any server process; it ends after the job's last event. `latest` in place of an
 id means the newest job. Whoever is told that a job is over finds its winner in the next lookup.
+`service.http.streams` feeds all streams.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Annotated
 
-import anyio
-import anyio.to_thread
-import msgspec
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Send
+from starlette.types import Scope as ASGIScope
 
 from gemmsmith.tuning import JobState
 from service.http import documents
@@ -28,19 +29,16 @@ from service.http.admission import (
     key_reused,
     refused_without_room,
 )
+from service.http.attempts import client_name
 from service.http.errors import ProblemError, invalid_field, not_found
-from service.http.parameters import Cursor
+from service.http.parameters import Number
 from service.http.requests import JobsQuery
 from service.http.routes.paging import filled, next_page
 from service.http.state import Service, State
 from tuner.errors import JobNotFound, NotRetryable
-from tuner.jobs import Job, RecordedEvent
+from tuner.jobs import Job
 
 router = APIRouter(prefix="/jobs", tags=["tuning"])
-
-TERMINAL_EVENTS = frozenset({"finished", "failed", "cancelled"})
-
-_EVENTS_AT_ONCE = 200
 
 
 @router.get("", dependencies=[needs(Scope.READ)])
@@ -69,9 +67,11 @@ def cancel_job(
     service: Service, caller: Annotated[Caller, needs(Scope.TUNE)], job_id: str
 ) -> Response:
     """Ask for cancellation: at once for a waiting job, after the current candidate for a running
-    one. A job that has ended stays as it is. Trials are kept.
+    one. A job that has ended stays as it is. Trials are kept. Another key's job takes an admin.
     """
-    service.queue.cancel(_get(service, job_id).id, actor=caller.name)
+    job = _get(service, job_id)
+    _need_right(caller, job)
+    service.queue.cancel(job.id, actor=caller.name)
     return documents.json_response(documents.job(_get(service, job_id)), status=202)
 
 
@@ -85,9 +85,10 @@ def retry_job(
     """Order anew what a job failed to do, or was cancelled before; answers as `POST /tune` does.
 
     The new job has the old one's problem, effort, device, priority and calls, and no deadline. A
-    job that is done or not over yet gets a 409.
+    job that is done or not over yet gets a 409. Another key's job takes an admin.
     """
     old = _get(service, job_id)
+    _need_right(caller, old)
     try:
         with refused_without_room(service, caller):
             job, created = service.queue.retry(
@@ -112,24 +113,66 @@ def retry_job(
 @router.get("/{job_id}/events", dependencies=[needs(Scope.READ)])
 def job_events(
     service: Service,
+    request: Request,
     job_id: str,
-    after: Annotated[Cursor, Query(description="Event to continue after")] = 0,
+    after: Annotated[Number, Query(description="Event to continue after")] = 0,
     last_event_id: Annotated[
         str | None,
-        Header(description="As `after`; it wins", json_schema_extra={"pattern": "^[0-9]{0,18}$"}),
+        Header(description="As `after`; it wins", json_schema_extra={"pattern": "^[0-9]{0,9}$"}),
     ] = None,
 ) -> Response:
     """The job's events from the first (or from `Last-Event-ID`) to its end, as they happen."""
     job = _get(service, job_id)
     if last_event_id:
-        if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 19):
+        if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) < 10):
             raise invalid_field("Last-Event-ID", "is not an event's id", "an id from this stream")
         after = int(last_event_id)
-    return StreamingResponse(
-        _stream(service, job.id, after),
-        media_type="text/event-stream",
-        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+    is_welcome = partial(service.access.admits, request.scope, Scope.READ)
+    return _EventStream(
+        service.streams.events(job.id, after, is_welcome),
+        admitted=service.streams.admitted(client_name(request.scope)),
     )
+
+
+class _EventStream(StreamingResponse):
+    """An answer without end: a problem document instead where `admitted` refuses it."""
+
+    def __init__(
+        self, content: AsyncIterator[bytes], *, admitted: AbstractContextManager[None]
+    ) -> None:
+        super().__init__(
+            content,
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        )
+        self._admitted = admitted
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        with ExitStack() as streaming:
+            try:
+                streaming.enter_context(self._admitted)
+            except ProblemError as refusal:
+                await refusal.response(scope["path"])(scope, receive, send)
+                return
+            await super().__call__(scope, receive, send)
+
+
+def may_change(caller: Caller, job: Job) -> bool:
+    """Whether the job is the caller's own, whoever joined it since, or the caller an admin."""
+    return Scope.ADMIN in caller.scopes or job.ordered_by == key_name(caller)
+
+
+def _need_right(caller: Caller, job: Job) -> None:
+    if not may_change(caller, job):
+        raise ProblemError(
+            status=403,
+            kind="forbidden",
+            title="Another key's job",
+            detail=f"The job was not requested with the API key {caller.name!r}: only the key that "
+            "did, or one with the scope admin, may cancel it or try it again. To have the problem "
+            "tuned, request it: POST /tune.",
+            links={"tune": {"href": "/tune", "method": "POST"}},
+        )
 
 
 def _jobs(
@@ -164,45 +207,3 @@ def _find(service: State, job_id: str, asking: Abilities) -> Job:
     if found is None or not asking.knows(found.problem):
         raise not_found("Job", f"There is no job {job_id!r:.80}.", {"jobs": {"href": "/jobs"}})
     return found
-
-
-async def _stream(service: State, job_id: str, after: int) -> AsyncIterator[bytes]:
-    """Events in wire format. The generator is closed by the server when the client is gone."""
-    settings = service.settings
-    spoke = time.monotonic()
-    yield b"retry: 1000\n\n"
-    while not service.stopping.is_set():
-        final, events = await anyio.to_thread.run_sync(_news, service, job_id, after)
-        for event in events:
-            after = event.id
-            yield _wire(event)
-            if event.kind in TERMINAL_EVENTS:
-                return
-        if len(events) == _EVENTS_AT_ONCE:
-            continue
-        if final:
-            return
-        now = time.monotonic()
-        if events:
-            spoke = now
-        elif now - spoke >= settings.events_heartbeat_s:
-            spoke = now
-            yield b": still here\n\n"
-        await anyio.sleep(settings.events_poll_s)
-
-
-def _news(service: State, job_id: str, after: int) -> tuple[bool, list[RecordedEvent]]:
-    """Whether the job is over, and its next events.
-
-    In this order: of a job that is over here, the last event cannot be missing there.
-    """
-    final = service.queue.get(job_id).state.terminal
-    events = service.queue.events(job_id, after, _EVENTS_AT_ONCE)
-    if final or any(event.kind in TERMINAL_EVENTS for event in events):
-        service.catch_up()
-    return final, events
-
-
-def _wire(event: RecordedEvent) -> bytes:
-    data = msgspec.json.encode(documents.job_event(event))
-    return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), data)

@@ -9,12 +9,12 @@ import re
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Header, Path, Query, Request
 from starlette.responses import FileResponse, Response
 
 from service.http import documents
 from service.http.access import Scope, needs
-from service.http.errors import invalid_field, not_found
+from service.http.errors import ProblemError, invalid_field, not_found
 from service.http.requests import PacksQuery
 from service.http.routes.paging import next_page
 from service.http.state import Service
@@ -23,6 +23,7 @@ router = APIRouter(tags=["kernels"])
 
 _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
 PackHash = Annotated[str, Path(json_schema_extra={"pattern": f"^{_HASH.pattern}$"})]
+_RANGE = re.compile(r"bytes=(?:([0-9]{1,15})-([0-9]{0,15})|-([0-9]{1,15}))", re.ASCII)
 _IMMUTABLE = "public, max-age=31536000, immutable"
 
 
@@ -49,19 +50,59 @@ def packs(service: Service, query: Annotated[PacksQuery, Query()]) -> Response:
 
 
 @router.get("/packs/{pack_hash}", response_class=FileResponse, dependencies=[needs(Scope.READ)])
-def pack(service: Service, pack_hash: PackHash) -> Response:
-    """A kernel pack's bytes: a shared object, the same for ever under this hash."""
+def pack(
+    request: Request,
+    service: Service,
+    pack_hash: PackHash,
+    if_none_match: Annotated[str | None, Header()] = None,
+) -> Response:
+    """A kernel pack's bytes: a shared object, the same for ever under this hash.
+
+    One `Range` of them can be asked for; several at once get all bytes.
+    """
     # Nothing but a hash ever becomes part of a path.
     if not _HASH.fullmatch(pack_hash):
         raise invalid_field(
             "hash", f"is not a pack's hash: {pack_hash!r:.80}", "64 hexadecimal digits"
         )
-    found = service.artifacts.get(pack_hash, afresh=True)
+    tag = f'"{pack_hash}"'
+    headers = {"Cache-Control": _IMMUTABLE, "ETag": tag}
+    known = if_none_match is not None and (tag in if_none_match or if_none_match == "*")
+    part = _range(request)
+    # All bytes are checked before all are sent, on a disk that may spoil them. Who has them, or
+    # asks for a part, checks the hash of the whole.
+    found = service.artifacts.get(pack_hash, afresh=not known and part is None)
     if found is None:
         raise not_found("Pack", f"No pack {pack_hash} is here; tune the problem to compile one.")
+    if known:
+        return Response(status_code=304, headers=headers)
+    if part is not None:
+        _check_range(part, found.path.stat().st_size, "if-range" in request.headers)
     return FileResponse(
         found.path,
         media_type="application/octet-stream",
         filename=f"{pack_hash}.so",
-        headers={"Cache-Control": _IMMUTABLE, "ETag": f'"{pack_hash}"'},
+        headers=headers,
     )
+
+
+def _range(request: Request) -> re.Match[str] | None:
+    """The one range asked for. What is none, or several, is taken out: all bytes answer it."""
+    given = request.headers.get("range")
+    part = None if given is None else _RANGE.fullmatch(given)
+    if given is not None and (part is None or (part[2] and int(part[2]) < int(part[1]))):
+        request.scope["headers"] = [pair for pair in request.headers.raw if pair[0] != b"range"]
+        return None
+    return part
+
+
+def _check_range(part: re.Match[str], size: int, conditional: bool) -> None:
+    empty = int(part[3]) == 0 if part[3] else int(part[1]) >= size
+    if empty and not conditional:
+        raise ProblemError(
+            status=416,
+            kind="range-not-satisfiable",
+            title="Range not satisfiable",
+            detail=f"The pack has {size} bytes.",
+            headers={"Content-Range": f"bytes */{size}"},
+        )

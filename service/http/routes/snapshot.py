@@ -2,52 +2,81 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
-from gemmsmith.packs import key_of
-from service.http import documents
+from gemmsmith.document import SINCE
 from service.http.abilities import Asking
 from service.http.access import Scope, needs
 from service.http.errors import not_found
 from service.http.requests import SnapshotQuery
 from service.http.state import Service
 from service.lookup.cache import VARY
+from service.lookup.snapshots import Content
 
 router = APIRouter(tags=["lookup"])
 
+_WORTH_COMPRESSING = 1400
+"""Bytes: less is one packet anyway."""
+
 
 @router.get("/snapshot", dependencies=[needs(Scope.READ)])
-def snapshot(
+async def snapshot(
     service: Service,
     asking: Asking,
     query: Annotated[SnapshotQuery, Query()],
     if_none_match: Annotated[str | None, Header()] = None,
+    accept_encoding: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> Response:
     """All current winners of a GPU model in one document, and the revision that they make.
 
-    The same winners, packs included, have the same revision, and with that the same ETag.
+    The same winners, packs included, have the same revision, and with that and the same key the
+    same ETag. Packs that nobody who is believed here has signed are not named. Who has an earlier
+    document asks for what has changed `since` its revision, and gets that, as long as it is known
+    and less than the whole; the header `Gemmsmith-Since` tells which of both it is.
     """
-    device = service.catalogue.resolve(query.arch, query.device)
-    if device is None:
+    edition = await service.snapshots.newest(query.arch, query.device, asking)
+    if edition is None:
         raise not_found(
             "Snapshot",
             "No device model has a winner yet. Order a tuning job: POST /tune.",
             {"tune": {"href": "/tune", "method": "POST"}, "devices": {"href": "/devices"}},
         )
-    winners = service.store.winners(device=device.slug)
-    found = documents.snapshot(
-        device.slug,
-        (asking.told(found) for found in winners if asking.knows(found.problem)),
-        pack_of=functools.cache(service.store.pack_for),
-        key=key_of(),
-    )
-    tag = f'"{found.revision}"'
-    headers = {"ETag": tag, "Cache-Control": "no-cache", "Vary": VARY}
-    # Quoted, a hash is inside a list of tags, weak ones too, only as one of them.
-    if if_none_match is not None and tag in if_none_match:
-        return Response(status_code=304, headers=headers)
-    return Response(found.document, media_type="application/json", headers=headers)
+    headers = {
+        "ETag": f'"{edition.tag}"',
+        "Cache-Control": "no-cache",
+        "Vary": f"{VARY}, Accept-Encoding",
+    }
+    # Quoted, a hash is inside a list of tags, weak ones too, only as one of them. Clients that
+    # check no signatures name the revision alone.
+    known = (f'"{tag}"' in (if_none_match or "") for tag in (edition.tag, edition.revision))
+    if any(known):
+        return Response(status_code=304, headers=headers | {SINCE: "none"})
+    content, headers[SINCE] = edition.whole, "none"
+    if query.since is not None:
+        changes = await service.snapshots.in_thread(edition.since, query.since)
+        if changes is not None:
+            content, headers[SINCE] = changes, query.since
+    if content.length < _WORTH_COMPRESSING or not _takes_gzip(accept_encoding):
+        headers["Content-Length"] = str(content.length)
+        return StreamingResponse(_sent(content), media_type="application/json", headers=headers)
+    headers["Content-Encoding"] = "gzip"
+    compressed = await service.snapshots.in_thread(content.compressed)
+    return Response(compressed, media_type="application/json", headers=headers)
+
+
+async def _sent(content: Content) -> AsyncIterator[bytes]:
+    """In pieces; from a thread each would take longer to hand over than to make."""
+    for piece in content.pieces():
+        yield piece
+
+
+def _takes_gzip(accept_encoding: str) -> bool:
+    for coding in accept_encoding.split(","):
+        name, _, weight = coding.partition(";")
+        if name.strip().lower() in ("gzip", "*"):
+            return weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return False

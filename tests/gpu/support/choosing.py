@@ -31,7 +31,7 @@ from tests.gpu import selection
 from tests.gpu.support.counting import launches
 from tests.support.processes import serving
 from tests.support.replacing import replace
-from tests.support.serving import new_settings, promote, winner
+from tests.support.serving import new_settings, own_signer, promote, winner
 from tuner.compile import ArtifactStore
 
 SAVING_US = 1000.0
@@ -87,7 +87,7 @@ class Ground:
                     saving_us=SAVING_US,
                 )
             )
-        return Snapshot.of(self.model.slug, rows)
+        return Snapshot.of(self.model.slug, rows, own_signer())
 
     @contextmanager
     def serving(

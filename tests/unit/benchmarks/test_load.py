@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import time
 from pathlib import Path
 
 import pytest
 
 from benchmarks import load, million, servers, wrk
-from tuner.store import Store
+from tuner.store import Store, upgrade
 
 DEVICE = "nvidia-h200-132sm"
 
@@ -38,9 +39,28 @@ def test_figures_are_medians_and_ratios_of_medians() -> None:
     ]
     middle = wrk.Load.median(rounds)
     assert middle == wrk.Load(per_second=2.0, p50_ms=2.0, p99_ms=8.0)
-    line = load.compared("x", {"a": middle, "b": rounds[1]}, "a", "b")
+    line = load.compared("x", {"a": rounds, "b": [rounds[1]] * 3}, "a", "b")
+    assert line.loads == {"a": middle, "b": rounds[1]}
     assert line.ratios == {"requests": 0.25, "p99": 4.0}
-    assert "requests × 0.25, p99 × 4.00" in load.text(line)
+    assert line.ranges == {"requests": (0.125, 1.0), "p99": (1.0, 4.5)}
+    assert "requests × 0.25 (0.12 … 1.00), p99 × 4.00 (1.00 … 4.50)" in load.text(line)
+
+
+def test_workers_and_writers_stand_still_while_others_are_measured(tmp_path: Path) -> None:
+    path = tmp_path / "written.db"
+    upgrade(f"sqlite:///{path}")
+    with servers.writing(path), Store.open(f"sqlite:///{path}") as store:
+
+        def written() -> int:
+            before = store.counts()["trials"]
+            time.sleep(0.5)
+            return store.counts()["trials"] - before
+
+        assert written()
+        with servers.standing_still():
+            time.sleep(0.2)  # what was under way
+            assert not written()
+        assert written()
 
 
 def test_winners_made_up_by_thousands_are_served_as_others_are(tmp_path: Path) -> None:

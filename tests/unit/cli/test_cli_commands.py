@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from gemmsmith.answer import Ratio, Use
 from gemmsmith.problem import DType, Problem
+from gemmsmith.signing import Signer
 from service.cli.main import app
 from tests.support.replacing import replace
 from tests.support.serving import H100, H200, new_settings, promote, trial, winner
@@ -117,7 +118,16 @@ def test_winners_travel_as_files(tmp_path: Path) -> None:
     assert json.loads(run("export", path, "--json").stdout)["winners"] == 4
     other = f"sqlite:///{tmp_path}/other.db"
     first = json.loads(run("import", path, "--database", other, "--json").stdout)
-    assert first["files"] == [{"file": str(path), "added": 4, "kept": 0}]
+    stored = {"file": str(path), "added": 0, "kept": 0, "unbelieved": 4, "keys": []}
+    assert first["files"] == [stored]
+    told = run("import", path, "--database", other)
+    assert "0 winners added, 0 known already" in told.stdout
+    assert "4 winners are stored and not answered" in told.stderr
+    assert "by nobody. To believe a key, put its public half" in told.stderr
+    assert run("results", "--winners", "--json", "--database", other).stdout == ""
+    waiting = run("results", "--unanswered", "--json", "--database", other).stdout.splitlines()
+    assert [json.loads(line)["origin"] for line in waiting] == ["unsigned"] * 4
+    assert run("import", path, "--unsigned", "--database", other).stderr == ""
     again = run("import", path, "--database", other).stdout
     assert "0 winners added, 4 known already" in again
     narrow = tmp_path / "narrow.jsonl"
@@ -127,8 +137,9 @@ def test_winners_travel_as_files(tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.jsonl"
     damaged.write_bytes(path.read_bytes()[:-40])
     third = f"sqlite:///{tmp_path}/third.db"
-    result = run("import", damaged, "--database", third, code=1)
+    result = run("import", damaged, "--database", third, code=2)
     assert result.stderr.startswith("error: ")
+    assert result.stderr.endswith("nothing of this file was taken\n")
     assert run("results", "--winners", "--json", "--database", third).stdout == ""
 
 
@@ -188,3 +199,29 @@ def test_doctor_says_when_serving_is_impossible(tmp_path: Path) -> None:
 def test_doctor_does_not_create_a_database(tmp_path: Path) -> None:
     run("doctor", "--database", f"sqlite:///{tmp_path}/never.db", "--url", "http://127.0.0.1:9")
     assert not (tmp_path / "never.db").exists()
+
+
+def test_signed_winners_are_believed_where_their_key_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "winners.jsonl"
+    run("export", path)
+    signer = Signer.create(tmp_path / "release.key", "a release")
+    said = run("winners", "sign", path, "--key", tmp_path / "release.key").stdout
+    assert f"4 winners signed with {signer.public.id}" in said
+    other = f"sqlite:///{tmp_path}/other.db"
+    told = run("import", path, "--database", other).stderr
+    assert f"keys that are not believed here ({signer.public.id})" in told
+    trusted = tmp_path / "trusted"
+    trusted.mkdir()
+    (trusted / "release.pub").write_text(signer.public.line)
+    monkeypatch.setenv("GEMMSMITH_TRUSTED", str(trusted))
+    assert "4 winners added" in run("import", path, "--database", other).stdout
+    (trusted / "release.pub").write_text("not a key")
+    refused = run("import", path, "--database", other, code=2).stderr
+    assert "release.pub: not a public key" in refused
+    (tmp_path / "release.key").chmod(0o644)
+    assert (
+        "chmod 600"
+        in run("winners", "sign", path, "--key", tmp_path / "release.key", code=2).stderr
+    )

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 from gemmsmith.problem import Problem
+from service.cli import checks
 from tests.support.processes import serving
 from tests.support.serving import new_settings, promote, trial, winner
 from tuner.compile import ArtifactStore, Toolchain
@@ -90,3 +94,74 @@ def test_a_damaged_archive_of_packs_is_refused_before_anything_is_changed(tmp_pa
     assert not list(settings.packs.glob("*.so"))
     with Store.open(settings.database) as store:
         assert store.counts()["winners"] == 1
+
+
+def test_what_to_do_about_a_newer_database_works(tmp_path: Path) -> None:
+    settings = new_settings(tmp_path / "state")
+    promote(settings, winner(PROBLEM))
+    saved = tmp_path / "saved.db"
+    assert gemmsmith(tmp_path, "db", "backup", str(saved)).returncode == 0
+    with closing(sqlite3.connect(tmp_path / "state" / "gemmsmith.db")) as database:
+        database.execute("UPDATE alembic_version SET version_num = '9999'")
+        database.commit()
+    told = gemmsmith(tmp_path, "db", "current")
+    assert told.returncode == 1
+    assert "db upgrade" not in told.stdout  # which would refuse it
+    advice = re.search(r"gemmsmith (db restore FILE --force --database \S+)", told.stdout)
+    assert advice, told.stdout
+    done = gemmsmith(tmp_path, *advice[1].replace("FILE", str(saved)).split())
+    assert done.returncode == 0, done.stderr
+    assert gemmsmith(tmp_path, "db", "current").returncode == 0
+    with Store.open(settings.database) as store:
+        assert store.counts()["winners"] == 1
+
+
+def test_an_older_database_is_upgraded_as_told(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    told = gemmsmith(tmp_path, "db", "current")
+    advice = re.search(r"gemmsmith (db upgrade --database \S+)", told.stdout)
+    assert advice, told.stdout
+    assert gemmsmith(tmp_path, *advice[1].split()).returncode == 0
+    assert gemmsmith(tmp_path, "db", "current").returncode == 0
+
+
+def test_the_database_and_its_copies_are_the_owners_only(tmp_path: Path) -> None:
+    database = tmp_path / "new" / "state" / "gemmsmith.db"
+    url = f"sqlite:///{database}"
+    old = os.umask(0o022)
+    try:
+        assert gemmsmith(tmp_path, "db", "upgrade", "--database", url).returncode == 0
+        with Store.open(url) as store:
+            store.promote(winner(PROBLEM))
+            modes = {path.name: mode(path) for path in database.parent.iterdir()}
+        assert gemmsmith(tmp_path, "db", "backup", str(tmp_path / "b.db"), "--database", url)
+        other = tmp_path / "other" / "restored.db"
+        gemmsmith(
+            tmp_path, "db", "restore", str(tmp_path / "b.db"), "--database", f"sqlite:///{other}"
+        )
+        settings = new_settings(tmp_path / "made")
+        assert settings.packs.parent == tmp_path / "made"
+    finally:
+        os.umask(old)
+    names = {"gemmsmith.db", "gemmsmith.db-wal", "gemmsmith.db-shm"}
+    assert modes == dict.fromkeys(names, 0o600)
+    assert {mode(database.parent), mode(database.parent.parent), mode(other.parent)} == {0o700}
+    assert {mode(tmp_path / "b.db"), mode(other)} == {0o600}
+    assert mode(tmp_path / "made") == 0o700
+
+
+def test_doctor_tells_of_a_database_that_others_can_read(tmp_path: Path) -> None:
+    """One from before, say: its mode is left to its owner."""
+    settings = new_settings(tmp_path / "state")
+    database = tmp_path / "state" / "gemmsmith.db"
+    database.chmod(0o644)
+    [told] = [check for check in checks.run(settings, None) if check.name == "database"]
+    assert told.status is checks.CheckStatus.WARNING
+    assert told.fix == f"chmod 600 {database}*"
+    database.chmod(0o600)
+    [told] = [check for check in checks.run(settings, None) if check.name == "database"]
+    assert told.status is checks.CheckStatus.OK
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777

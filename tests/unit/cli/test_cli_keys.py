@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -117,3 +119,19 @@ def test_remote_commands_take_the_key_of_the_environment(
         wrong = run("best", 8, 8, 8, "--url", url)
         assert wrong.exit_code == 2
         assert "GEMMSMITH_API_KEY is no API key" in wrong.stderr
+
+
+def test_the_audit_is_checked(url: str) -> None:
+    run("keys", "create", "ann")
+    told = json.loads(run("audit", "--verify", "--json").stdout)
+    assert told["fault"] is None
+    head = told["head"]
+    run("keys", "revoke", "ann")
+    assert "none changed or removed" in run("audit", "--verify", "--head", head).stdout
+    assert run("audit", "--head", head).exit_code == 2
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as database:
+        database.execute("UPDATE audit SET actor = 'eve' WHERE id = 1")
+        database.commit()
+    checked = run("audit", "--verify")
+    assert (checked.exit_code, "entry 1 was changed" in checked.stdout) == (1, True)
+    assert run("audit").stdout.count("CHANGED") == 1

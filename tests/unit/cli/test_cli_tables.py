@@ -80,7 +80,7 @@ def test_export_writes_what_the_files_ending_says(tmp_path: Path) -> None:
         {"schema": SCHEMA, "m": 4096},
         {"schema": SCHEMA, "m": 8},
     ]
-    assert "not a winners file" in run("import", lines, code=1).stderr
+    assert "not a winners file" in run("import", lines, code=2).stderr
 
 
 @pytest.mark.parametrize(

@@ -3,26 +3,45 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gemmsmith import Bundle, Lookup, PackCorrupt, PackUntrusted, SnapshotCorrupt, Use
+from gemmsmith import Bundle, Lookup, PackCorrupt, PackUntrusted, Snapshot, SnapshotCorrupt, Use
 from gemmsmith.bundle import write_bundle
-from gemmsmith.packs import KEY_VARIABLE, sign
-from tests.support.snapshots import BIG, CONFIG, CONTENT, PACK, row, snapshot
+from gemmsmith.signing import Signer, trusted_folder
+from tests.support.snapshots import (
+    BIG,
+    CONFIG,
+    CONTENT,
+    PACK,
+    row,
+    snapshot,
+    trusted_signer,
+)
 
-KEY = b"0123456789abcdef"
 OTHER_CONTENT = CONTENT * 1000
 OTHER = hashlib.sha256(OTHER_CONTENT).hexdigest()
-WINNERS = snapshot(
+ROWS = (
     row(BIG),
     row(replace(BIG, m=64), config=replace(CONFIG, pack=OTHER)),
     row(replace(BIG, m=4), use=Use.CUBLAS, config=replace(CONFIG, pack="f" * 64)),
     row(replace(BIG, m=2), config=replace(CONFIG, pack=None)),
 )
+
+
+@pytest.fixture
+def signer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Signer:
+    monkeypatch.setenv("GEMMSMITH_TRUSTED", str(tmp_path / "trusted"))
+    return trusted_signer(tmp_path)
+
+
+@pytest.fixture
+def winners(signer: Signer) -> Snapshot:
+    return snapshot(*ROWS, signer=signer)
 
 
 @pytest.fixture
@@ -37,15 +56,15 @@ def files(tmp_path: Path) -> dict[str, Path]:
 
 
 @pytest.fixture
-def baked(tmp_path: Path, files: dict[str, Path]) -> Path:
+def baked(tmp_path: Path, files: dict[str, Path], winners: Snapshot) -> Path:
     path = tmp_path / "winners.gspack"
-    assert write_bundle(path, WINNERS, files) == path.stat().st_size
+    assert write_bundle(path, winners, files) == path.stat().st_size
     return path
 
 
-def test_a_bundle_brings_winners_and_packs(baked: Path, tmp_path: Path) -> None:
+def test_a_bundle_brings_winners_and_packs(baked: Path, tmp_path: Path, winners: Snapshot) -> None:
     bundle = Bundle.open(baked, folder=tmp_path / "cache")
-    assert bundle.snapshot == WINNERS
+    assert bundle.snapshot == winners
     choice = Lookup(bundle.snapshot, pin=True).lookup("bf16", "tn", 4096, 4096, 4096)
     assert choice is not None
     assert choice.config.pack is not None
@@ -53,7 +72,7 @@ def test_a_bundle_brings_winners_and_packs(baked: Path, tmp_path: Path) -> None:
     assert path.read_bytes() == CONTENT
     assert path.parent == tmp_path / "cache" / "packs"
     assert bundle.packs.path(OTHER).read_bytes() == OTHER_CONTENT
-    with pytest.raises(PackCorrupt, match="bake it again"):
+    with pytest.raises(PackUntrusted, match="no snapshot here names it"):
         bundle.packs.path("f" * 64)  # of a winner that is cuBLAS: nobody runs it
     with zipfile.ZipFile(baked) as archive:
         stored = {info.filename: info.compress_type for info in archive.infolist()}
@@ -63,10 +82,10 @@ def test_a_bundle_brings_winners_and_packs(baked: Path, tmp_path: Path) -> None:
 
 
 def test_the_same_winners_give_the_same_bytes(
-    baked: Path, tmp_path: Path, files: dict[str, Path]
+    baked: Path, tmp_path: Path, files: dict[str, Path], winners: Snapshot
 ) -> None:
     again = tmp_path / "again.gspack"
-    write_bundle(again, WINNERS, files)
+    write_bundle(again, winners, files)
     assert again.read_bytes() == baked.read_bytes()
 
 
@@ -102,32 +121,48 @@ def test_a_truncated_bundle_is_refused(baked: Path, share: float) -> None:
         Bundle.open(baked)
 
 
-def test_a_bundle_without_a_pack_is_refused(baked: Path) -> None:
+def test_a_bundle_without_a_pack_is_refused(baked: Path, winners: Snapshot) -> None:
     with zipfile.ZipFile(baked, "w") as archive:
-        archive.writestr("snapshot.json", WINNERS.document)
+        archive.writestr("snapshot.json", winners.document)
     with pytest.raises(PackCorrupt, match="lacks 2 of 2 packs"):
         Bundle.open(baked)
 
 
 def test_nothing_is_baked_from_damaged_or_missing_packs(
-    tmp_path: Path, files: dict[str, Path]
+    tmp_path: Path, files: dict[str, Path], winners: Snapshot
 ) -> None:
     target = tmp_path / "out" / "x.gspack"
     with pytest.raises(PackCorrupt, match="not here"):
-        write_bundle(target, WINNERS, {PACK: files[PACK]})
+        write_bundle(target, winners, {PACK: files[PACK]})
     files[OTHER].write_bytes(b"damaged")
     with pytest.raises(PackCorrupt, match="SHA-256"):
-        write_bundle(target, WINNERS, files)
+        write_bundle(target, winners, files)
     assert list(target.parent.iterdir()) == []
 
 
-def test_signatures_go_along(
-    tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+def test_a_bundle_runs_where_whoever_baked_it_is_believed(
+    baked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(KEY_VARIABLE, KEY.decode())
-    path = tmp_path / "w.gspack"
-    write_bundle(path, snapshot(row(BIG, signature=sign(KEY, PACK))), files)
-    assert Bundle.open(path, folder=tmp_path / "cache").packs.path(PACK)
-    write_bundle(path, snapshot(row(BIG)), files)
-    with pytest.raises(PackUntrusted):
-        Bundle.open(path, folder=tmp_path / "cache").packs.path(PACK)
+    assert Bundle.open(baked, folder=tmp_path / "cache").packs.path(PACK)
+    (trusted_folder() / "signer.pub").unlink()
+    with pytest.raises(PackUntrusted, match=r"python -m gemmsmith trust KEY\.pub"):
+        Bundle.open(baked, folder=tmp_path / "cache").packs.path(PACK)
+    monkeypatch.setenv("GEMMSMITH_UNSIGNED", "1")
+    assert Bundle.open(baked, folder=tmp_path / "cache").packs.path(PACK)
+
+
+def test_a_bundle_put_together_anew_is_nobodys(
+    baked: Path, tmp_path: Path, files: dict[str, Path], winners: Snapshot
+) -> None:
+    """Whole, with the right hashes, and another's signature: packs of two problems swapped."""
+    swapped = snapshot(replace(ROWS[0], config=ROWS[1].config), replace(ROWS[1], config=CONFIG))
+    for document in (swapped.document, signed_as(swapped, winners)):
+        write_bundle(baked, Snapshot.parse(document), files)
+        with pytest.raises(PackUntrusted):
+            Bundle.open(baked, folder=tmp_path / "cache").packs.path(PACK)
+
+
+def signed_as(forged: Snapshot, honest: Snapshot) -> bytes:
+    signature = json.loads(honest.document)["signature"]
+    document = json.loads(forged.document) | {"signature": signature}
+    return json.dumps(document, separators=(",", ":")).encode()

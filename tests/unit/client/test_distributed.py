@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import gemmsmith
-from gemmsmith import Client, ServiceUnavailable, Snapshot, SnapshotUnavailable
+from gemmsmith import Client, PackUntrusted, ServiceUnavailable, Snapshot, SnapshotUnavailable
 from gemmsmith.distributed import shared_snapshot
 from tests.support.snapshots import BIG, row, snapshot
 from tests.unit.client.misbehaving import Misbehaving, Say
@@ -165,6 +165,21 @@ def test_no_snapshot_is_none_everywhere(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_group_has_its_own_rank_0(tmp_path: Path) -> None:
     assert on_two_ranks(tmp_path, _in_a_group) == ["outside", WINNERS.revision]
+
+
+def _refused_by_one(rank: int) -> object:
+    def check(found: Snapshot) -> None:
+        assert found == WINNERS
+        if rank == 1:
+            raise PackUntrusted("it is not signed")
+
+    return shared_snapshot(lambda: WINNERS, check=check)
+
+
+def test_what_one_rank_does_not_believe_none_runs(tmp_path: Path) -> None:
+    kinds, messages, _ = zip(*on_two_ranks(tmp_path, _refused_by_one), strict=True)
+    assert set(kinds) == {"SnapshotUnavailable"}
+    assert set(messages) == {"rank 1 does not take the snapshot: PackUntrusted: it is not signed"}
 
 
 def test_without_a_process_group_this_process_is_rank_0() -> None:

@@ -1,24 +1,55 @@
-"""Packs: checked against their hash and, with a key, their signature; fetched once."""
+"""Packs: checked against their hash and for who signed them; fetched once."""
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gemmsmith import PackCorrupt, PackError, Packs, PackUntrusted, ServiceUnavailable
-from gemmsmith.packs import KEY_VARIABLE, key_of, sign
-from tests.support.snapshots import BIG, CONTENT, PACK, row, snapshot
+from gemmsmith import (
+    Client,
+    PackCorrupt,
+    PackError,
+    Packs,
+    PackUntrusted,
+    Problem,
+    ServiceUnavailable,
+)
+from gemmsmith import packs as library
+from gemmsmith.signing import Signer
+from gemmsmith.snapshot import Snapshot
+from tests.support.replacing import replace
+from tests.support.snapshots import BIG, CONFIG, CONTENT, PACK, row, snapshot, trusted_signer
 
-KEY = b"0123456789abcdef"
+Named = Callable[[], Snapshot]
+SMALL = Problem(m=64, n=64, k=64)
+OTHER = "e" * 64
 
 
 @pytest.fixture(autouse=True)
-def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the keys that are believed, of this test alone."""
+    folder = tmp_path / "trusted"
+    monkeypatch.setenv("GEMMSMITH_TRUSTED", str(folder))
+    monkeypatch.delenv("GEMMSMITH_UNSIGNED", raising=False)
+    return folder
+
+
+@pytest.fixture
+def signer(tmp_path: Path, keys: Path) -> Signer:
+    return trusted_signer(tmp_path)
+
+
+@pytest.fixture
+def named(signer: Signer) -> Named:
+    """A snapshot that names PACK, signed."""
+    found = snapshot(row(BIG), signer=signer)
+    return lambda: found
 
 
 def never(pack_hash: str) -> bytes:
@@ -33,57 +64,61 @@ def kept(folder: Path) -> list[str]:
     return [path.name for path in (folder / "packs").iterdir()]
 
 
-def test_a_pack_is_fetched_once_and_then_here(tmp_path: Path) -> None:
+def test_a_pack_is_fetched_once_and_then_here(tmp_path: Path, named: Named) -> None:
     asked: list[str] = []
 
     def read(pack_hash: str) -> bytes:
         asked.append(pack_hash)
         return CONTENT
 
-    packs = Packs(read, folder=tmp_path)
+    packs = Packs(read, folder=tmp_path, signed=named)
     path = packs.path(PACK)
     assert path.read_bytes() == CONTENT
     assert packs.path(PACK) == path
     assert asked == [PACK]
-    assert Packs(never, folder=tmp_path).path(PACK) == path
+    assert Packs(never, folder=tmp_path, signed=named).path(PACK) == path
     assert kept(tmp_path) == [f"{PACK}.so"]
 
 
 @pytest.mark.parametrize("content", [CONTENT[:-1], CONTENT + b"!", b"", CONTENT.swapcase()])
-def test_what_has_another_hash_is_refused_and_not_kept(tmp_path: Path, content: bytes) -> None:
-    packs = Packs(lambda _: content, folder=tmp_path)
+def test_what_has_another_hash_is_refused_and_not_kept(
+    tmp_path: Path, named: Named, content: bytes
+) -> None:
+    packs = Packs(lambda _: content, folder=tmp_path, signed=named)
     for _ in range(2):
         with pytest.raises(PackCorrupt, match=rf"{PACK[:16]}.*{len(content)} bytes"):
             packs.path(PACK)
         assert kept(tmp_path) == []
 
 
-def test_a_damaged_file_is_replaced_or_removed(tmp_path: Path) -> None:
-    path = Packs(lambda _: CONTENT, folder=tmp_path).path(PACK)
+def test_a_damaged_file_is_replaced_or_removed(tmp_path: Path, named: Named) -> None:
+    path = Packs(lambda _: CONTENT, folder=tmp_path, signed=named).path(PACK)
     path.write_bytes(CONTENT[:-1])
-    assert Packs(lambda _: CONTENT, folder=tmp_path).path(PACK).read_bytes() == CONTENT
+    again = Packs(lambda _: CONTENT, folder=tmp_path, signed=named)
+    assert again.path(PACK).read_bytes() == CONTENT
     path.write_bytes(CONTENT[:-1])
     with pytest.raises(PackCorrupt, match=r"damaged and is removed.*no answer"):
-        Packs(gone, folder=tmp_path).path(PACK)
+        Packs(gone, folder=tmp_path, signed=named).path(PACK)
     assert kept(tmp_path) == []
     with pytest.raises(ServiceUnavailable):
-        Packs(gone, folder=tmp_path).path(PACK)
+        Packs(gone, folder=tmp_path, signed=named).path(PACK)
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "", "A" * 64])
-def test_only_a_hash_becomes_a_path(tmp_path: Path, name: str) -> None:
+def test_only_a_hash_becomes_a_path(tmp_path: Path, signer: Signer, name: str) -> None:
+    bad = snapshot(row(BIG, config=replace(CONFIG, pack=name)), signer=signer)
     with pytest.raises(ValueError, match="not a pack hash"):
-        Packs(never, folder=tmp_path).path(name)
+        Packs(never, folder=tmp_path, signed=lambda: bad).path(name)
 
 
-def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path, named: Named) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     with pytest.raises(PackError, match="GEMMSMITH_CACHE_DIR"):
-        Packs(lambda _: CONTENT, folder=blocked).path(PACK)
+        Packs(lambda _: CONTENT, folder=blocked, signed=named).path(PACK)
 
 
-def test_threads_fetch_it_once(tmp_path: Path) -> None:
+def test_threads_fetch_it_once(tmp_path: Path, named: Named) -> None:
     asked: list[str] = []
 
     def read(pack_hash: str) -> bytes:
@@ -91,7 +126,7 @@ def test_threads_fetch_it_once(tmp_path: Path) -> None:
         time.sleep(0.1)
         return CONTENT
 
-    packs = Packs(read, folder=tmp_path)
+    packs = Packs(read, folder=tmp_path, signed=named)
     found: list[Path] = []
     threads = [threading.Thread(target=lambda: found.append(packs.path(PACK))) for _ in range(8)]
     for thread in threads:
@@ -101,21 +136,25 @@ def test_threads_fetch_it_once(tmp_path: Path) -> None:
     assert (len(found), len(set(found)), asked) == (8, 1, [PACK])
 
 
-def _take(folder: str, log: str) -> None:
+def _take(folder: str, log: str, document: bytes) -> None:
+    found = Snapshot.parse(document)
+
     def read(pack_hash: str) -> bytes:
         with Path(log).open("a") as file:
             file.write("fetched\n")
         time.sleep(0.2)
         return CONTENT
 
-    assert Packs(read, folder=Path(folder)).path(PACK).read_bytes() == CONTENT
+    packs = Packs(read, folder=Path(folder), signed=lambda: found)
+    assert packs.path(PACK).read_bytes() == CONTENT
 
 
-def test_processes_fetch_it_once(tmp_path: Path) -> None:
+def test_processes_fetch_it_once(tmp_path: Path, named: Named) -> None:
     context = multiprocessing.get_context("spawn")
     log = tmp_path / "log"
     workers = [
-        context.Process(target=_take, args=(str(tmp_path / "cache"), str(log))) for _ in range(3)
+        context.Process(target=_take, args=(str(tmp_path / "cache"), str(log), named().document))
+        for _ in range(3)
     ]
     for worker in workers:
         worker.start()
@@ -126,7 +165,7 @@ def test_processes_fetch_it_once(tmp_path: Path) -> None:
 
 
 def test_nobody_waits_long_for_a_process_that_hangs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, named: Named, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gemmsmith.packs._TURN_S", 0.1)
     let_go = threading.Event()
@@ -135,50 +174,87 @@ def test_nobody_waits_long_for_a_process_that_hangs(
         let_go.wait(20)
         return CONTENT
 
-    hanging = threading.Thread(target=Packs(hang, folder=tmp_path).path, args=(PACK,))
+    hanging = threading.Thread(target=Packs(hang, folder=tmp_path, signed=named).path, args=(PACK,))
     hanging.start()
     time.sleep(0.1)
-    assert Packs(lambda _: CONTENT, folder=tmp_path).path(PACK).read_bytes() == CONTENT
+    assert takes(named(), tmp_path).read_bytes() == CONTENT
     let_go.set()
     hanging.join()
 
 
-def test_with_a_key_only_signed_packs_are_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def takes(found: Snapshot, folder: Path) -> Path:
+    return Packs(lambda _: CONTENT, folder=folder, signed=lambda: found).path(PACK)
+
+
+def test_only_what_a_signed_snapshot_names_is_taken(
+    tmp_path: Path, signer: Signer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(KEY_VARIABLE, KEY.decode())
-    unsigned = snapshot(row(BIG))
-    signed = snapshot(row(BIG, signature=sign(KEY, PACK)))
-    forged = snapshot(row(BIG, signature=sign(b"another key, as long", PACK)))
-    with pytest.raises(PackUntrusted, match="is not signed"):
-        Packs(never, folder=tmp_path).path(PACK)
-    with pytest.raises(PackUntrusted, match="is not signed"):
-        Packs(never, folder=tmp_path, signed=lambda: unsigned).path(PACK)
-    with pytest.raises(PackUntrusted, match="another key"):
-        Packs(never, folder=tmp_path, signed=lambda: forged).path(PACK)
-    packs = Packs(lambda _: CONTENT, folder=tmp_path, signed=lambda: signed)
-    assert packs.path(PACK).read_bytes() == CONTENT
-    # One that was cached before there was a key is no exception.
+    stranger = Signer.create(tmp_path / "stranger.key")
+    unsigned, strangers = snapshot(row(BIG)), snapshot(row(BIG), signer=stranger)
+    elsewhere = row(BIG, config=replace(CONFIG, pack=OTHER))
+    for signed, reason in (
+        (None, "no snapshot here names it"),
+        (lambda: snapshot(elsewhere, signer=signer), "no snapshot here names it"),
+        (lambda: unsigned, r"not signed.* python -m gemmsmith trust KEY\.pub"),
+        (lambda: strangers, f"the key '{stranger.public.id}', which is not among the 1"),
+    ):
+        with pytest.raises(PackUntrusted, match=reason):
+            Packs(never, folder=tmp_path / "cache", signed=signed).path(PACK)
+    assert takes(snapshot(row(BIG), signer=signer), tmp_path / "cache").read_bytes() == CONTENT
+    # One that was cached since is no exception.
     with pytest.raises(PackUntrusted):
-        Packs(never, folder=tmp_path, signed=lambda: unsigned).path(PACK)
-    # The signature is of the hash: other bytes under it are refused as ever.
-    other = tmp_path / "other"
+        takes(strangers, tmp_path / "cache")
+    monkeypatch.setenv("GEMMSMITH_UNSIGNED", "1")
+    assert takes(strangers, tmp_path / "cache")
+    assert Packs(never, folder=tmp_path / "cache").path(PACK)
+    # Damaged is damaged, whatever is let in.
     with pytest.raises(PackCorrupt):
-        Packs(lambda _: b"other", folder=other, signed=lambda: signed).path(PACK)
-    monkeypatch.delenv(KEY_VARIABLE)
-    assert Packs(never, folder=tmp_path, signed=lambda: forged).path(PACK)
+        Packs(lambda _: b"other", folder=tmp_path / "other", signed=lambda: unsigned).path(PACK)
+    monkeypatch.setenv("GEMMSMITH_UNSIGNED", "perhaps")
+    with pytest.raises(ValueError, match="takes 0 or 1"):
+        takes(strangers, tmp_path / "cache")
 
 
-def test_a_key_is_long_enough_or_refused(tmp_path: Path) -> None:
-    assert key_of({}) is None
-    assert key_of({KEY_VARIABLE: ""}) is None
-    assert key_of({KEY_VARIABLE: KEY.decode()}) == KEY
-    for short in (lambda: key_of({KEY_VARIABLE: "short"}), lambda: Packs(never, key=b"")):
-        with pytest.raises(ValueError, match="GEMMSMITH_PACK_KEY must have 16 characters or more"):
-            short()
+def test_swapping_two_signed_packs_is_noticed(tmp_path: Path, signer: Signer) -> None:
+    """Whoever may alter the document, but has no key, gives each problem the other's pack."""
+    rows = (row(BIG), row(SMALL, config=replace(CONFIG, pack=OTHER)))
+    honest = snapshot(*rows, signer=signer)
+    swapped = snapshot(row(BIG, config=rows[1].config), row(SMALL))
+    assert set(swapped.packs()) == set(honest.packs())
+    forged = json.loads(swapped.document) | {"signature": json.loads(honest.document)["signature"]}
+    assert takes(honest, tmp_path / "cache")
+    with pytest.raises(PackUntrusted, match="it was altered"):
+        takes(
+            Snapshot.parse(json.dumps(forged, separators=(",", ":")).encode()), tmp_path / "cache"
+        )
 
 
-def test_a_signature_is_of_one_pack() -> None:
-    assert sign(KEY, PACK) != sign(KEY, "0" * 64)
-    assert sign(KEY, PACK) != sign(KEY + b"0", PACK)
-    assert len(sign(KEY, PACK)) == 64
+def test_a_revoked_key_is_believed_no_longer(tmp_path: Path, keys: Path, signer: Signer) -> None:
+    found = snapshot(row(BIG), signer=signer)
+    assert takes(found, tmp_path / "cache")
+    (keys / "signer.pub").unlink()
+    with pytest.raises(PackUntrusted, match="not among the 0"):
+        takes(found, tmp_path / "cache")
+
+
+def test_several_keys_are_believed_at_once(tmp_path: Path, signer: Signer) -> None:
+    other = trusted_signer(tmp_path, name="new")
+    for each in (signer, other):
+        assert takes(snapshot(row(BIG), signer=each), tmp_path / "cache")
+
+
+def test_a_refusal_names_the_service_to_trust(tmp_path: Path) -> None:
+    with Client("http://there:8000", cache_dir=tmp_path) as client:
+        packs = Packs.of(client, signed=lambda: snapshot(row(BIG)))
+        with pytest.raises(PackUntrusted, match="python -m gemmsmith trust http://there:8000;"):
+            packs.path(PACK)
+
+
+def test_a_snapshot_without_packs_needs_nobody(keys: Path) -> None:
+    library.believe(snapshot(row(BIG, config=replace(CONFIG, pack=None))))
+    with pytest.raises(PackUntrusted):
+        library.believe(snapshot(row(BIG)))
+    keys.mkdir()
+    (keys / "odd.pub").write_text("odd")
+    with pytest.raises(PackUntrusted, match=r"odd\.pub: not a public key"):
+        library.believe(snapshot(row(BIG)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ import msgspec
 import pytest
 
 from gemmsmith import Config, Launch, Layout, Problem, Use
-from gemmsmith.errors import SnapshotCorrupt
+from gemmsmith.errors import SnapshotCorrupt, Untrusted
 from gemmsmith.kernel import TileScheduler
 from gemmsmith.launch import Decomposition
+from gemmsmith.signing import Signer, Trusted
 from gemmsmith.snapshot import Row, Snapshot
 from tests.support.candidates import KERNEL
 from tests.support.replacing import replace
@@ -96,15 +98,39 @@ def test_the_same_winners_are_the_same_revision() -> None:
 
 
 def test_a_file_brings_it_back(tmp_path: Path) -> None:
-    kept = snapshot(row(BIG, signature="0" * 64), row(replace(BIG, m=64), use=Use.CUBLAS))
+    signer = Signer.create(tmp_path / "signing.key")
+    kept = snapshot(row(BIG), row(replace(BIG, m=64), use=Use.CUBLAS), signer=signer)
     path = tmp_path / "a" / "winners.json"
     kept.save(path)
     found = Snapshot.load(path)
     assert (found.device, found.revision, found.rows) == (H200, kept.revision, kept.rows)
-    assert found.packs() == {PACK: "0" * 64}
+    assert found.packs() == (PACK,)
+    assert found.check(Trusted([signer.public])) == signer.public
     assert [entry.name for entry in path.parent.iterdir()] == ["winners.json"]
     with pytest.raises(FileNotFoundError):
         Snapshot.load(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"environment": "another"},
+        {"config": replace(CONFIG, pack="b" * 64)},
+        {"problem": replace(BIG, m=8192)},
+        {"config": replace(CONFIG, launch=replace(CONFIG.launch, swizzle=2))},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_signature_is_of_all_that_its_rows_say(tmp_path: Path, change: dict[str, object]) -> None:
+    signer = Signer.create(tmp_path / "signing.key")
+    signed, other = snapshot(row(BIG), signer=signer), snapshot(replace(row(BIG), **change))
+    forged = json.loads(other.document) | {"signature": json.loads(signed.document)["signature"]}
+    assert signed.revision == snapshot(row(BIG)).revision  # which does not cover it
+    assert signed.tag != snapshot(row(BIG)).tag
+    with pytest.raises(Untrusted, match="altered"):
+        Snapshot.parse(json.dumps(forged, separators=(",", ":")).encode()).check(
+            Trusted([signer.public])
+        )
 
 
 @pytest.mark.parametrize(
@@ -153,7 +179,7 @@ def test_a_winner_with_anything_not_known_here_is_left_out(
     odd = changed(msgspec.to_builtins(row(near)), change)
     found = Snapshot.parse(document(msgspec.to_builtins(row(BIG)), odd))
     assert (found.rows, found.skipped) == ((row(BIG),), 1)
-    assert found.packs().keys() == {PACK}
+    assert found.packs() == (PACK,)
     choice = found.find(near)
     assert choice is not None
     assert choice.measured == BIG

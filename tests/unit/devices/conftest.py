@@ -59,7 +59,7 @@ def fake_device(tmp_path: Path) -> Iterator[DeviceFactory]:
             command=(sys.executable, str(FAKE)),
             model=MODEL,
             uuid="GPU-fake",
-            locks=tmp_path / "locks",
+            locks=tmp_path,
             setup_timeout_s=setup_timeout_s,
         )
         opened.append(device)

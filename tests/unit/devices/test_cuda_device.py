@@ -14,7 +14,7 @@ import pytest
 from gemmsmith.problem import Problem
 from tuner.devices.base import Contender
 from tuner.errors import DeviceError, DoesNotFit, NoGpu, ReferenceBroken
-from tuner.measure.gpu_lock import gpu_lock
+from tuner.measure.gpu_lock import gpu_lock, lock_path
 from tuner.measure.policy import Policy
 from tuner.trial import FailureKind, Phase
 
@@ -162,7 +162,7 @@ def test_the_gpu_is_locked_while_a_batch_runs_and_free_between_batches(
         "try: fcntl.flock(f, fcntl.LOCK_EX|fcntl.LOCK_NB)\n"
         "except BlockingIOError: sys.exit(3)\n"
     )
-    path = tmp_path / "locks" / "GPU-fake.lock"
+    path = lock_path("GPU-fake", tmp_path)
 
     def status() -> int:
         return subprocess.run([sys.executable, "-c", probe, str(path)]).returncode
@@ -180,7 +180,7 @@ def test_a_lock_waits_for_its_holder(tmp_path: Path) -> None:
         [
             sys.executable,
             "-c",
-            "import sys,time,pathlib\nfrom tuner.measure.gpu_lock import gpu_lock\n"
+            "import sys,time,pathlib\nfrom tuner.measure.gpu_lock import gpu_lock, lock_path\n"
             f"with gpu_lock('GPU-x', pathlib.Path({str(tmp_path)!r})):\n"
             " print('held', flush=True); time.sleep(0.5)",
         ],

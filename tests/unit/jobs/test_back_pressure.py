@@ -275,7 +275,7 @@ def test_a_failed_job_is_tried_again_as_a_new_one(queue: Queue) -> None:
     assert (new.state, new.problem, new.effort) == (JobState.WAITING, PROBLEM, Effort.QUICK)
     assert (new.device, new.priority, new.calls) == ("h200", 3, 8)
     assert (new.expected_saving_us, new.deadline_at, new.ordered_by) == (12.0, None, "ann")
-    assert queue.retry(old.id, idempotency_key="again") == (new, False)
+    assert queue.retry(old.id, ordered_by="ann", idempotency_key="again") == (new, False)
     assert queue.get(old.id).error == "broken"
 
 

@@ -134,6 +134,16 @@ def test_calls_of_requests_that_join_add_up(queue: Queue) -> None:
     assert queue.enqueue(problem(3), saving_us=1.0)[0].expected_saving_us is None
 
 
+def test_an_idempotency_key_belongs_to_who_sent_it(queue: Queue) -> None:
+    anns, _ = queue.enqueue(PROBLEM, ordered_by="ann", idempotency_key="a")
+    bobs, created = queue.enqueue(problem(9), ordered_by="bob", idempotency_key="a")
+    assert (created, bobs.problem) == (True, problem(9))
+    nobodys, created = queue.enqueue(problem(10), idempotency_key="a")
+    assert (created, nobodys.problem) == (True, problem(10))
+    for owner, job in (("ann", anns), ("bob", bobs), (None, nobodys)):
+        assert queue.enqueue(PROBLEM, ordered_by=owner, idempotency_key="a") == (job, False)
+
+
 def test_an_idempotency_key_adds_its_calls_once(queue: Queue) -> None:
     first, _ = queue.enqueue(PROBLEM, calls=10, saving_us=2.0, idempotency_key="a")
     assert queue.enqueue(PROBLEM, calls=10, saving_us=3.0, idempotency_key="a") == (first, False)

@@ -17,7 +17,7 @@ from gemmsmith.ops.engine import Engine, install
 from gemmsmith.problem import DType, Problem
 from tests.gpu.support.choosing import Ground
 from tests.support import fake_nvcc, stand_in
-from tests.support.serving import H200
+from tests.support.serving import H200, own_signer
 from tests.support.stand_in import Chooser, Host, Packs
 from tuner.compile import ArtifactStore
 
@@ -72,7 +72,7 @@ def ground(pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Groun
     """The host as a place to train, for the tests that GPUs run too."""
     monkeypatch.setattr("gemmsmith.ops.source.Engine", stand_in.ENGINE)
     folder = tmp_path / "store"
-    store = ArtifactStore(folder / "packs")
+    store = ArtifactStore(folder / "packs", signer=own_signer())
     store.publish(pack, stand_in.KERNELS, fake_nvcc.toolchain(folder / "toolchain"))
     return Ground(
         device=torch.device("cpu"),

@@ -24,7 +24,9 @@ from gemmsmith.ops.engine import Engine, current, install
 from gemmsmith.ops.forms import Form
 from gemmsmith.problem import DType, Layout, Problem
 from gemmsmith.runtime.abi import Arguments
+from gemmsmith.signing import Signer
 from gemmsmith.snapshot import Row, Snapshot
+from tests.support.serving import own_signer
 from tests.support.stand_in import Choice, Chooser, Host, Packs, config
 
 BF16 = torch.bfloat16
@@ -260,7 +262,7 @@ def test_winners_out_of_a_baked_file(pack: Path, host: Host, tmp_path: Path) -> 
         config=config("tn", DType.BF16, Layout.TN, pack=name),
         deterministic=True,
     )
-    write_bundle(tmp_path / "w.gspack", Snapshot.of("host-4sm", [row]), {name: pack})
+    write_bundle(tmp_path / "w.gspack", Snapshot.of("host-4sm", [row], own_signer()), {name: pack})
     bundle = Bundle.open(tmp_path / "w.gspack", folder=tmp_path / "cache")
     before = install(Engine(Lookup(bundle.snapshot, pin=True), bundle.packs, platform=host))
     counted = ctypes.CDLL(str(bundle.packs.path(name))).runs_so_far
@@ -299,6 +301,28 @@ def test_use_without_a_service_is_torch_and_one_line(
     assert current() is None
     (record,) = [r for r in caplog.records if r.name == "gemmsmith"]
     assert record.message.startswith("everything runs torch's own operators")
+
+
+def test_use_of_what_nobody_believed_has_signed_is_torch_and_one_line(
+    pack: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = hashlib.sha256(pack.read_bytes()).hexdigest()
+    chosen = config("tn", DType.BF16, Layout.TN, pack=name)
+    row = Row(problem=Problem(m=4, n=8, k=16), use=Use.CUTLASS, config=chosen)
+    stranger = Signer.create(tmp_path / "stranger.key")
+    write_bundle(tmp_path / "w.gspack", Snapshot.of("host-4sm", [row], stranger), {name: pack})
+    before = current()
+    try:
+        gemmsmith.use(tmp_path / "w.gspack")
+        assert current() is None
+        (record,) = [r for r in caplog.records if r.name == "gemmsmith"]
+        assert record.message.startswith("everything runs torch's own operators")
+        assert "python -m gemmsmith trust" in record.message
+        monkeypatch.setenv("GEMMSMITH_UNSIGNED", "1")
+        gemmsmith.use(tmp_path / "w.gspack")
+        assert current() is not None
+    finally:
+        install(before)
 
 
 def test_use_says_what_it_takes(tmp_path: Path) -> None:

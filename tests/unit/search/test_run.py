@@ -14,7 +14,9 @@ import pytest
 from gemmsmith.answer import Use
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
+from gemmsmith.errors import Untrusted
 from gemmsmith.problem import Problem
+from gemmsmith.signing import Signer, Trusted
 from gemmsmith.tuning import Effort
 from tests.support import fake_nvcc
 from tests.support.recordings import best_of, record, some_candidates
@@ -33,6 +35,7 @@ from tuner.search.finals import hold_finals
 from tuner.search.progress import Progress, Step
 from tuner.search.run import tune
 from tuner.store import Store
+from tuner.store.statement import is_believed, is_intact
 from tuner.trial import Failure, FailureKind, Finals, Phase, Trial
 
 PROBLEM = Problem(m=256, n=4096, k=4096)
@@ -81,6 +84,21 @@ def test_the_recorded_optimum_is_promoted_and_every_trial_is_kept(
     assert failed == [FailureKind.REFUSED]
     steps = list(dict.fromkeys(progress.phase for progress in said))
     assert steps == [Step.ENUMERATE, Step.SCREEN, Step.FINALS, Step.PROMOTE]
+
+
+def test_what_is_measured_is_signed_with_the_pack_that_ran(
+    device: Device, store: Store, tmp_path: Path
+) -> None:
+    store.signer = Signer.create(tmp_path / "signing.key")
+    run(device, store)
+    winner = store.winner(PROBLEM, device.model.slug)
+    assert winner is not None
+    assert is_intact(winner)
+    assert is_believed(winner, Trusted([store.signer.public]))
+    assert winner.statistics is not None
+    faster = replace(winner, statistics=replace(winner.statistics, median_us=1.0))
+    with pytest.raises(Untrusted, match="altered"):
+        is_believed(faster, Trusted([store.signer.public]))
 
 
 def test_the_same_measurements_give_the_same_winner(device: Device, store: Store) -> None:

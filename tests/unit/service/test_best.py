@@ -105,7 +105,7 @@ def test_where_no_kernel_is_legal_the_404_says_so(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Such problems have more than 2³¹ tiles: no GPU that there is has the memory to ask for one.
-    monkeypatch.setattr("service.lookup.find.predict", lambda *_: None)
+    monkeypatch.setattr("service.lookup.find.predict_many", lambda asked, *_: [None] * len(asked))
     reply = ask(client, m=79, n=7000, k=640, dtype="fp16")
     assert reply.status_code == 404
     assert reply.json()["type"].endswith(":not-tuned")

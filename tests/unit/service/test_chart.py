@@ -12,10 +12,11 @@ import httpx
 import pytest
 from sqlalchemy import Engine, event
 
-from gemmsmith.answer import Match
+from gemmsmith import neighbours
+from gemmsmith.answer import Match, Use
 from gemmsmith.problem import DType, Problem
 from service.lookup import find, neighbourhood
-from service.lookup.neighbourhood import Chart, Charted
+from service.lookup.neighbourhood import Chart, Charted, Together
 from tests.support.replacing import replace
 from tests.support.serving import H200, new_settings, promote, running, winner
 from tuner.search.cost_model import AnalyticModel
@@ -79,16 +80,44 @@ def test_a_prediction_looks_at_the_marks_and_for_its_kernels_pack(
             assert len(asked) <= 2, asked
 
 
-def test_what_is_near_is_found_as_in_the_store(store: Store) -> None:
+@pytest.mark.parametrize("few", [True, False])
+def test_what_is_near_is_found_as_in_the_store(
+    store: Store, few: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if few:
+        monkeypatch.setattr(neighbourhood, "NEIGHBOURS", 3)
+    limit = 3 if few else find.NEIGHBOURS
     chosen = random.Random(20261122)
     drawn = Chart(store)
     for _ in range(20):
-        m, n, k = (2 ** chosen.randrange(4, 15) for _ in range(3))
-        store.promote(winner(Problem(m=m, n=n, k=k)))
-        asked = Problem(m=8 * chosen.randrange(1, 1024), n=n, k=2 * k)
-        near = store.near_winners(asked, H200.slug, 64, find.REACH)
-        assert Charted(store, drawn).near_winners(asked, H200.slug, 64, find.REACH) == near
-        assert Charted(store, drawn).winner(asked, H200.slug) == store.winner(asked, H200.slug)
+        m, n, k = (2 ** chosen.randrange(4, 8) for _ in range(3))
+        use = chosen.choice((Use.CUTLASS, Use.CUBLAS))
+        store.promote(winner(Problem(m=m, n=n, k=k), us=chosen.random(), use=use))
+        asked = Problem(m=8 * chosen.randrange(1, 32), n=n, k=chosen.choice((2 * k, 2 * k + 1)))
+        near = store.near_winners(asked, H200.slug, limit, find.REACH)
+        drawn.catch_up()
+        assert [there.problem for there in drawn.nearest(asked, H200.slug)] == [
+            found.problem for found in near
+        ]
+        answers = neighbours.answering(
+            asked, near, lambda found, asked=asked: find.is_legal(found.candidate, asked)
+        )
+        assert drawn.answering(asked, H200.slug) == (answers and answers.problem)
+        for source in (Charted(store, drawn), Together(store, drawn, [asked], H200.slug)):
+            beside = source.near_winners(asked, H200.slug, limit, find.REACH)
+            assert next(beside, None) == answers
+            assert source.winner(asked, H200.slug) == store.winner(asked, H200.slug)
+
+
+def test_a_neighbour_that_is_another_since_does_not_answer(store: Store) -> None:
+    """Its new kernel need not be legal for the question: then the store is asked."""
+    drawn, asked = Chart(store), replace(KNOWN, m=4100)
+    source = Charted(store, drawn)
+    assert next(source.near_winners(asked, H200.slug, 64, find.REACH)).use is Use.CUTLASS
+    unlike = winner(replace(KNOWN, k=4095)).candidate
+    store.promote(replace(winner(KNOWN, us=1.0), candidate=unlike, use=Use.CUBLAS))
+    found = list(source.near_winners(asked, H200.slug, 64, find.REACH))
+    assert [(each.problem, each.use) for each in found[1:]] == [(KNOWN, Use.CUBLAS)]
 
 
 def test_other_kinds_and_devices_are_not_near(store: Store) -> None:
@@ -123,16 +152,16 @@ def seen(store: Store, drawn: Chart, kernel: str) -> str | None:
     return source.pack_for(kernel)
 
 
-def test_among_too_many_the_store_is_asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbourhood, "MOST", 3)
-    drawn = Chart(store)
-    for m in (16, 32, 64):
-        assert match(store, drawn, FAR) is Match.PREDICTED
-        store.promote(winner(Problem(m=m, n=4096, k=4096)))
-    assert match(store, drawn, FAR) is Match.PREDICTED
-    assert drawn.has_near(FAR, H200.slug), "as far as the chart can tell"
-    store.promote(winner(replace(FAR, m=128)))
-    assert match(store, drawn, FAR) is Match.NEAREST
+def test_it_is_drawn_ahead_where_there_are_many(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Chart(store) as drawn:
+        pass
+    assert not drawn.has_near(KNOWN, H200.slug)
+    monkeypatch.setattr(neighbourhood, "MANY", 1)
+    with Chart(store) as drawn:
+        pass
+    assert drawn.has_near(KNOWN, H200.slug)
 
 
 def test_another_database_in_its_place_is_drawn_anew(store: Store, tmp_path: Path) -> None:

@@ -52,8 +52,9 @@ def connection(secret: str, *more: tuple[bytes, bytes]) -> dict[str, Any]:
 def test_unknown_keys_cannot_hammer_the_database(sqlite_url: str) -> None:
     async def try_many(door: Doorkeeper) -> None:
         async def attempt(number: int) -> None:
+            client = {"client": (f"10.0.{number % 250}.{number // 250}", 1)}
             with pytest.raises(UnknownKey):
-                await door.welcome(connection(f"gsk_{number}"), Scope.READ)
+                await door.welcome({**connection(f"gsk_{number}"), **client}, Scope.READ)
 
         await asyncio.gather(*map(attempt, range(500)))
 

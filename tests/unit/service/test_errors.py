@@ -10,6 +10,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import text
 
 from gemmsmith.problem import DType, Layout
 from service.http.requests import Arch
@@ -20,6 +21,8 @@ from tests.support.replacing import replace
 from tests.support.serving import H200, new_settings, promote, running, winner
 from tests.unit.service.conftest import KNOWN
 from tuner.arch import MEASURED
+from tuner.errors import DatabaseBusy
+from tuner.store import Store
 
 
 def check_document(reply: httpx.Response) -> dict[str, Any]:
@@ -66,13 +69,17 @@ def test_every_route_has_the_same_error_shape(
 
 def test_wrong_methods_name_the_right_ones(client: httpx.Client) -> None:
     reply = client.post("/best")
-    assert reply.headers["allow"] == "GET"
+    assert reply.headers["allow"] == "GET, HEAD"
     assert "GET" in reply.json()["detail"]
 
 
 @pytest.mark.parametrize(
     ("path", "allowed"),
-    [("/jobs/latest", "DELETE, GET"), ("/keys", "GET, POST"), ("/ui/static/style.css", "GET")],
+    [
+        ("/jobs/latest", "DELETE, GET, HEAD"),
+        ("/keys", "GET, HEAD, POST"),
+        ("/ui/static/style.css", "GET, HEAD"),
+    ],
 )
 def test_all_methods_of_a_path_are_named(client: httpx.Client, path: str, allowed: str) -> None:
     assert client.patch(path).headers["allow"] == allowed
@@ -124,7 +131,7 @@ def test_a_fault_is_logged_and_shows_nothing(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("the secret inside")
 
-    monkeypatch.setattr("service.lookup.find.find", broken)
+    monkeypatch.setattr("service.lookup.find.find_many", broken)
     monkeypatch.setattr("service.http.app.usable_gpu", lambda: None)
     settings = new_settings(tmp_path)
     promote(settings, winner(KNOWN))
@@ -139,9 +146,12 @@ def test_a_fault_is_logged_and_shows_nothing(
 
 
 def test_an_outdated_database_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with running(new_settings(tmp_path)) as client:
+    monkeypatch.setattr("service.http.readiness.FRESH_S", 0)
+    kept = new_settings(tmp_path)
+    with running(kept) as client, Store.open(kept.database) as store:
         assert client.get("/readyz").json()["status"] == "ok"
-        monkeypatch.setattr("tuner.store.head", lambda: "9999")
+        with store.database.write() as session:
+            session.execute(text("UPDATE alembic_version SET version_num = '0001'"))
         reply = client.get("/readyz")
         assert reply.status_code == 503
         assert "db upgrade" in check_document(reply)["detail"]
@@ -198,6 +208,21 @@ def test_beyond_the_loopback_interface_keys_are_always_asked_for() -> None:
         assert Settings.load({}, host=host).keys_required
     with pytest.raises(SettingsError, match="GEMMSMITH_PORT"):
         Settings.load({"GEMMSMITH_PORT": "many"})
+
+
+def test_callers_are_not_told_whose_process_keeps_them_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def busy(*_: object, **__: object) -> None:
+        raise DatabaseBusy("locked: process 7 (sqlite3 --secret) holds a transaction open")
+
+    monkeypatch.setattr("tuner.jobs.Queue.get", busy)
+    with running(new_settings(tmp_path)) as client:
+        reply = client.get("/jobs/one")
+    assert reply.status_code == 503
+    assert "secret" not in reply.text
+    assert "nothing of this request was changed" in check_document(reply)["detail"]
+    assert "process 7" in capsys.readouterr().out
 
 
 def test_the_accepted_architectures_are_those_of_the_space() -> None:

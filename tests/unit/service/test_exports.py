@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import msgspec
@@ -18,7 +20,8 @@ from pyarrow import parquet
 from gemmsmith.answer import Use
 from gemmsmith.problem import DType, Layout, Problem
 from gemmsmith.replies import SCHEMA
-from service.http.tables import TRIALS, WINNERS
+from service.http.tables import TRIALS, WINNERS, FileFormat
+from service.report import export
 from tests.support.serving import H100, H200, new_settings, promote, running, trial, winner
 from tuner.store import Store
 from tuner.trial import Winner
@@ -177,3 +180,47 @@ def test_without_pyarrow_parquet_is_a_501_that_says_what_to_install(
     assert reply.status_code == 501
     assert "pip install 'gemmsmith-service[parquet]'" in reply.json()["detail"]
     assert client.get("/winners?format=csv").status_code == 200
+
+
+def test_a_cell_is_no_formula_and_a_number_stays_one() -> None:
+    texts = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "1-2", "kernel"]
+    content = WINNERS.write(
+        [{"kernel": text, "speedup": -1.5, "m": -7} for text in texts],
+        ("kernel", "speedup", "m"),
+        FileFormat.CSV,
+    )
+    read = list(csv.reader(io.StringIO(content.decode(), newline="")))[1:]
+    assert [row[0] for row in read] == [*(f"'{text}" for text in texts[:6]), *texts[6:]]
+    assert {(row[1], row[2]) for row in read} == {("-1.5", "-7")}
+
+
+def test_a_cell_of_the_report_is_no_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"kernel": "=cmd", "notes": ["-a", "b"], "gain": -0.5}
+    monkeypatch.setattr(export, "record", lambda _: row)
+    text = export.to_csv([SimpleNamespace(rows=[None])])  # type: ignore[list-item]
+    assert text.splitlines()[1] == "'=cmd,'-a b,-0.5"
+
+
+def test_a_date_that_is_none_is_missing_in_parquet(tmp_path: Path) -> None:
+    dates = ["2026-11-20T10:00:00.123+01:00", "2026-11-20", "yesterday", "0001-01-01T00:00+23:59"]
+    settings = new_settings(tmp_path)
+    promote(
+        settings,
+        *(
+            replace(winner(problem), promoted_at=date)
+            for problem, date in zip(PROBLEMS, dates, strict=False)
+        ),
+    )
+    with running(settings) as client:
+        reply = client.get("/winners?format=parquet&fields=promoted_at")
+        rows = client.get("/winners?fields=promoted_at").json()["winners"]
+        page = client.get(f"/ui/problems/{H200.slug}/bf16/tn/64x512x64")
+    assert [row["promoted_at"] for row in rows] == dates
+    read = parquet.read_table(io.BytesIO(reply.content)).to_pylist()
+    assert [row["promoted_at"] for row in read] == [
+        datetime(2026, 11, 20, 9, 0, 0, 123_000, UTC),
+        datetime(2026, 11, 20, tzinfo=UTC),
+        None,
+        None,
+    ]
+    assert (page.status_code, dates[3] in page.text) == (200, True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from gemmsmith.answer import Answer, Config, Match, Use
 from gemmsmith.problem import Problem
-from service.lookup.find import WinnersInMemory, find
+from service.lookup.find import find
 from tests.support.replacing import replace
 from tests.support.serving import H200, winner
+from tests.support.winners_in_memory import WinnersInMemory
 from tuner.search.cost_model import AnalyticModel
 from tuner.search.predict import predict
 

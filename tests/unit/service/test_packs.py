@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from gemmsmith import AsyncClient, Client
 from gemmsmith.problem import Problem
 from gemmsmith.replies import SCHEMA
+from service import identity
 from service.settings import Settings
 from tests.support.replacing import replace
-from tests.support.serving import new_settings, running
+from tests.support.serving import new_settings, packs_of, running
 from tuner.backends import kernels
 from tuner.backends.unit import kernel_digest
-from tuner.compile import ArtifactStore, Pack, Toolchain
+from tuner.compile import Manifest, Pack, Toolchain
 
 MEMBERS = kernels(Problem(m=64, n=64, k=64))[:7]
 EMPTY = {"schema": SCHEMA, "packs": [], "links": {}}
@@ -29,7 +32,7 @@ NEWER = replace(OLDER, version="13.1.1")
 def publish(settings: Settings, toolchain: Toolchain, *members: int) -> Pack:
     compiled = settings.packs.parent / "unit.so"
     compiled.write_bytes(f"\x7fELF {toolchain.version} {members}".encode())
-    store = ArtifactStore(settings.packs)
+    store = packs_of(settings)
     return store.publish(compiled, [MEMBERS[member] for member in members], toolchain)
 
 
@@ -62,6 +65,9 @@ def test_an_empty_folder_is_an_empty_page(http: httpx.Client, settings: Settings
 def test_a_pack_is_listed_with_its_manifest(http: httpx.Client, settings: Settings) -> None:
     pack = publish(settings, OLDER, 0, 1)
     (entry,) = http.get("/packs").json()["packs"]
+    manifest = msgspec.convert(entry, Manifest)
+    assert manifest.check(pack.hash, identity.trusted(settings)) == identity.signer(settings).public
+    assert entry.pop("signature")["key"] == identity.signer(settings).public.id
     created_at = entry.pop("created_at")
     assert created_at.startswith("20")
     assert entry == {
@@ -150,3 +156,62 @@ def test_the_clients_go_through_all_pages(
             return [entry["hash"] async for entry in client.packs(toolchain=OLDER.digest)]
 
     assert asyncio.run(asynchronously()) == hashes
+
+
+def test_who_has_a_pack_or_wants_a_part_is_answered_without_reading_all(
+    http: httpx.Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = publish(settings, OLDER, 0)
+    whole, where = pack.path.read_bytes(), f"/packs/{pack.hash}"
+    assert http.get(where).content == whole
+    hashed = []
+    file_digest = hashlib.file_digest
+
+    def counted(*args: Any) -> Any:
+        hashed.append(args)
+        return file_digest(*args)
+
+    monkeypatch.setattr("tuner.compile.artifacts.hashlib.file_digest", counted)
+    for tags in (f'"{pack.hash}"', f'W/"{pack.hash}", "x"', "*"):
+        reply = http.get(where, headers={"If-None-Match": tags})
+        assert (reply.status_code, reply.content) == (304, b"")
+        assert reply.headers["etag"] == f'"{pack.hash}"'
+        assert "immutable" in reply.headers["cache-control"]
+    for asked, start, stop in (
+        ("0-3", 0, 4),
+        ("5-", 5, None),
+        ("-6", -6, None),
+        ("2-999", 2, None),
+    ):
+        part = http.get(where, headers={"Range": f"bytes={asked}"})
+        assert (part.status_code, part.content) == (206, whole[start:stop]), asked
+        assert part.headers["content-range"].endswith(f"/{len(whole)}")
+    assert hashed == []
+    http.get(where)
+    http.get(where, headers={"If-None-Match": '"other"'})
+    assert len(hashed) == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        ("bytes=0-0,2-3", 200),
+        ("bytes=5-2", 200),
+        ("lines=1-2", 200),
+        ("bytes=", 200),
+        ("bytes=--1", 200),
+        (f"bytes={'9' * 5000}-", 200),
+        ("bytes=999999-", 416),
+        ("bytes=-0", 416),
+    ],
+)
+def test_odd_ranges(http: httpx.Client, settings: Settings, asked: str, status: int) -> None:
+    pack = publish(settings, OLDER, 0)
+    size = pack.path.stat().st_size
+    reply = http.get(f"/packs/{pack.hash}", headers={"Range": asked})
+    assert reply.status_code == status
+    if status == 200:
+        assert reply.content == pack.path.read_bytes()
+    else:
+        assert reply.headers["content-range"] == f"bytes */{size}"
+        assert reply.json()["type"].endswith("range-not-satisfiable")

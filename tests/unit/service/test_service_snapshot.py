@@ -18,19 +18,27 @@ from gemmsmith import (
     PackUntrusted,
     Problem,
     Rejected,
-    ServiceError,
     ServiceUnavailable,
     Snapshot,
     Use,
 )
 from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import TileScheduler
-from gemmsmith.packs import KEY_VARIABLE, sign
-from service.http.app import create_app
-from service.settings import Settings, SettingsError
+from gemmsmith.signing import Signer, Trusted
+from service import identity
+from service.settings import Settings
 from tests.support import fake_nvcc
 from tests.support.replacing import replace
-from tests.support.serving import H100, H200, new_settings, promote, running, winner
+from tests.support.serving import (
+    ENVIRONMENT,
+    H100,
+    H200,
+    new_settings,
+    packs_of,
+    promote,
+    running,
+    winner,
+)
 from tuner.backends import launches, offered
 from tuner.compile import ArtifactStore, Pack
 from tuner.store import Store
@@ -39,7 +47,6 @@ from tuner.trial import Winner
 KNOWN = Problem(m=4096, n=4096, k=4096)
 CUBLAS_WINS = Problem(m=512, n=512, k=8192)
 NO_CANDIDATE = Problem(m=1, n=1, k=1)
-KEY = "0123456789abcdef"
 
 
 def splitting(problem: Problem) -> Winner:
@@ -58,7 +65,6 @@ STREAM_K = splitting(Problem(m=256, n=4096, k=16384))
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    monkeypatch.delenv(KEY_VARIABLE, raising=False)
     monkeypatch.setattr("service.http.app.usable_gpu", lambda: None)
     settings = new_settings(tmp_path / "service")
     promote(
@@ -84,13 +90,13 @@ def client(http: httpx.Client, tmp_path: Path) -> Iterator[Client]:
         yield found
 
 
-def built(settings: Settings, item: Winner) -> Pack:
+def built(settings: Settings, item: Winner, packs: ArtifactStore | None = None) -> Pack:
     """A pack with the winner's kernel; its bytes are no real shared object."""
     assert item.candidate is not None
     folder = settings.packs.parent
     compiled = folder / "unit.so"
     compiled.write_bytes(b"\x7fELF" + item.candidate.kernel.name.encode())
-    pack = ArtifactStore(settings.packs).publish(
+    pack = (packs or packs_of(settings)).publish(
         compiled, [item.candidate.kernel], fake_nvcc.toolchain(folder / "toolchain")
     )
     with Store.open(settings.database) as store:
@@ -111,7 +117,7 @@ def test_it_holds_every_winner_of_one_device(client: Client) -> None:
     assert config is not None
     assert Candidate(kernel=config.kernel, launch=config.launch) == STREAM_K.candidate
     assert not rows[STREAM_K.problem].deterministic
-    assert found.packs() == {}
+    assert found.packs() == ()
     assert [row.problem for row in client.snapshot(H100.slug).rows] == [KNOWN]
     assert client.snapshot(arch="sm90").device in (H100.slug, H200.slug)
 
@@ -143,15 +149,16 @@ def test_the_revision_follows_the_winners(
     first = client.snapshot(H200.slug)
     assert client.snapshot(H200.slug, known=first) is first
     reply = http.get("/snapshot", params={"device": H200.slug})
-    assert reply.headers["etag"] == f'"{first.revision}"'
-    for tags in (reply.headers["etag"], f'"x", W/{reply.headers["etag"]}'):
+    assert reply.headers["etag"] == f'"{first.tag}"'
+    # Clients from before there were signatures name the revision alone.
+    for tags in (f'"{first.tag}"', f'"x", W/"{first.tag}"', f'"{first.revision}"'):
         again = http.get("/snapshot", params={"device": H200.slug}, headers={"If-None-Match": tags})
         assert (again.status_code, again.content) == (304, b"")
         assert again.headers["etag"] == reply.headers["etag"]
     pack = built(settings, winner(KNOWN))
     second = client.snapshot(H200.slug, known=first)
     assert second.revision != first.revision
-    assert second.packs() == {pack.hash: None}
+    assert second.packs() == (pack.hash,)
     promote(settings, winner(Problem(m=64, n=64, k=64)))
     assert len(client.snapshot(H200.slug, known=second).rows) == len(second.rows) + 1
 
@@ -215,32 +222,44 @@ def test_a_lookup_follows_the_service(client: Client, settings: Settings) -> Non
     path = packs.path(pack.hash)
     assert path.read_bytes() == pack.path.read_bytes()
     assert path == client.pack(pack.hash)
-    with pytest.raises(ServiceError):
+    with pytest.raises(PackUntrusted, match="no snapshot here names it"):
         packs.path("0" * 64)
 
 
-def test_packs_are_signed_where_there_is_a_key(
-    client: Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pack = built(settings, winner(KNOWN))
-    unsigned = client.snapshot(H200.slug)
-    monkeypatch.setenv(KEY_VARIABLE, KEY)  # of the service and of the client: one process here
-    signed = client.snapshot(H200.slug)
-    assert signed.packs() == {pack.hash: sign(KEY.encode(), pack.hash)}
-    assert Packs.of(client, signed=lambda: signed).path(pack.hash)
-    with pytest.raises(PackUntrusted):
-        Packs.of(client, signed=lambda: unsigned).path(pack.hash)
-    monkeypatch.setenv(KEY_VARIABLE, KEY + "0")
-    with pytest.raises(PackUntrusted, match="another key"):
-        Packs.of(client, signed=lambda: signed).path(pack.hash)
+def test_it_is_signed_by_the_installation(client: Client, settings: Settings) -> None:
+    found = client.snapshot(H200.slug)
+    assert found.check(identity.trusted(settings)) == identity.signer(settings).public
+    assert client.signing_key() == identity.signer(settings).public
 
 
-def test_a_service_does_not_start_with_a_short_key(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+def test_a_new_key_signs_the_same_winners_anew(settings: Settings, tmp_path: Path) -> None:
+    with running(settings) as http, Client(str(http.base_url), cache_dir=None) as client:
+        first = client.snapshot(H200.slug)
+    rotated = settings.model_copy(update={"signing_key": tmp_path / "new.key"})
+    with running(rotated) as http, Client(str(http.base_url), cache_dir=None) as client:
+        second = client.snapshot(H200.slug, known=first)
+    assert second.revision == first.revision
+    assert second.check(Trusted([identity.signer(rotated).public]))
+    assert second != first
+
+
+@pytest.mark.parametrize("whose", ["nobody's", "a stranger's"])
+def test_packs_that_nobody_believed_has_signed_are_not_named(
+    settings: Settings, tmp_path: Path, whose: str
 ) -> None:
-    monkeypatch.setenv(KEY_VARIABLE, "short")
-    with pytest.raises(SettingsError, match="GEMMSMITH_PACK_KEY must have 16"):
-        create_app(settings)
+    signer = None if whose == "nobody's" else Signer.create(tmp_path / "stranger.key")
+    built(settings, winner(KNOWN), ArtifactStore(settings.packs, signer=signer))
+    named = []
+    for unsigned in (False, True):
+        some = settings.model_copy(update={"unsigned": unsigned})
+        with running(some) as http, Client(str(http.base_url), cache_dir=None) as client:
+            named.append(len(client.snapshot(H200.slug).packs()))
+    assert named == [0, 1]
+
+
+def test_rows_say_the_environment_that_they_were_measured_in(client: Client) -> None:
+    rows = client.snapshot(H200.slug).rows
+    assert {row.environment for row in rows} == {ENVIRONMENT.digest}
 
 
 def test_asynchronously(http: httpx.Client, tmp_path: Path) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from service.settings import Settings
 from service.worker.supervisor import WorkerSupervisor
@@ -27,6 +32,21 @@ pathlib.Path(sys.argv[1], "up").touch()
 while True:
     signal.pause()
 """
+FROZEN = """
+import os, signal, socket, sys, time
+line = socket.socket(fileno=0)
+for _ in range(5):
+    line.send(b".")
+    time.sleep(0.1)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+ANSWERING = """
+import time
+from service.worker import process
+process.BEAT_S = 0.1
+process._answer_supervisor()
+time.sleep(60)
+"""
 SHORT = "import os, sys; sys.exit(os.environ['GEMMSMITH_PORT'] != '8123')"
 
 
@@ -47,6 +67,32 @@ def test_a_worker_that_dies_is_started_again_with_growing_pauses(tmp_path: Path)
     supervisor.stop()  # in the middle of a pause
     assert time.monotonic() - began < 5
     assert supervisor.pid is None
+
+
+def test_a_worker_that_is_frozen_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.worker.supervisor.BEAT_S", 0.1)
+    supervisor = WorkerSupervisor(
+        Settings(), [sys.executable, "-S", "-c", FROZEN], first_pause_s=0.02, silent_s=0.5
+    )
+    supervisor.start()
+    until(lambda: supervisor.pid is not None)
+    first = supervisor.pid
+    until(lambda: supervisor.starts >= 2)
+    assert not Path(f"/proc/{first}").exists()
+    supervisor.stop()
+
+
+def test_a_worker_says_that_it_runs_until_its_supervisor_ends() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        worker = subprocess.Popen([sys.executable, "-c", ANSWERING], stdin=theirs)
+        theirs.close()
+        ours.settimeout(20)
+        assert [ours.recv(1) for _ in range(3)] == [b"."] * 3
+        ours.close()
+        assert worker.wait(20) == -signal.SIGTERM
 
 
 def test_stop_lets_the_worker_finish(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.records import DEVICE, OTHER_DEVICE, winner
 from tuner.store import Store
+from tuner.store.statement import fingerprint
 
 BASE = Problem(m=256, n=4096, k=4096)
 OTHERS = [
@@ -45,14 +46,15 @@ def test_a_problem_asked_for_twice_comes_once_and_thousands_are_no_trouble(store
     assert [item.problem for item in store.winners_of([BASE, *many, BASE], DEVICE.slug)] == [BASE]
 
 
-def test_winners_that_a_history_shows_are_not_unknown(store: Store) -> None:
+def test_winners_that_a_history_shows_are_settled(store: Store) -> None:
     first, second, never = winner(BASE, 20.0), winner(BASE, 10.0), winner(BASE, 5.0)
     elsewhere = replace(first, device=OTHER_DEVICE)
-    assert store.unknown([first, second]) == [first, second]
+    asked = [(found, fingerprint(found)) for found in (first, second, never, elsewhere)]
+    assert store.imports.settled(asked) == set()
     store.promote(first)
     store.promote(second)
-    assert store.unknown([first, second, never, elsewhere]) == [never, elsewhere]
-    assert store.unknown([]) == []
+    assert store.imports.settled(asked) == {fingerprint(first), fingerprint(second)}
+    assert store.imports.settled([]) == set()
 
 
 def test_a_page_of_winners_is_the_beginning_of_all_of_them(store: Store) -> None:

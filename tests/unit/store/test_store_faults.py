@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 from sqlalchemy import event, text
 
 from tests.support.records import DEVICE, PROBLEM, trial, winner
-from tuner.errors import DatabaseCorrupt, DiskFull, SchemaOutdated, SchemaTooNew, StoreError
+from tuner.errors import (
+    DatabaseBusy,
+    DatabaseCorrupt,
+    DiskFull,
+    SchemaOutdated,
+    SchemaTooNew,
+    StoreError,
+)
+from tuner.jobs import Queue
 from tuner.store import Store, current, head, upgrade
-from tuner.store.database import Database
+from tuner.store.database import BUSY_TIMEOUT_S, IDLE_IN_TRANSACTION_S, Database
 
 
 def test_a_new_database_is_created_and_creating_it_again_changes_nothing(
@@ -212,3 +222,54 @@ def test_what_raises_inside_a_transaction_undoes_it(store: Store) -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert store.counts()["winners"] == 1
+
+
+@contextmanager
+def frozen_writer(url: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that was stopped by SIGSTOP in the middle of a write."""
+    holding = (
+        "from tests.support import lock_holder; from tuner.store import database;"
+        f"database.IDLE_IN_TRANSACTION_S = 0.5; lock_holder.main({url!r}, 600)"
+    )
+    command = [sys.executable, "-c", holding]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        holder.send_signal(signal.SIGSTOP)
+        try:
+            yield holder
+        finally:
+            holder.kill()
+
+
+def test_who_waits_too_long_is_told_for_whom(sqlite_url: str) -> None:
+    with Store.open(sqlite_url) as store, frozen_writer(sqlite_url) as holder:
+        with (
+            closing(Database(sqlite_url, patience_s=0.1)) as database,
+            pytest.raises(DatabaseBusy) as failure,
+            database.connect(),
+        ):
+            pass
+        said = str(failure.value)
+        assert f"process {holder.pid} (" in said
+        assert "tests.support import lock_holder" in said
+        assert "), which is stopped, holds a transaction open" in said
+        assert f"`kill -9 {holder.pid}`: what it had begun is then undone" in said
+        holder.kill()
+        store.promote(winner())
+
+
+@pytest.mark.postgresql
+def test_a_server_ends_the_transaction_of_a_program_that_is_frozen(
+    postgresql_server: str, postgresql_template: str
+) -> None:
+    url = f"{postgresql_server}/{postgresql_template}"
+    limit = text("SHOW idle_in_transaction_session_timeout")
+    with closing(Database(url)) as database:
+        with database.write() as session:
+            assert session.execute(limit).scalar() == f"{IDLE_IN_TRANSACTION_S:.0f}s"
+        with database.read() as session:
+            assert session.execute(limit).scalar() == "0", "reading may take long"
+    assert IDLE_IN_TRANSACTION_S < BUSY_TIMEOUT_S, "or those who wait give up before"
+    with Store.open(url) as store, frozen_writer(url):
+        assert Queue(store).list() == []  # it had locked that table

@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
+from gemmsmith.problem import Problem
+from gemmsmith.signing import Trusted
 from tests.support.records import DEVICE, PROBLEM, winner
+from tests.support.serving import winner as measured
 from tuner.errors import KeyNameTaken, KeyNotFound
 from tuner.exchange import export_winners, import_winners
 from tuner.jobs import Queue
@@ -172,16 +175,16 @@ def test_a_jobs_winner_names_the_worker(store: Store) -> None:
 
 def test_an_import_is_one_entry(store: Store, tmp_path: Path) -> None:
     for m in range(1, 6):
-        store.promote(winner(replace(PROBLEM, m=m)))
+        store.promote(measured(Problem(m=64 * m, n=4096, k=4096)))
     export_winners(store, tmp_path / "w.jsonl")
     url = f"sqlite:///{tmp_path}/other.db"
     with Store.open(url, create=True) as other:
-        import_winners(other, tmp_path / "w.jsonl")
-        import_winners(other, tmp_path / "w.jsonl")  # adds nothing
+        import_winners(other, tmp_path / "w.jsonl", Trusted(), unsigned=True)
+        import_winners(other, tmp_path / "w.jsonl", Trusted(), unsigned=True)  # adds nothing
         (entry,) = other.audit.entries()
     assert (entry.actor, entry.action) == ("import", "promoted")
     assert entry.subject == str(tmp_path / "w.jsonl")
-    assert entry.detail == {"added": 5, "kept": 0}
+    assert entry.detail == {"added": 5, "kept": 0, "unbelieved": 0}
 
 
 def test_a_pack_that_goes_is_in_the_audit_once(store: Store) -> None:

@@ -14,6 +14,7 @@ from gemmsmith.problem import Problem
 from tuner.arch import Architecture
 from tuner.backends.backend import UNKNOWN, Features, Level, Part
 from tuner.backends.cublaslt.build import part
+from tuner.backends.cublaslt.space import kernel_of
 
 
 class CublasLt:
@@ -56,6 +57,8 @@ class CublasLt:
 
     def refusal(self, kernel: AnyKernel, problem: Problem | None = None) -> str | None:
         """Why the kernel cannot take the problem; the library judges the algorithm."""
+        if kernel != kernel_of(kernel.operation, kernel.arch):
+            return "it is not what the pack has for its operation"
         return None if problem is None else legality.problem_refusal(kernel, problem)
 
     def part(self, kernel: AnyKernel) -> Part:

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import CublasLtKernel
 from gemmsmith.launch import Launch
+from gemmsmith.legality import rows_are_aligned
+from gemmsmith.operation import Operation
 from gemmsmith.problem import Problem
 from tuner.backends.cublaslt.operations import LibraryOperation
 from tuner.backends.cublaslt.proposals import Proposal
@@ -23,15 +25,18 @@ to slow ones, and is beaten by factors."""
 
 def kernel_for(problem: Problem, arch: str) -> CublasLtKernel | None:
     """The pack's kernel for a problem; None where it has none, or the library's are no match."""
-    operation = problem.operation.of_kernels
+    found = kernel_of(problem.operation.of_kernels, arch)
+    return None if found is None or rows_are_aligned(found, problem) else found
+
+
+def kernel_of(operation: Operation, arch: str) -> CublasLtKernel | None:
+    """The pack's kernel of an operation; None where it has none."""
     found = LibraryOperation.of(operation)
     if found is None:
         return None
     a, b, d = (
         ALIGNMENT_BYTES // element.bytes for element in (operation.a, operation.b, operation.d)
     )
-    if problem.contiguous_a % a or problem.contiguous_b % b or problem.n % d:
-        return None
     return CublasLtKernel(
         name=found.name,
         arch=arch,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import ClassVar
 
 from gemmsmith import legality
@@ -90,16 +91,9 @@ class CutlassBackend(ABC):
     def refusal(self, kernel: AnyKernel, problem: Problem | None = None) -> str | None:
         """Why a kernel is not legal (for the problem, if one is given); None when it is."""
         known = cutlass(kernel)
-        if reason := self._kernel_refusal(known):
+        if reason := _kernel_refusal(self, known):
             return reason
         return None if problem is None else legality.problem_refusal(known, problem)
-
-    def _kernel_refusal(self, kernel: CutlassKernel) -> str | None:
-        if reason := operation_exists(kernel):
-            return reason
-        if generated.is_generated(kernel):
-            return None
-        return choice_refusal(kernel, self.rules) or fields_follow_name(kernel)
 
     def variety(self, kernel: AnyKernel) -> tuple[object, ...]:
         """All that a kernel's templates depend on, clusters and stages apart."""
@@ -117,3 +111,13 @@ class CutlassBackend(ABC):
     def features(self, kernel: AnyKernel) -> Features[float]:
         """What the analytic cost model knows of it."""
         return features(cutlass(kernel))
+
+
+@lru_cache(maxsize=4096)
+def _kernel_refusal(backend: CutlassBackend, kernel: CutlassKernel) -> str | None:
+    """Why the kernel is not legal, whatever the problem; remembered, as neighbours share theirs."""
+    if reason := operation_exists(kernel):
+        return reason
+    if generated.is_generated(kernel):
+        return None
+    return choice_refusal(kernel, backend.rules) or fields_follow_name(kernel)

@@ -82,10 +82,10 @@ def _orders(grid: TileGrid, cluster: tuple[int, int]) -> list[Launch]:
     way to L2. 256×6144×4096 took 24.1 µs along M and 25.6 along N (NVIDIA H200, 2026-11-21).
     """
     if grid.tiles_m == cluster[0] or grid.tiles_n == cluster[1]:
-        return [_launch(heuristic_raster(grid))]  # one line of tiles has one order
+        return [launch_of(heuristic_raster(grid))]  # one line of tiles has one order
     swizzles = dict.fromkeys(effective_swizzle(grid, largest) for largest in SWIZZLES)
     return [
-        _launch(raster, swizzle)
+        launch_of(raster, swizzle)
         for raster in (RasterOrder.ALONG_M, RasterOrder.ALONG_N)
         for swizzle in swizzles
     ]
@@ -98,7 +98,9 @@ def _cluster_splits(grid: TileGrid, sm_count: int) -> list[Launch]:
     )
     found = [splits for splits in CLUSTER_SPLITS if splits <= most]
     return [
-        _launch(RasterOrder.HEURISTIC, 1, Decomposition.SPLIT_K, splits) if splits > 1 else Launch()
+        launch_of(RasterOrder.HEURISTIC, 1, Decomposition.SPLIT_K, splits)
+        if splits > 1
+        else Launch()
         for splits in found
     ]
 
@@ -106,7 +108,7 @@ def _cluster_splits(grid: TileGrid, sm_count: int) -> list[Launch]:
 def _splitting(grid: TileGrid, resident: int) -> list[Launch]:
     found = _split_k(grid, resident, SPLITS)
     if grid.tiles % resident and grid.k_tiles > MIN_K_TILES_PER_STREAM_K_UNIT:
-        found.append(_launch(heuristic_raster(grid), 1, Decomposition.STREAM_K))
+        found.append(launch_of(heuristic_raster(grid), 1, Decomposition.STREAM_K))
     return found
 
 
@@ -117,14 +119,14 @@ def _split_k(grid: TileGrid, resident: int, counts: Sequence[int]) -> list[Launc
         return []
     raster = heuristic_raster(grid)
     return [
-        _launch(raster, 1, Decomposition.SPLIT_K, splits)
+        launch_of(raster, 1, Decomposition.SPLIT_K, splits)
         for splits in sorted({*counts, *_even_splits(grid, resident)})
         if splits <= most
     ]
 
 
 @lru_cache(maxsize=1024)
-def _launch(
+def launch_of(
     raster: RasterOrder,
     swizzle: int = 1,
     decomposition: Decomposition = Decomposition.DATA_PARALLEL,

@@ -8,9 +8,11 @@ business.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
 from math import ceil
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -44,23 +46,43 @@ _SCHEDULES = (
 _CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4))
 
 
+class Fit(NamedTuple):
+    """All that is chosen of a fitted kernel but its tile N. `m`: tile M."""
+
+    mainloop: MainloopSchedule
+    scheduler: TileScheduler
+    m: int
+    swapped: bool
+    cluster: tuple[int, int]
+
+
+def _ways() -> Iterator[tuple[Fit, int]]:
+    for schedule, swapped in product(_SCHEDULES, (False, True)):
+        for cluster, waves in product(_CLUSTERS, range(1, MOST_WAVES + 1)):
+            way = Fit(*schedule, swapped, cluster)
+            if waves > 1 and (cluster[0] * cluster[1] == 4 or way.scheduler is TileScheduler.GRID):
+                continue  # these are for a single wave: all reads at once, no tile after the first
+            yield way, waves
+
+
+WAYS = tuple(_ways())
+"""Each with the number of waves that its tiles are to fill."""
+
+
 def kernels(like: CutlassKernel, problem: Problem, device: DeviceModel) -> list[CutlassKernel]:
     """Legal kernels with fitted tiles, of the types, layout, alignment and epilogue of `like`."""
     found: dict[str, CutlassKernel] = {}
-    step = _step(problem.operation)
+    step = step_of(problem.operation)
     arch = architecture(device.arch)
-    for (mainloop, scheduler, m), swapped in product(_SCHEDULES, (False, True)):
-        extents = (problem.n, problem.m) if swapped else (problem.m, problem.n)
-        for cluster, waves in product(_CLUSTERS, range(1, MOST_WAVES + 1)):
-            if waves > 1 and (cluster[0] * cluster[1] == 4 or scheduler is TileScheduler.GRID):
-                continue  # these are for a single wave: all reads at once, no tile after the first
-            resident = arch.resident_blocks(device.sm_count, cluster[0] * cluster[1])
-            n = _width(m, extents, problem.batch, cluster, resident * waves, step)
-            if n is None:
-                continue
-            kernel = _legal(like, mainloop, scheduler, (m, n), cluster, swapped)
-            if kernel is not None:
-                found.setdefault(kernel.name, kernel)
+    for way, waves in WAYS:
+        extents = (problem.n, problem.m) if way.swapped else (problem.m, problem.n)
+        resident = arch.resident_blocks(device.sm_count, way.cluster[0] * way.cluster[1])
+        n = _width(way.m, extents, problem.batch, way.cluster, resident * waves, step)
+        if n is None:
+            continue
+        kernel = legal(like, way, n)
+        if kernel is not None:
+            found.setdefault(kernel.name, kernel)
     return list(found.values())
 
 
@@ -70,38 +92,29 @@ def build(like: CutlassKernel) -> None:
 
     Up to 1,800 of them; takes about 50 ms the first time.
     """
-    step = _step(like.operation)
-    for (mainloop, scheduler, m), swapped in product(_SCHEDULES, (False, True)):
-        for cluster, n in product(
-            _CLUSTERS, range(ceil(NARROWEST / step) * step, WIDEST + 1, step)
-        ):
-            _legal(like, mainloop, scheduler, (m, n), cluster, swapped)
+    step = step_of(like.operation)
+    widths = range(ceil(NARROWEST / step) * step, WIDEST + 1, step)
+    for way, n in product(dict.fromkeys(way for way, _ in WAYS), widths):
+        legal(like, way, n)
 
 
 @lru_cache(maxsize=1 << 16)
-def _legal(
-    like: CutlassKernel,
-    mainloop: MainloopSchedule,
-    scheduler: TileScheduler,
-    tile: tuple[int, int],
-    cluster: tuple[int, int],
-    swapped: bool,
-) -> CutlassKernel | None:
-    """The kernel of this tile with its name; None where a rule refuses it."""
+def legal(like: CutlassKernel, way: Fit, n: int) -> CutlassKernel | None:
+    """The kernel whose tiles are `n` wide, with its name; None where a rule refuses it."""
     kernel = structs.replace(
         like,
-        tile=(*tile, 128 // like.operation.a.bytes),
-        cluster=cluster,
+        tile=(way.m, n, 128 // like.operation.a.bytes),
+        cluster=way.cluster,
         stages=0,
-        mainloop=mainloop,
-        scheduler=scheduler,
-        swapped=swapped,
+        mainloop=way.mainloop,
+        scheduler=way.scheduler,
+        swapped=way.swapped,
         fast_accumulation=like.operation.is_narrow_float,
     )
     return named(kernel) if choice_refusal(kernel, RULES) is None else None
 
 
-def _step(operation: Operation) -> int:
+def step_of(operation: Operation) -> int:
     """What widths are a multiple of."""
     return 8 if operation.is_narrow_float else 16
 

@@ -1,0 +1,44 @@
+"""`python -m gemmsmith trust`: run what a service has compiled, or whoever a key belongs to."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from gemmsmith.errors import GemmsmithError
+from gemmsmith.signing import trusted_folder
+from gemmsmith.trusting import trust
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the arguments and do as they say; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m gemmsmith", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    command = commands.add_parser("trust", help="believe a signing key from now on")
+    command.add_argument("source", metavar="URL|KEY.pub", help="a service, or its key in a file")
+    command.add_argument("--id", help="the key that it must be; nothing is asked then")
+    command.add_argument("--yes", action="store_true", help="whichever key it is")
+    given = parser.parse_args(arguments)
+
+    def confirm(text: str) -> bool:
+        sys.stderr.write(f"{text}\n")
+        return given.yes or _agrees()
+
+    try:
+        path = trust(given.source, trusted_folder(), identifier=given.id, confirm=confirm)
+    except (GemmsmithError, ValueError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    sys.stdout.write(f"{path}\n")
+    return 0
+
+
+def _agrees() -> bool:
+    sys.stderr.write("Believe it from now on? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,228 @@
+"""A snapshot as it is written: a head, and a row of JSON for each winner. Rows are not read here.
+
+The revision is the hash of the rows as they are written, so whoever has the same rows has the same
+revision. A *delta* is what becomes of one document's rows in a later one: the places of those that
+go, and those that come with their places. So a client applies one to rows that it does not
+understand, and has the later document to the byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from gemmsmith.errors import SnapshotCorrupt
+from gemmsmith.signing import Purpose, Signature, Signer
+
+FORMAT = 1
+"""Raised when the meaning of a document changes; documents of other formats are refused."""
+
+SINCE = "Gemmsmith-Since"
+"""The header by which a service says that it gives deltas: the revision that this one is for, or
+`none` of a whole document."""
+
+_BYTES_PER_COMMA = 8
+"""Fewest, in the winners of a document; a winner's own have 18. Of millions of empty winners each
+would take more memory than it has bytes."""
+
+_PIECE = 2**18
+
+T = TypeVar("T")
+
+
+class Document(NamedTuple):
+    """A document whose rows are those of its revision.
+
+    Attributes:
+        digest: the whole hash that the revision begins.
+        signature: of whoever made it, not checked; None where nobody signed.
+    """
+
+    device: str
+    revision: str
+    digest: str
+    signature: Signature | None
+    rows: list[msgspec.Raw]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """All members of a document but its winners."""
+
+    format: int
+    device: str
+    revision: str
+    signature: Signature | None = None
+
+    @classmethod
+    def of(cls, device: str, rows: Iterable[bytes], signer: Signer | None = None) -> Head:
+        """Of a device model's rows, in their order; signed by `signer`, if there is one."""
+        digest = hashlib.sha256(device.encode() + b"\n")
+        for piece in _listed(rows):
+            digest.update(piece)
+        found = digest.hexdigest()
+        signature = None
+        if signer is not None:
+            signature = signer.sign(Purpose.SNAPSHOT, statement(device, found))
+        return cls(FORMAT, device, _revision(found), signature)
+
+    @property
+    def written(self) -> bytes:
+        """The document up to its winners, its last comma included."""
+        left_out = {"signature"} if self.signature is None else set()
+        members = {name: value for name, value in asdict(self).items() if name not in left_out}
+        return msgspec.json.encode(members)[:-1] + b","
+
+
+class Delta(NamedTuple):
+    """What a delta says: `head` has all members of the later document but its winners."""
+
+    since: str
+    head: dict[str, msgspec.Raw]
+    removed: list[int]
+    added: list[tuple[int, msgspec.Raw]]
+
+    def applied(self, before: Sequence[T], added: Sequence[T]) -> list[T]:
+        """What stands for each row of the later document, by what stood for each of the earlier.
+
+        Raises:
+            SnapshotCorrupt: there are no such places.
+        """
+        gone = set(self.removed)
+        stay = (item for place, item in enumerate(before) if place not in gone)
+        come = dict(zip((place for place, _ in self.added), added, strict=True))
+        length = len(before) - len(gone) + len(come)
+        if not (_below(len(before), gone) and _below(length, come)):
+            raise SnapshotCorrupt("the changes are of other winners than are known here")
+        return [come[place] if place in come else next(stay) for place in range(length)]
+
+
+class _Document(msgspec.Struct, frozen=True):
+    format: int
+    device: str
+    revision: str
+    winners: msgspec.Raw
+    signature: Signature | None = None
+
+
+def statement(device: str, digest: str) -> dict[str, str]:
+    """What is signed: all of the hash, since two documents of one revision might be made."""
+    return {"device": device, "winners": digest}
+
+
+def tag_of(revision: str, signature: Signature | None) -> str:
+    """A document's ETag, unquoted: the revision, and the key that signed it.
+
+    Winners that stay as they are under a new key are asked for again.
+    """
+    return revision if signature is None else f"{revision}.{signature.key}"
+
+
+def whole(head: Head, rows: Iterable[bytes]) -> Iterator[bytes]:
+    """The document, in pieces."""
+    yield from chain([head.written + b'"winners":'], _listed(rows), [b"}"])
+
+
+def delta(head: Head, since: str, before: Sequence[bytes], after: Sequence[bytes]) -> bytes:
+    """The delta from the rows `before`, whose revision is `since`, to those of `head`.
+
+    Rows are told apart by their bytes; those that stay are in the same order.
+    """
+    old, new = set(before), set(after)
+    removed = [place for place, row in enumerate(before) if row not in new]
+    added = [(place, msgspec.Raw(row)) for place, row in enumerate(after) if row not in old]
+    changes = {"since": since, "removed": removed, "added": added}
+    return head.written + msgspec.json.encode(changes)[1:]
+
+
+def read(document: bytes) -> Document:
+    """What a document holds.
+
+    Raises:
+        SnapshotCorrupt: it is none, or its rows are not those of its revision.
+    """
+    found = _decoded(document, _Document)
+    if found.format != FORMAT:
+        raise SnapshotCorrupt(
+            f"the snapshot has format {found.format}, this library reads {FORMAT}: let the "
+            "service and the library be of one version"
+        )
+    winners = bytes(found.winners)
+    digest = hashlib.sha256(found.device.encode() + b"\n" + winners).hexdigest()
+    if found.revision != _revision(digest):
+        raise SnapshotCorrupt(
+            f"the snapshot's winners are not those of its revision {found.revision[:16]}: "
+            "truncated or altered; fetch it again"
+        )
+    return Document(found.device, found.revision, digest, found.signature, _rows(winners))
+
+
+def read_delta(content: bytes) -> Delta:
+    """What a delta says.
+
+    Raises:
+        SnapshotCorrupt: it is none.
+    """
+    head = _decoded(content, dict[str, msgspec.Raw])
+    try:
+        since, removed, added = (head.pop(name) for name in ("since", "removed", "added"))
+    except KeyError as error:
+        raise SnapshotCorrupt(f"not the changes of a snapshot: no member {error}") from error
+    return Delta(
+        since=_decoded(since, str),
+        head=head,
+        removed=_decoded(removed, list[int]),
+        added=_decoded(added, list[tuple[int, msgspec.Raw]]),
+    )
+
+
+def applied(document: bytes, changes: Delta) -> bytes:
+    """The later document, to the byte as the service gives it whole; not verified.
+
+    Raises:
+        SnapshotCorrupt: the delta is one of another document.
+    """
+    before = read(document)
+    if before.revision != changes.since:
+        raise SnapshotCorrupt("the changes are of other winners than are known here")
+    rows = changes.applied(before.rows, [row for _, row in changes.added])
+    return msgspec.json.encode(changes.head | {"winners": rows})
+
+
+def _revision(digest: str) -> str:
+    return digest[:32]
+
+
+def _rows(winners: bytes) -> list[msgspec.Raw]:
+    if winners.count(b",") * _BYTES_PER_COMMA > len(winners):
+        raise SnapshotCorrupt("the snapshot's winners cannot be read: more of them than fit")
+    return _decoded(winners, list[msgspec.Raw])
+
+
+def _decoded(content: bytes | msgspec.Raw, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise SnapshotCorrupt(f"not a snapshot of winners: {error}") from error
+
+
+def _below(length: int, places: Iterable[int]) -> bool:
+    return all(0 <= place < length for place in places)
+
+
+def _listed(rows: Iterable[bytes]) -> Iterator[bytes]:
+    """A JSON list of the rows, in pieces that are neither many nor large."""
+    parts, length, before = [b"["], 1, b""
+    for row in rows:
+        parts += (before, row)
+        length += len(before) + len(row)
+        before = b","
+        if length >= _PIECE:
+            yield b"".join(parts)
+            parts, length = [], 0
+    yield b"".join([*parts, b"]"])

@@ -1,0 +1,124 @@
+"""`gemmsmith signing`: the key that this installation signs with, and those that it believes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.options import AsJson, Packs, load_settings
+from service.cli.output import MisuseError, emit, note, say, table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gemmsmith.signing import PublicKey
+    from service.settings import Settings
+
+app = typer.Typer(
+    help="Show the signing key of this installation, and say whose to believe.",
+    no_args_is_help=True,
+)
+
+_AGAIN = "services and workers that run already know it when they are started again"
+
+
+@app.command("show")
+def show(as_json: AsJson = False) -> None:
+    """Print the public key that others need to believe what this installation signs.
+
+    The key is made if there is none yet.
+    """
+    from service import identity
+
+    key = identity.signer(load_settings()).public
+    if as_json:
+        emit({"id": key.id, "key": key.line})
+        return
+    say(key.line)
+    note(f"its identifier is {key.id}; where it is to be believed: gemmsmith signing trust FILE,")
+    note("or without the application: python -m gemmsmith trust FILE, with this line in FILE")
+
+
+@app.command("trust")
+def trust(
+    source: Annotated[
+        str, typer.Argument(metavar="URL|KEY.pub", help="A service, or a key in a file.")
+    ],
+    identifier: Annotated[
+        str | None,
+        typer.Option(
+            "--id", help="The key that it must be; nothing is asked then.", show_default=False
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Whichever key it is.")] = False,
+) -> None:
+    """Believe what a service, or whoever has the key, has signed."""
+    from gemmsmith.trusting import trust as believe
+
+    def confirm(text: str) -> bool:
+        note(text)
+        return yes or typer.confirm("Believe it from now on?", err=True)
+
+    try:
+        path = believe(source, load_settings().trusted, identifier=identifier, confirm=confirm)
+    except ValueError as error:
+        raise MisuseError(str(error)) from error
+    say(str(path))
+    note(_AGAIN)
+
+
+@app.command("list")
+def list_(as_json: AsJson = False) -> None:
+    """Print the keys that are believed here."""
+    found = _believed(load_settings())
+    if as_json:
+        emit({"keys": [{"id": key.id, "file": str(path)} for path, key in found]})
+        return
+    table("", ("key", "file"), [(key.id, path) for path, key in found], left=2)
+
+
+@app.command("revoke")
+def revoke(
+    identifier: Annotated[str, typer.Argument(metavar="ID", help="See `gemmsmith signing list`.")],
+) -> None:
+    """Believe a key no longer: what it has signed is left alone from then on."""
+    from service import identity
+
+    settings = load_settings()
+    found = [path for path, key in _believed(settings) if key.id == identifier]
+    if not found:
+        raise MisuseError(f"no key {identifier!r:.40} is believed; see `gemmsmith signing list`")
+    if identifier == identity.signer(settings).public.id:
+        raise MisuseError(
+            f"{identifier} is this installation's own: move {settings.signing_key} away first, and "
+            "the next command makes another"
+        )
+    for path in found:
+        path.unlink()
+        say(f"{path} is removed")
+    note(_AGAIN)
+
+
+@app.command("packs")
+def packs(folder: Packs = None) -> None:
+    """Sign the packs here that nobody has signed: those that an older gemmsmith compiled.
+
+    Do it only if they were all compiled on machines of yours: whoever believes this installation
+    will run them.
+    """
+    from service import identity
+    from tuner.compile import ArtifactStore
+
+    settings = load_settings(packs=folder)
+    number = ArtifactStore(settings.packs).sign(identity.signer(settings))
+    say(f"{settings.packs}: {number} packs signed")
+
+
+def _believed(settings: Settings) -> list[tuple[Path, PublicKey]]:
+    from gemmsmith.trusting import keys
+
+    try:
+        return [*keys(settings.shipped_keys), *keys(settings.trusted)]
+    except ValueError as error:
+        raise MisuseError(str(error)) from error

@@ -1,0 +1,141 @@
+"""Requests that were denied, 401 or 403, as entries of the audit that no attacker can multiply.
+
+The first denial is written at once, what follows is summed up: by who, from where and how, for a
+minute, then for twice as long again and again, up to an hour, while denials go on. Of a span at
+most 20 sums are told apart. However many requests there are, that is less than 2,000 entries and a
+megabyte a day.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from dataclasses import dataclass
+
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.http.access import Scope as Right
+from service.http.documents import timestamp
+from service.http.errors import ProblemError
+from tuner.errors import StoreError
+from tuner.store.audit import UNKNOWN, Action, Audit
+
+SHORTEST_S = 60.0
+_LONGEST_S = 3600.0
+_TOLD_APART = 20
+_PATIENCE_S = 2.0  # of the end of the service, for a database that does not answer
+
+_DENIED = frozenset({401, 403})
+
+log = structlog.get_logger("gemmsmith.access")
+
+Kind = tuple[str, str, int]
+"""Who was denied something, the address it came from, and the status."""
+
+_OTHERS: Kind = (UNKNOWN, "others", 0)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Sum:
+    """Denials of a kind: the first one's request, how many, and when."""
+
+    first: str
+    since: float
+    until: float
+    times: int = 0
+
+
+class Denials:
+    """Sums denials up and writes the sums. A context manager: it writes while it is open."""
+
+    def __init__(self, audit: Audit, shortest_s: float = SHORTEST_S) -> None:
+        self._audit = audit
+        self._shortest_s = shortest_s
+        self._sums: dict[Kind, _Sum] = {}
+        self._adding = threading.Lock()
+        self._news = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="denials", daemon=True)
+
+    def __enter__(self) -> Denials:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._news.set()
+        self._thread.join(_PATIENCE_S)
+
+    def note(self, kind: Kind, request: str) -> None:
+        """One more denial. Takes a microsecond, and no database."""
+        at = time.time()
+        with self._adding:
+            if kind not in self._sums and len(self._sums) >= _TOLD_APART - 1:
+                kind = _OTHERS
+            found = self._sums.setdefault(kind, _Sum(first=request, since=at, until=at))
+            found.times += 1
+            found.until = at
+        self._news.set()
+
+    def _work(self) -> None:
+        pause_s = self._shortest_s
+        while not self._stopping.is_set():
+            self._news.wait()
+            self._news.clear()
+            self._write()
+            self._stopping.wait(pause_s)
+            went_on = self._news.is_set()
+            pause_s = min(2 * pause_s, _LONGEST_S) if went_on else self._shortest_s
+        self._write()
+
+    def _write(self) -> None:
+        with self._adding:
+            taken, self._sums = self._sums, {}
+        for (actor, address, status), found in taken.items():
+            try:
+                self._audit.add(
+                    Action.DENIED,
+                    found.first,
+                    actor=actor,
+                    status=status or None,
+                    address=address,
+                    times=found.times,
+                    since=timestamp(found.since),
+                    until=timestamp(found.until),
+                )
+            except StoreError as error:
+                log.warning("denials not in the audit", times=found.times, error=str(error))
+
+
+class NoteDenials:
+    """Tells `Denials` of every answer that denies something."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def noted(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] in _DENIED:
+                _note(scope, message["status"])
+            await send(message)
+
+        await self.app(scope, receive, noted)
+
+
+def _note(scope: Scope, status: int) -> None:
+    service = scope["app"].state.service
+    actor = UNKNOWN
+    if status == 403:  # a key that is known, or no key where none is asked for
+        with contextlib.suppress(ProblemError):
+            actor = service.access.admit(scope, Right.READ).name
+    address = (scope.get("client") or ("",))[0]
+    # The route's template, not the path: what a stranger writes is not kept.
+    route = getattr(scope.get("route"), "path", "another path")
+    service.denials.note((actor, address, status), f"{scope['method'][:10]} {route}")

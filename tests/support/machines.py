@@ -1,0 +1,99 @@
+"""Two machines, one of which takes packs from the other's service."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from typer.testing import CliRunner, Result
+
+from gemmsmith.client import Client
+from gemmsmith.problem import Problem
+from gemmsmith.signing import Trusted
+from service import identity
+from service.cli.main import app
+from service.settings import Settings
+from tests.support import fake_nvcc
+from tests.support.serving import new_settings, packs_of
+from tuner.backends import kernels
+from tuner.compile import ArtifactStore, Pack, Toolchain
+from tuner.compile.fetch import fetch
+
+MEMBERS = kernels(Problem(m=64, n=64, k=64))[:8]
+
+
+@dataclass(kw_only=True)
+class Machine:
+    """One machine's settings, packs and compiler."""
+
+    settings: Settings
+    toolchain: Toolchain
+
+    @property
+    def packs(self) -> ArtifactStore:
+        return packs_of(self.settings)
+
+    @property
+    def trusted(self) -> Trusted:
+        return identity.trusted(self.settings)
+
+    def publish(self, *members: int, toolchain: Toolchain | None = None) -> Pack:
+        """As if these had been compiled here; the bytes are no real shared object."""
+        compiled = self.settings.packs.parent / "unit.so"
+        held = [MEMBERS[member] for member in members]
+        names = b"".join(kernel.name.encode() + b"\0" for kernel in held)
+        compiled.write_bytes(names + os.urandom(10_000 - len(names)))
+        return self.packs.publish(compiled, held, toolchain or self.toolchain)
+
+    def files(self) -> set[str]:
+        return {path.name for path in self.settings.packs.iterdir()}
+
+
+def machine(folder: Path) -> Machine:
+    """One with a key of its own, which nobody else believes."""
+    folder.mkdir()
+    keys = {"signing_key": folder / "signing.key", "trusted": folder / "trusted"}
+    return Machine(
+        settings=new_settings(folder, **keys), toolchain=fake_nvcc.toolchain(folder / "toolchain")
+    )
+
+
+def compile_(*arguments: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, ["compile", "--winners", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def document(result: Result) -> Any:
+    """What `--json` printed; the service, which is in this process, logs to stdout too."""
+    return json.loads(result.stdout[result.stdout.index("{\n") :])
+
+
+class Meddling(httpx.BaseTransport):
+    """The network, with somebody in between who may change or break what comes back."""
+
+    def __init__(self, meddle: Callable[[httpx.Request, bytes], bytes]) -> None:
+        self._network = httpx.HTTPTransport()
+        self._meddle = meddle
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = self._network.handle_request(request)
+        content = self._meddle(request, response.read())
+        response.close()
+        return httpx.Response(response.status_code, content=content)
+
+    def close(self) -> None:
+        self._network.close()
+
+
+def taking(url: str, here: Machine, meddle: Callable[[httpx.Request, bytes], bytes]) -> list[str]:
+    """Fetch MEMBERS 0 … 3 through somebody who meddles; the hash of each that came, or ""."""
+    with Client(url, cache_dir=None, retries=0, transport=Meddling(meddle)) as client:
+        digest = here.toolchain.digest
+        found = fetch(client, here.packs, MEMBERS[:4], toolchain=digest, trusted=here.trusted)
+        return [item.pack.hash if item.pack else "" for item in found]

@@ -1,0 +1,144 @@
+"""A winner that was altered in the database is not answered; who looks deeper finds all of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import select, update
+from structlog.testing import capture_logs
+from typer.testing import CliRunner, Result
+
+from gemmsmith.problem import Problem
+from gemmsmith.signing import Signer
+from service.cli.main import app
+from service.settings import Settings
+from tests.support.serving import H200, new_settings, promote, running, winner
+from tuner.compile import ArtifactStore, Toolchain
+from tuner.store import Store
+from tuner.store.models import KernelRow, WinnerRow
+from tuner.store.statement import signed
+
+KNOWN = Problem(m=4096, n=4096, k=4096)
+NEAR = Problem(m=2048, n=4096, k=4096)
+FAR = Problem(m=64, n=256, k=512)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    made = new_settings(tmp_path)
+    promote(made, winner(KNOWN), winner(FAR))
+    return made
+
+
+@pytest.fixture
+def client(settings: Settings) -> Iterator[httpx.Client]:
+    with running(settings) as opened:
+        yield opened
+
+
+def alter(settings: Settings, **values: object) -> None:
+    """As somebody would who may write to the database, but is not this program."""
+    with Store.open(settings.database) as store, store.database.write() as session:
+        first = select(WinnerRow.id).order_by(WinnerRow.id).limit(1).scalar_subquery()
+        session.execute(update(WinnerRow).where(WinnerRow.id == first).values(**values))
+
+
+def best(client: httpx.Client, problem: Problem = KNOWN, **more: Any) -> httpx.Response:
+    sizes = {"m": problem.m, "n": problem.n, "k": problem.k, "device": H200.slug}
+    return client.get("/best", params=sizes | more)
+
+
+@pytest.mark.parametrize("values", [{"launch": {"splits": 64}}, {"record": {}}], ids=str)
+def test_it_is_no_answer_for_its_own_problem_nor_for_others(
+    values: dict[str, Any], settings: Settings, client: httpx.Client
+) -> None:
+    alter(settings, **values)
+    with capture_logs() as logs:
+        assert best(client).json()["match"] == "predicted"
+        assert best(client).json()["use"] == "cublas"
+        assert best(client, exact=True).status_code == 404
+        assert best(client, NEAR).json()["match"] == "predicted"
+        asked = [{"m": p.m, "n": p.n, "k": p.k} for p in (KNOWN, FAR)]
+        batch = client.post("/best:batch", json={"problems": asked, "device": H200.slug})
+    assert [answer["match"] for answer in batch.json()["answers"]] == ["predicted", "exact"]
+    told = [entry for entry in logs if "altered" in entry["event"]]
+    assert [(entry["problem"], entry["revision"]) for entry in told] == [(str(KNOWN), 1)]
+    assert "gemmsmith_altered_winners_total 1.0" in client.get("/metrics").text
+
+
+def test_what_is_whole_is_answered(client: httpx.Client) -> None:
+    assert best(client).json()["match"] == "exact"
+    assert best(client, NEAR).json()["match"] == "nearest"
+    assert "gemmsmith_altered_winners_total 0.0" in client.get("/metrics").text
+
+
+def test_a_description_that_was_put_right_is_answered_with_by_a_running_service(
+    settings: Settings, client: httpx.Client
+) -> None:
+    with Store.open(settings.database) as store:
+        with store.database.write() as session:
+            row = session.scalars(select(KernelRow)).first()
+            assert row is not None
+            row.description = {**row.description, "alignment_d": 1}
+        assert best(client).json()["match"] == "predicted"
+        found = winner(KNOWN)
+        assert found.candidate is not None
+        kernel = found.candidate.kernel
+        store.imports.take([], [kernel], unsigned=False)
+    client.post("/winners/pin", json={"m": 4096, "n": 4096, "k": 4096, "revision": 1})
+    assert best(client).json()["match"] == "exact"
+
+
+def doctor(settings: Settings, *arguments: str) -> Result:
+    environ = settings.environment()
+    said = ["doctor", "--url", "http://127.0.0.1:9", *arguments]
+    return CliRunner(env=environ).invoke(app, said)
+
+
+def test_a_deep_look_finds_nothing_wrong_with_what_is_whole(settings: Settings) -> None:
+    found = doctor(settings, "--deep", "--json")
+    assert (found.exit_code, json.loads(found.stdout)["wrong"]) == (0, [])
+
+
+def test_a_deep_look_finds_all_that_is_wrong(settings: Settings, tmp_path: Path) -> None:
+    signer = Signer.create(tmp_path / "theirs.key")
+    settings.trusted.mkdir(parents=True, exist_ok=True)
+    theirs = settings.trusted / "theirs.pub"
+    theirs.write_text(signer.public.line)
+    unit = tmp_path / "unit.so"
+    unit.write_bytes(b"\x7fELF not really")
+    candidate = winner(KNOWN).candidate
+    assert candidate is not None
+    toolchain = Toolchain(nvcc=Path("nvcc"), version="13.0.88", origin="wheels")
+    pack = ArtifactStore(settings.packs).publish(unit, [candidate.kernel], toolchain)
+    with Store.open(settings.database) as store:
+        kept = store.promote(signed(winner(NEAR), signer))
+        with store.database.write() as session:
+            last = session.scalars(select(WinnerRow).order_by(WinnerRow.id.desc())).first()
+            assert last is not None
+            last.signature = {"key": signer.public.id, "value": "A" * 86 + "==", "pack": None}
+            kernel = session.scalars(select(KernelRow)).first()
+            assert kernel is not None
+            kernel.description = {**kernel.description, "tile": [0, 0, 0]}
+    pack.path.write_bytes(b"\x7fELF another program")
+    try:
+        found = doctor(settings, "--deep")
+    finally:
+        theirs.unlink()
+    assert found.exit_code == 1
+    wrong = [line for line in found.stdout.splitlines() if line.startswith("wrong")]
+    name = candidate.kernel.name
+    for said in (
+        f"winner {KNOWN} on {H200.slug}, revision 1: it was altered in the database",
+        f"kernel {name}: no kernel has such a tile",
+        f"pack {pack.path}: its bytes have the SHA-256",
+    ):
+        assert any(said in line for line in wrong), wrong
+    assert pack.path.exists()  # it looks, and repairs nothing
+    assert kept.signature is not None
+    assert doctor(settings).exit_code == 0

@@ -1,0 +1,70 @@
+"""Who holds a lock on a file, for messages to whoever has waited too long for it.
+
+Linux keeps all file locks in `/proc/locks`, with their processes: looking there costs whoever takes
+a lock nothing. Elsewhere, and for processes in other containers, nothing is known.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+_LONGEST = 120  # characters of a command line
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holder:
+    """A process that holds a lock.
+
+    Attributes:
+        command: its command line, shortened; empty where it cannot be read.
+        stopped: whether it is stopped, by SIGSTOP or Ctrl-Z, so that it lets nothing go.
+    """
+
+    pid: int
+    command: str
+    stopped: bool
+
+    def __str__(self) -> str:
+        command = f" ({self.command})" if self.command else ""
+        return f"process {self.pid}{command}{', which is stopped,' if self.stopped else ''}"
+
+
+def holder(path: Path, *, byte: int = 0) -> Holder | None:
+    """Who holds an exclusive lock on the file, or on the byte of it; None if nobody visible does.
+
+    A lock on the whole file (flock) counts as one on byte 0.
+    """
+    try:
+        status = path.stat()
+        lines = (_PROC / "locks").read_text().splitlines()
+    except OSError:
+        return None
+    where = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    for line in lines:
+        # "1: POSIX  ADVISORY  WRITE 30583 fe:00:2654483 120 120"; with "->" one that waits.
+        fields = line.split()
+        if len(fields) != 8 or fields[3] != "WRITE" or fields[5] != where:
+            continue
+        first, last = int(fields[6]), fields[7]
+        if first <= byte and (last == "EOF" or byte <= int(last)):
+            return _described(int(fields[4]))
+    return None
+
+
+def _described(pid: int) -> Holder | None:
+    if pid <= 0:  # of another container, or a lock of the kernel's own
+        return None
+    try:
+        words = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace")
+        # "30583 (python) T 1 …": the name may hold anything, so from its end on.
+        state = (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:  # gone, or hidden from us
+        return Holder(pid=pid, command="", stopped=False)
+    command, stopped = shlex.join(words.split("\0")[:-1]), state[0] == "T"
+    if len(command) > _LONGEST:
+        command = command[: _LONGEST - 1] + "…"
+    return Holder(pid=pid, command=command, stopped=stopped)
