@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -97,7 +98,10 @@ class Bench:
             self.reference = Reference(self.operands)
         sets = self.operands.sets
         self._arguments = (Arguments * len(sets))(*[self.operands.arguments(s) for s in sets])
-        self._check = self.operands.arguments(sets[0], self.operands.check)
+        self._cases = [
+            (self.operands.arguments(s), self.operands.arguments(s, self.operands.check))
+            for s in (case.operands for case in self.operands.cases)
+        ]
         self._arenas: list[torch.Tensor] = []
         self._before, self._after = Event(), Event()
 
@@ -115,12 +119,13 @@ class Bench:
         with self._blamed():
             kernel = LoadedPack.open(pack).kernel(candidate.kernel.name)
             self._set_launch(candidate)
-            status = kernel.can_implement(self._check)
+            asked, _ = self._cases[0]
+            status = kernel.can_implement(asked)
             if status != 0:
                 raise CandidateFailed(
                     Failure(kind=FailureKind.REFUSED, message=f"refused: {status_text(status)}")
                 )
-            size = kernel.workspace_bytes(self._check)
+            size = kernel.workspace_bytes(asked)
             workspace, step, slots = self._workspace(size)
             prepared = Prepared(
                 candidate=candidate,
@@ -169,7 +174,7 @@ class Bench:
             ) from error
 
     def _set_launch(self, candidate: Candidate) -> None:
-        for arguments in (*self._arguments, self._check):
+        for arguments in (*self._arguments, *chain.from_iterable(self._cases)):
             arguments.set_launch(candidate.launch, sm_count=self.device.sm_count)
 
     def _launch(self, prepared: Prepared, i: int) -> None:
@@ -180,15 +185,20 @@ class Bench:
     def _verify(
         self, candidate: Candidate, kernel: LoadedKernel, workspace: int, size: int
     ) -> Correctness:
-        """Run twice into outputs made ready and compare with the reference and each other."""
-        with self.stream.torch():
-            self.operands.ready(self.operands.sets[0].d)
+        """Run each case twice into outputs made ready, and compare with the reference and each
+        other.
+        """
+
+        def launch(i: int) -> None:
+            self.operands.ready(self.operands.cases[i].operands.d)
             self.operands.ready(self.operands.check)
             fill_bytes(workspace, WORKSPACE_POISON, size, self.stream)
-            kernel.run(self._arguments[0], workspace, self.stream.pointer)
-            kernel.run(self._check, workspace, self.stream.pointer)
+            for arguments in self._cases[i]:
+                kernel.run(arguments, workspace, self.stream.pointer)
+
+        with self.stream.torch():
             correctness, failure = self.reference.check(
-                candidate.kernel, claims_order=candidate.has_fixed_order
+                candidate.kernel, claims_order=candidate.has_fixed_order, launch=launch
             )
         if failure is not None:
             raise CandidateFailed(failure)
