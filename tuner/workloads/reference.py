@@ -112,7 +112,7 @@ class _Wanted:
                 "plain normal samples; suspect this GPU or another process on it, and try again"
             )
         floor = tolerance(problem, fast_accumulation=False).floor
-        root = math.sqrt(self._elements / len(case.sigmas))
+        root = math.sqrt(max(1, self._elements) / len(case.sigmas))
         for i, sigma in enumerate(case.sigmas):
             self._norms[i] = max(self._norms[i], floor * sigma * root)
             self._peaks[i] = max(self._peaks[i], sigma)

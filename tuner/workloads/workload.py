@@ -58,6 +58,12 @@ class OperandSet:
     groups: Groups | None = None
 
 
+def groups_of(operands: OperandSet) -> Groups:
+    """The groups of a set that has them."""
+    assert operands.groups is not None  # noqa: S101 - drawn with them
+    return operands.groups
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
     """One launch that is verified.
