@@ -18,7 +18,7 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import AnyKernel
 from gemmsmith.launch import Decomposition, Launch, RasterOrder
 from gemmsmith.problem import Problem
-from gemmsmith.tiles import padded_tiles
+from gemmsmith.tiles import Products, padded_tiles, products
 from tuner.arch import architecture
 from tuner.backends import features
 from tuner.backends.backend import UNKNOWN, Features
@@ -118,7 +118,8 @@ class AnalyticModel:
         kernel = Features(*_KERNELS.columns(candidates))
         launch = _Choices(*_LAUNCHES.columns(candidates))
         clock = _clock(problem)
-        grid = _grid(kernel, problem, device)
+        each = products(problem)
+        grid = _grid(kernel, each, device)
         work = _work(kernel, launch, grid, problem, device)
         rate = numpy.minimum(INGEST_BYTES_PER_CLOCK, L2_BYTES_PER_CLOCK / work.blocks)
         # The two overlap, but not perfectly where they are equal.
@@ -128,8 +129,8 @@ class AnalyticModel:
         compute_us = (
             work.k_tiles * k_tile_us + store_us + numpy.maximum(work.tiles - 1, 0.0) * switch_us
         )
-        moved = _read_bytes(kernel, launch, grid, problem, device)
-        moved += problem.m * problem.n * problem.operation.d.bytes * problem.batch
+        moved = _read_bytes(kernel, launch, grid, each, problem.operation.a.bytes, device)
+        moved += each.m * each.n * problem.operation.d.bytes * each.number
         bandwidth = device.memory_bandwidth * MEMORY_EFFICIENCY or MEMORY_BANDWIDTH
         memory_us = moved / numpy.minimum(bandwidth, work.blocks * BLOCK_MEMORY_BANDWIDTH) * 1e6
         fixed_us = kernel.fixed_us + kernel.padded * _copies_us(problem)
@@ -184,18 +185,18 @@ def _copies_us(problem: Problem) -> float:
     return REDUCE_LAUNCH_US + copied / MEMORY_BANDWIDTH * 1e6
 
 
-def _grid(kernel: Features[Column], problem: Problem, device: DeviceModel) -> _Grid:
+def _grid(kernel: Features[Column], each: Products, device: DeviceModel) -> _Grid:
     import numpy
 
-    m = numpy.where(kernel.swapped, problem.n, problem.m)
-    n = numpy.where(kernel.swapped, problem.m, problem.n)
+    m = numpy.where(kernel.swapped, each.n, each.m)
+    n = numpy.where(kernel.swapped, each.m, each.n)
     tiles_m = padded_tiles(m, kernel.tile_m, kernel.cluster_m)
     tiles_n = padded_tiles(n, kernel.tile_n, kernel.cluster_n)
     return _Grid(
         tiles_m=tiles_m,
         tiles_n=tiles_n,
-        tiles=tiles_m * tiles_n * problem.batch,
-        k_tiles=-(-problem.k // kernel.tile_k),
+        tiles=tiles_m * tiles_n * each.number,
+        k_tiles=-(-each.k // kernel.tile_k),
         resident=_resident(kernel.cluster_m * kernel.cluster_n, device),
     )
 
@@ -251,15 +252,16 @@ def _read_bytes(
     kernel: Features[Column],
     launch: _Choices[Column],
     grid: _Grid,
-    problem: Problem,
+    each: Products,
+    element_bytes: int,
     device: DeviceModel,
 ) -> Column:
     """Operand bytes from device memory: once each, and again for what L2 lost between waves."""
     import numpy
 
-    row = problem.k * problem.operation.a.bytes
-    a, b = float(problem.m * row), float(problem.n * row)
-    once = (a + b) * problem.batch
+    row = each.k * element_bytes
+    a, b = float(each.m * row), float(each.n * row)
+    once = (a + b) * each.number
     usable = device.l2_bytes * L2_USABLE
     if a + b <= usable:
         return numpy.full(len(grid.tiles), once)
@@ -288,4 +290,4 @@ def _read_bytes(
     read = numpy.where(kept > usable, kept_again, all_kept) + numpy.where(
         all_moved + kept > usable, moved_again, all_moved
     )
-    return numpy.where(waves <= 1, once, read * problem.batch)
+    return numpy.where(waves <= 1, once, read * each.number)
