@@ -9,7 +9,7 @@ process can only exit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +35,7 @@ from tuner.measure.graphs import (
     context_is_dead,
     fill_bytes,
     followed,
+    rotating,
 )
 from tuner.trial import Failure, FailureKind
 from tuner.workloads.footprint import ALIGNMENT, CACHE_FACTOR
@@ -141,11 +142,16 @@ class Bench:
             return prepared
 
     def capture(
-        self, prepared: Prepared, launches: int, then: Callable[[int], None] | None = None
+        self,
+        prepared: Prepared,
+        launches: int,
+        then: Callable[[int], None] | None = None,
+        over: Sequence[int] | None = None,
     ) -> Replay:
         """A graph of `launches` launches over the rotating operands and workspaces.
 
-        `then` enqueues torch's work after each of them.
+        `then` enqueues torch's work after each of them; `over` names the operand sets to rotate
+        over, by default all.
 
         Raises:
             CandidateFailed, ContextDead
@@ -153,7 +159,7 @@ class Bench:
         with self._blamed():
             self._set_launch(prepared.candidate)
             graph = KernelGraph if then is None else TorchGraph
-            launch = partial(self._launch, prepared)
+            launch = rotating(partial(self._launch, prepared), over)
             return graph(self.stream, launches, followed(launch, then))
 
     @contextmanager

@@ -33,7 +33,7 @@ from tuner.store.dictionary import Dictionary, Entry, Ids, problem_identity, pro
 from tuner.store.gpus import Gpus, InUse
 from tuner.store.models import CURRENT, DeviceRow, JobRow, ProblemRow, WinnerRow
 from tuner.store.near import nearest
-from tuner.trial import Winner
+from tuner.trial import AgainstRival, OnSpread, Winner
 
 PROMOTION_LOCK = 0x67656D77  # promotions queue up, so that revisions and sequences have no gaps
 
@@ -53,6 +53,8 @@ class _Record:
     baseline_kernels: tuple[str, ...] = ()
     power_penalty: float | None = None
     regimes: tuple[InRegime, ...] = ()
+    rivals: tuple[AgainstRival, ...] = ()
+    spreads: tuple[OnSpread, ...] = ()
 
 
 class Winners:
@@ -232,6 +234,8 @@ class Winners:
             baseline_kernels=record.baseline_kernels,
             power_penalty=record.power_penalty,
             regimes=record.regimes,
+            rivals=record.rivals,
+            spreads=record.spreads,
             replayed=row.replayed,
             pack=row.pack,
             revision=row.revision,
@@ -296,8 +300,9 @@ def _fingerprint(winner: Winner) -> str:
     penalty = found.pop("power_penalty")
     if penalty is not None:
         found["price"] = penalty
-    if not winner.regimes:
-        del found["regimes"]
+    for field in ("regimes", "rivals", "spreads"):
+        if not found[field]:
+            del found[field]
     return digest(found)
 
 
@@ -339,6 +344,8 @@ def _new_row(winner: Winner, ids: Ids, origin: Origin, fingerprint: str) -> Winn
                 baseline_kernels=winner.baseline_kernels,
                 power_penalty=winner.power_penalty,
                 regimes=winner.regimes,
+                rivals=winner.rivals,
+                spreads=winner.spreads,
             )
         ),
         replayed=winner.replayed,

@@ -16,6 +16,7 @@ from gemmsmith.kernel import Cutlass3xKernel, EpilogueSchedule, MainloopSchedule
 from gemmsmith.launch import Decomposition, Launch
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.host import MODEL, HostEvent, HostGraph, HostStream, build_pack
+from tests.support.replacing import replace
 from tuner.measure import baseline, batch, bench, company, power, states, timing
 from tuner.measure.batch import Batches
 from tuner.measure.conditions import Monitor
@@ -38,6 +39,7 @@ from tuner.measure.protocol import (
 from tuner.trial import Failure, FailureKind
 from tuner.workloads.operands import HOST
 from tuner.workloads.scaled import factors
+from tuner.workloads.workload import groups_of
 
 PROBLEM = Problem(m=24, n=16, k=40)
 POLICY = Policy(screen_samples=3, final_rounds=5, give_up_ratio=1000.0)
@@ -163,6 +165,54 @@ def test_finals_pair_the_survivors_with_the_baseline(
     assert decode_reply(encode(done)) == done
     waits = [reply.index for reply in said if isinstance(reply, Started)][-20:]
     assert sorted(waits) == sorted([NOBODY, 0, 6, 7] * 5)
+
+
+def test_groups_are_verified_in_every_spread_and_timed_in_each(
+    batches: Batches, pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "gain", lambda *_: 0.0)
+    problem = replace(PROBLEM, batch=3, dtype="bf16.group_rows")
+    names = ("good", "wrong", "unwritten", "even", "other")
+    field = entrants(pack, *names, dtype=problem.dtype)
+    done = batches.finals(FinalsRequest(problem=problem, entrants=field, policy=POLICY, seed=1))
+    assert [o.index for o in done.finalists] == [0, 4]
+    failures = {o.index: o.failure for o in done.failures if o.failure}
+    assert {index: failure.kind for index, failure in failures.items()} == {
+        1: FailureKind.WRONG,
+        2: FailureKind.UNTOUCHED,
+        3: FailureKind.WRONG,
+    }
+    assert "balanced groups" in failures[1].message
+    assert "(skewed groups)" in failures[3].message  # right where groups are equal
+    assert [rival.name for rival in done.rivals] == ["loop of torch.mm"]
+    assert len(done.rivals[0].samples_us) == len(done.baseline_us) == 5
+    assert [each.spread for each in done.spreads] == ["balanced", "skewed", "very_skewed"]
+    for each in done.spreads:
+        assert len(each.times_us) == 2
+        assert min(*each.times_us, each.default_us) > 0
+    assert decode_reply(encode(done)) == done
+
+
+def test_a_spread_is_timed_on_its_own_sets_alone(
+    batches: Batches, pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = replace(PROBLEM, batch=3, dtype="bf16.group_rows")
+    run: list[int] = []
+    real = bench.Bench._launch
+
+    def launch(self: bench.Bench, prepared: bench.Prepared, i: int) -> None:
+        run.append(i % self.set_count)
+        real(self, prepared, i)
+
+    monkeypatch.setattr(bench.Bench, "_launch", launch)
+    stage = bench.Bench(problem, MODEL, HOST, batches.stream, seed=1)
+    (entrant,) = entrants(pack, "good", dtype=problem.dtype)
+    prepared = stage.prepare(entrant.candidate, pack)
+    run.clear()
+    over = [i for i, s in enumerate(stage.operands.sets) if groups_of(s).spread == "skewed"]
+    stage.capture(prepared, 2 * len(over), over=over).enqueue()
+    assert set(run) == set(over)
+    assert len(over) == stage.set_count // 3
 
 
 def test_who_is_ahead_is_timed_rested_too(
