@@ -70,17 +70,17 @@ class Baseline:
         return TorchGraph(self._stream, launches, followed(rotating(self.launch, over), then))
 
 
-def rivals(operands: Operands, stream: Stream) -> list[Baseline]:
+def rivals(operands: Operands, stream: Stream, default: str) -> list[Baseline]:
     """The alternatives that the finals time beside the default; none that torch refuses."""
     found = []
     for way in operands.workload.alternatives(operands.problem):
-        if not way.rival or not way.takes(operands.problem):
+        if not way.rival or way.name == default or not way.takes(operands.problem):
             continue
         try:
             found.append(Baseline(operands, stream, (way,)))
         except torch.AcceleratorError:
             raise
-        except (RuntimeError, TypeError) as error:  # out of memory is one of the former
+        except (RuntimeError, TypeError, ValueError) as error:  # out of memory is a RuntimeError
             _LOG.warning("torch refuses %s for %s: %s", way.name, operands.problem, error)
     return found
 

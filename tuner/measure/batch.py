@@ -105,9 +105,14 @@ class Batches:
         bench = self._bench(request.problem, request.seed)
         field, failures = self._field(bench, request.entrants)
         rounds = request.policy.final_rounds
-        others = rivals(bench.operands, self.stream)
         done = self._race(
-            bench, field, failures, rounds, request.seed, budget_us=ROUNDS_BUDGET_US, others=others
+            bench,
+            field,
+            failures,
+            rounds,
+            request.seed,
+            budget_us=ROUNDS_BUDGET_US,
+            with_rivals=True,
         )
         indices = [outcome.index for outcome in done.finalists]
         finalists = Finalists(
@@ -206,10 +211,9 @@ class Batches:
         seed: int,
         aim_us: float | None = None,
         budget_us: float = float("inf"),
-        others: Sequence[Baseline] = (),
+        with_rivals: bool = False,
     ) -> FinalsDone:
-        """Paired rounds of the field, torch's `others` and cuBLAS, sustained; fewer if they took
-        over `budget_us`.
+        """Paired rounds of the field and cuBLAS, sustained; fewer if they took over `budget_us`.
 
         Finals give all one number of launches per replay, so that the cost of starting a graph
         weighs on all alike. With `aim_us` each has its own: a wide field's slowest would take
@@ -235,6 +239,7 @@ class Batches:
             except CandidateFailed as error:
                 failed.append(EntrantOutcome(index=index, failure=error.failure))
         self.send(Started(index=NOBODY))
+        others = rivals(bench.operands, self.stream, baseline.name) if with_rivals else []
         other_estimates = [other.estimate_us() for other in others]
         of_others = [
             other.capture(launches(us)) for other, us in zip(others, other_estimates, strict=True)

@@ -193,6 +193,21 @@ def test_groups_are_verified_in_every_spread_and_timed_in_each(
     assert decode_reply(encode(done)) == done
 
 
+def test_a_default_is_not_its_own_rival(batches: Batches, pack: Path) -> None:
+    problem = replace(PROBLEM, k=42, batch=3, dtype="bf16.group_rows")  # not for torch's call
+    field = entrants(pack, "good", dtype=problem.dtype)
+    done = batches.finals(FinalsRequest(problem=problem, entrants=field, policy=POLICY, seed=1))
+    assert done.rivals == ()
+    stage = bench.Bench(problem, MODEL, HOST, batches.stream, seed=1)
+    assert baseline.Baseline(stage.operands, batches.stream).name == "loop of torch.mm"
+    (loop,) = baseline.rivals(
+        bench.Bench(replace(problem, k=40), MODEL, HOST, batches.stream, seed=1).operands,
+        batches.stream,
+        "torch._grouped_mm",
+    )
+    assert loop.name == "loop of torch.mm"
+
+
 def test_a_spread_is_timed_on_its_own_sets_alone(
     batches: Batches, pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

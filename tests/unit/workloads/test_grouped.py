@@ -461,6 +461,23 @@ def test_the_first_that_runs_covers_every_set() -> None:
     assert len(loop.launches(problem, operands.sets, 1)) == len(operands.sets)
 
 
+def test_where_torch_would_wait_for_the_device_the_loop_is_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    operands = Operands(problem_of(*ROWS[0]), SMALL, HOST, seed=1)
+
+    def waits(*_: object, **__: object) -> torch.Tensor:
+        raise RuntimeError("called a synchronizing CUDA operation")
+
+    monkeypatch.setattr(torch, "_grouped_mm", waits)
+    problem = operands.problem
+    name, launches = ways.first_that_runs(
+        operands.workload.defaults(problem), problem, operands.sets, operands.room
+    )
+    assert name == "loop of torch.mm"
+    assert launches[0]() is operands.sets[0].d
+
+
 def test_loops_are_timed_in_the_finals() -> None:
     for dtype, layout in OPERATIONS:
         problem = problem_of(dtype, layout)
