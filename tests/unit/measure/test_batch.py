@@ -6,10 +6,14 @@ Streams, events and graphs are the only stand-ins; kernels are C compiled into a
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
+import torch
 
 from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import Cutlass3xKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
@@ -17,9 +21,10 @@ from gemmsmith.launch import Decomposition, Launch
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.host import MODEL, HostEvent, HostGraph, HostStream, build_pack
 from tests.support.replacing import replace
-from tuner.measure import baseline, batch, bench, company, power, states, timing
+from tuner.measure import baseline, batch, bench, company, power, spreads, states, timing
 from tuner.measure.batch import Batches
 from tuner.measure.conditions import Monitor
+from tuner.measure.graphs import Replay
 from tuner.measure.policy import Policy
 from tuner.measure.protocol import (
     NOBODY,
@@ -39,7 +44,6 @@ from tuner.measure.protocol import (
 from tuner.trial import Failure, FailureKind
 from tuner.workloads.operands import HOST
 from tuner.workloads.scaled import factors
-from tuner.workloads.workload import groups_of
 
 PROBLEM = Problem(m=24, n=16, k=40)
 POLICY = Policy(screen_samples=3, final_rounds=5, give_up_ratio=1000.0)
@@ -193,41 +197,59 @@ def test_groups_are_verified_in_every_spread_and_timed_in_each(
     assert decode_reply(encode(done)) == done
 
 
-def test_a_default_is_not_its_own_rival(batches: Batches, pack: Path) -> None:
-    problem = replace(PROBLEM, k=42, batch=3, dtype="bf16.group_rows")  # not for torch's call
-    field = entrants(pack, "good", dtype=problem.dtype)
-    done = batches.finals(FinalsRequest(problem=problem, entrants=field, policy=POLICY, seed=1))
-    assert done.rivals == ()
-    stage = bench.Bench(problem, MODEL, HOST, batches.stream, seed=1)
-    assert baseline.Baseline(stage.operands, batches.stream).name == "loop of torch.mm"
-    (loop,) = baseline.rivals(
-        bench.Bench(replace(problem, k=40), MODEL, HOST, batches.stream, seed=1).operands,
-        batches.stream,
-        "torch._grouped_mm",
-    )
-    assert loop.name == "loop of torch.mm"
-
-
-def test_a_spread_is_timed_on_its_own_sets_alone(
+def test_a_default_is_not_its_own_rival(
     batches: Batches, pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def waits(*_: object, **__: object) -> None:
+        raise RuntimeError("called a synchronizing CUDA operation")
+
+    monkeypatch.setattr(torch, "_grouped_mm", waits)  # so that the loop is the default
+    monkeypatch.setattr(states, "gain", lambda *_: 0.0)
     problem = replace(PROBLEM, batch=3, dtype="bf16.group_rows")
-    run: list[int] = []
-    real = bench.Bench._launch
+    field = entrants(pack, "good", dtype=problem.dtype)
+    done = batches.finals(FinalsRequest(problem=problem, entrants=field, policy=POLICY, seed=1))
+    assert done.baseline_us
+    assert done.rivals == ()
+
+
+def test_each_spread_is_timed_on_its_own_sets_alone(
+    batches: Batches, pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replayed: list[set[tuple[str, int]]] = []
+    recording = False
+    captured = spreads.captured_beside
+    launched, computed = bench.Bench._launch, baseline.Baseline.compute
+
+    @contextmanager
+    def beside(*arguments: Any, **keywords: Any) -> Iterator[list[Replay]]:
+        nonlocal recording
+        with captured(*arguments, **keywords) as graphs:
+            replayed.append(set())
+            recording = True
+            yield graphs
+            recording = False
 
     def launch(self: bench.Bench, prepared: bench.Prepared, i: int) -> None:
-        run.append(i % self.set_count)
-        real(self, prepared, i)
+        if recording:
+            replayed[-1].add(("ours", i % self.set_count))
+        launched(self, prepared, i)
 
+    def compute(self: baseline.Baseline, i: int) -> torch.Tensor:
+        if recording:
+            replayed[-1].add(("default", i % len(self._launches)))
+        return computed(self, i)
+
+    monkeypatch.setattr(states, "gain", lambda *_: 0.0)
+    monkeypatch.setattr(spreads, "captured_beside", beside)
     monkeypatch.setattr(bench.Bench, "_launch", launch)
-    stage = bench.Bench(problem, MODEL, HOST, batches.stream, seed=1)
-    (entrant,) = entrants(pack, "good", dtype=problem.dtype)
-    prepared = stage.prepare(entrant.candidate, pack)
-    run.clear()
-    over = [i for i, s in enumerate(stage.operands.sets) if groups_of(s).spread == "skewed"]
-    stage.capture(prepared, 2 * len(over), over=over).enqueue()
-    assert set(run) == set(over)
-    assert len(over) == stage.set_count // 3
+    monkeypatch.setattr(baseline.Baseline, "compute", compute)
+    problem = replace(PROBLEM, batch=3, dtype="bf16.group_rows")
+    field = entrants(pack, "good", dtype=problem.dtype)
+    batches.finals(FinalsRequest(problem=problem, entrants=field, policy=POLICY, seed=1))
+    assert len(replayed) == 3
+    for first, met in enumerate(replayed):
+        assert {who for who, _ in met} == {"ours", "default"}
+        assert {i % 3 for _, i in met} == {first}
 
 
 def test_who_is_ahead_is_timed_rested_too(
