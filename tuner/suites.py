@@ -7,6 +7,9 @@ layout as they are). A linear layer with weight W[out, in] gives, for T tokens:
     input_gradient   tt   M = T     N = in    K = out
     weight_gradient  nt   M = out   N = in    K = T
 
+A layer of experts says `groups`, how many there are: each has such a weight, and T tokens are
+divided among them. A problem that is grouped says `grouping` (rows or depth) and `groups`.
+
 A suite is for any element type; `Suite.problems(dtype)` leaves out what the type cannot do
 (FP8 is `tn` only). A problem may say `calls`, how often it is run; listed twice, both count. Bad
 files raise SuiteError with the entry's place and what it should hold.
@@ -16,13 +19,14 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import DType, Layout, layouts_of
+from gemmsmith.operation import DType, Grouping, Layout, Operation, layouts_of
 from gemmsmith.problem import Problem
 from gemmsmith.requests import calls_of
 from tuner.errors import TunerError
@@ -44,7 +48,8 @@ class Pass(StrEnum):
 class SuiteProblem:
     """One matrix product and where it comes from: `llama-3-8b qkv forward`.
 
-    `calls` is how often it is run; None where the file does not say.
+    `calls` is how often it is run; None where the file does not say. Of a grouped one `batch` is
+    the number of groups.
     """
 
     m: int
@@ -55,12 +60,14 @@ class SuiteProblem:
     origin: str
     group: str
     calls: int | None = None
+    grouping: Grouping = Grouping.NONE
 
     def problem(self, dtype: str) -> Problem:
-        """Its Problem in `dtype`; raises InvalidProblem where the type has no such layout."""
-        return Problem(
-            m=self.m, n=self.n, k=self.k, batch=self.batch, dtype=dtype, layout=self.layout
-        )
+        """Its Problem in `dtype`; raises InvalidProblem where the type has no such operation."""
+        operation = Operation.of(dtype, self.layout)
+        if self.grouping is not Grouping.NONE:
+            operation = Operation.of(dtype, self.layout, grouping=self.grouping)
+        return Problem.of(operation, self.m, self.n, self.k, self.batch)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,10 +78,15 @@ class Suite:
     entries: tuple[SuiteProblem, ...]
 
     def problems(self, dtype: str) -> list[tuple[SuiteProblem, Problem]]:
-        """Every entry that `dtype` supports, with its problem."""
+        """Every entry that `dtype` supports, with its problem.
+
+        Raises:
+            InvalidProblem: there is no such `dtype`.
+        """
+        layouts_of(dtype)  # raises
         found = []
         for entry in self.entries:
-            if entry.layout in layouts_of(dtype):
+            with suppress(InvalidProblem):
                 found.append((entry, entry.problem(dtype)))
         return found
 
@@ -100,7 +112,7 @@ def load(path: Path) -> Suite:
             try:
                 for one in expand(entry):
                     one.problem(DType.BF16)
-                    shape = (one.m, one.n, one.k, one.batch, one.layout)
+                    shape = (one.m, one.n, one.k, one.batch, one.layout, one.grouping)
                     known = entries.setdefault(shape, one)
                     if known is not one and one.calls is not None:
                         entries[shape] = replace(known, calls=(known.calls or 0) + one.calls)
@@ -115,39 +127,47 @@ def load(path: Path) -> Suite:
 def _layer(entry: Mapping[str, Any]) -> list[SuiteProblem]:
     if "calls" in entry:
         raise ValueError("calls goes with one product: list it as a [[problem]] too")
-    out, inner = entry["out"], entry["in"]
+    out, inner, groups = entry["out"], entry["in"], entry.get("groups")
     found = []
-    for which in entry.get("passes", [Pass.FORWARD]):
+    for which in map(Pass, entry.get("passes", [Pass.FORWARD])):
+        grouping = Grouping.NONE
+        if groups is not None:
+            grouping = Grouping.DEPTH if which is Pass.WEIGHT_GRADIENT else Grouping.ROWS
         for tokens in entry["tokens"]:
             m, n, k, layout = {
                 Pass.FORWARD: (tokens, out, inner, Layout.TN),
                 Pass.INPUT_GRADIENT: (tokens, inner, out, Layout.TT),
                 Pass.WEIGHT_GRADIENT: (out, inner, tokens, Layout.NT),
-            }[Pass(which)]
+            }[which]
             found.append(
                 SuiteProblem(
                     m=m,
                     n=n,
                     k=k,
-                    batch=1,
+                    batch=1 if groups is None else groups,
                     layout=layout,
                     origin=f"{entry['model']} {entry['name']} {which}",
                     group=entry["model"],
+                    grouping=grouping,
                 )
             )
     return found
 
 
 def _problem(entry: Mapping[str, Any]) -> list[SuiteProblem]:
+    grouping = Grouping(entry.get("grouping", Grouping.NONE))
+    if "groups" in entry and (grouping is Grouping.NONE or "batch" in entry):
+        raise ValueError("groups goes with grouping = rows or depth, and in place of batch")
     return [
         SuiteProblem(
             m=entry["m"],
             n=entry["n"],
             k=entry["k"],
-            batch=entry.get("batch", 1),
+            batch=entry.get("groups", entry.get("batch", 1)),
             layout=Layout(entry.get("layout", "tn")),
             origin=entry["name"],
             group=entry.get("group", "other"),
             calls=calls_of(entry["calls"]) if "calls" in entry else None,
+            grouping=grouping,
         )
     ]

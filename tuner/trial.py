@@ -99,6 +99,26 @@ class Rounds:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Rival:
+    """Another way of torch's that took part in the sustained rounds: time per launch in each."""
+
+    name: str
+    samples_us: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InSpread:
+    """Medians where a grouped problem's tokens are spread in one way only.
+
+    `times_us[i]` is candidate i's, `default_us` that of torch's default.
+    """
+
+    spread: str
+    times_us: tuple[float, ...]
+    default_us: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Finals(Rounds):
     """The sustained rounds of the finalists, the GPU never idle, and those of other states.
 
@@ -109,6 +129,8 @@ class Finals(Rounds):
         power_penalties: what candidate i's time counts in a program at the power limit, where
             whoever draws more power slows its neighbours: 1.05 if it costs as much as 5% more time.
             None: not known. Empty: no power limit was met.
+        rivals: what programs run that know more than the default needs; they decide nothing.
+        spreads: of grouped problems, the sustained time by spread.
 
     A state that nobody was left for is None.
     """
@@ -122,6 +144,8 @@ class Finals(Rounds):
     boost: Rounds | None = None
     interleaved: Rounds | None = None
     power_penalties: tuple[float | None, ...] = ()
+    rivals: tuple[Rival, ...] = ()
+    spreads: tuple[InSpread, ...] = ()
 
     @property
     def regimes(self) -> dict[Regime, Rounds]:
@@ -151,6 +175,24 @@ class WinnerSignature(Signature):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AgainstRival:
+    """A rival's median, and the winner's paired speed-up over it; both sustained."""
+
+    name: str
+    median_us: float
+    speedup: Ratio
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OnSpread:
+    """Medians of the winner and of the default where tokens are spread in one way only."""
+
+    spread: str
+    median_us: float
+    default_us: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Winner:
     """The promoted trial for (problem, device model).
 
@@ -162,6 +204,7 @@ class Winner:
     `signature` is whoever's measured it; None where nobody signed.
     `stale`, `pinned`, `origin` and `digest` (of what the store was given) are what the store says
     of a winner that it gives; to one that it is given they mean nothing.
+    `rivals` and `spreads` are what the finals hold of the candidate beside the default's rounds.
     """
 
     problem: Problem
@@ -178,6 +221,8 @@ class Winner:
     baseline_kernels: tuple[str, ...] = ()
     power_penalty: float | None = None
     regimes: tuple[InRegime, ...] = ()
+    rivals: tuple[AgainstRival, ...] = ()
+    spreads: tuple[OnSpread, ...] = ()
     replayed: bool = False
     pack: str | None = None
     revision: int = 0

@@ -25,12 +25,12 @@ class Judge:
         use_precise_fp32()
         first = operands.sets[0]
         self._operands, self._d = operands, first.d
-        m, n, batch = operands.problem.m, operands.problem.n, operands.problem.batch
+        matrices, m, n = first.d.shape
         precision = operands.workload.precision(operands.problem)
         self._wanted = torch.empty(first.d.shape, dtype=precision, device=first.d.device)
-        for entry in range(batch):
+        for entry in range(matrices):
             whole = Block(batches=slice(entry, entry + 1), rows=slice(0, m), columns=slice(0, n))
-            self._wanted[entry] = operands.wanted(whole)[0]
+            self._wanted[entry] = operands.wanted(first, whole)[0]
         self._bound = tolerance(
             operands.problem, fast_accumulation=operands.problem.operation.is_narrow_float
         )

@@ -76,14 +76,19 @@ class Problem:
     @property
     def flops(self) -> int:
         """Operations: a multiply and an add per term."""
-        return 2 * self.m * self.n * self.k * self._copies(Grouping.ROWS, Grouping.DEPTH)
+        return 2 * self.m * self.n * self.k * (1 if self.operation.is_grouped else self.batch)
 
-    def _copies(self, *shared_by: Grouping) -> int:
-        """How many there are of what the groups of these groupings share: 1 there, else `batch`.
+    @property
+    def matrices(self) -> tuple[int, int, int]:
+        """How many A, B and D there are: `batch` of each, but one of what groups share.
 
-        Groups share A and D by rows, A and B by depth, and the terms of the sums by both.
+        Groups share A and D by rows, A and B by depth.
         """
-        return 1 if self.operation.grouping in shared_by else self.batch
+        grouping = self.operation.grouping
+        a = self.batch if grouping is Grouping.NONE else 1
+        b = 1 if grouping is Grouping.DEPTH else self.batch
+        d = 1 if grouping is Grouping.ROWS else self.batch
+        return a, b, d
 
     @property
     def operand_bytes(self) -> int:
@@ -94,9 +99,7 @@ class Problem:
         """
         operation = self.operation
         moved_d = 2 if operation.accumulate else 1
-        a = self._copies(Grouping.ROWS, Grouping.DEPTH)
-        b = self._copies(Grouping.DEPTH)
-        d = self._copies(Grouping.ROWS)
+        a, b, d = self.matrices
         moved = (
             self.m * self.k * operation.a.bytes * a
             + self.k * self.n * operation.b.bytes * b

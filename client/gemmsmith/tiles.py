@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from gemmsmith.kernel import CutlassKernel
+from gemmsmith.operation import Grouping
 from gemmsmith.problem import Problem
 
 if TYPE_CHECKING:
@@ -14,8 +15,17 @@ if TYPE_CHECKING:
 N = TypeVar("N", int, "NDArray[float64]")
 
 
+class Products(NamedTuple):
+    """The products of one call, `number` of them, each of these extents."""
+
+    m: int
+    n: int
+    k: int
+    number: int
+
+
 class TileGrid(NamedTuple):
-    """Output tiles along the kernel's M and N (padded to whole clusters), and batches."""
+    """Output tiles along the kernel's M and N (padded to whole clusters), and batches or groups."""
 
     tiles_m: int
     tiles_n: int
@@ -28,21 +38,32 @@ class TileGrid(NamedTuple):
         return self.tiles_m * self.tiles_n * self.batch
 
 
-def extents(kernel: CutlassKernel, problem: Problem) -> tuple[int, int]:
-    """(M, N) as the kernel sees them: swapped kernels run their M along the problem's N."""
-    return (problem.n, problem.m) if kernel.swapped else (problem.m, problem.n)
+def products(problem: Problem) -> Products:
+    """What a problem comes to: of groups, with an even share of the tokens each.
+
+    With fewer tokens than groups, so many groups have one. By depth the others' D is written too.
+    """
+    m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
+    grouping = problem.operation.grouping
+    if grouping is Grouping.ROWS:
+        groups = min(batch, m)
+        return Products(m // groups, n, k, groups)
+    if grouping is Grouping.DEPTH:
+        return Products(m, n, max(1, k // batch), batch)
+    return Products(m, n, k, batch)
 
 
 def tile_grid(kernel: CutlassKernel, problem: Problem) -> TileGrid:
-    """The tiles of a problem under a kernel."""
-    m, n = extents(kernel, problem)
+    """The tiles of a problem under a kernel: swapped ones run their M along the problem's N."""
+    each = products(problem)
+    m, n = (each.n, each.m) if kernel.swapped else (each.m, each.n)
     tile_m, tile_n, tile_k = kernel.tile
     cluster_m, cluster_n = kernel.cluster
     return TileGrid(
         padded_tiles(m, tile_m, cluster_m),
         padded_tiles(n, tile_n, cluster_n),
-        problem.batch,
-        -(-problem.k // tile_k),
+        each.number,
+        -(-each.k // tile_k),
     )
 
 

@@ -117,7 +117,7 @@ def test_a_file_without_cublas_kernels_and_prices_is_read_and_changes_nothing_tw
 ) -> None:
     path = exported(store, tmp_path / "winners.jsonl")
     text = path.read_bytes()
-    newer = b'"baseline_kernels":[],"power_penalty":null,"regimes":[],'
+    newer = b'"baseline_kernels":[],"power_penalty":null,"regimes":[],"rivals":[],"spreads":[],'
     assert newer in text
     path.write_bytes(text.replace(newer, b""))
     assert read_winners(path) == [replace(WINNER, revision=1)]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gemmsmith.errors import InvalidProblem
 from gemmsmith.problem import DType, Layout
 from tuner.suites import SuiteError, load
 from tuner.workloads.footprint import footprint_bytes
@@ -41,6 +42,57 @@ def test_a_layer_expands_to_the_three_products_of_a_training_step(tmp_path: Path
     ]
 
 
+def test_a_layer_of_experts_expands_to_grouped_products(tmp_path: Path) -> None:
+    suite = load(
+        write(
+            tmp_path,
+            """
+            [[layer]]
+            model = "m"
+            name = "l"
+            out = 32
+            in = 16
+            groups = 4
+            tokens = [64]
+            passes = ["forward", "input_gradient", "weight_gradient"]
+
+            [[problem]]
+            name = "not grouped"
+            m = 64
+            n = 32
+            k = 16
+            batch = 4
+
+            [[problem]]
+            name = "as above"
+            m = 64
+            n = 32
+            k = 16
+            grouping = "rows"
+            groups = 4
+            """,
+        )
+    )
+    assert [str(problem) for _, problem in suite.problems("bf16")] == [
+        "4×64×32×16 bf16.group_rows tn",
+        "4×64×16×32 bf16.group_rows tt",
+        "4×32×16×64 bf16.group_depth nt",
+        "4×64×32×16 bf16 tn",
+    ]
+    # What the type cannot do is left out.
+    assert [str(problem) for _, problem in suite.problems("fp8_e4m3.scale_row")] == [
+        "4×64×32×16 fp8_e4m3.scale_row.group_rows tn",
+        "4×64×32×16 fp8_e4m3.scale_row tn",
+    ]
+    assert [str(problem) for _, problem in suite.problems("bf16.out_f32.accumulate")] == [
+        "4×32×16×64 bf16.out_f32.group_depth.accumulate nt",
+        "4×64×32×16 bf16.out_f32.accumulate tn",
+    ]
+    for dtype, says in (("bf17", "dtype must be one of"), ("bf16.accumulate", "needs out=f32")):
+        with pytest.raises(InvalidProblem, match=says):
+            suite.problems(dtype)
+
+
 def test_the_llm_suite_is_varied_and_has_no_problem_twice() -> None:
     suite = load(SUITES / "llm.toml")
     bf16 = [problem for _, problem in suite.problems(DType.BF16)]
@@ -62,6 +114,7 @@ def test_the_llm_suite_is_varied_and_has_no_problem_twice() -> None:
             35,
         ),
         ("tf32", ("tf32",), {Layout.TN, Layout.TT, Layout.NT}, 12),
+        ("moe", ("bf16", "fp16"), {Layout.TN, Layout.TT, Layout.NT}, 80),
     ],
 )
 def test_suites_of_further_operations_fit_on_a_gpu_and_have_no_problem_twice(
@@ -85,6 +138,12 @@ def test_suites_of_further_operations_fit_on_a_gpu_and_have_no_problem_twice(
         ("typo = 1", "unknown keys ['typo']"),
         ("[[problem]]\nname='p'\nm=1\nn=2", "problem 1: missing key 'k'"),
         ("[[problem]]\nname='p'\nm=0\nn=2\nk=3", "m must be in 1"),
+        ("[[problem]]\nname='p'\nm=1\nn=2\nk=3\ngroups=4", "groups goes with grouping"),
+        ("[[problem]]\nname='p'\nm=1\nn=2\nk=3\ngrouping='x'", "'x' is not a valid Grouping"),
+        (
+            "[[layer]]\nmodel='m'\nname='l'\nout=8\nin=8\ntokens=[1]\ngroups=2000",
+            "there may be 1024 groups",
+        ),
         ("[[problem]]\nname='p'\nm=1\nn=2\nk=3\nlayout='xx'", "'xx' is not a valid Layout"),
     ],
 )

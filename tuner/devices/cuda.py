@@ -203,6 +203,8 @@ class CudaDevice:
             boost=done.boost,
             interleaved=done.interleaved,
             power_penalties=done.power_penalties,
+            rivals=done.rivals,
+            spreads=done.spreads,
         )
 
     def sweep(

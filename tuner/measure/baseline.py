@@ -1,34 +1,40 @@
 """The default on the same problem: what a torch program runs without us, timed like a candidate.
 
-Which call that is, its workload says (`tuner.workloads`): the first of those that torch takes.
+Which call that is, its workload says (`tuner.workloads`): the first of those that torch takes. Its
+rivals are other ways that programs have which know more, such as where groups end.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
 from tuner.measure.bench import Bench, Prepared
-from tuner.measure.graphs import Event, Replay, Stream, TorchGraph, followed
+from tuner.measure.graphs import Event, Replay, Stream, TorchGraph, followed, rotating
 from tuner.workloads.operands import Operands
 from tuner.workloads.ways import first_that_runs
+from tuner.workloads.workload import Way
+
+_LOG = logging.getLogger(__name__)
 
 _WARM_LAUNCHES = 3
 
 
 class Baseline:
-    """The default on a bench's operands. `name` says through which torch call."""
+    """The default on a bench's operands, or the first of `ways`; `name` says which torch call."""
 
-    def __init__(self, operands: Operands, stream: Stream) -> None:
+    def __init__(
+        self, operands: Operands, stream: Stream, ways: Sequence[Way] | None = None
+    ) -> None:
         self._operands = operands
         self._stream = stream
         problem = operands.problem
+        ways = operands.workload.defaults(problem) if ways is None else ways
         with stream.torch():
-            self.name, self._launches = first_that_runs(
-                operands.workload.defaults(problem), problem, operands.sets, operands.room
-            )
+            self.name, self._launches = first_that_runs(ways, problem, operands.sets, operands.room)
             for i in range(_WARM_LAUNCHES):
                 self.launch(i)
 
@@ -51,9 +57,32 @@ class Baseline:
         after.wait()
         return after.microseconds_since(before) / _WARM_LAUNCHES
 
-    def capture(self, launches: int, then: Callable[[int], None] | None = None) -> TorchGraph:
-        """A graph of `launches` launches, each followed by what `then` enqueues."""
-        return TorchGraph(self._stream, launches, followed(self.launch, then))
+    def capture(
+        self,
+        launches: int,
+        then: Callable[[int], None] | None = None,
+        over: Sequence[int] | None = None,
+    ) -> TorchGraph:
+        """A graph of `launches` launches, each followed by what `then` enqueues.
+
+        `over`: the operand sets to rotate over, by default all.
+        """
+        return TorchGraph(self._stream, launches, followed(rotating(self.launch, over), then))
+
+
+def rivals(operands: Operands, stream: Stream, default: str) -> list[Baseline]:
+    """The alternatives that the finals time beside the default; none that torch refuses."""
+    found = []
+    for way in operands.workload.alternatives(operands.problem):
+        if not way.rival or way.name == default or not way.takes(operands.problem):
+            continue
+        try:
+            found.append(Baseline(operands, stream, (way,)))
+        except torch.AcceleratorError:
+            raise
+        except (RuntimeError, TypeError, ValueError) as error:  # out of memory is a RuntimeError
+            _LOG.warning("torch refuses %s for %s: %s", way.name, operands.problem, error)
+    return found
 
 
 @contextmanager
@@ -62,10 +91,12 @@ def captured_beside(
     contenders: Sequence[Prepared],
     launches: Sequence[int],
     then: Callable[[int], None] | None = None,
+    over: Sequence[int] | None = None,
 ) -> Iterator[list[Replay]]:
     """Graphs of the contenders, then of cuBLAS, of so many launches each; closed afterwards.
 
-    There is one of cuBLAS for each number of launches that is left. `then` as in `Bench.capture`.
+    There is one of cuBLAS for each number of launches that is left. `then` and `over` as in
+    `Bench.capture`.
 
     Raises:
         CandidateFailed, ContextDead
@@ -74,9 +105,11 @@ def captured_beside(
     graphs: list[Replay] = []
     try:
         for contender, count in zip(contenders, launches, strict=False):
-            graphs.append(bench.capture(contender, count, then))  # closed if a later one fails
+            graphs.append(
+                bench.capture(contender, count, then, over)
+            )  # closed if a later one fails
         for count in launches[len(contenders) :]:
-            graphs.append(baseline.capture(count, then))
+            graphs.append(baseline.capture(count, then, over))
         yield graphs
     finally:
         for graph in graphs:

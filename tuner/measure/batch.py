@@ -22,7 +22,7 @@ from gemmsmith.problem import Problem
 from gemmsmith.runtime.pack import LoadedPack
 from tuner.backends.cublaslt.proposals import propose, shape_of, variants
 from tuner.backends.cublaslt.space import candidates as library_candidates
-from tuner.measure.baseline import Baseline
+from tuner.measure.baseline import Baseline, rivals
 from tuner.measure.bench import Bench, CandidateFailed, Prepared
 from tuner.measure.conditions import Monitor, conditions_of
 from tuner.measure.graphs import Replay, Stream, TorchGraph
@@ -44,6 +44,7 @@ from tuner.measure.protocol import (
     SweepDone,
     SweepRequest,
 )
+from tuner.measure.spreads import by_spread
 from tuner.measure.states import ROUNDS_BUDGET_US, Finalists, Further
 from tuner.measure.timing import (
     FINAL_REPLAY_US,
@@ -52,7 +53,7 @@ from tuner.measure.timing import (
     affordable,
     launches_per_replay,
 )
-from tuner.trial import Failure, Rounds
+from tuner.trial import Failure, Rival, Rounds
 from tuner.workloads.operands import Operands
 
 Send = Callable[[Reply], None]
@@ -104,7 +105,15 @@ class Batches:
         bench = self._bench(request.problem, request.seed)
         field, failures = self._field(bench, request.entrants)
         rounds = request.policy.final_rounds
-        done = self._race(bench, field, failures, rounds, request.seed, budget_us=ROUNDS_BUDGET_US)
+        done = self._race(
+            bench,
+            field,
+            failures,
+            rounds,
+            request.seed,
+            budget_us=ROUNDS_BUDGET_US,
+            with_rivals=True,
+        )
         indices = [outcome.index for outcome in done.finalists]
         finalists = Finalists(
             bench=bench,
@@ -121,14 +130,16 @@ class Batches:
             blame=lambda places: self._blaming(indices[place] for place in places),
         )
         try:
+            spreads = by_spread(finalists)
             further = finalists.further()
         except CandidateFailed:  # all ran before: what is not known to gain is not recommended
-            further = Further(power_penalties=(None,) * len(indices))
+            spreads, further = (), Further(power_penalties=(None,) * len(indices))
         return msgspec.structs.replace(
             done,
             boost=further.boost,
             interleaved=further.interleaved,
             power_penalties=further.power_penalties,
+            spreads=spreads,
         )
 
     def sweep(self, request: SweepRequest) -> SweepDone:
@@ -200,6 +211,7 @@ class Batches:
         seed: int,
         aim_us: float | None = None,
         budget_us: float = float("inf"),
+        with_rivals: bool = False,
     ) -> FinalsDone:
         """Paired rounds of the field and cuBLAS, sustained; fewer if they took over `budget_us`.
 
@@ -227,15 +239,22 @@ class Batches:
             except CandidateFailed as error:
                 failed.append(EntrantOutcome(index=index, failure=error.failure))
         self.send(Started(index=NOBODY))
+        others = rivals(bench.operands, self.stream, baseline.name) if with_rivals else []
+        other_estimates = [other.estimate_us() for other in others]
+        of_others = [
+            other.capture(launches(us)) for other, us in zip(others, other_estimates, strict=True)
+        ]
         reference_graph: TorchGraph = baseline.capture(launches(baseline_estimate))
         indices = list(captured)
-        graphs: list[Replay] = [*captured.values(), reference_graph]
+        graphs: list[Replay] = [*captured.values(), *of_others, reference_graph]
         timer = Timer(self.stream, self.monitor)
         timer.warm_up(reference_graph, baseline_estimate)
         round_us = sum(
             graph.launches * estimate
             for graph, estimate in zip(
-                graphs, [*(estimates[i] for i in indices), baseline_estimate], strict=True
+                graphs,
+                [*(estimates[i] for i in indices), *other_estimates, baseline_estimate],
+                strict=True,
             )
         )
 
@@ -250,6 +269,7 @@ class Batches:
             for graph in graphs:
                 graph.close()
         *samples, reference = result.samples_us
+        by_others = samples[len(indices) :]
         return FinalsDone(
             finalists=tuple(
                 EntrantOutcome(
@@ -260,16 +280,20 @@ class Batches:
                 for index in indices
             ),
             failures=tuple(failed),
-            samples_us=tuple(samples),
+            samples_us=tuple(samples[: len(indices)]),
             baseline_us=reference,
             conditions=conditions_of(result.readings),
             discarded_rounds=result.discarded,
+            rivals=tuple(
+                Rival(name=other.name, samples_us=taken)
+                for other, taken in zip(others, by_others, strict=True)
+            ),
         )
 
     def _blaming(self, indices: Iterable[int]) -> Callable[[int], None]:
         """Announces the entrant with the i-th of these indices; beyond them nobody."""
-        known = [*indices, NOBODY]
-        return lambda i: self.send(Started(index=known[i]))
+        known = list(indices)
+        return lambda i: self.send(Started(index=known[i] if i < len(known) else NOBODY))
 
     def _outcome(
         self,

@@ -9,10 +9,11 @@ process can only exit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -34,6 +35,7 @@ from tuner.measure.graphs import (
     context_is_dead,
     fill_bytes,
     followed,
+    rotating,
 )
 from tuner.trial import Failure, FailureKind
 from tuner.workloads.footprint import ALIGNMENT, CACHE_FACTOR
@@ -97,7 +99,10 @@ class Bench:
             self.reference = Reference(self.operands)
         sets = self.operands.sets
         self._arguments = (Arguments * len(sets))(*[self.operands.arguments(s) for s in sets])
-        self._check = self.operands.arguments(sets[0], self.operands.check)
+        self._cases = [
+            (self.operands.arguments(s), self.operands.arguments(s, self.operands.check))
+            for s in (case.operands for case in self.operands.cases)
+        ]
         self._arenas: list[torch.Tensor] = []
         self._before, self._after = Event(), Event()
 
@@ -115,12 +120,13 @@ class Bench:
         with self._blamed():
             kernel = LoadedPack.open(pack).kernel(candidate.kernel.name)
             self._set_launch(candidate)
-            status = kernel.can_implement(self._check)
+            asked, _ = self._cases[0]
+            status = kernel.can_implement(asked)
             if status != 0:
                 raise CandidateFailed(
                     Failure(kind=FailureKind.REFUSED, message=f"refused: {status_text(status)}")
                 )
-            size = kernel.workspace_bytes(self._check)
+            size = kernel.workspace_bytes(asked)
             workspace, step, slots = self._workspace(size)
             prepared = Prepared(
                 candidate=candidate,
@@ -136,11 +142,16 @@ class Bench:
             return prepared
 
     def capture(
-        self, prepared: Prepared, launches: int, then: Callable[[int], None] | None = None
+        self,
+        prepared: Prepared,
+        launches: int,
+        then: Callable[[int], None] | None = None,
+        over: Sequence[int] | None = None,
     ) -> Replay:
         """A graph of `launches` launches over the rotating operands and workspaces.
 
-        `then` enqueues torch's work after each of them.
+        `then` enqueues torch's work after each of them; `over` names the operand sets to rotate
+        over, by default all.
 
         Raises:
             CandidateFailed, ContextDead
@@ -148,7 +159,7 @@ class Bench:
         with self._blamed():
             self._set_launch(prepared.candidate)
             graph = KernelGraph if then is None else TorchGraph
-            launch = partial(self._launch, prepared)
+            launch = rotating(partial(self._launch, prepared), over)
             return graph(self.stream, launches, followed(launch, then))
 
     @contextmanager
@@ -169,7 +180,7 @@ class Bench:
             ) from error
 
     def _set_launch(self, candidate: Candidate) -> None:
-        for arguments in (*self._arguments, self._check):
+        for arguments in (*self._arguments, *chain.from_iterable(self._cases)):
             arguments.set_launch(candidate.launch, sm_count=self.device.sm_count)
 
     def _launch(self, prepared: Prepared, i: int) -> None:
@@ -180,15 +191,20 @@ class Bench:
     def _verify(
         self, candidate: Candidate, kernel: LoadedKernel, workspace: int, size: int
     ) -> Correctness:
-        """Run twice into outputs made ready and compare with the reference and each other."""
-        with self.stream.torch():
-            self.operands.ready(self.operands.sets[0].d)
+        """Run each case twice into outputs made ready, and compare with the reference and each
+        other.
+        """
+
+        def launch(i: int) -> None:
+            self.operands.ready(self.operands.cases[i].operands.d)
             self.operands.ready(self.operands.check)
             fill_bytes(workspace, WORKSPACE_POISON, size, self.stream)
-            kernel.run(self._arguments[0], workspace, self.stream.pointer)
-            kernel.run(self._check, workspace, self.stream.pointer)
+            for arguments in self._cases[i]:
+                kernel.run(arguments, workspace, self.stream.pointer)
+
+        with self.stream.torch():
             correctness, failure = self.reference.check(
-                candidate.kernel, claims_order=candidate.has_fixed_order
+                candidate.kernel, claims_order=candidate.has_fixed_order, launch=launch
             )
         if failure is not None:
             raise CandidateFailed(failure)

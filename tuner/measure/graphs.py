@@ -7,7 +7,7 @@ calling thread must have a current context (torch makes one).
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -175,6 +175,11 @@ def followed(
         then(i)
 
     return both
+
+
+def rotating(launch: Callable[[int], None], over: Sequence[int] | None) -> Callable[[int], None]:
+    """The i-th launch of a graph over these operand sets only; over all of them without."""
+    return launch if over is None else lambda i: launch(over[i % len(over)])
 
 
 def context_is_dead() -> str:

@@ -19,7 +19,7 @@ from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.launch import Algorithm
 from gemmsmith.problem import Problem
 from tuner.measure.policy import Policy
-from tuner.trial import Failure, Rounds
+from tuner.trial import Failure, InSpread, Rival, Rounds
 
 NOBODY = -1
 
@@ -126,7 +126,7 @@ class ScreenDone(msgspec.Struct, frozen=True, kw_only=True, tag="screen_done"):
 class FinalsDone(msgspec.Struct, frozen=True, kw_only=True, tag="finals_done"):
     """The paired samples: `samples_us[i]` is `finalists[i]`'s, round by round.
 
-    `boost`, `interleaved` and `power_penalties` are as in `trial.Finals`. A
+    `boost`, `interleaved`, `power_penalties`, `rivals` and `spreads` are as in `trial.Finals`. A
     sweep takes none of them.
     """
 
@@ -139,6 +139,8 @@ class FinalsDone(msgspec.Struct, frozen=True, kw_only=True, tag="finals_done"):
     boost: Rounds | None = None
     interleaved: Rounds | None = None
     power_penalties: tuple[float | None, ...] = ()
+    rivals: tuple[Rival, ...] = ()
+    spreads: tuple[InSpread, ...] = ()
 
 
 class SweepDone(msgspec.Struct, frozen=True, kw_only=True, tag="sweep_done"):

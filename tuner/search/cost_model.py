@@ -18,7 +18,7 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import AnyKernel
 from gemmsmith.launch import Decomposition, Launch, RasterOrder
 from gemmsmith.problem import Problem
-from gemmsmith.tiles import padded_tiles
+from gemmsmith.tiles import padded_tiles, products
 from tuner.arch import architecture
 from tuner.backends import features
 from tuner.backends.backend import UNKNOWN, Features
@@ -179,22 +179,23 @@ def _described(kernel: AnyKernel) -> Features[float]:
 
 
 def sizes_of(problem: Problem) -> Sizes[float]:
-    """The problem in numbers."""
-    row = problem.k * problem.operation.a.bytes
-    a, b = float(problem.m * row), float(problem.n * row)
+    """The problem in numbers; of groups, one of an even share."""
+    each, operation = products(problem), problem.operation
+    row = each.k * operation.a.bytes
+    a, b = float(each.m * row), float(each.n * row)
     return Sizes(
-        m=problem.m,
-        n=problem.n,
-        k=problem.k,
-        batch=problem.batch,
+        m=each.m,
+        n=each.n,
+        k=each.k,
+        batch=each.number,
         clock=_clock(problem),
         copies_us=_copies_us(problem),
         a_bytes=a,
         b_bytes=b,
         row_bytes=row,
-        once_bytes=(a + b) * problem.batch,
-        d_bytes=problem.m * problem.n * problem.operation.d.bytes * problem.batch,
-        slice_bytes=2 * 4 * problem.m * problem.n,
+        once_bytes=(a + b) * each.number,
+        d_bytes=each.m * each.n * operation.d.bytes * each.number,
+        slice_bytes=2 * 4 * each.m * each.n,
     )
 
 

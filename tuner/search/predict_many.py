@@ -194,6 +194,8 @@ def _best(count: int, of: Places, kernel: Places) -> tuple[Places, Places]:
 
 def _field(problem: Problem, device: DeviceModel) -> _Field | None:
     """The field of such problems; None where there is none in columns."""
+    if problem.operation.is_grouped:
+        return None
     try:
         return _field_of(likeness(problem, device.arch), device)
     except NoLegalCandidate:

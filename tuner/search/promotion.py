@@ -26,7 +26,7 @@ from gemmsmith.answer import (
 )
 from gemmsmith.candidate import Candidate
 from tuner.measure.statistics import paired_ratio, summarize
-from tuner.trial import Finals, Rounds
+from tuner.trial import AgainstRival, Finals, OnSpread, Rounds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +47,8 @@ class Decision:
     ties: tuple[str, ...] = ()
     power_penalty: float | None = None
     regimes: tuple[InRegime, ...] = ()
+    rivals: tuple[AgainstRival, ...] = ()
+    spreads: tuple[OnSpread, ...] = ()
 
 
 def decide(finals: Finals) -> Decision:
@@ -90,6 +92,22 @@ def decide(finals: Finals) -> Decision:
             _in_regime(regime, rounds, chosen)
             for regime, rounds in finals.regimes.items()
             if rounds.samples_us[chosen]
+        ),
+        rivals=tuple(
+            AgainstRival(
+                name=rival.name,
+                median_us=median(rival.samples_us),
+                speedup=paired_ratio(rival.samples_us, finals.samples_us[chosen]),
+            )
+            for rival in finals.rivals
+        ),
+        spreads=tuple(
+            OnSpread(
+                spread=each.spread,
+                median_us=each.times_us[chosen],
+                default_us=each.default_us,
+            )
+            for each in finals.spreads
         ),
     )
 

@@ -372,6 +372,8 @@ class _Run:
             ties=decision.ties,
             power_penalty=decision.power_penalty,
             regimes=decision.regimes,
+            rivals=decision.rivals,
+            spreads=decision.spreads,
             baseline_kernels=self.baseline_kernels,
             replayed=self.device.replayed,
             pack=self.packs.hash(decision.candidate) if decision.candidate else None,

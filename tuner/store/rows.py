@@ -20,7 +20,7 @@ from gemmsmith.problem import Problem
 from tuner.store.codec import from_json, from_json_or_none, to_json
 from tuner.store.dictionary import Ids
 from tuner.store.models import WinnerRow
-from tuner.trial import Winner, WinnerSignature
+from tuner.trial import AgainstRival, OnSpread, Winner, WinnerSignature
 
 UNREADABLE = "unreadable"
 """The digest of a row that cannot be read: that of no winner."""
@@ -42,6 +42,8 @@ class _Record:
     power_penalty: float | None = None
     regimes: tuple[InRegime, ...] = ()
     device: DeviceModel | None = None
+    rivals: tuple[AgainstRival, ...] = ()
+    spreads: tuple[OnSpread, ...] = ()
 
 
 def references(winner: Winner, ids: Ids) -> dict[str, Any]:
@@ -79,6 +81,8 @@ def columns(winner: Winner, origin: Origin, digest: str) -> dict[str, Any]:
                 power_penalty=winner.power_penalty,
                 regimes=winner.regimes,
                 device=winner.device,
+                rivals=winner.rivals,
+                spreads=winner.spreads,
             )
         ),
         "replayed": winner.replayed,
@@ -138,6 +142,8 @@ def winner_of(
             baseline_kernels=record.baseline_kernels,
             power_penalty=record.power_penalty,
             regimes=record.regimes,
+            rivals=record.rivals,
+            spreads=record.spreads,
             signature=from_json_or_none(WinnerSignature, row.signature),
             origin=Origin(row.origin),
             digest=row.digest if record.device else "",

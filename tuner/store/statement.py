@@ -39,8 +39,9 @@ def statement(winner: Winner) -> dict[str, Any]:
     penalty = found.pop("power_penalty")
     if penalty is not None:
         found["price"] = penalty
-    if not winner.regimes:
-        del found["regimes"]
+    for field in ("regimes", "rivals", "spreads"):
+        if not found[field]:
+            del found[field]
     return found | _ALWAYS_THERE
 
 
@@ -52,7 +53,7 @@ def fingerprint(winner: Winner) -> str:
 def is_intact(winner: Winner) -> bool:
     """Whether a winner that the store gave is what was put into it; takes about 0.1 ms.
 
-    Of rows from before the device was kept with each (revision 0007) nobody can tell: intact.
+    Of rows from before the device was kept with each (schema 0005) nobody can tell: intact.
     """
     return not winner.digest or fingerprint(winner) == winner.digest
 

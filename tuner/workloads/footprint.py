@@ -12,6 +12,7 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.operation import Scaling
 from gemmsmith.problem import Problem
 from tuner.errors import DoesNotFit
+from tuner.workloads.spreads import Spread
 
 ALIGNMENT = 256
 """Every operand starts on a multiple of this many bytes, as cudaMalloc's blocks do."""
@@ -68,25 +69,32 @@ class Footprint:
 
 def footprint(problem: Problem) -> Footprint:
     """Device memory of a problem's operands and of their verification."""
-    m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
+    m, n, k = problem.m, problem.n, problem.k
+    of_a, of_b, of_d = problem.matrices
     operation = problem.operation
-    d = _aligned(m * n * batch * operation.d.bytes)
+    d = _aligned(m * n * of_d * operation.d.bytes)
     wide = 4 if operation.d.bytes == 2 and not operation.a.is_integer else 8
-    scratch = min(m * n * batch, max(CHUNK_ELEMENTS, n)) * wide * 4
+    scratch = min(m * n * of_d, max(CHUNK_ELEMENTS, n)) * wide * 4
     upcast = wide * (min(m * k, max(CHUNK_ELEMENTS, k)) + min(k * n, max(CHUNK_ELEMENTS, k)))
     return Footprint(
-        a=_aligned(m * k * batch * operation.a.bytes),
-        b=_aligned(k * n * batch * operation.b.bytes),
+        a=_aligned(m * k * of_a * operation.a.bytes),
+        b=_aligned(k * n * of_b * operation.b.bytes),
         d=d,
-        factors=_aligned(4 * (m + n) * batch) if operation.scaling is Scaling.ROW else 0,
+        factors=(
+            _aligned(4 * (m * of_d + n * problem.batch)) if operation.scaling is Scaling.ROW else 0
+        ),
         verification=d * (2 if operation.accumulate else 1) + scratch + upcast,
         default=_between(problem),
     )
 
 
 def _between(problem: Problem) -> int:
-    """Sums of integers, and their product with the first factor, before they are rounded."""
+    """Sums of integers, and their product with the first factor, before they are rounded; of
+    groups an output of 16 bits, which torch's calls allocate themselves.
+    """
     operation = problem.operation
+    if operation.is_grouped:
+        return problem.m * problem.n * problem.matrices[2] * 2
     if not operation.a.is_integer or operation.d.is_integer:
         return 0
     return problem.m * problem.n * problem.batch * 4 * (2 if operation.is_scaled else 1)
@@ -98,11 +106,18 @@ def footprint_bytes(problem: Problem) -> int:
 
 
 def set_count(problem: Problem, device: DeviceModel) -> int:
-    """How many operand sets to rotate over: enough to leave L2 cold, and what fits in memory."""
+    """How many operand sets to allocate: enough to leave L2 cold, and what fits in memory.
+
+    Of a grouped problem as many for each spread of its tokens; up to that many they share.
+    """
     parts = footprint(problem)
     wanted = -(-CACHE_FACTOR * device.l2_bytes // parts.one_set)
     room = device.memory_bytes - parts.besides
-    return max(1, min(wanted, MAX_SETS, room // parts.one_set))
+    spreads = len(Spread) if problem.operation.is_grouped else 1
+    if wanted > spreads:
+        wanted = -(-wanted // spreads) * spreads
+    count = max(1, min(wanted, MAX_SETS, room // parts.one_set))
+    return count - count % spreads if count > spreads else count
 
 
 def check_fits(problem: Problem, device: DeviceModel) -> None:

@@ -28,7 +28,9 @@ from gemmsmith.operation import Operation, Scaling
 from gemmsmith.problem import Problem
 from gemmsmith.runtime.abi import SCALING_CODES, Arguments
 from tuner.workloads.matrices import (
+    FACTOR_SPREAD,
     SIGMA,
+    draw_factors,
     draw_matrices,
     exact_product,
     packed_arguments,
@@ -50,9 +52,6 @@ INT_MM_MULTIPLE = 8
 """K and N that `torch._int_mm` takes."""
 INT_MM_ROWS = 17
 """The least M that `torch._int_mm` takes."""
-
-_SPREAD = 0.25
-"""Standard deviation of the logarithm of a factor."""
 
 _EXACT = Tolerance(error=0.0, max_error=0.0)
 _ROUNDED = Tolerance(error=5e-3, max_error=1.5e-2)
@@ -78,13 +77,13 @@ class Integer:
             sets = tuple(
                 replace(
                     s,
-                    scale_a=_factors((batch, m, 1), 1.0 / sigma_a, source),
-                    scale_b=_factors((batch, 1, n), scale / sigma_b, source),
+                    scale_a=draw_factors((batch, m, 1), 1.0 / sigma_a, source),
+                    scale_b=draw_factors((batch, 1, n), scale / sigma_b, source),
                 )
                 for s in sets
             )
             # Of exp(s·N) the mean square is exp(2·s²), and there are two.
-            sigma *= scale / (sigma_a * sigma_b) * math.exp(2 * _SPREAD**2)
+            sigma *= scale / (sigma_a * sigma_b) * math.exp(2 * FACTOR_SPREAD**2)
         return Drawn(sets=sets, check=check, sigma=sigma)
 
     def arguments(self, problem: Problem, operands: OperandSet, d: torch.Tensor) -> Arguments:
@@ -137,11 +136,6 @@ def _alpha(problem: Problem) -> float:
     if operation.d.is_integer or operation.is_scaled:
         return 1.0
     return unit_scale(problem.k) / (SIGMA[operation.a] * SIGMA[operation.b])
-
-
-def _factors(shape: tuple[int, int, int], middle: float, source: RandomSource) -> torch.Tensor:
-    drawn = torch.empty(shape, dtype=torch.float32, device=source.place)
-    return drawn.normal_(0.0, _SPREAD, generator=source.generator).exp_().mul_(middle)
 
 
 def _after(problem: Problem) -> str:

@@ -25,6 +25,9 @@ SIGMA = {Element.E4M3: 64.0, Element.E5M2: 8192.0, Element.S8: 32.0}
 """Standard deviations of stored values. Seven (E4M3: 448; E5M2: 57344) and four (S8: 127) of them
 reach the type's maximum: FP8 is scaled by the largest of a whole tensor, INT8 by that of a row."""
 
+FACTOR_SPREAD = 0.25
+"""Standard deviation of the logarithm of a factor of a row or column."""
+
 _LARGEST = {Element.E4M3: 448.0, Element.E5M2: 57344.0, Element.S8: 127.0}
 
 
@@ -38,22 +41,29 @@ def draw_matrices(
 ) -> tuple[tuple[OperandSet, ...], torch.Tensor]:
     """`count` sets of normal A and B, D left as it is; and one more output."""
     operation = problem.operation
-    m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
-    all_a = empty(source, count, m * k * batch, operation.a)
-    all_b = empty(source, count, k * n * batch, operation.b)
-    all_d = empty(source, count + 1, m * n * batch, operation.d)
+    m, n, k = problem.m, problem.n, problem.k
+    of_a, of_b, of_d = problem.matrices
+    all_a = empty(source, count, m * k * of_a, operation.a)
+    all_b = empty(source, count, k * n * of_b, operation.b)
+    all_d = empty(source, count + 1, m * n * of_d, operation.d)
     fill(all_a, operation.a, sigma_a, source)
     fill(all_b, operation.b, sigma_b, source)
     row_a, row_b = problem.layout.a_row_major, problem.layout.b_row_major
     sets = tuple(
         OperandSet(
-            a=_matrix(all_a[i], batch, m, k, row_a),
-            b=_matrix(all_b[i], batch, k, n, row_b),
-            d=_matrix(all_d[i], batch, m, n, True),
+            a=_matrices(all_a[i], of_a, m, k, row_a),
+            b=_matrices(all_b[i], of_b, k, n, row_b),
+            d=_matrices(all_d[i], of_d, m, n, True),
         )
         for i in range(count)
     )
-    return sets, _matrix(all_d[count], batch, m, n, True)
+    return sets, _matrices(all_d[count], of_d, m, n, True)
+
+
+def draw_factors(shape: tuple[int, int, int], middle: float, source: RandomSource) -> torch.Tensor:
+    """FP32 factors of rows or columns, each e^±FACTOR_SPREAD times `middle`."""
+    drawn = torch.empty(shape, dtype=torch.float32, device=source.place)
+    return drawn.normal_(0.0, FACTOR_SPREAD, generator=source.generator).exp_().mul_(middle)
 
 
 def packed_arguments(
@@ -108,10 +118,10 @@ def fill(rows: torch.Tensor, element: Element, sigma: float, source: RandomSourc
             part.copy_(wide.round_() if element.is_integer else wide)
 
 
-def _matrix(
-    flat: torch.Tensor, batch: int, rows: int, columns: int, row_major: bool
+def _matrices(
+    flat: torch.Tensor, count: int, rows: int, columns: int, row_major: bool
 ) -> torch.Tensor:
-    flat = flat[: batch * rows * columns]
+    flat = flat[: count * rows * columns]
     if row_major:
-        return flat.view(batch, rows, columns)
-    return flat.view(batch, columns, rows).transpose(1, 2)
+        return flat.view(count, rows, columns)
+    return flat.view(count, columns, rows).transpose(1, 2)

@@ -16,7 +16,7 @@ from gemmsmith.runtime.abi import Arguments
 from tuner.errors import DoesNotFit
 from tuner.workloads.footprint import check_fits, footprint, set_count
 from tuner.workloads.registry import workload_of
-from tuner.workloads.workload import Block, OperandSet, RandomSource
+from tuner.workloads.workload import Block, Case, OperandSet, RandomSource
 
 POISON = 0x7FED
 """A NaN of bf16 and of fp16 that no arithmetic produces (hardware writes 0x7FFF)."""
@@ -38,6 +38,8 @@ class Operands:
         sets: what launches rotate over.
         check: one more output, for a second run of the same launch.
         sigma: expected standard deviation of an element of D after one launch.
+        cases: the launches that are verified: one for all values there are, one for each way in
+            which tokens are divided.
     """
 
     def __init__(self, problem: Problem, device: DeviceModel, ordinal: int, seed: int) -> None:
@@ -64,6 +66,8 @@ class Operands:
                 f"but only {free / 1e9:.1f} GB of {device.name} are free; stop what else uses it"
             ) from error
         self.sets, self.check, self.sigma = drawn.sets, drawn.check, drawn.sigma
+        first = Case(operands=drawn.sets[0], written=problem.m, sigmas=(drawn.sigma,))
+        self.cases = drawn.cases or (first,)
         self._start = drawn.start
 
     @property
@@ -87,9 +91,9 @@ class Operands:
         else:
             output.copy_(self._start)
 
-    def wanted(self, block: Block) -> torch.Tensor:
-        """That block of what one launch of the first set leaves in an output that was `ready`."""
-        product = self.workload.product(self.problem, self.sets[0], block)
+    def wanted(self, operands: OperandSet, block: Block) -> torch.Tensor:
+        """That block of what one launch of a set leaves in an output that was `ready`."""
+        product = self.workload.product(self.problem, operands, block)
         return product if self._start is None else product.add_(block.of(self._start))
 
 
@@ -110,9 +114,14 @@ def poison(output: torch.Tensor) -> None:
     bits(output).fill_(POISON if output.dtype.itemsize == 2 else POISON_32)
 
 
+def poisoned(output: torch.Tensor) -> torch.Tensor:
+    """Which elements still hold the poison."""
+    return bits(output) == (POISON if output.dtype.itemsize == 2 else POISON_32)
+
+
 def untouched(output: torch.Tensor) -> torch.Tensor:
     """How many elements still hold the poison: one element on the output's device."""
-    return (bits(output) == (POISON if output.dtype.itemsize == 2 else POISON_32)).sum()
+    return poisoned(output).sum()
 
 
 def bits(output: torch.Tensor) -> torch.Tensor:

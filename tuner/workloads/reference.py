@@ -3,7 +3,8 @@
 The reference is torch's product of the very operands the kernels read, in FP32 (TF32 off) where D
 is rounded to 16 bits, else in FP64. It is computed once per batch of candidates, in blocks whose
 wide copies stay within a bounded scratch, and kept when it fits in a share of memory, else
-recomputed per candidate.
+recomputed per candidate. Where the same extents may be divided in several ways (groups), every one
+of those cases is judged.
 
 Tolerances are on ‖D - R‖ / ‖R‖ (Frobenius); each workload says which, and why. The largest single
 error is bounded too (relative to the largest |R|), because one wrong tile among many thousands
@@ -14,7 +15,7 @@ they are floored at what the distribution of D predicts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -24,9 +25,9 @@ from gemmsmith.problem import Problem
 from tuner.errors import ReferenceBroken
 from tuner.trial import Failure, FailureKind
 from tuner.workloads.footprint import CHUNK_ELEMENTS
-from tuner.workloads.operands import Operands, bits, free_bytes, untouched
+from tuner.workloads.operands import Operands, bits, free_bytes, poisoned, untouched
 from tuner.workloads.registry import workload_of
-from tuner.workloads.workload import Block, Tolerance
+from tuner.workloads.workload import Block, Case, Tolerance
 
 KEPT_BYTES = 8 * 2**30
 """A reference up to this size (2·10⁹ elements in FP32) is kept for the whole batch."""
@@ -39,115 +40,180 @@ def tolerance(problem: Problem, *, fast_accumulation: bool) -> Tolerance:
 
 
 class Reference:
-    """What one launch of an operand set (the first) leaves in D, in higher precision.
+    """What one launch of each of the operands' cases leaves in D, in higher precision.
 
     Raises:
         ReferenceBroken: it is not finite.
     """
 
     def __init__(self, operands: Operands) -> None:
-        self.problem = operands.problem
-        self._operands = operands
-        self._blocks = tuple(_blocks(self.problem))
-        elements = self.problem.m * self.problem.n * self.problem.batch
-        precision = operands.workload.precision(self.problem)
-        self._name = f"FP{8 * precision.itemsize}"
-        keep = elements * precision.itemsize <= min(KEPT_BYTES, free_bytes(operands.ordinal) // 4)
-        self._kept: list[torch.Tensor] = []
-        figures = []
-        for block in self._blocks:
-            part = self._operands.wanted(block)
-            figures += [
-                torch.linalg.vector_norm(part),
-                torch.linalg.vector_norm(part, float("inf")),
-            ]
-            if keep:
-                self._kept.append(part)
-        values = torch.stack(figures).tolist()
-        self.norm = math.hypot(*values[0::2])
-        self.peak = max(values[1::2])
-        if not (math.isfinite(self.norm) and math.isfinite(self.peak)):
-            raise ReferenceBroken(
-                f"the {self._name} reference of {self.problem} is not finite though its inputs are "
-                "plain normal samples; suspect this GPU or another process on it, and try again"
-            )
-        floor = tolerance(self.problem, fast_accumulation=False).floor
-        self.norm = max(self.norm, floor * operands.sigma * math.sqrt(elements))
-        self.peak = max(self.peak, operands.sigma)
+        self._problem = operands.problem
+        precision = operands.workload.precision(operands.problem)
+        size = len(operands.cases) * operands.check.numel() * precision.itemsize
+        keep = size <= min(KEPT_BYTES, free_bytes(operands.ordinal) // 4)
+        self._wanted = [_Wanted(operands, case, precision, keep=keep) for case in operands.cases]
 
     def check(
-        self, kernel: AnyKernel, *, claims_order: bool
+        self,
+        kernel: AnyKernel,
+        *,
+        claims_order: bool,
+        launch: Callable[[int], None] = lambda _: None,
     ) -> tuple[Correctness, None] | tuple[None, Failure]:
-        """Judge the first set's output, and `operands.check` as the same launch's second run.
+        """Judge each case's output, and `operands.check` as the same launch's second run.
 
+        `launch(i)` enqueues both runs of the i-th case, unless they are there already.
         `claims_order`: the schedule sums in a fixed order, so other bits are a failure. One
-        synchronization, whatever the size.
+        synchronization a case, whatever the size.
         """
-        first, second = self._operands.sets[0].d, self._operands.check
-        figures: list[torch.Tensor] = []
-        for i, block in enumerate(self._blocks):
-            part = block.of(first)
-            wanted = self._kept[i] if self._kept else self._operands.wanted(block)
-            difference = torch.sub(wanted, part)
-            figures += [
-                torch.linalg.vector_norm(difference),
-                torch.linalg.vector_norm(difference, float("inf")),
-                untouched(part).to(difference.dtype),
-                (bits(part) != bits(block.of(second))).sum().to(difference.dtype),
-            ]
-        values = torch.stack(figures).tolist()
-        error = _hypot(values[0::4]) / self.norm
-        max_error = max(values[1::4]) / self.peak if error == error else math.nan
-        unwritten, unequal = int(sum(values[2::4])), int(sum(values[3::4]))
-        bound = tolerance(self.problem, fast_accumulation=kernel.keeps_short_sums)
-        elements = self.problem.m * self.problem.n * self.problem.batch
-        if unwritten:
-            return None, Failure(
-                kind=FailureKind.UNTOUCHED,
-                message=f"{unwritten} of {elements} output elements were never written",
-            )
-        if not (math.isfinite(error) and math.isfinite(max_error)):
-            return None, Failure(
-                kind=FailureKind.NON_FINITE,
-                message="NaN or infinity in the output where the reference is finite",
-            )
-        if error > bound.error or max_error > bound.max_error:
-            return None, Failure(
-                kind=FailureKind.WRONG,
-                message=(
-                    f"relative error {error:.2e} (bound {bound.error:.2e}), largest error "
-                    f"{max_error:.2e} (bound {bound.max_error:.2e}) against {self._name}"
-                ),
-            )
-        if unequal and claims_order:
-            return None, Failure(
-                kind=FailureKind.NOT_REPEATABLE,
-                message=f"{unequal} of {elements} output elements differ between two runs",
-            )
+        bound = tolerance(self._problem, fast_accumulation=kernel.keeps_short_sums)
+        found: list[Correctness] = []
+        for i, wanted in enumerate(self._wanted):
+            launch(i)
+            judged = wanted.judge(bound, claims_order=claims_order)
+            if isinstance(judged, Failure):
+                return None, judged
+            found.append(judged)
         return (
             Correctness(
-                error=error,
-                max_error=max_error,
+                error=max(each.error for each in found),
+                max_error=max(each.max_error for each in found),
                 tolerance=bound.error,
-                repeatable=unequal == 0,
+                repeatable=all(each.repeatable for each in found),
             ),
             None,
         )
 
 
-def _blocks(problem: Problem) -> Iterator[Block]:
-    """Cut the output so that no wide copy of A, B or D exceeds CHUNK_ELEMENTS."""
-    m, n, k = problem.m, problem.n, problem.k
+class _Wanted:
+    """The reference of one case, kept or made anew for every output."""
+
+    def __init__(
+        self, operands: Operands, case: Case, precision: torch.dtype, *, keep: bool
+    ) -> None:
+        problem = operands.problem
+        self._operands, self._case = operands, case
+        self._name = f"FP{8 * precision.itemsize}"
+        self._blocks = tuple(_blocks(problem, case.written))
+        self._each_alone = len(case.sigmas) > 1
+        self._elements = case.written * problem.n * problem.matrices[2]
+        self._kept: list[torch.Tensor] = []
+        figures = []
+        for block in self._blocks:
+            part = operands.wanted(case.operands, block)
+            figures.append(self._sizes(part))
+            if keep:
+                self._kept.append(part)
+        norms, peaks = self._read(figures, 2)
+        self._norms, self._peaks = list(map(_hypot, norms)), list(map(_largest, peaks))
+        if not all(map(math.isfinite, (*self._norms, *self._peaks))):
+            raise ReferenceBroken(
+                f"the {self._name} reference of {problem} is not finite though its inputs are "
+                "plain normal samples; suspect this GPU or another process on it, and try again"
+            )
+        floor = tolerance(problem, fast_accumulation=False).floor
+        root = math.sqrt(max(1, self._elements) / len(case.sigmas))
+        for i, sigma in enumerate(case.sigmas):
+            self._norms[i] = max(self._norms[i], floor * sigma * root)
+            self._peaks[i] = max(self._peaks[i], sigma)
+
+    def judge(self, bound: Tolerance, *, claims_order: bool) -> Correctness | Failure:
+        """Compare the case's output with the reference, and with `operands.check`."""
+        first, second = self._case.operands.d, self._operands.check
+        figures = []
+        for i, block in enumerate(self._blocks):
+            part = block.of(first)
+            wanted = self._kept[i] if self._kept else self._made(block)
+            counts = [poisoned(part), bits(part) != bits(block.of(second))]
+            sums = [each.sum(dim=self._dims).view(1, -1).to(wanted.dtype) for each in counts]
+            figures.append(torch.cat([self._sizes(torch.sub(wanted, part)), *sums]))
+        differences, largest, poison, other = self._read(figures, 4)
+        error = _largest([_hypot(d) / n for d, n in zip(differences, self._norms, strict=True)])
+        max_error = _largest([_largest(d) / p for d, p in zip(largest, self._peaks, strict=True)])
+        unwritten, unequal = int(sum(map(sum, poison))), int(sum(map(sum, other)))
+        beyond = first[:, self._case.written :]
+        overwritten = beyond.numel() - int(untouched(beyond)) if beyond.numel() else 0
+        where = f" ({self._case.name} groups)" if self._case.name else ""
+        if unwritten:
+            return Failure(
+                kind=FailureKind.UNTOUCHED,
+                message=f"{unwritten} of {self._elements} output elements were never written"
+                + where,
+            )
+        if not (math.isfinite(error) and math.isfinite(max_error)):
+            return Failure(
+                kind=FailureKind.NON_FINITE,
+                message=f"NaN or infinity in the output where the reference is finite{where}",
+            )
+        if error > bound.error or max_error > bound.max_error:
+            return Failure(
+                kind=FailureKind.WRONG,
+                message=(
+                    f"relative error {error:.2e} (bound {bound.error:.2e}), largest error "
+                    f"{max_error:.2e} (bound {bound.max_error:.2e}) against {self._name}{where}"
+                ),
+            )
+        if overwritten:
+            return Failure(
+                kind=FailureKind.WRONG,
+                message=f"{overwritten} elements after the last group's rows were written{where}",
+            )
+        if unequal and claims_order:
+            return Failure(
+                kind=FailureKind.NOT_REPEATABLE,
+                message=f"{unequal} of {self._elements} output elements differ between two runs"
+                + where,
+            )
+        return Correctness(
+            error=error, max_error=max_error, tolerance=bound.error, repeatable=unequal == 0
+        )
+
+    def _made(self, block: Block) -> torch.Tensor:
+        return self._operands.wanted(self._case.operands, block)
+
+    @property
+    def _dims(self) -> tuple[int, ...]:
+        """What one figure of a block is of: each of its matrices, or all of it."""
+        return (1, 2) if self._each_alone else (0, 1, 2)
+
+    def _sizes(self, part: torch.Tensor) -> torch.Tensor:
+        """Frobenius norm and largest element: [2, 1], or [2, matrices of the block]."""
+        return torch.stack(
+            [
+                torch.linalg.vector_norm(part, order, dim=self._dims).view(-1)
+                for order in (2, float("inf"))
+            ]
+        )
+
+    def _read(self, figures: Sequence[torch.Tensor], count: int) -> list[list[list[float]]]:
+        """Wait for `count` figures of every block: `[figure][matrix or 0]`, one value a block."""
+        places: list[list[list[float]]] = [[[] for _ in self._case.sigmas] for _ in range(count)]
+        if not figures:  # nothing is written
+            return places
+        columns = iter(torch.cat(tuple(figures), 1).T.tolist())
+        for block, found in zip(self._blocks, figures, strict=True):
+            first = block.batches.start if self._each_alone else 0
+            for place in range(first, first + found.shape[1]):
+                for figure, value in zip(places, next(columns), strict=True):
+                    figure[place].append(value)
+        return places
+
+
+def _blocks(problem: Problem, m: int) -> Iterator[Block]:
+    """Cut D's first `m` rows so that no wide copy of A, B or D exceeds CHUNK_ELEMENTS."""
+    if m == 0:
+        return
+    n, k, matrices = problem.n, problem.k, problem.matrices[2]
     columns = min(n, max(1, CHUNK_ELEMENTS // k))
     rows = min(m, max(1, CHUNK_ELEMENTS // max(k, columns)))
     batches = 1
     if rows == m and columns == n:
-        batches = min(problem.batch, max(1, CHUNK_ELEMENTS // max(m * n, m * k, k * n)))
-    for first in range(0, problem.batch, batches):
+        batches = min(matrices, max(1, CHUNK_ELEMENTS // max(m * n, m * k, k * n)))
+    for first in range(0, matrices, batches):
         for row in range(0, m, rows):
             for column in range(0, n, columns):
                 yield Block(
-                    batches=slice(first, min(first + batches, problem.batch)),
+                    batches=slice(first, min(first + batches, matrices)),
                     rows=slice(row, min(row + rows, m)),
                     columns=slice(column, min(column + columns, n)),
                 )
@@ -156,6 +222,11 @@ def _blocks(problem: Problem) -> Iterator[Block]:
 def _hypot(values: list[float]) -> float:
     """Root of the sum of squares; NaN if any is NaN (math.hypot prefers infinity)."""
     return math.nan if any(v != v for v in values) else math.hypot(*values)
+
+
+def _largest(values: list[float]) -> float:
+    """The largest; NaN if any is NaN, 0 of none."""
+    return math.nan if any(v != v for v in values) else max(values, default=0.0)
 
 
 def use_precise_fp32() -> None:

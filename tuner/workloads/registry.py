@@ -5,6 +5,7 @@ from __future__ import annotations
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.operation import Operation
 from tuner.workloads.dense import Dense
+from tuner.workloads.grouped import Grouped
 from tuner.workloads.integer import Integer
 from tuner.workloads.scaled import Scaled
 from tuner.workloads.workload import Workload
@@ -13,6 +14,7 @@ WORKLOADS: tuple[Workload, ...] = (
     Dense(),
     Scaled(),
     Integer(),
+    Grouped(),
 )
 
 

@@ -94,13 +94,13 @@ class Scaled:
     def defaults(self, problem: Problem) -> Sequence[Way]:  # noqa: ARG002
         """`torch._scaled_mm`, or bf16 where cuBLAS does not take the extents."""
         return (
-            Way(name="torch._scaled_mm", launches=_fast, takes=_is_taken),
+            Way(name="torch._scaled_mm", launches=_fast, takes=is_taken),
             Way(name="torch.mm on bf16 copies", launches=products_of_copies(torch.bfloat16)),
         )
 
     def alternatives(self, problem: Problem) -> Sequence[Way]:
         """Precise accumulation; no FP8 at all."""
-        if not _is_taken(problem):
+        if not is_taken(problem):
             return ()
         return (
             Way(name="torch._scaled_mm without fast accumulation", launches=_precise),
@@ -115,7 +115,8 @@ def factors(operands: OperandSet) -> tuple[torch.Tensor, torch.Tensor]:
     return scale_a, scale_b
 
 
-def _is_taken(problem: Problem) -> bool:
+def is_taken(problem: Problem) -> bool:
+    """Whether cuBLAS takes FP8 operands of these extents."""
     return problem.k % FP8_MULTIPLE == 0 and problem.n % FP8_MULTIPLE == 0
 
 

@@ -34,7 +34,7 @@ def first_that_runs(
             return _launched(way, problem, sets, room)
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise
-        except (RuntimeError, TypeError) as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             # Another torch, or another library beneath it, takes other extents and keywords.
             reason = str(error).strip().splitlines()[:1]
             _LOG.warning("torch refuses %s for %s: %s", way.name, problem, *reason or ("",))

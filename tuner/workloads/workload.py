@@ -19,12 +19,35 @@ from gemmsmith.runtime.abi import Arguments
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OperandSet:
-    """One launch's operands, as [batch, rows, columns] views in the problem's layout.
+class Groups:
+    """How one launch's tokens are divided.
 
     Attributes:
-        scale_a, scale_b: FP32 factors: [1] of tensor scaling; [batch, m, 1] and [batch, 1, n] of
-            row scaling; None without.
+        spread: the name of their distribution over the groups.
+        ends: where each group's tokens end; the last end may leave some to no group.
+        offsets: the same, int32 on the device.
+    """
+
+    spread: str
+    ends: tuple[int, ...]
+    offsets: torch.Tensor
+
+    @property
+    def runs(self) -> tuple[slice, ...]:
+        """Each group's tokens."""
+        return tuple(map(slice, (0, *self.ends), self.ends))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OperandSet:
+    """One launch's operands, as [matrices, rows, columns] views in the problem's layout.
+
+    There is one matrix per batch entry or group, and a single one of what groups share.
+
+    Attributes:
+        scale_a, scale_b: FP32 factors: [1] of tensor scaling; [matrices, m, 1] and
+            [matrices, 1, n] of row scaling; None without.
+        groups: of a grouped operation.
     """
 
     a: torch.Tensor
@@ -32,6 +55,30 @@ class OperandSet:
     d: torch.Tensor
     scale_a: torch.Tensor | None = None
     scale_b: torch.Tensor | None = None
+    groups: Groups | None = None
+
+
+def groups_of(operands: OperandSet) -> Groups:
+    """The groups of a set that has them."""
+    assert operands.groups is not None  # noqa: S101 - drawn with them
+    return operands.groups
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One launch that is verified.
+
+    Attributes:
+        written: leading rows of D that it writes; those after them are to stay as they are.
+        sigmas: expected standard deviation of an element of D; several: of each matrix of D, which
+            is then judged by itself, because a mistake in a small one is lost beside a large one.
+        name: what tells it from the others.
+    """
+
+    operands: OperandSet
+    written: int
+    sigmas: tuple[float, ...]
+    name: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,12 +90,14 @@ class Drawn:
         check: one more output, for a second run of the same launch.
         start: what D holds before a launch that adds to it; None where D is only written.
         sigma: expected standard deviation of an element of D after one launch.
+        cases: what is verified, where that is more than the first set.
     """
 
     sets: tuple[OperandSet, ...]
     check: torch.Tensor
     start: torch.Tensor | None = None
     sigma: float
+    cases: tuple[Case, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,14 +110,14 @@ class RandomSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """A part of the output: ranges of batches, rows and columns."""
+    """A part of the output: ranges of its matrices, their rows and columns."""
 
     batches: slice
     rows: slice
     columns: slice
 
     def of(self, output: torch.Tensor) -> torch.Tensor:
-        """That part of a [batch, m, n] tensor."""
+        """That part of a [matrices, m, n] tensor."""
         return output[self.batches, self.rows, self.columns]
 
 
@@ -100,11 +149,13 @@ class Way:
         launches: of a problem, its operand sets, and bytes that copies of operands may take: a
             launch per set, or for as many sets as copies of them fit. Nothing is launched yet.
         takes: whether torch accepts the problem's extents.
+        rival: an alternative that may well beat the default: the finals time it too.
     """
 
     name: str
     launches: Callable[[Problem, Sequence[OperandSet], int], list[Launch]]
     takes: Callable[[Problem], bool] = lambda _: True
+    rival: bool = False
 
 
 class Workload(Protocol):
@@ -114,7 +165,7 @@ class Workload(Protocol):
         """Whether the operation is of this family."""
 
     def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
-        """`count` sets of operands of realistic spread; the same for the same seed."""
+        """Sets of operands of realistic spread, in memory for `count`; the same for a seed."""
 
     def arguments(self, problem: Problem, operands: OperandSet, d: torch.Tensor) -> Arguments:
         """The C ABI's arguments of a set with output `d`; device and launch are left out."""

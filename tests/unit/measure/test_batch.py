@@ -6,19 +6,25 @@ Streams, events and graphs are the only stand-ins; kernels are C compiled into a
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
+import torch
 
 from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import Cutlass3xKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
 from gemmsmith.launch import Decomposition, Launch
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.host import MODEL, HostEvent, HostGraph, HostStream, build_pack
-from tuner.measure import baseline, batch, bench, company, power, states, timing
+from tests.support.replacing import replace
+from tuner.measure import baseline, batch, bench, company, power, spreads, states, timing
 from tuner.measure.batch import Batches
 from tuner.measure.conditions import Monitor
+from tuner.measure.graphs import Replay
 from tuner.measure.policy import Policy
 from tuner.measure.protocol import (
     NOBODY,
@@ -163,6 +169,87 @@ def test_finals_pair_the_survivors_with_the_baseline(
     assert decode_reply(encode(done)) == done
     waits = [reply.index for reply in said if isinstance(reply, Started)][-20:]
     assert sorted(waits) == sorted([NOBODY, 0, 6, 7] * 5)
+
+
+def test_groups_are_verified_in_every_spread_and_timed_in_each(
+    batches: Batches, pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "gain", lambda *_: 0.0)
+    problem = replace(PROBLEM, batch=3, dtype="bf16.group_rows")
+    names = ("good", "wrong", "unwritten", "even", "other")
+    field = entrants(pack, *names, dtype=problem.dtype)
+    done = batches.finals(FinalsRequest(problem=problem, entrants=field, policy=POLICY, seed=1))
+    assert [o.index for o in done.finalists] == [0, 4]
+    failures = {o.index: o.failure for o in done.failures if o.failure}
+    assert {index: failure.kind for index, failure in failures.items()} == {
+        1: FailureKind.WRONG,
+        2: FailureKind.UNTOUCHED,
+        3: FailureKind.WRONG,
+    }
+    assert "balanced groups" in failures[1].message
+    assert "(skewed groups)" in failures[3].message  # right where groups are equal
+    assert [rival.name for rival in done.rivals] == ["loop of torch.mm"]
+    assert len(done.rivals[0].samples_us) == len(done.baseline_us) == 5
+    assert [each.spread for each in done.spreads] == ["balanced", "skewed", "very_skewed"]
+    for each in done.spreads:
+        assert len(each.times_us) == 2
+        assert min(*each.times_us, each.default_us) > 0
+    assert decode_reply(encode(done)) == done
+
+
+def test_a_default_is_not_its_own_rival(
+    batches: Batches, pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def waits(*_: object, **__: object) -> None:
+        raise RuntimeError("called a synchronizing CUDA operation")
+
+    monkeypatch.setattr(torch, "_grouped_mm", waits)  # so that the loop is the default
+    monkeypatch.setattr(states, "gain", lambda *_: 0.0)
+    problem = replace(PROBLEM, batch=3, dtype="bf16.group_rows")
+    field = entrants(pack, "good", dtype=problem.dtype)
+    done = batches.finals(FinalsRequest(problem=problem, entrants=field, policy=POLICY, seed=1))
+    assert done.baseline_us
+    assert done.rivals == ()
+
+
+def test_each_spread_is_timed_on_its_own_sets_alone(
+    batches: Batches, pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replayed: list[set[tuple[str, int]]] = []
+    recording = False
+    captured = spreads.captured_beside
+    launched, computed = bench.Bench._launch, baseline.Baseline.compute
+
+    @contextmanager
+    def beside(*arguments: Any, **keywords: Any) -> Iterator[list[Replay]]:
+        nonlocal recording
+        with captured(*arguments, **keywords) as graphs:
+            replayed.append(set())
+            recording = True
+            yield graphs
+            recording = False
+
+    def launch(self: bench.Bench, prepared: bench.Prepared, i: int) -> None:
+        if recording:
+            replayed[-1].add(("ours", i % self.set_count))
+        launched(self, prepared, i)
+
+    def compute(self: baseline.Baseline, i: int) -> torch.Tensor:
+        if recording:
+            replayed[-1].add(("default", i % len(self._launches)))
+        return computed(self, i)
+
+    monkeypatch.setattr(states, "gain", lambda *_: 0.0)
+    monkeypatch.setattr(spreads, "captured_beside", beside)
+    monkeypatch.setattr(bench.Bench, "_launch", launch)
+    monkeypatch.setattr(baseline.Baseline, "compute", compute)
+    problem = replace(PROBLEM, batch=3, dtype="bf16.group_rows")
+    field = entrants(pack, "good", dtype=problem.dtype)
+    batches.finals(FinalsRequest(problem=problem, entrants=field, policy=POLICY, seed=1))
+    assert len(replayed) == 3
+    for first, met in enumerate(replayed):
+        assert {who for who, _ in met} == {"ours", "default"}
+        assert {i % 3 for _, i in met} == {first}
 
 
 def test_who_is_ahead_is_timed_rested_too(

@@ -35,7 +35,8 @@ class Played:
         self.operands = self
 
     def capture(self, *arguments: Any) -> Graph:
-        *_, launches, then = arguments
+        *_, launches, then, over = arguments
+        assert over is None
         then(0)
         return Graph(launches)
 

@@ -8,9 +8,9 @@ import pytest
 
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import MainloopSchedule, TileScheduler
+from gemmsmith.kernel import CutlassKernel, MainloopSchedule, TileScheduler
 from gemmsmith.launch import Decomposition
-from gemmsmith.problem import DType, Problem
+from gemmsmith.problem import DType, Layout, Problem
 from tests.support.replacing import replace
 from tuner.backends import candidates
 from tuner.backends.cutlass.operation import is_padded
@@ -175,3 +175,26 @@ def _timed(problem: Problem, found: list[Candidate]) -> float:
     before = time.process_time()
     MODEL.predict(problem, found, H200)
     return time.process_time() - before
+
+
+def test_groups_are_predicted_as_a_batch_of_their_shares() -> None:
+    """The same tiles and the same bytes, for either orientation."""
+    plain = [each for each in _plain_tn() if each.kernel.scheduler is TileScheduler.PERSISTENT]
+    for tokens, groups, n, k in ((4096, 32, 7168, 2048), (32, 128, 1536, 2048)):
+        alike = Problem(m=max(1, tokens // groups), n=n, k=k, batch=min(tokens, groups))
+        rows = Problem(m=tokens, n=n, k=k, batch=groups, dtype="bf16.group_rows")
+        assert MODEL.predict(rows, plain, H200) == MODEL.predict(alike, plain, H200)
+    alike = Problem(m=1536, n=2048, k=512, batch=64, layout=Layout.NT)
+    depth = Problem(
+        m=1536, n=2048, k=512 * 64, batch=64, dtype="bf16.group_depth", layout=Layout.NT
+    )
+    assert MODEL.predict(depth, plain, H200) == MODEL.predict(alike, plain, H200)
+
+
+def _plain_tn() -> list[Candidate]:
+    found = candidates(Problem(m=4096, n=4096, k=4096), H200)
+    assert {each.kernel.swapped for each in found if isinstance(each.kernel, CutlassKernel)} == {
+        True,
+        False,
+    }
+    return found

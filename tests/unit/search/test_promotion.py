@@ -13,7 +13,7 @@ from gemmsmith.launch import Decomposition, Launch
 from tests.support.candidates import EXACT, PROBLEM, named
 from tests.support.replacing import replace
 from tuner.search.promotion import decide
-from tuner.trial import Finals, Rounds
+from tuner.trial import Finals, InSpread, OnSpread, Rival, Rounds
 
 
 def finals(
@@ -61,6 +61,30 @@ def test_what_wins_at_the_power_limit_only_is_not_recommended() -> None:
     assert decision.baseline is not None
     assert decision.baseline.median_us == pytest.approx(9.0, rel=0.05)
     assert decision.conditions.sm_clock_mhz == 1500
+
+
+def test_what_is_told_of_rivals_and_spreads_is_the_winners_and_decides_nothing() -> None:
+    slow, fast = named("slow"), named("fast")
+    held = finals({slow: 10.5, fast: 10.0}, baseline=12.0)
+    decision = decide(
+        replace(
+            held,
+            rivals=(Rival(name="loop", samples_us=tuple(0.9 * us for us in held.samples_us[1])),),
+            spreads=(
+                InSpread(spread="balanced", times_us=(9.0, 9.5), default_us=13.0),
+                InSpread(spread="very_skewed", times_us=(12.0, 10.5), default_us=11.0),
+            ),
+        )
+    )
+    assert (decision.candidate, decision.use) == (fast, Use.CUTLASS)
+    (rival,) = decision.rivals
+    assert rival.name == "loop"
+    assert rival.speedup.median == pytest.approx(0.9)
+    assert rival.median_us == pytest.approx(9.0, rel=0.05)
+    assert decision.spreads == (
+        OnSpread(spread="balanced", median_us=9.5, default_us=13.0),
+        OnSpread(spread="very_skewed", median_us=10.5, default_us=11.0),
+    )
 
 
 def test_the_winner_is_fastest_between_the_states_of_what_gains_in_both() -> None:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gemmsmith.answer import Use
+from gemmsmith.answer import Ratio, Use
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.records import (
     DEVICE,
@@ -22,7 +22,7 @@ from tests.support.records import (
 from tests.support.replacing import replace
 from tuner.errors import StoreError
 from tuner.store import Store
-from tuner.trial import Phase
+from tuner.trial import AgainstRival, OnSpread, Phase
 
 H200 = DEVICE.slug
 
@@ -122,6 +122,26 @@ def test_what_power_costs_is_kept(store: Store) -> None:
     dear = store.promote(replace(winner(), power_penalty=1.05))
     assert store.winner(PROBLEM, H200) == dear
     assert (dear.power_penalty, dear.revision) == (1.05, 2)
+
+
+def test_rivals_and_spreads_are_kept(store: Store) -> None:
+    plain = store.promote(winner())
+    assert plain.rivals == plain.spreads == ()
+    told = replace(
+        winner(),
+        rivals=(
+            AgainstRival(
+                name="loop of torch.mm",
+                median_us=12.0,
+                speedup=Ratio(median=1.2, ci_low=1.1, ci_high=1.3),
+            ),
+        ),
+        spreads=(OnSpread(spread="balanced", median_us=10.0, default_us=11.0),),
+    )
+    kept = store.promote(told)
+    assert kept.revision == 2
+    assert replace(kept, revision=0, promoted_at="") == told
+    assert store.winner(PROBLEM, H200) == kept
 
 
 def test_a_winner_without_any_candidate_is_kept(store: Store) -> None:

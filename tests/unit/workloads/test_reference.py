@@ -168,7 +168,7 @@ def test_blocks_cover_the_output_once(
     monkeypatch.setattr(checking, "KEPT_BYTES", 2**30 if kept else 0)
     operands = Operands(problem, SMALL, HOST, seed=1)
     touched = torch.zeros_like(operands.check, dtype=torch.int32)
-    blocks = list(checking._blocks(problem))
+    blocks = list(checking._blocks(problem, problem.m))
     assert len(blocks) > 1
     for block in blocks:
         block.of(touched).add_(1)

@@ -186,8 +186,9 @@ def test_a_way_that_torch_refuses_falls_to_the_next_and_is_named(
         return Way(name=name, launches=lambda *_: [launch])
 
     refused = way("newer", TypeError("unexpected keyword argument"))
+    other_gpu = way("another GPU's", ValueError("only supported on CUDA devices with …"))
     found, _ = ways.first_that_runs(
-        [refused, way("older", None)], problem, operands.sets, operands.room
+        [refused, other_gpu, way("older", None)], problem, operands.sets, operands.room
     )
     assert found == "older"
     assert "torch refuses newer for 4×4×4 bf16 tn: unexpected keyword argument" in caplog.text

@@ -1,0 +1,46 @@
+"""The finalists of a grouped problem where tokens are spread in one way only.
+
+A winner is chosen over all spreads together; these times tell where it wins. Sustained, in rounds
+of their own, few of them: they decide nothing.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+from tuner.measure.baseline import captured_beside
+from tuner.measure.states import ROUNDS_BUDGET_US, Finalists
+from tuner.measure.timing import FINAL_REPLAY_US, LEAST_ROUNDS, affordable, launches_per_replay
+from tuner.trial import InSpread
+
+
+def by_spread(finalists: Finalists) -> tuple[InSpread, ...]:
+    """Medians by spread, in the order of the sets; empty without groups, or without finalists.
+
+    Raises:
+        CandidateFailed, ContextDead
+    """
+    if not finalists.field:
+        return ()
+    sets: dict[str, list[int]] = {}
+    for i, operands in enumerate(finalists.bench.operands.sets):
+        if operands.groups is not None:
+            sets.setdefault(operands.groups.spread, []).append(i)
+    return tuple(_within(finalists, spread, over) for spread, over in sets.items())
+
+
+def _within(finalists: Finalists, spread: str, over: list[int]) -> InSpread:
+    sustained = finalists.sustained
+    times = [median(samples) for samples in (*sustained.samples_us, sustained.baseline_us)]
+    launches = launches_per_replay(min(times), len(over), FINAL_REPLAY_US)
+    rounds = min(finalists.rounds, LEAST_ROUNDS)
+    counts = [launches] * len(times)
+    with captured_beside(finalists.bench, finalists.field, counts, over=over) as graphs:
+        taken = finalists.timer.rounds(
+            graphs,
+            affordable(rounds, launches * sum(times), ROUNDS_BUDGET_US),
+            seed=finalists.seed,
+            announce=finalists.blame(range(len(finalists.field))),
+        )
+    *mine, default = map(median, taken.samples_us)
+    return InSpread(spread=spread, times_us=tuple(mine), default_us=default)

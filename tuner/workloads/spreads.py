@@ -1,0 +1,89 @@
+"""How tokens spread over the groups of a grouped problem; plain arithmetic, no torch.
+
+Tokens per expert differ from step to step while their total does not, and a kernel that wins where
+groups are equal may lose where one is large and many are empty. So every grouped problem is drawn
+in three spreads, and in several draws of each. A draw depends on the problem's extents and its
+number alone: all candidates meet the same groups, today and next month.
+"""
+
+from __future__ import annotations
+
+import random
+from enum import StrEnum
+from itertools import accumulate
+
+from gemmsmith.operation import Grouping
+from gemmsmith.problem import Problem
+
+TMA_BYTES = 16
+"""TMA reads from multiples of so many bytes."""
+
+HOT_SHARE = 0.3
+"""Share of the tokens that a very skewed draw gives to one group beside what that has anyway."""
+
+
+class Spread(StrEnum):
+    """A distribution of tokens over groups."""
+
+    BALANCED = "balanced"  # equal groups, as far as the total allows
+    SKEWED = "skewed"  # shares by a Dirichlet distribution of 2
+    VERY_SKEWED = "very_skewed"  # by one of 0.5; a quarter of the groups empty, one large
+
+
+def ends_of(problem: Problem, spread: Spread, draw: int) -> tuple[int, ...]:
+    """Where each group's tokens end, the last with the last token."""
+    tokens, groups = tokens_of(problem), problem.batch
+    step = run_multiple(problem)
+    units = -(-tokens // step)
+    if spread is Spread.BALANCED:
+        # With fewer tokens than groups, those that have one differ from draw to draw.
+        before = units * draw // groups
+        ends = [units * (group + 1 + draw) // groups - before for group in range(groups)]
+    else:
+        source = random.Random(f"{spread} {draw}")  # noqa: S311 - a draw, not a secret
+        ends = _divided(_weights(spread, groups, source), units, source)
+    return tuple(min(tokens, step * end) for end in ends)
+
+
+def short_ends(problem: Problem, seed: int) -> tuple[int, ...]:
+    """Ends of skewed groups that leave the last tokens to none: where buffers are padded.
+
+    For verification alone, so another seed gives others.
+    """
+    step = run_multiple(problem)
+    units = tokens_of(problem) // step
+    source = random.Random(seed)  # noqa: S311 - a draw, not a secret
+    weights = _weights(Spread.SKEWED, problem.batch, source)
+    ends = _divided(weights, max(0, units - 1 - units // 8), source)
+    return tuple(step * end for end in ends)
+
+
+def tokens_of(problem: Problem) -> int:
+    """The extent that the groups share."""
+    return problem.m if problem.operation.grouping is Grouping.ROWS else problem.k
+
+
+def run_multiple(problem: Problem) -> int:
+    """Tokens by which groups start: 1 unless tokens lie side by side, which programs then pad."""
+    operation = problem.operation
+    if operation.grouping is Grouping.DEPTH and operation.layout.is_k_major:
+        return TMA_BYTES // operation.a.bytes
+    return 1
+
+
+def _weights(spread: Spread, groups: int, source: random.Random) -> list[float]:
+    if spread is Spread.SKEWED:
+        return [source.gammavariate(2.0, 1.0) for _ in range(groups)]
+    weights = [source.gammavariate(0.5, 1.0) for _ in range(groups)]
+    hot, *empty = source.sample(range(groups), 1 + groups // 4)
+    for group in empty:
+        weights[group] = 0.0
+    weights[hot] += sum(weights) * HOT_SHARE / (1 - HOT_SHARE)
+    return weights
+
+
+def _divided(weights: list[float], units: int, source: random.Random) -> list[int]:
+    """Ends of runs in proportion; where they round to falls to chance, as tokens do."""
+    sums = list(accumulate(weights))
+    phase = source.random()
+    return [int(units * (part / sums[-1]) + phase) for part in sums]
