@@ -85,6 +85,10 @@ _NAMES = {
     "int8.out_bf16.scale_row": "int8_row",
     "bf16.out_f32": "f32_{}",
     "tf32": "tf32_{}",
+    "bf16.group_rows": "rows_{}",
+    "bf16.group_depth": "depth_{}",
+    "fp8_e4m3.scale_row.group_rows": "rows_fp8",
+    "fp8_e4m3.scale_row.group_depth": "depth_fp8",
 }
 
 
