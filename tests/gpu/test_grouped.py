@@ -24,6 +24,7 @@ from tuner.backends import Level, kernels, refusal
 from tuner.compile import ArtifactStore, Builder, find_toolchain
 
 CASES = 300
+EXPERTS = (1, 3, 8, 64, 128)
 KERNELS = 3
 """Of each operation."""
 BOUND = 1e-2
@@ -125,7 +126,7 @@ def test_300_random_mixtures_against_torch(
     chance = random.Random(20261123)
     launched_ones = 0
     for _ in range(CASES):
-        experts = chance.choice((1, 3, 8, 64, 128))
+        experts = chance.choice(EXPERTS)
         tokens = round((8 * ground.largest) ** chance.random())
         n, k = extent(chance, ground), extent(chance, ground)
         experts = min(experts, max(1, LARGEST // (n * k)))

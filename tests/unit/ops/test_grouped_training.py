@@ -13,7 +13,8 @@ __all__ = ["test_300_random_mixtures_against_torch", "test_scaled_mixtures"]
 
 @pytest.fixture(autouse=True)
 def _on_the_host(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Below autograd, without the binding; fewer, as kernels in C are slow."""
+    """Below autograd, without the binding; fewer, as torch's loop over the experts is slow here."""
     monkeypatch.setattr(stand_in.ENGINE.keywords["platform"], "kind", "cpu")
     monkeypatch.setattr(Dispatch, "of", lambda kind: None)
     monkeypatch.setattr(on_gpus, "CASES", 12)
+    monkeypatch.setattr(on_gpus, "EXPERTS", (1, 3, 8))
