@@ -19,14 +19,12 @@ from typing import Any
 import torch
 
 from gemmsmith.ops.below import stand_before
+from gemmsmith.ops.dispatch import Weights
 from gemmsmith.ops.engine import Engine
 from gemmsmith.ops.forms import Form
 
 _ROW_RECIPE = [1]
 """at::blas::ScalingType::RowWise, of `_scaled_grouped_mm_v2`."""
-
-Weights = frozenset[tuple[int, int]]
-"""Sizes of weights, without the number of experts."""
 
 
 def by_kernel(
@@ -74,7 +72,7 @@ def on(engine: Engine, kind: str, only: Weights | None) -> Iterator[None]:
     Args:
         engine: decides.
         kind: of the device: `cuda`.
-        only: weights whose products are replaced; None: all.
+        only: sizes of one expert's weights whose products are replaced; None: all.
     """
     _install(kind)
     before = _TakenOver.engine, _TakenOver.only

@@ -18,12 +18,15 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch.nn import functional
 
 import gemmsmith
+from gemmsmith.answer import Use
+from gemmsmith.lookup import Lookup
 from gemmsmith.ops import engine as engines
 from gemmsmith.ops.dispatch import Dispatch
 from gemmsmith.ops.engine import Engine, install
 from gemmsmith.ops.forms import Form
 from gemmsmith.problem import Problem
-from tests.support.stand_in import Chooser, Host
+from gemmsmith.snapshot import Row, Snapshot
+from tests.support.stand_in import Chooser, Host, Packs, config
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 Runs = Callable[[], int]
@@ -113,7 +116,6 @@ def step(
 OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
     "aten": torch._grouped_mm,
     "functional": functional.grouped_mm,
-    "ours": gemmsmith.grouped_mm,
 }
 
 
@@ -154,6 +156,33 @@ def test_a_product_is_decided_by_its_tokens_not_by_whose_they_are(
                 step(torch._grouped_mm, tokens(count), w, offs)
                 assert len(chooser.asked) == decided
     assert runs() == 6 * 4 * 3
+
+
+def test_the_nearest_number_of_tokens_answers(pack: Path, host: Host, runs: Runs) -> None:
+    """For these experts and no others."""
+    rows = [
+        Row(
+            problem=one,
+            use=Use.CUTLASS,
+            config=config(name, one.dtype, one.layout),
+            deterministic=True,
+        )
+        for one, name in zip(THREE["tn"], ("rows_tn", "rows_tt", "depth_nt"), strict=True)
+    ]
+    lookup = Lookup(Snapshot.of("host-4sm", rows), pin=True)
+    before = install(Engine(lookup, Packs(pack), platform=host))
+    try:
+        with gemmsmith.patch():
+            for count in (T, T + 8, T + 9):
+                step(torch._grouped_mm, tokens(count), experts(), ends())
+                assert runs() == 3
+            step(
+                torch._grouped_mm, tokens(), experts()[1:].detach().requires_grad_(), ends(5, 9, 20)
+            )
+            train(Experts(K, 2 * N))
+        assert runs() == 0
+    finally:
+        install(before)
 
 
 def test_decisions_do_not_fill_the_memory(
