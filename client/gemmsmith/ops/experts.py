@@ -60,7 +60,8 @@ def by_kernel(
 
 def takes(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether torch's own grouped product of these comes by here at present."""
-    return _TakenOver.engine is not None and (_TakenOver.only is None or _of(_TakenOver.only, a, b))
+    only, ours = _TakenOver.only, a.dim() == 2 and b.dim() in (2, 3)
+    return _TakenOver.engine is not None and ours and (only is None or _of(only, a, b))
 
 
 @contextmanager
@@ -103,8 +104,6 @@ class _TakenOver:
 
 def _of(weights: Weights, a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether the product may be an output, or a gradient, of experts with these weights."""
-    if a.dim() != 2:
-        return False
     rows, columns = b.shape[-2:] if b.dim() == 3 else (a.shape[0], b.shape[-1])
     return (rows, columns) in weights or (columns, rows) in weights
 
@@ -169,6 +168,7 @@ def _scaled(
 ) -> torch.Tensor | None:
     if (
         offs is None
+        or offs.dim() != 1
         or bias is not None
         or scale_result is not None
         or out_dtype not in (None, torch.bfloat16)
@@ -208,6 +208,7 @@ def _scaled_v2(
 ) -> torch.Tensor | None:
     if (
         not list(recipe_a) == list(recipe_b) == _ROW_RECIPE
+        or not len(scale_a) == len(scale_b) == 1
         or any(swizzle_a)
         or any(swizzle_b)
         or contraction_dim

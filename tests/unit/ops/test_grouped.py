@@ -323,12 +323,18 @@ def test_scaled_by_depth(engine: Engine, chooser: Chooser, runs: Runs, version: 
     assert chooser.asked == [problem(K, N, count, "fp8_e4m3.scale_row.group_depth", "tn")]
 
 
-def test_recipes_without_a_factor_per_row_are_torchs(engine: Engine, chooser: Chooser) -> None:
+def test_what_is_not_scaled_by_rows_is_torchs(engine: Engine, chooser: Chooser) -> None:
     if not hasattr(torch, "_scaled_grouped_mm_v2"):
         pytest.skip("this torch has no _v2")
     a, b = eight_bits(T, K), eight_bits(E, N, K).mT
-    with gemmsmith.patch(), pytest.raises(NotImplementedError):
-        scaled(2, a, b, torch.rand(T), torch.rand(E, N), recipe=3)
+    factors = torch.rand(T), torch.rand(E, N)
+    with gemmsmith.patch():
+        with pytest.raises(NotImplementedError):
+            scaled(2, a, b, *factors, recipe=3)
+        with pytest.raises(NotImplementedError):
+            torch._scaled_grouped_mm_v2(a, b, [], [1], [], [], [1], [], offs=ends())
+        with pytest.raises(NotImplementedError):
+            torch._scaled_grouped_mm(a, b, *factors, offs=ends()[0])
     assert not chooser.asked
 
 
