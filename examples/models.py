@@ -1,4 +1,5 @@
-"""The models of `train_gpt.py`: a GPT of 350 M parameters, and blocks of an 8 B Llama.
+"""The models of `train_gpt.py`: a GPT of 350 M parameters, and blocks of an 8 B Llama; and that of
+`train_moe.py`, a mixture of experts.
 
 Plain PyTorch. Only `Fp8Linear` knows that there is more than one way to multiply.
 """
@@ -37,6 +38,14 @@ class Size:
         return self.batch * self.length
 
 
+@dataclass(frozen=True, kw_only=True)
+class MoeSize(Size):
+    """A mixture of experts: `feed` is the width of one, and each token has `chosen` of them."""
+
+    experts: int
+    chosen: int
+
+
 SIZES = {
     # GPT-3 Medium's sizes, 355 M parameters with tied embeddings.
     "gpt-350m": Size(
@@ -55,9 +64,22 @@ SIZES = {
     ),
 }  # fmt: skip
 
+MOE_SIZES = {
+    # OLMoE's proportions at half its width: 1.0 B parameters, of which a token meets 0.2 B.
+    "moe-1b": MoeSize(
+        layers=9, width=1024, heads=16, kv_heads=16, feed=512, vocabulary=50304,
+        gated=True, batch=16, length=1024, experts=64, chosen=8,
+    ),
+    # For trying the script without a GPU.
+    "moe-tiny": MoeSize(
+        layers=2, width=64, heads=4, kv_heads=2, feed=32, vocabulary=128,
+        gated=True, batch=2, length=32, experts=4, chosen=2,
+    ),
+}  # fmt: skip
+
 
 class Block(nn.Module):
-    """Attention and feed-forward, each behind a norm: GPT's with GELU, or Llama's gated one."""
+    """Attention and feed-forward, each behind a norm: GPT's with GELU, a gated one, or experts."""
 
     def __init__(self, size: Size, linear: Callable[[int, int], nn.Module]) -> None:
         super().__init__()
@@ -67,6 +89,10 @@ class Block(nn.Module):
         self.norm_1, self.norm_2 = nn.RMSNorm(size.width), nn.RMSNorm(size.width)
         self.qkv = linear(size.width, (size.heads + 2 * size.kv_heads) * self.head)
         self.out = linear(size.width, size.width)
+        self.experts: Experts | None = None
+        if isinstance(size, MoeSize):
+            self.experts = Experts(size)
+            return
         self.up = linear(size.width, size.feed * (2 if size.gated else 1))
         self.down = linear(size.feed, size.width)
 
@@ -82,11 +108,42 @@ class Block(nn.Module):
             q, k, v, is_causal=True, enable_gqa=self.kv_heads != self.heads
         )
         x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
+        if self.experts is not None:
+            return x + self.experts(self.norm_2(x))
         hidden = self.up(self.norm_2(x))
         if self.gated:
             gate, hidden = hidden.chunk(2, dim=-1)
             return x + self.down(functional.silu(gate) * hidden)
         return x + self.down(functional.gelu(hidden, approximate="tanh"))
+
+
+class Experts(nn.Module):
+    """Gated feed-forward layers, of which a router chooses some for each token.
+
+    Two grouped products over tokens sorted by expert, as transformers and torchtitan have them. How
+    many tokens an expert gets is known to the device alone. No loss balances the experts.
+    """
+
+    def __init__(self, size: MoeSize) -> None:
+        super().__init__()
+        self.chosen = size.chosen
+        self.router = nn.Linear(size.width, size.experts, bias=False)
+        self.up = nn.Parameter(torch.empty(size.experts, 2 * size.feed, size.width))
+        self.down = nn.Parameter(torch.empty(size.experts, size.width, size.feed))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, length, width] to the same."""
+        flat = x.flatten(0, 1)
+        shares, experts = self.router(flat).float().softmax(dim=-1).topk(self.chosen)
+        shares = (shares / shares.sum(dim=-1, keepdim=True)).to(x.dtype)
+        sorted_experts, order = experts.flatten().sort(stable=True)
+        numbers = torch.arange(self.up.shape[0], device=x.device)
+        ends = torch.searchsorted(sorted_experts, numbers, right=True, out_int32=True)
+        rows = flat.index_select(0, order // self.chosen)
+        gate, hidden = torch._grouped_mm(rows, self.up.mT, offs=ends).chunk(2, dim=-1)
+        out = torch._grouped_mm(functional.silu(gate) * hidden, self.down.mT, offs=ends)
+        found = out.index_select(0, order.argsort()).view(*shares.shape, -1)
+        return (found * shares[..., None]).sum(dim=1).view_as(x)
 
 
 class Model(nn.Module):
@@ -107,7 +164,7 @@ class Model(nn.Module):
         self.head = nn.Linear(size.width, size.vocabulary, bias=False)
         self.head.weight = self.embedding.weight
         for parameter in self.parameters():
-            if parameter.dim() == 2:
+            if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

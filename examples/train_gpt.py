@@ -74,10 +74,14 @@ class Side:
 
 
 def main() -> int:
-    """Train and compare."""
+    """Train and compare what is asked for."""
     options = _options()
+    return compare(options, SIZES[options.model])
+
+
+def compare(options: argparse.Namespace, size: Size) -> int:
+    """Train and compare a model of that size; `options` are those of this script."""
     device = torch.device(options.device)
-    size = SIZES[options.model]
     if options.winners:
         gemmsmith.use(options.winners, pin=True)
     torch.manual_seed(options.seed)
@@ -302,6 +306,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", choices=sorted(SIZES), default="gpt-350m")
     parser.add_argument("--precision", choices=("bf16", "fp8"), default="bf16")
     parser.add_argument("--mode", choices=("eager", "compiled", "graph"), default="eager")
+    return parsed(parser)
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The options of a script, with those that all comparisons have."""
     parser.add_argument("--winners", help="a service's URL or a baked file; without: torch twice")
     parser.add_argument(
         "--steps", type=int, default=153, help="of each model, 3 of them to warm up"

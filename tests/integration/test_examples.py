@@ -1,24 +1,34 @@
-"""The training example runs, without a GPU too, and both sides learn the same."""
+"""The training examples run, without a GPU too, and both sides learn the same."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "train_gpt.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SCRIPT = EXAMPLES / "train_gpt.py"
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp8"])
-def test_train_gpt(tmp_path: Path, precision: str) -> None:
+@pytest.mark.parametrize(
+    ("script", "options"),
+    [
+        ("train_gpt.py", ("--model", "tiny", "--precision", "bf16")),
+        ("train_gpt.py", ("--model", "tiny", "--precision", "fp8")),
+        ("train_moe.py", ("--tiny",)),
+    ],
+)
+def test_training(tmp_path: Path, script: str, options: tuple[str, ...]) -> None:
     output = tmp_path / "result.json"
-    options = ("--model", "tiny", "--steps", "13", "--precision", precision, "-o", str(output))
+    more = ("--steps", "13", "-o", str(output), "--device", "cpu")
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), *options, "--device", "cpu"],
+        [sys.executable, str(EXAMPLES / script), *options, *more],
         capture_output=True, text=True, check=False, timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},  # so little is multiplied that threads only wait
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "tokens/s" in done.stdout

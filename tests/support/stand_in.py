@@ -18,7 +18,7 @@ import torch
 from gemmsmith.answer import Config
 from gemmsmith.kernel import Cutlass3xKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
 from gemmsmith.launch import Launch
-from gemmsmith.operation import Operation
+from gemmsmith.operation import Operation, layouts_of
 from gemmsmith.ops.engine import Engine
 from gemmsmith.problem import DType, Layout, Problem
 
@@ -85,6 +85,10 @@ _NAMES = {
     "int8.out_bf16.scale_row": "int8_row",
     "bf16.out_f32": "f32_{}",
     "tf32": "tf32_{}",
+    "bf16.group_rows": "rows_{}",
+    "bf16.group_depth": "depth_{}",
+    "fp8_e4m3.scale_row.group_rows": "rows_fp8",
+    "fp8_e4m3.scale_row.group_depth": "depth_fp8",
 }
 
 
@@ -97,8 +101,14 @@ def name_of(operation: Operation) -> str | None:
 KERNELS = (
     *(kernel(layout.value, DType.BF16, layout) for layout in Layout),
     kernel("fp8", DType.FP8_E4M3, Layout.TN),
+    *(
+        kernel(name.format(layout), dtype, Layout(layout))
+        for dtype, name in _NAMES.items()
+        if "group" in dtype
+        for layout in layouts_of(dtype)
+    ),
 )
-"""Those that compute: bf16 in every layout, and E4M3."""
+"""Those that compute: bf16 in every layout, E4M3, and grouped ones of both."""
 
 
 def config(name: str, dtype: str, layout: Layout, *, pack: str = "a" * 64) -> Config:

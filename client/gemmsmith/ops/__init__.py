@@ -6,6 +6,7 @@ are used.
 
 from gemmsmith.ops.capturing import Shapes, capture
 from gemmsmith.ops.comparing import compare
+from gemmsmith.ops.grouped import grouped_mm
 from gemmsmith.ops.integer import int8_mm
 from gemmsmith.ops.operators import linear, matmul, scaled_mm
 from gemmsmith.ops.patching import patch
@@ -15,6 +16,7 @@ __all__ = [
     "Shapes",
     "capture",
     "compare",
+    "grouped_mm",
     "int8_mm",
     "linear",
     "matmul",

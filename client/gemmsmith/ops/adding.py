@@ -12,12 +12,13 @@ that is broadcast or not FP32.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
+from gemmsmith.ops.below import stand_before
 from gemmsmith.ops.engine import Engine
 from gemmsmith.ops.forms import Form
 
@@ -59,7 +60,7 @@ class _Active:
 
     engine: Engine | None = None
     wanted: Wanted | None = None
-    libraries: dict[str, Any] = {}  # noqa: RUF012 - one a process; torch forgets what is dropped
+    installed: set[str] = set()  # noqa: RUF012 - one a process
 
 
 def switch(engine: Engine | None, wanted: Wanted | None) -> None:
@@ -76,36 +77,16 @@ def install(kind: str, *, without_mm: bool) -> None:
     What this torch does not have is left out. The CPU has none of these operators: there they
     are put in the place of nothing, for stand-in kernels.
     """
-    if kind in _Active.libraries:
+    if kind in _Active.installed:
         return
-    key = kind.upper()
-    library = torch.library.Library("aten", "IMPL", key)  # type: ignore[no-untyped-call]
-    _Active.libraries[kind] = library
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the override is what is meant
-        for name, dims, adds in PRODUCTS[1 if without_mm else 0 :]:
-            for overload in ("dtype", "dtype_out"):
-                if not hasattr(getattr(torch.ops.aten, name), overload):
-                    continue
-                original = _original(f"aten::{name}.{overload}", key)
-                if original is None and kind == "cuda":
-                    continue
-                stand_in = _before(f"{name}.{overload}", original, dims, adds)
-                library.impl(  # type: ignore[no-untyped-call]
-                    f"{name}.{overload}", stand_in, with_keyset=True
-                )
+    _Active.installed.add(kind)
+    for name, dims, adds in PRODUCTS[1 if without_mm else 0 :]:
+        for overload in ("dtype", "dtype_out"):
+            full = f"{name}.{overload}"
+            stand_before(kind, full, partial(_before, full, dims, adds))
 
 
-def _original(name: str, key: str) -> Any:
-    """Torch's own kernel; None where there is none, or no way to call it."""
-    get = getattr(torch.library, "get_kernel", None)
-    try:
-        return None if get is None else get(name, key)
-    except RuntimeError:
-        return None
-
-
-def _before(name: str, original: Any, dims: int, adds: bool) -> Callable[..., torch.Tensor]:
+def _before(name: str, dims: int, adds: bool, original: Any) -> Callable[..., torch.Tensor]:
     def call(keys: Any, *given: Any, out: torch.Tensor | None = None, **factors: Any) -> Any:
         engine, wanted = _Active.engine, _Active.wanted
         if engine is not None:

@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.files import publish
-from gemmsmith.ops import integer as _integer  # noqa: F401 - registers gemmsmith::…
+from gemmsmith.ops import grouped as _grouped  # noqa: F401 - registers gemmsmith::…
+from gemmsmith.ops import integer as _integer  # noqa: F401 - likewise
 from gemmsmith.ops import operators as _operators  # noqa: F401 - likewise
 from gemmsmith.ops.forms import Form, Spec, present_shapes
 from gemmsmith.problem import Layout, Problem
@@ -48,7 +49,15 @@ _PRODUCTS: dict[Any, tuple[Form, int, int]] = {
     _own.accumulate: (Form.ADDED_GRADIENT, 1, 2),
     _own.scaled_mm: (Form.SCALED, 0, 1),
     _own.int8_mm: (Form.MATMUL, 0, 1),
+    _own.grouped_mm: (Form.GROUPED, 0, 1),
 }
+for _name, _form in (
+    ("_grouped_mm", Form.GROUPED),
+    ("_scaled_grouped_mm", Form.GROUPED_SCALED),
+    ("_scaled_grouped_mm_v2", Form.GROUPED_SCALED),
+):
+    if hasattr(_aten, _name):  # newer than the oldest torch
+        _PRODUCTS[getattr(_aten, _name)] = (_form, 0, 1)
 
 
 class Shapes:
@@ -64,17 +73,30 @@ class Shapes:
         self.skipped: Counter[str] = Counter()
 
     def record(
-        self, form: Form, a: torch.Tensor, b: torch.Tensor, output: torch.dtype | None = None
+        self,
+        form: Form,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        output: torch.dtype | None = None,
+        groups: int = 0,
     ) -> None:
-        """Count one product; `output` is its element type, None: as torch gives it."""
+        """Count one product.
+
+        Args:
+            form: which.
+            a: left operand.
+            b: right operand.
+            output: element type of the result; None: as torch gives it.
+            groups: how many, of a grouped product.
+        """
         if 0 in (*a.shape, *b.shape):
             return
         try:
-            found = present_shapes(form, _spec(a), _spec(b), output)
+            found = present_shapes(form, _spec(a), _spec(b), output, groups)
         except InvalidProblem:
             found = ()
         types = f"{a.dtype} × {b.dtype}".replace("torch.", "")
-        if form is Form.SCALED_PRECISE:
+        if form.is_precise:
             self.skipped[f"{types} without use_fast_accum"] += 1
         elif found:
             self.problems[found[0].problem] += 1
@@ -89,30 +111,31 @@ class Shapes:
         Raises:
             OSError: the file cannot be written.
         """
-        calls: Counter[tuple[Layout, int, int, int, int]] = Counter()
-        types: dict[tuple[Layout, int, int, int, int], set[str]] = {}
+        calls: Counter[_Entry] = Counter()
+        types: dict[_Entry, set[str]] = {}
         for problem, count in self.problems.items():
-            key = (problem.layout, problem.m, problem.n, problem.k, problem.batch)
-            calls[key] += count
-            types.setdefault(key, set()).add(problem.dtype)
+            entry = _entry(problem)
+            calls[entry] += count
+            types.setdefault(entry, set()).add(_ungrouped(problem.dtype))
         used = ", ".join(sorted({dtype for found in types.values() for dtype in found}))
         lines = [
             "# Matrix products captured from a run, and how often each ran.",
             f"# Element types: {used or 'none'}.",
             'name = "captured"',
         ]
-        for key, count in sorted(calls.items(), key=lambda item: (-item[1], item[0])):
-            layout, m, n, k, batch = key
-            sizes = f"m = {m}\nn = {n}\nk = {k}" + (f"\nbatch = {batch}" if batch > 1 else "")
+        for entry, count in sorted(calls.items(), key=lambda item: (-item[1], item[0])):
             lines += [
                 "",
                 "[[problem]]",
-                f'name = "captured {" ".join(sorted(types[key]))}"',
+                f'name = "captured {" ".join(sorted(types[entry]))}"',
                 'group = "captured"',
-                sizes,
-                f'layout = "{layout}"',
-                f"calls = {count}",
+                f"m = {entry.m}\nn = {entry.n}\nk = {entry.k}",
             ]
+            if entry.grouping:
+                lines += [f'grouping = "{entry.grouping}"', f"groups = {entry.batch}"]
+            elif entry.batch > 1:
+                lines.append(f"batch = {entry.batch}")
+            lines += [f'layout = "{entry.layout}"', f"calls = {count}"]
         publish(Path(path), ("\n".join(lines) + "\n").encode())
 
     def tune(self, client: Client) -> list[TuningJob]:
@@ -133,6 +156,28 @@ class Shapes:
             )
             for problem, count in self.problems.most_common()
         ]
+
+
+class _Entry(NamedTuple):
+    """What a suite says of a product."""
+
+    layout: Layout
+    m: int
+    n: int
+    k: int
+    batch: int
+    grouping: str  # none: empty
+
+
+def _entry(problem: Problem) -> _Entry:
+    operation = problem.operation
+    grouping = operation.grouping.value if operation.is_grouped else ""
+    return _Entry(problem.layout, problem.m, problem.n, problem.k, problem.batch, grouping)
+
+
+def _ungrouped(dtype: str) -> str:
+    """The `dtype` as for `--dtype`: the suite's entry says how it is grouped."""
+    return ".".join(part for part in dtype.split(".") if not part.startswith("group_"))
 
 
 @contextmanager
@@ -159,7 +204,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             names = [one.name for one in func._schema.arguments]
             given = dict(zip(names, args, strict=False)) | kwargs
             form, output = _detail(packet, form, given, dims=given[names[at_a]].dim())
-            self._record(form, given[names[at_a]], given[names[at_b]], output)
+            offs = given.get("offs")
+            groups = 0 if offs is None else offs.shape[0]
+            self._record(form, given[names[at_a]], given[names[at_b]], output, groups)
         elif packet in (_aten.linear, _aten.matmul):
             # Inference mode shows them whole: look at what they are made of.
             with self:
@@ -184,6 +231,10 @@ def _detail(
         return form, torch.int32 if alone else given.get("out_dtype", torch.bfloat16)
     if form is Form.SCALED:
         return form if given.get("use_fast_accum", False) else Form.SCALED_PRECISE, None
+    if form.is_grouped:
+        scaled = form is Form.GROUPED_SCALED
+        precise = scaled and not given.get("use_fast_accum", False)
+        return (Form.GROUPED_SCALED_PRECISE if precise else form), given.get("out_dtype")
     output = given.get("out_dtype")
     added = given["self"] if packet in (_aten.addmm, _aten.baddbmm) else None
     if output is None or added is None:

@@ -33,6 +33,10 @@ BIAS_US = 2.0
 BIAS_BYTES_PER_US = 3e6
 """Device memory moved in a microsecond by that pass, 3 TB/s: below an H200's 4.8 TB/s peak."""
 
+CAPACITY = 16_384
+"""Products remembered, 3.4 kB each. Beyond that all are forgotten and decided again: a mixture of
+experts that has another number of tokens at every step gets there."""
+
 
 class Chosen(Protocol):
     """What a lookup says to run."""
@@ -66,7 +70,9 @@ class PackSource(Protocol):
 class Watcher(Protocol):
     """Is told of every product; see `gemmsmith.patch(report=True)`."""
 
-    def saw(self, form: Form, a: torch.Tensor, b: torch.Tensor, plan: Plan | None) -> None:
+    def saw(
+        self, form: Form, a: torch.Tensor, b: torch.Tensor, plan: Plan | None, groups: int
+    ) -> None:
         """One product; `plan` is None where torch computes it."""
 
 
@@ -111,9 +117,11 @@ class Engine:
         scale_a: torch.Tensor | None = None,
         scale_b: torch.Tensor | None = None,
         output: torch.dtype | None = None,
+        offs: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """The product by a tuned kernel; None where torch is to compute it."""
-        return self.run(self.plan(form, a, b, output), form, a, b, scale_a, scale_b)
+        plan = self.plan(form, a, b, output, 0 if offs is None else offs.shape[0])
+        return self.run(plan, form, a, b, scale_a, scale_b, offs=offs)
 
     def written(
         self,
@@ -152,14 +160,15 @@ class Engine:
         scale_b: torch.Tensor | None = None,
         into: torch.Tensor | None = None,
         added: torch.Tensor | None = None,
+        offs: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """The product by `plan`, which is this product's; None where torch is to compute it."""
         if self.watcher is not None:
-            self.watcher.saw(form, a, b, plan)
+            self.watcher.saw(form, a, b, plan, 0 if offs is None else offs.shape[0])
         if plan is None:
             return None
         try:
-            return plan(a, b, scale_a, scale_b, into, added)
+            return plan(a, b, scale_a, scale_b, into, added, offs)
         except GemmsmithError as error:
             self.give_up(plan, error)
             return None
@@ -170,6 +179,7 @@ class Engine:
         a: torch.Tensor | Spec,
         b: torch.Tensor | Spec,
         output: torch.dtype | None = None,
+        groups: int = 0,
     ) -> Plan | None:
         """How a product is launched; None where torch is to compute it.
 
@@ -181,6 +191,7 @@ class Engine:
             a: left operand, or what matters of it.
             b: right operand, likewise.
             output: the result's element type; None: as torch gives it.
+            groups: how many there are of a grouped product.
         """
         if self._refreshing is not None and self._refreshing.snapshot is not self._snapshot:
             self._forget()
@@ -192,6 +203,7 @@ class Engine:
         key = (
             form.value,
             output,
+            groups,
             *((a.dtype, a.device, a.size(), a.stride()) if isinstance(a, torch.Tensor) else a),
             *((b.dtype, b.device, b.size(), b.stride()) if isinstance(b, torch.Tensor) else b),
         )
@@ -207,22 +219,30 @@ class Engine:
         """Decide about a product that was not met before."""
         with self._preparing:
             if key not in plans:
-                output, a, b = key[1], Spec(*key[2:6]), Spec(*key[6:])
-                plan, keep = self._prepare(form, a, b, output, deterministic)
+                (_, output, groups), a, b = key[:3], Spec(*key[3:7]), Spec(*key[7:])
+                plan, keep = self._prepare(form, a, b, output, groups, deterministic)
                 if not keep:
                     return None
+                if len(plans) >= CAPACITY:
+                    plans.clear()
                 plans[key] = plan
             found: Plan | None = plans[key]
             return found
 
     def _prepare(
-        self, form: Form, a: Spec, b: Spec, output: torch.dtype | None, deterministic: bool
+        self,
+        form: Form,
+        a: Spec,
+        b: Spec,
+        output: torch.dtype | None,
+        groups: int,
+        deterministic: bool,
     ) -> tuple[Plan | None, bool]:
         """The plan, and whether that answer holds for good."""
         index = self.platform.index(a.device)
         if index is None:
             return None, True
-        for shape in shapes(form, a, b, output):
+        for shape in shapes(form, a, b, output, groups):
             problem = shape.problem
             try:
                 chosen = self._chooser.lookup(
@@ -241,7 +261,7 @@ class Engine:
                 or config.kernel.arch != self.platform.arch(index)
                 or misalignment(config, shape)
                 or (form is Form.LINEAR_BIAS and not _pays(saving, shape))
-                or (form is Form.SCALED_PRECISE and config.kernel.keeps_short_sums)
+                or (form.is_precise and config.kernel.keeps_short_sums)
             ):
                 continue
             if self.platform.capturing():

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import DType, Element, Layout, Operation, Scaling
+from gemmsmith.operation import DType, Element, Grouping, Layout, Operation, Scaling
 from gemmsmith.problem import MAX_EXTENT, Problem
 
 
@@ -31,11 +31,25 @@ class Form(Enum):
     ROW_SCALED = "row_scaled"  # a[M, K] · b[K, N], times a factor per row and one per column
     ADDED = "added"  # a MATMUL that is added to its output
     ADDED_GRADIENT = "added_gradient"  # a WEIGHT_GRADIENT that is added to its output
+    # a[T, K] · b[E, K, N] by runs of rows, or a[M, T] · b[T, N] by runs of T, a matrix for each
+    GROUPED = "grouped"
+    GROUPED_SCALED = "grouped_scaled"  # the same in FP8, times a factor per row and one per column
+    GROUPED_SCALED_PRECISE = "grouped_scaled_precise"  # the same; the sums are promoted to FP32
 
     @property
     def adds(self) -> bool:
         """Whether the product is added to what the output holds."""
         return self in (Form.ADDED, Form.ADDED_GRADIENT)
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether runs of tokens are multiplied, each with a matrix of its own."""
+        return self in (Form.GROUPED, Form.GROUPED_SCALED, Form.GROUPED_SCALED_PRECISE)
+
+    @property
+    def is_precise(self) -> bool:
+        """Whether FP8's sums must not stay in the tensor core."""
+        return self in (Form.SCALED_PRECISE, Form.GROUPED_SCALED_PRECISE)
 
 
 _TYPES = {
@@ -59,6 +73,8 @@ _SCALINGS = {
     Form.SCALED: Scaling.TENSOR,
     Form.SCALED_PRECISE: Scaling.TENSOR,
     Form.ROW_SCALED: Scaling.ROW,
+    Form.GROUPED_SCALED: Scaling.ROW,
+    Form.GROUPED_SCALED_PRECISE: Scaling.ROW,
 }
 
 
@@ -66,7 +82,7 @@ _SCALINGS = {
 def operation_of(
     form: Form, a: torch.dtype, b: torch.dtype, output: torch.dtype | None = None
 ) -> Operation | None:
-    """What a product of these types is, apart from its layout; None: kernels know no such thing.
+    """What a product of these types is, apart from layout and grouping; None: kernels know none.
 
     FP32 operands make TF32 products, which only run where torch's own may (`allows_tf32`). What is
     added to is FP32, unless `output` says otherwise.
@@ -164,7 +180,8 @@ class Shape:
     Attributes:
         problem: what is computed.
         lda, ldb: leading dimensions, in elements.
-        stride_a, stride_b: from one batch entry to the next, in elements.
+        stride_a, stride_b, stride_d: from one batch entry or group to the next, in elements; 0
+            where the groups share the operand.
         output: size of the result, which is contiguous.
     """
 
@@ -173,18 +190,25 @@ class Shape:
     ldb: int
     stride_a: int
     stride_b: int
+    stride_d: int
     output: tuple[int, ...]
 
 
-def shapes(form: Form, a: Spec, b: Spec, output: torch.dtype | None = None) -> tuple[Shape, ...]:
+def shapes(
+    form: Form, a: Spec, b: Spec, output: torch.dtype | None = None, groups: int = 0
+) -> tuple[Shape, ...]:
     """The ways in which kernels could run this product, the most natural layout first.
 
-    `output` is the result's element type; None: as torch gives it.
+    `output` is the result's element type; None: as torch gives it. `groups` is how many there are
+    of a grouped product.
     """
     operation = operation_of(form, a.dtype, b.dtype, output)
     if operation is None or a.device != b.device:
         return ()
-    operands = _operands(form, a, b)
+    grouped, grouping = form.is_grouped, Grouping.NONE
+    if grouped:
+        grouping = Grouping.ROWS if len(b.size) == 3 else Grouping.DEPTH
+    operands = _grouped_operands(a, b, groups) if grouped else _operands(form, a, b)
     if operands is None:
         return ()
     left, right, size = operands
@@ -198,7 +222,8 @@ def shapes(form: Form, a: Spec, b: Spec, output: torch.dtype | None = None) -> t
     for (row_a, lda), (row_b, ldb) in itertools.product(left.orders(), orders_b):
         layout = Layout(("t" if row_a else "n") + ("t" if row_b else "n"))
         try:
-            problem = Problem.of(replace(operation, layout=layout), m, n, k, batch)
+            laid = replace(operation, layout=layout, grouping=grouping)
+            problem = Problem.of(laid, m, n, k, batch)
         except InvalidProblem:  # these types have no such layout
             continue
         found.append(
@@ -208,6 +233,7 @@ def shapes(form: Form, a: Spec, b: Spec, output: torch.dtype | None = None) -> t
                 ldb=ldb,
                 stride_a=left.batch_stride,
                 stride_b=right.batch_stride,
+                stride_d=0 if grouping is Grouping.ROWS else m * n,
                 output=size,
             )
         )
@@ -215,12 +241,37 @@ def shapes(form: Form, a: Spec, b: Spec, output: torch.dtype | None = None) -> t
 
 
 def present_shapes(
-    form: Form, a: Spec, b: Spec, output: torch.dtype | None = None
+    form: Form, a: Spec, b: Spec, output: torch.dtype | None = None, groups: int = 0
 ) -> tuple[Shape, ...]:
     """`shapes`; none for a TF32 product while torch multiplies FP32 matrices in full precision."""
     if a.dtype is torch.float32 and not allows_tf32():
         return ()
-    return shapes(form, a, b, output)
+    return shapes(form, a, b, output, groups)
+
+
+def _grouped_operands(
+    a: Spec, b: Spec, groups: int
+) -> tuple[Matrix, Matrix, tuple[int, ...]] | None:
+    """As `_operands`: what the groups share is there once, and each of them begins at its start."""
+    by_rows = len(b.size) == 3
+    if len(a.size) != 2 or len(b.size) not in (2, 3) or b.size[-1] % _GROUPED_COLUMNS:
+        return None
+    if by_rows and b.size[0] != groups:
+        return None
+    left, right = folded(a.size, a.stride), (batched if by_rows else folded)(b.size, b.stride)
+    if left is None or right is None:
+        return None
+    size = (left.rows, right.columns)
+    return (
+        left._replace(batch=groups),
+        right._replace(batch=groups),
+        size if by_rows else (groups, *size),
+    )
+
+
+_GROUPED_COLUMNS = 8
+"""torch begins every row of a grouped result on 16 bytes. Kernels write packed rows: both agree
+where N is a multiple of this, and other products are torch's."""
 
 
 def _operands(form: Form, a: Spec, b: Spec) -> tuple[Matrix, Matrix, tuple[int, ...]] | None:

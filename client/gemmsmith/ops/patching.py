@@ -3,11 +3,11 @@
 All products of two matrices without a bias, or with a model those of its `nn.Linear` modules, run
 tuned kernels in every thread, by a compiled binding below autograd that costs a call a fraction of
 a microsecond (`gemmsmith.ops.dispatch`). Products into FP32 and added to FP32 sums, INT8 ones, and
-FP32 ones while torch may multiply them in TF32, are among them. A model's products are known by
-their sizes. Its modules with a bias, which torch adds within a product that the binding leaves
-alone, change class for the while: parameters, hooks and `state_dict` stay, and a call costs some
-ten microseconds more. A product that a compiler makes one `addmm` with a sum, as with a residual
-of two dimensions, stays torch's.
+FP32 ones while torch may multiply them in TF32, are among them, and so are the grouped products of
+experts, with or without the binding. A model's products are known by their sizes. Its modules with
+a bias, which torch adds within a product that the binding leaves alone, change class for the while:
+parameters, hooks and `state_dict` stay, and a call costs some ten microseconds more. A product that
+a compiler makes one `addmm` with a sum, as with a residual of two dimensions, stays torch's.
 
 Where the binding cannot be had, or a report is wanted, all `nn.Linear` modules of a model change
 class; without a model a torch function mode catches `F.linear` and the products of `torch` in this
@@ -23,7 +23,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, TextIO
 
@@ -31,7 +31,7 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from gemmsmith.ops import functions, integer, operators
+from gemmsmith.ops import experts, functions, integer, operators
 from gemmsmith.ops.adding import PRODUCTS, by_kernel
 from gemmsmith.ops.dispatch import Dispatch
 from gemmsmith.ops.engine import Engine, current
@@ -59,11 +59,11 @@ def patch(
     was captured.
 
     Args:
-        model: replace the products of its `nn.Linear` modules (not those of derived classes), and
-            with them any of just their sizes elsewhere in the process; None: replace the products
-            of `F.linear`, `torch.matmul` and `@`, `mm`, `bmm` and `_int_mm`, and of `addmm` and
-            `baddbmm` with `out_dtype` (and plain `addmm`, where a function mode does it, in this
-            thread only).
+        model: replace the products of its `nn.Linear` modules (not those of derived classes) and
+            the grouped ones with its weights, and with them any of just their sizes elsewhere in
+            the process; None: replace the products of `F.linear`, `torch.matmul` and `@`, `mm`,
+            `bmm` and `_int_mm`, of `addmm` and `baddbmm` with `out_dtype` (and plain `addmm`, where
+            a function mode does it, in this thread only), and grouped ones.
         report: print at the end what was computed by what, how often, and the expected gain.
         file: where to; standard error if None.
     """
@@ -73,7 +73,10 @@ def patch(
     if engine is not None and report:
         before, engine.watcher = engine.watcher, watching
     try:
-        with _everywhere(engine) if model is None else _within(model, engine):
+        with (
+            _grouped(engine, model),
+            _everywhere(engine) if model is None else _within(model, engine),
+        ):
             yield
     finally:
         if engine is not None and report:
@@ -104,6 +107,13 @@ def _within(model: torch.nn.Module, engine: Engine | None) -> Iterator[None]:
 def _everywhere(engine: Engine | None) -> AbstractContextManager[Any]:
     switched_on = _binding(engine)
     return _Everywhere() if switched_on is None else switched_on()
+
+
+def _grouped(engine: Engine | None, model: torch.nn.Module | None) -> AbstractContextManager[None]:
+    if engine is None or engine.platform.kind is None:
+        return nullcontext()
+    weights = None if model is None else experts.weights_of(model)
+    return experts.on(engine, engine.platform.kind, weights)
 
 
 def _binding(engine: Engine | None) -> Callable[..., AbstractContextManager[None]] | None:
@@ -207,7 +217,9 @@ class _Report:
         self._calls: Counter[tuple[str, str, str]] = Counter()
         self._saved: dict[tuple[str, str, str], float | None] = {}
 
-    def saw(self, form: Form, a: torch.Tensor, b: torch.Tensor, plan: Plan | None) -> None:
+    def saw(
+        self, form: Form, a: torch.Tensor, b: torch.Tensor, plan: Plan | None, groups: int
+    ) -> None:
         """One product."""
         if plan is not None:
             key = (str(plan.shape.problem), form.value, plan.config.kernel.name)
@@ -217,6 +229,7 @@ class _Report:
                 form,
                 Spec(a.dtype, a.device, a.size(), a.stride()),
                 Spec(b.dtype, b.device, b.size(), b.stride()),
+                groups=groups,
             )
             what = f"{tuple(a.shape)} and {tuple(b.shape)} {a.dtype}".replace("torch.", "")
             key = (str(ways[0].problem) if ways else what, form.value, "torch")

@@ -15,7 +15,7 @@ import torch
 
 from gemmsmith.answer import Config
 from gemmsmith.errors import LaunchFailed
-from gemmsmith.operation import Element
+from gemmsmith.operation import Element, Grouping, Scaling
 from gemmsmith.ops.forms import Shape
 from gemmsmith.ops.platform import Platform
 from gemmsmith.runtime.abi import SCALING_CODES, Arguments, status_text
@@ -124,6 +124,7 @@ class Plan:
 
     def _arguments(self) -> Arguments:
         problem, shape = self.shape.problem, self.shape
+        operation = problem.operation
         arguments = Arguments(
             m=problem.m,
             n=problem.n,
@@ -139,13 +140,20 @@ class Plan:
             ldd=problem.n,
             batch_stride_a=shape.stride_a,
             batch_stride_b=shape.stride_b,
-            batch_stride_c=problem.m * problem.n,
-            batch_stride_d=problem.m * problem.n,
+            batch_stride_c=shape.stride_d,
+            batch_stride_d=shape.stride_d,
             alpha=1.0,
-            beta=1.0 if problem.operation.accumulate else 0.0,
-            scaling=SCALING_CODES[problem.operation.scaling],
+            beta=1.0 if operation.accumulate else 0.0,
+            scaling=SCALING_CODES[operation.scaling],
             device=self._index,
+            offsets=_SAMPLE_POINTER if operation.is_grouped else None,
         )
+        if operation.scaling is Scaling.ROW:
+            arguments.scale_a = arguments.scale_b = _SAMPLE_POINTER
+            # Tokens have one factor each; a group's own matrix has its own.
+            by_rows = operation.grouping is Grouping.ROWS
+            arguments.batch_stride_scale_a = 0 if by_rows else problem.m
+            arguments.batch_stride_scale_b = problem.n
         arguments.set_launch(self.config.launch, sm_count=self._platform.sm_count(self._index))
         return arguments
 
@@ -177,6 +185,7 @@ class Plan:
         scale_b: torch.Tensor | None = None,
         into: torch.Tensor | None = None,
         added: torch.Tensor | None = None,
+        offs: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """The product; None where these very operands are not aligned, or it is too early.
 
@@ -187,6 +196,7 @@ class Plan:
             scale_b: one element, or one for each column of b.
             into: where to write, if the plan `accepts` it; None: a new tensor.
             added: what a plan that accumulates adds, likewise; None: what `into` holds.
+            offs: contiguous int32 on the device, where each group of a grouped product ends.
 
         Raises:
             LaunchFailed: the kernel or CUDA refused; nothing was launched.
@@ -202,8 +212,8 @@ class Plan:
             self._cold = False
         if platform.current() != index:
             with platform.guard(index):
-                return self._launch(at_a, at_b, scale_a, scale_b, into, added)
-        return self._launch(at_a, at_b, scale_a, scale_b, into, added)
+                return self._launch(at_a, at_b, scale_a, scale_b, into, added, offs)
+        return self._launch(at_a, at_b, scale_a, scale_b, into, added, offs)
 
     def accepts(self, into: torch.Tensor) -> bool:
         """Whether the kernel can write to this tensor: packed, aligned, of the result's type."""
@@ -223,6 +233,7 @@ class Plan:
         scale_b: torch.Tensor | None,
         into: torch.Tensor | None,
         added: torch.Tensor | None,
+        offs: torch.Tensor | None,
     ) -> torch.Tensor:
         out = into
         if out is None:
@@ -236,6 +247,8 @@ class Plan:
             arguments.c = added.data_ptr()
         if scale_a is not None and scale_b is not None:
             arguments.scale_a, arguments.scale_b = scale_a.data_ptr(), scale_b.data_ptr()
+        if offs is not None:
+            arguments.offsets = offs.data_ptr()
         workspace = 0
         if self._workspace:
             # Freed on return, but to this stream only: the next owner's work comes after ours.
@@ -258,7 +271,7 @@ def misalignment(config: Config, shape: Shape) -> bool:
     checks = (
         (kernel.alignment_a, shape.lda, shape.stride_a),
         (kernel.alignment_b, shape.ldb, shape.stride_b),
-        (kernel.alignment_d, problem.n, problem.m * problem.n),
+        (kernel.alignment_d, problem.n, shape.stride_d),
     )
     return any(
         leading % alignment or (batched and stride % alignment)

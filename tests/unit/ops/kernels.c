@@ -5,9 +5,11 @@
 static const char *names[] = {"tn", "tt", "nt", "nn", "fp8", "refuses", "fails", "split",
                               "int8", "int8_bf16", "int8_row", "other_library", "no_algorithm",
                               "f32_tn", "f32_tt", "f32_nt", "f32_nn",
-                              "tf32_tn", "tf32_tt", "tf32_nt", "tf32_nn"};
+                              "tf32_tn", "tf32_tt", "tf32_nt", "tf32_nn",
+                              "rows_tn", "rows_tt", "depth_nt", "rows_fp8", "depth_fp8"};
 enum { kTn, kTt, kNt, kNn, kFp8, kRefuses, kFails, kSplit,
-       kInt8, kInt8Bf16, kInt8Row, kOtherLibrary, kNoAlgorithm, kF32, kTf32 = kF32 + 4, kCount = kTf32 + 4 };
+       kInt8, kInt8Bf16, kInt8Row, kOtherLibrary, kNoAlgorithm, kF32, kTf32 = kF32 + 4,
+       kRowsTn = kTf32 + 4, kRowsTt, kDepthNt, kRowsFp8, kDepthFp8, kCount };
 static int64_t runs;
 
 GS_API int64_t runs_so_far(void) { return runs; }
@@ -33,10 +35,15 @@ static float e4m3(uint8_t value) { /* no NaN among the tests' operands */
   return (value & 128 ? -1 : 1) * scale * (mantissa + (exponent ? 1 : 0));
 }
 
+static int grouped(int32_t i) { return i >= kRowsTn; }
+static int by_rows(int32_t i) { return i == kRowsTn || i == kRowsTt || i == kRowsFp8; }
+static int fp8(int32_t i) { return i == kFp8 || i == kRowsFp8 || i == kDepthFp8; }
+static int row_scaled(int32_t i) { return i == kInt8Row || i == kRowsFp8 || i == kDepthFp8; }
+
 static float read(int32_t i, const void *from, int64_t at) {
-  if (i == kFp8) return e4m3(((const uint8_t *)from)[at]);
+  if (fp8(i)) return e4m3(((const uint8_t *)from)[at]);
   if (i >= kInt8 && i <= kInt8Row) return ((const int8_t *)from)[at];
-  if (i < kTf32) return widen(((const uint16_t *)from)[at]);
+  if (i < kTf32 || grouped(i)) return widen(((const uint16_t *)from)[at]);
   uint32_t bits = ((const uint32_t *)from)[at] & 0xffffe000u; /* as tensor cores read FP32 */
   float result;
   memcpy(&result, &bits, 4);
@@ -52,6 +59,11 @@ GS_API int32_t gs_kernel_describe(int32_t i, gs_kernel_info *info) { return 0; }
 GS_API int32_t gs_can_implement(int32_t i, const gs_arguments *g) {
   if (i == kOtherLibrary) return GS_OTHER_LIBRARY;
   if (i == kNoAlgorithm) return GS_NO_ALGORITHM;
+  /* As real kernels: what the operation has must be there, and what it has not must not. */
+  if (row_scaled(i) != (g->scaling == GS_SCALING_ROW && g->scale_a && g->scale_b)) return 4;
+  if (grouped(i) != (g->offsets != 0)) return 4;
+  if (grouped(i) && (g->batch_stride_a || !by_rows(i) != !g->batch_stride_b ||
+                     g->batch_stride_d != (by_rows(i) ? 0 : (int64_t)g->m * g->n))) return 4;
   return i == kRefuses ? 4 : 0;
 }
 GS_API int64_t gs_workspace_bytes(int32_t i, const gs_arguments *g) {
@@ -60,29 +72,35 @@ GS_API int64_t gs_workspace_bytes(int32_t i, const gs_arguments *g) {
 GS_API int32_t gs_run(int32_t i, const gs_arguments *g, void *workspace, void *stream) {
   if (i == kFails) return 1009;
   if ((i == kSplit) != (workspace != 0) || stream != (void *)77) return 6;
-  if (g->beta != 0 && (i < kF32 || g->beta != 1)) return 6;
-  if ((i == kInt8Row) != (g->scaling == GS_SCALING_ROW)) return 6;
+  if (g->beta != 0 && (i < kF32 || grouped(i) || g->beta != 1)) return 6;
+  if (gs_can_implement(i, g) == 4) return 6;
   if (workspace) memset(workspace, 0, 1000);
-  int plain = i < kF32, layout = plain ? i : (i - kF32) % 4;
+  int plain = i < kF32 || grouped(i), layout = plain ? i : (i - kF32) % 4;
+  if (grouped(i)) layout = i == kRowsTt ? kTt : i == kDepthNt ? kNt : kTn;
   int a_rows = layout != kNt && layout != kNn, b_rows = layout == kTt || layout == kNt;
   float factor = g->alpha;
-  if (g->scale_a && i != kInt8Row) factor *= *g->scale_a * *g->scale_b;
-  for (int z = 0; z < g->batch; ++z)
-    for (int m = 0; m < g->m; ++m)
+  if (g->scale_a && !row_scaled(i)) factor *= *g->scale_a * *g->scale_b;
+  for (int z = 0; z < g->batch; ++z) {
+    int begin = grouped(i) && z ? g->offsets[z - 1] : 0, end = grouped(i) ? g->offsets[z] : 0;
+    int m0 = by_rows(i) ? begin : 0, m1 = by_rows(i) ? end : g->m;
+    int k0 = grouped(i) && !by_rows(i) ? begin : 0, k1 = grouped(i) && !by_rows(i) ? end : g->k;
+    for (int m = m0; m < m1; ++m)
       for (int n = 0; n < g->n; ++n) {
         float sum = 0; /* integers of the tests are small enough to be exact */
-        for (int k = 0; k < g->k; ++k) {
+        for (int k = k0; k < k1; ++k) {
           int64_t at_a = z * g->batch_stride_a + (a_rows ? m * g->lda + k : k * g->lda + m);
           int64_t at_b = z * g->batch_stride_b + (b_rows ? k * g->ldb + n : n * g->ldb + k);
           sum += read(i, g->a, at_a) * read(i, g->b, at_b);
         }
         int64_t at_c = z * g->batch_stride_c + m * g->ldc + n;
         int64_t at = z * g->batch_stride_d + m * g->ldd + n;
-        if (i == kInt8Row) sum *= g->scale_a[m] * g->scale_b[n];
+        if (row_scaled(i)) sum *= g->scale_a[z * g->batch_stride_scale_a + m] *
+                                  g->scale_b[z * g->batch_stride_scale_b + n];
         if (i == kInt8) ((int32_t *)g->d)[at] = (int32_t)sum;
         else if (plain) ((uint16_t *)g->d)[at] = narrow(sum * factor);
         else ((float *)g->d)[at] = sum * factor + (g->beta ? g->beta * ((const float *)g->c)[at_c] : 0);
       }
+  }
   ++runs;
   return 0;
 }

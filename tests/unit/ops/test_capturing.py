@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 from torch import nn
 
 import gemmsmith
-from gemmsmith.ops.engine import Engine
+from gemmsmith.ops.dispatch import Dispatch
+from gemmsmith.ops.engine import Engine, install
 from gemmsmith.problem import Layout, Problem
+from tests.support.stand_in import Host
 from tuner.suites import load
 
 BF16 = torch.bfloat16
@@ -128,6 +131,62 @@ def test_the_suite_is_one_that_tune_reads(tmp_path: Path) -> None:
         (4, 24, 16, 1, "tn"),
     ]
     assert [entry.calls for entry in suite.entries] == [9, 7]
+
+
+def grouped(m: int, n: int, k: int, dtype: str, layout: str) -> Problem:
+    return problem(m, n, k, layout, batch=3, dtype=dtype)
+
+
+GROUPED = {
+    grouped(12, 24, 16, "bf16.group_rows", "tn"): 1,
+    grouped(12, 16, 24, "bf16.group_rows", "tt"): 1,
+    grouped(24, 16, 12, "bf16.group_depth", "nt"): 1,
+}
+
+
+@pytest.mark.parametrize("ours", [False, True])
+@pytest.mark.parametrize("tuned", [False, True])
+def test_a_mixture_of_experts(engine: Engine, tuned: bool, ours: bool) -> None:
+    install(engine if tuned else None)
+    multiply = gemmsmith.grouped_mm if ours else torch._grouped_mm
+    x = torch.randn(12, 16, dtype=BF16, requires_grad=True)
+    w = torch.randn(3, 24, 16, dtype=BF16, requires_grad=True)
+    offs = torch.tensor([4, 4, 12], dtype=torch.int32)
+    with gemmsmith.capture() as shapes:
+        out = multiply(x, w.mT, offs=offs)
+        out.backward(torch.ones_like(out))
+        multiply(torch.randn(3, 8, 16, dtype=BF16), w.mT, offs=None)  # a batch: no kernel's
+    assert shapes.problems == GROUPED
+    assert shapes.skipped == {"bfloat16 × bfloat16": 1}
+
+
+def test_scaled_experts(engine: Engine, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.kind = "cpu"  # the CPU has no such operator: the patch puts one there
+    monkeypatch.setattr(Dispatch, "of", lambda kind: None)
+    a, b = (torch.randn(size).to(torch.float8_e4m3fn) for size in ((12, 16), (3, 24, 16)))
+    offs = torch.tensor([4, 4, 12], dtype=torch.int32)
+    factors = torch.ones(12), torch.ones(3, 24)
+    with gemmsmith.capture() as shapes, gemmsmith.patch():
+        torch._scaled_grouped_mm(a, b.mT, *factors, offs=offs, use_fast_accum=True)
+    assert shapes.problems == {grouped(12, 24, 16, "fp8_e4m3.scale_row.group_rows", "tn"): 1}
+
+
+def test_the_suite_names_groups(tmp_path: Path) -> None:
+    shapes = gemmsmith.Shapes()
+    for at, one in enumerate(GROUPED):
+        shapes.problems[one] = 9 - at
+    shapes.problems[grouped(12, 24, 16, "fp16.group_rows", "tn")] = 1
+    shapes.save(tmp_path / "suite.toml")
+    text = (tmp_path / "suite.toml").read_text()
+    assert "# Element types: bf16, fp16.\n" in text
+    suite = tomllib.loads(text)
+    keys = ("m", "n", "k", "grouping", "groups", "layout", "calls")
+    assert [tuple(entry[key] for key in keys) for entry in suite["problem"]] == [
+        (12, 24, 16, "rows", 3, "tn", 10),
+        (12, 16, 24, "rows", 3, "tt", 8),
+        (24, 16, 12, "depth", 3, "nt", 7),
+    ]
+    assert not any("batch" in entry for entry in suite["problem"])
 
 
 def test_tuning_what_was_captured() -> None:

@@ -33,7 +33,7 @@ def factors(m: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("scaled", ["none", "a", "both"])
-def test_factors(computing: str, runs: Runs, scaled: str, compiled: bool) -> None:
+def test_factors(computing: str, chooser: Chooser, runs: Runs, scaled: str, compiled: bool) -> None:
     a, w = integers(24, 32), integers(16, 32)
     scale_a, scale_b = factors(24, 16)
 
@@ -53,6 +53,10 @@ def test_factors(computing: str, runs: Runs, scaled: str, compiled: bool) -> Non
         wide = wide * scale_b
     torch.testing.assert_close(out.double(), wide, rtol=2**-8, atol=0)
     assert runs() == (1 if computing == "kernels" else 0)
+    if (
+        computing == "kernels" and scaled == "both"
+    ):  # the first kernel asked for is the one that ran
+        assert [problem.dtype for problem in chooser.asked] == ["int8.out_bf16.scale_row"]
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (16, 8, 8), (17, 7, 30), (5, 24, 16)])

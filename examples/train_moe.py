@@ -1,0 +1,31 @@
+"""Trains a mixture of experts with stock torch and with gemmsmith's winners, side by side.
+
+    python examples/train_moe.py --winners winners.gspack           # or a service's URL
+    python examples/train_moe.py --tiny --device cpu
+
+The model has 1.0 B parameters in 9 layers of 64 experts, of which each token has 8. It is plain
+torch: its experts are `torch._grouped_mm`, which `gemmsmith.patch` takes over forwards and
+backwards. What is compared, how, and what is printed and written: see train_gpt.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from models import MOE_SIZES
+from train_gpt import compare, parsed
+
+
+def main() -> int:
+    """Train and compare what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--tiny", action="store_true", help="a model for trying it without a GPU")
+    parser.add_argument("--compile", action="store_true", help="compile all sides, torch's too")
+    options = parsed(parser)
+    options.model = "moe-tiny" if options.tiny else "moe-1b"
+    options.precision, options.mode = "bf16", "compiled" if options.compile else "eager"
+    return compare(options, MOE_SIZES[options.model])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
