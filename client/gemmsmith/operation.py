@@ -333,6 +333,14 @@ class Operation:
         return self.grouping is not Grouping.NONE
 
     @property
+    def fixed_extents(self) -> tuple[str, ...]:
+        """The extents in which neighbours do not differ.
+
+        Of a grouped product all but the one that the groups divide: a model's own never vary.
+        """
+        return {Grouping.ROWS: ("n", "k"), Grouping.DEPTH: ("m", "n")}.get(self.grouping, ())
+
+    @property
     def is_narrow_float(self) -> bool:
         """FP8: tensor cores keep short sums, unless a kernel promotes them to FP32 registers."""
         return self.a.bits == 8 and not self.a.is_integer

@@ -124,15 +124,9 @@ class Problem:
     def kind(self) -> tuple[str | int, ...]:
         """What a problem shares with those whose winner may answer for it.
 
-        All but M, N and K; of a grouped one all but the extent that the groups divide, because the
-        others are a model's own and never vary.
+        All but the extents, those apart that the operation fixes.
         """
-        grouping = self.operation.grouping
-        fixed: tuple[int, ...] = ()
-        if grouping is Grouping.ROWS:
-            fixed = (self.n, self.k)
-        elif grouping is Grouping.DEPTH:
-            fixed = (self.m, self.n)
+        fixed = (getattr(self, name) for name in self.operation.fixed_extents)
         return (self.dtype, self.layout, self.batch, *fixed)
 
     @property

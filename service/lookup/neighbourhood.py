@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 MANY = 5_000
 """Winners from which the chart is drawn before somebody asks: 200,000 take 1 s."""
 
-_Kind = tuple[str, str, str, int]
-"""A device model's slug, dtype, layout and batch."""
+_Kind = tuple[str | int, ...]
+"""A device model's slug, and `Problem.kind`."""
 
 
 class _Near(NamedTuple):
@@ -193,7 +193,7 @@ class Chart:
 
 
 def _kind(problem: Problem, device: str) -> _Kind:
-    return (device, problem.dtype, problem.layout.value, problem.batch)
+    return (device, *problem.kind)
 
 
 class Charted:

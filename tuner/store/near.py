@@ -43,6 +43,10 @@ def nearest(
         .where(
             ProblemRow.operation == problem.operation.key,
             ProblemRow.batch == problem.batch,
+            *(
+                getattr(ProblemRow, name) == getattr(problem, name)
+                for name in problem.operation.fixed_extents
+            ),
         )
         .order_by(squared, ProblemRow.id)
         .limit(limit)

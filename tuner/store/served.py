@@ -17,6 +17,7 @@ from gemmsmith.answer import Use
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import Environment
 from gemmsmith.launch import Launch
+from gemmsmith.operation import Operation
 from gemmsmith.problem import Problem
 from tuner.store.codec import from_json
 from tuner.store.database import Database
@@ -46,13 +47,13 @@ class Place(NamedTuple):
     """Where a current winner is among the others: its problem in numbers, and what it runs.
 
     Attributes:
-        kind: dtype, layout and batch, as `Problem.kind`.
+        kind: as `Problem.kind`.
         sizes: M, N and K; `logs` are their logarithms to base 2.
     """
 
     device: str
     problem_id: int
-    kind: tuple[str, str, int]
+    kind: tuple[str | int, ...]
     sizes: tuple[int, int, int]
     logs: tuple[float, float, float]
     use: Use
@@ -105,10 +106,12 @@ class AllServed:
             rows = session.connection().execute(query, execution_options={"yield_per": _AT_ONCE})
             for device, problem, dtype, layout, batch, m, n, k, *rest in rows:
                 lg_m, lg_n, lg_k, use, kernel, launch = rest
+                sizes = {"m": m, "n": n, "k": k}
+                fixed = (sizes[name] for name in Operation.of(dtype, layout).fixed_extents)
                 yield Place(
                     device,
                     problem,
-                    (dtype, layout, batch),
+                    (dtype, layout, batch, *fixed),
                     (m, n, k),
                     (lg_m, lg_n, lg_k),
                     _USES[use],
