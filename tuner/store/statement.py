@@ -52,7 +52,7 @@ def fingerprint(winner: Winner) -> str:
 def is_intact(winner: Winner) -> bool:
     """Whether a winner that the store gave is what was put into it; takes about 0.1 ms.
 
-    Of rows from before the device was kept with each (revision 0007) nobody can tell: intact.
+    Of rows from before the device was kept with each (schema 0005) nobody can tell: intact.
     """
     return not winner.digest or fingerprint(winner) == winner.digest
 
