@@ -90,6 +90,12 @@ def head_of(device: str, revision: str) -> bytes:
     return msgspec.json.encode(_Head(FORMAT, device, revision))[:-1] + b","
 
 
+def length_of(head: bytes, rows: Sequence[bytes]) -> int:
+    """Bytes of the document of these rows."""
+    empty = sum(map(len, whole(head, ())))
+    return empty + sum(map(len, rows)) + max(0, len(rows) - 1)
+
+
 def whole(head: bytes, rows: Iterable[bytes]) -> Iterator[bytes]:
     """The document, in pieces."""
     yield from chain([head + b'"winners":'], _listed(rows), [b"}"])
