@@ -45,14 +45,18 @@ class Problem:
     def __post_init__(self) -> None:
         for field in ("m", "n", "k", "batch"):
             value = getattr(self, field)
+            if type(value) is int and 1 <= value <= MAX_EXTENT:
+                continue
             if isinstance(value, bool) or not isinstance(value, int):
                 raise InvalidProblem(field, f"{field} must be an integer, got {value!r}")
             if not 1 <= value <= MAX_EXTENT:
                 raise InvalidProblem(field, f"{field} must be in 1 … {MAX_EXTENT}, got {value}")
         operation = Operation.of(self.dtype, self.layout)
         # Enumerators become the plain text that readers of stored problems get.
-        object.__setattr__(self, "dtype", str(self.dtype))
-        object.__setattr__(self, "layout", operation.layout)
+        if type(self.dtype) is not str:
+            object.__setattr__(self, "dtype", str(self.dtype))
+        if self.layout is not operation.layout:
+            object.__setattr__(self, "layout", operation.layout)
 
     @classmethod
     def of(cls, operation: Operation, m: int, n: int, k: int, batch: int = 1) -> Problem:

@@ -265,6 +265,12 @@ class Together:
             yield self._beside[problem]
             yield from self._store.near_winners(problem, device_slug, limit, reach)
 
+    def pack_for(self, kernel: str) -> str | None:
+        """Hash of the newest pack that holds the kernel."""
+        if "_beside" in self.__dict__:
+            return self._chart.pack_for(kernel)
+        return self._store.pack_for(kernel)
+
     @cached_property
     def _beside(self) -> dict[Problem, Winner]:
         """The winner that answers for each problem that has none itself."""
