@@ -114,6 +114,11 @@ class Chart:
         except StoreError:
             pass  # whoever asks will be told
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether anything is."""
+        return bool(self._alike)
+
     def has_near(self, problem: Problem, device: str) -> bool:
         """Whether a problem of its kind within reach has a winner, as far as is drawn."""
         alike = self._alike.get(_kind(problem, device))
@@ -205,7 +210,8 @@ class Charted:
 
     def winner(self, problem: Problem, device_slug: str) -> Winner | None:
         """The current winner for exactly this problem."""
-        if self._is_alone(problem, device_slug):
+        # The first chart is drawn when somebody asks for a neighbour: it takes NumPy.
+        if self._chart.is_drawn and self._is_alone(problem, device_slug):
             return None
         return self._store.winner(problem, device_slug)
 
