@@ -123,6 +123,12 @@ def tag_of(revision: str, signature: Signature | None) -> str:
     return revision if signature is None else f"{revision}.{signature.key}"
 
 
+def length_of(head: Head, rows: Sequence[bytes]) -> int:
+    """Bytes of the document of these rows."""
+    empty = sum(map(len, whole(head, ())))
+    return empty + sum(map(len, rows)) + max(0, len(rows) - 1)
+
+
 def whole(head: Head, rows: Iterable[bytes]) -> Iterator[bytes]:
     """The document, in pieces."""
     yield from chain([head.written + b'"winners":'], _listed(rows), [b"}"])

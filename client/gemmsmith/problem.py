@@ -48,6 +48,8 @@ class Problem:
     def __post_init__(self) -> None:
         for field in ("m", "n", "k", "batch"):
             value = getattr(self, field)
+            if type(value) is int and 1 <= value <= MAX_EXTENT:
+                continue
             if isinstance(value, bool) or not isinstance(value, int):
                 raise InvalidProblem(field, f"{field} must be an integer, got {value!r}")
             if not 1 <= value <= MAX_EXTENT:
@@ -56,8 +58,10 @@ class Problem:
         if operation.is_grouped and self.batch > MAX_GROUPS:
             raise InvalidProblem("batch", f"there may be {MAX_GROUPS} groups, got {self.batch}")
         # Enumerators become the plain text that readers of stored problems get.
-        object.__setattr__(self, "dtype", str(self.dtype))
-        object.__setattr__(self, "layout", operation.layout)
+        if type(self.dtype) is not str:
+            object.__setattr__(self, "dtype", str(self.dtype))
+        if self.layout is not operation.layout:
+            object.__setattr__(self, "layout", operation.layout)
 
     @classmethod
     def of(cls, operation: Operation, m: int, n: int, k: int, batch: int = 1) -> Problem:

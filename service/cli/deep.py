@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from gemmsmith.errors import Untrusted
 from gemmsmith.signing import Trusted
 from service import identity
 
@@ -29,10 +32,10 @@ def wrong(settings: Settings) -> list[str]:
 
     trusted = identity.trusted(settings)
     if current(settings.database) is None:  # nothing is stored yet
-        return [*_packs(settings.packs)]
+        return [*_packs(settings.packs, trusted)]
     with Store.open(settings.database) as store:
         found = [*_winners(store, trusted), *_kernels(store)]
-    return [*found, *_packs(settings.packs)]
+    return [*found, *_packs(settings.packs, trusted)]
 
 
 def _winners(store: Store, trusted: Trusted) -> Iterator[str]:
@@ -55,7 +58,9 @@ def _kernels(store: Store) -> Iterator[str]:
             yield f"kernel {reason}"
 
 
-def _packs(folder: Path) -> Iterator[str]:
+def _packs(folder: Path, trusted: Trusted) -> Iterator[str]:
+    from tuner.compile.manifest import Manifest
+
     for path in sorted(folder.glob("*.so")):
         if not _PACK.fullmatch(path.stem):
             continue
@@ -63,3 +68,11 @@ def _packs(folder: Path) -> Iterator[str]:
             actual = hashlib.file_digest(file, "sha256").hexdigest()
         if actual != path.stem:
             yield f"pack {path}: its bytes have the SHA-256 {actual}"
+            continue
+        try:
+            manifest = msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=Manifest)
+            manifest.check(path.stem, trusted)
+        except (OSError, msgspec.MsgspecError) as error:
+            yield f"pack {path}: its manifest cannot be read: {error}"
+        except Untrusted as error:
+            yield f"pack {path}: {error}"

@@ -114,6 +114,11 @@ class Chart:
         except StoreError:
             pass  # whoever asks will be told
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether anything is."""
+        return bool(self._alike)
+
     def has_near(self, problem: Problem, device: str) -> bool:
         """Whether a problem of its kind within reach has a winner, as far as is drawn."""
         alike = self._alike.get(_kind(problem, device))
@@ -205,7 +210,8 @@ class Charted:
 
     def winner(self, problem: Problem, device_slug: str) -> Winner | None:
         """The current winner for exactly this problem."""
-        if self._is_alone(problem, device_slug):
+        # The first chart is drawn when somebody asks for a neighbour: it takes NumPy.
+        if self._chart.is_drawn and self._is_alone(problem, device_slug):
             return None
         return self._store.winner(problem, device_slug)
 
@@ -264,6 +270,12 @@ class Together:
         if problem in self._beside:
             yield self._beside[problem]
             yield from self._store.near_winners(problem, device_slug, limit, reach)
+
+    def pack_for(self, kernel: str) -> str | None:
+        """Hash of the newest pack that holds the kernel."""
+        if "_beside" in self.__dict__:
+            return self._chart.pack_for(kernel)
+        return self._store.pack_for(kernel)
 
     @cached_property
     def _beside(self) -> dict[Problem, Winner]:

@@ -142,8 +142,7 @@ def _read(
 ) -> Iterator[Found]:
     problems = [_fitting(problem, device) for problem in asked]
     sound = [problem for problem in problems if isinstance(problem, Problem)]
-    charted = Charted(service.store, service.chart)
-    source: find.WinnerSource = charted
+    source: Charted | Together = Charted(service.store, service.chart)
     if device is not None and len(sound) >= _BULK_FROM:
         source = Together(service.store, service.chart, sound, device.slug)
     answers: Iterator[Answer | None] = iter(())
@@ -153,7 +152,7 @@ def _read(
             sound,
             device,
             exact=exact,
-            pack_of=functools.cache(charted.pack_for),
+            pack_of=functools.cache(source.pack_for),
             ranker=service.ranker,
             on_altered=service.altered.note,
         )

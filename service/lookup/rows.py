@@ -52,18 +52,20 @@ class PacksToRun(NamedTuple):
 
     @classmethod
     def of(cls, store: Store, artifacts: ArtifactStore) -> PacksToRun:
-        """Those of the store that are here.
+        """Those that are here; which of them is a kernel's newest, the store knows.
 
         Raises:
             StoreError: it cannot be read.
         """
-        believed = artifacts.believed()
-        held = [
+        held = {
             (pack, kernel)
-            for pack, kernel in store.changes.packed()
-            if kernel is not None and pack in believed and kernel in believed[pack].held
-        ]
-        return cls({kernel: pack for pack, kernel in held}, frozenset(held))
+            for pack, manifest in artifacts.believed().items()
+            for kernel in manifest.held
+            if kernel is not None
+        }
+        packed = ((pack, kernel) for pack, kernel in store.changes.packed() if kernel is not None)
+        newest = {kernel: pack for pack, kernel in packed if (pack, kernel) in held}
+        return cls(newest, held)
 
     def of_winner(self, pack: str | None, kernel: str) -> str | None:
         """The pack that a winner's kernel is run from: its own, else the newest with the kernel."""
@@ -96,15 +98,13 @@ class WrittenRows:
         seen, now = self._seen, self._store.changes.marks()
         if seen == now:
             return
-        packs = self._packs
-        if seen is None or seen.packs != now.packs:
-            packs = PacksToRun.of(self._store, self._artifacts)
+        packs = PacksToRun.of(self._store, self._artifacts)
         if seen is None or _is_other(seen, now):
             self._order, self._rows, self._whats, self._known = [], [], [], {}
             self._put(self._store.served.on(self._device), packs)
         else:
-            if seen.packs != now.packs:
-                moved = self._moved(packs)
+            moved = self._moved(packs)
+            if moved:
                 only = moved if len(moved) < _MANY else None
                 self._put(self._store.served.on(self._device, kernels=only), packs)
             self._put(self._store.served.on(self._device, since=seen.sequence), packs)

@@ -53,9 +53,9 @@ class Content:
         length: bytes of that.
     """
 
-    def __init__(self, pieces: Callable[[], Iterable[bytes]]) -> None:
+    def __init__(self, pieces: Callable[[], Iterable[bytes]], length: int) -> None:
         self.pieces = pieces
-        self.length = sum(map(len, pieces()))
+        self.length = length
         self._lock = threading.Lock()
 
     def compressed(self) -> bytes:
@@ -95,7 +95,8 @@ class Edition:
         if before is not None:
             kept = [*before._earlier.items(), (before.revision, before._rows)]
             self._earlier = dict(kept[-EARLIER:])
-        self.whole = Content(lambda: document.whole(self._head, self._rows))
+        length = document.length_of(self._head, rows)
+        self.whole = Content(lambda: document.whole(self._head, rows), length)
         self._deltas: dict[str, Content] = {}
         self._lock = threading.Lock()
 
@@ -107,7 +108,7 @@ class Edition:
         with self._lock:
             if revision not in self._deltas:
                 delta = document.delta(self._head, revision, before, self._rows)
-                self._deltas[revision] = Content(lambda: [delta])
+                self._deltas[revision] = Content(lambda: [delta], len(delta))
         found = self._deltas[revision]
         return found if found.length < self.whole.length else None
 

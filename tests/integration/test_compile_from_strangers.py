@@ -70,7 +70,7 @@ def test_a_stranger_s_pack_is_refused_with_what_to_do(
     if not signed:
         unsign(there, pack)
     (refused,) = document(compile_("--from", url, "--json"))["refused"]
-    assert ("is not among the 1 that are believed" if signed else "not signed") in refused
+    assert ("is not among the" if signed else "not signed") in refused
     assert pack.hash in refused
     assert f"gemmsmith signing trust {url}" in refused
     assert here.packs.get(pack.hash) is None

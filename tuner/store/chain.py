@@ -54,7 +54,7 @@ def digest(row: AuditRow) -> str:
 def digest_of(
     previous: str, at: float, actor: str, action: str, subject: str, detail: Mapping[str, Any]
 ) -> str:
-    """As `digest`; migration 0010 has a copy, which must stay as it is."""
+    """As `digest`; migration 0006 has a copy, which must stay as it is."""
     content = [previous, at, actor, action, subject, msgspec.to_builtins(detail)]
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -43,11 +43,12 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
             store.promote(winner(TRIED, us=us), force=True)
         keys = {scope: store.keys.create(scope.value, scope)[1] for scope in Scope}
         queue = Queue(store)
-        failed = queue.enqueue(Problem(m=2, n=8, k=8))[0].id
+        tunes = Scope.TUNE.value
+        failed = queue.enqueue(Problem(m=2, n=8, k=8), ordered_by=tunes)[0].id
         leased = queue.lease("test:keys", [H200.slug])
         assert leased is not None
         leased.fail("nothing like it was recorded", retry=False)
-        waiting = queue.enqueue(Problem(m=1, n=8, k=8))[0].id
+        waiting = queue.enqueue(Problem(m=1, n=8, k=8), ordered_by=tunes)[0].id
     with running(settings) as http:
         origin = str(http.base_url).rstrip("/")
         yield Guarded(origin=origin, keys=keys, waiting=waiting, failed=failed)

@@ -41,6 +41,7 @@ def test_a_delta_makes_the_later_document_to_the_byte(
     new, head, revision = written(after)
     delta = document.read_delta(document.delta(head, since, before, after))
     assert document.applied(old, delta) == new
+    assert document.length_of(head, after) == len(new)
     assert document.read(new).revision == revision
     assert list(map(bytes, document.read(new).rows)) == after
 

@@ -116,6 +116,8 @@ def test_a_deep_look_finds_all_that_is_wrong(settings: Settings, tmp_path: Path)
     assert candidate is not None
     toolchain = Toolchain(nvcc=Path("nvcc"), version="13.0.88", origin="wheels")
     pack = ArtifactStore(settings.packs).publish(unit, [candidate.kernel], toolchain)
+    unit.write_bytes(b"\x7fELF of nobody")
+    nobodys = ArtifactStore(settings.packs).publish(unit, [candidate.kernel], toolchain)
     with Store.open(settings.database) as store:
         kept = store.promote(signed(winner(NEAR), signer))
         with store.database.write() as session:
@@ -137,6 +139,7 @@ def test_a_deep_look_finds_all_that_is_wrong(settings: Settings, tmp_path: Path)
         f"winner {KNOWN} on {H200.slug}, revision 1: it was altered in the database",
         f"kernel {name}: no kernel has such a tile",
         f"pack {pack.path}: its bytes have the SHA-256",
+        f"pack {nobodys.path}: it is not signed",
     ):
         assert any(said in line for line in wrong), wrong
     assert pack.path.exists()  # it looks, and repairs nothing

@@ -38,7 +38,7 @@ def test_a_snapshot_is_written_once_and_takes_little_memory(settings: Settings) 
         finally:
             tracemalloc.stop()
         before = Snapshot.parse(content(edition))
-        assert len(before.rows) > COUNT
+        assert len(before.rows) >= COUNT
         assert peak < 3 * size + 2**24  # rows, and what is read at a time: not all winners
         began = time.process_time()
         for _ in range(20):
