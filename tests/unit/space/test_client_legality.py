@@ -62,7 +62,7 @@ def test_the_client_never_takes_what_the_tuner_refuses() -> None:
                 taken, right = refusal(config, problem) is None, legal(config, problem)
                 assert right or not taken, (config, problem)
                 seen[taken, right] += 1
-    assert schedulers == set(TileScheduler)
+    assert schedulers == set(TileScheduler) - {TileScheduler.GROUPS}
     assert seen[True, True] > 2000
     assert seen[False, False] > 2000
 

@@ -19,11 +19,12 @@ from gemmsmith.kernel import (
     MainloopSchedule,
     TileScheduler,
 )
+from gemmsmith.launch import RasterOrder
 from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.types import FLOATS
 from tuner.arch import SM90
-from tuner.backends import Level, candidates, kernels, refusal
+from tuner.backends import Level, candidates, kernels, launches, refusal
 from tuner.backends.cute import space as cute
 from tuner.backends.cutlass import package
 from tuner.backends.cutlass.operation import gemm_operation, is_padded, name_of, tma_alignment
@@ -205,7 +206,7 @@ def test_core_covers_what_wins(dtype: DType, layout: Layout) -> None:
         MainloopSchedule.PINGPONG,
         MainloopSchedule.COOPERATIVE,
     }
-    assert {kernel.scheduler for kernel in found} == set(TileScheduler)
+    assert {kernel.scheduler for kernel in found} == set(TileScheduler) - {TileScheduler.GROUPS}
     assert {kernel.swapped for kernel in found} == {False, True}
     assert {kernel.fast_accumulation for kernel in found} == (
         {False, True} if Operation.of(dtype).is_narrow_float else {False}
@@ -323,3 +324,26 @@ def test_more_batches_than_a_grid_holds_are_left_to_persistent_kernels() -> None
             TileScheduler.PERSISTENT,
             TileScheduler.STREAM_K,
         }
+
+
+@pytest.mark.parametrize(
+    ("dtype", "layout", "backends"),
+    [
+        ("bf16.group_rows", Layout.TN, {Backend.CUTLASS3X, Backend.CUTE}),
+        ("fp16.group_rows", Layout.TT, {Backend.CUTLASS3X, Backend.CUTE}),
+        ("bf16.group_depth", Layout.NT, {Backend.CUTLASS3X}),
+        ("bf16.out_f32.group_depth.accumulate", Layout.NT, {Backend.CUTLASS3X}),
+    ],
+)
+def test_groups_have_kernels_of_their_own(
+    dtype: str, layout: Layout, backends: set[Backend], h200: DeviceModel
+) -> None:
+    problem = Problem(m=4096, n=4096, k=4096, batch=32, dtype=dtype, layout=layout)
+    found = kernels(problem)
+    assert {kernel.backend for kernel in found} == backends
+    assert {kernel.swapped for kernel in found} == {False, True}
+    for kernel in found:
+        orders = [each.raster for each in launches(kernel, problem, h200)]
+        assert orders == [RasterOrder.ALONG_M, RasterOrder.ALONG_N]
+        assert refusal(kernel, Problem(m=4096, n=4096, k=4096)) is not None
+    assert len(kernels(problem, level=Level.FULL)) > 1000

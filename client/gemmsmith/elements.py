@@ -1,0 +1,69 @@
+"""What a matrix is made of, and how it lies in memory."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Element(StrEnum):
+    """The type of one matrix element."""
+
+    BF16 = "bf16"  # bfloat16: 8-bit exponent, 7-bit mantissa
+    F16 = "f16"  # IEEE half precision
+    E4M3 = "e4m3"  # FP8 for weights and activations
+    E5M2 = "e5m2"  # FP8 for gradients
+    S8 = "s8"  # signed 8-bit integers
+    TF32 = "tf32"  # FP32 in memory, of which tensor cores read 10 bits of mantissa
+    F32 = "f32"  # outputs, accumulators, split-K partials
+    S32 = "s32"  # outputs and accumulators of integer products
+
+    @property
+    def bits(self) -> int:
+        """Storage size of one element."""
+        return _BITS[self]
+
+    @property
+    def bytes(self) -> int:
+        """Storage size of one element in bytes."""
+        return self.bits // 8
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether sums are exact, in whatever order they are made."""
+        return self in (Element.S8, Element.S32)
+
+
+_BITS = {
+    Element.BF16: 16,
+    Element.F16: 16,
+    Element.E4M3: 8,
+    Element.E5M2: 8,
+    Element.S8: 8,
+    Element.TF32: 32,
+    Element.F32: 32,
+    Element.S32: 32,
+}
+
+
+class Layout(StrEnum):
+    """CUTLASS's letters for A and B: `t` row-major, `n` column-major. D is row-major."""
+
+    TN = "tn"  # A[M,K] row, B[K,N] column: torch.nn.functional.linear's forward
+    TT = "tt"  # A row, B row: the input gradient of a linear layer
+    NT = "nt"  # A column, B row: the weight gradient of a linear layer
+    NN = "nn"  # A column, B column
+
+    @property
+    def a_row_major(self) -> bool:
+        """Whether A[M,K] is contiguous along K."""
+        return self.value[0] == "t"
+
+    @property
+    def b_row_major(self) -> bool:
+        """Whether B[K,N] is contiguous along N."""
+        return self.value[1] == "t"
+
+    @property
+    def is_k_major(self) -> bool:
+        """Whether both operands are contiguous along K."""
+        return self is Layout.TN
