@@ -4,8 +4,8 @@
 set -eu
 python=$1
 folder=$2
-names="alembic annotated-types cuda-bindings cuda-core cuda-pathfinder cuda-python fastapi httptools mako msgspec
-  narwhals  nvidia-cutlass opentelemetry-api prometheus_client psutil pydantic pydantic_core pydot pytest
+names="alembic annotated-types cffi cryptography cuda-bindings cuda-core cuda-pathfinder cuda-python fastapi httptools mako msgspec
+  narwhals  nvidia-cutlass opentelemetry-api prometheus_client psutil pydantic pycparser pydantic_core pydot pytest
   pytest-timeout SQLAlchemy starlette structlog treelib typer annotated-doc typing-inspection
   typing_extensions uvicorn uvloop zstandard"
 platforms=""
