@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import quote, quote_plus, urlencode
@@ -11,7 +12,7 @@ from starlette.responses import Response
 
 from gemmsmith.answer import Answer, Config, Match
 from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel
+from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.problem import Problem
 from gemmsmith.replies import SCHEMA
 from gemmsmith.signing import Signer
@@ -151,7 +152,7 @@ def config(candidate: Candidate | None, pack: str | None) -> Config | None:
 
 def row(winner: Winner | Served, config: Config | None) -> Row:
     """The winner as a row of a snapshot, with its config."""
-    environment = winner.environment.digest
+    environment = _digest(winner.environment)
     if winner.candidate is None or config is None:
         return Row(
             problem=winner.problem, use=winner.use, stale=winner.stale, environment=environment
@@ -165,6 +166,12 @@ def row(winner: Winner | Served, config: Config | None) -> Row:
         saving_us=winner.saving_us,
         environment=environment,
     )
+
+
+@functools.lru_cache(maxsize=1024)
+def _digest(environment: Environment) -> str:
+    """There are few: to hash one for each of many winners took as long as to write them."""
+    return environment.digest
 
 
 def pack(pack_hash: str, manifest: Manifest) -> dict[str, Any]:
