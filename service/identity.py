@@ -35,6 +35,15 @@ def signer(settings: Settings) -> Signer:
     return found
 
 
+def trusted_packs(settings: Settings) -> Trusted | None:
+    """Whose packs are found and handed on; None: anybody's.
+
+    Raises:
+        SettingsError: as `trusted`.
+    """
+    return None if settings.unsigned else trusted(settings)
+
+
 def trusted(settings: Settings) -> Trusted:
     """Whom this installation believes: the shipped keys, and those of its own folder.
 

@@ -80,7 +80,7 @@ def bake(
     signer = identity.signer(settings)
     with Store.open(settings.database) as store:
         found = [w for w in store.winners(device=slug) if not dtype or w.problem.dtype in kinds]
-        snapshot = documents.snapshot(slug, found, pack_of=lambda _: None, signer=signer)
+        snapshot = documents.snapshot(slug, found, pack_of=lambda _: None)
         rows = list(snapshot.rows)
         missing = 0
         if problems is not None:

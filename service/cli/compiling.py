@@ -262,7 +262,7 @@ def _fetch(
     from service import identity
     from tuner.compile.fetch import fetch
 
-    trusted = None if settings.unsigned else identity.trusted(settings)
+    trusted = identity.trusted_packs(settings)
     says.update("fetch", 0, len(kernels))
     items = fetch(client, artifacts, kernels, toolchain=toolchain, trusted=trusted)
     for done, item in enumerate(items, 1):

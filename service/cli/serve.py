@@ -92,8 +92,7 @@ def _check_keys(settings: Settings) -> None:
 def _check_packs(settings: Settings) -> None:
     """Say what is not handed on, since nobody who is believed has signed it."""
     identity.signer(settings)  # made before it is needed, and its own packs are believed
-    trusted = identity.trusted(settings)
-    packs = ArtifactStore(settings.packs, trusted=None if settings.unsigned else trusted)
+    packs = ArtifactStore(settings.packs, trusted=identity.trusted_packs(settings))
     left_out = len(packs.manifests()) - len(packs.believed())
     if left_out > 0:
         log.warning(

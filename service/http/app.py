@@ -122,9 +122,7 @@ def _state(settings: Settings, store: Store) -> State:
         answers=answers,
         watcher=StoreWatcher(store, answers, catalogue),
         metrics=metrics,
-        artifacts=ArtifactStore(
-            settings.packs, trusted=None if settings.unsigned else identity.trusted(settings)
-        ),
+        artifacts=ArtifactStore(settings.packs, trusted=identity.trusted_packs(settings)),
         ranker=AnalyticModel(),
         signer=signer,
         access=Doorkeeper(

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.http.access import LOGIN, LOGOUT
 from service.http.access import Scope as KeyScope
 from service.http.errors import ProblemError
-from service.http.middleware import SAFE
+from service.http.middleware import SAFE, put_back
 from service.http.state import State
 
 IN_ALL_BYTES = 64 * 2**20
@@ -48,7 +48,8 @@ class LimitBody:
                 await closing.response(scope["path"])(scope, receive, send)
                 return
             if is_there:
-                await self.app(scope, _replay(body, receive), send)
+                whole = {"type": "http.request", "body": bytes(body), "more_body": False}
+                await self.app(scope, put_back(whole, receive), send)
         finally:
             self._held -= len(body)
 
@@ -77,20 +78,6 @@ class LimitBody:
             self._held += len(piece)
             more = message.get("more_body", False)
         return True
-
-
-def _replay(body: bytearray, receive: Receive) -> Receive:
-    """`receive` with the whole body in its first message."""
-    delivered = False
-
-    async def replay() -> Message:
-        nonlocal delivered
-        if delivered:
-            return await receive()
-        delivered = True
-        return {"type": "http.request", "body": bytes(body), "more_body": False}
-
-    return replay
 
 
 def _too_large(limit: int) -> ProblemError:

@@ -30,7 +30,7 @@ from service.http.abilities import Abilities, abilities_of
 from service.http.access import LOCAL, Caller, Scope
 from service.http.asked import Asked
 from service.http.errors import ProblemError, invalid_field
-from service.http.middleware import UNLOGGED
+from service.http.middleware import UNLOGGED, put_back
 from service.http.requests import MAX_BATCH_PROBLEMS, Arch
 from service.http.state import State
 from service.http.turns import whose
@@ -86,7 +86,7 @@ class FastPath:
                 message = await receive()  # the whole body: `LimitBody` has read it
                 if await _batch(scope, receive, message, send):
                     return
-                receive = _first(message, receive)
+                receive = put_back(message, receive)
         await self.app(scope, receive, send)
 
 
@@ -220,16 +220,6 @@ def _if_none_match(scope: Connection) -> str | None:
             tags: str = value.decode("latin-1")
             return tags
     return None
-
-
-def _first(message: Message, receive: Receive) -> Receive:
-    """`receive` with the message that was taken from it put back."""
-    taken = [message]
-
-    async def again() -> Message:
-        return taken.pop() if taken else await receive()
-
-    return again
 
 
 async def _answer(

@@ -191,3 +191,13 @@ def _count(scope: Scope, status: int, seconds: float | None) -> None:
     metrics.request(scope["method"], route, status, seconds)
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         service.readiness.doubt()
+
+
+def put_back(message: Message, receive: Receive) -> Receive:
+    """`receive` with the message that was taken from it put back."""
+    taken = [message]
+
+    async def again() -> Message:
+        return taken.pop() if taken else await receive()
+
+    return again

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gemmsmith.text import ACCEPTED, flaw, flaw_in
 from service.http.errors import ProblemError, invalid_field
+from service.http.middleware import put_back
 
 FORM = b"application/x-www-form-urlencoded"
 
@@ -49,13 +50,9 @@ class RefuseIllFormed:
         except ProblemError as error:
             await error.response(scope["path"])(scope, receive, send)
             return
-
-        async def again() -> Message:
-            nonlocal message
-            taken, message = message, None
-            return await receive() if taken is None else taken
-
-        await self.app(scope, receive if message is None else again, send)
+        if message is not None:
+            receive = put_back(message, receive)
+        await self.app(scope, receive, send)
 
 
 def check_json(content: bytes) -> None:

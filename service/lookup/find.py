@@ -133,7 +133,7 @@ def _measured(
     neighbour = answering(problem, whole, lambda winner: is_legal(winner.candidate, problem))
     if neighbour is None:
         return None
-    if not is_legal(neighbour.candidate, problem):
+    if neighbour.use.is_default and not is_legal(neighbour.candidate, problem):
         neighbour = without_candidate(neighbour)
     return _answer(problem, neighbour, Match.NEAREST, pack_of)
 

@@ -21,6 +21,7 @@ from gemmsmith.problem import Problem
 from service.lookup.find import REACH, is_legal
 from tuner.errors import StoreError
 from tuner.store import Store
+from tuner.store.changes import newest
 from tuner.store.served import Place
 from tuner.trial import Winner
 
@@ -157,8 +158,7 @@ class Chart:
         with self._drawing:
             sequence, packs = self._store.changes.served()
             if packs != self._packs:
-                packed = self._store.changes.packed()
-                self._pack_of = {kernel: pack for pack, kernel in packed if kernel is not None}
+                self._pack_of = newest(self._store.changes.packed())
                 self._packs = packs
             known = self._alike if sequence >= self._sequence else {}  # else: another database
             if sequence != self._sequence:

@@ -23,7 +23,7 @@ from service.http import documents
 from service.http.abilities import Abilities
 from tuner.compile import ArtifactStore
 from tuner.store import Store
-from tuner.store.changes import Marks
+from tuner.store.changes import Marks, newest
 from tuner.store.served import Served
 
 _MANY = 500
@@ -40,7 +40,7 @@ class What(NamedTuple):
 
 
 class PacksToRun(NamedTuple):
-    """PacksToRun that may be handed on: those that somebody who is believed has signed.
+    """Packs that may be handed on: those that somebody who is believed has signed.
 
     Attributes:
         newest: by kernel.
@@ -63,9 +63,8 @@ class PacksToRun(NamedTuple):
             for kernel in manifest.held
             if kernel is not None
         }
-        packed = ((pack, kernel) for pack, kernel in store.changes.packed() if kernel is not None)
-        newest = {kernel: pack for pack, kernel in packed if (pack, kernel) in held}
-        return cls(newest, held)
+        packed = (each for each in store.changes.packed() if each in held)
+        return cls(newest(packed), held)
 
     def of_winner(self, pack: str | None, kernel: str) -> str | None:
         """The pack that a winner's kernel is run from: its own, else the newest with the kernel."""

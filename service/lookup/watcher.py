@@ -17,7 +17,7 @@ from service.lookup.cache import Answers
 from service.lookup.devices import Catalogue
 from tuner.errors import StoreError
 from tuner.store import Store
-from tuner.store.changes import Marks
+from tuner.store.changes import Marks, newest
 
 EVERY_S = 0.05
 """Time between looks; one takes 0.4 ms on SQLite, whatever the number of winners."""
@@ -88,7 +88,7 @@ class StoreWatcher:
             packed = self._store.changes.packed()
             self._answers.drop_packed(
                 {pack for pack, _ in packed},
-                {kernel: pack for pack, kernel in packed if kernel is not None},  # the newest stays
+                newest(packed),
             )
 
     def _run(self) -> None:

@@ -139,7 +139,7 @@ def open_artifacts(settings: Settings, records: Store) -> ArtifactStore:
         evicted=records.remove_pack,
     )
     signer = identity.signer(settings)
-    trusted = None if settings.unsigned else identity.trusted(settings)
+    trusted = identity.trusted_packs(settings)
     return ArtifactStore(settings.packs, limit=limit, signer=signer, trusted=trusted)
 
 

@@ -7,7 +7,7 @@ pack that comes or goes is counted, and what makes winners stale is listed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import func, select
@@ -43,6 +43,11 @@ class Marks:
     packs: tuple[int, int, int]
     devices: int
     gpus: frozenset[tuple[str, int]]
+
+
+def newest(packed: Iterable[tuple[str, str | None]]) -> dict[str, str]:
+    """Each kernel's newest pack, of what `Changes.packed` gives."""
+    return {kernel: pack for pack, kernel in packed if kernel is not None}
 
 
 class Changes:

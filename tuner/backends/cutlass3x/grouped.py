@@ -30,17 +30,16 @@ from tuner.backends.cutlass3x.rules import RULES
 
 _PINGPONG = (MainloopSchedule.PINGPONG, TileScheduler.PERSISTENT)
 _COOPERATIVE = (MainloopSchedule.COOPERATIVE, TileScheduler.PERSISTENT)
-_EITHER = ((1, 1), (2, 1), (1, 2))
 
 _ROWS = (
     KernelLine(schedule=_PINGPONG, m=64, ns=(8, 16, 32, 64), clusters=ONE, swapped=SWAPPED),
     KernelLine(schedule=_PINGPONG, m=64, ns=(16, 32), clusters=ONE, swapped=SWAPPED, depth=256),
     KernelLine(schedule=_PINGPONG, m=128, ns=(16, 32, 64, 96), clusters=M2, swapped=SWAPPED),
     KernelLine(schedule=_PINGPONG, m=128, ns=(32,), clusters=ONE, swapped=SWAPPED, depth=256),
-    KernelLine(schedule=_PINGPONG, m=128, ns=(128, 192), clusters=_EITHER, swapped=SWAPPED),
+    KernelLine(schedule=_PINGPONG, m=128, ns=(128, 192), clusters=ALL, swapped=SWAPPED),
     KernelLine(schedule=_COOPERATIVE, m=256, ns=(16, 32, 64), clusters=ONE, swapped=SWAPPED),
-    KernelLine(schedule=_COOPERATIVE, m=256, ns=(128,), clusters=_EITHER, swapped=SWAPPED),
-    KernelLine(schedule=_COOPERATIVE, m=128, ns=(256,), clusters=_EITHER, swapped=BOTH),
+    KernelLine(schedule=_COOPERATIVE, m=256, ns=(128,), clusters=ALL, swapped=SWAPPED),
+    KernelLine(schedule=_COOPERATIVE, m=128, ns=(256,), clusters=ALL, swapped=BOTH),
     KernelLine(schedule=_PINGPONG, m=64, ns=(128, 256), clusters=M2, swapped=PLAIN),
     KernelLine(schedule=_PINGPONG, m=128, ns=(128, 192), clusters=ALL, swapped=PLAIN),
     KernelLine(schedule=_COOPERATIVE, m=256, ns=(128,), clusters=M2, swapped=PLAIN),
