@@ -25,8 +25,6 @@ import msgspec
 
 from benchmarks import million, servers
 from gemmsmith.problem import Layout, Problem
-from gemmsmith.signing import Trusted
-from tuner.exchange import import_winners
 from tuner.store import Store
 
 CONNECTIONS = 16
@@ -161,8 +159,7 @@ def main() -> int:
         shipped, large = folder / "shipped.db", folder / f"winners-{options.winners}.db"
         if not shipped.exists():
             with Store.open(f"sqlite:///{shipped}", create=True) as store:
-                for path in servers.WINNERS:
-                    import_winners(store, path, Trusted.load(million.TRUSTED))
+                million.take(store, servers.WINNERS)
         if not large.exists():
             million.fill(large, servers.WINNERS, options.winners)
         batch(shipped, unmeasured(10_000), "10,000 problems nobody measured")

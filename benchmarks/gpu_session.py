@@ -27,7 +27,7 @@ cut off keeps what it had; a failing step is reported and the next one still run
     alone     winners of .packs/, else the shipped, and cuBLAS, each at its own clock: alone-*.json
     report    the session's winners as a page: report/
     profile   Nsight Compute on winners and cuBLAS: ncu-<problem>-<dtype>.csv
-    packs     the pack store as archives packs-*.tar, to carry into the next session
+    packs     the pack store as archives packs-*.tar.gz, to carry into the next session
 
 Several sessions may run at once on a host with several GPUs: give each another --device and
 other --dtype; its database and logs carry both in their names.

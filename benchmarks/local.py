@@ -24,16 +24,13 @@ from typing import Any
 import httpx
 import msgspec
 
-from benchmarks import load, servers, wrk
-from benchmarks.million import TRUSTED
+from benchmarks import load, million, servers, wrk
 from gemmsmith.client import Client
 from gemmsmith.lookup import Lookup
 from gemmsmith.problem import DType, Problem
-from gemmsmith.signing import Trusted
 from service.cli import evaluate
 from tuner.backends import candidates
 from tuner.devices import open_device
-from tuner.exchange import import_winners
 from tuner.search.cost_model import AnalyticModel
 from tuner.search.ranking import ranked
 from tuner.search.run import tune
@@ -76,8 +73,7 @@ def figures(folder: Path) -> Iterator[Figure]:
         20,
     )
     with Store.open(f"sqlite:///{folder / 'bench.db'}", create=True) as store:
-        for path in servers.WINNERS:
-            import_winners(store, path, Trusted.load(TRUSTED))
+        million.take(store, servers.WINNERS)
         yield measure(
             "exact lookup in the store",
             lambda i: store.winner(winners[i % len(winners)].problem, model.slug),

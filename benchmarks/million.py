@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
+from collections.abc import Iterable
 from pathlib import Path
 
 from gemmsmith.problem import Layout, Problem
@@ -47,11 +48,17 @@ WHERE problems.id > :kinds ORDER BY problems.id
 """
 
 
+def take(store: Store, files: Iterable[Path]) -> None:
+    """Put the winners of shipped files into the store."""
+    trusted = Trusted.load(TRUSTED)
+    for file in files:
+        import_winners(store, file, trusted)
+
+
 def fill(path: Path, shipped: list[Path], count: int) -> None:
     """Make the database at `path` with the `shipped` winners and about `count` made-up ones."""
     with Store.open(f"sqlite:///{path}", create=True) as store:
-        for file in shipped:
-            import_winners(store, file, Trusted.load(TRUSTED))
+        take(store, shipped)
     database = sqlite3.connect(path)
     database.create_function("lg", 1, math.log2, deterministic=True)
     database.execute("PRAGMA synchronous = OFF")  # a power cut costs only this benchmark

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import NamedTuple, TypeVar
 
@@ -50,8 +49,7 @@ class Document(NamedTuple):
     rows: list[msgspec.Raw]
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(msgspec.Struct, frozen=True, omit_defaults=True):
     """All members of a document but its winners."""
 
     format: int
@@ -74,9 +72,7 @@ class Head:
     @property
     def written(self) -> bytes:
         """The document up to its winners, its last comma included."""
-        left_out = {"signature"} if self.signature is None else set()
-        members = {name: value for name, value in asdict(self).items() if name not in left_out}
-        return msgspec.json.encode(members)[:-1] + b","
+        return msgspec.json.encode(self)[:-1] + b","
 
 
 class Delta(NamedTuple):
@@ -102,12 +98,8 @@ class Delta(NamedTuple):
         return [come[place] if place in come else next(stay) for place in range(length)]
 
 
-class _Document(msgspec.Struct, frozen=True):
-    format: int
-    device: str
-    revision: str
+class _Document(Head, frozen=True, kw_only=True):
     winners: msgspec.Raw
-    signature: Signature | None = None
 
 
 def statement(device: str, digest: str) -> dict[str, str]:

@@ -163,14 +163,7 @@ class Trusted:
             ValueError: a file holds no public key; names the file.
             OSError: a file cannot be read.
         """
-        found = []
-        for folder in folders:
-            for path in sorted(folder.glob(f"*{SUFFIX}")):
-                try:
-                    found.append(PublicKey.parse(path.read_text(errors="replace")))
-                except ValueError as error:
-                    raise ValueError(f"{path}: {error}") from None
-        return cls(found)
+        return cls(key for folder in folders for _, key in keys_in(folder))
 
     def check(self, purpose: Purpose, statement: Any, signature: Signature | None) -> PublicKey:
         """Who signed the statement.
@@ -197,6 +190,24 @@ class Trusted:
                 f"its signature with the key {key.id} is of another {purpose.value}: it was altered"
             ) from None
         return key
+
+
+def keys_in(folder: Path) -> list[tuple[Path, PublicKey]]:
+    """The keys of a folder and their files; none where there is no such folder.
+
+    Raises:
+        ValueError: a file holds no public key; names the file.
+        OSError: a file cannot be read.
+    """
+    return [(path, key_in(path)) for path in sorted(folder.glob(f"*{SUFFIX}"))]
+
+
+def key_in(path: Path) -> PublicKey:
+    """The key of a file; raises as `keys_in`."""
+    try:
+        return PublicKey.parse(path.read_text(errors="replace"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def trusted_folder(environ: Mapping[str, str] | None = None) -> Path:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from gemmsmith.errors import GemmsmithError, ServiceError, Untrusted
 from gemmsmith.files import publish
-from gemmsmith.signing import SUFFIX, PublicKey
+from gemmsmith.signing import SUFFIX, PublicKey, key_in
 
 _ODD = re.compile(r"[^A-Za-z0-9.-]+")
 
@@ -36,7 +36,7 @@ def trust(
         OSError: the file cannot be read, or the folder not be written to.
     """
     url = source if source.startswith(("http://", "https://")) else ""
-    key = _of_service(url) if url else _of_file(Path(source))
+    key = _of_service(url) if url else key_in(Path(source))
     if identifier is not None and identifier != key.id:
         raise Untrusted(f"{source} has the key {key.id}, not {identifier}: nothing was changed")
     if identifier is None and not confirm(
@@ -50,23 +50,6 @@ def trust(
     # Its own comment is the stranger's to choose, and would be printed.
     publish(path, f"{PublicKey(raw=key.raw, comment=name).line}\n".encode(), shared=True)
     return path
-
-
-def keys(folder: Path) -> list[tuple[Path, PublicKey]]:
-    """The keys of a folder and their files.
-
-    Raises:
-        ValueError: a file holds no public key; names the file.
-        OSError: a file cannot be read.
-    """
-    return [(path, _of_file(path)) for path in sorted(folder.glob(f"*{SUFFIX}"))]
-
-
-def _of_file(path: Path) -> PublicKey:
-    try:
-        return PublicKey.parse(path.read_text(errors="replace"))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
 
 
 def _of_service(url: str) -> PublicKey:

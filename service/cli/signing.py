@@ -116,9 +116,9 @@ def packs(folder: Packs = None) -> None:
 
 
 def _believed(settings: Settings) -> list[tuple[Path, PublicKey]]:
-    from gemmsmith.trusting import keys
+    from gemmsmith.signing import keys_in
 
     try:
-        return [*keys(settings.shipped_keys), *keys(settings.trusted)]
+        return [*keys_in(settings.shipped_keys), *keys_in(settings.trusted)]
     except ValueError as error:
         raise MisuseError(str(error)) from error

@@ -16,18 +16,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gemmsmith.kernel import Kernel
+from gemmsmith.kernel import Backend, Kernel, MainloopSchedule, cutlass
 from gemmsmith.launch import Launch
 from gemmsmith.problem import DType, Problem
 from tests.gpu import selection
 from tests.gpu.conftest import Packs
 from tests.gpu.support.jobs import Job
+from tuner.backends import kernels
+from tuner.compile import ArtifactStore, Builder, find_toolchain
 
 ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT_S = 300
 FOUND = 86
 UNSUPPORTED = re.compile(r"not supported|unsupported|[Uu]nable to|driver version", re.IGNORECASE)
 CONTROL = "pingpong"
+GROUPED = Problem(m=200, n=136, k=264, batch=5, dtype="bf16.group_rows")
 
 
 def _sanitizer() -> str:
@@ -39,14 +42,21 @@ def _sanitizer() -> str:
     return program
 
 
+def _problem(kernel: Kernel) -> Problem:
+    if kernel.alignment_a == 1:
+        return selection.suited(kernel, 200, 136, 509)
+    return selection.suited(kernel, 200, 136, 512, splits=2)
+
+
 def _run(
-    tool: str, kernel: Kernel, launches: tuple[Launch, ...], packs: Packs, folder: Path
+    tool: str,
+    kernel: Kernel,
+    launches: tuple[Launch, ...],
+    pack: Path | None,
+    problem: Problem,
+    folder: Path,
 ) -> tuple[int, str]:
     """Exit status and output; FOUND says that the tool found something."""
-    problem: Problem = selection.suited(kernel, 200, 136, 512, splits=2)
-    if kernel.alignment_a == 1:
-        problem = selection.suited(kernel, 200, 136, 509)
-    pack = packs.contender(kernel).pack
     job = Job(check="", kernel=kernel, launches=launches, pack=str(pack), problem=problem)
     path = folder / "job.json"
     path.write_bytes(msgspec.json.encode(job))
@@ -76,7 +86,9 @@ def tool(
     name = str(request.param)
     control = selection.of_kind(CONTROL, DType.BF16)
     assert control is not None
-    code, said = _run(name, control, (Launch(),), packs, tmp_path_factory.mktemp(name))
+    pack = packs.contender(control).pack
+    folder = tmp_path_factory.mktemp(name)
+    code, said = _run(name, control, (Launch(),), pack, _problem(control), folder)
     if code and "right" not in said.splitlines():
         if UNSUPPORTED.search(said):
             pytest.skip(f"{name} does not work here: {said.strip().splitlines()[-1]}")
@@ -93,6 +105,44 @@ def test_hand_written_kernels_are_clean(kind: str, tool: str, packs: Packs, tmp_
         pytest.skip(f"the space has no {kind} kernel")
     some = selection.splits_of(kernel)
     launches = tuple(launch for launch in some if launch.splits in (1, 2))
-    code, said = _run(tool, kernel, launches, packs, tmp_path)
+    pack = packs.contender(kernel).pack
+    code, said = _run(tool, kernel, launches, pack, _problem(kernel), tmp_path)
+    assert code == 0, f"{kernel.name} under {tool}:\n{said[-4000:]}"
+    assert "right" in said.splitlines(), said[-2000:]
+
+
+@pytest.fixture(scope="module")
+def walking(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[MainloopSchedule, tuple[Kernel, Path]]:
+    """A kernel of each schedule that walks groups, and its pack."""
+    root = os.environ.get("GEMMSMITH_PACKS") or tmp_path_factory.mktemp("packs")
+    first: dict[MainloopSchedule, Kernel] = {}
+    for kernel in map(cutlass, kernels(GROUPED)):
+        if kernel.backend is Backend.CUTE:
+            first.setdefault(kernel.mainloop, kernel)
+    found = {}
+    for each in Builder(ArtifactStore(Path(root)), find_toolchain()).build(list(first.values())):
+        assert each.pack is not None, each.failure
+        found[cutlass(each.kernel).mainloop] = each.kernel, each.pack.path
+    return found
+
+
+@pytest.mark.parametrize(
+    "mainloop",
+    [
+        MainloopSchedule.WARP_SPECIALIZED,
+        MainloopSchedule.PINGPONG,
+        MainloopSchedule.COOPERATIVE,
+    ],
+)
+def test_kernels_that_walk_groups_are_clean(
+    mainloop: MainloopSchedule,
+    walking: dict[MainloopSchedule, tuple[Kernel, Path]],
+    tool: str,
+    tmp_path: Path,
+) -> None:
+    kernel, pack = walking[mainloop]
+    code, said = _run(tool, kernel, (Launch(),), pack, GROUPED, tmp_path)
     assert code == 0, f"{kernel.name} under {tool}:\n{said[-4000:]}"
     assert "right" in said.splitlines(), said[-2000:]

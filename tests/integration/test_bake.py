@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -18,6 +16,7 @@ from service import identity
 from service.cli.main import app
 from service.settings import Settings
 from tests.support import fake_nvcc
+from tests.support.machines import document
 from tests.support.replacing import replace
 from tests.support.serving import (
     H100,
@@ -83,10 +82,6 @@ def bake(*arguments: object, code: int = 0) -> Result:
     result = CliRunner().invoke(app, given)
     assert result.exit_code == code, result.output
     return result
-
-
-def document(result: Result) -> Any:
-    return json.loads(result.stdout[result.stdout.index("{\n") :])
 
 
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

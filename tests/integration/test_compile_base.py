@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -18,6 +16,7 @@ from gemmsmith.problem import DType, Problem
 from service.cli.main import app
 from service.settings import Settings
 from tests.support import fake_nvcc
+from tests.support.machines import document
 from tests.support.replacing import replace
 from tests.support.serving import H100, H200, new_settings, packs_of, promote, running, winner
 from tuner.backends import kernels
@@ -80,11 +79,6 @@ def compile_(*arguments: object, code: int = 0) -> Result:
     result = CliRunner().invoke(app, ["compile", "--base", *map(str, arguments)])
     assert result.exit_code == code, result.output
     return result
-
-
-def document(result: Result) -> Any:
-    """What `--json` printed; a service in this process logs to stdout too."""
-    return json.loads(result.stdout[result.stdout.index("{\n") :])
 
 
 def test_the_base_of_a_type_is_compiled_and_weighed(settings: Settings, tmp_path: Path) -> None:

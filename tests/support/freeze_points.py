@@ -21,7 +21,7 @@ from gemmsmith.tuning import Effort
 from service import logging
 from service.settings import Settings
 from service.worker.process import open_worker_device
-from tests.support.kill_points import fork, in_child, work
+from tests.support.kill_points import expire, fork, in_child, work
 from tuner.jobs import Queue
 from tuner.store import Store
 
@@ -38,8 +38,7 @@ def main(url: str, sweeps: Path) -> None:
         frozen = fork(partial(work, settings, device, n, "begin", signal.SIGSTOP))
         if not os.WIFSTOPPED(os.waitpid(frozen, os.WUNTRACED)[1]):
             return
-        with Store.open(url) as store, store.database.write() as session:
-            session.execute(text("UPDATE jobs SET lease_expires_at = 1 WHERE state = 'running'"))
+        expire(url)
         if n % 4:  # the other way takes longer
             with Store.open(url) as store:
                 Queue(store).cancel(job.id)

@@ -44,8 +44,7 @@ def main(url: str, sweeps: Path) -> None:
         killed = in_child(partial(work, settings, device, n, "commit", signal.SIGKILL))
         if not killed:
             return
-        with Store.open(url) as store, store.database.write() as session:
-            session.execute(text("UPDATE jobs SET lease_expires_at = 1 WHERE state = 'running'"))
+        expire(url)
         in_child(partial(work, settings, device))
     raise AssertionError("a job of so many commits?")
 
@@ -68,6 +67,12 @@ def work(
     with Store.open(settings.database) as store:
         tuning = Tuning(settings, store, device)
         Worker(Queue(store), tuning, devices=[device.model.slug], ttl_s=TTL_S).run(until_idle=True)
+
+
+def expire(url: str) -> None:
+    """Let the lease of the job at work be over."""
+    with Store.open(url) as store, store.database.write() as session:
+        session.execute(text("UPDATE jobs SET lease_expires_at = 1 WHERE state = 'running'"))
 
 
 def in_child(task: Callable[[], None]) -> bool:

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 from sqlalchemy import event, select
@@ -47,15 +45,12 @@ class Chain:
 
 
 def digest(row: AuditRow) -> str:
-    """SHA-256 of an entry and of the hash before it, over one text on every database."""
-    return digest_of(row.previous, row.at, row.actor, row.action, row.subject, row.detail)
+    """SHA-256 of an entry and of the hash before it, over one text on every database.
 
-
-def digest_of(
-    previous: str, at: float, actor: str, action: str, subject: str, detail: Mapping[str, Any]
-) -> str:
-    """As `digest`; migration 0006 has a copy, which must stay as it is."""
-    content = [previous, at, actor, action, subject, msgspec.to_builtins(detail)]
+    Migration 0006 has a copy, which must stay as it is.
+    """
+    detail = msgspec.to_builtins(row.detail)
+    content = [row.previous, row.at, row.actor, row.action, row.subject, detail]
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

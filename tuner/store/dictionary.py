@@ -11,7 +11,7 @@ promotes or imports a winner of the kernel puts the right one in its place (`hea
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -28,6 +28,9 @@ from tuner.store.upsert import insert_ignore
 
 Entry = DeviceModel | Environment | AnyKernel | Problem
 R = TypeVar("R", bound=Base)
+T = TypeVar("T")
+
+_MANY = 500
 
 
 class Dictionary:
@@ -86,11 +89,8 @@ class Dictionary:
         wanted = set(row_ids)
         known = self._kernels
         missing = sorted(wanted - known.keys())
-        for start in range(0, len(missing), 500):  # databases limit the parameters of a statement
-            rows = session.scalars(
-                select(KernelRow).where(KernelRow.id.in_(missing[start : start + 500]))
-            )
-            for row in rows:
+        for some in pieces(missing):
+            for row in session.scalars(select(KernelRow).where(KernelRow.id.in_(some))):
                 if (kernel := _read(row.description)) is not None:
                     known[row.id] = kernel
         return {row_id: known[row_id] for row_id in wanted if row_id in known}
@@ -110,9 +110,8 @@ class Dictionary:
             described.setdefault(kernel.name, []).append(kernel)
         names = sorted(described)
         found: dict[int, AnyKernel] = {}
-        for start in range(0, len(names), 500):
-            there = select(KernelRow).where(KernelRow.name.in_(names[start : start + 500]))
-            for row in session.scalars(there):
+        for some in pieces(names):
+            for row in session.scalars(select(KernelRow).where(KernelRow.name.in_(some))):
                 stored = _read(row.description)
                 others = [kernel for kernel in described[row.name] if kernel != stored]
                 if not others:  # as it is most of the time
@@ -261,3 +260,8 @@ def _upsert(
 
 def _row(session: Session, table: type[R], row_id: int) -> R:
     return session.get_one(table, row_id)
+
+
+def pieces(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """As many at a time as a statement has parameters for: databases limit them."""
+    return (items[start : start + _MANY] for start in range(0, len(items), _MANY))

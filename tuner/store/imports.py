@@ -22,7 +22,7 @@ from gemmsmith.kernel import AnyKernel, Kernel
 from tuner.store import asked
 from tuner.store.codec import to_json
 from tuner.store.database import Database
-from tuner.store.dictionary import Dictionary
+from tuner.store.dictionary import Dictionary, pieces
 from tuner.store.models import KernelRow, PackKernelRow, PackRow, WinnerRow
 from tuner.store.rows import columns, references
 from tuner.store.winners import (
@@ -40,7 +40,6 @@ _SHOWN = (
     *(WinnerRow.sequence, WinnerRow.is_current, WinnerRow.pinned, WinnerRow.origin),
     *(WinnerRow.digest, WinnerRow.signature),
 )
-_MANY = 500  # databases limit the parameters of a statement
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,21 +217,17 @@ class _Intake:
             .order_by(PackRow.id)
         )
         found: dict[str, str] = {}
-        for some in _pieces(sorted(names)):
+        for some in pieces(sorted(names)):
             rows = self._session.execute(query.where(KernelRow.name.in_(some)))
             found |= {name: pack for name, pack in rows}  # noqa: C416 - rows are no pairs
         return found
 
     def _write(self) -> None:
         self._taken.written += len(self._changed) + len(self._new)
-        for some in _pieces(self._replaced):  # first: there must never be two current ones
+        for some in pieces(self._replaced):  # first: there must never be two current ones
             was = update(WinnerRow).where(WinnerRow.id.in_(some))
             self._session.execute(was.values(is_current=False))
         if self._changed:
             self._session.execute(update(WinnerRow), self._changed)
         if self._new:
             self._session.execute(insert(WinnerRow), self._new)
-
-
-def _pieces(items: Sequence[Any]) -> Iterable[Sequence[Any]]:
-    return (items[start : start + _MANY] for start in range(0, len(items), _MANY))

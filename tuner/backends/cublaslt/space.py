@@ -8,6 +8,7 @@ runs. Only the library can name them, on the GPU they are for, so a device is as
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import CublasLtKernel
@@ -29,6 +30,7 @@ def kernel_for(problem: Problem, arch: str) -> CublasLtKernel | None:
     return None if found is None or rows_are_aligned(found, problem) else found
 
 
+@lru_cache(maxsize=256)
 def kernel_of(operation: Operation, arch: str) -> CublasLtKernel | None:
     """The pack's kernel of an operation; None where it has none."""
     found = LibraryOperation.of(operation)
