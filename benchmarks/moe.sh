@@ -10,7 +10,7 @@ half=$((last / 2))
 session="python3 benchmarks/gpu_session.py"
 left() { echo $((end - $(date +%s) - $1)); }
 compile() { # CORES NAME GROUPING LAYOUT M N K
-  printf '[[problem]]\ngrouping = "%s"\ngroups = 32\nlayout = "%s"\nm = %s\nn = %s\nk = %s\n' \
+  printf '[[problem]]\nname = "all"\ngrouping = "%s"\ngroups = 32\nlayout = "%s"\nm = %s\nn = %s\nk = %s\n' \
     "$3" "$4" "$5" "$6" "$7" > "$out/$2.toml"
   taskset -c "$1" $session compile --suite "$out/$2.toml" --dtype "$8" --out "$out/compile-$2"
 }
