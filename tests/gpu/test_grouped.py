@@ -41,7 +41,6 @@ OPERATIONS = (
     Operation.of("bf16", "tt", grouping="rows"),
     Operation.of("bf16", "nt", grouping="depth"),
     Operation.of("fp8_e4m3", "tn", scaling="row", grouping="rows"),
-    Operation.of("fp8_e4m3", "tn", scaling="row", grouping="depth"),
 )
 
 
@@ -158,6 +157,7 @@ def test_300_random_mixtures_against_torch(
 
 
 def test_scaled_mixtures(ground: Ground) -> None:
+    """By rows with kernels of ours; by depth there are none, and torch's runs."""
     chance = random.Random(20261124)
     launched_ones = 0
     for _ in range(CASES // 10):
@@ -186,7 +186,7 @@ def test_scaled_mixtures(ground: Ground) -> None:
         close(out[: ends[-1]], exact, SCALED_BOUND)
         factors = rows.double()[:, :, None] * columns.double()[:, None]
         close(dw, by_depth(dy, a, ends) * factors, SCALED_BOUND)
-    assert launched_ones > CASES / 10
+    assert launched_ones > CASES / 20
 
 
 def test_a_graph_is_replayed_with_other_offsets(ground: Ground) -> None:

@@ -15,7 +15,7 @@ import pytest
 from gemmsmith.answer import Config
 from gemmsmith.problem import Problem
 from gemmsmith.runtime import LoadedPack
-from tuner.backends.cublaslt.build import build
+from tests.support.host_pack import build
 from tuner.backends.cublaslt.proposals import propose, shape_of
 from tuner.backends.cublaslt.space import candidates, kernel_for
 

@@ -9,16 +9,19 @@ Emitting needs no compiler and no GPU.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 
 from gemmsmith.kernel import AnyKernel
 from tuner.backends.backend import Part
-from tuner.backends.cutlass import HEADERS
 from tuner.backends.registry import backend_of
 
-__all__ = ["headers_digest", "include_dirs", "kernel_digest", "unit_source"]
+__all__ = ["include_dirs", "kernel_digest", "unit_source"]
+
+_TABLE = "gemmsmith/table.hpp"
+_INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 
 def unit_source(kernels: Sequence[AnyKernel]) -> str:
@@ -33,7 +36,7 @@ def unit_source(kernels: Sequence[AnyKernel]) -> str:
     if len(set(names)) != len(names):
         raise ValueError("a unit cannot hold two kernels of the same name")
     parts = [_part(kernel) for kernel in kernels]
-    headers = [*sorted({part.header for part in parts}), "gemmsmith/table.hpp"]
+    headers = [*sorted({part.header for part in parts}), _TABLE]
     # Two kernels can be made of one definition: with and without copies of unaligned operands.
     definitions = dict.fromkeys(part.definition for part in parts)
     entries = ",\n".join(f"    {part.entry}" for part in parts)
@@ -57,7 +60,7 @@ def include_dirs(kernels: Sequence[AnyKernel]) -> list[Path]:
 
 @lru_cache(maxsize=65536)
 def kernel_digest(kernel: AnyKernel) -> str:
-    """Hash of everything of ours that the kernel compiles from: its own text and our headers.
+    """Hash of everything of ours that the kernel compiles from: its own text and its headers.
 
     Of a kernel whose backend is not known here nothing can be compiled: its digest is its own, and
     no pack's.
@@ -66,21 +69,28 @@ def kernel_digest(kernel: AnyKernel) -> str:
         text = f"{kernel.backend}\0{kernel.name}"
     else:
         part = _part(kernel)
-        text = "\0".join([headers_digest(*part.include), part.definition, part.entry])
+        text = "\0".join([headers_digest(part.header, *part.include), part.definition, part.entry])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 @cache
-def headers_digest(*folders: Path) -> str:
-    """Hash of the C ABI and the adapters; a pack built with other headers is another pack.
+def headers_digest(header: str, *folders: Path) -> str:
+    """Hash of one of our headers, the table of kernels, and all of ours that the two include.
 
-    Of the folders given, else of what CUTLASS's kernels are built with.
+    A pack built with other headers is another pack; one that a kernel never sees makes none.
     """
+    wanted = [header, _TABLE]
+    found: dict[str, bytes] = {}
+    while wanted:
+        name = wanted.pop()
+        path = next((folder / name for folder in folders if (folder / name).is_file()), None)
+        if path is None or name in found:  # CUTLASS's own are the toolchain's
+            continue
+        found[name] = path.read_bytes()
+        wanted += _INCLUDE.findall(found[name].decode())
     digest = hashlib.sha256()
-    for folder in folders or (HEADERS,):
-        for path in sorted(folder.rglob("*.h*")):
-            digest.update(path.relative_to(folder).as_posix().encode() + b"\0")
-            digest.update(path.read_bytes() + b"\0")
+    for name, text in sorted(found.items()):
+        digest.update(name.encode() + b"\0" + text + b"\0")
     return digest.hexdigest()
 
 

@@ -23,7 +23,6 @@ from tuner.arch import SM90, Architecture, architecture
 from tuner.backends.cutlass import HEADERS
 from tuner.backends.cutlass.package import include_dirs
 from tuner.backends.cutlass.package import version as cutlass_version
-from tuner.backends.unit import headers_digest
 from tuner.errors import CompilerNotFound
 
 OLDEST_NVCC = (12, 8)
@@ -81,8 +80,8 @@ class Toolchain:
 
     @property
     def digest(self) -> str:
-        """Same digest, same packs: compiler release, flags, CUTLASS release, our headers."""
-        text = "\0".join([self.version, *self._options, self.cutlass, headers_digest()])
+        """Of what compiles a kernel beside its own text: compiler release, flags, CUTLASS's."""
+        text = "\0".join([self.version, *self._options, self.cutlass])
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property

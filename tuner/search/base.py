@@ -18,7 +18,7 @@ from random import Random
 
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import AnyKernel, CutlassKernel
-from gemmsmith.operation import Layout, layouts_of
+from gemmsmith.operation import Layout, Operation, layouts_of
 from gemmsmith.problem import DType, Problem
 from gemmsmith.tuning import Effort
 from tuner.backends import candidates as legal_candidates
@@ -97,8 +97,10 @@ def _probes(dtype: str) -> Iterator[Problem]:
     """Always the same problems."""
     for layout in (each for each in _PASSES if each in layouts_of(dtype)):
         draw = Random(f"{dtype} {layout}")  # noqa: S311 - a sample, no secret
+        grouped = Operation.of(dtype, layout).is_grouped
         for _ in range(_PROBLEMS):
             yield Problem(
+                batch=_size(draw, 2**3, 2**8, 1) if grouped else 1,
                 m=_size(draw, 2**4, 2**13.5, 8),
                 n=_size(draw, 2**8, 2**14.5, 64),
                 k=_size(draw, 2**8, 2**14, 64),

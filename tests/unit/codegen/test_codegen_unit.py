@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from cutlass_library.gemm_operation import EmitGemmUniversal3xInstance
@@ -17,7 +18,7 @@ from tuner.backends import kernels as legal_kernels
 from tuner.backends.cutlass import HEADERS
 from tuner.backends.cutlass.footprint import stages
 from tuner.backends.cutlass.operation import gemm_operation, kernel
-from tuner.backends.unit import kernel_digest, unit_source
+from tuner.backends.unit import headers_digest, kernel_digest, unit_source
 
 SWAPPED = kernel(
     operation=Operation.of(DType.BF16, Layout.TT),
@@ -197,3 +198,22 @@ def test_headers_bring_no_names_of_cute_into_file_scope() -> None:
     for header in HEADERS.rglob("*.h*"):
         for line in header.read_text(encoding="utf-8").splitlines():
             assert not line.startswith("using namespace"), header
+
+
+def test_a_header_that_a_kernel_never_sees_makes_no_other_pack(tmp_path: Path) -> None:
+    ours = tmp_path / "gemmsmith"
+    ours.mkdir()
+    (ours / "table.hpp").write_text("")
+    (ours / "kernel.hpp").write_text('#include "cutlass/gemm/gemm.h"\n#include "gemmsmith/abi.h"\n')
+    (ours / "abi.h").write_text("int before;\n")
+    (ours / "other.hpp").write_text("int before;\n")
+
+    def digest() -> str:
+        headers_digest.cache_clear()
+        return headers_digest("gemmsmith/kernel.hpp", tmp_path)
+
+    first = digest()
+    (ours / "other.hpp").write_text("int after;\n")
+    assert digest() == first
+    (ours / "abi.h").write_text("int after;\n")
+    assert digest() != first

@@ -114,7 +114,7 @@ BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
     ("architecture_has_wgmma", GOOD_CLUSTER, {"arch": "sm120"}),
     ("operation_exists", GOOD_FP8, {"layout": Layout.NT}),
     ("fast_accumulation_is_fp8", GOOD, {"fast_accumulation": True}),
-    ("cluster_sums_accumulate_fast", GOOD_CLUSTER, {"fast_accumulation": False}),
+    ("sums_accumulate_fast", GOOD_CLUSTER, {"fast_accumulation": False}),
     ("backend_matches_mainloop", GOOD, {"backend": Backend.CUTLASS2X}),
     ("backend_matches_mainloop", GOOD, {"backend": Backend.CUTE}),
     ("backend_matches_mainloop", GOOD_CLUSTER, {"backend": Backend.CUTLASS3X}),

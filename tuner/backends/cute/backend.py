@@ -22,7 +22,9 @@ class Cute(CutlassBackend):
     rules = RULES
     architectures = frozenset({"sm90"})
     operands = FLOATS | {Element.S8, Element.TF32}
-    scalings = frozenset({(Element.S8, Scaling.ROW)})
+    scalings = frozenset(
+        {(Element.S8, Scaling.ROW, Grouping.NONE), (Element.E4M3, Scaling.ROW, Grouping.ROWS)}
+    )
     groupings = frozenset({Grouping.NONE, Grouping.ROWS})
 
     def legal(

@@ -36,7 +36,7 @@ def part(kernel: CutlassKernel) -> Part:
             header="grouped",
             definition=_mainloop(kernel),
             adapter=f"GroupedGemm<{kernel.name}, {element_d}, {traits}, {swapped}, "
-            f"{math_groups(kernel)}>",
+            f"{math_groups(kernel)}{text.row_scales(kernel)}>",
         )
     return text.part(
         kernel,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from gemmsmith.kernel import CutlassKernel, TileScheduler
-from gemmsmith.operation import Grouping
+from gemmsmith.operation import Grouping, Scaling
 from tuner.backends.cutlass import rules, wgmma
 
 
-def cluster_sums_accumulate_fast(kernel: CutlassKernel) -> str | None:
-    """`ClusterSplitKKernel` leaves FP8 sums in the tensor core: K is short in each slice."""
+def sums_accumulate_fast(kernel: CutlassKernel) -> str | None:
+    """Our own kernels leave FP8 sums in the tensor core."""
     if kernel.operation.is_narrow_float and not kernel.fast_accumulation:
-        return "splitting K within a cluster accumulates FP8 in the tensor core only"
+        return "our own kernels accumulate FP8 in the tensor core only"
     return None
 
 
@@ -30,11 +30,12 @@ def scheduler_suits_grouping(kernel: CutlassKernel) -> str | None:
 
 
 def groups_are_stored_in_16_bits(kernel: CutlassKernel) -> str | None:
-    """`GroupedKernel` stages D by 8×8 blocks of 16-bit elements, and knows no factors."""
+    """`GroupedKernel` stages D by 8×8 blocks of 16-bit elements; factors are those of rows."""
     if kernel.scheduler is not TileScheduler.GROUPS:
         return None
     operation = kernel.operation
-    if operation.d.bits != 16 or operation.a.bits != 16 or operation.is_scaled:
+    scaling = Scaling.ROW if operation.is_narrow_float else Scaling.NONE
+    if operation.d.bits != 16 or operation.scaling is not scaling or operation.a.bits > 16:
         return f"no kernels of {operation} that walk groups"
     return None
 
@@ -44,7 +45,7 @@ RULES = rules.by_name(
     wgmma.architecture_has_wgmma,
     rules.operation_exists,
     rules.fast_accumulation_is_fp8,
-    cluster_sums_accumulate_fast,
+    sums_accumulate_fast,
     rules.backend_matches_mainloop,
     rules.scheduler_matches_mainloop,
     rules.epilogue_matches_mainloop,

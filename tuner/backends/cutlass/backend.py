@@ -37,11 +37,11 @@ class CutlassBackend(ABC):
     architectures: ClassVar[frozenset[str]]
     operands: ClassVar[frozenset[Element]]
     """Element types of A and B."""
-    scalings: ClassVar[frozenset[tuple[Element, Scaling]]] = frozenset()
-    """Scaling of products of these types, beside FP8's one factor for each operand."""
+    scalings: ClassVar[frozenset[tuple[Element, Scaling, Grouping]]] = frozenset()
+    """Scaling of products of these types, beside plain FP8's one factor for each operand."""
 
     groupings: ClassVar[frozenset[Grouping]] = frozenset({Grouping.NONE})
-    """How products may be grouped; those that are, of 16-bit types without factors."""
+    """How products may be grouped."""
 
     @abstractmethod
     def legal(
@@ -58,15 +58,17 @@ class CutlassBackend(ABC):
 
         Where CUTLASS's own list is all there is, of the operations that are on it.
         """
-        usual = Scaling.TENSOR if operation.is_narrow_float else Scaling.NONE
+        plain_fp8 = operation.is_narrow_float and not operation.is_grouped
+        usual = Scaling.TENSOR if plain_fp8 else Scaling.NONE
+        scaling = (operation.a, operation.scaling, operation.grouping)
         return (
             arch.name in self.architectures
             and (arch.reads_fp8 or not operation.is_narrow_float)
             and {operation.a, operation.b} <= self.operands
             and (operation.a is not Element.TF32 or operation.layout.is_k_major)
-            and (operation.scaling is usual or (operation.a, operation.scaling) in self.scalings)
             and operation.grouping in self.groupings
-            and not (operation.is_grouped and (operation.is_scaled or arch is not SM90))
+            and (operation.scaling is usual or scaling in self.scalings)
+            and not (operation.is_grouped and arch is not SM90)
             and operation.epilogue is Epilogue.NONE
             and (arch is SM90 or bool(generated.kernels(operation.of_kernels, arch)))
         )

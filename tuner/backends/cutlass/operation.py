@@ -217,7 +217,8 @@ def name_of(kernel: CutlassKernel) -> str:
 def struct_of(kernel: CutlassKernel) -> str:
     """The name of what CUTLASS's text defines: unique among kernels that differ in it."""
     name: str = gemm_operation(kernel).procedural_name()
-    return f"{name}_scale_row" if scales_rows(kernel) and stores_itself(kernel) else name
+    applies = stores_itself(kernel) and kernel.backend is not Backend.CUTE
+    return f"{name}_scale_row" if scales_rows(kernel) and applies else name
 
 
 def scales_rows(kernel: CutlassKernel) -> bool:

@@ -24,7 +24,7 @@ class Cutlass3x(CutlassBackend):
     rules = RULES
     architectures = frozenset({"sm90", "sm100"})
     operands = FLOATS | {Element.S8, Element.TF32}
-    scalings = frozenset({(Element.S8, Scaling.ROW)})
+    scalings = frozenset({(Element.S8, Scaling.ROW, Grouping.NONE)})
     groupings = frozenset(Grouping)
 
     def legal(

@@ -12,7 +12,9 @@
  * padded, nothing but `offsets` is read before the first tile, and every sum is made in one order.
  *
  * One warp loads. One math group (a warpgroup, or two that share a tile) computes, or two take
- * turns, so that one stores while the other multiplies. CUTLASS's collective gives the descriptors,
+ * turns, so that one stores while the other multiplies. FP8 sums are taken in the tensor core; its
+ * factors, one for each token and one for each column of each group, are applied as D is stored.
+ * CUTLASS's collective gives the descriptors,
  * the shared-memory layouts and the tiled MMA.
  */
 #pragma once
@@ -29,7 +31,7 @@
 namespace gemmsmith {
 
 /* The device side. `Mainloop` is a CUTLASS collective with a cluster shape of 1×1×1. */
-template <class Mainloop_, class ElementD, bool Swapped, int MathGroups>
+template <class Mainloop_, class ElementD, bool Swapped, int MathGroups, bool RowScales>
 struct GroupedKernel {
   using Mainloop = Mainloop_;
   using TileShape = typename Mainloop::TileShape;
@@ -55,6 +57,9 @@ struct GroupedKernel {
     typename Mainloop::Params mainloop;
     cute::Shape<int, int, int, int> shape; /* the kernel's M, N and K, and the groups */
     int32_t const* offsets;
+    float const* scale_a; /* [tokens], of FP8 */
+    float const* scale_b; /* [groups, columns] */
+    int64_t group_stride_scale_b;
     ElementD* d;
     int64_t ldd;
     int32_t tokens, columns, groups;
@@ -67,6 +72,7 @@ struct GroupedKernel {
     alignas(128) ElementD staged[MathGroups][kTokens * kPitch];
     FullBarrier full[kStages];
     EmptyBarrier empty[kStages];
+    EmptyBarrier turns[MathGroups];
     int32_t ends[GS_MOST_GROUPS];  /* the token after each group's last */
     int32_t tiles[GS_MOST_GROUPS]; /* tiles of all groups up to this one */
   };
@@ -82,6 +88,7 @@ struct GroupedKernel {
         shared.full[stage].init(1);
         shared.empty[stage].init(kConsumers / 32);
       }
+      for (auto& turn : shared.turns) turn.init(kConsumers / 32);
       cutlass::arch::fence_barrier_init();
     }
     if (threadIdx.x == kMathThreads) Mainloop::prefetch_tma_descriptors(params.mainloop);
@@ -215,6 +222,11 @@ struct GroupedKernel {
     auto k_tiles = static_cast<uint32_t>(params.k_tiles);
     Tile tile;
     for (uint32_t sequence = math; find(params, shared, sequence, tile); sequence += MathGroups) {
+      /* A wait knows a barrier's last two phases only: every stage up to here must have been seen
+       * full, by this group or the one before. */
+      if constexpr (MathGroups > 1) {
+        if (sequence > 0) shared.turns[math].wait((sequence - 1) / MathGroups & 1);
+      }
       uint32_t loaded = sequence * k_tiles; /* stages that this block has filled by then */
       int stage = static_cast<int>(loaded % kStages);
       uint32_t phase = loaded / kStages & 1;
@@ -241,12 +253,45 @@ struct GroupedKernel {
           phase ^= 1;
         }
       }
+      if constexpr (MathGroups > 1) {
+        if (releases) shared.turns[(math + 1) % MathGroups].arrive();
+      }
       warpgroup_wait<0>();
       warpgroup_fence_operand(sums);
       if (releases) shared.empty[released].arrive();
+      if constexpr (RowScales) scale(params, thread, sums, tile);
       store(params, shared.staged[math], math, thread, sums, tile);
     }
     tma_store_wait<0>(); /* the copies still read this block's memory */
+  }
+
+  template <class Thread, class Sums>
+  CUTLASS_DEVICE static void scale(Params const& params, Thread const& thread, Sums& sums,
+                                   Tile const& tile) {
+    using namespace cute;
+    float const* of_columns = params.scale_b + tile.group * params.group_stride_scale_b;
+    auto factor = [&](bool of_token, int at) {
+      return of_token ? params.scale_a[min(tile.token + at, params.tokens - 1)]
+                      : of_columns[min(tile.column + at, params.columns - 1)];
+    };
+    Tensor places = thread.partition_C(make_identity_tensor(take<0, 2>(TileShape{})));
+    CUTLASS_PRAGMA_UNROLL
+    for (int atom = 0; atom < size<1>(sums); ++atom) {
+      float along_m[2];
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        along_m[i] = factor(!Swapped, get<0>(places(make_coord(0, i, 0), atom, 0)));
+      }
+      CUTLASS_PRAGMA_UNROLL
+      for (int block = 0; block < kTileN / 8; ++block) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int j = 0; j < 2; ++j) {
+          float along_n = factor(Swapped, get<1>(places(make_coord(j, 0, block), atom, 0)));
+          sums(make_coord(j, 0, block), atom, 0) *= along_m[0] * along_n;
+          sums(make_coord(j, 1, block), atom, 0) *= along_m[1] * along_n;
+        }
+      }
+    }
   }
 
   /* Through shared memory, [tokens, columns], and from there row by row. */
@@ -316,9 +361,10 @@ struct GroupedKernel {
 };
 
 /* C ABI adapter. `Traits` are the problem's. */
-template <class Mainloop, class ElementD, class Traits, bool Swapped, int MathGroups>
+template <class Mainloop, class ElementD, class Traits, bool Swapped, int MathGroups,
+          bool RowScales = false>
 struct GroupedGemm {
-  using Kernel = GroupedKernel<Mainloop, ElementD, Swapped, MathGroups>;
+  using Kernel = GroupedKernel<Mainloop, ElementD, Swapped, MathGroups, RowScales>;
   using Params = typename Kernel::Params;
   using ElementA =
       std::conditional_t<Swapped, typename Mainloop::ElementB, typename Mainloop::ElementA>;
@@ -370,6 +416,9 @@ struct GroupedGemm {
     Params params{Mainloop::to_underlying_arguments(shape, arguments, nullptr),
                   shape,
                   g.offsets,
+                  g.scale_a,
+                  g.scale_b,
+                  g.batch_stride_scale_b,
                   static_cast<ElementD*>(g.d),
                   operands.d.row_stride(),
                   g.m,
@@ -397,8 +446,9 @@ struct GroupedGemm {
 
   static cutlass::Status check(gs_arguments const& g) {
     using cutlass::Status;
-    Status status = check_problem(g, kGroups);
+    Status status = check_problem(g, kGroups | (RowScales ? kRowScales : 0));
     if (status != Status::kSuccess) return status;
+    if (RowScales && !has_row_scales(g)) return Status::kErrorInvalidProblem;
     if (g.splits != 1 || (g.decomposition != 0 && g.decomposition != 3) || g.beta != 0.0f ||
         g.alpha != 1.0f) {
       return Status::kErrorNotSupported;
