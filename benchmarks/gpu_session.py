@@ -6,7 +6,7 @@
 Steps run in the order given. Each writes its results into --out as it goes, so a session that is
 cut off keeps what it had; a failing step is reported and the next one still runs.
 
-    test      tests/gpu, with the machine-readable report gpu-tests-*.json
+    test      tests/gpu or --tests, with the machine-readable report gpu-tests-*.json
     ranks     tests/gpu/test_ranks.py alone, on all of the host's GPUs: ranks-*.json
     cold      three problems, each with nothing compiled and nothing known: cold-*.json
     base      what `gemmsmith compile --base` costs on all cores: base-*.json; the session goes on
@@ -102,6 +102,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[list[str], Session]:
         "--problem", type=problem_name, action="append", help=f"MxNxK to profile ({PROFILED})"
     )
     parser.add_argument("--model", choices=MODELS, action="append", help="to train (default: all)")
+    parser.add_argument("--tests", nargs="+", default=["tests/gpu"], help="files of `test`")
     parser.add_argument("--jobs", type=int, help=f"compilers at once ({JOBS_VARIABLE})")
     options = parser.parse_args(arguments)
     if not re.fullmatch(r"cuda:\d+", options.device):
@@ -120,6 +121,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[list[str], Session]:
         suite=options.suite,
         problems=tuple(options.problem or PROFILED),
         models=tuple(options.model or MODELS),
+        tests=tuple(options.tests),
         tag=tag,
     )
 

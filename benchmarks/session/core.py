@@ -37,6 +37,7 @@ class Session:
     Attributes:
         suite: of `compile` and `tune`, and of `record` and `peers` if one was given.
         models: of examples/train_gpt.py that `train` trains.
+        tests: files that `test` runs.
         tag: device and element types, in the names of this session's files.
     """
 
@@ -50,6 +51,7 @@ class Session:
     suite: str | None
     problems: tuple[str, ...]
     models: tuple[str, ...]
+    tests: tuple[str, ...]
     tag: str
 
     @property

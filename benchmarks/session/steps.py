@@ -18,9 +18,9 @@ ARCHIVE_BYTES = 40 * 2**20
 
 
 def test(session: Session) -> int:
-    """tests/gpu, with its report."""
+    """tests/gpu or what was asked for of it, with its report."""
     return session.command(
-        *(sys.executable, "-m", "pytest", "tests/gpu", "-q", "-x" if session.dry_run else "-q"),
+        *(sys.executable, "-m", "pytest", *session.tests, "-q"),
         *("--tb=short", "-p", "no:cacheprovider"),
         log=session.file("gpu-tests", ".log"),
         env={
