@@ -65,7 +65,7 @@ def tune(session: Session) -> int:
         )
         worst = worst or code
         winners = session.file("winners", ".jsonl", dtype)
-        session.gemmsmith("export", str(winners), "--dtype", dtype, log=log)
+        session.gemmsmith("export", str(winners), log=log)
     return worst
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import Operation
+from gemmsmith.operation import Operation, layouts_of
 from gemmsmith.problem import MAX_EXTENT, Problem
 from service.cli.output import MisuseError
 
@@ -170,7 +170,8 @@ def dtypes_of(names: list[str]) -> list[str]:
     found: dict[str, None] = {}
     for name in ",".join(names).split(","):
         try:
-            found[Operation.of(name.strip()).dtype] = None
+            layout = layouts_of(name.strip())[0]  # not every operation has one that is usual
+            found[Operation.of(name.strip(), layout).dtype] = None
         except InvalidProblem as error:
             raise MisuseError(str(error)) from None
     return list(found)

@@ -15,6 +15,7 @@ from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
 from tests.gpu import selection
 from tests.gpu.conftest import Packs
+from tests.support.types import FLOATS
 from tuner.backends import launches, refusal
 from tuner.devices.base import Contender
 from tuner.devices.cuda import CudaDevice
@@ -37,7 +38,7 @@ def _contenders(problem: Problem, packs: Packs, model: DeviceModel) -> list[Cont
     ]
 
 
-@pytest.mark.parametrize("dtype", DType)
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_finals_against_cublas(
     dtype: DType, packs: Packs, device: CudaDevice, model: DeviceModel, record_property: Record
 ) -> None:

@@ -6,6 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
+import pytest
+
+from gemmsmith.kernel import Kernel
+from gemmsmith.launch import Launch
+from gemmsmith.problem import DType
+from tests.gpu import selection
+from tests.gpu.support.jobs import Job
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -14,3 +23,12 @@ def test_every_gpu_test_can_be_imported() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:]
     assert " tests collected" in done.stdout
+
+
+@pytest.mark.parametrize("kind", ["pingpong", "multistage", "cluster_split_k"])
+def test_a_job_reaches_the_process_that_launches(kind: str) -> None:
+    kernel = selection.of_kind(kind, DType.BF16)
+    assert isinstance(kernel, Kernel)
+    problem = selection.suited(kernel, 200, 136, 512)
+    job = Job(check="", kernel=kernel, launches=(Launch(),), pack="", problem=problem)
+    assert msgspec.json.decode(msgspec.json.encode(job), type=Job) == job

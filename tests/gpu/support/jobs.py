@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gemmsmith.kernel import Kernel
+from gemmsmith.kernel import AnyKernel
 from gemmsmith.launch import Launch
 from gemmsmith.problem import Problem
 
@@ -13,7 +13,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """`check` is a function of tests.gpu.support.checks; launches are taken in turn."""
 
     check: str
-    kernel: Kernel
+    kernel: AnyKernel
     launches: tuple[Launch, ...]
     pack: str
     problem: Problem
