@@ -24,12 +24,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from models import SIZES, Model, Size
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import gemmsmith
@@ -45,6 +45,9 @@ _PRODUCT = re.compile(r"gemm|cutlass|nvjet|xmma|splitk|stream_k|split_k|padded",
 _ATTENTION = re.compile(r"flash|fmha|attention", re.IGNORECASE)
 
 Step = Callable[[torch.Tensor], torch.Tensor]
+Make = Callable[[bool], nn.Module]
+"""A model on the device in bf16, tokens [batch, length + 1] to the loss. Told whether it is the one
+that runs winners, for models that call gemmsmith's own operators."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,16 +79,23 @@ class Side:
 def main() -> int:
     """Train and compare what is asked for."""
     options = _options()
-    return compare(options, SIZES[options.model])
+    size = SIZES[options.model]
+
+    def make(ours: bool) -> Model:
+        multiply = gemmsmith.scaled_mm if ours else torch._scaled_mm
+        model = Model(size, fp8=multiply if options.precision == "fp8" else None)
+        return model.to(options.device, torch.bfloat16)
+
+    return compare(options, size, make)
 
 
-def compare(options: argparse.Namespace, size: Size) -> int:
-    """Train and compare a model of that size; `options` are those of this script."""
+def compare(options: argparse.Namespace, size: Size, make: Make) -> int:
+    """Train and compare what `make` makes of that size; `options` are those of this script."""
     device = torch.device(options.device)
     if options.winners:
         gemmsmith.use(options.winners, pin=True)
     torch.manual_seed(options.seed)
-    sides = stock, tuned, again = _sides(options, size, device)
+    sides = stock, tuned, again = _sides(options, size, make, device)
     batches = _tokens(size, options.steps, device, options.seed)
     for side in sides:
         with side.context():
@@ -105,26 +115,26 @@ def compare(options: argparse.Namespace, size: Size) -> int:
     return 0
 
 
-def _sides(options: argparse.Namespace, size: Size, device: torch.device) -> tuple[Side, ...]:
-    fp8 = options.precision == "fp8"
+def _sides(
+    options: argparse.Namespace, size: Size, make: Make, device: torch.device
+) -> tuple[Side, ...]:
     sides: list[Side] = []
     weights = None
     for name in ("torch", "gemmsmith", "torch again"):
         ours = name == "gemmsmith"
-        multiply = gemmsmith.scaled_mm if ours else torch._scaled_mm
-        model = Model(size, fp8=multiply if fp8 else None).to(device, torch.bfloat16)
+        model = make(ours)
         weights = weights or copy.deepcopy(model.state_dict())
         model.load_state_dict(weights)
         context: Callable[[], Any] = contextlib.nullcontext
         if ours:
-            context = partial(gemmsmith.patch, model)
+            context = gemmsmith.patch
         with context():
             step = _step(model, options.mode, size, device)
         sides.append(Side(name=name, step=step, context=context))
     return tuple(sides)
 
 
-def _step(model: Model, mode: str, size: Size, device: torch.device) -> Step:
+def _step(model: nn.Module, mode: str, size: Size, device: torch.device) -> Step:
     """One training step: forward, backward, AdamW."""
     captured = mode == "graph"
     optimizer = torch.optim.AdamW(

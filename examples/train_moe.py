@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import argparse
 
-from models import MOE_SIZES
+import torch
+from models import MOE_SIZES, Model
 from train_gpt import compare, parsed
 
 
@@ -24,7 +25,12 @@ def main() -> int:
     options = parsed(parser)
     options.model = "moe-tiny" if options.tiny else "moe-1b"
     options.precision, options.mode = "bf16", "compiled" if options.compile else "eager"
-    return compare(options, MOE_SIZES[options.model])
+    size = MOE_SIZES[options.model]
+
+    def make(_: bool) -> Model:
+        return Model(size, fp8=None).to(options.device, torch.bfloat16)
+
+    return compare(options, size, make)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ it was signed, and the file is refused whole; the error names all such lines.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -79,12 +79,25 @@ class Imported:
     keys: tuple[str, ...] = ()
 
 
+def of_types(winners: Iterable[Winner], dtypes: Sequence[str]) -> list[Winner]:
+    """Those of these `dtype`s, and the grouped ones that a suite tuned for them has; all if none
+    are named.
+    """
+    return [
+        winner
+        for winner in winners
+        if not dtypes
+        or winner.problem.dtype in dtypes
+        or winner.problem.operation.ungrouped.dtype in dtypes
+    ]
+
+
 def export_winners(
     store: Store, path: Path, *, device: str | None = None, dtype: str | None = None
 ) -> int:
     """Write the current winners to `path` atomically; the number written."""
     winners = sorted(
-        store.winners(device=device, dtype=dtype),
+        of_types(store.winners(device=device), [dtype] if dtype else []),
         key=lambda w: (w.device.slug, w.problem.dtype, w.problem.layout, w.problem),
     )
     _write(path, winners)

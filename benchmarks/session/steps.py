@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from benchmarks.session.core import CARRIED, ROOT, STATE, Deadline, Session
 from benchmarks.session.profiling import profile
-from benchmarks.session.training import train
+from benchmarks.session.training import train, train_moe
 from benchmarks.session.waiting import SUITE, base, cold, stability, waiting
 
 SWEEPS = "configs/suites/sweeps.toml"
@@ -159,6 +159,7 @@ STEPS: dict[str, Callable[[Session], int]] = {
     "peers": peers,
     "ceilings": ceilings,
     "train": train,
+    "train_moe": train_moe,
     "alone": alone,
     "report": report,
     "profile": profile,

@@ -1,9 +1,13 @@
-"""Training with winners: the products of examples/train_gpt.py are tuned, then both sides train.
+"""Training with winners: the products of the examples are tuned, then both sides train.
 
-Precision by precision: its products are tuned into a database of the step's own, the winners baked
-into one file, and both models trained eagerly, compiled and in a CUDA graph. Every run leaves its
-figures, and its loss curves as a picture, before the next one begins; the summary grows with them.
-Winners of an earlier session that lie in .packs/ as train-winners-*.jsonl are not tuned again.
+Of examples/train_gpt.py, precision by precision: its products are tuned into a database of the
+step's own, the winners baked into one file, and both models trained eagerly, compiled and in a CUDA
+graph. Winners of an earlier session that lie in .packs/ as train-winners-*.jsonl are not tuned
+again. Of the mixtures of experts, in bf16: the winners in .packs/*.jsonl are taken as they are;
+only where there are none, products are tuned, in half of the time at most.
+
+Every run leaves its figures, and its loss curves as a picture, before the next one begins; the
+summary grows with them.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +37,15 @@ MODES = ("eager", "compiled", "graph")
 RUN_LIMIT_S = 600.0
 """Of one run: compiling a model twice is most of it."""
 
+MOE_SUITE = "configs/suites/train_moe.toml"
+MOE_RUNS: Mapping[str, tuple[str, ...]] = {
+    "qwen3-2048": ("train_qwen3_moe.py", "--tokens", "2048", "--steps", "63"),
+    # Eight times the tokens: fewer steps take a minute.
+    "qwen3-16384": ("train_qwen3_moe.py", "--tokens", "16384", "--steps", "43"),
+    "moe-1b": ("train_moe.py", "--steps", "63"),
+}
+"""Script and options of each, the most telling first."""
+
 _NEEDED = {"bf16": "bf16", "fp8": "fp8_e4m3"}
 
 
@@ -51,7 +64,7 @@ def train(session: Session) -> int:
             if (dtype, suite) in done:
                 continue
             done.add((dtype, suite))
-            worst = max(worst, _tune(session, dtype, suite, deadline, env, log))
+            worst = max(worst, _tune(session, dtype, suite, deadline.left(), env, log))
         code = session.gemmsmith("bake", "--winners", "-o", str(baked), log=log, env=env)
         worst = worst or code
         for model in session.models:
@@ -72,39 +85,89 @@ def train(session: Session) -> int:
     return worst
 
 
+def train_moe(session: Session) -> int:
+    """Six runs of the mixtures of experts with winners of their products: train-moe-*.json."""
+    if "bf16" not in session.dtypes:
+        return 0
+    deadline = Deadline(session)
+    env = {"GEMMSMITH_DATABASE": session.database("train-moe")}
+    log = session.file("train-moe", ".log")
+    baked = session.file("train-moe", ".gspack")
+    known = sorted(str(path) for path in CARRIED.glob("*.jsonl"))
+    if known:
+        worst = session.gemmsmith("import", *known, log=log, env=env)
+    else:
+        half = deadline.left(share=0.5)
+        worst = _tune(session, "bf16", MOE_SUITE, half, env, log, stem="train-moe-winners")
+    code = session.gemmsmith(
+        *("bake", "--suite", MOE_SUITE, "--dtype", "bf16", "-o", str(baked)), log=log, env=env
+    )
+    worst = worst or code
+    found: dict[str, Any] = {"cores": CORES, "runs": []}
+    for mode in ("eager", "compiled"):
+        for model, (script, *words) in MOE_RUNS.items():
+            if code or deadline.over():
+                break
+            if mode == "compiled":
+                words.append("--compile")
+            name, limit = f"train-moe-{model}-{mode}", min(RUN_LIMIT_S, float(deadline.left()))
+            row = _compared(session, name, (script, *words), baked, log, limit)
+            worst = worst or int(row["exit"])
+            found["runs"].append({"model": model, "mode": mode, **row})
+            session.keep("train-moe", found)
+    return worst
+
+
 def _tune(
     session: Session,
     dtype: str,
     suite: str,
-    deadline: Deadline,
+    time_limit: str,
     env: Mapping[str, str],
     log: Path,
+    stem: str = "train-winners",
 ) -> int:
+    """Tune what has no winner of this software yet, and export what there is."""
     code = session.gemmsmith(
         *("tune", "--suite", suite, "--dtype", dtype, "--device", session.device),
-        *("--effort", session.effort, "--time-limit", deadline.left()),
+        *("--effort", session.effort, "--time-limit", time_limit),
         log=log,
         env=env,
     )
-    winners = session.file("train-winners", ".jsonl", dtype)
-    return code or session.gemmsmith("export", str(winners), "--dtype", dtype, log=log, env=env)
+    winners = session.file(stem, ".jsonl", dtype)
+    exported = session.gemmsmith("export", str(winners), "--dtype", dtype, log=log, env=env)
+    return code or exported
 
 
 def _run(session: Session, model: str, precision: str, mode: str, baked: Path) -> dict[str, Any]:
-    """One run; its row of the summary."""
-    name = f"train-{model}-{precision}-{mode}"
+    """One run of train_gpt.py; its row of the summary."""
+    name, log = f"train-{model}-{precision}-{mode}", session.file("train", ".log")
+    words = ("train_gpt.py", "--model", model, "--precision", precision, "--mode", mode)
+    row = _compared(session, name, words, baked, log, RUN_LIMIT_S)
+    return {"model": model, "precision": precision, "mode": mode, **row}
+
+
+def _compared(
+    session: Session,
+    name: str,
+    words: Sequence[str],
+    baked: Path,
+    log: Path,
+    time_limit: float,
+) -> dict[str, Any]:
+    """One run of an example, a script and its options: how it ended, and what it found."""
     output = session.file(name, ".json")
-    words = ["--model", model, "--precision", precision, "--mode", mode]
-    words += ["--winners", str(baked), "-o", str(output)]
+    script, *options = words
+    options += ["--winners", str(baked), "-o", str(output)]
     if _draws():
-        words += ["--picture", str(session.file(name, ".svg"))]
+        options += ["--picture", str(session.file(name, ".svg"))]
     code = session.command(
-        *(sys.executable, "examples/train_gpt.py", *words),
-        log=session.file("train", ".log"),
+        *(sys.executable, f"examples/{script}", *options),
+        log=log,
         env=session.only_device(),
-        time_limit=RUN_LIMIT_S,
+        time_limit=time_limit,
     )
-    row: dict[str, Any] = {"model": model, "precision": precision, "mode": mode, "exit": code}
+    row: dict[str, Any] = {"exit": code}
     return row | (summary(json.loads(output.read_text())) if code == 0 and output.exists() else {})
 
 

@@ -271,6 +271,11 @@ class Operation:
         return self.grouping is not Grouping.NONE
 
     @property
+    def ungrouped(self) -> Operation:
+        """The same of one product: what suites are tuned for, their grouped problems among them."""
+        return replace(self, grouping=Grouping.NONE) if self.is_grouped else self
+
+    @property
     def fixed_extents(self) -> tuple[str, ...]:
         """The extents in which neighbours do not differ.
 

@@ -68,6 +68,7 @@ def bake(
     from gemmsmith.problem import DType
     from service import identity
     from service.http import documents
+    from tuner.exchange import of_types
     from tuner.store import Store
 
     if winners == (suite is not None):
@@ -79,7 +80,7 @@ def bake(
     slug = model_of(settings, device).slug
     signer = identity.signer(settings)
     with Store.open(settings.database) as store:
-        found = [w for w in store.winners(device=slug) if not dtype or w.problem.dtype in kinds]
+        found = of_types(store.winners(device=slug), kinds if dtype else [])
         snapshot = documents.snapshot(slug, found, pack_of=lambda _: None)
         rows = list(snapshot.rows)
         missing = 0

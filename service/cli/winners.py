@@ -37,7 +37,7 @@ def export(
 ) -> None:
     """Write the current winners to a file, atomically."""
     from service.http import tables
-    from tuner.exchange import export_winners
+    from tuner.exchange import export_winners, of_types
     from tuner.store import Store
 
     wanted = dtypes_of([dtype])[0] if dtype else None
@@ -51,7 +51,8 @@ def export(
         if form_of is tables.FileFormat.JSONL and fields is None:
             count = export_winners(store, path, device=device, dtype=wanted)
         else:
-            rows = tables.WINNERS.rows(store.winners(device=device, dtype=wanted), chosen)
+            found = of_types(store.winners(device=device), [wanted] if wanted else [])
+            rows = tables.WINNERS.rows(found, chosen)
             send(write(tables.WINNERS, rows, chosen, form_of), path)
             count = len(rows)
     if as_json:

@@ -136,6 +136,17 @@ def test_a_suite_is_baked_with_what_answers_for_it(settings: Settings, tmp_path:
     assert len(ArtifactStore(settings.packs).packs()) == len(snapshot.packs())
 
 
+def test_a_suites_grouped_problems_are_of_the_type_that_it_is_tuned_for(
+    settings: Settings, tmp_path: Path
+) -> None:
+    experts = Problem(m=256, n=64, k=64, batch=4, dtype="bf16.group_rows")
+    promote(settings, winner(experts, use=Use.CUBLAS))
+    suite, path = tmp_path / "experts.toml", tmp_path / "w.gspack"
+    suite.write_text("[[problem]]\nname='experts'\nm=256\nn=64\nk=64\ngrouping='rows'\ngroups=4\n")
+    bake("--suite", suite, "-o", path, "--dtype", "bf16")
+    assert [row.problem for row in Bundle.open(path).snapshot.rows] == [experts]
+
+
 def test_without_a_compiler_what_is_missing_is_counted(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,7 +97,7 @@ def test_a_step_is_compared_as_the_page_says() -> None:
 
 def edit(script: Path) -> None:
     """As the page says."""
-    lines, _ = PYTHON
+    lines, *_ = PYTHON
     before = script.read_text(encoding="utf-8")
     assert before.endswith("    main()\n")
     script.write_text(before.removesuffix("    main()\n") + lines, encoding="utf-8")

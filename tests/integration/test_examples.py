@@ -20,6 +20,7 @@ SCRIPT = EXAMPLES / "train_gpt.py"
         ("train_gpt.py", ("--model", "tiny", "--precision", "bf16")),
         ("train_gpt.py", ("--model", "tiny", "--precision", "fp8")),
         ("train_moe.py", ("--tiny",)),
+        ("train_qwen3_moe.py", ("--tiny",)),
     ],
 )
 def test_training(tmp_path: Path, script: str, options: tuple[str, ...]) -> None:

@@ -288,6 +288,18 @@ def test_the_pack_that_was_measured_is_signed_and_this_machines_own_is_served(
     assert is_believed(found, trusted)
 
 
+def test_grouped_winners_are_exported_with_their_types(store: Store, tmp_path: Path) -> None:
+    """As `tune --suite` finds them in one run."""
+    store.promote(WINNER)
+    for dtype in ("bf16.group_rows", "fp16.group_rows"):
+        problem = Problem(m=64, n=128, k=256, batch=4, dtype=dtype)
+        store.promote(winner(problem, use=Use.CUBLAS))
+    path = tmp_path / "w.jsonl"
+    assert export_winners(store, path, dtype=DType.BF16) == 2
+    assert {one.problem.dtype for one in read_winners(path)} == {"bf16", "bf16.group_rows"}
+    assert export_winners(store, path, dtype="fp16.group_rows") == 1
+
+
 def test_one_precision_can_be_exported_alone(store: Store, tmp_path: Path) -> None:
     store.promote(WINNER)
     assert export_winners(store, tmp_path / "w.jsonl", dtype=DType.FP16) == 0

@@ -116,7 +116,7 @@ class Shapes:
         for problem, count in self.problems.items():
             entry = _entry(problem)
             calls[entry] += count
-            types.setdefault(entry, set()).add(_ungrouped(problem.dtype))
+            types.setdefault(entry, set()).add(problem.operation.ungrouped.dtype)
         used = ", ".join(sorted({dtype for found in types.values() for dtype in found}))
         lines = [
             "# Matrix products captured from a run, and how often each ran.",
@@ -173,11 +173,6 @@ def _entry(problem: Problem) -> _Entry:
     operation = problem.operation
     grouping = operation.grouping.value if operation.is_grouped else ""
     return _Entry(problem.layout, problem.m, problem.n, problem.k, problem.batch, grouping)
-
-
-def _ungrouped(dtype: str) -> str:
-    """The `dtype` as for `--dtype`: the suite's entry says how it is grouped."""
-    return ".".join(part for part in dtype.split(".") if not part.startswith("group_"))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import alone, gpu_session, profile
+from benchmarks.session import training
 from benchmarks.session.core import ROOT, Session
 from benchmarks.session.profiling import METRICS, chosen_metrics, shrunk
 from benchmarks.session.steps import STEPS
@@ -44,6 +45,9 @@ def test_the_script_dry_runs_every_step(tmp_path: Path) -> None:
         "tune --suite configs/suites/train_gpt.toml --dtype bf16 --device cuda:2",
         f"bake --winners -o {tmp_path}/train-cuda2-bf16.gspack",
         "examples/train_gpt.py --model llama-8b-blocks --precision bf16 --mode graph",
+        f"bake --suite configs/suites/train_moe.toml --dtype bf16 -o {tmp_path}/train-moe-cuda2",
+        "examples/train_qwen3_moe.py --tokens 2048 --steps 63 --winners",
+        "examples/train_moe.py --steps 63 --compile --winners",
         f"benchmarks.host_cost --winners {tmp_path}/train-cuda2-bf16.gspack",
         f"ceilings --device cuda:2 -o {tmp_path}/ceilings.json",
         f"--device cuda:2 -o {tmp_path}/alone-cuda2-bf16.json",
@@ -55,6 +59,45 @@ def test_the_script_dry_runs_every_step(tmp_path: Path) -> None:
     for step in STEPS:
         assert f"== {step}: exit 0" in done.stdout
     assert not list(tmp_path.glob("*.json"))
+
+
+def test_mixtures_train_with_carried_winners_or_are_tuned_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(training, "CARRIED", tmp_path)
+    session = _session("--dry-run", "--out", str(tmp_path), "--time-limit", "1000")
+
+    def said() -> list[str]:
+        assert STEPS["train_moe"](session) == 0
+        return [line.partition(" -m service.cli.main ")[2] or line for line in lines()]
+
+    def lines() -> list[str]:
+        return capsys.readouterr().out.splitlines()
+
+    tune, export, bake, *runs = said()
+    assert tune.startswith("tune --suite configs/suites/train_moe.toml --dtype bf16")
+    assert tune.endswith(("--time-limit 499", "--time-limit 500"))
+    assert export.startswith(f"export {tmp_path}/train-moe-winners-cuda0-bf16.jsonl --dtype bf16")
+    assert bake.startswith("bake --suite configs/suites/train_moe.toml --dtype bf16")
+    assert [run.partition("examples/")[2].partition(" --winners")[0] for run in runs] == [
+        "train_qwen3_moe.py --tokens 2048 --steps 63",
+        "train_qwen3_moe.py --tokens 16384 --steps 43",
+        "train_moe.py --steps 63",
+        "train_qwen3_moe.py --tokens 2048 --steps 63 --compile",
+        "train_qwen3_moe.py --tokens 16384 --steps 43 --compile",
+        "train_moe.py --steps 63 --compile",
+    ]
+    for winners in ("a.jsonl", "b.jsonl"):
+        (tmp_path / winners).touch()
+    first, second, *again = said()
+    assert first == f"import {tmp_path}/a.jsonl {tmp_path}/b.jsonl"
+    assert (second, again) == (bake, runs)
+    late = _session("--dry-run", "--out", str(tmp_path), "--time-limit", "0")
+    assert STEPS["train_moe"](late) == 0
+    assert len(lines()) == 2
+    other = _session("--dry-run", "--out", str(tmp_path), "--dtype", "fp16")
+    assert STEPS["train_moe"](other) == 0
+    assert lines() == []
 
 
 def test_every_precision_is_recorded_and_waited_for(

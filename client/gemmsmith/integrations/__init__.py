@@ -1,0 +1,1 @@
+"""What other libraries are told of gemmsmith. Each module imports its library when it is called."""

@@ -1,0 +1,107 @@
+"""Trains transformers' Qwen3-MoE with stock torch and with gemmsmith's winners, side by side.
+
+    python examples/train_qwen3_moe.py --winners winners.gspack     # or a service's URL
+    python examples/train_qwen3_moe.py --tokens 16384 --compile --winners winners.gspack
+    python examples/train_qwen3_moe.py --tiny --device cpu
+
+The model is transformers' own (`pip install transformers`, 5.17 or newer) with the sizes of
+Qwen3-30B-A3B, 4 of its 48 layers (`--layers`) and random weights. Its experts are the `grouped_mm`
+that transformers takes by itself: they come down to `torch._grouped_mm`, which `gemmsmith.patch`
+takes over, as it does the other products. Nothing else differs between the sides. What is
+compared, how, and what is printed and written: see train_gpt.py.
+
+Memory, by torch's tracker on tensors without data: the three models and AdamW's moments, all bf16,
+are 56 GB. One step at a time adds to them: 8 GB at 2048 tokens, 43 GB at 16384, most of it FP32
+tensors of [tokens, vocabulary] in the loss. So 64 GB and 99 GB; a layer more is 14 GB at 16384.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+
+import torch
+from models import MoeSize
+from torch import nn
+from train_gpt import compare, parsed
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+
+LENGTH = 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class QwenSize(MoeSize):
+    """Whose heads are `head` wide, however wide the model is."""
+
+    head: int
+
+
+# config.json of Qwen/Qwen3-30B-A3B, but for the number of layers.
+PUBLISHED = QwenSize(
+    layers=4, width=2048, heads=32, kv_heads=4, head=128, feed=768, vocabulary=151936,
+    gated=True, batch=1, length=LENGTH, experts=128, chosen=8,
+)  # fmt: skip
+
+# For trying the script without a GPU.
+TINY = QwenSize(
+    layers=2, width=64, heads=4, kv_heads=2, head=16, feed=32, vocabulary=128,
+    gated=True, batch=2, length=32, experts=4, chosen=2,
+)  # fmt: skip
+
+
+class Trained(nn.Module):
+    """Tokens in, the mean cross-entropy of the next tokens out, as the models of models.py."""
+
+    def __init__(self, size: QwenSize) -> None:
+        super().__init__()
+        config = Qwen3MoeConfig(
+            num_hidden_layers=size.layers,
+            hidden_size=size.width,
+            num_attention_heads=size.heads,
+            num_key_value_heads=size.kv_heads,
+            head_dim=size.head,
+            vocab_size=size.vocabulary,
+            moe_intermediate_size=size.feed,
+            num_experts=size.experts,
+            num_experts_per_tok=size.chosen,
+            norm_topk_prob=True,
+            rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+            use_cache=False,
+        )
+        # bf16 but for what transformers itself keeps in FP32, which `.to(bfloat16)` would not.
+        self.model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16, experts_implementation="grouped_mm"
+        )
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[batch, length + 1] token numbers to the loss of all but the last."""
+        inputs = tokens[:, :-1]
+        return self.model(input_ids=inputs, labels=inputs).loss
+
+
+def sized(tokens: int, layers: int = PUBLISHED.layers) -> QwenSize:
+    """The model with that many tokens a step, in sequences of 2048."""
+    return replace(PUBLISHED, layers=layers, batch=tokens // LENGTH)
+
+
+def main() -> int:
+    """Train and compare what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--layers", type=int, default=PUBLISHED.layers, help="of the 48")
+    parser.add_argument("--tokens", type=int, choices=(2048, 16384), default=2048, help="a step")
+    parser.add_argument("--tiny", action="store_true", help="a model for trying it without a GPU")
+    parser.add_argument("--compile", action="store_true", help="compile all sides, torch's too")
+    options = parsed(parser)
+    options.model = "qwen3-moe-tiny" if options.tiny else "qwen3-30b-a3b"
+    options.precision, options.mode = "bf16", "compiled" if options.compile else "eager"
+    size = TINY if options.tiny else sized(options.tokens, options.layers)
+
+    def make(_: bool) -> Trained:
+        with torch.device(options.device):
+            return Trained(size)
+
+    return compare(options, size, make)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
