@@ -256,6 +256,7 @@ _CUTS = {
     TileScheduler.STREAM_K: {*Decomposition},
     TileScheduler.SPLIT_K: {Decomposition.DATA_PARALLEL, Decomposition.SPLIT_K},
     TileScheduler.CLUSTER_SPLIT_K: {Decomposition.DATA_PARALLEL, Decomposition.SPLIT_K},
+    TileScheduler.GROUPS: {Decomposition.DATA_PARALLEL},
 }
 """How each scheduler can cut a problem into pieces."""
 

@@ -8,10 +8,12 @@ import msgspec
 import pytest
 
 from gemmsmith.answer import Use
+from gemmsmith.kernel import TileScheduler
 from gemmsmith.problem import Problem
 from tests.support.replacing import replace
 from tests.support.serving import H200, winner
 from tests.support.shipped import shipped_files
+from tuner import claims
 from tuner.claims import doubt
 from tuner.exchange import read_winners
 from tuner.trial import Winner
@@ -140,3 +142,7 @@ def test_a_default_that_may_be_faster_is_not_to_be_replaced() -> None:
 def test_a_problem_that_the_gpu_cannot_hold_was_not_measured_on_it() -> None:
     huge = replace(HONEST, problem=Problem(m=2**20, n=2**20, k=4096))
     assert f"does not fit into the memory of {H200.name}" in (doubt(huge) or "")
+
+
+def test_every_scheduler_has_its_ways_to_cut() -> None:
+    assert set(claims._CUTS) == set(TileScheduler)
