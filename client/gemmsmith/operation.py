@@ -276,6 +276,11 @@ class Operation:
         return replace(self, grouping=Grouping.NONE) if self.is_grouped else self
 
     @property
+    def default(self) -> str:
+        """Whose kernels programs run without us: cuBLAS's, or torch's own of grouped products."""
+        return "torch" if self.is_grouped else "cuBLAS"
+
+    @property
     def fixed_extents(self) -> tuple[str, ...]:
         """The extents in which neighbours do not differ.
 

@@ -104,7 +104,8 @@ def _print(answer: Answer) -> None:
             return
         case Match.EXACT:
             say("  match      exact")
-    verdict = "cuBLAS: keep torch's own operator" if answer.use.is_default else answer.use
+    default = answer.problem.operation.default
+    verdict = f"{default}: keep torch's own operator" if answer.use.is_default else answer.use
     say(f"  use        {verdict}")
     if stays := why_cublas_stays(answer.use, answer.speedup, answer.power_penalty):
         say(f"             our kernel {stays} (docs/winners.md)")
@@ -116,7 +117,7 @@ def _print(answer: Answer) -> None:
         low, high = answer.statistics.ci_low_us, answer.statistics.ci_high_us
         say(f"  time       {answer.statistics.median_us:.2f} µs  ({low:.2f} … {high:.2f})")
     if answer.baseline is not None:
-        say(f"  default    {answer.baseline.median_us:.2f} µs  (cuBLAS)")
+        say(f"  default    {answer.baseline.median_us:.2f} µs  ({default})")
     for label, text in regimes.lines(answer.speedup, answer.regimes, answer.power_penalty):
         say(f"  {label:<10} {text}")
     origin = "replayed from a recording" if answer.replayed else "measured"
@@ -128,7 +129,8 @@ def _print(answer: Answer) -> None:
 
 def _print_predicted(answer: Answer) -> None:
     say("  match      predicted: not tuned yet, nothing was measured")
-    say("  use        cuBLAS: keep torch's own operator until it is tuned")
+    default = answer.problem.operation.default
+    say(f"  use        {default}: keep torch's own operator until it is tuned")
     if answer.config is not None and answer.predicted_us is not None:
         say(f"  time       the cost model expects {answer.predicted_us:.2f} µs of")
         say(f"  kernel     {answer.config.kernel.name}")

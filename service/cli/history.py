@@ -73,7 +73,7 @@ def history(
         return
     columns = (
         *("revision", "served", "origin", "figures", "use", "tile"),
-        *("µs", "cuBLAS µs", "speed-up", "driver", "promoted"),
+        *("µs", "default µs", "speed-up", "driver", "promoted"),
     )
     table(f"{problem} on {found[0].answer.device.name}", columns, map(_row, found), left=6)
 

@@ -236,7 +236,7 @@ def _show_found(found: list[Winner], limit: int, as_json: bool) -> None:
     ]
     columns = (
         *("problem", "device", "origin", "use", "best CUTLASS kernel"),
-        *("µs", "cuBLAS µs", "speed-up"),
+        *("µs", "default µs", "speed-up"),
     )
     table("", columns, rows, left=5)
     _count(found, limit, "winners")

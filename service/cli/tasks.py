@@ -97,12 +97,13 @@ class TaskOutcome:
 
 def summary(result: Winner | Answer) -> str:
     """A winner or an answer in one line."""
-    gain = f"{result.speedup.median:.3f} × cuBLAS" if result.speedup else "not compared"
+    default = result.problem.operation.default
+    gain = f"{result.speedup.median:.3f} × {default}" if result.speedup else "not compared"
     time = f"{result.statistics.median_us:.2f} µs" if result.statistics else "no time"
     if result.use.is_default:
         base = f"{result.baseline.median_us:.2f} µs" if result.baseline else "no time"
         stays = why_cublas_stays(Use.CUBLAS, result.speedup, result.power_penalty)
-        return f"keep cuBLAS ({base}; best CUTLASS kernel {gain}{f', {stays}' if stays else ''})"
+        return f"keep {default} ({base}; best CUTLASS kernel {gain}{f', {stays}' if stays else ''})"
     chosen = result.candidate if isinstance(result, Winner) else result.config
     name = chosen.kernel.name if chosen else "no kernel"
     return f"{time}, {gain}, {name}"
@@ -158,7 +159,7 @@ def _print(outcomes: Sequence[TaskOutcome], seconds: float) -> None:
         what = outcome.status.value  # why it failed was said when it did
         if result is not None:
             kernel = outcome.chosen.kernel.name if outcome.chosen else "–"
-            what = "cuBLAS" if result.use.is_default else kernel
+            what = result.problem.operation.default if result.use.is_default else kernel
         rows.append(
             (
                 outcome.task.problem,
@@ -169,9 +170,9 @@ def _print(outcomes: Sequence[TaskOutcome], seconds: float) -> None:
                 ratio(speedup.median if speedup else None),
             )
         )
-    table("", ("problem", "origin", "winner", "µs", "cuBLAS µs", "speed-up"), rows, left=3)
+    table("", ("problem", "origin", "winner", "µs", "default µs", "speed-up"), rows, left=3)
     sums = totals(outcomes)
     counted = ", ".join(f"{sums[status]} {status}" for status in Status if sums[status])
     mean = sums["speedup_geometric_mean"]
-    tail = f"; geometric mean {mean:.3f} × cuBLAS" if mean else ""
+    tail = f"; geometric mean {mean:.3f} × the default" if mean else ""
     say(f"{counted or 'nothing to do'} in {seconds:.0f} s{tail}")

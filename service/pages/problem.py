@@ -191,7 +191,7 @@ def _lines(winner: Winner | None, ranking: Ranking) -> list[Line]:
     if not lines and winner.statistics:
         lines.append(Line(name="CUTLASS", kind="won", statistics=winner.statistics))
     if winner.baseline:
-        lines.append(Line(name="cuBLAS", kind="behind", statistics=winner.baseline))
+        lines.append(Line(name=winner.problem.operation.default, kind="behind", statistics=winner.baseline))
     return lines
 
 

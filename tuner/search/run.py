@@ -253,7 +253,7 @@ class _Run:
 
     def _hold(self, chosen: Sequence[Candidate]) -> Finals:
         """Finals of these candidates, fastest first, and cuBLAS; their trials are kept."""
-        self._say(Step.FINALS, 0, len(chosen), f"{len(chosen)} finalists and cuBLAS")
+        self._say(Step.FINALS, 0, len(chosen), f"{len(chosen)} finalists and the default")
         contenders = [self.packs.contender(candidate) for candidate in chosen]
         finals = hold_finals(self.device, self.problem, contenders, self.budget.policy)
         for trial in self._final_trials(finals):
