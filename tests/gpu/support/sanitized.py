@@ -14,14 +14,12 @@ import random
 import struct
 import sys
 from bisect import bisect_right
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from cuda.bindings import driver
 
-from gemmsmith.operation import Grouping
 from gemmsmith.problem import DType, Problem
 from gemmsmith.runtime.pack import LoadedPack
 from tests.gpu.support.jobs import Job
@@ -36,7 +34,6 @@ def main(job: Job) -> str:
     problem = job.problem
     assert problem.operation.a == DType.BF16
     ends = _ends(problem)
-    depth = problem.operation.grouping is Grouping.DEPTH
     _call(driver.cuInit(0))
     context = _call(driver.cuDevicePrimaryCtxRetain(0))
     _call(driver.cuCtxSetCurrent(context))
@@ -44,10 +41,10 @@ def main(job: Job) -> str:
     sm_count = int(_call(driver.cuDeviceGetAttribute(sms, 0)))
     chooser = random.Random(7)
     a = chooser.choices(VALUES, k=problem.m * problem.k)
-    b = chooser.choices(VALUES, k=(1 if depth else len(ends)) * problem.n * problem.k)
+    b = chooser.choices(VALUES, k=len(ends) * problem.n * problem.k)
     device_a, device_b = _upload(_bf16(a)), _upload(_bf16(b))
-    elements = (len(ends) if depth else 1) * problem.m * problem.n
-    device_d = _upload(b"\xed\x7f" * elements)
+    d_bytes = problem.m * problem.n * 2
+    device_d = _upload(b"\xed\x7f" * (problem.m * problem.n))
     offsets = _upload(struct.pack(f"<{len(ends)}i", *ends))
     kernel = LoadedPack.open(job.pack).kernel(job.kernel.name)
     for launch in job.launches:
@@ -55,22 +52,17 @@ def main(job: Job) -> str:
         arguments.set_launch(launch, sm_count=sm_count)
         if problem.operation.is_grouped:
             arguments.offsets = offsets
-            arguments.batch_stride_a = 0
-            if depth:
-                arguments.batch_stride_b = 0
-            else:
-                arguments.batch_stride_c = arguments.batch_stride_d = 0
+            arguments.batch_stride_a = arguments.batch_stride_c = arguments.batch_stride_d = 0
         status = kernel.can_implement(arguments)
         if status:
             return f"{launch.key}: refused with status {status}"
         size = kernel.workspace_bytes(arguments)
         workspace = _upload(b"\xa5" * size) if size else 0
-        _call(driver.cuMemsetD16(device_d, 0x7FED, elements))
+        _call(driver.cuMemsetD16(device_d, 0x7FED, problem.m * problem.n))
         for _ in range(2):
             kernel.run(arguments, workspace, 0)
         _call(driver.cuCtxSynchronize())
-        judge = _wrong_gradient if depth else _wrong
-        wrong = judge(problem, ends, a, b, _values(_download(device_d, 2 * elements)), chooser)
+        wrong = _wrong(problem, ends, a, b, _download(device_d, d_bytes), chooser)
         if wrong:
             return f"{launch.key}: {wrong}"
         if workspace:
@@ -82,8 +74,7 @@ def _ends(problem: Problem) -> tuple[int, ...]:
     """The row after each group's last; all rows are one group's where there are no groups."""
     if not problem.operation.is_grouped:
         return (problem.m,)
-    tokens = problem.k if problem.operation.grouping is Grouping.DEPTH else problem.m
-    last = tokens - tokens // 16
+    last = problem.m - problem.m // 16
     ends = [last * (group + 1) ** 2 // problem.batch**2 for group in range(problem.batch)]
     ends[1] = ends[0]
     return tuple(ends)
@@ -94,16 +85,20 @@ def _wrong(
     ends: tuple[int, ...],
     a: list[int],
     b: list[int],
-    got: list[float],
+    d: bytes,
     chooser: random.Random,
 ) -> str:
+    got = [struct.unpack("<f", b"\0\0" + d[i : i + 2])[0] for i in range(0, len(d), 2)]
     k, n, written = problem.k, problem.n, ends[-1]
     strange = sum(value != value for value in got[: written * n])
     if strange:
         return f"{strange} elements were not written or are NaN"
     if any(value == value for value in got[written * n :]):
         return f"rows after {written} are no group's and were written"
-    for row, column in _places(written, n, chooser):
+    corners = [(0, 0), (written - 1, n - 1)]
+    for row, column in corners + [
+        (chooser.randrange(written), chooser.randrange(n)) for _ in range(SAMPLES)
+    ]:
         group = bisect_right(ends, row)
         of_column = (group * n + column) * k
         left, right = a[row * k : (row + 1) * k], b[of_column : of_column + k]
@@ -112,38 +107,6 @@ def _wrong(
         if abs(value - wanted) > abs(wanted) / 256:
             return f"D[{row}, {column}] is {value}, not {wanted}"
     return ""
-
-
-def _wrong_gradient(
-    problem: Problem,
-    ends: tuple[int, ...],
-    a: list[int],
-    b: list[int],
-    got: list[float],
-    chooser: random.Random,
-) -> str:
-    m, n = problem.m, problem.n
-    strange = sum(value != value for value in got)
-    if strange:
-        return f"{strange} elements were not written or are NaN"
-    for group, (begin, end) in enumerate(pairwise((0, *ends))):
-        for row, column in _places(m, n, chooser):
-            wanted = sum(a[t * m + row] * b[t * n + column] for t in range(begin, end))
-            value = got[(group * m + row) * n + column]
-            if abs(value - wanted) > abs(wanted) / 256:
-                return f"D[{group}, {row}, {column}] is {value}, not {wanted}"
-    return ""
-
-
-def _places(rows: int, columns: int, chooser: random.Random) -> list[tuple[int, int]]:
-    """Two corners, and some others."""
-    return [(0, 0), (rows - 1, columns - 1)] + [
-        (chooser.randrange(rows), chooser.randrange(columns)) for _ in range(SAMPLES)
-    ]
-
-
-def _values(d: bytes) -> list[float]:
-    return [struct.unpack("<f", b"\0\0" + d[i : i + 2])[0] for i in range(0, len(d), 2)]
 
 
 def _bf16(values: list[int]) -> bytes:
