@@ -25,7 +25,7 @@ class Cute(CutlassBackend):
     scalings = frozenset(
         {(Element.S8, Scaling.ROW, Grouping.NONE), (Element.E4M3, Scaling.ROW, Grouping.ROWS)}
     )
-    groupings = frozenset(Grouping)
+    groupings = frozenset({Grouping.NONE, Grouping.ROWS})
 
     def legal(
         self, problem: Problem, arch: Architecture, level: Level

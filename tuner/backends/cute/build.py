@@ -5,7 +5,6 @@ from __future__ import annotations
 from cutlass_library.library import DataTypeTag, KernelScheduleTag, LayoutTag
 
 from gemmsmith.kernel import CutlassKernel, TileScheduler
-from gemmsmith.operation import Grouping
 from tuner.backends.backend import Part
 from tuner.backends.cutlass import text
 from tuner.backends.cutlass.footprint import math_groups, stages
@@ -32,13 +31,12 @@ def part(kernel: CutlassKernel) -> Part:
     element_d = DataTypeTag[DATA_TYPES[kernel.operation.d]]
     swapped = text.boolean(kernel.swapped)
     if kernel.scheduler is TileScheduler.GROUPS:
-        by_depth = text.boolean(kernel.operation.grouping is Grouping.DEPTH)
         return text.part(
             kernel,
             header="grouped",
             definition=_mainloop(kernel),
             adapter=f"GroupedGemm<{kernel.name}, {element_d}, {traits}, {swapped}, "
-            f"{math_groups(kernel)}, {by_depth}{text.row_scales(kernel)}>",
+            f"{math_groups(kernel)}{text.row_scales(kernel)}>",
         )
     return text.part(
         kernel,

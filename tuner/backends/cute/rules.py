@@ -22,29 +22,21 @@ def cluster_is_the_launchs(kernel: CutlassKernel) -> str | None:
 
 
 def scheduler_suits_grouping(kernel: CutlassKernel) -> str | None:
-    """Groups are walked by the kernel made for them, and by no other."""
+    """Groups of rows are walked by the kernel made for them, and by no other."""
     walks = kernel.scheduler is TileScheduler.GROUPS
-    if walks is not kernel.operation.is_grouped:
+    if walks is not (kernel.operation.grouping is Grouping.ROWS):
         return f"no kernels of grouping {kernel.operation.grouping} with {kernel.scheduler}"
     return None
 
 
-def groups_are_known(kernel: CutlassKernel) -> str | None:
-    """`GroupedKernel` stages D by 8×8 blocks of 16-bit elements, and stores FP32 from registers
-    where it is a weight gradient. Factors are those of rows.
-    """
+def groups_are_stored_in_16_bits(kernel: CutlassKernel) -> str | None:
+    """`GroupedKernel` stages D by 8×8 blocks of 16-bit elements; factors are those of rows."""
     if kernel.scheduler is not TileScheduler.GROUPS:
         return None
     operation = kernel.operation
-    by_rows = operation.grouping is Grouping.ROWS
-    scaling = Scaling.ROW if by_rows and operation.is_narrow_float else Scaling.NONE
-    wide = operation.d.bits == 32 and not by_rows and not kernel.swapped
-    if (
-        operation.scaling is not scaling
-        or operation.a.bits > 16
-        or not (operation.d.bits == 16 or wide)
-    ):
-        return f"no kernels of {operation} that walk groups so"
+    scaling = Scaling.ROW if operation.is_narrow_float else Scaling.NONE
+    if operation.d.bits != 16 or operation.scaling is not scaling or operation.a.bits > 16:
+        return f"no kernels of {operation} that walk groups"
     return None
 
 
@@ -58,7 +50,7 @@ RULES = rules.by_name(
     rules.scheduler_matches_mainloop,
     rules.epilogue_matches_mainloop,
     scheduler_suits_grouping,
-    groups_are_known,
+    groups_are_stored_in_16_bits,
     wgmma.tf32_is_k_major,
     wgmma.tile_m_is_whole_warpgroups,
     wgmma.tile_n_fits_instruction,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from gemmsmith.kernel import CutlassKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
-from gemmsmith.operation import Grouping, Operation
+from gemmsmith.operation import Operation
 from gemmsmith.problem import Problem
 from tuner.arch import Architecture
 from tuner.backends.backend import Level
@@ -56,18 +56,6 @@ _GROUPS = (
     KernelLine(schedule=_COOPERATIVE, m=256, ns=(128,), clusters=ONE, swapped=PLAIN),
 )
 
-_DEPTH = (
-    # Few tokens an expert: storing the gradient is most of it, while the other group multiplies.
-    KernelLine(schedule=_PINGPONG, m=64, ns=(128, 192, 256), clusters=ONE, swapped=PLAIN),
-    KernelLine(schedule=_PINGPONG, m=128, ns=(64, 96, 128, 160), clusters=ONE, swapped=PLAIN),
-    KernelLine(schedule=_COOPERATIVE, m=128, ns=(192, 256), clusters=ONE, swapped=PLAIN),
-    KernelLine(schedule=_COOPERATIVE, m=256, ns=(96, 128, 192), clusters=ONE, swapped=PLAIN),
-    # Two thread blocks per SM.
-    KernelLine(schedule=_WARPGROUP, m=64, ns=(128,), clusters=ONE, swapped=PLAIN, stages=3),
-    KernelLine(schedule=_WARPGROUP, m=64, ns=(192,), clusters=ONE, swapped=PLAIN, stages=2),
-    KernelLine(schedule=_WARPGROUP, m=128, ns=(96, 128), clusters=ONE, swapped=PLAIN, stages=2),
-)
-
 _UNALIGNED_D = (
     KernelLine(schedule=_SPLIT, m=64, ns=(16, 32, 64), clusters=ONE, swapped=BOTH, depth=256),
 )
@@ -98,15 +86,14 @@ def curated(operation: Operation, whole: bool) -> tuple[CutlassKernel, ...]:
 
 @lru_cache(maxsize=16)
 def grouped(operation: Operation, level: Level) -> tuple[CutlassKernel, ...]:
-    """The kernels that walk groups; they store D in 16 bytes and more."""
+    """The kernels that walk groups; they store D by bulk copies of 16 bytes and more."""
     if level is Level.FULL:
         schedules = (_WARPGROUP, _PINGPONG, _COOPERATIVE)
         alignment = tma_alignment(operation)
         return allowed(
             tma_products(schedules, operation, EpilogueSchedule.TMA, alignment, RULES), RULES
         )
-    lines = _GROUPS if operation.grouping is Grouping.ROWS else _DEPTH
-    unjudged = (each for line in lines for each in expand(line, operation, EpilogueSchedule.TMA))
+    unjudged = (each for line in _GROUPS for each in expand(line, operation, EpilogueSchedule.TMA))
     return allowed(unjudged, RULES)
 
 

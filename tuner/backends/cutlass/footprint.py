@@ -17,7 +17,7 @@ from gemmsmith.kernel import (
     MainloopSchedule,
     TileScheduler,
 )
-from gemmsmith.operation import Element, Grouping
+from gemmsmith.operation import Element
 from tuner.arch import architecture
 from tuner.backends.cutlass.operation import scales_rows, stores_itself
 
@@ -28,8 +28,8 @@ _BARRIERS = 16
 """A full and an empty transaction barrier per pipeline stage, 8 bytes each."""
 _SCHEDULER_BARRIERS = 96
 """Barriers that order the warpgroups, and the tile scheduler's."""
-_MOST_GROUPS_BYTES = 4 * 1024
-"""Where 1,024 groups end; as much for how many tiles there are up to each (`GroupedKernel`)."""
+_MOST_GROUPS_BYTES = 8 * 1024
+"""Where 1,024 groups end, and how many tiles there are up to each of them (`GroupedKernel`)."""
 _GROUPS_BYTES = 1024
 """TMA descriptors of the group at hand, and the next tiles that the scheduler has found."""
 
@@ -162,12 +162,9 @@ def math_groups(kernel: CutlassKernel) -> int:
 def _grouped_bytes(kernel: CutlassKernel) -> int:
     """Staged tiles, rows padded against bank conflicts (`kPitch`), and what is known of groups."""
     m, n, _ = kernel.tile
-    rows, columns = (n, m) if kernel.swapped else (m, n)
-    elements = rows * (columns + 8) if kernel.operation.d.bytes == 2 else 8
-    staged = math_groups(kernel) * elements * kernel.operation.d.bytes
-    known = 2 if kernel.operation.grouping is Grouping.ROWS else 1
-    turns = _BARRIERS // 2 * math_groups(kernel)
-    return _round_up(staged, 16) + turns + known * _MOST_GROUPS_BYTES
+    tokens, columns = (n, m) if kernel.swapped else (m, n)
+    staged = math_groups(kernel) * tokens * (columns + 8) * kernel.operation.d.bytes
+    return _round_up(staged, 16) + _MOST_GROUPS_BYTES
 
 
 def _sums_bytes(kernel: CutlassKernel) -> int:

@@ -1,25 +1,21 @@
-/* Grouped products without a descriptor for each group.
+/* Grouped products without a descriptor for each group: each expert's weights times its tokens.
  *
- * By rows, each expert's weights times its tokens: all tokens are one tensor [T, K] and all weights
- * another [E, N, K], so two TMA descriptors, made on the host, do for any number of groups. A thread
- * block counts the tiles of every group when it starts, and then takes every gridDim-th tile:
+ * All tokens are one tensor [T, K] and all weights another [E, N, K], so two TMA descriptors, made
+ * on the host, do for any number of groups. A thread block counts the tiles of every group when it
+ * starts, and then takes every gridDim-th tile:
  *
  *   tokens   |--- group 0 ---|- 1 -|------- group 3 -------|      (2 is empty)
  *   tiles    [  0  ][  1  ]   [ 2 ] [  3  ][  4  ][  5  ]   times the tiles along N
  *
  * The last tile of a group reads some rows of the next one, and does not store what comes of them:
- * results leave token by token, each row of a tile by one bulk copy of its own.
+ * results leave token by token, each row of a tile by one bulk copy of its own. So nothing is
+ * padded, nothing but `offsets` is read before the first tile, and every sum is made in one order.
  *
- * By depth, each expert's weight gradient [E, M, N]: tokens [T, M] and [T, N] are the terms of the
- * sums, so every group has as many tiles, and only how deep they are differs. What a tile's last
- * step along K reads of the next group's tokens is set to zero before it is multiplied. A group
- * without tokens stores zeros.
- *
- * So nothing is padded, nothing but `offsets` is read before the first tile, and every sum is made in
- * one order. One warp loads. One math group (a warpgroup, or two that share a tile) computes, or two
- * take turns, so that one stores while the other multiplies. FP8 sums are taken in the tensor core;
- * its factors, one for each token and one for each column of each group, are applied as D is stored.
- * CUTLASS's collective gives the descriptors, the shared-memory layouts and the tiled MMA.
+ * One warp loads. One math group (a warpgroup, or two that share a tile) computes, or two take
+ * turns, so that one stores while the other multiplies. FP8 sums are taken in the tensor core; its
+ * factors, one for each token and one for each column of each group, are applied as D is stored.
+ * CUTLASS's collective gives the descriptors,
+ * the shared-memory layouts and the tiled MMA.
  */
 #pragma once
 
@@ -34,180 +30,51 @@
 
 namespace gemmsmith {
 
-/* What is the same for every tile of a launch. */
-template <class Mainloop, class ElementD>
-struct GroupedParams {
-  typename Mainloop::Params mainloop;
-  cute::Shape<int, int, int, int> shape; /* of both descriptors: M, N, K and the groups */
-  int32_t const* offsets;
-  float const* scale_a; /* [tokens], of FP8 */
-  float const* scale_b; /* [groups, columns] */
-  int64_t group_stride_scale_b;
-  ElementD* d;
-  int64_t ldd, group_stride_d;
-  int32_t tokens, groups;
-  int32_t rows, columns; /* of one group's D; by depth */
-  int32_t k_tiles;       /* by rows */
-  int32_t high, wide;    /* tiles of one group along M, by depth, and along N */
-  bool down_first;       /* neighbouring tiles have the same columns, else the same rows */
-  bool adds;             /* to what D held */
-};
-
-/* A tile in the problem's orientation. */
-struct GroupedTile {
-  int32_t group;
-  int32_t row, column;    /* the first of both: of A's rows and B's columns */
-  int32_t rows, columns;  /* from them on there are so many */
-  int32_t first, k_tiles; /* the first term of its sums */
-  int32_t tail;           /* terms in its last step along K; by depth */
-  int64_t d;              /* elements before its first row of D */
-};
-
-/* Which tile comes when, where tokens are rows. */
-template <int kRows, int kColumns>
-struct WalkRows {
-  static constexpr bool kByDepth = false;
-
-  struct Storage {
-    int32_t ends[GS_MOST_GROUPS];  /* the token after each group's last */
-    int32_t tiles[GS_MOST_GROUPS]; /* tiles of all groups up to this one */
-  };
-
-  /* By one warp. Ends that do not ascend or exceed the total address nothing but the caller's. */
-  template <class Params>
-  CUTLASS_DEVICE static void prepare(Params const& params, Storage& known) {
-    int32_t before = 0;
-    for (int32_t first = 0; first < params.groups; first += 32) {
-      int32_t group = first + int32_t(threadIdx.x);
-      int32_t begin = 0, end = 0;
-      if (group < params.groups) {
-        if (group > 0) begin = min(max(params.offsets[group - 1], 0), params.tokens);
-        end = max(min(params.offsets[group], params.tokens), begin);
-      }
-      int32_t tiles = (end - begin + kRows - 1) / kRows * params.wide;
-      CUTLASS_PRAGMA_UNROLL
-      for (int distance = 1; distance < 32; distance *= 2) {
-        int32_t lower = __shfl_up_sync(0xffffffff, tiles, distance);
-        if (threadIdx.x >= distance) tiles += lower;
-      }
-      if (group < params.groups) {
-        known.ends[group] = end;
-        known.tiles[group] = before + tiles;
-      }
-      before += __shfl_sync(0xffffffff, tiles, 31);
-    }
-  }
-
-  /* The tile that this block takes as its `sequence`-th; false: there is none. */
-  template <class Params>
-  CUTLASS_DEVICE static bool find(Params const& params, Storage const& known, uint32_t sequence,
-                                  GroupedTile& tile) {
-    int64_t index = int64_t(sequence) * gridDim.x + blockIdx.x;
-    if (index >= known.tiles[params.groups - 1]) return false;
-    auto wanted = static_cast<int32_t>(index);
-    int32_t low = 0, high = params.groups - 1; /* the first group that ends after it */
-    while (low < high) {
-      int32_t middle = (low + high) / 2;
-      if (known.tiles[middle] > wanted) high = middle;
-      else low = middle + 1;
-    }
-    int32_t begin = low > 0 ? known.ends[low - 1] : 0;
-    int32_t before = low > 0 ? known.tiles[low - 1] : 0;
-    int32_t tall = (known.tiles[low] - before) / params.wide;
-    wanted -= before;
-    int32_t down = params.down_first ? wanted % tall : wanted / params.wide;
-    int32_t across = params.down_first ? wanted / tall : wanted % params.wide;
-    tile.group = low;
-    tile.row = begin + down * kRows;
-    tile.rows = known.ends[low] - tile.row;
-    tile.column = across * kColumns;
-    tile.columns = params.columns - tile.column;
-    tile.first = 0;
-    tile.k_tiles = params.k_tiles;
-    tile.tail = 0;
-    tile.d = tile.row * params.ldd + tile.column;
-    return true;
-  }
-};
-
-/* Which tile comes when, where tokens are terms. */
-template <int kRows, int kColumns, int kTerms>
-struct WalkDepth {
-  static constexpr bool kByDepth = true;
-
-  struct Storage {
-    int32_t ends[GS_MOST_GROUPS];
-  };
-
-  /* By one warp; as by rows. */
-  template <class Params>
-  CUTLASS_DEVICE static void prepare(Params const& params, Storage& known) {
-    for (auto group = int32_t(threadIdx.x); group < params.groups; group += 32) {
-      int32_t begin = 0;
-      if (group > 0) begin = min(max(params.offsets[group - 1], 0), params.tokens);
-      known.ends[group] = max(min(params.offsets[group], params.tokens), begin);
-    }
-  }
-
-  template <class Params>
-  CUTLASS_DEVICE static bool find(Params const& params, Storage const& known, uint32_t sequence,
-                                  GroupedTile& tile) {
-    int64_t index = int64_t(sequence) * gridDim.x + blockIdx.x;
-    int32_t each = params.high * params.wide;
-    if (index >= int64_t(each) * params.groups) return false;
-    tile.group = static_cast<int32_t>(index / each);
-    auto wanted = static_cast<int32_t>(index % each);
-    int32_t down = params.down_first ? wanted % params.high : wanted / params.wide;
-    int32_t across = params.down_first ? wanted / params.high : wanted % params.wide;
-    tile.row = down * kRows;
-    tile.rows = params.rows - tile.row;
-    tile.column = across * kColumns;
-    tile.columns = params.columns - tile.column;
-    tile.first = tile.group > 0 ? known.ends[tile.group - 1] : 0;
-    int32_t terms = known.ends[tile.group] - tile.first;
-    tile.k_tiles = (terms + kTerms - 1) / kTerms;
-    tile.tail = terms - (tile.k_tiles - 1) * kTerms;
-    tile.d = tile.group * params.group_stride_d + tile.row * params.ldd + tile.column;
-    return true;
-  }
-};
-
 /* The device side. `Mainloop` is a CUTLASS collective with a cluster shape of 1×1×1. */
-template <class Mainloop_, class ElementD, bool Swapped, int MathGroups, bool Depth, bool RowScales>
+template <class Mainloop_, class ElementD, bool Swapped, int MathGroups, bool RowScales>
 struct GroupedKernel {
   using Mainloop = Mainloop_;
   using TileShape = typename Mainloop::TileShape;
   using TiledMma = typename Mainloop::TiledMma;
   using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
   using EmptyBarrier = cutlass::arch::ClusterBarrier;
-  using Params = GroupedParams<Mainloop, ElementD>;
-  using Tile = GroupedTile;
+  static_assert(sizeof(ElementD) == 2, "results are staged as 16-bit elements");
 
   static constexpr int kStages = Mainloop::DispatchPolicy::Stages;
   static constexpr int kTileM = cute::size<0>(TileShape{});
   static constexpr int kTileN = cute::size<1>(TileShape{});
-  static constexpr int kTileK = cute::size<2>(TileShape{});
   static constexpr int kConsumers = cute::size(TiledMma{}); /* threads of one math group */
   static constexpr int kMathThreads = MathGroups * kConsumers;
   static constexpr int kBytes = Mainloop::TmaTransactionBytes;
-  static constexpr bool kIsStaged = sizeof(ElementD) == 2; /* others leave from registers */
-  static_assert(kIsStaged || (Depth && !Swapped), "32-bit results are weight gradients");
 
   /* The tile in the problem's orientation. 16 bytes more than a row keep the rows of eight that a
    * warp writes at once off each other's banks. */
-  static constexpr int kRows = Swapped ? kTileN : kTileM;
+  static constexpr int kTokens = Swapped ? kTileN : kTileM;
   static constexpr int kColumns = Swapped ? kTileM : kTileN;
   static constexpr int kPitch = kColumns + 8;
-  using Walk = std::conditional_t<Depth, WalkDepth<kRows, kColumns, kTileK>,
-                                  WalkRows<kRows, kColumns>>;
+
+  struct Params {
+    typename Mainloop::Params mainloop;
+    cute::Shape<int, int, int, int> shape; /* the kernel's M, N and K, and the groups */
+    int32_t const* offsets;
+    float const* scale_a; /* [tokens], of FP8 */
+    float const* scale_b; /* [groups, columns] */
+    int64_t group_stride_scale_b;
+    ElementD* d;
+    int64_t ldd;
+    int32_t tokens, columns, groups;
+    int32_t k_tiles, wide; /* tiles along K, and along N */
+    bool tokens_first;     /* neighbouring tiles have the same weights, else the same tokens */
+  };
 
   struct SharedStorage {
     typename Mainloop::TensorStorage operands;
-    alignas(128) ElementD staged[MathGroups][kIsStaged ? kRows * kPitch : 8];
+    alignas(128) ElementD staged[MathGroups][kTokens * kPitch];
     FullBarrier full[kStages];
     EmptyBarrier empty[kStages];
     EmptyBarrier turns[MathGroups];
-    typename Walk::Storage groups;
+    int32_t ends[GS_MOST_GROUPS];  /* the token after each group's last */
+    int32_t tiles[GS_MOST_GROUPS]; /* tiles of all groups up to this one */
   };
 
   static constexpr int SharedStorageSize = sizeof(SharedStorage);
@@ -226,7 +93,7 @@ struct GroupedKernel {
     }
     if (threadIdx.x == kMathThreads) Mainloop::prefetch_tma_descriptors(params.mainloop);
     cutlass::arch::wait_on_dependent_grids();
-    if (threadIdx.x < 32) Walk::prepare(params, shared.groups);
+    if (threadIdx.x < 32) count_tiles(params, shared);
     __syncthreads();
     if (threadIdx.x >= kMathThreads) {
       if (cute::elect_one_sync()) load(params, shared);
@@ -238,14 +105,69 @@ struct GroupedKernel {
   }
 
  private:
-  /* The tiles along K of one operand, from its `row` and the tile's first term on. */
+  struct Tile {
+    int32_t group;
+    int32_t token, tokens; /* the first, and how many of the group's there are from it on */
+    int32_t column;
+  };
+
+  /* By one warp. Ends that do not ascend or exceed the total address nothing but the caller's. */
+  CUTLASS_DEVICE static void count_tiles(Params const& params, SharedStorage& shared) {
+    int32_t before = 0;
+    for (int32_t first = 0; first < params.groups; first += 32) {
+      int32_t group = first + int32_t(threadIdx.x);
+      int32_t begin = 0, end = 0;
+      if (group < params.groups) {
+        if (group > 0) begin = min(max(params.offsets[group - 1], 0), params.tokens);
+        end = max(min(params.offsets[group], params.tokens), begin);
+      }
+      int32_t tiles = (end - begin + kTokens - 1) / kTokens * params.wide;
+      CUTLASS_PRAGMA_UNROLL
+      for (int distance = 1; distance < 32; distance *= 2) {
+        int32_t lower = __shfl_up_sync(0xffffffff, tiles, distance);
+        if (threadIdx.x >= distance) tiles += lower;
+      }
+      if (group < params.groups) {
+        shared.ends[group] = end;
+        shared.tiles[group] = before + tiles;
+      }
+      before += __shfl_sync(0xffffffff, tiles, 31);
+    }
+  }
+
+  /* The tile that this block computes as its `sequence`-th; false: there is none. */
+  CUTLASS_DEVICE static bool find(Params const& params, SharedStorage const& shared,
+                                  uint32_t sequence, Tile& tile) {
+    int64_t index = int64_t(sequence) * gridDim.x + blockIdx.x;
+    if (index >= shared.tiles[params.groups - 1]) return false;
+    auto wanted = static_cast<int32_t>(index);
+    int32_t low = 0, high = params.groups - 1; /* the first group that ends after it */
+    while (low < high) {
+      int32_t middle = (low + high) / 2;
+      if (shared.tiles[middle] > wanted) high = middle;
+      else low = middle + 1;
+    }
+    int32_t begin = low > 0 ? shared.ends[low - 1] : 0;
+    int32_t before = low > 0 ? shared.tiles[low - 1] : 0;
+    int32_t along_tokens = (shared.tiles[low] - before) / params.wide;
+    wanted -= before;
+    int32_t row = params.tokens_first ? wanted % along_tokens : wanted / params.wide;
+    int32_t column = params.tokens_first ? wanted / along_tokens : wanted % params.wide;
+    tile.group = low;
+    tile.token = begin + row * kTokens;
+    tile.tokens = shared.ends[low] - tile.token;
+    tile.column = column * kColumns;
+    return true;
+  }
+
+  /* The tiles along K of one operand, from its `row` on. */
   template <class Copy, class Step>
   CUTLASS_DEVICE static auto tiles_of(Params const& params, Copy const& copy, int32_t extent,
-                                      int32_t row, int32_t first, int32_t batch, Step step) {
+                                      int32_t row, int32_t batch, Step step) {
     using namespace cute;
     Tensor whole = copy.get_tma_tensor(make_shape(extent, get<2>(params.shape),
                                                   get<3>(params.shape)));
-    Tensor from = domain_offset(make_coord(row, first, batch), whole);
+    Tensor from = domain_offset(make_coord(row, 0, batch), whole);
     Tensor tiles = local_tile(from, TileShape{}, make_coord(_, _, _), step); /* …, m, k, l */
     return copy.get_slice(0).partition_S(tiles(_, _, 0, _, 0));
   }
@@ -263,15 +185,14 @@ struct GroupedKernel {
     Tile tile;
     int stage = 0;
     uint32_t phase = 1; /* a fresh barrier's "previous" phase: the first waits fall through */
-    for (uint32_t sequence = 0; Walk::find(params, shared.groups, sequence, tile); ++sequence) {
-      int32_t weights = Depth ? 0 : tile.group; /* the matrix that holds them */
+    for (uint32_t sequence = 0; find(params, shared, sequence, tile); ++sequence) {
       Tensor from_a =
-          tiles_of(params, copy_a, get<0>(params.shape), Swapped ? tile.column : tile.row,
-                   tile.first, Swapped ? weights : 0, Step<_1, X, _1>{});
+          tiles_of(params, copy_a, get<0>(params.shape), Swapped ? tile.column : tile.token,
+                   Swapped ? tile.group : 0, Step<_1, X, _1>{});
       Tensor from_b =
-          tiles_of(params, copy_b, get<1>(params.shape), Swapped ? tile.row : tile.column,
-                   tile.first, Swapped ? 0 : weights, Step<X, _1, _1>{});
-      for (int32_t k = 0; k < tile.k_tiles; ++k) {
+          tiles_of(params, copy_b, get<1>(params.shape), Swapped ? tile.token : tile.column,
+                   Swapped ? 0 : tile.group, Step<X, _1, _1>{});
+      for (int32_t k = 0; k < params.k_tiles; ++k) {
         shared.empty[stage].wait(phase);
         shared.full[stage].arrive_and_expect_tx(kBytes);
         auto& barrier = *reinterpret_cast<uint64_t*>(&shared.full[stage]);
@@ -298,27 +219,22 @@ struct GroupedKernel {
     Tensor b = thread.make_fragment_B(thread.partition_B(sB));
     Tensor sums = partition_fragment_C(mma, take<0, 2>(TileShape{}));
     bool releases = threadIdx.x % 32 == 0;
-    uint32_t loaded = 0; /* stages that this block has filled before the tile at hand */
+    auto k_tiles = static_cast<uint32_t>(params.k_tiles);
     Tile tile;
-    for (uint32_t sequence = 0; Walk::find(params, shared.groups, sequence, tile);
-         loaded += tile.k_tiles, ++sequence) {
+    for (uint32_t sequence = math; find(params, shared, sequence, tile); sequence += MathGroups) {
+      /* A wait knows a barrier's last two phases only: every stage up to here must have been seen
+       * full, by this group or the one before. */
       if constexpr (MathGroups > 1) {
-        if (sequence % MathGroups != math) continue;
-        /* A wait knows a barrier's last two phases only: every stage up to here must have been seen
-         * full, by this group or the one before. */
         if (sequence > 0) shared.turns[math].wait((sequence - 1) / MathGroups & 1);
       }
+      uint32_t loaded = sequence * k_tiles; /* stages that this block has filled by then */
       int stage = static_cast<int>(loaded % kStages);
       uint32_t phase = loaded / kStages & 1;
       int released = stage;
-      if (Depth && tile.k_tiles == 0) clear(sums);
       mma.accumulate_ = GMMA::ScaleOut::Zero;
       warpgroup_fence_operand(sums);
-      for (int32_t i = 0; i < tile.k_tiles; ++i) {
+      for (uint32_t i = 0; i < k_tiles; ++i) {
         shared.full[stage].wait(phase);
-        if (Depth && i + 1 == tile.k_tiles && tile.tail < kTileK) {
-          clear_from(tile.tail, sA(_, _, stage), sB(_, _, stage), math);
-        }
         warpgroup_arrive();
         CUTLASS_PRAGMA_UNROLL
         for (int k = 0; k < size<2>(a); ++k) {
@@ -342,34 +258,11 @@ struct GroupedKernel {
       }
       warpgroup_wait<0>();
       warpgroup_fence_operand(sums);
-      if (releases && (!Depth || tile.k_tiles > 0)) shared.empty[released].arrive();
+      if (releases) shared.empty[released].arrive();
       if constexpr (RowScales) scale(params, thread, sums, tile);
-      if constexpr (kIsStaged) {
-        store(params, shared.staged[math], math, thread, sums, tile);
-      } else {
-        store_directly(params, thread, sums, tile);
-      }
+      store(params, shared.staged[math], math, thread, sums, tile);
     }
     tma_store_wait<0>(); /* the copies still read this block's memory */
-  }
-
-  /* Sets the terms from `tail` on to zero, in both operands: what lies there is another group's,
-   * and may be infinite. Both lie term by term, 16 bytes of one at least. */
-  template <class A, class B>
-  CUTLASS_DEVICE static void clear_from(int32_t tail, A const& a, B const& b, uint32_t math) {
-    auto clear_rows = [&](auto const& operand) {
-      constexpr int kVector = 16 / sizeof(typename Mainloop::ElementA);
-      int vectors = static_cast<int>(cute::size<0>(operand)) / kVector;
-      for (int at = static_cast<int>(threadIdx.x) % kConsumers; at < vectors * (kTileK - tail);
-           at += kConsumers) {
-        auto place = &operand(at % vectors * kVector, tail + at / vectors);
-        *reinterpret_cast<uint4*>(cute::raw_pointer_cast(place)) = uint4{};
-      }
-    };
-    clear_rows(a);
-    clear_rows(b);
-    cutlass::arch::fence_view_async_shared();
-    cutlass::arch::NamedBarrier::sync(kConsumers, math);
   }
 
   template <class Thread, class Sums>
@@ -378,7 +271,7 @@ struct GroupedKernel {
     using namespace cute;
     float const* of_columns = params.scale_b + tile.group * params.group_stride_scale_b;
     auto factor = [&](bool of_token, int at) {
-      return of_token ? params.scale_a[min(tile.row + at, params.tokens - 1)]
+      return of_token ? params.scale_a[min(tile.token + at, params.tokens - 1)]
                       : of_columns[min(tile.column + at, params.columns - 1)];
     };
     Tensor places = thread.partition_C(make_identity_tensor(take<0, 2>(TileShape{})));
@@ -401,28 +294,7 @@ struct GroupedKernel {
     }
   }
 
-  /* Pairs of neighbouring columns, four of them a sector. */
-  template <class Thread, class Sums>
-  CUTLASS_DEVICE static void store_directly(Params const& params, Thread const& thread,
-                                            Sums const& sums, Tile const& tile) {
-    using namespace cute;
-    Tensor places = thread.partition_C(make_identity_tensor(take<0, 2>(TileShape{})));
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < size(sums); i += 2) {
-      int row = get<0>(places(i)), column = get<1>(places(i));
-      if (row >= tile.rows || column >= tile.columns) continue;
-      auto to = reinterpret_cast<float2*>(params.d + tile.d + row * params.ldd + column);
-      float2 value{sums(i), sums(i + 1)};
-      if (params.adds) {
-        float2 held = *to;
-        value.x += held.x;
-        value.y += held.y;
-      }
-      *to = value;
-    }
-  }
-
-  /* Through shared memory, [rows, columns], and from there row by row. */
+  /* Through shared memory, [tokens, columns], and from there row by row. */
   template <class Thread, class Sums>
   CUTLASS_DEVICE static void store(Params const& params, ElementD* staged, uint32_t math,
                                    Thread const& thread, Sums const& sums, Tile const& tile) {
@@ -469,9 +341,9 @@ struct GroupedKernel {
     }
     tma_store_fence();
     cutlass::arch::NamedBarrier::sync(kConsumers, math);
-    int32_t rows = min(tile.rows, kRows);
-    int32_t bytes = min(tile.columns, kColumns) * int32_t(sizeof(ElementD));
-    ElementD* d = params.d + tile.d;
+    int32_t rows = min(tile.tokens, kTokens);
+    int32_t bytes = min(params.columns - tile.column, kColumns) * int32_t(sizeof(ElementD));
+    ElementD* d = params.d + tile.token * params.ldd + tile.column;
     for (int32_t row = int32_t(threadIdx.x) % kConsumers; row < rows; row += kConsumers) {
       SM90_BULK_COPY_S2G::copy(staged + row * kPitch, d + row * params.ldd, bytes);
     }
@@ -489,10 +361,10 @@ struct GroupedKernel {
 };
 
 /* C ABI adapter. `Traits` are the problem's. */
-template <class Mainloop, class ElementD, class Traits, bool Swapped, int MathGroups, bool Depth,
+template <class Mainloop, class ElementD, class Traits, bool Swapped, int MathGroups,
           bool RowScales = false>
 struct GroupedGemm {
-  using Kernel = GroupedKernel<Mainloop, ElementD, Swapped, MathGroups, Depth, RowScales>;
+  using Kernel = GroupedKernel<Mainloop, ElementD, Swapped, MathGroups, RowScales>;
   using Params = typename Kernel::Params;
   using ElementA =
       std::conditional_t<Swapped, typename Mainloop::ElementB, typename Mainloop::ElementA>;
@@ -506,8 +378,7 @@ struct GroupedGemm {
   static constexpr bool kBFirst = kFirstModeContiguous<typename Mainloop::StrideB>;
   static_assert((Swapped ? kBFirst : kAFirst) == !Traits::ARowMajor, "layout of A");
   static_assert((Swapped ? kAFirst : kBFirst) == Traits::BRowMajor, "layout of B");
-  static_assert(Depth ? !Traits::ARowMajor && Traits::BRowMajor : Traits::ARowMajor,
-                "tokens are whole rows");
+  static_assert(Traits::ARowMajor, "tokens are whole rows");
   static_assert(Traits::AlignmentA * sizeof(ElementA) % 16 == 0, "TMA reads A");
   static_assert(Traits::AlignmentB * sizeof(ElementB) % 16 == 0, "TMA reads B");
   static_assert(Traits::AlignmentD * sizeof(ElementD) % 16 == 0, "bulk copies write D");
@@ -534,7 +405,6 @@ struct GroupedGemm {
     ProblemOperands operands(g);
     /* The tokens' descriptor has as many matrices as the weights', of which only the first is read. */
     operands.a.batch_stride = operands.a.rows * operands.a.row_stride();
-    if (Depth) operands.b.batch_stride = operands.b.rows * operands.b.row_stride();
     Operand const& a = Swapped ? operands.b : operands.a;
     Operand const& b = Swapped ? operands.a : operands.b;
     typename Mainloop::Arguments arguments{};
@@ -551,16 +421,12 @@ struct GroupedGemm {
                   g.batch_stride_scale_b,
                   static_cast<ElementD*>(g.d),
                   operands.d.row_stride(),
-                  g.batch_stride_d,
-                  Depth ? g.k : g.m,
-                  g.batch,
                   g.m,
                   g.n,
-                  tiles(g.k, Kernel::kTileK),
-                  tiles(g.m, Kernel::kRows),
+                  g.batch,
+                  tiles(g.k, cute::size<2>(typename Kernel::TileShape{})),
                   tiles(g.n, Kernel::kColumns),
-                  g.raster_order != (Swapped ? 1 : 2),
-                  g.beta != 0.0f};
+                  g.raster_order != (Swapped ? 1 : 2)};
     auto blocks = static_cast<unsigned>(
         std::min(int64_t(g.sm_count) * Kernel::MinBlocksPerMultiprocessor, most_tiles(g)));
     return status_code(Launch::launch(params, dim3(blocks), dim3(Kernel::MaxThreadsPerBlock),
@@ -574,10 +440,8 @@ struct GroupedGemm {
 
   /* However the tokens are spread, there are no more than this. */
   static int64_t most_tiles(gs_arguments const& g) {
-    int64_t wide = tiles(g.n, Kernel::kColumns);
-    if (Depth) return tiles(g.m, Kernel::kRows) * wide * g.batch;
-    int64_t along_tokens = int64_t(g.m) / Kernel::kRows + std::min(g.batch, g.m);
-    return along_tokens * wide;
+    int64_t along_tokens = int64_t(g.m) / Kernel::kTokens + std::min(g.batch, g.m);
+    return along_tokens * tiles(g.n, Kernel::kColumns);
   }
 
   static cutlass::Status check(gs_arguments const& g) {
@@ -585,20 +449,17 @@ struct GroupedGemm {
     Status status = check_problem(g, kGroups | (RowScales ? kRowScales : 0));
     if (status != Status::kSuccess) return status;
     if (RowScales && !has_row_scales(g)) return Status::kErrorInvalidProblem;
-    if (g.splits != 1 || (g.decomposition != 0 && g.decomposition != 3) || g.alpha != 1.0f) {
+    if (g.splits != 1 || (g.decomposition != 0 && g.decomposition != 3) || g.beta != 0.0f ||
+        g.alpha != 1.0f) {
       return Status::kErrorNotSupported;
     }
-    bool adds = !Kernel::kIsStaged && g.beta == 1.0f && g.c == g.d && g.ldc == g.ldd;
-    if (g.beta != 0.0f && !adds) return Status::kErrorNotSupported;
     if (g.offsets == nullptr || g.batch > GS_MOST_GROUPS || most_tiles(g) > INT32_MAX) {
       return Status::kErrorInvalidProblem;
     }
     ProblemOperands operands(g);
-    for (Status each : {operands.a.check(1), operands.b.check(Depth ? 1 : g.batch),
-                        operands.d.check(Depth ? g.batch : 1)}) {
+    for (Status each : {operands.a.check(1), operands.b.check(g.batch), operands.d.check(1)}) {
       if (each != Status::kSuccess) return each;
     }
-    if (Depth && g.batch > 1 && g.batch_stride_d == 0) return Status::kErrorInvalidLayout;
     return Status::kSuccess;
   }
 };
