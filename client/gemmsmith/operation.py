@@ -313,10 +313,19 @@ def layouts_of(dtype: str) -> tuple[Layout, ...]:
     return tuple(found)
 
 
+def of_dtype(dtype: str) -> Operation:
+    """An operation of this `dtype`, in the first layout that there is of it.
+
+    Raises:
+        InvalidProblem: there is no such `dtype`.
+    """
+    return _named(dtype, layouts_of(dtype)[0])
+
+
 def in_order(dtypes: Iterable[str]) -> tuple[str, ...]:
     """These `dtype`s, each once: by short name as `DType` lists them, then by what follows it."""
     names = list(DType)
-    known = {dtype: _named(dtype, Layout.TN) for dtype in dtypes}
+    known = {dtype: of_dtype(dtype) for dtype in dtypes}
     return tuple(sorted(known, key=lambda dtype: (names.index(known[dtype].types), dtype)))
 
 

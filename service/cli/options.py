@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import Operation, layouts_of
+from gemmsmith.operation import of_dtype
 from gemmsmith.problem import MAX_EXTENT, Problem
 from service.cli.output import MisuseError
 
@@ -170,8 +170,7 @@ def dtypes_of(names: list[str]) -> list[str]:
     found: dict[str, None] = {}
     for name in ",".join(names).split(","):
         try:
-            layout = layouts_of(name.strip())[0]  # not every operation has one that is usual
-            found[Operation.of(name.strip(), layout).dtype] = None
+            found[of_dtype(name.strip()).dtype] = None
         except InvalidProblem as error:
             raise MisuseError(str(error)) from None
     return list(found)

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as Connection
 
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import Operation
+from gemmsmith.operation import of_dtype
 from gemmsmith.problem import Problem
 from service.http.abilities import Abilities, abilities_of
 from service.http.access import LOCAL, Caller, Scope
@@ -195,7 +195,7 @@ def _problem(asked: Asked) -> Problem | ProblemError:
     try:
         return asked.problem()
     except InvalidProblem as error:
-        Operation.of(asked.dtype)
+        of_dtype(asked.dtype)
         return invalid_field(error.field, str(error))
 
 

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import DType, Element, Epilogue, Grouping, Layout, Operation, Scaling
+from gemmsmith.operation import DType, Element, Epilogue, Grouping, Layout, Scaling, of_dtype
 from gemmsmith.problem import MAX_EXTENT, Problem
 from gemmsmith.requests import MAX_CALLS, MAX_DEADLINE_S
 from tuner.store.keys import LONGEST_LIFE_S, MOST_JOBS, NAME_PATTERN, NAME_RULE, is_name
@@ -83,7 +83,7 @@ def _after_winner(value: Any) -> Problem:
 
 def _dtype(value: Any) -> str:
     try:
-        return Operation.of(value if isinstance(value, str) else "").dtype
+        return of_dtype(value if isinstance(value, str) else "").dtype
     except InvalidProblem as error:
         short = isinstance(value, str) and value.partition(".")[0] in DType.__members__.values()
         raise PydanticCustomError(

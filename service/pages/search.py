@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import DType, Layout, Operation
+from gemmsmith.operation import DType, Layout, of_dtype
 from gemmsmith.problem import MAX_EXTENT
 from tuner.store.listing import Search
 
@@ -53,7 +53,7 @@ def parse(text: str) -> Search:
 
 def _dtype(word: str) -> str:
     try:
-        return Operation.of(word).dtype
+        return of_dtype(word).dtype
     except InvalidProblem as error:
         raise SearchError(str(error)) from None
 

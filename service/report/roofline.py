@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemmsmith.device import DeviceModel
-from gemmsmith.operation import Operation
+from gemmsmith.operation import of_dtype
 from service.report.axes import (
     BOTTOM,
     LEFT,
@@ -62,7 +62,7 @@ def nominal_roof(device: DeviceModel, dtype: str) -> Roof | None:
     arch = ARCHITECTURES.get(device.arch)
     if not (device.memory_bandwidth and device.max_clock_mhz and arch):
         return None
-    per_clock = arch.peak_flops_per_clock(Operation.of(dtype).a.bits)
+    per_clock = arch.peak_flops_per_clock(of_dtype(dtype).a.bits)
     flops = device.sm_count * per_clock * device.max_clock_mhz * 1e6
     return Roof(bandwidth=float(device.memory_bandwidth), peak=flops, measured=False)
 

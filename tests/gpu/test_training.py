@@ -418,6 +418,7 @@ def test_a_pack_that_is_not_what_it_should_be_is_refused(
                 archive.writestr(name, changed)
     elif how == "signed by a stranger":
         monkeypatch.setenv("GEMMSMITH_TRUSTED", str(tmp_path / "nobody"))
+        monkeypatch.delenv("GEMMSMITH_UNSIGNED", raising=False)
     else:
         (cache / "packs").mkdir(parents=True)
         for name, file in files.items():

@@ -130,8 +130,11 @@ def test_gradients_in_fp32_are_rounded_by_the_default_and_not_by_the_loop(
         graph.close()
 
 
+LOOPED = [family for family in GROUPED if family != ("fp8_e4m3.scale_row.group_rows", "tn")]
+
+
 @pytest.mark.parametrize(("tokens", "groups"), TOKENS)
-@pytest.mark.parametrize(("dtype", "layout"), GROUPED)
+@pytest.mark.parametrize(("dtype", "layout"), LOOPED)
 def test_the_loop_is_right_in_every_case_and_can_be_captured(
     dtype: str, layout: str, tokens: int, groups: int, model: DeviceModel
 ) -> None:

@@ -61,11 +61,13 @@ def alternatives(problem: Problem) -> Sequence[Way]:
         return (_loop(problem),) if _is_aligned(problem) else ()
     if not is_taken(problem):
         return ()
-    return (
-        Way(name="loop of torch._scaled_mm", launches=_scaled_loop, rival=True),
+    others = (
         Way(name="torch._scaled_grouped_mm without fast accumulation", launches=_precise),
         Way(name=f"{_GROUPED_MM} on bf16 copies", launches=_grouped_copies),
     )
+    if problem.operation.grouping is Grouping.ROWS:
+        return others  # cuBLAS refuses 285 rows with factors, and groups have any number
+    return (Way(name="loop of torch._scaled_mm", launches=_scaled_loop, rival=True), *others)
 
 
 def _is_wide(problem: Problem) -> bool:

@@ -124,8 +124,8 @@ def test_wrong_input_is_one_line_and_status_2(database, arguments, message) -> N
 
 
 def test_dtypes_are_those_of_every_operation() -> None:
-    names = ["bf16.out_f32.accumulate, int8", "bf16", "int8"]
-    assert dtypes_of(names) == ["bf16.out_f32.accumulate", "int8", "bf16"]
+    names = ["bf16.out_f32.accumulate, int8", "bf16.group_depth", "int8"]
+    assert dtypes_of(names) == ["bf16.out_f32.accumulate", "int8", "bf16.group_depth"]
     with pytest.raises(MisuseError, match=r"is spelt 'int8\.out_bf16\.scale_row'"):
         dtypes_of(["int8.scale_row.out_bf16"])
 

@@ -164,7 +164,8 @@ def _grouped_bytes(kernel: CutlassKernel) -> int:
     m, n, _ = kernel.tile
     tokens, columns = (n, m) if kernel.swapped else (m, n)
     staged = math_groups(kernel) * tokens * (columns + 8) * kernel.operation.d.bytes
-    return _round_up(staged, 16) + _MOST_GROUPS_BYTES
+    turns = _BARRIERS // 2 * math_groups(kernel)
+    return _round_up(staged, 16) + turns + _MOST_GROUPS_BYTES
 
 
 def _sums_bytes(kernel: CutlassKernel) -> int:
