@@ -191,7 +191,8 @@ def _lines(winner: Winner | None, ranking: Ranking) -> list[Line]:
     if not lines and winner.statistics:
         lines.append(Line(name="CUTLASS", kind="won", statistics=winner.statistics))
     if winner.baseline:
-        lines.append(Line(name=winner.problem.operation.default, kind="behind", statistics=winner.baseline))
+        default = winner.problem.operation.default
+        lines.append(Line(name=default, kind="behind", statistics=winner.baseline))
     return lines
 
 

@@ -189,8 +189,8 @@ def test_layouts_of_a_dtype_are_those_that_exist() -> None:
 
 def test_dtypes_in_order_are_by_short_name_and_then_by_the_rest() -> None:
     assert in_order(reversed(DType)) == tuple(DType)
-    mixed = ["tf32", "bf16.out_f32.accumulate", "fp16", "bf16", "bf16.out_f32", "fp16", "bf16"]
-    assert in_order(mixed) == ("bf16", "bf16.out_f32", "bf16.out_f32.accumulate", "fp16", "tf32")
+    mixed = ["tf32", "bf16.out_f32", "bf16.group_depth", "fp16", "bf16", "fp16", "bf16"]
+    assert in_order(mixed) == ("bf16", "bf16.group_depth", "bf16.out_f32", "fp16", "tf32")
     assert in_order([]) == ()
     with pytest.raises(InvalidProblem, match="dtype must be one of"):
         in_order(["bf16", "int4"])

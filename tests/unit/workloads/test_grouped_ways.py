@@ -153,8 +153,9 @@ def test_loops_are_timed_in_the_finals() -> None:
         problem = problem_of(dtype, layout)
         (workload,) = [w for w in WORKLOADS if w.covers(problem.operation)]
         rivals = [way.name for way in workload.alternatives(problem) if way.rival]
-        assert len(rivals) == 1
-        assert rivals[0].startswith("loop of")
+        scaled = problem.operation.is_scaled and problem.operation.grouping is Grouping.ROWS
+        assert len(rivals) == (0 if scaled else 1), "cuBLAS refuses most numbers of FP8 rows"
+        assert all(name.startswith("loop of") for name in rivals)
 
 
 def test_what_they_take_in_memory() -> None:
