@@ -74,6 +74,7 @@ if TYPE_CHECKING:
         scaled_mm,
         use,
     )
+    from gemmsmith.ops.mixture import experts
     from gemmsmith.packs import Packs
     from gemmsmith.problem import Problem
     from gemmsmith.snapshot import Choice, Snapshot
@@ -144,6 +145,7 @@ _MODULES = {
         "scaled_mm",
         "use",
     ),
+    "ops.mixture": ("experts",),
     "operation": ("DType", "Element", "Layout", "Operation"),
     "packs": ("Packs",),
     "problem": ("Problem",),
@@ -214,6 +216,7 @@ __all__ = [
     "Use",
     "capture",
     "compare",
+    "experts",
     "grouped_mm",
     "int8_mm",
     "linear",

@@ -49,14 +49,14 @@ def grouped_mm(
 
 def _autograd(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
     if not wants_gradient(a, b):
-        return _below(a, b, offs)
+        return grouped_below(a, b, offs)
     if b.dim() == 2:  # whose gradients have three dimensions on one side: no kernel is for them
         return torch._grouped_mm(a, b, offs=offs)
     out: torch.Tensor = GroupedMm.apply(a, b, offs)  # type: ignore[no-untyped-call]
     return out
 
 
-def _below(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+def grouped_below(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
     """The product, by a kernel or by torch. Below autograd."""
     if functions.unobserved():
         return _computed(a, b, offs)
@@ -89,7 +89,7 @@ class GroupedMm(torch.autograd.Function):
     def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
         """`a · b`, by runs of rows."""
         ctx.save_for_backward(a, b, offs)
-        return _below(a, b, offs)
+        return grouped_below(a, b, offs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -98,7 +98,7 @@ class GroupedMm(torch.autograd.Function):
         # A gradient that was expanded, as a sum's, suits neither kernels nor torch.
         dy = grads[0].contiguous()
         # A graph of the backward pass itself is asked for: torch's operator knows how.
-        multiply = torch._grouped_mm if torch.is_grad_enabled() else _below
+        multiply = torch._grouped_mm if torch.is_grad_enabled() else grouped_below
         da = db = None
         if ctx.needs_input_grad[0]:
             da = multiply(dy, b.mT, offs)

@@ -26,6 +26,11 @@ def ours(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.layout is torch.strided and b.layout is torch.strided
 
 
+def is_traced(tensor: torch.Tensor) -> bool:
+    """Whether a graph is being made of what is done to it: it holds no data."""
+    return isinstance(tensor, (FakeTensor, FunctionalTensor))
+
+
 def wants_gradient(*arguments: object) -> bool:
     """Whether autograd is on and one of the tensors among these takes part in it."""
     return torch.is_grad_enabled() and any(

@@ -1,0 +1,148 @@
+"""The passes of passes.py as Triton kernels; one program a row, columns in blocks. A model's widths
+do not change, so kernels are compiled for them.
+
+Only imported where there is a GPU: torch's builds for CUDA bring Triton.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, attr-defined, no-untyped-call"
+import torch
+import triton
+import triton.language as tl
+
+BLOCK = 1024
+"""Columns at a time: 16 bytes a thread of four warps, of 16-bit elements."""
+
+
+@triton.jit
+def _gather(
+    tokens, slots, out, pitch, width: tl.constexpr, chosen: tl.constexpr, block: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    token = tl.load(slots + row).to(tl.int64) // chosen
+    for first in range(0, width, block):
+        at = first + tl.arange(0, block)
+        value = tl.load(tokens + token * pitch + at, mask=at < width)
+        tl.store(out + row * width + at, value, mask=at < width)
+
+
+@triton.jit
+def _gather_sum(
+    rows, places, used, out, width: tl.constexpr, chosen: tl.constexpr, block: tl.constexpr
+):
+    token = tl.program_id(0).to(tl.int64)
+    last = tl.load(used)
+    for first in range(0, width, block):
+        at = first + tl.arange(0, block)
+        total = tl.zeros((block,), dtype=tl.float32)
+        for j in tl.static_range(chosen):
+            place = tl.load(places + token * chosen + j).to(tl.int64)
+            there = (at < width) & (place < last)
+            total += tl.load(rows + place * width + at, mask=there, other=0.0).to(tl.float32)
+        tl.store(out + token * width + at, total.to(out.dtype.element_ty), mask=at < width)
+
+
+@triton.jit
+def _activate(gate_up, shares, slots, used, out, inner: tl.constexpr, block: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    if row < tl.load(used):
+        share = tl.load(shares + tl.load(slots + row)).to(tl.float32)
+        of_gate = gate_up + row * 2 * inner
+        for first in range(0, inner, block):
+            at = first + tl.arange(0, block)
+            gate = tl.load(of_gate + at, mask=at < inner, other=0.0).to(tl.float32)
+            up = tl.load(of_gate + inner + at, mask=at < inner, other=0.0).to(tl.float32)
+            value = gate * tl.sigmoid(gate) * up * share
+            tl.store(out + row * inner + at, value.to(out.dtype.element_ty), mask=at < inner)
+
+
+@triton.jit
+def _activate_backward(
+    gate_up,
+    shares,
+    slots,
+    used,
+    gradient,
+    d_gate_up,
+    d_shares,
+    again,
+    inner: tl.constexpr,
+    block: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row)
+    of_share = 0.0
+    if row < tl.load(used):
+        share = tl.load(shares + slot).to(tl.float32)
+        of_row = row * 2 * inner
+        for first in range(0, inner, block):
+            at = first + tl.arange(0, block)
+            there = at < inner
+            gate = tl.load(gate_up + of_row + at, mask=there, other=0.0).to(tl.float32)
+            up = tl.load(gate_up + of_row + inner + at, mask=there, other=0.0).to(tl.float32)
+            wanted = tl.load(gradient + row * inner + at, mask=there, other=0.0).to(tl.float32)
+            opened = tl.sigmoid(gate)
+            hidden = gate * opened * up
+            of_share += tl.sum(hidden * wanted, axis=0)
+            wanted *= share
+            of_gate = wanted * up * opened * (1 + gate * (1 - opened))
+            kind = d_gate_up.dtype.element_ty
+            tl.store(d_gate_up + of_row + at, of_gate.to(kind), mask=there)
+            tl.store(d_gate_up + of_row + inner + at, (wanted * gate * opened).to(kind), mask=there)
+            tl.store(again + row * inner + at, (hidden * share).to(kind), mask=there)
+    tl.store(d_shares + slot, of_share.to(d_shares.dtype.element_ty))
+
+
+def gather(tokens: torch.Tensor, slots: torch.Tensor, chosen: int) -> torch.Tensor:
+    """As passes.gather."""
+    width = tokens.shape[-1]
+    tokens = tokens if tokens.stride(-1) == 1 else tokens.contiguous()
+    out = tokens.new_empty(len(slots), width)
+    _run(_gather, len(slots), tokens, slots, out, tokens.stride(0), width, chosen)
+    return out
+
+
+def gather_sum(rows: torch.Tensor, places: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
+    """As passes.gather_sum."""
+    tokens, chosen = places.shape
+    out = rows.new_empty(tokens, rows.shape[-1])
+    _run(_gather_sum, tokens, rows.contiguous(), places, used, out, rows.shape[-1], chosen)
+    return out
+
+
+def activate(
+    gate_up: torch.Tensor, shares: torch.Tensor, slots: torch.Tensor, used: torch.Tensor
+) -> torch.Tensor:
+    """As passes.activate; rows from `used` on are left as they are."""
+    rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty(rows, inner)
+    _run(_activate, rows, gate_up.contiguous(), shares.contiguous(), slots, used, out, inner)
+    return out
+
+
+def activate_backward(
+    gate_up: torch.Tensor,
+    shares: torch.Tensor,
+    slots: torch.Tensor,
+    used: torch.Tensor,
+    gradient: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As passes.activate_backward; rows from `used` on are left as they are."""
+    rows, inner = gradient.shape
+    gate_up, shares = gate_up.contiguous(), shares.contiguous()
+    of_gate_up, of_shares = torch.empty_like(gate_up), torch.empty_like(shares)
+    again = gate_up.new_empty(rows, inner)
+    made = (of_gate_up, of_shares, again)
+    _run(
+        _activate_backward, rows, gate_up, shares, slots, used, gradient.contiguous(), *made, inner
+    )
+    return made
+
+
+def _run(kernel: Any, programs: int, *arguments: Any) -> None:
+    if programs:
+        with torch.cuda.device_of(arguments[0]):
+            kernel[(programs,)](*arguments, block=BLOCK, num_warps=4)

@@ -1,0 +1,131 @@
+"""`gemmsmith.experts` on the host: what it computes, whose products it runs, what it refuses.
+
+The passes over memory are torch's here; tests/gpu/test_mixture.py has the kernels.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+import gemmsmith
+from gemmsmith.ops.mixture import route
+
+TOKENS, CHOSEN, EXPERTS, WIDTH, INNER = 37, 3, 5, 32, 16
+BOUND = 1.5e-2
+"""Relative error in the Frobenius norm: some roundings to bf16 behind one another."""
+
+Layer = tuple[torch.Tensor, ...]
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(20261123)
+
+
+def index(of_others: int = 0, tokens: int = TOKENS) -> torch.Tensor:
+    rows = [torch.randperm(EXPERTS + of_others)[:CHOSEN] for _ in range(tokens)]
+    return torch.stack(rows) if rows else torch.empty(0, CHOSEN, dtype=torch.int64)
+
+
+def layer(tokens: int = TOKENS, dtype: torch.dtype = torch.bfloat16) -> Layer:
+    """Tokens, shares, gate_up, down."""
+    sizes = (tokens, WIDTH), (tokens, CHOSEN), (EXPERTS, 2 * INNER, WIDTH), (EXPERTS, WIDTH, INNER)
+    return tuple(torch.randn(size).to(dtype).requires_grad_() for size in sizes)
+
+
+def reference(x: torch.Tensor, chosen: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    shares, gate_up, down = weights
+    found = torch.zeros_like(x)
+    for expert in range(EXPERTS):
+        token, place = (chosen == expert).nonzero(as_tuple=True)
+        gate, up = (x[token] @ gate_up[expert].T).chunk(2, dim=-1)
+        out = (functional.silu(gate) * up) @ down[expert].T * shares[token, place, None]
+        found = found.index_add(0, token, out)
+    return found
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    difference = torch.linalg.vector_norm(found.double() - wanted)
+    assert difference <= BOUND * torch.linalg.vector_norm(wanted)
+
+
+@pytest.mark.parametrize("of_others", [0, 3])
+def test_the_layer_and_its_gradients(of_others: int) -> None:
+    x, shares, gate_up, down = operands = layer()
+    chosen, gradient = index(of_others), torch.randn(TOKENS, WIDTH)
+    exact = [one.detach().double().requires_grad_() for one in operands]
+    wanted = reference(exact[0], chosen, *exact[1:])
+    found = gemmsmith.experts(x, chosen, shares, gate_up, down)
+    assert found.dtype is torch.bfloat16
+    close(found.detach(), wanted.detach())
+    theirs = torch.autograd.grad(wanted, exact, gradient.double())
+    ours = torch.autograd.grad(found, operands, gradient.bfloat16())
+    for mine, exactly in zip(ours, theirs, strict=True):
+        close(mine, exactly)
+
+
+def test_the_same_bits_compiled_and_again() -> None:
+    operands, chosen = layer(), index(2)
+    gradient = torch.randn(TOKENS, WIDTH).bfloat16()
+
+    def step(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        out = gemmsmith.experts(x, chosen, *weights)
+        return out, *torch.autograd.grad(out, operands, gradient)
+
+    once = step(*operands)
+    compiled = torch.compile(gemmsmith.experts, fullgraph=True, backend="aot_eager")
+    out = compiled(operands[0], chosen, *operands[1:])
+    graph = out, *torch.autograd.grad(out, operands, gradient)
+    for one, again, traced in zip(once, step(*operands), graph, strict=True):
+        assert torch.equal(one, again)
+        assert torch.equal(one, traced)
+
+
+def test_its_six_products_are_grouped_ones() -> None:
+    operands, chosen = layer(), index()
+    with gemmsmith.capture() as shapes:
+        gemmsmith.experts(operands[0], chosen, *operands[1:]).sum().backward()
+    found = {(p.m, p.n, p.k, p.batch, p.dtype) for p in shapes.problems}
+    rows, two = TOKENS * CHOSEN, 2 * INNER
+    by_rows, by_depth = "bf16.group_rows", "bf16.group_depth"
+    assert found == {
+        (rows, two, WIDTH, EXPERTS, by_rows),
+        (rows, WIDTH, INNER, EXPERTS, by_rows),
+        (rows, INNER, WIDTH, EXPERTS, by_rows),
+        (rows, WIDTH, two, EXPERTS, by_rows),
+        (WIDTH, INNER, rows, EXPERTS, by_depth),
+        (two, WIDTH, rows, EXPERTS, by_depth),
+    }
+
+
+@pytest.mark.parametrize("number", [5, 255, 256, 700])
+def test_routing_sorts_slots_by_expert(number: int) -> None:
+    chosen = torch.randint(number + 2, (50, 4))
+    routing = route(chosen, number)
+    of_row = chosen.flatten()[routing.slots].clamp(max=number)
+    assert torch.equal(of_row, of_row.sort().values)
+    assert torch.equal(routing.slots[routing.places].flatten(), torch.arange(200))
+    ends = [int((of_row <= expert).sum()) for expert in range(number)]
+    assert routing.ends.tolist() == ends
+    assert routing.ends.dtype is torch.int32
+
+
+def test_no_tokens() -> None:
+    x, shares, gate_up, down = layer(tokens=0)
+    out = gemmsmith.experts(x, index(tokens=0), shares, gate_up, down)
+    assert out.shape == (0, WIDTH)
+
+
+def test_what_does_not_go_together_is_named() -> None:
+    x, shares, gate_up, down = layer()
+    chosen = index()
+    with pytest.raises(ValueError, match=r"gate_up must be \[5, 32, 32\]"):
+        gemmsmith.experts(x, chosen, shares, gate_up[:, :-2], down)
+    with pytest.raises(ValueError, match="one type"):
+        gemmsmith.experts(x.float(), chosen, shares, gate_up, down)
+    with pytest.raises(ValueError, match="36 rows for 37 tokens"):
+        gemmsmith.experts(x, chosen[1:], shares[1:], gate_up, down)
+    with pytest.raises(ValueError, match="takes hidden_states"):
+        gemmsmith.experts(x[None], chosen, shares, gate_up, down)
