@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from random import Random
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import msgspec
@@ -45,7 +46,7 @@ def accepted(
 
 def lookup(problem: Problem) -> str:
     """The path that asks for its winner."""
-    return f"/best?m={problem.m}&n={problem.n}&k={problem.k}&dtype={problem.dtype}"
+    return f"/best?{urlencode(msgspec.to_builtins(problem))}"
 
 
 def is_busy(reply: httpx.Response) -> bool:
