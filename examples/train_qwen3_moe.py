@@ -2,13 +2,15 @@
 
     python examples/train_qwen3_moe.py --winners winners.gspack     # or a service's URL
     python examples/train_qwen3_moe.py --tokens 16384 --compile --winners winners.gspack
+    python examples/train_qwen3_moe.py --experts gemmsmith --winners winners.gspack
     python examples/train_qwen3_moe.py --tiny --device cpu
 
 The model is transformers' own (`pip install transformers`, 5.17 or newer) with the sizes of
 Qwen3-30B-A3B, 4 of its 48 layers (`--layers`) and random weights. Its experts are the `grouped_mm`
 that transformers takes by itself: they come down to `torch._grouped_mm`, which `gemmsmith.patch`
-takes over, as it does the other products. Nothing else differs between the sides. What is
-compared, how, and what is printed and written: see train_gpt.py.
+takes over, as it does the other products. Nothing else differs between the sides, but with
+`--experts gemmsmith`: then our side's layers of experts are `gemmsmith.experts`. What is compared,
+how, and what is printed and written: see train_gpt.py.
 
 Memory, by torch's tracker on tensors without data: the three models and AdamW's moments, all bf16,
 are 56 GB. One step at a time adds to them: 8 GB at 2048 tokens, 43 GB at 16384, most of it FP32
@@ -25,6 +27,8 @@ from models import MoeSize
 from torch import nn
 from train_gpt import compare, parsed
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+
+from gemmsmith.integrations.transformers import register_experts
 
 LENGTH = 2048
 
@@ -52,7 +56,7 @@ TINY = QwenSize(
 class Trained(nn.Module):
     """Tokens in, the mean cross-entropy of the next tokens out, as the models of models.py."""
 
-    def __init__(self, size: QwenSize) -> None:
+    def __init__(self, size: QwenSize, experts: str = "grouped_mm") -> None:
         super().__init__()
         config = Qwen3MoeConfig(
             num_hidden_layers=size.layers,
@@ -70,7 +74,7 @@ class Trained(nn.Module):
         )
         # bf16 but for what transformers itself keeps in FP32, which `.to(bfloat16)` would not.
         self.model = AutoModelForCausalLM.from_config(
-            config, dtype=torch.bfloat16, experts_implementation="grouped_mm"
+            config, dtype=torch.bfloat16, experts_implementation=experts
         )
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -89,16 +93,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--layers", type=int, default=PUBLISHED.layers, help="of the 48")
     parser.add_argument("--tokens", type=int, choices=(2048, 16384), default=2048, help="a step")
+    parser.add_argument(
+        "--experts", choices=("grouped_mm", "gemmsmith"), default="grouped_mm", help="of our side"
+    )
     parser.add_argument("--tiny", action="store_true", help="a model for trying it without a GPU")
     parser.add_argument("--compile", action="store_true", help="compile all sides, torch's too")
     options = parsed(parser)
     options.model = "qwen3-moe-tiny" if options.tiny else "qwen3-30b-a3b"
     options.precision, options.mode = "bf16", "compiled" if options.compile else "eager"
     size = TINY if options.tiny else sized(options.tokens, options.layers)
+    register_experts()
 
-    def make(_: bool) -> Trained:
+    def make(ours: bool) -> Trained:
         with torch.device(options.device):
-            return Trained(size)
+            return Trained(size, options.experts if ours else "grouped_mm")
 
     return compare(options, size, make)
 

@@ -42,6 +42,12 @@ MOE_RUNS: Mapping[str, tuple[str, ...]] = {
     "qwen3-2048": ("train_qwen3_moe.py", "--tokens", "2048", "--steps", "63"),
     # Eight times the tokens: fewer steps take a minute.
     "qwen3-16384": ("train_qwen3_moe.py", "--tokens", "16384", "--steps", "43"),
+    "qwen3-2048-experts": (
+        *("train_qwen3_moe.py", "--tokens", "2048", "--steps", "63", "--experts", "gemmsmith"),
+    ),
+    "qwen3-16384-experts": (
+        *("train_qwen3_moe.py", "--tokens", "16384", "--steps", "43", "--experts", "gemmsmith"),
+    ),
     "moe-1b": ("train_moe.py", "--steps", "63"),
 }
 """Script and options of each, the most telling first."""

@@ -21,6 +21,7 @@ SCRIPT = EXAMPLES / "train_gpt.py"
         ("train_gpt.py", ("--model", "tiny", "--precision", "fp8")),
         ("train_moe.py", ("--tiny",)),
         ("train_qwen3_moe.py", ("--tiny",)),
+        ("train_qwen3_moe.py", ("--tiny", "--experts", "gemmsmith")),
     ],
 )
 def test_training(tmp_path: Path, script: str, options: tuple[str, ...]) -> None:
@@ -36,8 +37,12 @@ def test_training(tmp_path: Path, script: str, options: tuple[str, ...]) -> None
     result = json.loads(output.read_text())
     losses = result["losses"]
     assert len(losses["torch"]) == len(losses["gemmsmith"]) == 13
-    # Without winners all run torch.
-    assert losses["torch"] == losses["gemmsmith"] == losses["torch again"]
+    # Without winners all run torch, though a layer of our own rounds in other places.
+    assert losses["torch"] == losses["torch again"]
+    if "--experts" in options:
+        assert losses["gemmsmith"] == pytest.approx(losses["torch"], abs=0.05)
+    else:
+        assert losses["gemmsmith"] == losses["torch"]
     assert losses["torch"][-1] < losses["torch"][0]
     assert set(result["tokens_per_second"]) == {"torch", "gemmsmith", "torch again"}
     for ratio in (result["speedup"], result["torch_over_itself"]):
