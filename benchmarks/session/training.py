@@ -92,7 +92,7 @@ def train(session: Session) -> int:
 
 
 def train_moe(session: Session) -> int:
-    """Six runs of the mixtures of experts with winners of their products: train-moe-*.json."""
+    """Ten runs of the mixtures of experts with winners of their products: train-moe-*.json."""
     if "bf16" not in session.dtypes:
         return 0
     deadline = Deadline(session)

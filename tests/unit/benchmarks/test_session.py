@@ -82,9 +82,13 @@ def test_mixtures_train_with_carried_winners_or_are_tuned_first(
     assert [run.partition("examples/")[2].partition(" --winners")[0] for run in runs] == [
         "train_qwen3_moe.py --tokens 2048 --steps 63",
         "train_qwen3_moe.py --tokens 16384 --steps 43",
+        "train_qwen3_moe.py --tokens 2048 --steps 63 --experts gemmsmith",
+        "train_qwen3_moe.py --tokens 16384 --steps 43 --experts gemmsmith",
         "train_moe.py --steps 63",
         "train_qwen3_moe.py --tokens 2048 --steps 63 --compile",
         "train_qwen3_moe.py --tokens 16384 --steps 43 --compile",
+        "train_qwen3_moe.py --tokens 2048 --steps 63 --experts gemmsmith --compile",
+        "train_qwen3_moe.py --tokens 16384 --steps 43 --experts gemmsmith --compile",
         "train_moe.py --steps 63 --compile",
     ]
     for winners in ("a.jsonl", "b.jsonl"):
