@@ -23,7 +23,8 @@ MAX_GROUPS = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class Problem:
-    """`D[M,N] = alpha · A[M,K] · B[K,N] + beta · C[M,N]`, `batch` times over.
+    """`D[M,N] = alpha · A[M,K] · B[K,N] + beta · C[M,N]`, `batch` times over; or what the
+    operation's epilogue makes of the product.
 
     The operation is kept by the two words of its key, which are what travels: a reader that does
     not know a `dtype` refuses it, and never takes it for a plainer one.
@@ -57,6 +58,9 @@ class Problem:
         operation = Operation.of(self.dtype, self.layout)
         if operation.is_grouped and self.batch > MAX_GROUPS:
             raise InvalidProblem("batch", f"there may be {MAX_GROUPS} groups, got {self.batch}")
+        if operation.is_fused and self.batch > 1:
+            what = f"epilogue {operation.epilogue.value}"
+            raise InvalidProblem("batch", f"{what} needs single matrices, got batch {self.batch}")
         # Enumerators become the plain text that readers of stored problems get.
         if type(self.dtype) is not str:
             object.__setattr__(self, "dtype", str(self.dtype))
@@ -98,11 +102,12 @@ class Problem:
     def operand_bytes(self) -> int:
         """Fewest bytes moved through device memory: A and B read once, D written once.
 
-        A D that is added to is read as well, and so are factors of rows and columns. Of a grouped
+        A D that is added to is read as well, and so are factors of rows and columns, a bias and a
+        residual; what an activation is applied to is written where it is stored. Of a grouped
         operation it is assumed that no group is empty.
         """
         operation = self.operation
-        moved_d = 2 if operation.accumulate else 1
+        moved_d = (2 if operation.accumulate else 1) + operation.epilogue.matrices
         a, b, d = self.matrices
         moved = (
             self.m * self.k * operation.a.bytes * a
@@ -112,6 +117,8 @@ class Problem:
         if operation.scaling is Scaling.ROW:
             # Factors of a group's own matrix, or of tokens: one set where those are shared.
             moved += (self.m * d + self.n * self.batch) * Element.F32.bytes
+        if operation.epilogue.has_bias:
+            moved += self.n * operation.d.bytes
         return moved
 
     @property

@@ -116,7 +116,7 @@ class Shapes:
         for problem, count in self.problems.items():
             entry = _entry(problem)
             calls[entry] += count
-            types.setdefault(entry, set()).add(problem.operation.ungrouped.dtype)
+            types.setdefault(entry, set()).add(problem.operation.of_suites.dtype)
         used = ", ".join(sorted({dtype for found in types.values() for dtype in found}))
         lines = [
             "# Matrix products captured from a run, and how often each ran.",
@@ -135,6 +135,8 @@ class Shapes:
                 lines += [f'grouping = "{entry.grouping}"', f"groups = {entry.batch}"]
             elif entry.batch > 1:
                 lines.append(f"batch = {entry.batch}")
+            if entry.epilogue:
+                lines.append(f'epilogue = "{entry.epilogue}"')
             lines += [f'layout = "{entry.layout}"', f"calls = {count}"]
         publish(Path(path), ("\n".join(lines) + "\n").encode())
 
@@ -167,12 +169,15 @@ class _Entry(NamedTuple):
     k: int
     batch: int
     grouping: str  # none: empty
+    epilogue: str  # likewise
 
 
 def _entry(problem: Problem) -> _Entry:
     operation = problem.operation
     grouping = operation.grouping.value if operation.is_grouped else ""
-    return _Entry(problem.layout, problem.m, problem.n, problem.k, problem.batch, grouping)
+    epilogue = operation.epilogue.value if operation.is_fused else ""
+    extents = (problem.m, problem.n, problem.k, problem.batch)
+    return _Entry(problem.layout, *extents, grouping, epilogue)
 
 
 @contextmanager
