@@ -72,6 +72,19 @@ def grouped_kernels_are_pointer_arrays(kernel: CutlassKernel) -> str | None:
     return "no grouped kernels with factors" if kernel.operation.is_scaled else None
 
 
+def fused_kernels_leave_by_tma(kernel: CutlassKernel) -> str | None:
+    """The visitor tree is the TMA epilogue's, of kernels that compute whole sums of a tile."""
+    if not kernel.operation.is_fused:
+        return None
+    if kernel.mainloop not in (MainloopSchedule.PINGPONG, MainloopSchedule.COOPERATIVE):
+        return f"no fused kernels with {kernel.mainloop}"
+    if kernel.scheduler is not TileScheduler.PERSISTENT:
+        return f"fused kernels do not take the {kernel.scheduler} scheduler"
+    if kernel.epilogue is not EpilogueSchedule.TMA or kernel.alignment_a == 1:
+        return "fused kernels load and store by TMA"
+    return None
+
+
 RULES = rules.by_name(
     rules.architecture_is_known,
     wgmma.architecture_has_wgmma,
@@ -81,6 +94,7 @@ RULES = rules.by_name(
     rules.scheduler_matches_mainloop,
     rules.epilogue_matches_mainloop,
     grouped_kernels_are_pointer_arrays,
+    fused_kernels_leave_by_tma,
     wgmma.tf32_is_k_major,
     cpasync_copies_16_bit_and_fp8,
     row_scales_leave_by_tma,
