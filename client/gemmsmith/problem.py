@@ -90,8 +90,11 @@ class Problem:
     def matrices(self) -> tuple[int, int, int]:
         """How many A, B and D there are: `batch` of each, but one of what groups share.
 
-        Groups share A and D by rows, A and B by depth.
+        Groups share A and D by rows, A and B by depth. What an activation is applied to counts as
+        a second D where it is stored.
         """
+        if self.operation.epilogue.stores_aux:
+            return 1, 1, 2
         grouping = self.operation.grouping
         a = self.batch if grouping is Grouping.NONE else 1
         b = 1 if grouping is Grouping.DEPTH else self.batch
@@ -103,11 +106,10 @@ class Problem:
         """Fewest bytes moved through device memory: A and B read once, D written once.
 
         A D that is added to is read as well, and so are factors of rows and columns, a bias and a
-        residual; what an activation is applied to is written where it is stored. Of a grouped
-        operation it is assumed that no group is empty.
+        residual. Of a grouped operation it is assumed that no group is empty.
         """
         operation = self.operation
-        moved_d = (2 if operation.accumulate else 1) + operation.epilogue.matrices
+        moved_d = 2 if operation.accumulate or operation.epilogue.has_residual else 1
         a, b, d = self.matrices
         moved = (
             self.m * self.k * operation.a.bytes * a

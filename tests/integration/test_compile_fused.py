@@ -50,9 +50,9 @@ KERNELS = {
     ),
     "gelu": of("fp16.then_bias_gelu", (256, 128, 64), COOPERATIVE, "tt", cluster=(2, 1)),
     "gelu_aux_swapped": of(
-        "bf16.then_bias_gelu_aux", (128, 256, 64), COOPERATIVE, "tn", swapped=True
+        "bf16.then_bias_gelu_aux", (128, 192, 64), COOPERATIVE, "tn", swapped=True
     ),
-    "silu_aux_fp8": of("fp8_e4m3.then_bias_silu_aux", (128, 128, 128), PINGPONG, "tn"),
+    "silu_aux_fp8": of("fp8_e4m3.then_bias_silu_aux", (64, 128, 128), PINGPONG, "tn"),
     "relu2_fp8": of(
         "fp8_e4m3.then_bias_relu2", (128, 256, 128), COOPERATIVE, "tn", fast_accumulation=True
     ),

@@ -158,6 +158,7 @@ BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
         GOOD_FUSED,
         {"mainloop": MainloopSchedule.WARP_SPECIALIZED, "scheduler": TileScheduler.GRID},
     ),
+    ("activation_leaves_registers", GOOD_FUSED, {"tile": (128, 256, 64), "swapped": True}),
     ("fields_follow_name", GOOD_FUSED, {"dtype": "bf16.then_bias_gelu"}),
     ("scheduler_suits_grouping", GOOD_CLUSTER, {"scheduler": TileScheduler.GROUPS}),
     ("scheduler_suits_grouping", GOOD_WALKED, {"dtype": "bf16"}),

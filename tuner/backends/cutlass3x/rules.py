@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gemmsmith.epilogue import Activation
 from gemmsmith.kernel import (
     TMA_MAINLOOPS,
     CutlassKernel,
@@ -15,6 +16,11 @@ from tuner.backends.cutlass.operation import operands, scales_rows
 
 MMA_PROMOTION_INTERVAL = 4
 """Default `mma_promotion_interval` of precise FP8 kernels, in wgmma instructions of K = 32."""
+
+
+MAX_ACCUMULATORS_BESIDE_ACTIVATION = 96
+"""Of swapped kernels whose activation takes an exponential. 128 and 192 of them spill 12 to 152
+bytes in four of five kernels, 96 none; not swapped, 192 do not spill (nvcc 13.0.88, 2026-11-23)."""
 
 
 def promotion_interval_divides(kernel: CutlassKernel) -> str | None:
@@ -85,6 +91,15 @@ def fused_kernels_leave_by_tma(kernel: CutlassKernel) -> str | None:
     return None
 
 
+def activation_leaves_registers(kernel: CutlassKernel) -> str | None:
+    """An activation is computed beside the accumulators, transposed ones moved as well."""
+    heavy = kernel.operation.epilogue.activation in (Activation.GELU, Activation.SILU)
+    used = footprint.accumulator_registers(kernel)
+    if heavy and kernel.swapped and used > MAX_ACCUMULATORS_BESIDE_ACTIVATION:
+        return f"{used} accumulator registers a thread leave too few for the activation"
+    return None
+
+
 RULES = rules.by_name(
     rules.architecture_is_known,
     wgmma.architecture_has_wgmma,
@@ -104,6 +119,7 @@ RULES = rules.by_name(
     promotion_interval_divides,
     rules.cluster_is_portable,
     wgmma.registers_suffice,
+    activation_leaves_registers,
     wgmma.pipeline_is_deep_enough,
     rules.shared_memory_suffices,
     wgmma.k_major_b_fills_swizzle_atoms,
