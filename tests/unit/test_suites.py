@@ -157,6 +157,7 @@ def test_the_llm_suite_is_varied_and_has_no_problem_twice() -> None:
         ),
         ("tf32", ("tf32",), {Layout.TN, Layout.TT, Layout.NT}, 12),
         ("moe", ("bf16", "fp16"), {Layout.TN, Layout.TT, Layout.NT}, 80),
+        ("fused", ("bf16", "fp16", "fp8_e4m3"), {Layout.TN}, 100),
     ],
 )
 def test_suites_of_further_operations_fit_on_a_gpu_and_have_no_problem_twice(
