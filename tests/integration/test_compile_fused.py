@@ -131,7 +131,9 @@ def test_what_the_epilogue_has_must_be_there(packs: CompiledPacks, name: str) ->
 @EVERY
 def test_nothing_is_read_or_dropped_besides(packs: CompiledPacks, name: str) -> None:
     loaded, scaled = Loaded(packs, KERNELS[name]), KERNELS[name].operation.is_scaled
-    assert loaded.can_implement(arguments(name, batch=2)) == NOT_SUPPORTED
+    given = arguments(name)
+    given.batch = 2
+    assert loaded.can_implement(given) == NOT_SUPPORTED
     given = arguments(name)
     given.beta = 1.0
     assert loaded.can_implement(given) == NOT_SUPPORTED

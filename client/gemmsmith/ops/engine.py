@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,9 +19,9 @@ import torch
 
 from gemmsmith.answer import Config
 from gemmsmith.errors import GemmsmithError
-from gemmsmith.operation import Layout
+from gemmsmith.operation import Epilogue, Layout
 from gemmsmith.ops.forms import Form, Shape, Spec, allows_tf32, shapes
-from gemmsmith.ops.plan import Plan, misalignment
+from gemmsmith.ops.plan import Beside, Plan, misalignment
 from gemmsmith.ops.platform import Cuda, Platform
 from gemmsmith.runtime.abi import NO_ALGORITHM
 from gemmsmith.runtime.pack import LoadedPack
@@ -123,6 +123,42 @@ class Engine:
         plan = self.plan(form, a, b, output, 0 if offs is None else offs.shape[0])
         return self.run(plan, form, a, b, scale_a, scale_b, offs=offs)
 
+    def fused(
+        self,
+        form: Form,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        epilogue: Epilogue,
+        bias: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+        scale_a: torch.Tensor | None = None,
+        scale_b: torch.Tensor | None = None,
+        into: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """The product and what follows it by one tuned kernel; None where torch computes them.
+
+        Gives D, and aux where the epilogue stores it.
+
+        Args:
+            form: which product.
+            a: left operand.
+            b: right operand.
+            epilogue: what follows.
+            bias: [N], of D's type, where the epilogue has one.
+            residual: of D's size and type, likewise.
+            scale_a: factor of FP8.
+            scale_b: likewise.
+            into: where to write D; None: a new tensor.
+        """
+        plan = self.plan(form, a, b, epilogue=epilogue)
+        if plan is None or not plan.suits(bias, residual):
+            return None
+        if not all(plan.accepts(one) for one in (residual, into) if one is not None):
+            return None
+        beside = Beside(bias, residual, plan.empty() if epilogue.stores_aux else None)
+        out = self.run(plan, form, a, b, scale_a, scale_b, into, beside=beside)
+        return None if out is None else (out, beside.aux)
+
     def written(
         self,
         form: Form,
@@ -161,6 +197,7 @@ class Engine:
         into: torch.Tensor | None = None,
         added: torch.Tensor | None = None,
         offs: torch.Tensor | None = None,
+        beside: Beside | None = None,
     ) -> torch.Tensor | None:
         """The product by `plan`, which is this product's; None where torch is to compute it."""
         if self.watcher is not None:
@@ -168,7 +205,7 @@ class Engine:
         if plan is None:
             return None
         try:
-            return plan(a, b, scale_a, scale_b, into, added, offs)
+            return plan(a, b, scale_a, scale_b, into, added, offs, beside)
         except GemmsmithError as error:
             self.give_up(plan, error)
             return None
@@ -180,6 +217,7 @@ class Engine:
         b: torch.Tensor | Spec,
         output: torch.dtype | None = None,
         groups: int = 0,
+        epilogue: Epilogue = Epilogue.NONE,
     ) -> Plan | None:
         """How a product is launched; None where torch is to compute it.
 
@@ -192,6 +230,8 @@ class Engine:
             b: right operand, likewise.
             output: the result's element type; None: as torch gives it.
             groups: how many there are of a grouped product.
+            epilogue: what the kernel does with the product. A LINEAR_BIAS without one has either a
+                kernel that adds the bias, or one whose product is worth a pass that does.
         """
         if self._refreshing is not None and self._refreshing.snapshot is not self._snapshot:
             self._forget()
@@ -204,6 +244,7 @@ class Engine:
             form.value,
             output,
             groups,
+            epilogue,
             *((a.dtype, a.device, a.size(), a.stride()) if isinstance(a, torch.Tensor) else a),
             *((b.dtype, b.device, b.size(), b.stride()) if isinstance(b, torch.Tensor) else b),
         )
@@ -219,8 +260,8 @@ class Engine:
         """Decide about a product that was not met before."""
         with self._preparing:
             if key not in plans:
-                (_, output, groups), a, b = key[:3], Spec(*key[3:7]), Spec(*key[7:])
-                plan, keep = self._prepare(form, a, b, output, groups, deterministic)
+                a, b = Spec(*key[4:8]), Spec(*key[8:])
+                plan, keep = self._prepare(_ways(form, a, b, *key[1:4]), form, a, deterministic)
                 if not keep:
                     return None
                 if len(plans) >= CAPACITY:
@@ -230,19 +271,13 @@ class Engine:
             return found
 
     def _prepare(
-        self,
-        form: Form,
-        a: Spec,
-        b: Spec,
-        output: torch.dtype | None,
-        groups: int,
-        deterministic: bool,
+        self, ways: Sequence[Shape], form: Form, a: Spec, deterministic: bool
     ) -> tuple[Plan | None, bool]:
         """The plan, and whether that answer holds for good."""
         index = self.platform.index(a.device)
         if index is None:
             return None, True
-        for shape in shapes(form, a, b, output, groups):
+        for shape in ways:
             problem = shape.problem
             try:
                 chosen = self._chooser.lookup(
@@ -260,7 +295,7 @@ class Engine:
                 or config.pack in self._broken
                 or config.kernel.arch != self.platform.arch(index)
                 or misalignment(config, shape)
-                or (form is Form.LINEAR_BIAS and not _pays(saving, shape))
+                or (_adds_bias_afterwards(form, shape) and not _pays(saving, shape))
                 or (form.is_precise and config.kernel.keeps_short_sums)
             ):
                 continue
@@ -328,11 +363,25 @@ class Engine:
             log.warning("torch's own operators stand in for %s: %s", what, error)
 
 
+def _ways(
+    form: Form, a: Spec, b: Spec, output: torch.dtype | None, groups: int, epilogue: Epilogue
+) -> tuple[Shape, ...]:
+    """What kernels could run: of a bias those first that add it themselves."""
+    plain = shapes(form, a, b, output, groups, epilogue)
+    if form is not Form.LINEAR_BIAS or epilogue is not Epilogue.NONE:
+        return plain
+    return (*shapes(form, a, b, output, groups, Epilogue.BIAS), *plain)
+
+
+def _adds_bias_afterwards(form: Form, shape: Shape) -> bool:
+    return form is Form.LINEAR_BIAS and not shape.problem.operation.is_fused
+
+
 def _pays(saving_us: float | None, shape: Shape) -> bool:
     """Whether a product whose bias is added by a pass of its own still gains on torch's.
 
-    torch adds the bias within the product. No kernel of ours does yet, nor can they read one row
-    as C (its row stride would be 0), so the output is read and written once more. Where nobody
+    torch adds the bias within the product. So do kernels of the operation that has it; after one
+    that has not, the output is read and written once more. Where nobody
     knows what the kernel saves, torch computes it: never slower.
     """
     if saving_us is None:
