@@ -340,6 +340,12 @@ class Engine:
         """What the lookup chooses from at present; None where that never changes."""
         return None if self._refreshing is None else self._refreshing.snapshot
 
+    @property
+    def may_add_biases(self) -> bool:
+        """Whether there is a winner that adds a bias, as far as the lookup tells."""
+        rows = getattr(getattr(self._chooser, "snapshot", None), "rows", None)
+        return rows is None or any(row.problem.operation.epilogue is Epilogue.BIAS for row in rows)
+
     def on_swap(self, react: Callable[[], None]) -> None:
         """Have `react` called whenever the lookup takes newer winners, if it ever does."""
         if self._refreshing is not None and hasattr(self._refreshing, "on_swap"):
