@@ -246,12 +246,17 @@ def shapes(
 
 
 def present_shapes(
-    form: Form, a: Spec, b: Spec, output: torch.dtype | None = None, groups: int = 0
+    form: Form,
+    a: Spec,
+    b: Spec,
+    output: torch.dtype | None = None,
+    groups: int = 0,
+    epilogue: Epilogue = Epilogue.NONE,
 ) -> tuple[Shape, ...]:
     """`shapes`; none for a TF32 product while torch multiplies FP32 matrices in full precision."""
     if a.dtype is torch.float32 and not allows_tf32():
         return ()
-    return shapes(form, a, b, output, groups)
+    return shapes(form, a, b, output, groups, epilogue)
 
 
 def _grouped_operands(

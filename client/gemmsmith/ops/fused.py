@@ -8,7 +8,8 @@ backward pass, whose products have winners of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -57,6 +58,8 @@ def linear(
         return operators.linear(x, weight, bias, main_grad=main_grad)
     if activation is not None and residual is not None:  # no kernel has both
         return linear(x, weight, bias, activation=activation, main_grad=main_grad) + residual
+    if _listeners:
+        _tell(x, weight, bias, residual, activation)
     given = [one for one in (bias, residual) if one is not None]
     if current() is None or not all(ours(x, one) for one in (weight, *given)):
         return _composed(x, weight, bias, residual, activation, main_grad)
@@ -70,6 +73,40 @@ def linear(
     if torch.is_autocast_enabled(x.device.type):
         return _autocast(x, weight, bias, residual, activation, main_grad)
     return _autograd(x, weight, bias, residual, activation, main_grad)
+
+
+Listener = Callable[[torch.Tensor, torch.Tensor, Epilogue], None]
+"""Is told of x, weight and what could follow their product in one kernel."""
+
+_listeners: list[Listener] = []
+
+
+@contextmanager
+def telling(listener: Listener) -> Iterator[None]:
+    """Tell of every call of `linear` that a fused kernel could answer, until the block's end."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+def _tell(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    activation: str | None,
+) -> None:
+    wanted = wants_gradient(x, weight, bias, residual)
+    epilogue = _epilogue(bias, residual, activation, aux=wanted)
+    if epilogue is None:
+        return
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight = operators.cast(x, dtype), operators.cast(weight, dtype)
+    for listener in _listeners:
+        listener(x, weight, epilogue)
 
 
 def _relu2(x: torch.Tensor) -> torch.Tensor:

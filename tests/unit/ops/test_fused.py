@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import gemmsmith
 from gemmsmith.ops.engine import Engine
 from gemmsmith.problem import Problem
 from tests.support.stand_in import Chooser, Host
+from tuner.suites import load
 
 BF16 = torch.bfloat16
 Runs = Callable[[], int]
@@ -369,3 +371,31 @@ def test_a_scaled_product_takes_its_bias(engine: Engine, chooser: Chooser, runs:
     assert runs() == 1
     assert chooser.asked == [Problem(m=16, n=16, k=32, dtype="fp8_e4m3.then_bias")]
     close(out, a.double() @ b.double() * 0.25 + bias.double())
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_what_could_be_fused_is_captured(trained: bool, tmp_path: Path) -> None:
+    x, weight, bias, residual = operands(residual=True)
+    for one in (x, weight, bias, residual):
+        one.requires_grad_(trained)
+    with gemmsmith.capture() as found:
+        gemmsmith.linear(x, weight, bias, activation="gelu")
+        gemmsmith.linear(x, weight, bias, residual=residual)
+        gemmsmith.linear(x, weight, residual=residual)
+        gemmsmith.linear(x, weight, bias)
+        with torch.autocast("cpu", dtype=BF16):
+            gemmsmith.linear(x.float(), weight.float(), bias.float(), activation="silu")
+    aux = "_aux" if trained else ""
+    counted = {problem.dtype: count for problem, count in found.problems.items()}
+    assert counted == {
+        "bf16": 5,  # each product alone, for where nothing fused wins
+        "bf16.then_bias": 4,
+        f"bf16.then_bias_gelu{aux}": 1,
+        "bf16.then_bias_residual": 1,
+        "bf16.then_residual": 1,
+        f"bf16.then_bias_silu{aux}": 1,
+    }
+    assert not found.skipped
+    found.save(tmp_path / "captured.toml")
+    again = load(tmp_path / "captured.toml")
+    assert {str(problem) for _, problem in again.problems("bf16")} == set(map(str, found.problems))
