@@ -20,18 +20,14 @@ import torch
 from gemmsmith.answer import Config
 from gemmsmith.errors import GemmsmithError
 from gemmsmith.operation import Epilogue, Layout
-from gemmsmith.ops.forms import Form, Shape, Spec, allows_tf32, shapes
+from gemmsmith.ops.biases import adds_bias_afterwards, pays, ways
+from gemmsmith.ops.forms import Form, Shape, Spec, allows_tf32
 from gemmsmith.ops.plan import Beside, Plan, misalignment
 from gemmsmith.ops.platform import Cuda, Platform
 from gemmsmith.runtime.abi import NO_ALGORITHM
 from gemmsmith.runtime.pack import LoadedPack
 
 log = logging.getLogger("gemmsmith")
-
-BIAS_US = 2.0
-"""Fixed cost of the pass that adds a bias: one more launch. An estimate, not measured yet."""
-BIAS_BYTES_PER_US = 3e6
-"""Device memory moved in a microsecond by that pass, 3 TB/s: below an H200's 4.8 TB/s peak."""
 
 CAPACITY = 16_384
 """Products remembered, 3.4 kB each. Beyond that all are forgotten and decided again: a mixture of
@@ -261,7 +257,7 @@ class Engine:
         with self._preparing:
             if key not in plans:
                 a, b = Spec(*key[4:8]), Spec(*key[8:])
-                plan, keep = self._prepare(_ways(form, a, b, *key[1:4]), form, a, deterministic)
+                plan, keep = self._prepare(ways(form, a, b, *key[1:4]), form, a, deterministic)
                 if not keep:
                     return None
                 if len(plans) >= CAPACITY:
@@ -271,13 +267,13 @@ class Engine:
             return found
 
     def _prepare(
-        self, ways: Sequence[Shape], form: Form, a: Spec, deterministic: bool
+        self, shapes: Sequence[Shape], form: Form, a: Spec, deterministic: bool
     ) -> tuple[Plan | None, bool]:
         """The plan, and whether that answer holds for good."""
         index = self.platform.index(a.device)
         if index is None:
             return None, True
-        for shape in ways:
+        for shape in shapes:
             problem = shape.problem
             try:
                 chosen = self._chooser.lookup(
@@ -295,7 +291,7 @@ class Engine:
                 or config.pack in self._broken
                 or config.kernel.arch != self.platform.arch(index)
                 or misalignment(config, shape)
-                or (_adds_bias_afterwards(form, shape) and not _pays(saving, shape))
+                or (adds_bias_afterwards(form, shape) and not pays(saving, shape))
                 or (form.is_precise and config.kernel.keeps_short_sums)
             ):
                 continue
@@ -367,34 +363,6 @@ class Engine:
             self._complaints.add((pack, reason))
             what = f"kernel pack {pack[:16]}" if pack else "the lookup"
             log.warning("torch's own operators stand in for %s: %s", what, error)
-
-
-def _ways(
-    form: Form, a: Spec, b: Spec, output: torch.dtype | None, groups: int, epilogue: Epilogue
-) -> tuple[Shape, ...]:
-    """What kernels could run: of a bias those first that add it themselves."""
-    plain = shapes(form, a, b, output, groups, epilogue)
-    if form is not Form.LINEAR_BIAS or epilogue is not Epilogue.NONE:
-        return plain
-    return (*shapes(form, a, b, output, groups, Epilogue.BIAS), *plain)
-
-
-def _adds_bias_afterwards(form: Form, shape: Shape) -> bool:
-    return form is Form.LINEAR_BIAS and not shape.problem.operation.is_fused
-
-
-def _pays(saving_us: float | None, shape: Shape) -> bool:
-    """Whether a product whose bias is added by a pass of its own still gains on torch's.
-
-    torch adds the bias within the product. So do kernels of the operation that has it; after one
-    that has not, the output is read and written once more. Where nobody
-    knows what the kernel saves, torch computes it: never slower.
-    """
-    if saving_us is None:
-        return False
-    problem = shape.problem
-    moved = 2 * problem.m * problem.n * problem.operation.d.bytes
-    return saving_us > BIAS_US + moved / BIAS_BYTES_PER_US
 
 
 class _Current:
