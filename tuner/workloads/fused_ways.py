@@ -166,7 +166,11 @@ def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Laun
 
     # What was compiled for other problems counts towards the number of times that code may be.
     torch._dynamo.reset()
-    call = torch.compile(sequence, dynamic=False, fullgraph=True, backend=COMPILER)
+    # In this process: others would outlive it where a launch ruins its CUDA context.
+    options = {"compile_threads": 1} if COMPILER == "inductor" else None
+    call = torch.compile(
+        sequence, dynamic=False, fullgraph=True, backend=COMPILER, options=options
+    )
     return [partial(_first_of, call, s) for s in sets]
 
 
