@@ -80,15 +80,15 @@ class Imported:
 
 
 def of_types(winners: Iterable[Winner], dtypes: Sequence[str]) -> list[Winner]:
-    """Those of these `dtype`s, and the grouped ones that a suite tuned for them has; all if none
-    are named.
+    """Those of these `dtype`s, and the grouped and fused ones that a suite tuned for them has; all
+    if none are named.
     """
     return [
         winner
         for winner in winners
         if not dtypes
         or winner.problem.dtype in dtypes
-        or winner.problem.operation.ungrouped.dtype in dtypes
+        or winner.problem.operation.of_suites.dtype in dtypes
     ]
 
 

@@ -10,6 +10,9 @@ layout as they are). A linear layer with weight W[out, in] gives, for T tokens:
 A layer of experts says `groups`, how many there are: each has such a weight, and T tokens are
 divided among them. A problem that is grouped says `grouping` (rows or depth) and `groups`.
 
+A layer says in `epilogues` what follows its forward product, one problem for each of them (`none`:
+the bare product); a problem says it in `epilogue`.
+
 A suite is for any element type; `Suite.problems(dtype)` leaves out what the type cannot do
 (FP8 is `tn` only). A problem may say `calls`, how often it is run; listed twice, both count. Bad
 files raise SuiteError with the entry's place and what it should hold.
@@ -22,11 +25,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import DType, Grouping, Layout, Operation, layouts_of
+from gemmsmith.operation import DType, Epilogue, Grouping, Layout, Operation, layouts_of
 from gemmsmith.problem import Problem
 from gemmsmith.requests import calls_of
 from tuner.errors import TunerError
@@ -61,12 +65,16 @@ class SuiteProblem:
     group: str
     calls: int | None = None
     grouping: Grouping = Grouping.NONE
+    epilogue: Epilogue = Epilogue.NONE
 
     def problem(self, dtype: str) -> Problem:
         """Its Problem in `dtype`; raises InvalidProblem where the type has no such operation."""
-        operation = Operation.of(dtype, self.layout)
-        if self.grouping is not Grouping.NONE:
-            operation = Operation.of(dtype, self.layout, grouping=self.grouping)
+        operation = Operation.of(
+            dtype,
+            self.layout,
+            grouping=None if self.grouping is Grouping.NONE else self.grouping,
+            epilogue=None if self.epilogue is Epilogue.NONE else self.epilogue,
+        )
         return Problem.of(operation, self.m, self.n, self.k, self.batch)
 
 
@@ -112,7 +120,8 @@ def load(path: Path) -> Suite:
             try:
                 for one in expand(entry):
                     one.problem(DType.BF16)
-                    shape = (one.m, one.n, one.k, one.batch, one.layout, one.grouping)
+                    extents = (one.m, one.n, one.k, one.batch)
+                    shape = (*extents, one.layout, one.grouping, one.epilogue)
                     known = entries.setdefault(shape, one)
                     if known is not one and one.calls is not None:
                         entries[shape] = replace(known, calls=(known.calls or 0) + one.calls)
@@ -128,8 +137,12 @@ def _layer(entry: Mapping[str, Any]) -> list[SuiteProblem]:
     if "calls" in entry:
         raise ValueError("calls goes with one product: list it as a [[problem]] too")
     out, inner, groups = entry["out"], entry["in"], entry.get("groups")
+    passes = [Pass(each) for each in entry.get("passes", [Pass.FORWARD])]
+    epilogues = [Epilogue(each) for each in entry.get("epilogues", [Epilogue.NONE])]
+    if "epilogues" in entry and passes != [Pass.FORWARD]:
+        raise ValueError("epilogues follow the forward product: list other passes as another layer")
     found = []
-    for which in map(Pass, entry.get("passes", [Pass.FORWARD])):
+    for which, epilogue in product(passes, epilogues):
         grouping = Grouping.NONE
         if groups is not None:
             grouping = Grouping.DEPTH if which is Pass.WEIGHT_GRADIENT else Grouping.ROWS
@@ -149,6 +162,7 @@ def _layer(entry: Mapping[str, Any]) -> list[SuiteProblem]:
                     origin=f"{entry['model']} {entry['name']} {which}",
                     group=entry["model"],
                     grouping=grouping,
+                    epilogue=epilogue,
                 )
             )
     return found
@@ -169,5 +183,6 @@ def _problem(entry: Mapping[str, Any]) -> list[SuiteProblem]:
             group=entry.get("group", "other"),
             calls=calls_of(entry["calls"]) if "calls" in entry else None,
             grouping=grouping,
+            epilogue=Epilogue(entry.get("epilogue", Epilogue.NONE)),
         )
     ]

@@ -100,10 +100,14 @@ class Rounds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rival:
-    """Another way of torch's that took part in the sustained rounds: time per launch in each."""
+    """Another way of torch's that took part in the sustained rounds: time per launch in each.
+
+    `is_to_be_beaten`: no candidate is recommended that does not gain on it as well.
+    """
 
     name: str
     samples_us: tuple[float, ...]
+    is_to_be_beaten: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeVar
 
 from gemmsmith.elements import Element as Element
 from gemmsmith.elements import Layout as Layout
+from gemmsmith.epilogue import Epilogue as Epilogue
 from gemmsmith.errors import InvalidProblem
 
 _E = TypeVar("_E", bound=StrEnum)
@@ -40,12 +41,6 @@ class Grouping(StrEnum):
     NONE = "none"  # one product, or a batch of equal ones
     ROWS = "rows"  # each group's rows of A times that group's B: forward, input gradient
     DEPTH = "depth"  # K is cut into groups, each with a D of its own: weight gradient
-
-
-class Epilogue(StrEnum):
-    """What follows the product within the same kernel. A closed list."""
-
-    NONE = "none"  # D = alpha · A·B + beta · C
 
 
 class DType(StrEnum):
@@ -145,6 +140,8 @@ class Operation:
             )
         if self.grouping is not Grouping.NONE:
             self._check_grouping()
+        if self.epilogue is not Epilogue.NONE:
+            self._check_epilogue()
         if self.accumulate and self.out is not Element.F32:
             raise InvalidProblem(
                 "accumulate",
@@ -166,6 +163,25 @@ class Operation:
             raise not_one_of("layout", layouts, self.layout, f" for {grouped}")
         if self.accumulate and self.grouping is Grouping.ROWS:
             raise InvalidProblem("accumulate", f"{grouped} does not add to D; depth does")
+
+    def _check_epilogue(self) -> None:
+        """They follow linear layers: the rows of A are tokens, and D is what the next layer reads.
+
+        FP8 gradients (E5M2) have none: what follows a layer's backward is not what follows it.
+        """
+        epilogue = f"epilogue {self.epilogue.value} of {self.types}"
+        if self.types not in (DType.BF16, DType.FP16, DType.FP8_E4M3):
+            raise InvalidProblem("epilogue", f"{epilogue} does not exist: bf16, fp16, fp8_e4m3 do")
+        if self.out.bits != 16:
+            raise InvalidProblem("out", f"{epilogue} needs D in 16 bits, not out={self.out}")
+        if self.scaling not in (Scaling.NONE, Scaling.TENSOR):
+            raise InvalidProblem("scaling", f"{epilogue} needs scaling tensor, not {self.scaling}")
+        if self.is_grouped:
+            raise InvalidProblem("grouping", f"{epilogue} does not exist of grouped products")
+        if not self.layout.a_row_major:
+            raise not_one_of("layout", (Layout.TN, Layout.TT), self.layout, f" for {epilogue}")
+        if self.accumulate:
+            raise InvalidProblem("accumulate", f"{epilogue} does not add to D; a residual does")
 
     @classmethod
     def of(
@@ -271,14 +287,25 @@ class Operation:
         return self.grouping is not Grouping.NONE
 
     @property
-    def ungrouped(self) -> Operation:
-        """The same of one product: what suites are tuned for, their grouped problems among them."""
-        return replace(self, grouping=Grouping.NONE) if self.is_grouped else self
+    def is_fused(self) -> bool:
+        """Whether something follows the product within the same kernel."""
+        return self.epilogue is not Epilogue.NONE
+
+    @property
+    def of_suites(self) -> Operation:
+        """The same of one bare product: what suites are tuned for, whose problems may be grouped
+        or fused.
+        """
+        if not (self.is_grouped or self.is_fused):
+            return self
+        return replace(self, grouping=Grouping.NONE, epilogue=Epilogue.NONE)
 
     @property
     def default(self) -> str:
-        """Whose kernels programs run without us: cuBLAS's, or torch's own of grouped products."""
-        return "torch" if self.is_grouped else "cuBLAS"
+        """Whose kernels programs run without us: cuBLAS's, or torch's own of grouped products and
+        after a product.
+        """
+        return "torch" if self.is_grouped or self.is_fused else "cuBLAS"
 
     @property
     def fixed_extents(self) -> tuple[str, ...]:

@@ -23,7 +23,8 @@ MAX_GROUPS = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class Problem:
-    """`D[M,N] = alpha · A[M,K] · B[K,N] + beta · C[M,N]`, `batch` times over.
+    """`D[M,N] = alpha · A[M,K] · B[K,N] + beta · C[M,N]`, `batch` times over; or what the
+    operation's epilogue makes of the product.
 
     The operation is kept by the two words of its key, which are what travels: a reader that does
     not know a `dtype` refuses it, and never takes it for a plainer one.
@@ -57,6 +58,9 @@ class Problem:
         operation = Operation.of(self.dtype, self.layout)
         if operation.is_grouped and self.batch > MAX_GROUPS:
             raise InvalidProblem("batch", f"there may be {MAX_GROUPS} groups, got {self.batch}")
+        if operation.is_fused and self.batch > 1:
+            what = f"epilogue {operation.epilogue.value}"
+            raise InvalidProblem("batch", f"{what} needs single matrices, got batch {self.batch}")
         # Enumerators become the plain text that readers of stored problems get.
         if type(self.dtype) is not str:
             object.__setattr__(self, "dtype", str(self.dtype))
@@ -86,8 +90,11 @@ class Problem:
     def matrices(self) -> tuple[int, int, int]:
         """How many A, B and D there are: `batch` of each, but one of what groups share.
 
-        Groups share A and D by rows, A and B by depth.
+        Groups share A and D by rows, A and B by depth. What an activation is applied to counts as
+        a second D where it is stored.
         """
+        if self.operation.epilogue.stores_aux:
+            return 1, 1, 2
         grouping = self.operation.grouping
         a = self.batch if grouping is Grouping.NONE else 1
         b = 1 if grouping is Grouping.DEPTH else self.batch
@@ -98,11 +105,11 @@ class Problem:
     def operand_bytes(self) -> int:
         """Fewest bytes moved through device memory: A and B read once, D written once.
 
-        A D that is added to is read as well, and so are factors of rows and columns. Of a grouped
-        operation it is assumed that no group is empty.
+        A D that is added to is read as well, and so are factors of rows and columns, a bias and a
+        residual. Of a grouped operation it is assumed that no group is empty.
         """
         operation = self.operation
-        moved_d = 2 if operation.accumulate else 1
+        moved_d = 2 if operation.accumulate or operation.epilogue.has_residual else 1
         a, b, d = self.matrices
         moved = (
             self.m * self.k * operation.a.bytes * a
@@ -112,6 +119,8 @@ class Problem:
         if operation.scaling is Scaling.ROW:
             # Factors of a group's own matrix, or of tokens: one set where those are shared.
             moved += (self.m * d + self.n * self.batch) * Element.F32.bytes
+        if operation.epilogue.has_bias:
+            moved += self.n * operation.d.bytes
         return moved
 
     @property

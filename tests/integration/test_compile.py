@@ -50,19 +50,24 @@ def member(request: pytest.FixtureRequest) -> Kernel:
     return chosen
 
 
-def sass(pack: Path) -> str:
-    """Machine code of every kernel in a pack, by the disassembler from the wheels."""
+def disassembler() -> Path:
+    """`cuobjdump` from the wheels; it wants its own folder in `PATH`."""
     import nvidia
 
-    tools = next(
-        folder
+    return next(
+        folder / "cuobjdump"
         for place in nvidia.__path__
         for folder in Path(place).glob("cu*/bin")
         if (folder / "cuobjdump").exists()
     )
+
+
+def sass(pack: Path) -> str:
+    """Machine code of every kernel in a pack, by the disassembler from the wheels."""
+    tool = disassembler()
     return subprocess.run(
-        [str(tools / "cuobjdump"), "--dump-sass", str(pack)],
-        env={"PATH": f"{tools}:/usr/bin:/bin"},
+        [str(tool), "--dump-sass", str(pack)],
+        env={"PATH": f"{tool.parent}:/usr/bin:/bin"},
         capture_output=True,
         text=True,
         check=True,

@@ -18,7 +18,7 @@ import torch
 from gemmsmith.answer import Config
 from gemmsmith.kernel import Cutlass3xKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
 from gemmsmith.launch import Launch
-from gemmsmith.operation import Operation, layouts_of
+from gemmsmith.operation import Epilogue, Operation, layouts_of
 from gemmsmith.ops.engine import Engine
 from gemmsmith.problem import DType, Layout, Problem
 
@@ -89,6 +89,12 @@ _NAMES = {
     "bf16.group_depth": "depth_{}",
     "fp8_e4m3.scale_row.group_rows": "rows_fp8",
     "fp8_e4m3.scale_row.group_depth": "depth_fp8",
+    **{
+        f"bf16.then_{epilogue}": f"then_{epilogue}_{{}}"
+        for epilogue in Epilogue
+        if epilogue is not Epilogue.NONE
+    },
+    "fp8_e4m3.then_bias": "fp8_then_bias",
 }
 
 
@@ -104,11 +110,11 @@ KERNELS = (
     *(
         kernel(name.format(layout), dtype, Layout(layout))
         for dtype, name in _NAMES.items()
-        if "group" in dtype
+        if "group" in dtype or "then" in dtype
         for layout in layouts_of(dtype)
     ),
 )
-"""Those that compute: bf16 in every layout, E4M3, and grouped ones of both."""
+"""Those that compute: bf16 in every layout, E4M3, and grouped and fused ones of both."""
 
 
 def config(name: str, dtype: str, layout: Layout, *, pack: str = "a" * 64) -> Config:
@@ -161,7 +167,17 @@ def build(folder: Path) -> Path:
     from tests.support.host import INCLUDE  # the tuner's: who only runs kernels does without
 
     path = folder / "ops.so"
-    command = ["gcc", "-O2", "-shared", "-fPIC", f"-I{INCLUDE}", str(SOURCE), "-o", str(path)]
+    command = [
+        "gcc",
+        "-O2",
+        "-shared",
+        "-fPIC",
+        f"-I{INCLUDE}",
+        str(SOURCE),
+        "-o",
+        str(path),
+        "-lm",
+    ]
     subprocess.run(command, check=True)
     return path
 

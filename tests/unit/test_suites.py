@@ -93,6 +93,48 @@ def test_a_layer_of_experts_expands_to_grouped_products(tmp_path: Path) -> None:
             suite.problems(dtype)
 
 
+def test_a_layer_says_what_follows_its_forward_product(tmp_path: Path) -> None:
+    suite = load(
+        write(
+            tmp_path,
+            """
+            [[layer]]
+            model = "m"
+            name = "up"
+            out = 32
+            in = 16
+            tokens = [64]
+            epilogues = ["none", "bias", "bias_gelu_tanh_aux"]
+
+            [[problem]]
+            name = "down"
+            m = 64
+            n = 16
+            k = 32
+            epilogue = "residual"
+
+            [[problem]]
+            name = "not the same"
+            m = 64
+            n = 16
+            k = 32
+            """,
+        )
+    )
+    assert [str(problem) for _, problem in suite.problems("bf16")] == [
+        "64×32×16 bf16 tn",
+        "64×32×16 bf16.then_bias tn",
+        "64×32×16 bf16.then_bias_gelu_tanh_aux tn",
+        "64×16×32 bf16.then_residual tn",
+        "64×16×32 bf16 tn",
+    ]
+    # What the type cannot do is left out.
+    assert [str(problem) for _, problem in suite.problems("bf16.out_f32")] == [
+        "64×32×16 bf16.out_f32 tn",
+        "64×16×32 bf16.out_f32 tn",
+    ]
+
+
 def test_the_llm_suite_is_varied_and_has_no_problem_twice() -> None:
     suite = load(SUITES / "llm.toml")
     bf16 = [problem for _, problem in suite.problems(DType.BF16)]
@@ -115,6 +157,7 @@ def test_the_llm_suite_is_varied_and_has_no_problem_twice() -> None:
         ),
         ("tf32", ("tf32",), {Layout.TN, Layout.TT, Layout.NT}, 12),
         ("moe", ("bf16", "fp16"), {Layout.TN, Layout.TT, Layout.NT}, 80),
+        ("fused", ("bf16", "fp16", "fp8_e4m3"), {Layout.TN}, 100),
     ],
 )
 def test_suites_of_further_operations_fit_on_a_gpu_and_have_no_problem_twice(
@@ -140,6 +183,12 @@ def test_suites_of_further_operations_fit_on_a_gpu_and_have_no_problem_twice(
         ("[[problem]]\nname='p'\nm=0\nn=2\nk=3", "m must be in 1"),
         ("[[problem]]\nname='p'\nm=1\nn=2\nk=3\ngroups=4", "groups goes with grouping"),
         ("[[problem]]\nname='p'\nm=1\nn=2\nk=3\ngrouping='x'", "'x' is not a valid Grouping"),
+        ("[[problem]]\nname='p'\nm=1\nn=2\nk=3\nepilogue='x'", "'x' is not a valid Epilogue"),
+        (
+            "[[layer]]\nmodel='m'\nname='l'\nout=8\nin=8\ntokens=[1]\nepilogues=['bias']\n"
+            "passes=['forward', 'input_gradient']",
+            "epilogues follow the forward product",
+        ),
         (
             "[[layer]]\nmodel='m'\nname='l'\nout=8\nin=8\ntokens=[1]\ngroups=2000",
             "there may be 1024 groups",

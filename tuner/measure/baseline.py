@@ -31,6 +31,7 @@ class Baseline:
     ) -> None:
         self._operands = operands
         self._stream = stream
+        self.is_to_be_beaten = True  # as the default is
         problem = operands.problem
         ways = operands.workload.defaults(problem) if ways is None else ways
         with stream.torch():
@@ -77,7 +78,9 @@ def rivals(operands: Operands, stream: Stream, default: str) -> list[Baseline]:
         if not way.rival or way.name == default or not way.takes(operands.problem):
             continue
         try:
-            found.append(Baseline(operands, stream, (way,)))
+            rival = Baseline(operands, stream, (way,))
+            rival.is_to_be_beaten = way.is_to_be_beaten
+            found.append(rival)
         except torch.AcceleratorError:
             raise
         except (RuntimeError, TypeError, ValueError) as error:  # out of memory is a RuntimeError

@@ -285,7 +285,7 @@ class Batches:
             conditions=conditions_of(result.readings),
             discarded_rounds=result.discarded,
             rivals=tuple(
-                Rival(name=other.name, samples_us=taken)
+                Rival(name=other.name, samples_us=taken, is_to_be_beaten=other.is_to_be_beaten)
                 for other, taken in zip(others, by_others, strict=True)
             ),
         )

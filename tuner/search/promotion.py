@@ -5,7 +5,9 @@ ties fall to a fixed order), and CUTLASS is recommended only where the interval 
 speed-up lies wholly above 1 in every state of the GPU that was measured, at the power limit, rested
 and between other kernels, and between them above what its power costs, so an answer never makes a
 program slower. Among those the winner is the one that is fastest between the states, where programs
-are; what is reported of it is the state in which it gains less.
+are; what is reported of it is the state in which it gains less. Where other ways than the default
+took part that any program has (a compiled sequence, the library's own fusion), it gains on those
+too, in the rounds that they took part in.
 """
 
 from __future__ import annotations
@@ -151,9 +153,20 @@ def _is_safe(finals: Finals, i: int) -> bool:
     penalty = _penalty(finals, i)
     if penalty is None or not all(state.samples_us[i] for state in finals.states):
         return False
+    if not _beats_rivals(finals, i):
+        return False
     found = [_over_cublas(state, i) for state in finals.states]
     lows = [ratio.ci_low for ratio in found if ratio is not None]
     return all(low > 1.0 for low in lows) and (not lows or _mean(lows) > penalty)
+
+
+def _beats_rivals(finals: Finals, i: int) -> bool:
+    """Whether candidate i gains on the other ways that any program has, beyond doubt."""
+    return all(
+        paired_ratio(rival.samples_us, finals.samples_us[i]).ci_low > 1.0
+        for rival in finals.rivals
+        if rival.is_to_be_beaten
+    )
 
 
 def _penalty(finals: Finals, i: int) -> float | None:

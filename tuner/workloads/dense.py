@@ -69,7 +69,8 @@ class Dense:
 
     def covers(self, operation: Operation) -> bool:
         """Whether the operation is of this family."""
-        return operation.a.bits >= 16 and not operation.is_scaled and not operation.is_grouped
+        plain = not (operation.is_scaled or operation.is_grouped or operation.is_fused)
+        return operation.a.bits >= 16 and plain
 
     def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
         """`count` sets of operands; those that are added to start from N(0, 1)."""

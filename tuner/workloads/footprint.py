@@ -39,6 +39,7 @@ class Footprint:
     Attributes:
         a, b, d: bytes of one set's operands, rounded up to ALIGNMENT.
         factors: bytes of the FP32 factors of one set's rows and columns.
+        epilogue: bytes of one set's bias and residual.
         verification: a second output, what outputs that are added to start from, and wide copies
             of parts of operands and output.
         default: what torch's own calls keep between them.
@@ -48,13 +49,14 @@ class Footprint:
     b: int
     d: int
     factors: int
+    epilogue: int
     verification: int
     default: int
 
     @property
     def one_set(self) -> int:
-        """Bytes of A, B, D and their factors once."""
-        return self.a + self.b + self.d + self.factors
+        """Bytes of A, B, D, their factors and what an epilogue reads, once."""
+        return self.a + self.b + self.d + self.factors + self.epilogue
 
     @property
     def least(self) -> int:
@@ -83,6 +85,10 @@ def footprint(problem: Problem) -> Footprint:
         factors=(
             _aligned(4 * (m * of_d + n * problem.batch)) if operation.scaling is Scaling.ROW else 0
         ),
+        epilogue=(
+            _aligned(n * operation.d.bytes) * operation.epilogue.has_bias
+            + _aligned(m * n * operation.d.bytes) * operation.epilogue.has_residual
+        ),
         verification=d * (2 if operation.accumulate else 1) + scratch + upcast,
         default=_between(problem),
     )
@@ -90,9 +96,12 @@ def footprint(problem: Problem) -> Footprint:
 
 def _between(problem: Problem) -> int:
     """Sums of integers, and their product with the first factor, before they are rounded; of
-    groups an output of 16 bits, which torch's calls allocate themselves.
+    groups an output of 16 bits, which torch's calls allocate themselves; of an epilogue what lies
+    between its steps, and what compiled code gives.
     """
     operation = problem.operation
+    if operation.is_fused:
+        return problem.m * problem.n * 2 * 4
     if operation.is_grouped:
         return problem.m * problem.n * problem.matrices[2] * 2
     if not operation.a.is_integer or operation.d.is_integer:

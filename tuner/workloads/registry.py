@@ -5,6 +5,7 @@ from __future__ import annotations
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.operation import Operation
 from tuner.workloads.dense import Dense
+from tuner.workloads.fused import Fused
 from tuner.workloads.grouped import Grouped
 from tuner.workloads.integer import Integer
 from tuner.workloads.scaled import Scaled
@@ -15,6 +16,7 @@ WORKLOADS: tuple[Workload, ...] = (
     Scaled(),
     Integer(),
     Grouped(),
+    Fused(),
 )
 
 

@@ -52,7 +52,8 @@ class Scaled:
 
     def covers(self, operation: Operation) -> bool:
         """Whether the operation is of this family."""
-        return operation.is_narrow_float and operation.scaling is Scaling.TENSOR
+        scaled = operation.is_narrow_float and operation.scaling is Scaling.TENSOR
+        return scaled and not operation.is_fused
 
     def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
         """`count` sets of operands that use their types' range; all share the factors."""

@@ -42,12 +42,14 @@ class Groups:
 class OperandSet:
     """One launch's operands, as [matrices, rows, columns] views in the problem's layout.
 
-    There is one matrix per batch entry or group, and a single one of what groups share.
+    There is one matrix per batch entry or group, and a single one of what groups share. Where what
+    an activation is applied to is stored as well, it is the second matrix of D.
 
     Attributes:
         scale_a, scale_b: FP32 factors: [1] of tensor scaling; [matrices, m, 1] and
             [matrices, 1, n] of row scaling; None without.
         groups: of a grouped operation.
+        bias, residual: of an epilogue that has them: [1, 1, n] and [1, m, n].
     """
 
     a: torch.Tensor
@@ -56,12 +58,26 @@ class OperandSet:
     scale_a: torch.Tensor | None = None
     scale_b: torch.Tensor | None = None
     groups: Groups | None = None
+    bias: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
 
 
 def groups_of(operands: OperandSet) -> Groups:
     """The groups of a set that has them."""
     assert operands.groups is not None  # noqa: S101 - drawn with them
     return operands.groups
+
+
+def bias_of(operands: OperandSet) -> torch.Tensor:
+    """The bias of a set that has one."""
+    assert operands.bias is not None  # noqa: S101 - drawn with it
+    return operands.bias
+
+
+def residual_of(operands: OperandSet) -> torch.Tensor:
+    """The residual of a set that has one."""
+    assert operands.residual is not None  # noqa: S101 - drawn with it
+    return operands.residual
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,12 +166,15 @@ class Way:
             launch per set, or for as many sets as copies of them fit. Nothing is launched yet.
         takes: whether torch accepts the problem's extents.
         rival: an alternative that may well beat the default: the finals time it too.
+        is_to_be_beaten: a rival that needs to know nothing more than the default does: no kernel is
+            recommended that does not beat it as well.
     """
 
     name: str
     launches: Callable[[Problem, Sequence[OperandSet], int], list[Launch]]
     takes: Callable[[Problem], bool] = lambda _: True
     rival: bool = False
+    is_to_be_beaten: bool = False
 
 
 class Workload(Protocol):

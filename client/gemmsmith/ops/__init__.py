@@ -6,9 +6,10 @@ are used.
 
 from gemmsmith.ops.capturing import Shapes, capture
 from gemmsmith.ops.comparing import compare
+from gemmsmith.ops.fused import linear
 from gemmsmith.ops.grouped import grouped_mm
 from gemmsmith.ops.integer import int8_mm
-from gemmsmith.ops.operators import linear, matmul, scaled_mm
+from gemmsmith.ops.operators import matmul, scaled_mm
 from gemmsmith.ops.patching import patch
 from gemmsmith.ops.source import use
 

@@ -8,6 +8,10 @@ switched on and off.
 
 A kernel adds with alpha and beta of 1 and nothing else; other factors are torch's, as is an addend
 that is broadcast or not FP32.
+
+Plain `addmm` of a row is what linear layers with a bias come down to. Python before it costs every
+such layer some microseconds, so it is put there when there is a winner that adds a bias, and not
+before.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from typing import Any
 
 import torch
 
+from gemmsmith.operation import Epilogue
 from gemmsmith.ops.below import stand_before
 from gemmsmith.ops.engine import Engine
 from gemmsmith.ops.forms import Form
@@ -68,6 +73,15 @@ def switch(engine: Engine | None, wanted: Wanted | None) -> None:
     _Active.engine, _Active.wanted = engine, wanted
 
 
+def install_biases(kind: str) -> None:
+    """Stand before torch's `addmm` of a row too. Does nothing the second time."""
+    key = f"{kind} biases"
+    if key not in _Active.installed:
+        _Active.installed.add(key)
+        for name in ("addmm", "addmm.out"):
+            stand_before(kind, name, _before_bias)
+
+
 def install(kind: str, *, without_mm: bool) -> None:
     """Stand before torch's kernels for `cuda` tensors. Does nothing the second time.
 
@@ -101,3 +115,33 @@ def _before(name: str, dims: int, adds: bool, original: Any) -> Callable[..., to
         return original.call_boxed(keys, *given, **rest)
 
     return call
+
+
+def _before_bias(original: Any) -> Callable[..., torch.Tensor]:
+    def call(
+        keys: Any,
+        added: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        **factors: Any,
+    ) -> Any:
+        engine, wanted = _Active.engine, _Active.wanted
+        if engine is not None and a.dim() == b.dim() == 2 and (wanted is None or wanted(a, b)):
+            row = _row(added, b.shape[1])
+            if row is not None and all(value == 1 for value in factors.values()):
+                found = engine.fused(Form.MATMUL, a, b, Epilogue.BIAS, row, into=out)
+                if found is not None:
+                    return found[0]
+        rest = factors if out is None else {**factors, "out": out}
+        return original.call_boxed(keys, added, a, b, **rest)
+
+    return call
+
+
+def _row(added: torch.Tensor, columns: int) -> torch.Tensor | None:
+    """What is added to every row, also where it was expanded already; None: it is no row."""
+    if added.dim() == 2 and added.stride(0) == 0:
+        added = added[0]
+    return added if added.dim() == 1 and added.shape[0] == columns else None

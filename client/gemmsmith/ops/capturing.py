@@ -20,6 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.files import publish
+from gemmsmith.operation import Epilogue
+from gemmsmith.ops import fused
 from gemmsmith.ops import grouped as _grouped  # noqa: F401 - registers gemmsmith::…
 from gemmsmith.ops import integer as _integer  # noqa: F401 - likewise
 from gemmsmith.ops import operators as _operators  # noqa: F401 - likewise
@@ -79,6 +81,7 @@ class Shapes:
         b: torch.Tensor,
         output: torch.dtype | None = None,
         groups: int = 0,
+        epilogue: Epilogue = Epilogue.NONE,
     ) -> None:
         """Count one product.
 
@@ -88,11 +91,13 @@ class Shapes:
             b: right operand.
             output: element type of the result; None: as torch gives it.
             groups: how many, of a grouped product.
+            epilogue: what follows it, which a kernel could do as well; the product alone, whose
+                winner runs where nothing fused wins, is counted by itself.
         """
         if 0 in (*a.shape, *b.shape):
             return
         try:
-            found = present_shapes(form, _spec(a), _spec(b), output, groups)
+            found = present_shapes(form, _spec(a), _spec(b), output, groups, epilogue)
         except InvalidProblem:
             found = ()
         types = f"{a.dtype} × {b.dtype}".replace("torch.", "")
@@ -100,7 +105,7 @@ class Shapes:
             self.skipped[f"{types} without use_fast_accum"] += 1
         elif found:
             self.problems[found[0].problem] += 1
-        else:
+        elif epilogue is Epilogue.NONE:
             self.skipped[types] += 1
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -116,7 +121,7 @@ class Shapes:
         for problem, count in self.problems.items():
             entry = _entry(problem)
             calls[entry] += count
-            types.setdefault(entry, set()).add(problem.operation.ungrouped.dtype)
+            types.setdefault(entry, set()).add(problem.operation.of_suites.dtype)
         used = ", ".join(sorted({dtype for found in types.values() for dtype in found}))
         lines = [
             "# Matrix products captured from a run, and how often each ran.",
@@ -135,6 +140,8 @@ class Shapes:
                 lines += [f'grouping = "{entry.grouping}"', f"groups = {entry.batch}"]
             elif entry.batch > 1:
                 lines.append(f"batch = {entry.batch}")
+            if entry.epilogue:
+                lines.append(f'epilogue = "{entry.epilogue}"')
             lines += [f'layout = "{entry.layout}"', f"calls = {count}"]
         publish(Path(path), ("\n".join(lines) + "\n").encode())
 
@@ -167,19 +174,26 @@ class _Entry(NamedTuple):
     k: int
     batch: int
     grouping: str  # none: empty
+    epilogue: str  # likewise
 
 
 def _entry(problem: Problem) -> _Entry:
     operation = problem.operation
     grouping = operation.grouping.value if operation.is_grouped else ""
-    return _Entry(problem.layout, problem.m, problem.n, problem.k, problem.batch, grouping)
+    epilogue = operation.epilogue.value if operation.is_fused else ""
+    extents = (problem.m, problem.n, problem.k, problem.batch)
+    return _Entry(problem.layout, *extents, grouping, epilogue)
 
 
 @contextmanager
 def capture() -> Iterator[Shapes]:
     """Record every matrix product of the block, those of backward passes included."""
     found = Shapes()
-    with _Recorder(found.record):
+
+    def follows(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue) -> None:
+        found.record(Form.LINEAR, x, weight, epilogue=epilogue)
+
+    with fused.telling(follows), _Recorder(found.record):
         yield found
 
 
@@ -201,12 +215,24 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             form, output = _detail(packet, form, given, dims=given[names[at_a]].dim())
             offs = given.get("offs")
             groups = 0 if offs is None else offs.shape[0]
-            self._record(form, given[names[at_a]], given[names[at_b]], output, groups)
+            a, b = given[names[at_a]], given[names[at_b]]
+            self._record(form, a, b, output, groups)
+            if _adds_row(packet, given):
+                self._record(form, a, b, output, groups, Epilogue.BIAS)
         elif packet in (_aten.linear, _aten.matmul):
             # Inference mode shows them whole: look at what they are made of.
             with self:
                 return func.decompose(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def _adds_row(packet: Any, given: dict[str, Any]) -> bool:
+    """Whether the product is a linear layer's, with a bias that a kernel could add."""
+    if packet is _own.linear:
+        return given.get("bias") is not None
+    if packet is not _aten.addmm or given.get("out_dtype") is not None:
+        return False
+    return given["self"].dim() == 1 and (given.get("alpha", 1), given.get("beta", 1)) == (1, 1)
 
 
 def _detail(

@@ -1,6 +1,7 @@
 """Puts tuned kernels below torch's own products, by a small compiled binding (dispatch.cpp).
 
-These are `mm`, also with `out_dtype`, `bmm` and `_int_mm`, each also with `out=`. FP32 operands are
+These are `mm`, also with `out_dtype`, `bmm` and `_int_mm`, each also with `out=`; what takes
+factors or adds is Python's (`gemmsmith.ops.adding`). FP32 operands are
 torch's unless torch itself may multiply them in TF32, which the binding asks at every call.
 
 Then forward and backward products of unchanged code run without any Python of ours: a call costs
@@ -187,16 +188,22 @@ class Dispatch:
         """
         self._engine, self._only = engine, only
         if engine is not None:
-            engine.on_swap(self._library.gs_dispatch_forget)
+            engine.on_swap(self._forget)
             by = (engine, engine.snapshot, only, torch.are_deterministic_algorithms_enabled())
             if by != self._decided_by:
-                self._library.gs_dispatch_forget()
+                self._forget()
                 self._decided_by = by
         self._library.gs_dispatch_enable(int(engine is not None))
         adding.switch(
             engine,
             None if only is None else lambda a, b: of_layers(only, a.size(), b.size()),
         )
+
+    def _forget(self) -> None:
+        """Decide everything anew, and take over what there are winners of now."""
+        self._library.gs_dispatch_forget()
+        if self._engine is not None and self._engine.may_add_biases:
+            adding.install_biases(self._kind)
 
     def _resolve(self, words: Any) -> int | None:
         """`gs_resolve`. Nothing may be raised into C."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,19 +19,15 @@ import torch
 
 from gemmsmith.answer import Config
 from gemmsmith.errors import GemmsmithError
-from gemmsmith.operation import Layout
-from gemmsmith.ops.forms import Form, Shape, Spec, allows_tf32, shapes
-from gemmsmith.ops.plan import Plan, misalignment
+from gemmsmith.operation import Epilogue, Layout
+from gemmsmith.ops.biases import adds_bias_afterwards, pays, ways
+from gemmsmith.ops.forms import Form, Shape, Spec, allows_tf32
+from gemmsmith.ops.plan import Beside, Plan, misalignment
 from gemmsmith.ops.platform import Cuda, Platform
 from gemmsmith.runtime.abi import NO_ALGORITHM
 from gemmsmith.runtime.pack import LoadedPack
 
 log = logging.getLogger("gemmsmith")
-
-BIAS_US = 2.0
-"""Fixed cost of the pass that adds a bias: one more launch. An estimate, not measured yet."""
-BIAS_BYTES_PER_US = 3e6
-"""Device memory moved in a microsecond by that pass, 3 TB/s: below an H200's 4.8 TB/s peak."""
 
 CAPACITY = 16_384
 """Products remembered, 3.4 kB each. Beyond that all are forgotten and decided again: a mixture of
@@ -123,6 +119,42 @@ class Engine:
         plan = self.plan(form, a, b, output, 0 if offs is None else offs.shape[0])
         return self.run(plan, form, a, b, scale_a, scale_b, offs=offs)
 
+    def fused(
+        self,
+        form: Form,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        epilogue: Epilogue,
+        bias: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+        scale_a: torch.Tensor | None = None,
+        scale_b: torch.Tensor | None = None,
+        into: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """The product and what follows it by one tuned kernel; None where torch computes them.
+
+        Gives D, and aux where the epilogue stores it.
+
+        Args:
+            form: which product.
+            a: left operand.
+            b: right operand.
+            epilogue: what follows.
+            bias: [N], of D's type, where the epilogue has one.
+            residual: of D's size and type, likewise.
+            scale_a: factor of FP8.
+            scale_b: likewise.
+            into: where to write D; None: a new tensor.
+        """
+        plan = self.plan(form, a, b, epilogue=epilogue)
+        if plan is None or not plan.suits(bias, residual):
+            return None
+        if not all(plan.accepts(one) for one in (residual, into) if one is not None):
+            return None
+        beside = Beside(bias, residual, plan.empty() if epilogue.stores_aux else None)
+        out = self.run(plan, form, a, b, scale_a, scale_b, into, beside=beside)
+        return None if out is None else (out, beside.aux)
+
     def written(
         self,
         form: Form,
@@ -161,6 +193,7 @@ class Engine:
         into: torch.Tensor | None = None,
         added: torch.Tensor | None = None,
         offs: torch.Tensor | None = None,
+        beside: Beside | None = None,
     ) -> torch.Tensor | None:
         """The product by `plan`, which is this product's; None where torch is to compute it."""
         if self.watcher is not None:
@@ -168,7 +201,7 @@ class Engine:
         if plan is None:
             return None
         try:
-            return plan(a, b, scale_a, scale_b, into, added, offs)
+            return plan(a, b, scale_a, scale_b, into, added, offs, beside)
         except GemmsmithError as error:
             self.give_up(plan, error)
             return None
@@ -180,6 +213,7 @@ class Engine:
         b: torch.Tensor | Spec,
         output: torch.dtype | None = None,
         groups: int = 0,
+        epilogue: Epilogue = Epilogue.NONE,
     ) -> Plan | None:
         """How a product is launched; None where torch is to compute it.
 
@@ -192,6 +226,8 @@ class Engine:
             b: right operand, likewise.
             output: the result's element type; None: as torch gives it.
             groups: how many there are of a grouped product.
+            epilogue: what the kernel does with the product. A LINEAR_BIAS without one has either a
+                kernel that adds the bias, or one whose product is worth a pass that does.
         """
         if self._refreshing is not None and self._refreshing.snapshot is not self._snapshot:
             self._forget()
@@ -204,6 +240,7 @@ class Engine:
             form.value,
             output,
             groups,
+            epilogue,
             *((a.dtype, a.device, a.size(), a.stride()) if isinstance(a, torch.Tensor) else a),
             *((b.dtype, b.device, b.size(), b.stride()) if isinstance(b, torch.Tensor) else b),
         )
@@ -219,8 +256,8 @@ class Engine:
         """Decide about a product that was not met before."""
         with self._preparing:
             if key not in plans:
-                (_, output, groups), a, b = key[:3], Spec(*key[3:7]), Spec(*key[7:])
-                plan, keep = self._prepare(form, a, b, output, groups, deterministic)
+                a, b = Spec(*key[4:8]), Spec(*key[8:])
+                plan, keep = self._prepare(ways(form, a, b, *key[1:4]), form, a, deterministic)
                 if not keep:
                     return None
                 if len(plans) >= CAPACITY:
@@ -230,19 +267,13 @@ class Engine:
             return found
 
     def _prepare(
-        self,
-        form: Form,
-        a: Spec,
-        b: Spec,
-        output: torch.dtype | None,
-        groups: int,
-        deterministic: bool,
+        self, shapes: Sequence[Shape], form: Form, a: Spec, deterministic: bool
     ) -> tuple[Plan | None, bool]:
         """The plan, and whether that answer holds for good."""
         index = self.platform.index(a.device)
         if index is None:
             return None, True
-        for shape in shapes(form, a, b, output, groups):
+        for shape in shapes:
             problem = shape.problem
             try:
                 chosen = self._chooser.lookup(
@@ -260,7 +291,7 @@ class Engine:
                 or config.pack in self._broken
                 or config.kernel.arch != self.platform.arch(index)
                 or misalignment(config, shape)
-                or (form is Form.LINEAR_BIAS and not _pays(saving, shape))
+                or (adds_bias_afterwards(form, shape) and not pays(saving, shape))
                 or (form.is_precise and config.kernel.keeps_short_sums)
             ):
                 continue
@@ -305,6 +336,12 @@ class Engine:
         """What the lookup chooses from at present; None where that never changes."""
         return None if self._refreshing is None else self._refreshing.snapshot
 
+    @property
+    def may_add_biases(self) -> bool:
+        """Whether there is a winner that adds a bias, as far as the lookup tells."""
+        rows = getattr(getattr(self._chooser, "snapshot", None), "rows", None)
+        return rows is None or any(row.problem.operation.epilogue is Epilogue.BIAS for row in rows)
+
     def on_swap(self, react: Callable[[], None]) -> None:
         """Have `react` called whenever the lookup takes newer winners, if it ever does."""
         if self._refreshing is not None and hasattr(self._refreshing, "on_swap"):
@@ -326,20 +363,6 @@ class Engine:
             self._complaints.add((pack, reason))
             what = f"kernel pack {pack[:16]}" if pack else "the lookup"
             log.warning("torch's own operators stand in for %s: %s", what, error)
-
-
-def _pays(saving_us: float | None, shape: Shape) -> bool:
-    """Whether a product whose bias is added by a pass of its own still gains on torch's.
-
-    torch adds the bias within the product. No kernel of ours does yet, nor can they read one row
-    as C (its row stride would be 0), so the output is read and written once more. Where nobody
-    knows what the kernel saves, torch computes it: never slower.
-    """
-    if saving_us is None:
-        return False
-    problem = shape.problem
-    moved = 2 * problem.m * problem.n * problem.operation.d.bytes
-    return saving_us > BIAS_US + moved / BIAS_BYTES_PER_US
 
 
 class _Current:

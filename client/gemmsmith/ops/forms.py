@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import DType, Element, Grouping, Layout, Operation, Scaling
+from gemmsmith.operation import DType, Element, Epilogue, Grouping, Layout, Operation, Scaling
 from gemmsmith.problem import MAX_EXTENT, Problem
 
 
@@ -24,7 +24,7 @@ class Form(Enum):
 
     MATMUL = "matmul"  # a[..., M, K] · b[K, N] or b[..., K, N] of the same batch
     LINEAR = "linear"  # a[..., K] · b[N, K]ᵀ
-    LINEAR_BIAS = "linear_bias"  # the same, and a bias is added afterwards
+    LINEAR_BIAS = "linear_bias"  # the same, and a bias is added, by the kernel or afterwards
     WEIGHT_GRADIENT = "weight_gradient"  # a[..., M]ᵀ · b[..., N], over all leading dimensions
     SCALED = "scaled"  # a[M, K] · b[K, N] in FP8, times two scales, however it accumulates
     SCALED_PRECISE = "scaled_precise"  # the same; the tensor core's sums are promoted to FP32
@@ -195,12 +195,17 @@ class Shape:
 
 
 def shapes(
-    form: Form, a: Spec, b: Spec, output: torch.dtype | None = None, groups: int = 0
+    form: Form,
+    a: Spec,
+    b: Spec,
+    output: torch.dtype | None = None,
+    groups: int = 0,
+    epilogue: Epilogue = Epilogue.NONE,
 ) -> tuple[Shape, ...]:
     """The ways in which kernels could run this product, the most natural layout first.
 
     `output` is the result's element type; None: as torch gives it. `groups` is how many there are
-    of a grouped product.
+    of a grouped product. `epilogue` is what the same kernel does with the product.
     """
     operation = operation_of(form, a.dtype, b.dtype, output)
     if operation is None or a.device != b.device:
@@ -222,7 +227,7 @@ def shapes(
     for (row_a, lda), (row_b, ldb) in itertools.product(left.orders(), orders_b):
         layout = Layout(("t" if row_a else "n") + ("t" if row_b else "n"))
         try:
-            laid = replace(operation, layout=layout, grouping=grouping)
+            laid = replace(operation, layout=layout, grouping=grouping, epilogue=epilogue)
             problem = Problem.of(laid, m, n, k, batch)
         except InvalidProblem:  # these types have no such layout
             continue
@@ -241,12 +246,17 @@ def shapes(
 
 
 def present_shapes(
-    form: Form, a: Spec, b: Spec, output: torch.dtype | None = None, groups: int = 0
+    form: Form,
+    a: Spec,
+    b: Spec,
+    output: torch.dtype | None = None,
+    groups: int = 0,
+    epilogue: Epilogue = Epilogue.NONE,
 ) -> tuple[Shape, ...]:
     """`shapes`; none for a TF32 product while torch multiplies FP32 matrices in full precision."""
     if a.dtype is torch.float32 and not allows_tf32():
         return ()
-    return shapes(form, a, b, output, groups)
+    return shapes(form, a, b, output, groups, epilogue)
 
 
 def _grouped_operands(

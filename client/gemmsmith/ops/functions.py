@@ -17,7 +17,7 @@ from torch.nn import functional
 from gemmsmith.ops import fallback
 from gemmsmith.ops.engine import Engine, current
 from gemmsmith.ops.forms import Form, Spec
-from gemmsmith.ops.plan import Plan
+from gemmsmith.ops.plan import Beside, Plan
 
 _modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._functorch.peek_interpreter_stack
@@ -75,15 +75,31 @@ def linear_below(
     form = Form.LINEAR if bias is None else Form.LINEAR_BIAS
     engine = current()
     if unobserved():
-        out = engine.run(plan, form, x, weight) if engine is not None else None
-        if out is None:
-            return functional.linear(x, weight, bias)
-        return out if bias is None else out.add_(bias)
+        out = None if engine is None else linear_by_kernel(engine, plan, x, weight, bias)
+        return functional.linear(x, weight, bias) if out is None else out
     if torch_computes(form, x, weight):
         return functional.linear(x, weight, bias)
     with torch._C._AutoDispatchBelowAutograd():
         result: torch.Tensor = torch.ops.gemmsmith.linear(x, weight, bias)
         return result
+
+
+def linear_by_kernel(
+    engine: Engine,
+    plan: Plan | None,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor | None:
+    """The same by a kernel, which adds the bias itself or is followed by a pass that does."""
+    if bias is None:
+        return engine.run(plan, Form.LINEAR, x, weight)
+    if plan is None or not plan.adds_bias:
+        out = engine.run(plan, Form.LINEAR_BIAS, x, weight)
+        return None if out is None else out.add_(bias)
+    # A bias of another type, or with gaps, is torch's.
+    fitting = plan if plan.suits(bias, None) else None
+    return engine.run(fitting, Form.LINEAR_BIAS, x, weight, beside=Beside(bias))
 
 
 def accumulate(into: torch.Tensor, dy: torch.Tensor, x: torch.Tensor) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from gemmsmith.operation import Epilogue
 from gemmsmith.ops import fallback, functions
 from gemmsmith.ops.engine import current
 from gemmsmith.ops.forms import SCALED_TYPES, Form
@@ -41,7 +42,7 @@ def linear(
         RuntimeError: torch's, where the sizes or types do not go together.
     """
     if main_grad is not None:
-        _check_main_grad(main_grad, weight)
+        check_main_grad(main_grad, weight)
     if (current() is None and main_grad is None) or not ours(x, weight):
         return functional.linear(x, weight, bias)
     if torch.compiler.is_compiling() or not functions.unobserved():
@@ -119,7 +120,12 @@ def _multiplies_plainly(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dim() == b.dim() > 2 and a.shape[:-2] == b.shape[:-2]
 
 
-def _check_main_grad(main_grad: torch.Tensor, weight: torch.Tensor) -> None:
+def check_main_grad(main_grad: torch.Tensor, weight: torch.Tensor) -> None:
+    """Refuse what no weight's gradient can be added to.
+
+    Raises:
+        ValueError: as `linear` says.
+    """
     if main_grad.shape != weight.shape or main_grad.device != weight.device:
         raise ValueError(
             f"main_grad must be {tuple(weight.shape)} on {weight.device}, like the weight, got "
@@ -170,7 +176,8 @@ def _matmul_autograd(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 # Autocast's part: as for torch's own linear and matmul.
 
 
-def _cast(tensor: torch.Tensor | None, dtype: torch.dtype) -> Any:
+def cast(tensor: torch.Tensor | None, dtype: torch.dtype) -> Any:
+    """The tensor as autocast hands it to a product."""
     if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
         return tensor
     return tensor.to(dtype)
@@ -184,12 +191,12 @@ def _linear_autocast(
 ) -> torch.Tensor:
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind)
-    return _linear_autograd(_cast(x, dtype), _cast(weight, dtype), _cast(bias, dtype), main_grad)
+    return _linear_autograd(cast(x, dtype), cast(weight, dtype), cast(bias, dtype), main_grad)
 
 
 def _matmul_autocast(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     dtype = torch.get_autocast_dtype(a.device.type)
-    return _matmul_autograd(_cast(a, dtype), _cast(b, dtype))
+    return _matmul_autograd(cast(a, dtype), cast(b, dtype))
 
 
 # The devices' part: what a compiled graph calls.
@@ -203,10 +210,11 @@ def _linear(
 ) -> torch.Tensor:
     form = Form.LINEAR if bias is None else Form.LINEAR_BIAS
     engine = current()
-    out = engine.product(form, x, weight) if engine is not None else None
-    if out is None:
-        return functional.linear(x, weight, bias).contiguous()
-    return out if bias is None else out.add_(bias)
+    out = None
+    if engine is not None:
+        plan = engine.plan(form, x, weight)
+        out = functions.linear_by_kernel(engine, plan, x, weight, bias)
+    return functional.linear(x, weight, bias).contiguous() if out is None else out
 
 
 def _product(form: Form) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -228,10 +236,14 @@ def _scaled_mm(
     use_fast_accum: bool = False,
 ) -> torch.Tensor:
     engine = current()
-    # No kernel adds a bias or writes another type, and a pass of its own seldom pays.
-    if engine is not None and bias is None and out_dtype == torch.bfloat16:
+    # No kernel writes another type; a pass of its own for a bias seldom pays.
+    if engine is not None and out_dtype == torch.bfloat16:
         form = Form.SCALED if use_fast_accum else Form.SCALED_PRECISE
-        out = engine.product(form, a, b, scale_a, scale_b)
+        if bias is None:
+            out = engine.product(form, a, b, scale_a, scale_b)
+        else:
+            found = engine.fused(form, a, b, Epilogue.BIAS, bias, None, scale_a, scale_b)
+            out = None if found is None else found[0]
         if out is not None:
             return out
     return fallback.scaled(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)

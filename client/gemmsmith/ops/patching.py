@@ -1,13 +1,14 @@
 """`gemmsmith.patch`: tuned kernels in code that calls torch's own operators.
 
-All products of two matrices without a bias, or with a model those of its `nn.Linear` modules, run
-tuned kernels in every thread, by a compiled binding below autograd that costs a call a fraction of
-a microsecond (`gemmsmith.ops.dispatch`). Products into FP32 and added to FP32 sums, INT8 ones, and
-FP32 ones while torch may multiply them in TF32, are among them, and so are the grouped products of
-experts, with or without the binding. A model's products are known by their sizes. Its modules with
-a bias, which torch adds within a product that the binding leaves alone, change class for the while:
-parameters, hooks and `state_dict` stay, and a call costs some ten microseconds more. A product that
-a compiler makes one `addmm` with a sum, as with a residual of two dimensions, stays torch's.
+All products of two matrices, or with a model those of its `nn.Linear` modules, run tuned kernels in
+every thread, by a compiled binding below autograd that costs a call a fraction of a microsecond
+(`gemmsmith.ops.dispatch`). Products into FP32 and added to FP32 sums, INT8 ones, and FP32 ones
+while torch may multiply them in TF32, are among them, and so are the grouped products of experts,
+with or without the binding. `addmm` of a bias does so where there are winners that add one, by
+Python in its place. A model's products are known by their sizes. Its modules with a bias change
+class for the while: parameters, hooks and `state_dict` stay, and a call costs some ten microseconds
+more. A product that a compiler makes one `addmm` with a sum, as with a residual of two dimensions,
+stays torch's.
 
 Where the binding cannot be had, or a report is wanted, all `nn.Linear` modules of a model change
 class; without a model a torch function mode catches `F.linear` and the products of `torch` in this
@@ -62,8 +63,8 @@ def patch(
         model: replace the products of its `nn.Linear` modules (not those of derived classes) and
             the grouped ones with its weights, and with them any of just their sizes elsewhere in
             the process; None: replace the products of `F.linear`, `torch.matmul` and `@`, `mm`,
-            `bmm` and `_int_mm`, of `addmm` and `baddbmm` with `out_dtype` (and plain `addmm`, where
-            a function mode does it, in this thread only), and grouped ones.
+            `bmm` and `_int_mm`, of `addmm` and `baddbmm` with `out_dtype`, of plain `addmm` with a
+            bias, and grouped ones.
         report: print at the end what was computed by what, how often, and the expected gain.
         file: where to; standard error if None.
     """

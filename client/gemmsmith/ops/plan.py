@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -48,6 +48,14 @@ class RawPlan(ctypes.Structure):
 
 if ctypes.sizeof(Arguments) > RawPlan.arguments.size:
     raise ImportError("gs_plan has no room for gs_arguments; enlarge kArgumentsBytes")
+
+
+class Beside(NamedTuple):
+    """What an epilogue reads and writes: tensors that the plan `suits`, and `aux` of D's size."""
+
+    bias: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
+    aux: torch.Tensor | None = None
 
 
 class _ThreadArguments(threading.local):
@@ -148,6 +156,12 @@ class Plan:
             device=self._index,
             offsets=_SAMPLE_POINTER if operation.is_grouped else None,
         )
+        if operation.epilogue.has_bias:
+            arguments.bias = _SAMPLE_POINTER
+        if operation.epilogue.has_residual:
+            arguments.residual, arguments.ld_residual = _SAMPLE_POINTER, problem.n
+        if operation.epilogue.stores_aux:
+            arguments.aux, arguments.ld_aux = _SAMPLE_POINTER, problem.n
         if operation.scaling is Scaling.ROW:
             arguments.scale_a = arguments.scale_b = _SAMPLE_POINTER
             # Tokens have one factor each; a group's own matrix has its own.
@@ -186,6 +200,7 @@ class Plan:
         into: torch.Tensor | None = None,
         added: torch.Tensor | None = None,
         offs: torch.Tensor | None = None,
+        beside: Beside | None = None,
     ) -> torch.Tensor | None:
         """The product; None where these very operands are not aligned, or it is too early.
 
@@ -197,6 +212,7 @@ class Plan:
             into: where to write, if the plan `accepts` it; None: a new tensor.
             added: what a plan that accumulates adds, likewise; None: what `into` holds.
             offs: contiguous int32 on the device, where each group of a grouped product ends.
+            beside: what the epilogue has, if there is one.
 
         Raises:
             LaunchFailed: the kernel or CUDA refused; nothing was launched.
@@ -212,17 +228,42 @@ class Plan:
             self._cold = False
         if platform.current() != index:
             with platform.guard(index):
-                return self._launch(at_a, at_b, scale_a, scale_b, into, added, offs)
-        return self._launch(at_a, at_b, scale_a, scale_b, into, added, offs)
+                return self._launch(at_a, at_b, scale_a, scale_b, into, added, offs, beside)
+        return self._launch(at_a, at_b, scale_a, scale_b, into, added, offs, beside)
+
+    @property
+    def adds_bias(self) -> bool:
+        """Whether the kernel adds a bias itself."""
+        return self.shape.problem.operation.epilogue.has_bias
+
+    def empty(self) -> torch.Tensor:
+        """Memory for the result."""
+        return torch.empty(self._output, dtype=self._dtype, device=self._device)
 
     def accepts(self, into: torch.Tensor) -> bool:
         """Whether the kernel can write to this tensor: packed, aligned, of the result's type."""
+        return self._is_packed(into) and not into.data_ptr() & self._mask_d
+
+    def suits(self, bias: torch.Tensor | None, residual: torch.Tensor | None) -> bool:
+        """Whether the epilogue has these and can read them as they lie; of traced tensors too."""
+        epilogue, n = self.shape.problem.operation.epilogue, self.shape.problem.n
+        if (epilogue.has_bias, epilogue.has_residual) != (bias is not None, residual is not None):
+            return False
+        if residual is not None and not self._is_packed(residual):
+            return False
+        return bias is None or (
+            bias.dtype == self._dtype
+            and bias.device == self._device
+            and bias.size() == (n,)
+            and (n == 1 or bias.stride() == (1,))
+        )
+
+    def _is_packed(self, tensor: torch.Tensor) -> bool:
         return (
-            into.dtype == self._dtype
-            and into.device == self._device
-            and into.size() == torch.Size(self._output)
-            and into.is_contiguous()
-            and not into.data_ptr() & self._mask_d
+            tensor.dtype == self._dtype
+            and tensor.device == self._device
+            and tensor.size() == torch.Size(self._output)
+            and tensor.is_contiguous()
         )
 
     def _launch(
@@ -234,10 +275,11 @@ class Plan:
         into: torch.Tensor | None,
         added: torch.Tensor | None,
         offs: torch.Tensor | None,
+        beside: Beside | None,
     ) -> torch.Tensor:
         out = into
         if out is None:
-            out = torch.empty(self._output, dtype=self._dtype, device=self._device)
+            out = self.empty()
         local = self._local
         arguments = local.arguments
         arguments.a = at_a
@@ -249,6 +291,11 @@ class Plan:
             arguments.scale_a, arguments.scale_b = scale_a.data_ptr(), scale_b.data_ptr()
         if offs is not None:
             arguments.offsets = offs.data_ptr()
+        if beside is not None:
+            bias, residual, aux = beside
+            arguments.bias = None if bias is None else bias.data_ptr()
+            arguments.residual = None if residual is None else residual.data_ptr()
+            arguments.aux = None if aux is None else aux.data_ptr()
         workspace = 0
         if self._workspace:
             # Freed on return, but to this stream only: the next owner's work comes after ours.

@@ -1,15 +1,22 @@
 /* A kernel pack whose kernels run on the host, for each layout and type, and some that misbehave. */
 #include <gemmsmith/abi.h>
+#include <math.h>
 #include <string.h>
 
 static const char *names[] = {"tn", "tt", "nt", "nn", "fp8", "refuses", "fails", "split",
                               "int8", "int8_bf16", "int8_row", "other_library", "no_algorithm",
                               "f32_tn", "f32_tt", "f32_nt", "f32_nn",
                               "tf32_tn", "tf32_tt", "tf32_nt", "tf32_nn",
-                              "rows_tn", "rows_tt", "depth_nt", "rows_fp8", "depth_fp8"};
+                              "rows_tn", "rows_tt", "depth_nt", "rows_fp8", "depth_fp8",
+#define FUSED(name) "then_" name "_tn", "then_" name "_tt"
+                              FUSED("bias"), FUSED("bias_gelu_tanh"), FUSED("bias_gelu_tanh_aux"),
+                              FUSED("bias_gelu"), FUSED("bias_gelu_aux"), FUSED("bias_silu"),
+                              FUSED("bias_silu_aux"), FUSED("bias_relu2"), FUSED("bias_relu2_aux"),
+                              FUSED("residual"), FUSED("bias_residual"), "fp8_then_bias"};
 enum { kTn, kTt, kNt, kNn, kFp8, kRefuses, kFails, kSplit,
        kInt8, kInt8Bf16, kInt8Row, kOtherLibrary, kNoAlgorithm, kF32, kTf32 = kF32 + 4,
-       kRowsTn = kTf32 + 4, kRowsTt, kDepthNt, kRowsFp8, kDepthFp8, kCount };
+       kRowsTn = kTf32 + 4, kRowsTt, kDepthNt, kRowsFp8, kDepthFp8,
+       kFused, kFusedEnd = kFused + 22, kFp8Bias = kFusedEnd, kCount };
 static int64_t runs;
 
 GS_API int64_t runs_so_far(void) { return runs; }
@@ -35,15 +42,25 @@ static float e4m3(uint8_t value) { /* no NaN among the tests' operands */
   return (value & 128 ? -1 : 1) * scale * (mantissa + (exponent ? 1 : 0));
 }
 
-static int grouped(int32_t i) { return i >= kRowsTn; }
+static int grouped(int32_t i) { return i >= kRowsTn && i < kFused; }
+static int fused(int32_t i) { return i >= kFused; }
+/* What an epilogue has, by its name. */
+static int has(int32_t i, const char *part) { return fused(i) && strstr(names[i], part) != 0; }
+static float activated(int32_t i, float x) {
+  if (has(i, "gelu_tanh")) return x / 2 * (1 + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
+  if (has(i, "gelu")) return x / 2 * (1 + erff(x * 0.70710678f));
+  if (has(i, "silu")) return x / (1 + expf(-x));
+  if (has(i, "relu2")) return x < 0 ? 0 : x * x;
+  return x;
+}
 static int by_rows(int32_t i) { return i == kRowsTn || i == kRowsTt || i == kRowsFp8; }
-static int fp8(int32_t i) { return i == kFp8 || i == kRowsFp8 || i == kDepthFp8; }
+static int fp8(int32_t i) { return i == kFp8 || i == kFp8Bias || i == kRowsFp8 || i == kDepthFp8; }
 static int row_scaled(int32_t i) { return i == kInt8Row || i == kRowsFp8 || i == kDepthFp8; }
 
 static float read(int32_t i, const void *from, int64_t at) {
   if (fp8(i)) return e4m3(((const uint8_t *)from)[at]);
   if (i >= kInt8 && i <= kInt8Row) return ((const int8_t *)from)[at];
-  if (i < kTf32 || grouped(i)) return widen(((const uint16_t *)from)[at]);
+  if (i < kTf32 || i >= kRowsTn) return widen(((const uint16_t *)from)[at]);
   uint32_t bits = ((const uint32_t *)from)[at] & 0xffffe000u; /* as tensor cores read FP32 */
   float result;
   memcpy(&result, &bits, 4);
@@ -64,6 +81,8 @@ GS_API int32_t gs_can_implement(int32_t i, const gs_arguments *g) {
   if (grouped(i) != (g->offsets != 0)) return 4;
   if (grouped(i) && (g->batch_stride_a || !by_rows(i) != !g->batch_stride_b ||
                      g->batch_stride_d != (by_rows(i) ? 0 : (int64_t)g->m * g->n))) return 4;
+  if (has(i, "bias") != !!g->bias || has(i, "residual") != !!g->residual) return 4;
+  if (has(i, "aux") != !!g->aux) return 4;
   return i == kRefuses ? 4 : 0;
 }
 GS_API int64_t gs_workspace_bytes(int32_t i, const gs_arguments *g) {
@@ -72,10 +91,11 @@ GS_API int64_t gs_workspace_bytes(int32_t i, const gs_arguments *g) {
 GS_API int32_t gs_run(int32_t i, const gs_arguments *g, void *workspace, void *stream) {
   if (i == kFails) return 1009;
   if ((i == kSplit) != (workspace != 0) || stream != (void *)77) return 6;
-  if (g->beta != 0 && (i < kF32 || grouped(i) || g->beta != 1)) return 6;
+  if (g->beta != 0 && (i < kF32 || i >= kRowsTn || g->beta != 1)) return 6;
   if (gs_can_implement(i, g) == 4) return 6;
   if (workspace) memset(workspace, 0, 1000);
-  int plain = i < kF32 || grouped(i), layout = plain ? i : (i - kF32) % 4;
+  int plain = i < kF32 || i >= kRowsTn, layout = plain ? i : (i - kF32) % 4;
+  if (fused(i)) layout = i < kFusedEnd && (i - kFused) % 2 ? kTt : kTn;
   if (grouped(i)) layout = i == kRowsTt ? kTt : i == kDepthNt ? kNt : kTn;
   int a_rows = layout != kNt && layout != kNn, b_rows = layout == kTt || layout == kNt;
   float factor = g->alpha;
@@ -96,7 +116,13 @@ GS_API int32_t gs_run(int32_t i, const gs_arguments *g, void *workspace, void *s
         int64_t at = z * g->batch_stride_d + m * g->ldd + n;
         if (row_scaled(i)) sum *= g->scale_a[z * g->batch_stride_scale_a + m] *
                                   g->scale_b[z * g->batch_stride_scale_b + n];
-        if (i == kInt8) ((int32_t *)g->d)[at] = (int32_t)sum;
+        if (fused(i)) {
+          float x = sum * factor;
+          if (g->bias) x += widen(((const uint16_t *)g->bias)[n]);
+          if (g->residual) x += widen(((const uint16_t *)g->residual)[m * g->ld_residual + n]);
+          if (g->aux) ((uint16_t *)g->aux)[m * g->ld_aux + n] = narrow(x);
+          ((uint16_t *)g->d)[at] = narrow(activated(i, x));
+        } else if (i == kInt8) ((int32_t *)g->d)[at] = (int32_t)sum;
         else if (plain) ((uint16_t *)g->d)[at] = narrow(sum * factor);
         else ((float *)g->d)[at] = sum * factor + (g->beta ? g->beta * ((const float *)g->c)[at_c] : 0);
       }

@@ -11,6 +11,7 @@ import timeit
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ import gemmsmith
 from gemmsmith.ops.dispatch import Dispatch, _binding, of_layers
 from gemmsmith.ops.engine import Engine, install
 from gemmsmith.ops.patching import TunedLinear
+from gemmsmith.problem import Problem
 from tests.support.stand_in import Chooser, Host, Packs
 
 BF16 = torch.bfloat16
@@ -310,6 +312,74 @@ def test_sums_of_a_models_layers_only(engine: Engine, runs: Runs) -> None:
     assert runs() == 1
 
 
+def test_a_bias_is_added_by_the_kernel(patched: Engine, chooser: Chooser, runs: Runs) -> None:
+    a, b = operands((4, 16), (16, 8))
+    (bias,) = operands((8,))
+    expected = bias.float() + a.float() @ b.float()
+    into = torch.empty(4, 8, dtype=BF16)
+    for found in (
+        torch.addmm(bias, a, b),
+        torch.addmm(bias.expand(4, 8), a, b),
+        torch.addmm(bias, a, b, out=into),
+        functional.linear(a, b.t().contiguous(), bias),
+    ):
+        close(found, expected)
+    assert runs() == 4
+    assert torch.equal(into, torch.addmm(bias, a, b))
+    runs()
+    assert {problem.dtype for problem in chooser.asked} == {"bf16.then_bias"}
+    # What is no bias, or has factors, is torch's.
+    for added, factors in (
+        (bias, {"beta": 0.5}),
+        (bias, {"alpha": 2}),
+        (torch.ones(4, 8, dtype=BF16), {}),
+        (torch.ones(4, 1, dtype=BF16), {}),
+    ):
+        found = torch.addmm(added, a, b, **factors)
+        expected = added.float() * factors.get("beta", 1) + (
+            a.float() @ b.float() * factors.get("alpha", 1)
+        )
+        close(found, expected)
+    assert runs() == 0
+
+
+def test_a_bias_layer_trains_by_three_kernels(patched: Engine, runs: Runs) -> None:
+    model = layers(16, 24, bias=True)
+    trains(model, 16)
+    assert runs() == 3
+
+
+def test_a_compiled_bias_layer_calls_them_too(patched: Engine, runs: Runs) -> None:
+    model = layers(16, 24, bias=True)
+    compiled = torch.compile(model, backend="aot_eager")
+    trains(model, 16, compiled)
+    assert runs() == 3
+
+
+def test_without_a_winner_a_bias_is_torchs(patched: Engine, chooser: Chooser, runs: Runs) -> None:
+    chooser.answers = lambda problem: not problem.operation.is_fused
+    a, b, bias = *operands((4, 16), (16, 8)), torch.randn(8).to(BF16)
+    expected = bias.float() + a.float() @ b.float()
+    close(torch.addmm(bias, a, b), expected)
+    assert runs() == 0
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "expected"),
+    [(("bf16", "bf16.then_residual"), False), (("bf16", "fp16.then_bias"), True), ((), False)],
+)
+def test_addmm_is_left_alone_where_no_winner_adds_a_bias(
+    pack: Path, dtypes: tuple[str, ...], expected: bool
+) -> None:
+    rows = [SimpleNamespace(problem=Problem(m=8, n=8, k=8, dtype=each)) for each in dtypes]
+
+    class Pinned(Chooser):
+        pinned = True
+        snapshot = SimpleNamespace(rows=rows)
+
+    assert Engine(Pinned(), Packs(pack)).may_add_biases is expected
+
+
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
     before = torch.backends.cuda.matmul.allow_tf32
@@ -481,6 +551,7 @@ def test_gradients_of_a_bias_layer_whose_forward_product_is_torchs(
     engine: Engine, chooser: Chooser, runs: Runs
 ) -> None:
     chooser.saving_us = None  # not known to outweigh the pass that adds the bias
+    chooser.answers = lambda problem: not problem.operation.is_fused
     model = layers(16, 24, bias=True)
     with gemmsmith.patch(model):
         trains(model, 16)

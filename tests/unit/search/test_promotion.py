@@ -87,6 +87,18 @@ def test_what_is_told_of_rivals_and_spreads_is_the_winners_and_decides_nothing()
     )
 
 
+@pytest.mark.parametrize(("rival_us", "use"), [(10.6, Use.CUTLASS), (10.0, Use.CUBLAS)])
+def test_no_kernel_is_recommended_that_does_not_beat_what_any_program_has(
+    rival_us: float, use: Use
+) -> None:
+    slow, fast = named("slow"), named("fast")
+    held = finals({slow: 11.0, fast: 10.2}, baseline=12.0)
+    samples = tuple(us * rival_us / 10.2 for us in held.samples_us[1])
+    rival = Rival(name="torch.compile", samples_us=samples, is_to_be_beaten=True)
+    decision = decide(replace(held, rivals=(rival,)))
+    assert (decision.candidate, decision.use) == (fast, use)
+
+
 def test_the_winner_is_fastest_between_the_states_of_what_gains_in_both() -> None:
     hot, both, steady = named("hot"), named("both"), named("steady")
     decision = decide(

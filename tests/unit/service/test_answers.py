@@ -232,6 +232,8 @@ def test_a_question_takes_what_a_body_takes() -> None:
         {"m": 1, "n": 2, "k": 3, "groups": 8},
         {"m": 1, "n": 2, "k": 3, "grouping": "rows", "groups": 8, "batch": 4},
         {"m": 1, "n": 2, "k": 3, "epilogue": "magic"},
+        {"m": 1, "n": 2, "k": 3, "epilogue": "bias", "batch": 2},
+        {"m": 1, "n": 2, "k": 3, "epilogue": "bias", "out": "f32"},
         [1, 2, 3],
         None,
     ]

@@ -107,6 +107,7 @@ GOOD_GROUPS = kernel(
     swapped=True,
 )
 GOOD_WALKED = named(replace(GOOD_GROUPS, backend=Backend.CUTE, scheduler=TileScheduler.GROUPS))
+GOOD_FUSED = named(replace(GOOD, dtype="bf16.then_bias_gelu_aux"))
 
 BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
     ("architecture_is_known", GOOD, {"arch": "sm75"}),
@@ -149,6 +150,16 @@ BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
         GOOD_GROUPS,
         {"dtype": "fp8_e4m3.scale_row.group_rows"},
     ),
+    ("fused_kernels_leave_by_tma", GOOD_FUSED, {"epilogue": EpilogueSchedule.NO_SMEM}),
+    ("fused_kernels_leave_by_tma", GOOD_FUSED, {"scheduler": TileScheduler.STREAM_K}),
+    ("fused_kernels_leave_by_tma", GOOD_FUSED, {"alignment_a": 1, "alignment_b": 1}),
+    (
+        "fused_kernels_leave_by_tma",
+        GOOD_FUSED,
+        {"mainloop": MainloopSchedule.WARP_SPECIALIZED, "scheduler": TileScheduler.GRID},
+    ),
+    ("activation_leaves_registers", GOOD_FUSED, {"tile": (128, 256, 64), "swapped": True}),
+    ("fields_follow_name", GOOD_FUSED, {"dtype": "bf16.then_bias_gelu"}),
     ("scheduler_suits_grouping", GOOD_CLUSTER, {"scheduler": TileScheduler.GROUPS}),
     ("scheduler_suits_grouping", GOOD_WALKED, {"dtype": "bf16"}),
     ("groups_are_stored_in_16_bits", GOOD_WALKED, {"dtype": "bf16.out_f32.group_rows"}),
@@ -198,6 +209,7 @@ BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
         GOOD_SCALE_ROW,
         GOOD_GROUPS,
         GOOD_WALKED,
+        GOOD_FUSED,
     ],
 )
 def test_good_kernels_pass(subject: Kernel) -> None:

@@ -43,6 +43,9 @@ class CutlassBackend(ABC):
     groupings: ClassVar[frozenset[Grouping]] = frozenset({Grouping.NONE})
     """How products may be grouped."""
 
+    epilogues: ClassVar[frozenset[Epilogue]] = frozenset({Epilogue.NONE})
+    """What may follow them."""
+
     @abstractmethod
     def legal(
         self, problem: Problem, arch: Architecture, level: Level
@@ -68,8 +71,8 @@ class CutlassBackend(ABC):
             and (operation.a is not Element.TF32 or operation.layout.is_k_major)
             and operation.grouping in self.groupings
             and (operation.scaling is usual or scaling in self.scalings)
-            and not (operation.is_grouped and arch is not SM90)
-            and operation.epilogue is Epilogue.NONE
+            and operation.epilogue in self.epilogues
+            and not ((operation.is_grouped or operation.is_fused) and arch is not SM90)
             and (arch is SM90 or bool(generated.kernels(operation.of_kernels, arch)))
         )
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from math import ceil
 
+from gemmsmith.epilogue import Activation
 from gemmsmith.kernel import CutlassKernel, MainloopSchedule, TileScheduler
+from gemmsmith.operation import Operation
 from tuner.arch import SM90, architecture
 from tuner.backends.backend import Features
 from tuner.backends.cutlass import footprint
@@ -49,6 +51,14 @@ CPASYNC_INGEST = 0.45
 """Of TMA's ingest, what producer warps reach with cp.async of 16 bytes (less, the less aligned)."""
 MULTISTAGE_RATE = 0.25
 """Of `wgmma`'s rate, what CUTLASS 2.x reaches with element-wise loads and two stages."""
+ACTIVATION_CLOCKS = {
+    Activation.GELU_TANH: 1 / 16,
+    Activation.GELU: 1 / 8,
+    Activation.SILU: 1 / 8,
+    Activation.RELU2: 1 / 64,
+}
+"""What an SM takes for one element, by counts of instructions: 16 approximations of a function or
+128 others a clock. Not measured."""
 
 
 def features(kernel: CutlassKernel) -> Features[float]:
@@ -80,8 +90,15 @@ def features(kernel: CutlassKernel) -> Features[float]:
         fixed_us=fixed,
         compute_clocks=compute,
         ingest_bytes=ingest,
-        store_clocks=m * n * kernel.operation.d.bytes / STORE_BYTES_PER_CLOCK,
+        store_clocks=m * n * _element_clocks(kernel.operation),
     )
+
+
+def _element_clocks(operation: Operation) -> float:
+    """What an SM takes from an element's sum until it is stored."""
+    moved = operation.d.bytes * (1 + operation.epilogue.matrices)
+    activation = operation.epilogue.activation
+    return moved / STORE_BYTES_PER_CLOCK + (ACTIVATION_CLOCKS[activation] if activation else 0.0)
 
 
 def _k_tile(kernel: CutlassKernel) -> tuple[float, float]:

@@ -69,11 +69,17 @@ def epilogue_tile(kernel: CutlassKernel) -> tuple[int, int]:
 
 
 def epilogue_bytes(kernel: CutlassKernel) -> int:
-    """Bytes of the epilogue's staging buffers; C and D have one type, so they share them."""
+    """Bytes of the epilogue's staging buffers; C and D have one type, so they share them.
+
+    What an activation is applied to has as many of its own.
+    """
     if kernel.epilogue is not EpilogueSchedule.TMA:
         return 0
     m, n = epilogue_tile(kernel)
-    return m * n * stored_bytes(kernel) * _epilogue_stages(kernel)
+    if not kernel.operation.is_fused or kernel.operation.epilogue.has_residual:
+        return m * n * stored_bytes(kernel) * _epilogue_stages(kernel)
+    matrices = 1 + kernel.operation.epilogue.stores_aux
+    return m * n * stored_bytes(kernel) * min(_epilogue_parts(kernel), 2) * matrices
 
 
 def stored_bytes(kernel: CutlassKernel) -> int:
@@ -85,9 +91,15 @@ def stored_bytes(kernel: CutlassKernel) -> int:
 def _epilogue_stages(kernel: CutlassKernel) -> int:
     if kernel.epilogue is not EpilogueSchedule.TMA:
         return 0
-    m, n = epilogue_tile(kernel)
-    parts = (kernel.tile[0] // m) * (kernel.tile[1] // n)
+    parts = _epilogue_parts(kernel)
+    if kernel.operation.is_fused and not kernel.operation.epilogue.has_residual:
+        return min(parts, 4)  # of a pipeline that loads nothing
     return max(min(parts, 4), min(parts, 2) + 1)
+
+
+def _epilogue_parts(kernel: CutlassKernel) -> int:
+    m, n = epilogue_tile(kernel)
+    return (kernel.tile[0] // m) * (kernel.tile[1] // n)
 
 
 def stages(kernel: CutlassKernel) -> int:
@@ -142,7 +154,15 @@ def _epilogue_storage(kernel: CutlassKernel) -> int:
 
 
 def _fusion_bytes(kernel: CutlassKernel) -> int:
-    """A factor for each column of the tile; else an empty fusion's byte."""
+    """A factor or bias for each column of the tile; else an empty fusion's byte.
+
+    A swapped kernel reads its bias, which runs along the rows, straight from memory.
+    """
+    epilogue = kernel.operation.epilogue
+    if epilogue.has_bias and not kernel.swapped:
+        return kernel.tile[1] * kernel.operation.d.bytes
+    if epilogue.stores_aux:
+        return 0  # its buffers, which are counted with D's, make the fusion not empty
     factors = scales_rows(kernel) and stores_itself(kernel)
     return kernel.tile[1] * Element.F32.bytes if factors else 1
 

@@ -90,6 +90,8 @@ def _made(
 ) -> dict[str, tuple[CutlassKernel, GemmOperation]]:
     if not {operation.a, operation.b, operation.d} <= DATA_TYPES.keys():
         return {}
+    if operation.is_grouped or operation.is_fused:
+        return {}
     found: dict[str, tuple[CutlassKernel, GemmOperation]] = {}
     for each in _operations(arch.name):
         for kernel in _kernels_of(each, operation, arch):

@@ -16,7 +16,7 @@ leaves out a few fields, so these conventions hold throughout:
   says, `gemmsmith…_cluster_split_k` and `gemmsmith…_groups` ones are our own around CUTLASS's
   mainloop, and TMA kernels
   with `align1` copy operands that TMA cannot read. `_scale_row` ones apply factors per row and
-  column.
+  column, `_then_…` ones the epilogue that they name.
 * CUTLASS 2.x operations are column-major-D in CUTLASS's library, and its emitter transposes them
   back: the emitted kernel has the problem's own orientation, and is not swapped. Their names end in
   the architecture where that is not sm90.
@@ -217,8 +217,14 @@ def name_of(kernel: CutlassKernel) -> str:
 def struct_of(kernel: CutlassKernel) -> str:
     """The name of what CUTLASS's text defines: unique among kernels that differ in it."""
     name: str = gemm_operation(kernel).procedural_name()
-    applies = stores_itself(kernel) and kernel.backend is not Backend.CUTE
-    return f"{name}_scale_row" if scales_rows(kernel) and applies else name
+    return name if kernel.backend is Backend.CUTE else f"{name}{struct_suffix(kernel)}"
+
+
+def struct_suffix(kernel: CutlassKernel) -> str:
+    """What its epilogue computes that CUTLASS's names do not tell."""
+    if kernel.operation.is_fused:
+        return f"_then_{kernel.operation.epilogue.value}"
+    return "_scale_row" if scales_rows(kernel) and stores_itself(kernel) else ""
 
 
 def scales_rows(kernel: CutlassKernel) -> bool:
@@ -327,13 +333,16 @@ def _operation_3x(kernel: CutlassKernel) -> GemmOperation:
     grouped = kernel.operation.is_grouped and kernel.backend is Backend.CUTLASS3X
     if grouped:
         scheduler = TileSchedulerType.Default  # CUTLASS's one for groups
+    source = d
+    if kernel.operation.is_fused and not kernel.operation.epilogue.has_residual:
+        source = TensorDescription(DataType.void, d.layout, d.alignment)
     return GemmOperation(
         GemmKind.GroupedUniversal3x if grouped else GemmKind.Universal3x,
         90,
         description,
         a,
         b,
-        d,
+        source,
         DATA_TYPES[_computed(kernel)],
         D=d,
         kernel_schedule=to_grouped_schedule(schedule, grouped),

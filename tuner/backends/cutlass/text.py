@@ -8,7 +8,7 @@ from gemmsmith.kernel import CutlassKernel
 from tuner.backends.backend import Part
 from tuner.backends.cutlass import HEADERS
 from tuner.backends.cutlass.generated import described
-from tuner.backends.cutlass.operation import scales_rows, stores_itself
+from tuner.backends.cutlass.operation import scales_rows, stores_itself, struct_suffix
 
 
 def emitted(
@@ -16,13 +16,16 @@ def emitted(
     emitter: EmitGemmUniversal3xInstance | EmitGemmUniversalInstance,
     scaled_epilogue: str,
     row_scaled_epilogue: str = "",
+    fused_epilogue: str = "",
 ) -> str:
     """CUTLASS's text that defines a struct of the operation's name.
 
-    The emitters know CUTLASS's epilogue functors by enumerator only; ours, which apply scales,
-    are text.
+    The emitters know CUTLASS's epilogue functors by enumerator only; ours, which apply scales and
+    more, are text.
     """
-    if scales_rows(kernel) and stores_itself(kernel):
+    if kernel.operation.is_fused:
+        emitter.builtin_epilogue_functor_template = fused_epilogue
+    elif scales_rows(kernel) and stores_itself(kernel):
         emitter.builtin_epilogue_functor_template = row_scaled_epilogue
     elif kernel.operation.is_narrow_float:
         emitter.builtin_epilogue_functor_template = scaled_epilogue
@@ -34,7 +37,7 @@ def emitted(
 def struct(kernel: CutlassKernel) -> str:
     """The name of what CUTLASS's text defines: unique among kernels that differ in it."""
     name: str = described(kernel).procedural_name()
-    return f"{name}_scale_row" if scales_rows(kernel) and stores_itself(kernel) else name
+    return f"{name}{struct_suffix(kernel)}"
 
 
 def part(kernel: CutlassKernel, *, header: str, definition: str, adapter: str) -> Part:

@@ -7,7 +7,7 @@ from typing import Final
 
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import TMA_MAINLOOPS, AnyKernel, Backend, CutlassKernel, cutlass
-from gemmsmith.operation import Element, Grouping, Scaling
+from gemmsmith.operation import Element, Epilogue, Grouping, Scaling
 from gemmsmith.problem import Problem
 from tuner.arch import Architecture, architecture
 from tuner.backends.backend import Level, Part
@@ -26,6 +26,7 @@ class Cutlass3x(CutlassBackend):
     operands = FLOATS | {Element.S8, Element.TF32}
     scalings = frozenset({(Element.S8, Scaling.ROW, Grouping.NONE)})
     groupings = frozenset(Grouping)
+    epilogues = frozenset(Epilogue)
 
     def legal(
         self, problem: Problem, arch: Architecture, level: Level

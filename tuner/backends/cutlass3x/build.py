@@ -5,6 +5,7 @@ from __future__ import annotations
 from cutlass_library.gemm_operation import EmitGemmUniversal3xInstance
 from cutlass_library.library import DataTypeTag
 
+from gemmsmith.epilogue import Activation
 from gemmsmith.kernel import CutlassKernel, TileScheduler
 from gemmsmith.operation import Grouping
 from tuner.backends.backend import Part
@@ -18,6 +19,19 @@ _SCALED_EPILOGUE = (
 )
 
 _ROW_SCALED_EPILOGUE = _SCALED_EPILOGUE.replace("::Scaled", "::RowScaled")
+
+_FUSED_EPILOGUE = (
+    "gemmsmith::Fused<gemmsmith::{activation}, {bias}, {residual}, {aux}, {scaled}, {swapped},"
+    " ${{element_d}}, ${{element_epilogue}}>"
+)
+
+_ACTIVATIONS = {
+    None: "Identity",
+    Activation.GELU_TANH: "TanhGELU",
+    Activation.GELU: "GELU",
+    Activation.SILU: "SiLU",
+    Activation.RELU2: "SquaredReLU",
+}
 
 _STREAM_K_TAG = ("cutlass::gemm::StreamKScheduler>", "gemmsmith::StreamKScheduler>")
 """CUTLASS's scheduler does not compile with programmatic dependent launch; see stream_k.hpp."""
@@ -35,13 +49,19 @@ def part(kernel: CutlassKernel) -> Part:
     elif kernel.scheduler is TileScheduler.SPLIT_K:
         element_d = DataTypeTag[DATA_TYPES[kernel.operation.d]]
         adapter = f"SplitKGemm<{struct}, {traits}, {swapped}, {element_d}{text.row_scales(kernel)}>"
+    elif kernel.operation.is_fused:
+        adapter = f"FusedGemm3x<{struct}, {traits}, {swapped}>"
     else:
         adapter = f"Gemm3x<{struct}, {traits}, {swapped}>"
     if is_padded(kernel):
         given = text.traits(kernel, kernel.alignment_a)
         adapter = f"PaddedGemm<gemmsmith::{adapter}, {given}>"
     definition = text.emitted(
-        kernel, EmitGemmUniversal3xInstance(), _SCALED_EPILOGUE, _ROW_SCALED_EPILOGUE
+        kernel,
+        EmitGemmUniversal3xInstance(),
+        _SCALED_EPILOGUE,
+        _ROW_SCALED_EPILOGUE,
+        _fused_epilogue(kernel),
     )
     return text.part(
         kernel,
@@ -51,10 +71,25 @@ def part(kernel: CutlassKernel) -> Part:
     )
 
 
+def _fused_epilogue(kernel: CutlassKernel) -> str:
+    """The fusion operation of `fused3x.hpp`; CUTLASS's emitter fills in the element types."""
+    operation = kernel.operation
+    return _FUSED_EPILOGUE.format(
+        activation=_ACTIVATIONS[operation.epilogue.activation],
+        bias=text.boolean(operation.epilogue.has_bias),
+        residual=text.boolean(operation.epilogue.has_residual),
+        aux=text.boolean(operation.epilogue.stores_aux),
+        scaled=text.boolean(operation.is_scaled),
+        swapped=text.boolean(kernel.swapped),
+    )
+
+
 def _header(kernel: CutlassKernel) -> str:
     """The header with the adapter that the kernel's entry names."""
     if kernel.operation.is_grouped:
         return "grouped3x"
+    if kernel.operation.is_fused:
+        return "fused3x"
     if is_padded(kernel):
         return "padded"
     return {

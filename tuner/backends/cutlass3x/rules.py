@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gemmsmith.epilogue import Activation
 from gemmsmith.kernel import (
     TMA_MAINLOOPS,
     CutlassKernel,
@@ -15,6 +16,11 @@ from tuner.backends.cutlass.operation import operands, scales_rows
 
 MMA_PROMOTION_INTERVAL = 4
 """Default `mma_promotion_interval` of precise FP8 kernels, in wgmma instructions of K = 32."""
+
+
+MAX_ACCUMULATORS_BESIDE_ACTIVATION = 96
+"""Of swapped kernels whose activation takes an exponential. 128 and 192 of them spill 12 to 152
+bytes in four of five kernels, 96 none; not swapped, 192 do not spill (nvcc 13.0.88, 2026-11-23)."""
 
 
 def promotion_interval_divides(kernel: CutlassKernel) -> str | None:
@@ -72,6 +78,28 @@ def grouped_kernels_are_pointer_arrays(kernel: CutlassKernel) -> str | None:
     return "no grouped kernels with factors" if kernel.operation.is_scaled else None
 
 
+def fused_kernels_leave_by_tma(kernel: CutlassKernel) -> str | None:
+    """The visitor tree is the TMA epilogue's, of kernels that compute whole sums of a tile."""
+    if not kernel.operation.is_fused:
+        return None
+    if kernel.mainloop not in (MainloopSchedule.PINGPONG, MainloopSchedule.COOPERATIVE):
+        return f"no fused kernels with {kernel.mainloop}"
+    if kernel.scheduler is not TileScheduler.PERSISTENT:
+        return f"fused kernels do not take the {kernel.scheduler} scheduler"
+    if kernel.epilogue is not EpilogueSchedule.TMA or kernel.alignment_a == 1:
+        return "fused kernels load and store by TMA"
+    return None
+
+
+def activation_leaves_registers(kernel: CutlassKernel) -> str | None:
+    """An activation is computed beside the accumulators, transposed ones moved as well."""
+    heavy = kernel.operation.epilogue.activation in (Activation.GELU, Activation.SILU)
+    used = footprint.accumulator_registers(kernel)
+    if heavy and kernel.swapped and used > MAX_ACCUMULATORS_BESIDE_ACTIVATION:
+        return f"{used} accumulator registers a thread leave too few for the activation"
+    return None
+
+
 RULES = rules.by_name(
     rules.architecture_is_known,
     wgmma.architecture_has_wgmma,
@@ -81,6 +109,7 @@ RULES = rules.by_name(
     rules.scheduler_matches_mainloop,
     rules.epilogue_matches_mainloop,
     grouped_kernels_are_pointer_arrays,
+    fused_kernels_leave_by_tma,
     wgmma.tf32_is_k_major,
     cpasync_copies_16_bit_and_fp8,
     row_scales_leave_by_tma,
@@ -90,6 +119,7 @@ RULES = rules.by_name(
     promotion_interval_divides,
     rules.cluster_is_portable,
     wgmma.registers_suffice,
+    activation_leaves_registers,
     wgmma.pipeline_is_deep_enough,
     rules.shared_memory_suffices,
     wgmma.k_major_b_fills_swizzle_atoms,

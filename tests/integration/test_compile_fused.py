@@ -1,0 +1,172 @@
+"""Packs of fused kernels: what they take, what they need, what they are made of. No GPU."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from typing import Any
+
+import pytest
+
+from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
+from gemmsmith.operation import Operation
+from tests.integration.test_compile import (
+    INVALID_LAYOUT,
+    INVALID_PROBLEM,
+    MISALIGNED,
+    NOT_SUPPORTED,
+    disassembler,
+)
+from tests.support.compiled import CompiledPacks, Loaded, arguments_of, build, kept
+from tuner.backends import refusal
+from tuner.backends.cutlass import footprint
+from tuner.backends.cutlass.operation import kernel, tma_alignment
+
+pytestmark = [pytest.mark.compiles, pytest.mark.long, pytest.mark.timeout(1800)]
+
+PINGPONG, COOPERATIVE = MainloopSchedule.PINGPONG, MainloopSchedule.COOPERATIVE
+
+
+def of(
+    dtype: str, tile: tuple[int, int, int], mainloop: MainloopSchedule, layout: str, **choices: Any
+) -> Kernel:
+    operation = Operation.of(dtype, layout)
+    return kernel(
+        operation=operation,
+        tile=tile,
+        mainloop=mainloop,
+        scheduler=TileScheduler.PERSISTENT,
+        epilogue=EpilogueSchedule.TMA,
+        alignment=tma_alignment(operation),
+        **choices,
+    )
+
+
+KERNELS = {
+    "bias": of("bf16.then_bias", (64, 96, 64), PINGPONG, "tn"),
+    "bias_swapped": of("fp16.then_bias", (64, 16, 128), PINGPONG, "tn", swapped=True),
+    "gelu_tanh_aux": of(
+        "bf16.then_bias_gelu_tanh_aux", (128, 192, 64), PINGPONG, "tn", cluster=(2, 1)
+    ),
+    "gelu": of("fp16.then_bias_gelu", (256, 128, 64), COOPERATIVE, "tt", cluster=(2, 1)),
+    "gelu_aux_swapped": of(
+        "bf16.then_bias_gelu_aux", (128, 192, 64), COOPERATIVE, "tn", swapped=True
+    ),
+    "silu_aux_fp8": of("fp8_e4m3.then_bias_silu_aux", (64, 128, 128), PINGPONG, "tn"),
+    "relu2_fp8": of(
+        "fp8_e4m3.then_bias_relu2", (128, 256, 128), COOPERATIVE, "tn", fast_accumulation=True
+    ),
+    "residual": of("bf16.then_residual", (128, 192, 64), PINGPONG, "tn", cluster=(2, 1)),
+    "bias_residual": of("bf16.then_bias_residual", (128, 256, 64), COOPERATIVE, "tn"),
+    "bias_residual_swapped": of(
+        "fp16.then_bias_residual", (64, 16, 128), PINGPONG, "tn", swapped=True
+    ),
+}
+EVERY = pytest.mark.parametrize("name", KERNELS)
+POINTER = 0x1000
+
+
+@pytest.fixture(scope="module")
+def packs() -> CompiledPacks:
+    return build(kept(), list(KERNELS.values()))
+
+
+def arguments(name: str, **extents: int) -> Any:
+    """Arguments that the kernel takes; what its epilogue has, at made-up addresses."""
+    epilogue = KERNELS[name].operation.epilogue
+    made = arguments_of(KERNELS[name], **extents)
+    if epilogue.has_bias:
+        made.bias = POINTER
+    if epilogue.has_residual:
+        made.residual, made.ld_residual = POINTER, made.n
+    if epilogue.stores_aux:
+        made.aux, made.ld_aux = POINTER, made.n
+    return made
+
+
+@EVERY
+def test_the_rules_allow_it(name: str) -> None:
+    assert refusal(KERNELS[name]) is None
+
+
+@EVERY
+def test_what_is_said_of_shared_memory_is_so(packs: CompiledPacks, name: str) -> None:
+    info = Loaded(packs, KERNELS[name]).describe()
+    assert info.stages == footprint.stages(KERNELS[name])
+    assert 0 <= footprint.shared_bytes(KERNELS[name]) - info.shared_bytes <= 384
+
+
+@EVERY
+def test_no_registers_spill(packs: CompiledPacks, name: str) -> None:
+    tool = disassembler()
+    usage = subprocess.run(
+        [str(tool), "--dump-resource-usage", str(packs.pack(KERNELS[name]).path)],
+        env={"PATH": f"{tool.parent}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    found = re.findall(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage)
+    assert found
+    assert {(stack, local) for _, stack, local in found} == {("0", "0")}
+
+
+@EVERY
+def test_what_the_epilogue_has_must_be_there(packs: CompiledPacks, name: str) -> None:
+    loaded, epilogue = Loaded(packs, KERNELS[name]), KERNELS[name].operation.epilogue
+    assert loaded.can_implement(arguments(name)) == 0
+    assert loaded.workspace_bytes(arguments(name)) == 0
+    for field, has in (
+        ("bias", epilogue.has_bias),
+        ("residual", epilogue.has_residual),
+        ("aux", epilogue.stores_aux),
+    ):
+        given = arguments(name)
+        setattr(given, field, None if has else POINTER)
+        expected = INVALID_PROBLEM if has else NOT_SUPPORTED
+        assert loaded.can_implement(given) == expected, field
+        assert loaded.workspace_bytes(given) == -expected
+
+
+@EVERY
+def test_nothing_is_read_or_dropped_besides(packs: CompiledPacks, name: str) -> None:
+    loaded, scaled = Loaded(packs, KERNELS[name]), KERNELS[name].operation.is_scaled
+    given = arguments(name)
+    given.batch = 2
+    assert loaded.can_implement(given) == NOT_SUPPORTED
+    given = arguments(name)
+    given.beta = 1.0
+    assert loaded.can_implement(given) == NOT_SUPPORTED
+    given = arguments(name)
+    given.scale_a = given.scale_b = POINTER
+    assert loaded.can_implement(given) == (0 if scaled else NOT_SUPPORTED)
+    given = arguments(name)
+    given.amax = POINTER
+    assert loaded.can_implement(given) == NOT_SUPPORTED
+
+
+@EVERY
+def test_rows_are_aligned_and_of_any_number(packs: CompiledPacks, name: str) -> None:
+    loaded, epilogue = Loaded(packs, KERNELS[name]), KERNELS[name].operation.epilogue
+    assert loaded.can_implement(arguments(name, m=1)) == 0
+    assert loaded.can_implement(arguments(name, m=1001)) == 0
+    assert loaded.can_implement(arguments(name, n=513)) == MISALIGNED
+    for field in ("aux", "residual"):
+        if not getattr(arguments(name), field):
+            continue
+        for change, expected in (
+            ({field: POINTER + 2}, MISALIGNED),
+            ({f"ld_{field}": 516}, MISALIGNED),
+            ({f"ld_{field}": 504}, INVALID_LAYOUT),
+            ({f"ld_{field}": 1024}, 0),
+        ):
+            given = arguments(name)
+            for key, value in change.items():
+                setattr(given, key, value)
+            assert loaded.can_implement(given) == expected, change
+    if epilogue.has_bias:
+        given = arguments(name)
+        given.bias = POINTER + 2  # it is read element by element
+        assert loaded.can_implement(given) == 0
+        given.bias = POINTER + 1
+        assert loaded.can_implement(given) == MISALIGNED

@@ -1,0 +1,97 @@
+"""Fused problems: what exists, what they move and compute, and which ones are neighbours."""
+
+from __future__ import annotations
+
+import pytest
+
+from gemmsmith.epilogue import Activation
+from gemmsmith.errors import InvalidProblem
+from gemmsmith.operation import Epilogue, Operation
+from gemmsmith.problem import Problem
+
+M, N, K = 4096, 3072, 768
+EVERY = [epilogue for epilogue in Epilogue if epilogue is not Epilogue.NONE]
+
+
+def test_names_say_their_parts() -> None:
+    for epilogue in Epilogue:
+        words = [
+            "bias" if epilogue.has_bias else "",
+            epilogue.activation.value if epilogue.activation else "",
+            "residual" if epilogue.has_residual else "",
+            "aux" if epilogue.stores_aux else "",
+        ]
+        assert ("_".join(filter(None, words)) or "none") == epilogue.value
+        again = Epilogue.made_of(
+            bias=epilogue.has_bias,
+            activation=epilogue.activation,
+            residual=epilogue.has_residual,
+            aux=epilogue.stores_aux,
+        )
+        assert again is epilogue
+    assert {each.activation for each in Epilogue} == {None, *Activation}
+    assert Epilogue.made_of(activation="gelu") is None
+    assert Epilogue.made_of(bias=True, activation="tanh") is None
+
+
+@pytest.mark.parametrize("epilogue", EVERY)
+def test_keys_are_canonical(epilogue: Epilogue) -> None:
+    operation = Operation.of("bf16", epilogue=epilogue)
+    assert operation.key == f"bf16.then_{epilogue}.tn"
+    assert Operation.parse(operation.key) == operation
+    assert operation.is_fused
+    assert operation.of_suites == Operation.of("bf16")
+    assert operation.of_kernels == operation
+    assert operation.default == "torch"
+
+
+def test_a_plain_operation_is_not_fused() -> None:
+    assert not Operation.of("bf16").is_fused
+    assert Operation.of("bf16", epilogue="none") == Operation.of("bf16")
+    assert Operation.of("bf16").default == "cuBLAS"
+
+
+def test_what_is_read_and_written_beside_the_product() -> None:
+    def moved(epilogue: str) -> int:
+        return Problem.of(Operation.of("bf16", epilogue=epilogue), M, N, K).operand_bytes
+
+    plain = Problem(m=M, n=N, k=K)
+    assert moved("none") == plain.operand_bytes
+    assert moved("bias") == moved("bias_gelu") == plain.operand_bytes + 2 * N
+    assert moved("bias_gelu_aux") == plain.operand_bytes + 2 * N + 2 * M * N
+    assert moved("residual") == plain.operand_bytes + 2 * M * N
+    assert moved("bias_residual") == plain.operand_bytes + 2 * N + 2 * M * N
+    fused = Problem(m=M, n=N, k=K, dtype="bf16.then_bias_silu_aux")
+    assert fused.flops == plain.flops
+
+
+def test_no_other_operation_is_a_neighbour() -> None:
+    kinds = {Problem.of(Operation.of("bf16", epilogue=each), M, N, K).kind for each in Epilogue}
+    assert len(kinds) == len(Epilogue)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "layout", "given", "field"),
+    [
+        ("int8", "tn", {}, "epilogue"),
+        ("tf32", "tn", {}, "epilogue"),
+        ("fp8_e5m2", "tn", {}, "epilogue"),
+        ("bf16.out_f32", "tn", {}, "out"),
+        ("fp8_e4m3", "tn", {"scaling": "row"}, "scaling"),
+        ("fp8_e4m3", "tn", {"scaling": "block"}, "scaling"),
+        ("bf16", "tn", {"grouping": "rows"}, "grouping"),
+        ("bf16", "nt", {}, "layout"),
+        ("bf16", "nn", {}, "layout"),
+        ("bf16", "tn", {"epilogue": "gelu"}, "epilogue"),
+    ],
+)
+def test_what_does_not_exist(dtype: str, layout: str, given: dict[str, str], field: str) -> None:
+    with pytest.raises(InvalidProblem) as caught:
+        Operation.of(dtype, layout, **{"epilogue": "bias", **given})
+    assert caught.value.field == field
+
+
+def test_there_is_one_matrix() -> None:
+    with pytest.raises(InvalidProblem, match="single matrices") as caught:
+        Problem(m=M, n=N, k=K, batch=2, dtype="bf16.then_bias")
+    assert caught.value.field == "batch"

@@ -1,0 +1,135 @@
+"""Fused kernels: those of the bare product that leave by TMA, with the epilogue in their names."""
+
+from __future__ import annotations
+
+import pytest
+
+from gemmsmith.device import DeviceModel
+from gemmsmith.kernel import (
+    EpilogueSchedule,
+    Kernel,
+    MainloopSchedule,
+    TileScheduler,
+    cutlass,
+)
+from gemmsmith.operation import Epilogue, Operation
+from gemmsmith.problem import Problem
+from tests.support.replacing import replace
+from tuner.arch import ARCHITECTURES
+from tuner.backends import Level, candidates, kernels, refusal
+from tuner.backends.cutlass import footprint
+from tuner.backends.cutlass.operation import kernel, named
+from tuner.backends.registry import BACKENDS
+from tuner.backends.unit import unit_source
+from tuner.errors import NoLegalCandidate
+from tuner.search.cost_model import AnalyticModel
+
+M, N, K = 4096, 3072, 768
+FUSED = [epilogue for epilogue in Epilogue if epilogue is not Epilogue.NONE]
+
+
+def fused(epilogue: str, dtype: str = "bf16", layout: str = "tn", **extents: int) -> Problem:
+    operation = Operation.of(dtype, layout, epilogue=epilogue)
+    return Problem.of(operation, **{"m": M, "n": N, "k": K, **extents})
+
+
+@pytest.mark.parametrize("epilogue", FUSED)
+@pytest.mark.parametrize(
+    ("dtype", "layout"), [("bf16", "tn"), ("bf16", "tt"), ("fp16", "tn"), ("fp8_e4m3", "tn")]
+)
+def test_there_are_kernels_that_pass_the_rules(epilogue: str, dtype: str, layout: str) -> None:
+    problem = fused(epilogue, dtype, layout)
+    found = [cutlass(each) for each in kernels(problem)]
+    assert len(found) >= 40
+    for each in found:
+        assert refusal(each, problem) is None
+        assert f"_then_{epilogue}" in each.name
+        assert each.epilogue is EpilogueSchedule.TMA
+        assert each.scheduler is TileScheduler.PERSISTENT
+    assert {each.mainloop for each in found} == {
+        MainloopSchedule.PINGPONG,
+        MainloopSchedule.COOPERATIVE,
+    }
+    assert {each.swapped for each in found} == {True, False}
+    assert len({each.name for each in found}) == len(found)
+
+
+def test_the_curated_ones_are_a_part_of_the_bare_products() -> None:
+    def choices(found: Kernel) -> tuple[object, ...]:
+        known = cutlass(found)
+        return (known.tile, known.cluster, known.mainloop, known.scheduler, known.swapped)
+
+    plain = {choices(each) for each in kernels(Problem(m=M, n=N, k=K))}
+    assert {choices(each) for each in kernels(fused("bias_gelu"))} < plain
+
+
+def test_a_longer_pipeline_is_left_where_nothing_is_loaded_or_stored_besides(
+    h200: DeviceModel,
+) -> None:
+    plain = kernel(
+        operation=Operation.of("bf16"),
+        tile=(128, 256, 64),
+        mainloop=MainloopSchedule.COOPERATIVE,
+        epilogue=EpilogueSchedule.TMA,
+        scheduler=TileScheduler.PERSISTENT,
+        alignment=8,
+    )
+    staged = {
+        epilogue: footprint.epilogue_bytes(
+            named(replace(plain, dtype=fused(epilogue).dtype))  # type: ignore[arg-type]
+        )
+        for epilogue in ("residual", "bias", "bias_gelu_aux")
+    }
+    part = 128 * 32 * 2
+    assert staged == {"residual": 4 * part, "bias": 2 * part, "bias_gelu_aux": 4 * part}
+    assert candidates(fused("bias_gelu_aux"), h200)
+
+
+def test_kernels_of_other_epilogues_take_no_problem_of_this_one() -> None:
+    for epilogue in ("none", "bias_gelu_aux", "residual"):
+        problem = fused(epilogue)
+        for other in ("none", "bias_gelu", "bias"):
+            if other != epilogue:
+                assert refusal(kernels(fused(other))[0], problem)
+
+
+def test_what_is_fused_costs_something_and_less_than_a_pass_of_its_own(h200: DeviceModel) -> None:
+    def times(epilogue: str) -> float:
+        problem = fused(epilogue)
+        return min(AnalyticModel().predict(problem, candidates(problem, h200), h200))
+
+    plain = times("none")
+    pass_us = 2 * M * N * 2 / 4e6
+    for epilogue in ("bias", "bias_gelu_tanh", "bias_gelu_tanh_aux", "residual"):
+        assert plain * 0.9 < times(epilogue) < plain + pass_us
+
+
+def test_only_the_backend_with_visitor_trees_has_them() -> None:
+    operation = fused("bias").operation
+    for backend in BACKENDS.values():
+        for arch in ARCHITECTURES.values():
+            expected = backend.name == "cutlass3x" and arch.name == "sm90"
+            assert backend.supports(operation, arch) is expected
+
+
+@pytest.mark.parametrize(("n", "k"), [(3076, 768), (3072, 764)])
+def test_rows_that_tma_cannot_move_are_left_to_torch(n: int, k: int) -> None:
+    with pytest.raises(NoLegalCandidate):
+        kernels(fused("bias", n=n, k=k))
+
+
+def test_the_list_of_all_is_wider() -> None:
+    problem = fused("bias_residual")
+    assert len(kernels(problem, level=Level.FULL)) > 10 * len(kernels(problem))
+
+
+def test_the_source_names_the_whole_epilogue() -> None:
+    problem = fused("bias_silu_aux", "fp8_e4m3")
+    found = next(each for each in kernels(problem) if cutlass(each).swapped)
+    source = unit_source([found])
+    assert '#include "gemmsmith/fused3x.hpp"' in source
+    assert "gemmsmith::Fused<gemmsmith::SiLU, true, false, true, true, true," in source
+    assert f'("{found.name}")' in source
+    assert "FusedGemm3x<" in source
+    plain = unit_source([kernels(Problem(m=M, n=N, k=K))[0]])
+    assert "fused3x" not in plain

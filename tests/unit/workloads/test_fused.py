@@ -1,0 +1,237 @@
+"""Fused products: operands, both outputs' references, tolerance and torch's ways, on the host."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.nn import functional
+
+from gemmsmith.device import DeviceModel
+from gemmsmith.kernel import AnyKernel
+from gemmsmith.operation import Epilogue, Operation
+from gemmsmith.problem import Problem
+from tests.support.candidates import KERNEL
+from tests.support.replacing import replace
+from tuner.trial import Failure, FailureKind
+from tuner.workloads import fused_ways, ways
+from tuner.workloads.footprint import footprint
+from tuner.workloads.fused import spread
+from tuner.workloads.operands import HOST, Operands, poison
+from tuner.workloads.reference import Reference, tolerance
+from tuner.workloads.registry import workload_of
+from tuner.workloads.workload import Way
+
+SMALL = DeviceModel(name="host", arch="sm90", sm_count=1, memory_bytes=16 * 2**30, l2_bytes=100_000)
+FUSED = [epilogue for epilogue in Epilogue if epilogue is not Epilogue.NONE]
+PROBLEMS = [
+    *(Problem(m=96, n=80, k=208, dtype=f"bf16.then_{epilogue}") for epilogue in FUSED),
+    *(Problem(m=33, n=24, k=40, dtype=f"fp16.then_{epilogue}") for epilogue in FUSED),
+    Problem(m=96, n=80, k=208, dtype="bf16.then_bias_residual", layout="tt"),  # type: ignore[arg-type]
+    Problem(m=96, n=80, k=208, dtype="fp8_e4m3.then_bias_silu_aux"),
+    Problem(m=96, n=80, k=208, dtype="fp8_e4m3.then_residual"),
+    Problem(m=1, n=8, k=8, dtype="bf16.then_bias_gelu"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(fused_ways, "COMPILER", "eager")
+    yield
+    torch._dynamo.reset()
+
+
+def right_answer(operands: Operands) -> torch.Tensor:
+    """By FP64 and torch's functions, [1 or 2, M, N]."""
+    s, epilogue = operands.sets[0], operands.problem.operation.epilogue
+    x = torch.bmm(s.a.double(), s.b.double())
+    for factor in (s.scale_a, s.scale_b):
+        x = x if factor is None else x * factor.double()
+    for added in (s.bias, s.residual):
+        x = x if added is None else x + added.double()
+    y = {
+        None: x,
+        "gelu_tanh": functional.gelu(x, approximate="tanh"),
+        "gelu": functional.gelu(x),
+        "silu": x / (1 + torch.exp(-x)),
+        "relu2": x.clamp(min=0) ** 2,
+    }[epilogue.activation]
+    return (torch.cat([y, x]) if epilogue.stores_aux else y).to(s.d.dtype)
+
+
+def judged(operands: Operands, answer: torch.Tensor) -> tuple[float, Failure | None]:
+    """Error over its bound of an output, and why it is refused."""
+    reference = Reference(operands)
+    operands.sets[0].d.copy_(answer)
+    operands.check.copy_(answer)
+    kernel: AnyKernel = replace(KERNEL, dtype=operands.problem.dtype)
+    correctness, failure = reference.check(kernel, claims_order=True)
+    if correctness is None:
+        return math.inf, failure
+    return correctness.error / correctness.tolerance, None
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_the_right_answer_passes_well_inside_the_tolerance(problem: Problem) -> None:
+    operands = Operands(problem, SMALL, HOST, seed=1)
+    share, failure = judged(operands, right_answer(operands))
+    assert failure is None
+    assert share < (0.6 if problem.m > 1 else 0.9)
+
+
+@pytest.mark.parametrize("epilogue", FUSED)
+def test_outputs_have_the_spread_that_is_said(epilogue: Epilogue) -> None:
+    operands = Operands(
+        Problem(m=32, n=320, k=200, dtype=f"bf16.then_{epilogue}"), SMALL, HOST, seed=1
+    )
+    found = right_answer(operands).double().square().mean((1, 2)).sqrt()
+    (case,) = operands.cases
+    assert len(found) == len(case.sigmas) == 1 + epilogue.stores_aux
+    for measured, said in zip(found.tolist(), case.sigmas, strict=True):
+        assert measured == pytest.approx(said, rel=0.15)
+    first, second = operands.sets[:2]
+    if first.bias is not None and second.bias is not None:
+        assert not torch.equal(first.bias, second.bias)
+
+
+def test_each_output_is_judged_by_itself() -> None:
+    problem = Problem(m=96, n=80, k=208, dtype="bf16.then_bias_relu2_aux")
+    operands = Operands(problem, SMALL, HOST, seed=1)
+    answer = right_answer(operands)
+    for output in (0, 1):
+        wrong = answer.clone()
+        wrong[output] *= 1.02
+        _, failure = judged(operands, wrong)
+        assert failure is not None
+        assert failure.kind is FailureKind.WRONG
+        poison(wrong[output, :1])
+        _, failure = judged(operands, wrong)
+        assert failure is not None
+        assert failure.kind is FailureKind.UNTOUCHED
+
+
+@pytest.mark.parametrize(
+    ("dtype", "left_out"),
+    [("bf16.then_bias_gelu", "bias"), ("bf16.then_bias_residual", "residual")],
+)
+def test_what_is_left_out_is_caught(dtype: str, left_out: str) -> None:
+    problem = Problem(m=96, n=80, k=208, dtype=dtype)
+    operands = Operands(problem, SMALL, HOST, seed=1)
+    first = operands.sets[0]
+    kept = getattr(first, left_out).clone()
+    getattr(first, left_out).zero_()
+    answer = right_answer(operands)
+    getattr(first, left_out).copy_(kept)
+    _, failure = judged(operands, answer)
+    assert failure is not None
+    assert failure.kind is FailureKind.WRONG
+
+
+def test_fast_sums_are_allowed_for() -> None:
+    of = {
+        dtype: tolerance(
+            Problem(m=64, n=64, k=8192, dtype=dtype), fast_accumulation=dtype.startswith("fp8")
+        ).error
+        for dtype in ("fp8_e4m3", "fp8_e4m3.then_bias_gelu", "bf16", "bf16.then_bias_gelu")
+    }
+    assert of["fp8_e4m3"] < of["fp8_e4m3.then_bias_gelu"] < 1.25 * of["fp8_e4m3"]
+    assert of["bf16"] == of["bf16.then_bias_gelu"]
+
+
+def test_spread_of_an_activation() -> None:
+    relu2 = Operation.of("bf16", epilogue="bias_relu2").epilogue.activation
+    assert relu2 is not None
+    assert spread(relu2, 1.0) == pytest.approx(math.sqrt(1.5), rel=1e-3)
+
+
+def test_arguments_say_where_everything_lies() -> None:
+    problem = Problem(m=96, n=80, k=208, dtype="fp8_e4m3.then_bias_gelu_aux")
+    operands = Operands(problem, SMALL, HOST, seed=1)
+    first = operands.sets[0]
+    found = operands.arguments(first, operands.check)
+    assert first.bias is not None
+    assert first.scale_a is not None
+    assert found.bias == first.bias.data_ptr()
+    assert found.d == operands.check[0].data_ptr()
+    assert found.aux == operands.check[1].data_ptr() == found.d + 96 * 80 * 2
+    assert (found.ld_aux, found.beta, found.residual) == (80, 0.0, None)
+    assert found.scale_a == first.scale_a.data_ptr()
+    problem = Problem(m=96, n=80, k=208, dtype="bf16.then_residual")
+    operands = Operands(problem, SMALL, HOST, seed=1)
+    residual = operands.sets[0].residual
+    assert residual is not None
+    found = operands.arguments(operands.sets[0])
+    assert (found.residual, found.ld_residual) == (residual.data_ptr(), 80)
+    assert (found.bias, found.aux) == (None, None)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_torchs_ways_compute_the_operation(problem: Problem) -> None:
+    operands = Operands(problem, SMALL, HOST, seed=1)
+    wanted = right_answer(operands).double()
+    workload = workload_of(problem.operation)
+    name, _ = ways.first_that_runs(
+        workload.defaults(problem), problem, operands.sets, operands.room
+    )
+    default = next(way for way in workload.defaults(problem) if way.name == name)
+    for way in (default, *workload.alternatives(problem)):
+        s = operands.sets[0]
+        s.d.zero_()
+        result = way.launches(problem, operands.sets, operands.room)[0]().double()
+        if "bf16 copies" in way.name:
+            continue  # the user multiplies by the factors at some other place
+        assert _error(result, wanted[0]) < 1e-2, way.name
+        if problem.operation.epilogue.stores_aux and way is default:
+            assert _error(s.d[1].double(), wanted[1]) < 1e-2
+
+
+def _error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(found - wanted) / torch.linalg.vector_norm(wanted))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "default", "rivals"),
+    [
+        ("bf16.then_bias", "torch.addmm", []),
+        (
+            "bf16.then_bias_gelu_tanh",
+            "torch.addmm, then gelu",
+            ["torch.compile of the same", "torch._addmm_activation"],
+        ),
+        (
+            "fp16.then_bias_relu2_aux",
+            "torch.addmm, then relu and square",
+            ["torch.compile of the same"],
+        ),
+        (
+            "bf16.then_residual",
+            "torch.mm, then add",
+            ["torch.compile of the same", "torch.addmm of the residual"],
+        ),
+        (
+            "fp8_e4m3.then_bias_residual",
+            "torch._scaled_mm, then add",
+            ["torch.compile of the same"],
+        ),
+    ],
+)
+def test_what_programs_run(dtype: str, default: str, rivals: list[str]) -> None:
+    problem = Problem(m=64, n=64, k=64, dtype=dtype)
+    workload = workload_of(problem.operation)
+    assert workload.defaults(problem)[0].name == default
+    found: list[Way] = list(workload.alternatives(problem))
+    assert [way.name for way in found] == rivals
+    assert all(way.rival and way.is_to_be_beaten for way in found)
+
+
+def test_memory_of_a_set_and_of_what_lies_between() -> None:
+    plain = footprint(Problem(m=128, n=256, k=512))
+    aux = footprint(Problem(m=128, n=256, k=512, dtype="bf16.then_bias_gelu_aux"))
+    residual = footprint(Problem(m=128, n=256, k=512, dtype="bf16.then_residual"))
+    assert (aux.d, aux.epilogue) == (2 * plain.d, 512)
+    assert (residual.d, residual.epilogue) == (plain.d, plain.d)
+    assert plain.epilogue == plain.default == 0
+    assert aux.default > 0
+    assert aux.one_set == aux.a + aux.b + aux.d + aux.epilogue

@@ -1,0 +1,162 @@
+"""Products of linear layers with what follows them: bias, activation, residual.
+
+Operands are those of the bare product; the bias is drawn from N(0, 1/4), as trained ones lie near
+zero, and the residual from N(0, 1), of D's size. Where what the activation is applied to is stored
+as well, the outputs are one tensor [2, M, N]: D, then aux. So both are poisoned, compared with
+their own reference, and compared with a second run.
+
+The reference is computed in FP32 from A, B, bias and residual as they lie in memory, and rounded
+nowhere on its way: a sequence of torch's calls rounds what the activation is applied to, a fused
+kernel does not. Tolerances are those of the bare product, whose bounds are on rounding D once. Of
+FP8 sums that stay in the tensor core the drift is carried through the activation: its derivative's
+root mean square over that of its values is at most 1.2 for the spread that is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+
+import torch
+from torch.nn import functional
+
+from gemmsmith.epilogue import Activation
+from gemmsmith.operation import Operation
+from gemmsmith.problem import Problem
+from gemmsmith.runtime.abi import Arguments
+from tuner.workloads import fused_ways
+from tuner.workloads.dense import Dense
+from tuner.workloads.matrices import empty, fill
+from tuner.workloads.scaled import Scaled
+from tuner.workloads.workload import (
+    Block,
+    Case,
+    Drawn,
+    OperandSet,
+    RandomSource,
+    Tolerance,
+    Way,
+    Workload,
+    bias_of,
+    residual_of,
+)
+
+BIAS_SIGMA, RESIDUAL_SIGMA = 0.5, 1.0
+_DRIFT = 1.25
+
+
+def _relu2(x: torch.Tensor) -> torch.Tensor:
+    return functional.relu(x).square()
+
+
+ACTIVATIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
+    {
+        Activation.GELU_TANH: partial(functional.gelu, approximate="tanh"),
+        Activation.GELU: functional.gelu,
+        Activation.SILU: functional.silu,
+        Activation.RELU2: _relu2,
+    }
+)
+
+
+class Fused:
+    """bf16, fp16 and FP8 (one factor for each operand) products with an epilogue."""
+
+    def covers(self, operation: Operation) -> bool:
+        """Whether the operation is of this family."""
+        return operation.is_fused
+
+    def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
+        """The bare product's sets, each with a bias and a residual of its own."""
+        operation = problem.operation
+        epilogue, element = operation.epilogue, operation.d
+        drawn = _bare(operation).draw(problem, count, source)
+        sets = drawn.sets
+        linear = drawn.sigma
+        if epilogue.has_bias:
+            biases = empty(source, count, problem.n, element)
+            fill(biases, element, BIAS_SIGMA, source)
+            sets = tuple(
+                replace(s, bias=biases[i, : problem.n].view(1, 1, -1)) for i, s in enumerate(sets)
+            )
+            linear = math.hypot(linear, BIAS_SIGMA)
+        sigma = linear
+        if epilogue.has_residual:
+            size = problem.m * problem.n
+            residuals = empty(source, count, size, element)
+            fill(residuals, element, RESIDUAL_SIGMA, source)
+            sets = tuple(
+                replace(s, residual=residuals[i, :size].view(1, problem.m, problem.n))
+                for i, s in enumerate(sets)
+            )
+            sigma = math.hypot(linear, RESIDUAL_SIGMA)
+        if epilogue.activation is not None:
+            sigma = spread(epilogue.activation, linear)
+        sigmas = (sigma, linear) if epilogue.stores_aux else (sigma,)
+        case = Case(operands=sets[0], written=problem.m, sigmas=sigmas)
+        return Drawn(sets=sets, check=drawn.check, sigma=sigma, cases=(case,))
+
+    def arguments(self, problem: Problem, operands: OperandSet, d: torch.Tensor) -> Arguments:
+        """The C ABI's arguments of a set with output `d`, and aux behind it."""
+        epilogue = problem.operation.epilogue
+        arguments = _bare(problem.operation).arguments(problem, operands, d)
+        if epilogue.has_bias:
+            arguments.bias = bias_of(operands).data_ptr()
+        if epilogue.has_residual:
+            arguments.residual = residual_of(operands).data_ptr()
+            arguments.ld_residual = problem.n
+        if epilogue.stores_aux:
+            arguments.aux, arguments.ld_aux = d[1].data_ptr(), problem.n
+        return arguments
+
+    def precision(self, problem: Problem) -> torch.dtype:
+        """As of the bare product."""
+        return _bare(problem.operation).precision(problem)
+
+    def product(self, problem: Problem, operands: OperandSet, block: Block) -> torch.Tensor:
+        """That block of D, and of aux behind it."""
+        operation = problem.operation
+        of_one = replace(block, batches=slice(0, 1))
+        linear = _bare(operation).product(problem, operands, of_one)
+        epilogue = operation.epilogue
+        if epilogue.has_bias:
+            linear += bias_of(operands)[:, :, block.columns]
+        if epilogue.has_residual:
+            linear += residual_of(operands)[:, block.rows, block.columns]
+        if epilogue.activation is None:
+            return linear
+        outputs = [ACTIVATIONS[epilogue.activation](linear)]
+        if epilogue.stores_aux:
+            outputs.append(linear)
+        return torch.cat(outputs[block.batches])
+
+    def tolerance(self, problem: Problem, *, fast_accumulation: bool) -> Tolerance:
+        """See the module."""
+        of = partial(_bare(problem.operation).tolerance, problem)
+        exact = of(fast_accumulation=False)
+        drift = _DRIFT * (of(fast_accumulation=fast_accumulation).error - exact.error)
+        return replace(exact, error=exact.error + drift, max_error=exact.max_error + drift)
+
+    def defaults(self, problem: Problem) -> Sequence[Way]:
+        """The product by torch's call with a bias, then torch's eager kernels."""
+        return fused_ways.defaults(problem)
+
+    def alternatives(self, problem: Problem) -> Sequence[Way]:
+        """The best sequences that there are without us, which a winner beats as well."""
+        return fused_ways.alternatives(problem)
+
+
+def spread(activation: Activation, sigma: float) -> float:
+    """Root mean square of an activation's values, of arguments from N(0, sigma²)."""
+    x = torch.linspace(-8.0, 8.0, 4001, dtype=torch.float64)
+    weights = torch.exp(-x.square() / 2)
+    values = ACTIVATIONS[activation](x * sigma).square()
+    return math.sqrt(float((values * weights).sum() / weights.sum()))
+
+
+def _bare(operation: Operation) -> Workload:
+    """The family of the product alone."""
+    return Scaled() if operation.is_scaled else Dense()

@@ -1,0 +1,194 @@
+"""What torch programs run for a product and what follows it.
+
+The default is what eager code runs: `torch.addmm` with the bias (`torch._scaled_mm` for FP8), which
+cuBLASLt adds within its kernel, then a kernel of torch's for each further step. The finals time the
+other sequences beside it, and a fused kernel is recommended only where it beats them all: the same
+code through `torch.compile`, compiled for these very sizes (code compiled for several is slower
+than eager code); cuBLASLt's own fusion of bias and GELU, `torch._addmm_activation`; a residual as
+the matrix that `torch.addmm` adds to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from gemmsmith.epilogue import Activation
+from gemmsmith.operation import Epilogue
+from gemmsmith.problem import Problem
+from tuner.workloads.scaled import factors, is_taken
+from tuner.workloads.ways import copies
+from tuner.workloads.workload import Launch, OperandSet, Way, bias_of, residual_of
+
+COMPILER = "inductor"
+"""The backend of `torch.compile`; tests on the host name another, which compiles nothing."""
+
+Activate = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return functional.gelu(x, approximate="tanh")
+
+
+def _relu2(x: torch.Tensor) -> torch.Tensor:
+    return functional.relu(x).square()
+
+
+_ACTIVATIONS: dict[Activation, tuple[str, Activate]] = {
+    Activation.GELU_TANH: ("gelu", _gelu_tanh),
+    Activation.GELU: ("gelu", functional.gelu),
+    Activation.SILU: ("silu", functional.silu),
+    Activation.RELU2: ("relu and square", _relu2),
+}
+
+
+def defaults(problem: Problem) -> Sequence[Way]:
+    """Eager calls; of bf16 copies where cuBLAS does not take FP8 of these extents."""
+    epilogue = problem.operation.epilogue
+    if not problem.operation.is_scaled:
+        return (Way(name=_named(_mm_name(epilogue), epilogue), launches=_eager),)
+    return (
+        Way(name=_named("torch._scaled_mm", epilogue), launches=_eager, takes=is_taken),
+        Way(name=_named(f"{_mm_name(epilogue)} on bf16 copies", epilogue), launches=_of_copies),
+    )
+
+
+def alternatives(problem: Problem) -> Sequence[Way]:
+    """Whatever may beat eager calls."""
+    operation = problem.operation
+    epilogue = operation.epilogue
+    if operation.is_scaled and not is_taken(problem):
+        return ()
+    found: list[Way] = []
+
+    def add(name: str, launches: Callable[..., list[Launch]]) -> None:
+        found.append(Way(name=name, launches=launches, rival=True, is_to_be_beaten=True))
+
+    if epilogue is not Epilogue.BIAS:  # a single call: there is nothing to compile
+        add("torch.compile of the same", _compiled)
+    if operation.is_scaled:
+        return found
+    if epilogue is Epilogue.BIAS_GELU_TANH:
+        add("torch._addmm_activation", _by_library)
+    if epilogue is Epilogue.RESIDUAL:
+        add("torch.addmm of the residual", _onto_residual)
+    return found
+
+
+def _mm_name(epilogue: Epilogue) -> str:
+    return "torch.addmm" if epilogue.has_bias else "torch.mm"
+
+
+def _named(call: str, epilogue: Epilogue) -> str:
+    """The calls, as the record shows them."""
+    steps = [call]
+    if epilogue.activation is not None:
+        steps.append(_ACTIVATIONS[epilogue.activation][0])
+    if epilogue.has_residual:
+        steps.append("add")
+    return ", then ".join(steps)
+
+
+def _linear(s: OperandSet, out: torch.Tensor | None = None) -> torch.Tensor:
+    """A·B, times its factors, plus bias."""
+    a, b = s.a[0], s.b[0]
+    bias = None if s.bias is None else s.bias.view(-1)
+    if s.scale_a is not None:
+        scale_a, scale_b = factors(s)
+        return torch._scaled_mm(
+            a,
+            b,
+            scale_a=scale_a,
+            scale_b=scale_b,
+            bias=bias,
+            out_dtype=s.d.dtype,
+            use_fast_accum=True,
+            out=out,
+        )
+    return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
+
+
+def _eager(problem: Problem, sets: Sequence[OperandSet], _: int = 0) -> list[Launch]:
+    """Call after call, the last into D. What lies between is one tensor for all launches, as the
+    allocator would give it; but aux is kept.
+    """
+    epilogue = problem.operation.epilogue
+    between = None if _ends_linear(epilogue) else torch.empty_like(sets[0].d[0])
+    return [partial(_run, epilogue, s, between) for s in sets]
+
+
+def _ends_linear(epilogue: Epilogue) -> bool:
+    return epilogue.activation is None and not epilogue.has_residual
+
+
+def _run(epilogue: Epilogue, s: OperandSet, between: torch.Tensor | None) -> torch.Tensor:
+    d = s.d[0]
+    if between is None:
+        return _linear(s, d)
+    linear = _linear(s, s.d[1] if epilogue.stores_aux else between)
+    if epilogue.has_residual:
+        return torch.add(linear, residual_of(s)[0], out=d)
+    aten = torch.ops.aten
+    match epilogue.activation:
+        case Activation.GELU_TANH:
+            aten.gelu.out(linear, approximate="tanh", out=d)
+        case Activation.GELU:
+            aten.gelu.out(linear, out=d)
+        case Activation.SILU:
+            aten.silu.out(linear, out=d)
+        case _:
+            torch.square(functional.relu(linear), out=d)
+    return d
+
+
+def _of_copies(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
+    """bf16 operands, converted beforehand, without factors."""
+    wide = copies(sets, torch.bfloat16, room)
+    return _eager(problem, [replace(s, scale_a=None, scale_b=None) for s in wide])
+
+
+def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
+    """The whole sequence as one compiled function, which allocates what it gives."""
+    epilogue = problem.operation.epilogue
+    activate = _ACTIVATIONS[epilogue.activation][1] if epilogue.activation else None
+
+    def sequence(s: OperandSet) -> tuple[torch.Tensor, ...]:
+        linear = _linear(s)
+        if epilogue.has_residual:
+            return (linear + residual_of(s)[0],)
+        if activate is None:
+            return (linear,)
+        return (activate(linear), linear) if epilogue.stores_aux else (activate(linear),)
+
+    # What was compiled for other problems counts towards the number of times that code may be.
+    torch._dynamo.reset()
+    # In this process: others would outlive it where a launch ruins its CUDA context.
+    options: dict[str, Any] | None = {"compile_threads": 1} if COMPILER == "inductor" else None
+    call = torch.compile(sequence, dynamic=False, fullgraph=True, backend=COMPILER, options=options)
+    return [partial(_first_of, call, s) for s in sets]
+
+
+def _first_of(
+    call: Callable[[OperandSet], tuple[torch.Tensor, ...]], s: OperandSet
+) -> torch.Tensor:
+    return call(s)[0]
+
+
+def _by_library(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]:
+    """The library's own epilogue of bias and GELU by tanh."""
+    return [
+        partial(
+            torch._addmm_activation, bias_of(s).view(-1), s.a[0], s.b[0], use_gelu=True, out=s.d[0]
+        )
+        for s in sets
+    ]
+
+
+def _onto_residual(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]:
+    """The residual is copied into D, which the product is added to."""
+    return [partial(torch.addmm, residual_of(s)[0], s.a[0], s.b[0], out=s.d[0]) for s in sets]
