@@ -261,7 +261,7 @@ def _recordings(folder: Path) -> Check:
         return _missing(
             "recordings",
             f"no sweep files in {folder.absolute()}",
-            "run from the project's root, or pass --sweeps; needed to tune without a GPU",
+            "install gemmsmith again, or pass --sweeps; needed to tune without a GPU",
         )
     return _ok("recordings", ", ".join(path.name for path in files))
 

@@ -90,7 +90,13 @@ def test_the_new_users_path_word_by_word(tmp_path: Path) -> None:
     repository = cloned_from(tmp_path / "repository")
     elsewhere = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "GEMMSMITH_PORT": "0"}
     session = Session(tmp_path, elsewhere, {"REPOSITORY": str(repository)})
-    for name in ("PYTHONPATH", "VIRTUAL_ENV", "GEMMSMITH_URL", "GEMMSMITH_API_KEY"):
+    for name in (
+        "PYTHONPATH",
+        "VIRTUAL_ENV",
+        "GEMMSMITH_URL",
+        "GEMMSMITH_API_KEY",
+        "GEMMSMITH_WINNERS",
+    ):
         session.environment.pop(name, None)
     session.environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
     servers: list[Server] = []

@@ -194,7 +194,7 @@ def test_an_empty_database_says_what_to_do() -> None:
     result = run("report", code=1)
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
-    assert "gemmsmith import configs/winners/*.jsonl" in result.stderr
+    assert "gemmsmith db upgrade" in result.stderr
     assert not Path("report").exists()
 
 
