@@ -55,8 +55,9 @@ def local(settings: Settings) -> Iterator[TuningSession]:
 
 
 def say_made(winners: int) -> None:
-    """Tell of a new database, of which nothing was said yet."""
-    note(f"made the database, with {winners} shipped winners")
+    """Tell of a new database, and what is in it."""
+    if winners:
+        note(f"made the database, with {winners} shipped winners")
 
 
 def model_of(settings: Settings, slug: str | None) -> DeviceModel:
