@@ -59,11 +59,11 @@ k = 1024
 OPENED = """
 import json, sys
 import gemmsmith
-from gemmsmith import Bundle, Lookup, Problem
+from gemmsmith import Bundle, Lookup
 bundle = Bundle.open(sys.argv[1])
-choice = Lookup(bundle.snapshot).best(Problem(m=4096, n=6144, k=1024))
+choice = Lookup(bundle.snapshot).lookup("bf16", "tn", 4096, 6144, 1024)
 pack = bundle.packs.path(choice.config.pack)
-print(json.dumps([gemmsmith.__file__, choice.use, pack.read_bytes()[:4].hex()]))
+print(json.dumps([gemmsmith.__file__, choice.distance, pack.read_bytes()[:4].hex()]))
 """
 
 
@@ -229,7 +229,7 @@ def test_the_main_job_is_done_with_no_checkout(installed: Installed, tmp_path: P
         stream = subprocess.check_output(events, text=True, timeout=60)
         assert re.findall(r"^event: (\w+)$", stream, re.MULTILINE)[-1] == "finished"
         url = re.findall(r"http://[0-9.:]+", banner)[0]
-        page = subprocess.check_output(["curl", "-s", "--fail", f"{url}/ui/"], text=True)
+        page = subprocess.check_output(["curl", "-sL", "--fail", f"{url}/ui"], text=True)
         style = re.findall(r'href="([^"]+pages[^"]*\.css[^"]*)"', page)[0]
         assert subprocess.check_output(["curl", "-s", "--fail", f"{url}{style}"])
 
@@ -239,7 +239,7 @@ def test_the_main_job_is_done_with_no_checkout(installed: Installed, tmp_path: P
     installed.run("gemmsmith", *baking, within_s=400)  # compiles a kernel
     opened = json.loads(installed.run("python", "-c", OPENED, bundle))
     assert opened == [
-        str(installed.packages / "gemmsmith" / "__init__.py"), "cutlass", b"\x7fELF".hex(),
+        str(installed.packages / "gemmsmith" / "__init__.py"), 0.0, b"\x7fELF".hex(),
     ]  # fmt: skip
     assert list(installed.work.iterdir()) == []
     assert {path.name for path in state.iterdir()} >= {"gemmsmith.db", "packs", "signing.key"}
