@@ -117,7 +117,7 @@ def _warning(name: str, detail: str, fix: str) -> Check:
 def _files() -> Check:
     detail = f"gemmsmith {VERSION} from {places.shipped('')}, its own data in {places.state()}"
     if not places.shipped("migrations/env.py").is_file():
-        return _missing("files", detail, "files that come with gemmsmith are gone: install it again")
+        return _missing("files", detail, "some that come with gemmsmith are gone: install it again")
     return _ok("files", detail)
 
 

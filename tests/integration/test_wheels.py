@@ -201,6 +201,9 @@ def test_the_main_job_is_done_with_no_checkout(installed: Installed, tmp_path: P
     program = "import gemmsmith, service, tuner; print(gemmsmith.__path__, service.__path__)"
     assert installed.run("python", "-c", program).count(str(installed.packages)) == 2
 
+    reading = [installed.environment / "bin" / "python", "-c", f"open({str(ROOT / 'Makefile')!r})"]
+    assert subprocess.run(reading, env=installed.variables, check=False).returncode == 99
+
     told = json.loads(installed.run("gemmsmith", "doctor", "--json"))
     checks = {check["name"]: check for check in told["checks"]}
     assert str(installed.packages / "tuner" / "files") in checks["files"]["detail"]
