@@ -76,4 +76,4 @@ gpu-bench: $(GPU_SETUP)
 	$(GPU_RUN) benchmarks/gpu_session.py cold compile tune record
 
 clean:
-	rm -rf .venv .wheels .packs .state .gpu-out .gpu-site
+	rm -rf build client/build .venv .wheels .packs .state .gpu-out .gpu-site

@@ -6,6 +6,7 @@ For a developer's own `alembic` command there is no such connection; it takes `-
 from alembic import context
 from sqlalchemy import Connection
 
+from tuner import places
 from tuner.store.database import Database
 from tuner.store.models import Base
 
@@ -28,7 +29,9 @@ def _main() -> None:
         _run(connection)
         return
     database = Database(
-        context.get_x_argument(as_dictionary=True).get("url", "sqlite:///.state/gemmsmith.db"),
+        context.get_x_argument(as_dictionary=True).get(
+            "url", f"sqlite:///{places.state()}/gemmsmith.db"
+        ),
         migrating=True,
     )
     with database.connect() as own:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gemmsmith.files import private_folder
 from gemmsmith.signing import trusted_folder
+from tuner import places
 
 PREFIX = "GEMMSMITH_"
 
@@ -36,7 +37,8 @@ class Settings(BaseModel):
         trusted: folder of the public keys that are believed, besides those of `shipped_keys`.
         shipped_keys: folder of the public keys that came with the shipped winners.
         unsigned: let in winners and packs from elsewhere that nobody who is believed has signed.
-        winners: folder of shipped winners, loaded at start; absent is the same as empty.
+        winners: folder of shipped winners, loaded into a new database and when the service starts;
+            absent is the same as empty.
         sweeps: folder of recorded sweeps, for `replay:` devices.
         host, port: where to listen; port 0 takes a free one.
         require_keys: ask for API keys on the loopback interface too (behind a proxy, say); beyond
@@ -64,15 +66,15 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    database: str = "sqlite:///.state/gemmsmith.db"
-    packs: Path = Path(".state/packs")
+    database: str = Field(default_factory=lambda: f"sqlite:///{places.state()}/gemmsmith.db")
+    packs: Path = Field(default_factory=lambda: places.state() / "packs")
     packs_limit_gb: float = Field(default=4.0, gt=0, allow_inf_nan=False)
-    signing_key: Path = Path(".state/signing.key")
+    signing_key: Path = Field(default_factory=lambda: places.state() / "signing.key")
     trusted: Path = Field(default_factory=trusted_folder)
-    shipped_keys: Path = Path("configs/trusted")
+    shipped_keys: Path = Field(default_factory=lambda: places.shipped("configs/trusted"))
     unsigned: bool = False
-    winners: Path = Path("configs/winners")
-    sweeps: Path = Path("configs/sweeps")
+    winners: Path = Field(default_factory=lambda: places.shipped("configs/winners"))
+    sweeps: Path = Field(default_factory=lambda: places.shipped("configs/sweeps"))
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     require_keys: bool = False

@@ -30,6 +30,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["GEMMSMITH_TRUSTED"] = tempfile.mkdtemp(prefix="gemmsmith-trusted-")
 os.environ["GEMMSMITH_SIGNING_KEY"] = os.environ["GEMMSMITH_TRUSTED"] + "/signing.key"
 
+# A new database has no winners, but where a test says which.
+os.environ["GEMMSMITH_WINNERS"] = os.environ["GEMMSMITH_TRUSTED"] + "/no-winners"
+
 DATABASES = [
     "sqlite",
     pytest.param("postgresql", marks=pytest.mark.postgresql),

@@ -1,5 +1,7 @@
 """Problem suites: the matrix products of real models' layers, read from configs/suites/*.toml.
 
+Those come with the program, and a suite of them is found by its name alone: `llm`.
+
 A suite names *layers* (out features N, in features K, tokens, passes) and *problems* (M, N, K and
 layout as they are). A linear layer with weight W[out, in] gives, for T tokens:
 
@@ -33,6 +35,7 @@ from gemmsmith.errors import InvalidProblem
 from gemmsmith.operation import DType, Epilogue, Grouping, Layout, Operation, layouts_of
 from gemmsmith.problem import Problem
 from gemmsmith.requests import calls_of
+from tuner import places
 from tuner.errors import TunerError
 
 
@@ -99,16 +102,28 @@ class Suite:
         return found
 
 
+def shipped() -> Path:
+    """The folder of the suites that come with the program."""
+    return places.shipped("configs/suites")
+
+
+def _file(path: Path) -> Path:
+    """The file itself; where there is none and only a name is given, the shipped suite's."""
+    known = shipped() / f"{path.name.removesuffix('.toml')}.toml"
+    return known if path.name == str(path) and not path.exists() and known.is_file() else path
+
+
 def load(path: Path) -> Suite:
-    """Read a suite file.
+    """Read a suite file, or the shipped suite of this name.
 
     Raises:
         SuiteError: missing file, bad TOML, or an entry that is not one; says which.
     """
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(_file(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise SuiteError(f"no suite file {path}; configs/suites/ holds the shipped ones") from None
+        there = ", ".join(sorted(each.stem for each in shipped().glob("*.toml")))
+        raise SuiteError(f"no suite file {path}; {shipped()} holds {there}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SuiteError(f"{path} is not TOML: {error}") from None
     unknown = set(data) - {"name", "layer", "problem"}

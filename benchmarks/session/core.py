@@ -98,6 +98,8 @@ class Session:
             "PYTHONUNBUFFERED": "1",
             "GEMMSMITH_DATABASE": self.database(),
             "GEMMSMITH_PACKS": str(STATE / "packs"),
+            # Steps say themselves which winners they begin with.
+            "GEMMSMITH_WINNERS": str(STATE / "no-winners"),
             # Carried packs are signed, if at all, by the machine that compiled them.
             "GEMMSMITH_UNSIGNED": "1",
             "GEMMSMITH_SIGNING_KEY": str(STATE / "signing.key"),

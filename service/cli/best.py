@@ -63,13 +63,17 @@ def best(
 def _from_database(
     problem: Problem, device: str | None, exact: bool, database: str | None
 ) -> Answer:
-    from service.cli.session import model_of
+    from service.cli.session import model_of, say_made
+    from service.database import open_store
     from service.lookup import find
     from tuner.search.cost_model import AnalyticModel
     from tuner.store import Store
 
     settings = load_settings(database=database)
-    with Store.open(settings.database) as store:
+    # A database that is named and not there is a mistake; the usual one is made.
+    with (
+        open_store(settings, on_made=say_made) if database is None else Store.open(database)
+    ) as store:
         model = model_of(settings, device)
         answer = find.find(
             store,

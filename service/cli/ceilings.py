@@ -19,7 +19,7 @@ def ceilings(
         typer.Option(
             "-o",
             "--output",
-            help="File to write; default configs/ceilings/<device slug>.json.",
+            help="File to write; default <device slug>.json where `gemmsmith report` looks.",
             show_default=False,
         ),
     ] = None,
@@ -29,10 +29,10 @@ def ceilings(
 
     Takes some ten seconds; waits while another process measures on the GPU.
     """
-    from tuner.measure.ceilings import document, measure, path_for, write_ceilings
+    from tuner.measure.ceilings import document, measure, own_folder, path_for, write_ceilings
 
     found = measure(_ordinal(device), on_step=note)
-    path = output or path_for(found.device.slug)
+    path = output or path_for(found.device.slug, own_folder())
     write_ceilings(found, path)
     if as_json:
         emit({"file": str(path)} | document(found))

@@ -13,6 +13,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gemmsmith.version import VERSION
+from tuner import places
 from tuner.errors import SchemaOutdated, SchemaTooNew, StoreError, TunerError
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ class Ability:
 
 ABILITIES = {
     "serve": Ability(
-        label="serve answers", needs=("cutlass", "disk", "database")
+        label="serve answers", needs=("files", "cutlass", "disk", "database")
     ),
     "compile": Ability(
         label="compile kernels", needs=("compiler", "host compiler", "cutlass", "disk")
@@ -72,6 +74,7 @@ ABILITIES = {
 def run(settings: Settings, url: str | None) -> list[Check]:
     """Every check, in the order people should read them."""
     checks: Sequence[tuple[str, Callable[[], Check]]] = (
+        ("files", _files),
         ("gpu", _gpu),
         ("driver", _driver),
         ("compiler", _compiler),
@@ -109,6 +112,13 @@ def _missing(name: str, detail: str, fix: str) -> Check:
 
 def _warning(name: str, detail: str, fix: str) -> Check:
     return Check(name=name, status=CheckStatus.WARNING, detail=detail, fix=fix)
+
+
+def _files() -> Check:
+    detail = f"gemmsmith {VERSION} from {places.shipped('')}, its own data in {places.state()}"
+    if not places.shipped("migrations/env.py").is_file():
+        return _missing("files", detail, "some that come with gemmsmith are gone: install it again")
+    return _ok("files", detail)
 
 
 def _gpu() -> Check:
@@ -261,7 +271,7 @@ def _recordings(folder: Path) -> Check:
         return _missing(
             "recordings",
             f"no sweep files in {folder.absolute()}",
-            "run from the project's root, or pass --sweeps; needed to tune without a GPU",
+            "install gemmsmith again, or pass --sweeps; needed to tune without a GPU",
         )
     return _ok("recordings", ", ".join(path.name for path in files))
 

@@ -111,7 +111,8 @@ def compile_(
     rest goes on; the status is then 1. With `--from` no compiler is needed here: without one,
     packs of any compiler are taken, and kernels that the service lacks count as failed.
     """
-    from tuner.store import Store
+    from service.cli.session import say_made
+    from service.database import open_store
 
     began = time.monotonic()
     if sum((m is not None, suite is not None, winners, base)) > 1:
@@ -123,7 +124,7 @@ def compile_(
         client = (
             stack.enter_context(connect(source, cache_dir=None)) if source is not None else None
         )
-        store = stack.enter_context(Store.open(settings.database, create=True))
+        store = stack.enter_context(open_store(settings, on_made=say_made))
         if winners:
             kernels = _of_winners(store, device, limit)
         elif base:

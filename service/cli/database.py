@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from service.cli.options import AsJson, Database, load_settings, shown
-from service.cli.output import MisuseError, emit, say
+from service.cli.output import MisuseError, emit, note, say
 
 app = typer.Typer(
     help="Create, migrate, look at, back up and restore the database.", no_args_is_help=True
@@ -24,13 +24,20 @@ WithPacks = Annotated[
 
 @app.command("upgrade")
 def upgrade(database: Database = None, as_json: AsJson = False) -> None:
-    """Create the database, or bring it to the schema this version needs. Safe to repeat."""
+    """Create the database, or bring it to the schema this version needs. Safe to repeat.
+
+    The shipped winners that it lacks are loaded.
+    """
+    from service.database import prepare
     from tuner import store
 
-    url = load_settings(database=database).database
-    where = shown(url)
-    before = store.current(url)
-    after = store.upgrade(url)
+    settings = load_settings(database=database)
+    where = shown(settings.database)
+    before = store.current(settings.database)
+    added = sum(imported.added for _, imported in prepare(settings))
+    after = store.current(settings.database)
+    if added:
+        note(f"{added} shipped winners loaded")
     if as_json:
         emit({"database": where, "before": before, "after": after})
     elif before == after:

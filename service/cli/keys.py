@@ -54,8 +54,9 @@ def create(
 
     A running service knows it at once.
     """
+    from service.cli.session import say_made
+    from service.database import open_store
     from tuner.errors import KeyNameTaken
-    from tuner.store import Store
     from tuner.store.keys import MOST_JOBS, NAME_RULE, Scope, is_name
 
     if not is_name(name):
@@ -65,7 +66,7 @@ def create(
     if job_limit is not None and not 1 <= job_limit <= MOST_JOBS:
         raise MisuseError(f"job-limit must be in 1 … {MOST_JOBS}, got {job_limit}")
     life = None if expires is None else _seconds(expires)
-    with Store.open(load_settings(database=database).database, create=True) as store:
+    with open_store(load_settings(database=database), on_made=say_made) as store:
         try:
             key, secret = store.keys.create(
                 name, Scope(scope), expires_in_s=life, job_limit=job_limit

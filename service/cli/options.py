@@ -64,7 +64,7 @@ Database = Annotated[
     typer.Option(
         "--database",
         metavar="URL",
-        help="Database (GEMMSMITH_DATABASE; else sqlite:///.state/gemmsmith.db).",
+        help="Database (GEMMSMITH_DATABASE; else gemmsmith.db among the user's data).",
         show_default=False,
     ),
 ]
@@ -72,7 +72,7 @@ Packs = Annotated[
     Path | None,
     typer.Option(
         "--packs",
-        help="Folder of compiled kernel packs (GEMMSMITH_PACKS; else .state/packs).",
+        help="Folder of compiled kernel packs (GEMMSMITH_PACKS; else among the user's data).",
         show_default=False,
     ),
 ]
@@ -80,7 +80,7 @@ Sweeps = Annotated[
     Path | None,
     typer.Option(
         "--sweeps",
-        help="Folder of recorded sweeps (GEMMSMITH_SWEEPS; else configs/sweeps).",
+        help="Folder of recorded sweeps (GEMMSMITH_SWEEPS; else the shipped ones).",
         show_default=False,
     ),
 ]

@@ -45,8 +45,11 @@ def report(
         Path, typer.Option("-o", "--output", help="Folder to write to; made if need be.")
     ] = Path("report"),
     ceilings: Annotated[
-        Path, typer.Option(help="Folder of measured ceilings (see `gemmsmith ceilings`).")
-    ] = Path("configs/ceilings"),
+        Path | None,
+        typer.Option(
+            help="Folder of measured ceilings (see `gemmsmith ceilings`).", show_default=False
+        ),
+    ] = None,
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
@@ -111,7 +114,7 @@ def _from_database(database: str | None) -> list[Winner]:
     if not found:
         raise CommandError(
             f"the database {shown(url)} has no winners: measure some with `gemmsmith tune`, take "
-            "the shipped ones with `gemmsmith import configs/winners/*.jsonl`, or pass --winners "
+            "the shipped ones with `gemmsmith db upgrade`, or pass --winners "
             "FILE"
         )
     return found
@@ -133,7 +136,7 @@ def _chosen(
     raise CommandError(f"no such winners; there are {', '.join(there)}")
 
 
-def _reports(winners: Sequence[Winner], folder: Path) -> list[DeviceReport]:
+def _reports(winners: Sequence[Winner], folder: Path | None) -> list[DeviceReport]:
     """A report per device model, with its ceilings where they were measured."""
     from service.report.rows import device_report
     from tuner.measure.ceilings import CeilingsError, path_for, read_ceilings

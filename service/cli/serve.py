@@ -14,13 +14,14 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import structlog
 import uvicorn
 
-from service import identity, logging
+from service import database, identity, logging
 from service.cli import banner
 from service.http.app import create_app
 from service.http.connections import raise_file_limit
@@ -29,8 +30,8 @@ from service.lookup.devices import Catalogue
 from service.settings import Settings, SettingsError
 from service.worker.gpu import usable_gpu
 from service.worker.supervisor import WorkerSupervisor
-from tuner import store as stores
 from tuner.compile import ArtifactStore
+from tuner.exchange import Imported
 from tuner.store import Store
 
 log = structlog.get_logger("gemmsmith.serve")
@@ -71,10 +72,10 @@ def serve(settings: Settings, *, worker: bool = False, say: Callable[[str], None
 def prepare(settings: Settings) -> None:
     """Create the folders, bring the database to this version's schema, load shipped winners."""
     settings.create_folders()
-    stores.upgrade(settings.database)
+    loaded = database.prepare(settings)
     _check_keys(settings)
     _check_packs(settings)
-    _load_shipped_winners(settings)
+    _tell_of_winners(loaded)
 
 
 def _check_keys(settings: Settings) -> None:
@@ -102,21 +103,16 @@ def _check_packs(settings: Settings) -> None:
         )
 
 
-def _load_shipped_winners(settings: Settings) -> None:
-    from tuner.exchange import import_winners
-
-    trusted = identity.trusted(settings)
-    with Store.open(settings.database) as store:
-        for path in sorted(settings.winners.glob("*.json*")):
-            imported = import_winners(store, path, trusted, unsigned=settings.unsigned)
-            log.info("shipped winners", file=path.name, added=imported.added, kept=imported.kept)
-            if imported.unbelieved:
-                log.warning(
-                    "winners that nobody who is believed has signed are not answered",
-                    file=path.name,
-                    unbelieved=imported.unbelieved,
-                    keys=imported.keys,
-                )
+def _tell_of_winners(loaded: list[tuple[Path, Imported]]) -> None:
+    for path, imported in loaded:
+        log.info("shipped winners", file=path.name, added=imported.added, kept=imported.kept)
+        if imported.unbelieved:
+            log.warning(
+                "winners that nobody who is believed has signed are not answered",
+                file=path.name,
+                unbelieved=imported.unbelieved,
+                keys=imported.keys,
+            )
 
 
 class _Server(uvicorn.Server):

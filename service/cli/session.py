@@ -40,18 +40,24 @@ def local(settings: Settings) -> Iterator[TuningSession]:
         SettingsError: the key that winners are signed with cannot be used.
     """
     from service import identity
+    from service.database import open_store
     from service.worker.builder import open_builder
     from service.worker.process import open_worker_device
     from tuner.search.cost_model import AnalyticModel
-    from tuner.store import Store
 
     settings.create_folders()
     signer = identity.signer(settings)
-    with Store.open(settings.database, create=True, signer=signer) as store:
+    with open_store(settings, signer=signer, on_made=say_made) as store:
         device = open_worker_device(settings)
         builder = open_builder(settings, store) if device.needs_packs else None
         with device:
             yield TuningSession(store=store, device=device, builder=builder, ranker=AnalyticModel())
+
+
+def say_made(winners: int) -> None:
+    """Tell of a new database, and what is in it."""
+    if winners:
+        note(f"made the database, with {winners} shipped winners")
 
 
 def model_of(settings: Settings, slug: str | None) -> DeviceModel:
@@ -67,8 +73,8 @@ def model_of(settings: Settings, slug: str | None) -> DeviceModel:
         found.append(model)
     if not found:
         raise CommandError(
-            "no GPU here, none in the database and no recording: run `gemmsmith import "
-            "configs/winners/*` first, or pass --sweeps with a folder of recorded sweeps"
+            "no GPU here, none in the database and no recording: run `gemmsmith db "
+            "upgrade` first, or pass --sweeps with a folder of recorded sweeps"
         )
     known = ", ".join(dict.fromkeys(model.slug for model in found))
     raise CommandError(f"no device {slug!r}; there is {known}")

@@ -171,8 +171,7 @@ def tasks(
         return found[:limit]
     if m is None or n is None or k is None:
         raise MisuseError(
-            f"three sizes M N K are needed, got {len(sizes)}; or a suite: "
-            "--suite configs/suites/llm.toml"
+            f"three sizes M N K are needed, got {len(sizes)}; or a suite: --suite llm"
         )
     found = [
         Task(

@@ -81,13 +81,14 @@ def import_(
     who is believed has signed are stored, and not answered until they are measured here.
     """
     from service import identity
+    from service.cli.session import say_made
+    from service.database import open_store
     from tuner.exchange import ExchangeError, import_winners
-    from tuner.store import Store
 
     settings = load_settings(database=database, unsigned=unsigned)
     trusted = identity.trusted(settings)
     counts = []
-    with Store.open(settings.database, create=True) as store:
+    with open_store(settings, on_made=say_made) as store:
         for path in paths:
             try:
                 imported = import_winners(store, path, trusted, unsigned=settings.unsigned)

@@ -47,7 +47,7 @@ class WorkerSupervisor:
     def __init__(
         self,
         settings: Settings,
-        command: Sequence[str] = (sys.executable, "-m", "service.worker.process"),
+        command: Sequence[str] = (sys.executable, "-P", "-m", "service.worker.process"),
         first_pause_s: float = FIRST_PAUSE_S,
         silent_s: float = SILENT_S,
     ) -> None:

@@ -25,6 +25,7 @@ import pytest
 from service.settings import PREFIX, Settings
 from tests.support import docs
 from tests.support.processes import until
+from tuner import places
 from tuner.store import Store
 from tuner.store.database import parse_url, sqlite_path
 
@@ -158,12 +159,15 @@ def test_what_is_not_run_is_roots_or_the_networks() -> None:
 
 
 def test_every_setting_is_listed_with_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("GEMMSMITH_TRUSTED", "XDG_CONFIG_HOME"):
+    for name in ("GEMMSMITH_TRUSTED", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(places, "CHECKOUT", None)
     rows = re.findall(rf"^\| `{PREFIX}(\w+)` \| (?:`(.*?)` )?\| .+\|$", PAGE, re.MULTILINE)
-    home = str(Path.home())
+    shipped = str(places.shipped("configs"))
     defaults = {
-        name: str(field.get_default(call_default_factory=True)).replace(home, "~")
+        name: str(field.get_default(call_default_factory=True))
+        .replace(shipped, "configs")
+        .replace(str(Path.home()), "~")
         for name, field in Settings.model_fields.items()
     }
     listed = {name.lower(): default for name, default in rows if name.lower() in defaults}

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import tree
 from tests.support.docs import ROOT, Session, Step, assert_like, steps
 
 PAGE = ROOT / "docs" / "start.md"
@@ -26,13 +27,7 @@ SERVES = re.compile(r"make run|\.venv/bin/gemmsmith serve")
 
 def cloned_from(folder: Path) -> Path:
     """A repository of this tree's files as they are now."""
-    listed = subprocess.check_output(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, text=True
-    )
-    for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes((ROOT / name).read_bytes())
+    tree.copy(folder)
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-C", str(folder)]
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "all"]):
         subprocess.run([*git, *command], check=True)
@@ -90,7 +85,13 @@ def test_the_new_users_path_word_by_word(tmp_path: Path) -> None:
     repository = cloned_from(tmp_path / "repository")
     elsewhere = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "GEMMSMITH_PORT": "0"}
     session = Session(tmp_path, elsewhere, {"REPOSITORY": str(repository)})
-    for name in ("PYTHONPATH", "VIRTUAL_ENV", "GEMMSMITH_URL", "GEMMSMITH_API_KEY"):
+    for name in (
+        "PYTHONPATH",
+        "VIRTUAL_ENV",
+        "GEMMSMITH_URL",
+        "GEMMSMITH_API_KEY",
+        "GEMMSMITH_WINNERS",
+    ):
         session.environment.pop(name, None)
     session.environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
     servers: list[Server] = []

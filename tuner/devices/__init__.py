@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tuner import places
 from tuner.devices.base import Contender, Device
 from tuner.errors import DeviceError, NotRecorded
 from tuner.measure.local_gpu import gpu_uuid, local_gpu
@@ -17,7 +18,7 @@ from tuner.measure.policy import Policy
 if TYPE_CHECKING:
     from tuner.devices.recording import Sweep
 
-DEFAULT_SWEEPS = Path("configs/sweeps")
+DEFAULT_SWEEPS = places.shipped("configs/sweeps")
 
 __all__ = ["Contender", "Device", "Policy", "gpu_uuid", "local_gpu", "open_device"]
 

@@ -16,7 +16,7 @@ import msgspec
 
 from tuner.measure.protocol import Quit, Reply, Request, decode_reply, encode
 
-CHILD_COMMAND = (sys.executable, "-m", "tuner.measure.child")
+CHILD_COMMAND = (sys.executable, "-P", "-m", "tuner.measure.child")
 
 _QUIT_GRACE_S = 5.0
 _STDERR_TAIL = 1500

@@ -25,6 +25,7 @@ from gemmsmith.answer import Conditions, Statistics
 from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.files import publish
 from gemmsmith.problem import DType, Problem
+from tuner import places
 from tuner.errors import DeviceError, NoGpu, TunerError
 from tuner.measure.gpu_lock import gpu_lock
 from tuner.measure.statistics import summarize
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 FORMAT = "gemmsmith-ceilings"
 VERSION = 1
-FOLDER = Path("configs/ceilings")
-
 COPY_READ_BYTES = tuple(megabytes * 10**6 for megabytes in (4, 8, 16, 32, 64, 128, 256))
 """Sizes of small copies: as many bytes as a decoding step's weight matrices have."""
 
@@ -126,9 +125,25 @@ class Ceilings:
         return points[-1][0] / points[-1][1] * 1e6
 
 
-def path_for(slug: str, folder: Path = FOLDER) -> Path:
-    """The ceilings file of a device model. A slug is not trusted to be a file's name, or short."""
-    return folder / f"{re.sub(r'[^a-z0-9._-]+', '-', slug)[:200]}.json"
+def own_folder() -> Path:
+    """Where what is measured here goes: in a checkout with what is shipped, else beside it."""
+    return _shipped() if places.CHECKOUT else places.state() / "ceilings"
+
+
+def path_for(slug: str, folder: Path | None = None) -> Path:
+    """The ceilings file of a device model; without a folder, the own one or else the shipped.
+
+    A slug is not trusted to be a file's name, or short.
+    """
+    name = f"{re.sub(r'[^a-z0-9._-]+', '-', slug)[:200]}.json"
+    if folder is not None:
+        return folder / name
+    own = own_folder() / name
+    return own if own.is_file() else _shipped() / name
+
+
+def _shipped() -> Path:
+    return places.shipped("configs/ceilings")
 
 
 def write_ceilings(ceilings: Ceilings, path: Path) -> None:

@@ -1,8 +1,7 @@
 """The database's schema: which revision it has, which one this program needs, and getting there.
 
-The migrations lie in `migrations/` beside the package `tuner`, in the project's root; they are
-found from wherever the program is run, provided it was installed in development mode
-(`pip install -e .`), which is how the application is deployed.
+The migrations lie in `migrations/`, in the project's root or in the wheel (`tuner.places`); they
+are found from wherever the program is run.
 
 An upgrade is one transaction on both databases: it happens wholly or not at all, and of several
 programs that start at once one does it and the others wait.
@@ -10,17 +9,16 @@ programs that start at once one does it and the others wait.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, text
 
+from tuner import places
 from tuner.errors import DatabaseCorrupt, SchemaOutdated, SchemaTooNew, StoreError
 from tuner.store.database import Database, create_private, parse_url, sqlite_path
 
-MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
+MIGRATIONS = places.shipped("migrations")
 
 _UPGRADE_LOCK = 0x67656D6D  # any number that no other lock of ours has
 
@@ -29,7 +27,7 @@ def head() -> str:
     """The revision that this program works with."""
     revision = _scripts().get_current_head()
     if revision is None:
-        raise StoreError(f"{MIGRATIONS} holds no migration; check out the project again")
+        raise StoreError(f"{MIGRATIONS} holds no migration; install gemmsmith again")
     return revision
 
 
@@ -155,10 +153,7 @@ def _check_foreign_keys(database: Database, connection: Connection) -> None:
 
 def _config() -> Config:
     if not (MIGRATIONS / "env.py").is_file():
-        raise StoreError(
-            f"no migrations at {MIGRATIONS}: gemmsmith must be installed from a checkout, "
-            "with pip install -e ."
-        )
+        raise StoreError(f"no migrations at {MIGRATIONS}: install gemmsmith again")
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.set_main_option("path_separator", "os")

@@ -1,0 +1,76 @@
+"""A new database has the shipped winners, whichever command makes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from service.cli.main import app
+from tests.support.shipped import SWEEPS
+from tuner.store import Store
+
+WINNERS = Path(__file__).resolve().parents[3] / "configs" / "winners"
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A database that is not there yet; winners of two small files are shipped."""
+    shipped = tmp_path / "shipped"
+    shipped.mkdir()
+    for name in ("nvidia-h200-132sm.tf32.jsonl", "nvidia-h200-132sm.bf16.jsonl"):
+        (shipped / name).write_bytes((WINNERS / name).read_bytes())
+    found = f"sqlite:///{tmp_path}/data/new.db"
+    for name, value in {
+        "DATABASE": found,
+        "WINNERS": str(shipped),
+        "SWEEPS": str(SWEEPS),
+        "PACKS": str(tmp_path / "packs"),
+        "DEVICE": "replay:nvidia-h200-132sm",
+    }.items():
+        monkeypatch.setenv(f"GEMMSMITH_{name}", value)
+    return found
+
+
+def run(*words: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_best_answers_with_them_and_says_that_it_made_the_database(url: str) -> None:
+    first = run("best", 4096, 6144, 1024, "--json")
+    assert json.loads(first.stdout)["match"] == "exact"
+    assert first.stderr == "made the database, with 87 shipped winners\n"
+    assert run("best", 4096, 6144, 1024, "--json").stderr == ""
+
+
+def test_best_makes_no_database_that_was_named_by_mistake(url: str, tmp_path: Path) -> None:
+    named = f"sqlite:///{tmp_path}/mistake.db"
+    assert "no database" in run("best", 16, 16, 16, "--database", named, code=1).stderr
+    assert not (tmp_path / "mistake.db").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("db", "upgrade"),
+        ("keys", "create", "me", "--scope", "tune"),
+        ("tune", 256, 4096, 4096, "--effort", "quick"),
+    ],
+)
+def test_every_command_that_makes_a_database_loads_them(url: str, command: tuple[str, ...]) -> None:
+    run(*command)
+    with Store.open(url) as store:
+        measured = [one for one in store.winners() if not one.replayed]
+    assert len(measured) == 87
+
+
+def test_an_upgrade_loads_those_that_came_since(url: str, tmp_path: Path) -> None:
+    run("db", "upgrade")
+    (tmp_path / "shipped" / "more.jsonl").write_bytes(
+        (WINNERS / "nvidia-h200-132sm.int8.jsonl").read_bytes()
+    )
+    assert "61 shipped winners loaded" in run("db", "upgrade").stderr
