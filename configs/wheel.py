@@ -43,7 +43,7 @@ class BuildPy(build_py):
 
     def _files(self) -> dict[Path, Path]:
         into = Path(self.build_lib, "tuner", "files")
-        found = {}
+        found: dict[Path, Path] = {}
         for pattern in PATTERNS:
             matched = sorted(Path().glob(pattern))
             if not matched:
