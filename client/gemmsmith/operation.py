@@ -16,14 +16,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
+from gemmsmith.choices import member, not_one_of
 from gemmsmith.elements import Element as Element
 from gemmsmith.elements import Layout as Layout
 from gemmsmith.epilogue import Epilogue as Epilogue
 from gemmsmith.errors import InvalidProblem
-
-_E = TypeVar("_E", bound=StrEnum)
 
 
 class Scaling(StrEnum):
@@ -354,24 +353,6 @@ def in_order(dtypes: Iterable[str]) -> tuple[str, ...]:
     names = list(DType)
     known = {dtype: of_dtype(dtype) for dtype in dtypes}
     return tuple(sorted(known, key=lambda dtype: (names.index(known[dtype].types), dtype)))
-
-
-def member(field: str, kind: type[_E], value: str) -> _E:
-    """The member of a closed list by its text.
-
-    Raises:
-        InvalidProblem: names the field and what it accepts.
-    """
-    try:
-        return kind(value)
-    except ValueError:
-        raise not_one_of(field, tuple(kind), value) from None
-
-
-def not_one_of(field: str, choices: Iterable[str], value: object, what: str = "") -> InvalidProblem:
-    """The error for a value that is not one of a fixed few; the message names them all."""
-    shown = value.value if isinstance(value, StrEnum) else repr(value)
-    return InvalidProblem(field, f"{field} must be one of {', '.join(choices)}{what}, got {shown}")
 
 
 @lru_cache(maxsize=4096)

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gemmsmith.choices import member
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import Grouping, Operation, member
+from gemmsmith.operation import Grouping, Operation
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
 
