@@ -39,7 +39,8 @@ import os, sys
 def refuse(event, arguments):
     if event in ("open", "os.listdir", "os.scandir") and isinstance(arguments[0], (str, bytes)):
         path = os.path.realpath(os.fsdecode(arguments[0]))
-        if path.startswith({checkout!r} + os.sep) and not path.startswith({packages!r} + os.sep):
+        inside = [(path + os.sep).startswith(f + os.sep) for f in ({checkout!r}, {packages!r})]
+        if inside == [True, False]:
             os.write(2, f"opened {{path}} of the checkout\\n".encode())
             os._exit(99)
 
