@@ -6,10 +6,8 @@ no CUDA runs on the host as well, with stand-in kernels: tests/unit/ops/test_fus
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,9 +18,9 @@ import gemmsmith
 from gemmsmith.device import DeviceModel
 from gemmsmith.operation import Epilogue, Operation
 from gemmsmith.problem import DType, Problem
+from tests.gpu.support.building import build
 from tests.gpu.support.choosing import Ground, tuned
 from tuner.backends import Level, kernels, refusal
-from tuner.compile import ArtifactStore, Builder, find_toolchain
 
 CASES = 300
 KERNELS = 3
@@ -56,15 +54,12 @@ OPERATIONS = (
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory, model: DeviceModel) -> Ground:
-    root = Path(os.environ.get("GEMMSMITH_PACKS") or tmp_path_factory.mktemp("packs"))
-    store = ArtifactStore(root)
     chosen = [
         kernel
         for operation in OPERATIONS
         for kernel in kernels(Problem.of(operation, 4096, 768, 1024), level=Level.CORE)[:KERNELS]
     ]
-    built = {one.kernel.name: one for one in Builder(store, find_toolchain()).build(chosen)}
-    assert all(one.pack is not None for one in built.values())
+    store, _ = build(chosen, tmp_path_factory)
     return Ground(
         device=torch.device("cuda:0"),
         model=model,

@@ -4,7 +4,6 @@ first, on sizes that no tile divides; and every way that torch programs have of 
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from pathlib import Path
 
@@ -15,9 +14,9 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import Kernel, cutlass
 from gemmsmith.operation import Epilogue
 from gemmsmith.problem import Problem
+from tests.gpu.support.building import build
 from tests.gpu.test_operations import check
 from tuner.backends import kernels
-from tuner.compile import ArtifactStore, Builder, find_toolchain
 from tuner.devices.cuda import CudaDevice
 from tuner.workloads import ways
 from tuner.workloads.operands import Operands
@@ -54,13 +53,8 @@ def chosen(dtype: str, layout: str) -> tuple[Kernel, ...]:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The packs of all kernels, by kernel."""
-    root = os.environ.get("GEMMSMITH_PACKS") or tmp_path_factory.mktemp("packs")
     wanted = [kernel for family in FAMILIES for kernel in chosen(*family)]
-    found = {}
-    for each in Builder(ArtifactStore(Path(root)), find_toolchain()).build(wanted):
-        assert each.pack is not None, each.failure
-        found[each.kernel.name] = each.pack.path
-    return found
+    return build(wanted, tmp_path_factory)[1]
 
 
 @pytest.mark.parametrize("extents", [(528, 784, 2080), (16, 784, 2080), (1, 8, 16)], ids=str)

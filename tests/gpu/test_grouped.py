@@ -7,10 +7,8 @@ kernels: tests/unit/ops/test_grouped_training.py.
 from __future__ import annotations
 
 import itertools
-import os
 import random
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,9 +17,9 @@ import gemmsmith
 from gemmsmith.device import DeviceModel
 from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Problem
+from tests.gpu.support.building import build
 from tests.gpu.support.choosing import Ground, tuned
 from tuner.backends import Level, kernels, refusal
-from tuner.compile import ArtifactStore, Builder, find_toolchain
 
 CASES = 300
 EXPERTS = (1, 3, 8, 64, 128)
@@ -46,8 +44,6 @@ OPERATIONS = (
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory, model: DeviceModel) -> Ground:
-    root = Path(os.environ.get("GEMMSMITH_PACKS") or tmp_path_factory.mktemp("packs"))
-    store = ArtifactStore(root)
     chosen = [
         kernel
         for operation in OPERATIONS
@@ -55,8 +51,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory, model: DeviceModel) -> Grou
             :KERNELS
         ]
     ]
-    built = {one.kernel.name: one for one in Builder(store, find_toolchain()).build(chosen)}
-    assert all(one.pack is not None for one in built.values())
+    store, _ = build(chosen, tmp_path_factory)
     return Ground(
         device=torch.device("cuda:0"),
         model=model,

@@ -4,7 +4,6 @@ spread of the tokens, empty groups, one token, ends before the last token.
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from pathlib import Path
 
@@ -14,9 +13,9 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import Kernel, cutlass
 from gemmsmith.operation import Grouping, Operation
 from gemmsmith.problem import Problem
+from tests.gpu.support.building import build
 from tests.gpu.test_operations import check
 from tuner.backends import kernels
-from tuner.compile import ArtifactStore, Builder, find_toolchain
 from tuner.devices.cuda import CudaDevice
 
 FAMILIES = (
@@ -48,13 +47,8 @@ def chosen(dtype: str, layout: str) -> tuple[Kernel, ...]:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The packs of all kernels, by kernel."""
-    root = os.environ.get("GEMMSMITH_PACKS") or tmp_path_factory.mktemp("packs")
     wanted = [kernel for family in FAMILIES for kernel in chosen(*family)]
-    found = {}
-    for each in Builder(ArtifactStore(Path(root)), find_toolchain()).build(wanted):
-        assert each.pack is not None, each.failure
-        found[each.kernel.name] = each.pack.path
-    return found
+    return build(wanted, tmp_path_factory)[1]
 
 
 @pytest.mark.parametrize(

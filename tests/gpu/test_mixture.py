@@ -9,12 +9,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch.nn import functional
 
 import gemmsmith
 from gemmsmith.ops import passes
 from gemmsmith.ops.mixture import route
-from tests.unit.ops.test_mixture import BOUND
+from tests.support.mixtures import close, reference
 
 TYPES = [torch.bfloat16, torch.float16]
 CASES = 30
@@ -69,22 +68,6 @@ def layer(tokens: int, chosen: int, experts: int, width: int, inner: int) -> lis
         (torch.randn(size, device="cuda") * scale).bfloat16().requires_grad_()
         for size, scale in zip(sizes, scales, strict=True)
     ]
-
-
-def reference(x: torch.Tensor, index: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-    shares, gate_up, down = weights
-    found = torch.zeros_like(x)
-    for expert in range(len(down)):
-        token, place = (index == expert).nonzero(as_tuple=True)
-        gate, up = (x[token] @ gate_up[expert].T).chunk(2, dim=-1)
-        out = (functional.silu(gate) * up) @ down[expert].T * shares[token, place, None]
-        found = found.index_add(0, token, out)
-    return found
-
-
-def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
-    difference = torch.linalg.vector_norm(found.detach().double() - wanted)
-    assert difference <= BOUND * torch.linalg.vector_norm(wanted)
 
 
 def test_random_layers_and_their_gradients() -> None:

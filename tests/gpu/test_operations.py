@@ -4,7 +4,6 @@ child verifies them: outputs in FP32, added to; integers; factors per row; TF32.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -16,8 +15,8 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import Backend, Kernel, MainloopSchedule, TileScheduler, cutlass
 from gemmsmith.problem import Problem
 from tests.gpu import selection
+from tests.gpu.support.building import build
 from tuner.backends import kernels
-from tuner.compile import ArtifactStore, Builder, find_toolchain
 from tuner.devices.base import Contender
 from tuner.devices.cuda import CudaDevice
 from tuner.measure.policy import Policy
@@ -71,13 +70,8 @@ def chosen(dtype: str, layout: str) -> tuple[Kernel, ...]:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The packs of all kernels, by kernel."""
-    root = os.environ.get("GEMMSMITH_PACKS") or tmp_path_factory.mktemp("packs")
     wanted = [kernel for family in FAMILIES for kernel in chosen(*family)]
-    found = {}
-    for each in Builder(ArtifactStore(Path(root)), find_toolchain()).build(wanted):
-        assert each.pack is not None, each.failure
-        found[each.kernel.name] = each.pack.path
-    return found
+    return build(wanted, tmp_path_factory)[1]
 
 
 def check(

@@ -21,9 +21,9 @@ from gemmsmith.launch import Launch
 from gemmsmith.problem import DType, Problem
 from tests.gpu import selection
 from tests.gpu.conftest import Packs
+from tests.gpu.support.building import build
 from tests.gpu.support.jobs import Job
 from tuner.backends import kernels
-from tuner.compile import ArtifactStore, Builder, find_toolchain
 
 ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT_S = 300
@@ -116,16 +116,12 @@ def walking(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[MainloopSchedule, tuple[Kernel, Path]]:
     """A kernel of each schedule that walks groups, and its pack."""
-    root = os.environ.get("GEMMSMITH_PACKS") or tmp_path_factory.mktemp("packs")
     first: dict[MainloopSchedule, Kernel] = {}
     for kernel in map(cutlass, kernels(GROUPED)):
         if kernel.backend is Backend.CUTE:
             first.setdefault(kernel.mainloop, kernel)
-    found = {}
-    for each in Builder(ArtifactStore(Path(root)), find_toolchain()).build(list(first.values())):
-        assert each.pack is not None, each.failure
-        found[cutlass(each.kernel).mainloop] = each.kernel, each.pack.path
-    return found
+    _, packs = build(first.values(), tmp_path_factory)
+    return {mainloop: (kernel, packs[kernel.name]) for mainloop, kernel in first.items()}
 
 
 @pytest.mark.parametrize(

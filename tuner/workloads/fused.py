@@ -15,14 +15,13 @@ root mean square over that of its values is at most 1.2 for the spread that is d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 
 import torch
-from torch.nn import functional
 
+from gemmsmith.activations import ACTIVATIONS
 from gemmsmith.epilogue import Activation
 from gemmsmith.operation import Operation
 from gemmsmith.problem import Problem
@@ -46,20 +45,6 @@ from tuner.workloads.workload import (
 
 BIAS_SIGMA, RESIDUAL_SIGMA = 0.5, 1.0
 _DRIFT = 1.25
-
-
-def _relu2(x: torch.Tensor) -> torch.Tensor:
-    return functional.relu(x).square()
-
-
-ACTIVATIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
-    {
-        Activation.GELU_TANH: partial(functional.gelu, approximate="tanh"),
-        Activation.GELU: functional.gelu,
-        Activation.SILU: functional.silu,
-        Activation.RELU2: _relu2,
-    }
-)
 
 
 class Fused:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from gemmsmith.activations import ACTIVATIONS
 from gemmsmith.epilogue import Activation
 from gemmsmith.operation import Epilogue
 from gemmsmith.problem import Problem
@@ -28,23 +29,13 @@ from tuner.workloads.workload import Launch, OperandSet, Way, bias_of, residual_
 COMPILER = "inductor"
 """The backend of `torch.compile`; tests on the host name another, which compiles nothing."""
 
-Activate = Callable[[torch.Tensor], torch.Tensor]
-
-
-def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    return functional.gelu(x, approximate="tanh")
-
-
-def _relu2(x: torch.Tensor) -> torch.Tensor:
-    return functional.relu(x).square()
-
-
-_ACTIVATIONS: dict[Activation, tuple[str, Activate]] = {
-    Activation.GELU_TANH: ("gelu", _gelu_tanh),
-    Activation.GELU: ("gelu", functional.gelu),
-    Activation.SILU: ("silu", functional.silu),
-    Activation.RELU2: ("relu and square", _relu2),
+_CALLS = {
+    Activation.GELU_TANH: "gelu",
+    Activation.GELU: "gelu",
+    Activation.SILU: "silu",
+    Activation.RELU2: "relu and square",
 }
+"""How the record names them."""
 
 
 def defaults(problem: Problem) -> Sequence[Way]:
@@ -88,7 +79,7 @@ def _named(call: str, epilogue: Epilogue) -> str:
     """The calls, as the record shows them."""
     steps = [call]
     if epilogue.activation is not None:
-        steps.append(_ACTIVATIONS[epilogue.activation][0])
+        steps.append(_CALLS[epilogue.activation])
     if epilogue.has_residual:
         steps.append("add")
     return ", then ".join(steps)
@@ -155,7 +146,7 @@ def _of_copies(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[
 def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
     """The whole sequence as one compiled function, which allocates what it gives."""
     epilogue = problem.operation.epilogue
-    activate = _ACTIVATIONS[epilogue.activation][1] if epilogue.activation else None
+    activate = ACTIVATIONS[epilogue.activation] if epilogue.activation else None
 
     def sequence(s: OperandSet) -> tuple[torch.Tensor, ...]:
         linear = _linear(s)

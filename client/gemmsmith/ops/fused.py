@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional
 
+from gemmsmith.activations import ACTIVATIONS
 from gemmsmith.epilogue import Activation, Epilogue
 from gemmsmith.ops import fallback, functions, operators
 from gemmsmith.ops.engine import current
@@ -52,8 +52,8 @@ def linear(
             device, or wants a gradient.
         RuntimeError: torch's, where the sizes or types do not go together.
     """
-    if activation is not None and activation not in _ACTIVATIONS:
-        raise ValueError(f"activation must be one of {', '.join(_ACTIVATIONS)}, got {activation!r}")
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
     if activation is None and residual is None:
         return operators.linear(x, weight, bias, main_grad=main_grad)
     if activation is not None and residual is not None:  # no kernel has both
@@ -109,18 +109,6 @@ def _tell(
         listener(x, weight, epilogue)
 
 
-def _relu2(x: torch.Tensor) -> torch.Tensor:
-    return functional.relu(x).square()
-
-
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    Activation.GELU_TANH: partial(functional.gelu, approximate="tanh"),
-    Activation.GELU: functional.gelu,
-    Activation.SILU: functional.silu,
-    Activation.RELU2: _relu2,
-}
-
-
 def _through(activation: Activation, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """The gradient of an activation's argument x, differentiable."""
     match activation:
@@ -146,7 +134,7 @@ def _composed(
     """The product by whoever computes it, then torch's steps."""
     out = operators.linear(x, weight, bias, main_grad=main_grad)
     if activation is not None:
-        out = _ACTIVATIONS[activation](out)
+        out = ACTIVATIONS[activation](out)
     return out if residual is None else out + residual
 
 
@@ -241,7 +229,7 @@ def _computed(
     if residual is not None:
         return linear + residual, x.new_empty(0)
     assert what.activation is not None  # noqa: S101 - what is neither is `operators.linear`'s
-    return _ACTIVATIONS[what.activation](linear), linear if what.stores_aux else x.new_empty(0)
+    return ACTIVATIONS[what.activation](linear), linear if what.stores_aux else x.new_empty(0)
 
 
 class FusedLinear(torch.autograd.Function):

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.nn import functional
 
 import gemmsmith
 from gemmsmith.ops.mixture import route
+from tests.support.mixtures import close, reference
 
 TOKENS, CHOSEN, EXPERTS, WIDTH, INNER = 37, 3, 5, 32, 16
-BOUND = 1.5e-2
-"""Relative error in the Frobenius norm: some roundings to bf16 behind one another."""
 
 Layer = tuple[torch.Tensor, ...]
 
@@ -35,22 +33,6 @@ def layer(tokens: int = TOKENS, dtype: torch.dtype = torch.bfloat16) -> Layer:
     return tuple(torch.randn(size).to(dtype).requires_grad_() for size in sizes)
 
 
-def reference(x: torch.Tensor, chosen: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-    shares, gate_up, down = weights
-    found = torch.zeros_like(x)
-    for expert in range(EXPERTS):
-        token, place = (chosen == expert).nonzero(as_tuple=True)
-        gate, up = (x[token] @ gate_up[expert].T).chunk(2, dim=-1)
-        out = (functional.silu(gate) * up) @ down[expert].T * shares[token, place, None]
-        found = found.index_add(0, token, out)
-    return found
-
-
-def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
-    difference = torch.linalg.vector_norm(found.double() - wanted)
-    assert difference <= BOUND * torch.linalg.vector_norm(wanted)
-
-
 @pytest.mark.parametrize("of_others", [0, 3])
 def test_the_layer_and_its_gradients(of_others: int) -> None:
     x, shares, gate_up, down = operands = layer()
@@ -59,7 +41,7 @@ def test_the_layer_and_its_gradients(of_others: int) -> None:
     wanted = reference(exact[0], chosen, *exact[1:])
     found = gemmsmith.experts(x, chosen, shares, gate_up, down)
     assert found.dtype is torch.bfloat16
-    close(found.detach(), wanted.detach())
+    close(found, wanted.detach())
     theirs = torch.autograd.grad(wanted, exact, gradient.double())
     ours = torch.autograd.grad(found, operands, gradient.bfloat16())
     for mine, exactly in zip(ours, theirs, strict=True):

@@ -72,7 +72,6 @@ class CutlassBackend(ABC):
             and operation.grouping in self.groupings
             and (operation.scaling is usual or scaling in self.scalings)
             and operation.epilogue in self.epilogues
-            and not ((operation.is_grouped or operation.is_fused) and arch is not SM90)
             and (arch is SM90 or bool(generated.kernels(operation.of_kernels, arch)))
         )
 

@@ -69,25 +69,24 @@ def grouped_kernels_are_pointer_arrays(kernel: CutlassKernel) -> str | None:
     """
     if not kernel.operation.is_grouped:
         return None
-    if kernel.mainloop not in (MainloopSchedule.PINGPONG, MainloopSchedule.COOPERATIVE):
-        return f"no grouped kernels with {kernel.mainloop}"
-    if kernel.scheduler is not TileScheduler.PERSISTENT:
-        return f"grouped kernels do not take the {kernel.scheduler} scheduler"
-    if kernel.epilogue is not EpilogueSchedule.TMA or kernel.alignment_a == 1:
-        return "grouped kernels load and store by TMA"
+    if reason := _not_whole_tiles_by_tma(kernel, "grouped"):
+        return reason
     return "no grouped kernels with factors" if kernel.operation.is_scaled else None
 
 
 def fused_kernels_leave_by_tma(kernel: CutlassKernel) -> str | None:
     """The visitor tree is the TMA epilogue's, of kernels that compute whole sums of a tile."""
-    if not kernel.operation.is_fused:
-        return None
+    return _not_whole_tiles_by_tma(kernel, "fused") if kernel.operation.is_fused else None
+
+
+def _not_whole_tiles_by_tma(kernel: CutlassKernel, what: str) -> str | None:
+    """Unless it is a persistent kernel that loads and stores by TMA."""
     if kernel.mainloop not in (MainloopSchedule.PINGPONG, MainloopSchedule.COOPERATIVE):
-        return f"no fused kernels with {kernel.mainloop}"
+        return f"no {what} kernels with {kernel.mainloop}"
     if kernel.scheduler is not TileScheduler.PERSISTENT:
-        return f"fused kernels do not take the {kernel.scheduler} scheduler"
+        return f"{what} kernels do not take the {kernel.scheduler} scheduler"
     if kernel.epilogue is not EpilogueSchedule.TMA or kernel.alignment_a == 1:
-        return "fused kernels load and store by TMA"
+        return f"{what} kernels load and store by TMA"
     return None
 
 

@@ -1,0 +1,26 @@
+"""The activations of `gemmsmith.epilogue` in torch: what kernels are held against, and what runs
+where none wins. Importing this needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch.nn import functional
+
+from gemmsmith.epilogue import Activation
+
+
+def _relu2(x: torch.Tensor) -> torch.Tensor:
+    return functional.relu(x).square()
+
+
+# A plain dictionary: compilers of torch functions cannot look into a read-only view of one.
+ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    Activation.GELU_TANH: partial(functional.gelu, approximate="tanh"),
+    Activation.GELU: functional.gelu,
+    Activation.SILU: functional.silu,
+    Activation.RELU2: _relu2,
+}
