@@ -11,7 +11,7 @@ from enum import StrEnum
 import msgspec
 
 from gemmsmith.launch import Decomposition, Launch
-from gemmsmith.operation import Layout, Operation
+from gemmsmith.operation import Layout, Operation, named
 
 
 class Backend(StrEnum):
@@ -92,7 +92,7 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True, tag_field="backend"):
     @property
     def operation(self) -> Operation:
         """What the kernel computes."""
-        return Operation.of(self.dtype, self.layout)
+        return named(self.dtype, self.layout)
 
     @property
     def output_tile(self) -> tuple[int, int]:

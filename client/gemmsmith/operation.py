@@ -201,17 +201,17 @@ class Operation:
         Raises:
             InvalidProblem: names the field and what it accepts.
         """
-        named = _named(str(dtype), str(layout))
+        known = named(str(dtype), str(layout))
         if (out, scaling, grouping, epilogue, accumulate) == (None,) * 5:
-            return named
+            return known
         return cls(
-            types=named.types,
-            layout=named.layout,
-            out=named.out if out is None else member("out", Element, out),
-            scaling=named.scaling if scaling is None else member("scaling", Scaling, scaling),
-            grouping=named.grouping if grouping is None else member("grouping", Grouping, grouping),
-            epilogue=named.epilogue if epilogue is None else member("epilogue", Epilogue, epilogue),
-            accumulate=named.accumulate if accumulate is None else accumulate,
+            types=known.types,
+            layout=known.layout,
+            out=known.out if out is None else member("out", Element, out),
+            scaling=known.scaling if scaling is None else member("scaling", Scaling, scaling),
+            grouping=known.grouping if grouping is None else member("grouping", Grouping, grouping),
+            epilogue=known.epilogue if epilogue is None else member("epilogue", Epilogue, epilogue),
+            accumulate=known.accumulate if accumulate is None else accumulate,
         )
 
     @classmethod
@@ -222,7 +222,7 @@ class Operation:
             InvalidProblem: there is none.
         """
         dtype, _, layout = key.rpartition(".")
-        return _named(dtype, layout)
+        return named(dtype, layout)
 
     @property
     def dtype(self) -> str:
@@ -332,7 +332,7 @@ def layouts_of(dtype: str) -> tuple[Layout, ...]:
     found = []
     for layout in Layout:
         try:
-            found.append(_named(dtype, layout).layout)
+            found.append(named(dtype, layout).layout)
         except InvalidProblem as error:
             if error.field != "layout":
                 raise
@@ -345,7 +345,7 @@ def of_dtype(dtype: str) -> Operation:
     Raises:
         InvalidProblem: there is no such `dtype`.
     """
-    return _named(dtype, layouts_of(dtype)[0])
+    return named(dtype, layouts_of(dtype)[0])
 
 
 def in_order(dtypes: Iterable[str]) -> tuple[str, ...]:
@@ -356,7 +356,7 @@ def in_order(dtypes: Iterable[str]) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _named(dtype: str, layout: str) -> Operation:
+def named(dtype: str, layout: str) -> Operation:
     """The operation of a whole `dtype` and a layout; the same object for the same words.
 
     Raises:

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import DType, Element, Grouping, Layout, Operation, Scaling
+from gemmsmith.operation import DType, Element, Grouping, Layout, Operation, Scaling, named
 
 __all__ = ["MAX_EXTENT", "DType", "Element", "Layout", "Problem"]
 
@@ -79,7 +79,7 @@ class Problem:
     @property
     def operation(self) -> Operation:
         """What is computed, apart from the extents."""
-        return Operation.of(self.dtype, self.layout)
+        return named(self.dtype, self.layout)
 
     @property
     def flops(self) -> int:
