@@ -78,9 +78,7 @@ def prepare_many(operation: Operation, device: DeviceModel, model: AnalyticModel
 
     Takes some 0.1 s. An operation of which there are no kernels is no error.
     """
-    usual = [
-        Problem.of(operation, *extents) for extents in product(_ALIGNMENTS, repeat=3)
-    ]
+    usual = [Problem.of(operation, *extents) for extents in product(_ALIGNMENTS, repeat=3)]
     with suppress(NoLegalCandidate):
         for problem in usual:
             prepare(problem, device)
