@@ -71,7 +71,7 @@ class NotTuned(ServiceError):
 
     def __str__(self) -> str:
         text = super().__str__()
-        return f"{text} Tune it with {self.call}" if self.call else text
+        return f"{text.rstrip('.')}. Tune it with {self.call}" if self.call else text
 
 
 class NotUnderstood(NotTuned):
