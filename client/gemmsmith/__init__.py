@@ -74,6 +74,7 @@ if TYPE_CHECKING:
         scaled_mm,
         use,
     )
+    from gemmsmith.ops.gated import gated_linear, mlp
     from gemmsmith.ops.mixture import experts
     from gemmsmith.packs import Packs
     from gemmsmith.problem import Problem
@@ -145,6 +146,7 @@ _MODULES = {
         "scaled_mm",
         "use",
     ),
+    "ops.gated": ("gated_linear", "mlp"),
     "ops.mixture": ("experts",),
     "operation": ("DType", "Element", "Layout", "Operation"),
     "packs": ("Packs",),
@@ -217,10 +219,12 @@ __all__ = [
     "capture",
     "compare",
     "experts",
+    "gated_linear",
     "grouped_mm",
     "int8_mm",
     "linear",
     "matmul",
+    "mlp",
     "patch",
     "scaled_mm",
     "use",
