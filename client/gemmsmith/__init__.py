@@ -76,6 +76,7 @@ if TYPE_CHECKING:
         scaled_mm,
         use,
     )
+    from gemmsmith.ops.gated import gated_linear, mlp
     from gemmsmith.ops.mixture import experts
     from gemmsmith.packs import Packs
     from gemmsmith.problem import Problem
@@ -147,6 +148,7 @@ _MODULES = {
         "scaled_mm",
         "use",
     ),
+    "ops.gated": ("gated_linear", "mlp"),
     "ops.mixture": ("experts",),
     "operation": ("DType", "Element", "Layout", "Operation"),
     "packs": ("Packs",),
@@ -219,10 +221,12 @@ __all__ = [
     "capture",
     "compare",
     "experts",
+    "gated_linear",
     "grouped_mm",
     "int8_mm",
     "linear",
     "matmul",
+    "mlp",
     "patch",
     "scaled_mm",
     "use",

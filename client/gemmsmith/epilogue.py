@@ -21,11 +21,14 @@ class Epilogue(StrEnum):
     Inputs beside A and B: `bias`, [N], added to every row, and `residual` R, [M, N]. Outputs: D,
     and with `_aux` what the activation is applied to, [M, N], which its gradient needs. All have
     D's type, and D = act(P + bias) + R is computed in FP32 and rounded once. A name says what there
-    is, in this order: bias, activation, residual, aux. Gated ones (SwiGLU, GeGLU), whose D has half
-    as many columns as the product, belong after these.
+    is, in this order: bias, activation, gate, residual, aux.
+
+    Of gated ones (SwiGLU, GeGLU) P has N = 2·I columns, the gate's before up's, and D has I; aux is
+    P. B's columns are two matrices, each [K, I], which need not lie side by side in memory.
 
     The gradient of P is that of D, times act'(aux) where there is an activation; that of the bias
-    is the sum of its rows, that of R is D's.
+    is the sum of its rows, that of R is D's. Of a gated D the gate's is that of D times up times
+    act'(gate), up's that of D times act(gate).
     """
 
     NONE = "none"  # D = P + beta · C
@@ -40,6 +43,12 @@ class Epilogue(StrEnum):
     BIAS_RELU2_AUX = "bias_relu2_aux"  # likewise, and aux = P + bias
     RESIDUAL = "residual"  # D = P + R
     BIAS_RESIDUAL = "bias_residual"  # D = P + bias + R
+    SILU_GATE = "silu_gate"  # D = silu(P_gate) · P_up: SwiGLU
+    SILU_GATE_AUX = "silu_gate_aux"  # likewise, and aux = P
+    GELU_TANH_GATE = "gelu_tanh_gate"  # D = gelu_tanh(P_gate) · P_up: GeGLU
+    GELU_TANH_GATE_AUX = "gelu_tanh_gate_aux"  # likewise, and aux = P
+    GELU_GATE = "gelu_gate"  # D = gelu(P_gate) · P_up
+    GELU_GATE_AUX = "gelu_gate_aux"  # likewise, and aux = P
 
     @property
     def has_bias(self) -> bool:
@@ -57,14 +66,19 @@ class Epilogue(StrEnum):
         return _PARTS[self].activation
 
     @property
+    def is_gated(self) -> bool:
+        """Whether half of the product's columns gate the other half."""
+        return _PARTS[self].gate
+
+    @property
     def stores_aux(self) -> bool:
-        """Whether what the activation is applied to is stored as well."""
+        """Whether what the activation is applied to is stored as well; of gated ones P whole."""
         return _PARTS[self].aux
 
     @property
     def matrices(self) -> int:
         """How many matrices of D's size are read or written beside D."""
-        return self.has_residual + self.stores_aux
+        return self.has_residual + self.stores_aux * (1 + self.is_gated)
 
     @classmethod
     def made_of(
@@ -74,14 +88,16 @@ class Epilogue(StrEnum):
         activation: str | None = None,
         residual: bool = False,
         aux: bool = False,
+        gate: bool = False,
     ) -> Epilogue | None:
         """The one with these parts; None where there is none such."""
-        return _OF_PARTS.get((bias, activation, residual, aux))
+        return _OF_PARTS.get((bias, activation, gate, residual, aux))
 
 
 class _Parts(NamedTuple):
     bias: bool
     activation: Activation | None
+    gate: bool
     residual: bool
     aux: bool
 
@@ -89,9 +105,12 @@ class _Parts(NamedTuple):
 def _parts(epilogue: Epilogue) -> _Parts:
     """What its name says."""
     activation = epilogue.value.removeprefix("bias_").removesuffix("_aux")
+    gate = activation.endswith("_gate")
+    activation = activation.removesuffix("_gate")
     return _Parts(
         bias=epilogue.value.startswith("bias"),
         activation=Activation(activation) if activation in list(Activation) else None,
+        gate=gate,
         residual=epilogue.value.endswith("residual"),
         aux=epilogue.value.endswith("_aux"),
     )
@@ -101,3 +120,10 @@ _PARTS = {epilogue: _parts(epilogue) for epilogue in Epilogue}
 _OF_PARTS: dict[tuple[object, ...], Epilogue] = {
     parts: epilogue for epilogue, parts in _PARTS.items()
 }
+
+GATES = tuple(
+    one.activation.value
+    for one in Epilogue
+    if one.is_gated and one.activation is not None and not one.stores_aux
+)
+"""The activations of gates."""

@@ -123,6 +123,8 @@ class Operation(Plain):
             raise InvalidProblem("grouping", f"{epilogue} does not exist of grouped products")
         if not self.layout.a_row_major:
             raise not_one_of("layout", (Layout.TN, Layout.TT), self.layout, f" for {epilogue}")
+        if self.epilogue.is_gated and self.layout is not Layout.TN:
+            raise not_one_of("layout", (Layout.TN,), self.layout, f" for {epilogue}")
         if self.accumulate:
             raise InvalidProblem("accumulate", f"{epilogue} does not add to D; a residual does")
 

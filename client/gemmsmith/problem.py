@@ -82,6 +82,9 @@ class Problem(Plain):
         if operation.is_fused and self.batch > 1:
             what = f"epilogue {operation.epilogue.value}"
             raise InvalidProblem("batch", f"{what} needs single matrices, got batch {self.batch}")
+        if operation.epilogue.is_gated and self.n % 2:
+            what = f"epilogue {operation.epilogue.value}"
+            raise InvalidProblem("n", f"{what} needs an even n, of gate and up, got {self.n}")
         # Enumerators and other names become the plain text that readers of stored problems get.
         if type(self.dtype) is not str or self.dtype.partition(".")[0] in OPERANDS:
             object.__setattr__(self, "dtype", operation.dtype)
@@ -135,14 +138,20 @@ class Problem(Plain):
         return 2 * self.m * self.n * self.k * (1 if self.operation.is_grouped else self.batch)
 
     @property
+    def columns(self) -> int:
+        """Columns of D: N, and half of that where gate and up make one."""
+        return self.n // 2 if self.operation.epilogue.is_gated else self.n
+
+    @property
     def matrices(self) -> tuple[int, int, int]:
         """How many A, B and D there are: `batch` of each, but one of what groups share.
 
         Groups share A and D by rows, A and B by depth. What an activation is applied to counts as
-        a second D where it is stored.
+        a second D where it is stored; gate and up are as much as two.
         """
-        if self.operation.epilogue.stores_aux:
-            return 1, 1, 2
+        epilogue = self.operation.epilogue
+        if epilogue.stores_aux:
+            return 1, 1, 3 if epilogue.is_gated else 2
         grouping = self.operation.grouping
         a = self.batch if grouping is Grouping.NONE else 1
         b = 1 if grouping is Grouping.DEPTH else self.batch
@@ -162,7 +171,7 @@ class Problem(Plain):
         moved = (
             self.m * self.k * operation.a.bytes * a
             + self.k * self.n * operation.b.bytes * b
-            + self.m * self.n * operation.d.bytes * moved_d * d
+            + self.m * self.columns * operation.d.bytes * moved_d * d
         )
         if operation.scaling is Scaling.ROW:
             # Factors of a group's own matrix, or of tokens: one set where those are shared.

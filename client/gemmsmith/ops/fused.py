@@ -100,8 +100,17 @@ def _tell(
 ) -> None:
     wanted = wants_gradient(x, weight, bias, residual)
     epilogue = _epilogue(bias, residual, activation, aux=wanted)
-    if epilogue is None:
-        return
+    if epilogue is not None:
+        tell(x, weight, epilogue)
+
+
+def is_told() -> bool:
+    """Whether somebody listens."""
+    return bool(_listeners)
+
+
+def tell(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue) -> None:
+    """Tell every listener, in the types that autocast gives; of a gate, its own rows."""
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = operators.cast(x, dtype), operators.cast(weight, dtype)
@@ -109,13 +118,16 @@ def _tell(
         listener(x, weight, epilogue)
 
 
-def _through(activation: Activation, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def through(activation: Activation, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """The gradient of an activation's argument x, differentiable."""
     match activation:
         case Activation.GELU_TANH:
             out: torch.Tensor = torch.ops.aten.gelu_backward(dy, x, approximate="tanh")
         case Activation.GELU:
             out = torch.ops.aten.gelu_backward(dy, x)
+        case Activation.SILU if torch.is_grad_enabled():  # torch's has no derivative of its own
+            share = torch.sigmoid(x)
+            out = dy * share * (1 + x * (1 - share))
         case Activation.SILU:
             out = torch.ops.aten.silu_backward(dy, x)
         case _:
@@ -261,7 +273,7 @@ class FusedLinear(torch.autograd.Function):
         multiply = fallback.product if again else functions.product
         dp = dy
         if ctx.activation is not None:
-            dp = _through(ctx.activation, dy, functional.linear(x, weight, bias) if again else aux)
+            dp = through(ctx.activation, dy, functional.linear(x, weight, bias) if again else aux)
         dx = multiply(Form.MATMUL, dp, weight) if wants_x else None
         dweight = None
         if wants_weight and ctx.main_grad is not None:

@@ -51,11 +51,16 @@ if ctypes.sizeof(Arguments) > RawPlan.arguments.size:
 
 
 class Beside(NamedTuple):
-    """What an epilogue reads and writes: tensors that the plan `suits`, and `aux` of D's size."""
+    """What an epilogue reads and writes: tensors that the plan `suits`, and the plan's `aux`.
+
+    Attributes:
+        up: of a gated one, beside `b`, the gate's.
+    """
 
     bias: torch.Tensor | None = None
     residual: torch.Tensor | None = None
     aux: torch.Tensor | None = None
+    up: torch.Tensor | None = None
 
 
 class _ThreadArguments(threading.local):
@@ -144,8 +149,8 @@ class Plan:
             d=_SAMPLE_POINTER,
             lda=shape.lda,
             ldb=shape.ldb,
-            ldc=problem.n,
-            ldd=problem.n,
+            ldc=problem.columns,
+            ldd=problem.columns,
             batch_stride_a=shape.stride_a,
             batch_stride_b=shape.stride_b,
             batch_stride_c=shape.stride_d,
@@ -162,6 +167,8 @@ class Plan:
             arguments.residual, arguments.ld_residual = _SAMPLE_POINTER, problem.n
         if operation.epilogue.stores_aux:
             arguments.aux, arguments.ld_aux = _SAMPLE_POINTER, problem.n
+        if operation.epilogue.is_gated:
+            arguments.b_up = _SAMPLE_POINTER
         if operation.scaling is Scaling.ROW:
             arguments.scale_a = arguments.scale_b = _SAMPLE_POINTER
             # Tokens have one factor each; a group's own matrix has its own.
@@ -221,6 +228,8 @@ class Plan:
         at_a, at_b = a.data_ptr(), b.data_ptr()
         if at_a & self._mask_a or at_b & self._mask_b:
             return None
+        if beside is not None and beside.up is not None and beside.up.data_ptr() & self._mask_b:
+            return None
         if self._cold:
             # The driver loads a kernel's code when it is first launched, which no capture allows.
             if platform.capturing():
@@ -239,6 +248,20 @@ class Plan:
     def empty(self) -> torch.Tensor:
         """Memory for the result."""
         return torch.empty(self._output, dtype=self._dtype, device=self._device)
+
+    def empty_aux(self) -> torch.Tensor:
+        """Memory for what the activation is applied to: N columns, where D may have fewer."""
+        size = (*self._output[:-1], self.shape.problem.n)
+        return torch.empty(size, dtype=self._dtype, device=self._device)
+
+    def pairs(self, gate: torch.Tensor, up: torch.Tensor) -> bool:
+        """Whether a gated kernel can read both as they lie; of traced tensors too."""
+        return (gate.dtype, gate.device, gate.size(), gate.stride()) == (
+            up.dtype,
+            up.device,
+            up.size(),
+            up.stride(),
+        )
 
     def accepts(self, into: torch.Tensor) -> bool:
         """Whether the kernel can write to this tensor: packed, aligned, of the result's type."""
@@ -292,10 +315,11 @@ class Plan:
         if offs is not None:
             arguments.offsets = offs.data_ptr()
         if beside is not None:
-            bias, residual, aux = beside
+            bias, residual, aux, up = beside
             arguments.bias = None if bias is None else bias.data_ptr()
             arguments.residual = None if residual is None else residual.data_ptr()
             arguments.aux = None if aux is None else aux.data_ptr()
+            arguments.b_up = None if up is None else up.data_ptr()
         workspace = 0
         if self._workspace:
             # Freed on return, but to this stream only: the next owner's work comes after ours.
@@ -318,7 +342,7 @@ def misalignment(config: Config, shape: Shape) -> bool:
     checks = (
         (kernel.alignment_a, shape.lda, shape.stride_a),
         (kernel.alignment_b, shape.ldb, shape.stride_b),
-        (kernel.alignment_d, problem.n, shape.stride_d),
+        (kernel.alignment_d, problem.columns, shape.stride_d),
     )
     return any(
         leading % alignment or (batched and stride % alignment)

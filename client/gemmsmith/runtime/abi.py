@@ -130,7 +130,8 @@ class Arguments(Sized):
         ("ld_aux", ctypes.c_int64),
         ("batch_stride_aux", ctypes.c_int64),
         ("amax", ctypes.c_void_p),
-        ("reserved", ctypes.c_uint64 * 17),
+        ("b_up", ctypes.c_void_p),
+        ("reserved", ctypes.c_uint64 * 16),
     ]
 
     def set_launch(self, launch: Launch, *, sm_count: int) -> None:

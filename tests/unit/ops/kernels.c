@@ -12,11 +12,14 @@ static const char *names[] = {"tn", "tt", "nt", "nn", "fp8", "refuses", "fails",
                               FUSED("bias"), FUSED("bias_gelu_tanh"), FUSED("bias_gelu_tanh_aux"),
                               FUSED("bias_gelu"), FUSED("bias_gelu_aux"), FUSED("bias_silu"),
                               FUSED("bias_silu_aux"), FUSED("bias_relu2"), FUSED("bias_relu2_aux"),
-                              FUSED("residual"), FUSED("bias_residual"), "fp8_then_bias"};
+                              FUSED("residual"), FUSED("bias_residual"), "fp8_then_bias",
+#define GATED(name) "then_" name "_gate_tn", "then_" name "_gate_aux_tn"
+                              GATED("silu"), GATED("gelu_tanh"), GATED("gelu")};
 enum { kTn, kTt, kNt, kNn, kFp8, kRefuses, kFails, kSplit,
        kInt8, kInt8Bf16, kInt8Row, kOtherLibrary, kNoAlgorithm, kF32, kTf32 = kF32 + 4,
        kRowsTn = kTf32 + 4, kRowsTt, kDepthNt, kRowsFp8, kDepthFp8,
-       kFused, kFusedEnd = kFused + 22, kFp8Bias = kFusedEnd, kCount };
+       kFused, kFusedEnd = kFused + 22, kFp8Bias = kFusedEnd, kGated,
+       kCount = kGated + 6 };
 static int64_t runs;
 
 GS_API int64_t runs_so_far(void) { return runs; }
@@ -82,7 +85,7 @@ GS_API int32_t gs_can_implement(int32_t i, const gs_arguments *g) {
   if (grouped(i) && (g->batch_stride_a || !by_rows(i) != !g->batch_stride_b ||
                      g->batch_stride_d != (by_rows(i) ? 0 : (int64_t)g->m * g->n))) return 4;
   if (has(i, "bias") != !!g->bias || has(i, "residual") != !!g->residual) return 4;
-  if (has(i, "aux") != !!g->aux) return 4;
+  if (has(i, "aux") != !!g->aux || (i >= kGated) != !!g->b_up) return 4;
   return i == kRefuses ? 4 : 0;
 }
 GS_API int64_t gs_workspace_bytes(int32_t i, const gs_arguments *g) {
@@ -97,6 +100,7 @@ GS_API int32_t gs_run(int32_t i, const gs_arguments *g, void *workspace, void *s
   int plain = i < kF32 || i >= kRowsTn, layout = plain ? i : (i - kF32) % 4;
   if (fused(i)) layout = i < kFusedEnd && (i - kFused) % 2 ? kTt : kTn;
   if (grouped(i)) layout = i == kRowsTt ? kTt : i == kDepthNt ? kNt : kTn;
+  int halves = i >= kGated, columns = halves ? g->n / 2 : g->n;
   int a_rows = layout != kNt && layout != kNn, b_rows = layout == kTt || layout == kNt;
   float factor = g->alpha;
   if (g->scale_a && !row_scaled(i)) factor *= *g->scale_a * *g->scale_b;
@@ -105,18 +109,23 @@ GS_API int32_t gs_run(int32_t i, const gs_arguments *g, void *workspace, void *s
     int m0 = by_rows(i) ? begin : 0, m1 = by_rows(i) ? end : g->m;
     int k0 = grouped(i) && !by_rows(i) ? begin : 0, k1 = grouped(i) && !by_rows(i) ? end : g->k;
     for (int m = m0; m < m1; ++m)
-      for (int n = 0; n < g->n; ++n) {
-        float sum = 0; /* integers of the tests are small enough to be exact */
+      for (int n = 0; n < columns; ++n) {
+        float sum = 0, up = 0; /* integers of the tests are small enough to be exact */
         for (int k = k0; k < k1; ++k) {
           int64_t at_a = z * g->batch_stride_a + (a_rows ? m * g->lda + k : k * g->lda + m);
           int64_t at_b = z * g->batch_stride_b + (b_rows ? k * g->ldb + n : n * g->ldb + k);
           sum += read(i, g->a, at_a) * read(i, g->b, at_b);
+          if (halves) up += read(i, g->a, at_a) * read(i, g->b_up, at_b);
         }
         int64_t at_c = z * g->batch_stride_c + m * g->ldc + n;
         int64_t at = z * g->batch_stride_d + m * g->ldd + n;
         if (row_scaled(i)) sum *= g->scale_a[z * g->batch_stride_scale_a + m] *
                                   g->scale_b[z * g->batch_stride_scale_b + n];
-        if (fused(i)) {
+        if (halves) {
+          uint16_t *aux = g->aux ? (uint16_t *)g->aux + m * g->ld_aux + n : 0;
+          if (aux) aux[0] = narrow(sum * factor), aux[columns] = narrow(up * factor);
+          ((uint16_t *)g->d)[at] = narrow(activated(i, sum * factor) * up * factor);
+        } else if (fused(i)) {
           float x = sum * factor;
           if (g->bias) x += widen(((const uint16_t *)g->bias)[n]);
           if (g->residual) x += widen(((const uint16_t *)g->residual)[m * g->ld_residual + n]);

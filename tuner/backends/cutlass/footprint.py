@@ -30,6 +30,8 @@ _SCHEDULER_BARRIERS = 96
 """Barriers that order the warpgroups, and the tile scheduler's."""
 _MOST_GROUPS_BYTES = 8 * 1024
 """Where 1,024 groups end, and how many tiles there are up to each of them (`GroupedKernel`)."""
+_GATED_LINE = 1024
+"""Alignment of all parts of a gated kernel; its barriers take less."""
 _GROUPS_BYTES = 1024
 """TMA descriptors of the group at hand, and the next tiles that the scheduler has found."""
 
@@ -64,6 +66,8 @@ def stage_bytes(kernel: CutlassKernel) -> int:
 def epilogue_tile(kernel: CutlassKernel) -> tuple[int, int]:
     """The part of the output tile that one TMA store covers (CUTLASS's `EpilogueTileAuto`)."""
     m, n, _ = kernel.tile
+    if kernel.operation.epilogue.is_gated:  # `GateBox`: as many columns as divide a half
+        return 64, gcd(64, n // 2)
     rows = 128 if kernel.mainloop is MainloopSchedule.COOPERATIVE else 64
     return min(rows, m), gcd(min(32, n), n)
 
@@ -76,6 +80,8 @@ def epilogue_bytes(kernel: CutlassKernel) -> int:
     if kernel.epilogue is not EpilogueSchedule.TMA:
         return 0
     m, n = epilogue_tile(kernel)
+    if kernel.operation.epilogue.is_gated:  # two buffers for each warpgroup that stores
+        return m * n * stored_bytes(kernel) * 2 * consumer_warpgroups(kernel)
     if not kernel.operation.is_fused or kernel.operation.epilogue.has_residual:
         return m * n * stored_bytes(kernel) * _epilogue_stages(kernel)
     matrices = 1 + kernel.operation.epilogue.stores_aux
@@ -112,6 +118,8 @@ def stages(kernel: CutlassKernel) -> int:
     if kernel.backend is Backend.CUTE:
         besides = _grouped_bytes(kernel) if kernel.scheduler is TileScheduler.GROUPS else 0
         return (shared - _LINE - besides) // (stage_bytes(kernel) + _BARRIERS)
+    if kernel.operation.epilogue.is_gated:
+        return (shared - _GATED_LINE - epilogue_bytes(kernel)) // stage_bytes(kernel)
     per_stage = _round_up(stage_bytes(kernel), _LINE) + _BARRIERS
     carveout = _round_up(_epilogue_storage(kernel), _LINE)
     return (shared - carveout) // per_stage
@@ -132,6 +140,8 @@ def shared_bytes(kernel: CutlassKernel) -> int:
         # The tile's FP32 sums take the operands' place (`cluster_split_k.hpp`).
         tile = max(mainloop, _sums_bytes(kernel))
         return _round_up(_round_up(tile, _LINE) + _BARRIERS * depth, _LINE)
+    if kernel.operation.epilogue.is_gated:
+        return _GATED_LINE + epilogue_bytes(kernel) + mainloop
     barriers = _BARRIERS * (depth + _epilogue_stages(kernel))
     if kernel.epilogue is not EpilogueSchedule.TMA:
         return mainloop + _round_up(barriers + _SCHEDULER_BARRIERS, _LINE) + _LINE
