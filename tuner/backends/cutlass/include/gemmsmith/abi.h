@@ -79,7 +79,11 @@ typedef struct gs_arguments {
   void *aux;                 /* [M, N] of D's type, row-major: what the activation is applied to */
   int64_t ld_aux, batch_stride_aux;
   float *amax;               /* one element: the largest |D| before scale_d; the caller zeroes it */
-  uint64_t reserved[17];     /* zeros */
+  /* backward epilogues, which read aux: [M, N], or [M, 2N] as gate | up, and then D is that too */
+  void *activated;           /* [M, N] of D's type, row-major: what the activation gave forwards */
+  int64_t ld_activated;
+  void *bias_gradient;       /* [N] of D's type: the sum of D's rows */
+  uint64_t reserved[14];     /* zeros */
 } gs_arguments;
 
 typedef struct gs_kernel_info {

@@ -79,6 +79,8 @@ enum Extra : uint32_t {
   kAux = 128,
   kGroups = 256,          /* offsets */
   kLibraryAlgorithm = 512, /* algorithm, library_version, workspace_limit */
+  kActivated = 1024,
+  kBiasGradient = 2048,
 };
 
 inline uint32_t extras(gs_arguments const& g) {
@@ -92,6 +94,8 @@ inline uint32_t extras(gs_arguments const& g) {
   if (g.bias) found |= kBias;
   if (g.residual) found |= kResidual;
   if (g.aux) found |= kAux;
+  if (g.activated) found |= kActivated;
+  if (g.bias_gradient) found |= kBiasGradient;
   if (g.offsets) found |= kGroups;
   if (g.library_version || g.workspace_limit || !all_zero(g.algorithm, sizeof g.algorithm)) {
     found |= kLibraryAlgorithm;
