@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from gemmsmith.activations import ACTIVATIONS
-from gemmsmith.epilogue import Activation, Epilogue
+from gemmsmith.activations import ACTIVATIONS, through
+from gemmsmith.epilogue import Epilogue
 from gemmsmith.ops import fallback, functions, operators
 from gemmsmith.ops.engine import current
 from gemmsmith.ops.forms import Form
@@ -107,20 +107,6 @@ def _tell(
         x, weight = operators.cast(x, dtype), operators.cast(weight, dtype)
     for listener in _listeners:
         listener(x, weight, epilogue)
-
-
-def _through(activation: Activation, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The gradient of an activation's argument x, differentiable."""
-    match activation:
-        case Activation.GELU_TANH:
-            out: torch.Tensor = torch.ops.aten.gelu_backward(dy, x, approximate="tanh")
-        case Activation.GELU:
-            out = torch.ops.aten.gelu_backward(dy, x)
-        case Activation.SILU:
-            out = torch.ops.aten.silu_backward(dy, x)
-        case _:
-            out = dy * functional.relu(x).mul(2)
-    return out
 
 
 def _composed(
@@ -261,7 +247,7 @@ class FusedLinear(torch.autograd.Function):
         multiply = fallback.product if again else functions.product
         dp = dy
         if ctx.activation is not None:
-            dp = _through(ctx.activation, dy, functional.linear(x, weight, bias) if again else aux)
+            dp = through(ctx.activation, dy, functional.linear(x, weight, bias) if again else aux)
         dx = multiply(Form.MATMUL, dp, weight) if wants_x else None
         dweight = None
         if wants_weight and ctx.main_grad is not None:

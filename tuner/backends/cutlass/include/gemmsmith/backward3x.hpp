@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(kSumColumns* kSumSlices)
   float sum = 0.0f;
   cutlass::arch::wait_on_dependent_grids();
   if (inside) {
-    CUTLASS_PRAGMA_UNROLL(4)
+#pragma unroll 4
     for (int row = slice; row < params.rows; row += kSumSlices) {
       sum += __ldcg(params.partials + row * params.pitch + column);
     }
