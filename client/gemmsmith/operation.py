@@ -111,10 +111,13 @@ class Operation(Plain):
         """They follow linear layers: the rows of A are tokens, and D is what the next layer reads.
 
         FP8 gradients (E5M2) have none: what follows a layer's backward is not what follows it.
+        Backward ones are of 16-bit products.
         """
         epilogue = f"epilogue {self.epilogue.value} of {self.types}"
         if self.types not in (DType.BF16, DType.FP16, DType.FP8_E4M3):
             raise InvalidProblem("epilogue", f"{epilogue} does not exist: bf16, fp16, fp8_e4m3 do")
+        if self.epilogue.backward and self.types is DType.FP8_E4M3:
+            raise InvalidProblem("epilogue", f"{epilogue} does not exist: bf16 and fp16 do")
         if self.out.bits != 16:
             raise InvalidProblem("out", f"{epilogue} needs D in 16 bits, not out={self.out}")
         if self.scaling not in (Scaling.NONE, Scaling.TENSOR):

@@ -146,12 +146,11 @@ class Problem(Plain):
     def matrices(self) -> tuple[int, int, int]:
         """How many A, B and D there are: `batch` of each, but one of what groups share.
 
-        Groups share A and D by rows, A and B by depth. What an activation is applied to counts as
-        a second D where it is stored; gate and up are as much as two.
+        Groups share A and D by rows, A and B by depth. Whatever else of M×N is stored counts as a
+        further D: what an activation is applied to, a second half, an activation's value.
         """
-        epilogue = self.operation.epilogue
-        if epilogue.stores_aux:
-            return 1, 1, 3 if epilogue.is_gated else 2
+        if self.operation.is_fused:
+            return 1, 1, self.operation.epilogue.outputs
         grouping = self.operation.grouping
         a = self.batch if grouping is Grouping.NONE else 1
         b = 1 if grouping is Grouping.DEPTH else self.batch
@@ -162,21 +161,23 @@ class Problem(Plain):
     def operand_bytes(self) -> int:
         """Fewest bytes moved through device memory: A and B read once, D written once.
 
-        A D that is added to is read as well, and so are factors of rows and columns, a bias and a
-        residual. Of a grouped operation it is assumed that no group is empty.
+        A D that is added to is read as well, and so are factors of rows and columns, a bias, and
+        what an epilogue reads of M×N; a bias gradient is written. Of a grouped operation it is
+        assumed that no group is empty.
         """
         operation = self.operation
-        moved_d = 2 if operation.accumulate or operation.epilogue.has_residual else 1
         a, b, d = self.matrices
+        moved_d = d * (2 if operation.accumulate else 1) + operation.epilogue.reads
         moved = (
             self.m * self.k * operation.a.bytes * a
             + self.k * self.n * operation.b.bytes * b
-            + self.m * self.columns * operation.d.bytes * moved_d * d
+            + self.m * self.columns * operation.d.bytes * moved_d
         )
         if operation.scaling is Scaling.ROW:
             # Factors of a group's own matrix, or of tokens: one set where those are shared.
             moved += (self.m * d + self.n * self.batch) * Element.F32.bytes
-        if operation.epilogue.has_bias:
+        backward = operation.epilogue.backward
+        if operation.epilogue.has_bias or (backward and backward.bias_gradient):
             moved += self.n * operation.d.bytes
         return moved
 

@@ -75,17 +75,18 @@ def epilogue_tile(kernel: CutlassKernel) -> tuple[int, int]:
 def epilogue_bytes(kernel: CutlassKernel) -> int:
     """Bytes of the epilogue's staging buffers; C and D have one type, so they share them.
 
-    What an activation is applied to has as many of its own.
+    What else is loaded or stored has as many of its own.
     """
     if kernel.epilogue is not EpilogueSchedule.TMA:
         return 0
     m, n = epilogue_tile(kernel)
-    if kernel.operation.epilogue.is_gated:  # two buffers for each warpgroup that stores
+    epilogue = kernel.operation.epilogue
+    if epilogue.is_gated:  # two buffers for each warpgroup that stores
         return m * n * stored_bytes(kernel) * 2 * consumer_warpgroups(kernel)
-    if not kernel.operation.is_fused or kernel.operation.epilogue.has_residual:
-        return m * n * stored_bytes(kernel) * _epilogue_stages(kernel)
-    matrices = 1 + kernel.operation.epilogue.stores_aux
-    return m * n * stored_bytes(kernel) * min(_epilogue_parts(kernel), 2) * matrices
+    loaded = max(epilogue.reads, 1) if not kernel.operation.is_fused else epilogue.reads
+    stored = epilogue.outputs - min(loaded, 1)
+    stages = loaded * _epilogue_stages(kernel) + stored * min(_epilogue_parts(kernel), 2)
+    return m * n * stored_bytes(kernel) * stages
 
 
 def stored_bytes(kernel: CutlassKernel) -> int:
@@ -98,7 +99,7 @@ def _epilogue_stages(kernel: CutlassKernel) -> int:
     if kernel.epilogue is not EpilogueSchedule.TMA:
         return 0
     parts = _epilogue_parts(kernel)
-    if kernel.operation.is_fused and not kernel.operation.epilogue.has_residual:
+    if kernel.operation.is_fused and not kernel.operation.epilogue.reads:
         return min(parts, 4)  # of a pipeline that loads nothing
     return max(min(parts, 4), min(parts, 2) + 1)
 
@@ -171,7 +172,7 @@ def _fusion_bytes(kernel: CutlassKernel) -> int:
     epilogue = kernel.operation.epilogue
     if epilogue.has_bias and not kernel.swapped:
         return kernel.tile[1] * kernel.operation.d.bytes
-    if epilogue.stores_aux:
+    if epilogue.matrices > epilogue.has_residual + bool(epilogue.backward):
         return 0  # its buffers, which are counted with D's, make the fusion not empty
     factors = scales_rows(kernel) and stores_itself(kernel)
     return kernel.tile[1] * Element.F32.bytes if factors else 1

@@ -25,6 +25,11 @@ _FUSED_EPILOGUE = (
     " ${{element_d}}, ${{element_epilogue}}>"
 )
 
+_BACKWARD_EPILOGUE = (
+    "gemmsmith::Backward<gemmsmith::{activation}Slope, {gated}, {activated}, {bias_gradient},"
+    " ${{element_d}}, ${{element_epilogue}}>"
+)
+
 _ACTIVATIONS = {
     None: "Identity",
     Activation.GELU_TANH: "TanhGELU",
@@ -75,6 +80,8 @@ def part(kernel: CutlassKernel) -> Part:
             definition=_gated(kernel),
             adapter=f"GatedGemm3x<{struct}, {traits}>",
         )
+    elif kernel.operation.epilogue.backward:
+        adapter = f"BackwardGemm3x<{struct}, {traits}, {swapped}>"
     elif kernel.operation.is_fused:
         adapter = f"FusedGemm3x<{struct}, {traits}, {swapped}>"
     else:
@@ -128,8 +135,17 @@ def _static(extents: tuple[int, ...]) -> str:
 
 
 def _fused_epilogue(kernel: CutlassKernel) -> str:
-    """The fusion operation of `fused3x.hpp`; CUTLASS's emitter fills in the element types."""
+    """The fusion operation of `fused3x.hpp` or `backward3x.hpp`; CUTLASS's emitter fills in the
+    element types.
+    """
     operation = kernel.operation
+    if backward := operation.epilogue.backward:
+        return _BACKWARD_EPILOGUE.format(
+            activation=_ACTIVATIONS[backward.activation],
+            gated=text.boolean(backward.gated),
+            activated=text.boolean(backward.activated),
+            bias_gradient=text.boolean(backward.bias_gradient),
+        )
     return _FUSED_EPILOGUE.format(
         activation=_ACTIVATIONS[operation.epilogue.activation],
         bias=text.boolean(operation.epilogue.has_bias),
@@ -144,6 +160,8 @@ def _header(kernel: CutlassKernel) -> str:
     """The header with the adapter that the kernel's entry names."""
     if kernel.operation.is_grouped:
         return "grouped3x"
+    if kernel.operation.epilogue.backward:
+        return "backward3x"
     if kernel.operation.is_fused:
         return "fused3x"
     if is_padded(kernel):
