@@ -6,6 +6,7 @@ from gemmsmith.errors import InvalidProblem
 from gemmsmith.operation import Operation
 from tuner.workloads.dense import Dense
 from tuner.workloads.fused import Fused
+from tuner.workloads.gated import Gated
 from tuner.workloads.grouped import Grouped
 from tuner.workloads.integer import Integer
 from tuner.workloads.scaled import Scaled
@@ -17,6 +18,7 @@ WORKLOADS: tuple[Workload, ...] = (
     Integer(),
     Grouped(),
     Fused(),
+    Gated(),
 )
 
 
