@@ -99,6 +99,13 @@ def activation_leaves_registers(kernel: CutlassKernel) -> str | None:
     return None
 
 
+def backward_kernels_are_not_swapped(kernel: CutlassKernel) -> str | None:
+    """Swapped kernels are for few tokens, and a backward pass has many."""
+    if kernel.operation.epilogue.backward and kernel.swapped:
+        return "backward epilogues are not swapped"
+    return None
+
+
 RULES = rules.by_name(
     rules.architecture_is_known,
     wgmma.architecture_has_wgmma,
@@ -109,6 +116,7 @@ RULES = rules.by_name(
     rules.epilogue_matches_mainloop,
     grouped_kernels_are_pointer_arrays,
     fused_kernels_leave_by_tma,
+    backward_kernels_are_not_swapped,
     wgmma.tf32_is_k_major,
     cpasync_copies_16_bit_and_fp8,
     row_scales_leave_by_tma,
