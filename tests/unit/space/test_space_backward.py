@@ -56,6 +56,12 @@ def test_swapped_ones_are_refused() -> None:
     assert "not swapped" in str(refusal(named(replace(found, swapped=True))))
 
 
+def test_gates_leave_no_room_for_the_widest_tiles() -> None:
+    for epilogue, widest in (("dgelu_act", 192), ("dsilu_gate", 176)):
+        found = kernels(problem(epilogue), level=Level.FULL)
+        assert max(footprint.accumulator_registers(cutlass(each)) for each in found) == widest
+
+
 def test_each_matrix_has_buffers_of_its_own() -> None:
     plain = kernel(
         operation=Operation.of("bf16", "tt"),

@@ -23,6 +23,10 @@ MAX_ACCUMULATORS_BESIDE_ACTIVATION = 96
 bytes in four of five kernels, 96 none; not swapped, 192 do not spill (nvcc 13.0.88, 2026-11-23)."""
 
 
+MAX_ACCUMULATORS_BESIDE_GATES = 176
+"""Of backward epilogues with gate and up: 192 spill 32 bytes, 176 none (as above)."""
+
+
 def promotion_interval_divides(kernel: CutlassKernel) -> str | None:
     """Precise FP8: whole mainloop iterations between promotions (`can_implement`)."""
     precise = kernel.operation.is_narrow_float and not kernel.fast_accumulation
@@ -99,6 +103,15 @@ def activation_leaves_registers(kernel: CutlassKernel) -> str | None:
     return None
 
 
+def gates_leave_registers(kernel: CutlassKernel) -> str | None:
+    """A gate, its up and all their outputs lie in registers beside the accumulators."""
+    backward = kernel.operation.epilogue.backward
+    used = footprint.accumulator_registers(kernel)
+    if backward and backward.gated and used > MAX_ACCUMULATORS_BESIDE_GATES:
+        return f"{used} accumulator registers a thread leave too few for gate and up"
+    return None
+
+
 def backward_kernels_are_not_swapped(kernel: CutlassKernel) -> str | None:
     """Swapped kernels are for few tokens, and a backward pass has many."""
     if kernel.operation.epilogue.backward and kernel.swapped:
@@ -127,6 +140,7 @@ RULES = rules.by_name(
     rules.cluster_is_portable,
     wgmma.registers_suffice,
     activation_leaves_registers,
+    gates_leave_registers,
     wgmma.pipeline_is_deep_enough,
     rules.shared_memory_suffices,
     wgmma.k_major_b_fills_swizzle_atoms,
