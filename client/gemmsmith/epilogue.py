@@ -174,13 +174,14 @@ def _backward(epilogue: Epilogue) -> Backward:
 
 
 def _parts(epilogue: Epilogue) -> _Parts:
-    """What its name says."""
-    activation = epilogue.value.removeprefix("bias_").removesuffix("_aux")
+    """What its name says; backward ones have none of these."""
+    name = "" if epilogue in _BACKWARD else epilogue.value
+    activation = name.removeprefix("bias_").removesuffix("_aux")
     return _Parts(
-        bias=epilogue.value.startswith("bias"),
+        bias=name.startswith("bias"),
         activation=Activation(activation) if activation in list(Activation) else None,
-        residual=epilogue.value.endswith("residual"),
-        aux=epilogue.value.endswith("_aux"),
+        residual=name.endswith("residual"),
+        aux=name.endswith("_aux"),
     )
 
 
