@@ -377,6 +377,7 @@ struct FusionCallbacks<
   using Impl = typename Tree::type;
   using Arguments = gemmsmith::BackwardArguments<Operation, Tree>;
   using Impl::Impl;
+  static_assert(!DelayTmaStore, "the stores of each part are barriers between sums of columns");
 };
 
 }  // namespace cutlass::epilogue::fusion
