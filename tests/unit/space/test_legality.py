@@ -159,6 +159,8 @@ BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
         {"mainloop": MainloopSchedule.WARP_SPECIALIZED, "scheduler": TileScheduler.GRID},
     ),
     ("activation_leaves_registers", GOOD_FUSED, {"tile": (128, 256, 64), "swapped": True}),
+    ("gates_leave_registers", GOOD_BACKWARD, {"tile": (128, 192, 64)}),
+    ("backward_kernels_are_not_swapped", GOOD_BACKWARD, {"swapped": True}),
     ("fields_follow_name", GOOD_FUSED, {"dtype": "bf16.then_bias_gelu"}),
     ("scheduler_suits_grouping", GOOD_CLUSTER, {"scheduler": TileScheduler.GROUPS}),
     ("scheduler_suits_grouping", GOOD_WALKED, {"dtype": "bf16"}),
@@ -210,7 +212,16 @@ BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
         GOOD_GROUPS,
         GOOD_WALKED,
         GOOD_FUSED,
+        GOOD_BACKWARD,
     ],
+)
+GOOD_BACKWARD = kernel(
+    operation=Operation.of("bf16.then_dsilu_gate_act", "tt"),
+    tile=(128, 176, 64),
+    mainloop=MainloopSchedule.PINGPONG,
+    epilogue=EpilogueSchedule.TMA,
+    scheduler=TileScheduler.PERSISTENT,
+    alignment=8,
 )
 def test_good_kernels_pass(subject: Kernel) -> None:
     assert refusal(subject) is None
