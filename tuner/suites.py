@@ -13,7 +13,7 @@ A layer of experts says `groups`, how many there are: each has such a weight, an
 divided among them. A problem that is grouped says `grouping` (rows or depth) and `groups`.
 
 A layer says in `epilogues` what follows its forward product, one problem for each of them (`none`:
-the bare product); a problem says it in `epilogue`.
+the bare product), or backward ones that follow its input gradient; a problem says it in `epilogue`.
 
 A suite is for any element type; `Suite.problems(dtype)` leaves out what the type cannot do
 (FP8 is `tn` only). A problem may say `calls`, how often it is run; listed twice, both count. Bad
@@ -154,8 +154,13 @@ def _layer(entry: Mapping[str, Any]) -> list[SuiteProblem]:
     out, inner, groups = entry["out"], entry["in"], entry.get("groups")
     passes = [Pass(each) for each in entry.get("passes", [Pass.FORWARD])]
     epilogues = [Epilogue(each) for each in entry.get("epilogues", [Epilogue.NONE])]
-    if "epilogues" in entry and passes != [Pass.FORWARD]:
-        raise ValueError("epilogues follow the forward product: list other passes as another layer")
+    backward = [bool(each.backward) for each in epilogues]
+    followed = Pass.INPUT_GRADIENT if any(backward) else Pass.FORWARD
+    if "epilogues" in entry and (passes != [followed] or any(backward) != all(backward)):
+        raise ValueError(
+            "epilogues follow the forward product, backward ones the input gradient: list other "
+            "passes as another layer"
+        )
     found = []
     for which, epilogue in product(passes, epilogues):
         grouping = Grouping.NONE
