@@ -184,7 +184,8 @@ def test_the_wheels_hold_what_is_needed_at_run_time(wheels: dict[str, Path]) -> 
     needed = {
         f"tuner/files/{name}"
         for name in listed
-        if name.startswith(("configs/", "migrations/")) and not name.startswith("configs/deploy/")
+        if name.startswith(("configs/", "migrations/"))
+        if not name.startswith(("configs/deploy/", "configs/kernels/"))
         if name not in ("configs/wheel.py", "migrations/script.py.mako")  # for developers
     }
     assert {name for name in service if name.startswith("tuner/files/")} == needed
