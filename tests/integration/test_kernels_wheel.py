@@ -192,7 +192,7 @@ def test_it_is_made_for_the_winners_and_what_wins_often(
 def test_it_is_installed_and_found(here: Machine, there: Machine, tmp_path: Path) -> None:
     packs = [there.publish(0, 1), there.publish(2, 3)]
     wheel = build.wheel(packs, tmp_path)
-    tags = f"py3-none-manylinux_2_28_{platform.machine()}"
+    tags = f"py3-none-linux_{platform.machine()}"  # these are no real shared objects
     assert wheel.name == f"gemmsmith_kernels_sm90-{VERSION}-{tags}.whl"
     environment = tmp_path / "environment"
     venv.create(environment, symlinks=True, with_pip=False)
