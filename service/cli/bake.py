@@ -20,7 +20,7 @@ from service.cli.options import (
 from service.cli.output import CommandError, MisuseError, emit, note, say
 from service.cli.progress import reporter
 from service.cli.session import model_of
-from service.cli.tuning import tasks
+from service.cli.tuning import load_suite, tasks
 
 if TYPE_CHECKING:
     from gemmsmith.kernel import AnyKernel
@@ -65,7 +65,6 @@ def bake(
     signed with this installation's key.
     """
     from gemmsmith.bundle import write_bundle
-    from gemmsmith.problem import DType
     from service import identity
     from service.http import documents
     from tuner.exchange import of_types
@@ -73,14 +72,14 @@ def bake(
 
     if winners == (suite is not None):
         raise MisuseError("give --suite FILE or --winners, one of them")
-    kinds = dtypes_of(dtype) if dtype else list(DType)
+    kinds = dtypes_of(dtype) if dtype else []
     problems = _problems(suite, kinds) if suite is not None else None
     settings = load_settings(database=database, packs=packs, sweeps=sweeps)
     settings.create_folders()
     slug = model_of(settings, device).slug
     signer = identity.signer(settings)
     with Store.open(settings.database) as store:
-        found = of_types(store.winners(device=slug), kinds if dtype else [])
+        found = of_types(store.winners(device=slug), kinds)
         snapshot = documents.snapshot(slug, found, pack_of=lambda _: None)
         rows = list(snapshot.rows)
         missing = 0
@@ -116,7 +115,11 @@ def bake(
 
 
 def _problems(suite: Path, kinds: Sequence[str]) -> list[Problem]:
-    return [task.problem for task in tasks(None, None, None, suite, list(kinds), "tn", 1, None)]
+    """A suite's, in these `dtype`s; in all that there are and all that it says, where none."""
+    from gemmsmith.operation import DType, in_order
+
+    wanted = kinds or in_order([*DType, *load_suite(suite).dtypes])
+    return [task.problem for task in tasks(None, None, None, suite, list(wanted), "tn", 1, None)]
 
 
 def _answering(snapshot: Snapshot, problems: Sequence[Problem]) -> tuple[list[Row], int]:
