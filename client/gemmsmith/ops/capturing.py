@@ -3,7 +3,7 @@
 A dispatch mode sees what autograd and `nn.Linear` come down to, forward and backward, with the
 operands as they lie in memory. Products of types or sizes that no kernel is for are counted, not
 listed; so are FP8 products without fast accumulation, which winners are not measured for. Compiled
-functions run uncompiled under it. Of a tensor that is sharded (DTensor) or otherwise made of others,
+functions run uncompiled under it. Of a tensor that is sharded (DTensor) or else made of others,
 the products of its parts are recorded: what this process multiplies.
 """
 
@@ -102,11 +102,13 @@ def capture() -> Iterator[Shapes]:
     def follows(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue) -> None:
         found.record(Form.LINEAR, x, weight, epilogue=epilogue)
 
-    with fused.telling(follows), _Recorder(found.record):
+    with fused.telling(follows), Recorder(found.record):
         yield found
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tells of every product that runs in its block."""
+
     def __init__(self, record: Callable[..., None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._record = record
