@@ -19,6 +19,16 @@ if TYPE_CHECKING:
     from gemmsmith.handles import TuningJob
 
 
+STEPS_VARIABLE = "GEMMSMITH_CAPTURE_STEPS"
+"""How many steps are recorded; 0 or not set: all."""
+
+STOP_VARIABLE = "GEMMSMITH_CAPTURE_STOP"
+"""Set to 1, the program ends after them, with status 0."""
+
+SUFFIX = ".products.json"
+"""Of a process's file in the folder."""
+
+
 class _Counted(msgspec.Struct, frozen=True):
     problem: Problem
     calls: int

@@ -36,6 +36,7 @@ class _Installed:
     """What this process waits for."""
 
     done = False
+    said: set[str] = set()  # noqa: RUF012 - one a process
 
 
 def install() -> None:
@@ -45,7 +46,7 @@ def install() -> None:
     _Installed.done = True
     folder = os.environ.get(CAPTURE_VARIABLE, "")
     if folder:
-        _quietly(lambda: Path(folder, f"{os.getpid()}.seen").touch())
+        _quietly(lambda: Path(folder, f"{os.getpid()}.seen").touch(), CAPTURE_VARIABLE)
     if "torch" in sys.modules:
         _begin()
     else:
@@ -81,9 +82,9 @@ def _begin() -> None:
     """Now torch is there."""
     folder, value = os.environ.get(CAPTURE_VARIABLE, ""), os.environ.get(VARIABLE, "").strip()
     if folder:
-        _quietly(lambda: _capture(folder))
+        _quietly(lambda: _capture(folder), CAPTURE_VARIABLE)
     if value.lower() not in _OFF:
-        _quietly(lambda: _wait_for_devices(value))
+        _quietly(lambda: _wait_for_devices(value), VARIABLE)
 
 
 def _capture(folder: str) -> None:
@@ -100,8 +101,7 @@ def _wait_for_devices(value: str) -> None:
         value = str(Path(value).expanduser().absolute())  # the program may change its folder
         if not Path(value).is_file():
             raise ValueError(
-                f"{VARIABLE} must be a service's URL, a bundle's path or auto, and there is no "
-                f"file {value}"
+                f"it must be a service's URL, a bundle's path or auto, and there is no file {value}"
             )
 
     def start() -> None:
@@ -111,11 +111,11 @@ def _wait_for_devices(value: str) -> None:
 
     def on_devices() -> None:
         if not _waits_for_others():
-            _quietly(start)
+            _quietly(start, VARIABLE)
 
     def on_group() -> None:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            _quietly(start)
+            _quietly(start, VARIABLE)
 
     torch.cuda._lazy_call(on_devices)  # type: ignore[no-untyped-call]
     if torch.distributed.is_available():
@@ -149,12 +149,12 @@ def _after_group(react: Callable[[], None]) -> None:
             setattr(module, _GROUP, init_process_group)
 
 
-def _quietly(do: Callable[[], None]) -> None:
-    """Do it; where that fails, say so once a job, and go on."""
+def _quietly(do: Callable[[], None], variable: str) -> None:
+    """Do what a variable asks for; where that fails, say so once, and go on."""
     try:
         do()
     except Exception as error:  # noqa: BLE001 - the program must not end by what it did not ask for
-        warn(f"everything runs torch's own operators: {type(error).__name__}: {error}")
+        _warn(f"{variable} does nothing, the program runs as without it: {error}")
 
 
 def is_first_rank() -> bool:
@@ -162,11 +162,8 @@ def is_first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def warn(text: str) -> None:
+def _warn(text: str) -> None:
     """A warning, of one rank for all, once."""
-    if is_first_rank() and text not in _said:
-        _said.add(text)
+    if is_first_rank() and text not in _Installed.said:
+        _Installed.said.add(text)
         log.warning("%s", text)
-
-
-_said: set[str] = set()

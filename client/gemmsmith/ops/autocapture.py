@@ -22,17 +22,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import _python_dispatch
 
+from gemmsmith.captured import STEPS_VARIABLE, STOP_VARIABLE, SUFFIX
 from gemmsmith.files import publish
 from gemmsmith.ops.capturing import Recorder, capture
-
-STEPS_VARIABLE = "GEMMSMITH_CAPTURE_STEPS"
-"""How many steps are recorded; 0 or not set: all."""
-
-STOP_VARIABLE = "GEMMSMITH_CAPTURE_STOP"
-"""Set to 1, the program ends after them, with status 0."""
-
-SUFFIX = ".products.json"
-"""Of a process's file in the folder."""
 
 
 def begin(folder: Path) -> None:

@@ -21,13 +21,12 @@ from pathlib import Path
 
 import httpx
 
-from gemmsmith.bundle import Bundle
+from gemmsmith.bundle import Bundle, kept_bundle
 from gemmsmith.captured import tune_command
 from gemmsmith.client import Client
 from gemmsmith.distributed import agreed_snapshot
 from gemmsmith.errors import InvalidProblem, PackError, PackIncompatible, ServiceUnavailable
-from gemmsmith.files import data_folder
-from gemmsmith.hook import VARIABLE, is_first_rank
+from gemmsmith.hook import CAPTURE_VARIABLE, VARIABLE, is_first_rank
 from gemmsmith.lookup import Lookup
 from gemmsmith.ops import source
 from gemmsmith.ops.dispatch import Dispatch
@@ -124,11 +123,6 @@ def _opened(value: str, model: str | None) -> _Winners:
     )
 
 
-def bundle_of(model: str) -> Path:
-    """The bundle that `gemmsmith run --tune` keeps for a user and a device model's slug."""
-    return data_folder() / "winners" / f"{model}.gspack"
-
-
 def _nearest(model: str | None) -> str:
     """The service of `GEMMSMITH_URL`, else the user's own bundle, else a service on this machine.
 
@@ -137,7 +131,7 @@ def _nearest(model: str | None) -> str:
     """
     if url := os.environ.get(URL_VARIABLE):
         return url
-    kept = None if model is None else bundle_of(model)
+    kept = None if model is None else kept_bundle(model)
     if kept is not None and kept.is_file():
         return str(kept)
     try:
@@ -146,7 +140,7 @@ def _nearest(model: str | None) -> str:
     except httpx.HTTPError:
         pass
     raise FileNotFoundError(
-        f"{VARIABLE}=auto finds no winners: {URL_VARIABLE} is not set, there is no {kept}, and no "
+        f"no winners are found: {URL_VARIABLE} is not set, there is no {kept}, and no "
         f"service at {DEFAULT_URL}. `gemmsmith run --tune -- COMMAND` makes the file"
     )
 
@@ -232,7 +226,7 @@ def _report(url: str | None) -> None:
     """Name the products that matter and have no winner, once, when the program ends."""
     lookup = _State.lookup
     matter = [] if lookup is None else lookup.matter()
-    if not matter:
+    if not matter or CAPTURE_VARIABLE in os.environ:  # whoever captures reports better
         return
     lines = [f"gemmsmith: no winner is known for {len(matter)} products that matter:"]
     lines += [f"  {one}: {tune_command(one, url)}" for one in matter]
