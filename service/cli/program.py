@@ -91,10 +91,10 @@ def _run(command: Sequence[str], variables: dict[str, str]) -> int:
         raise MisuseError(f"no program {words[0]}")
     with (
         _Forwarding() as forwarding,
-        subprocess.Popen([program, *words[1:]], env=environment) as it,
+        subprocess.Popen([program, *words[1:]], env=environment) as process,
     ):
-        forwarding.to(it)
-        status = it.wait()
+        forwarding.to(process)
+        status = process.wait()
     return status if status >= 0 else 128 - status
 
 
@@ -106,7 +106,12 @@ class _Forwarding:
         self._early: list[int] = []
 
     def __enter__(self) -> _Forwarding:
-        self._before = {number: signal.signal(number, self._pass) for number in _FORWARDED}
+        # What is ignored here (`nohup`) stays so there: a handler of ours would undo it.
+        self._before = {
+            number: signal.signal(number, self._pass)
+            for number in _FORWARDED
+            if signal.getsignal(number) is not signal.SIG_IGN
+        }
         return self
 
     def __exit__(self, *_: object) -> None:

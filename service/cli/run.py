@@ -11,7 +11,7 @@ from service.cli.options import Database, DeviceName, Packs, Sweeps, Url, load_s
 from service.cli.output import MisuseError, note
 
 STEPS = 2
-"""Steps captured: the second is like all that follow, and a capture costs Python at each product."""
+"""Steps captured: the second is like all that follow, and a capture costs time at each product."""
 
 
 def run(
@@ -21,9 +21,7 @@ def run(
     ],
     tune: Annotated[
         bool,
-        typer.Option(
-            "--tune", help="Tune what it multiplied, once it has ended, for its next run."
-        ),
+        typer.Option("--tune", help="Tune what it multiplied once it has ended, for its next run."),
     ] = False,
     rehearse: Annotated[
         bool,

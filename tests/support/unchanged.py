@@ -48,8 +48,9 @@ command = " ".join(sys.orig_argv)
 if "spawn_main" in command:
     # A loader's worker, which uses no device: what is really done there.
     file = pathlib.Path(__file__).with_name(f"worker-{os.getpid()}")
+    names = ("torch", "gemmsmith.hook", "gemmsmith.ops")
     atexit.register(lambda: file.write_text(
-        " ".join(name for name in ("torch", "gemmsmith.hook", "gemmsmith.ops") if name in sys.modules)))
+        " ".join(name for name in names if name in sys.modules)))
 elif os.environ.get("GEMMSMITH") and "torchrun" not in command:
     gemmsmith.hook._begin = ready
 """

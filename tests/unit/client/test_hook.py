@@ -1,4 +1,4 @@
-"""What `gemmsmith.pth` does when Python starts: nothing, until torch is there and a variable set."""
+"""What `gemmsmith.pth` does when Python starts: nothing, until torch is imported as well."""
 
 from __future__ import annotations
 
@@ -51,6 +51,19 @@ def test_a_fake_torch_is_imported_as_ever_and_then_begun_with(tmp_path: Path) ->
     environment = unchanged.environment(tmp_path, GEMMSMITH="auto")
     done = unchanged.run(["python", "-c", code], tmp_path, environment)
     assert (done.stdout.strip(), done.stderr) == ("[True]", "")
+
+
+def test_a_file_that_is_not_there_is_one_warning(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("")
+    environment = unchanged.environment(tmp_path, GEMMSMITH="winners.gspack")
+    done = unchanged.run(["python", "-c", "import torch; print('on')"], tmp_path, environment)
+    assert (done.returncode, done.stdout) == (0, "on\n")
+    assert done.stderr == (
+        "GEMMSMITH does nothing, the program runs as without it: it must be a service's URL, a "
+        f"bundle's path or auto, and there is no file {tmp_path}/winners.gspack\n"
+    )
+    other = {**environment, "RANK": "1"}  # rank 0 says it for all
+    assert not unchanged.run(["python", "-c", "import torch"], tmp_path, other).stderr
 
 
 def test_a_torch_that_cannot_be_imported_raises_what_it_raises(tmp_path: Path) -> None:

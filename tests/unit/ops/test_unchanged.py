@@ -1,18 +1,26 @@
-"""Programs that know nothing of gemmsmith, switched on by a variable: here with stand-in kernels."""
+"""Programs that know nothing of gemmsmith, switched on by a variable: with stand-in kernels."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+import torch
 
-from gemmsmith.bundle import write_bundle
+import gemmsmith
+from gemmsmith import Snapshot
+from gemmsmith.bundle import kept_bundle, write_bundle
+from gemmsmith.errors import PackCorrupt, PackIncompatible, ServiceUnavailable
+from gemmsmith.ops import autouse, source
 from gemmsmith.problem import Layout, Problem
 from tests.gpu.support.choosing import Ground
-from tests.support import unchanged
+from tests.gpu.support.counting import launches
+from tests.support import stand_in, unchanged
+from tests.support.replacing import replace
+from tests.support.serving import own_signer
 
 SCRIPT = """
 import os, sys, torch, torch.distributed as dist
@@ -97,26 +105,126 @@ def test_a_bundle_in_a_plain_program(ground: Ground, script: Path, tmp_path: Pat
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("value", "says"),
-    [
-        ("nothing.gspack", "there is no file"),
-        ("train.py", "is not a whole bundle"),
-        ("http://127.0.0.1:9", "no answer from http://127.0.0.1:9"),
-        ("auto", "no winners are found"),
-    ],
-)
-def test_a_value_that_makes_no_sense_is_one_warning(
-    script: Path, tmp_path: Path, value: str, says: str
-) -> None:
-    home = {"XDG_DATA_HOME": str(tmp_path), "GEMMSMITH_CACHE_DIR": str(tmp_path / "cache")}
-    done = run(tmp_path, [sys.executable], value, **home)
+def test_a_service_that_is_away_is_one_warning(script: Path, tmp_path: Path) -> None:
+    cache = {"GEMMSMITH_CACHE_DIR": str(tmp_path / "cache")}
+    done = run(tmp_path, [sys.executable], "http://127.0.0.1:9", **cache)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("loss ")
     (line,) = done.stderr.splitlines()
-    assert line.startswith("GEMMSMITH does nothing, the program runs as without it: ")
-    assert says in line
+    assert line.startswith("GEMMSMITH does nothing, the program runs as without it: no answer from")
     assert kinds(tmp_path) == {}
+
+
+@pytest.fixture
+def started(ground: Ground, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Whatever is started in this process ends with the test."""
+    monkeypatch.setattr(autouse, "Engine", stand_in.ENGINE)
+    monkeypatch.setattr(autouse._State, "reports", True)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("GEMMSMITH_URL", raising=False)
+    yield
+    autouse._State.running.close()
+
+
+@pytest.fixture
+def runs() -> Iterator[Callable[[], int]]:
+    """How many kernels were launched since this was last called."""
+    with launches() as found:
+
+        def since() -> int:
+            count = len(found)
+            found.clear()
+            return count
+
+        yield since
+
+
+def product(problem: Problem = FORWARD) -> None:
+    a, b = torch.ones(problem.m, problem.k), torch.ones(problem.n, problem.k)
+    torch.nn.functional.linear(a.bfloat16(), b.bfloat16())
+
+
+def test_auto_takes_the_users_own_bundle(
+    ground: Ground, started: None, monkeypatch: pytest.MonkeyPatch, runs: Callable[[], int]
+) -> None:
+    monkeypatch.setattr(source, "local_model", lambda: ground.model.slug)
+    monkeypatch.setattr(autouse, "DEFAULT_URL", "http://127.0.0.1:9")
+    with pytest.raises(FileNotFoundError, match="no winners are found"):
+        autouse.start("auto")
+    baked(ground, kept_bundle(ground.model.slug), STEP)
+    autouse.start("auto")
+    product()
+    assert runs() == 1
+    monkeypatch.setenv("GEMMSMITH_URL", "http://127.0.0.1:9")  # goes before the file
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", "/dev/null/none")
+    with pytest.raises(ServiceUnavailable):
+        autouse.start("auto")
+    product()
+    assert runs() == 0
+
+
+def test_winners_of_another_gpu_and_files_that_are_none(
+    ground: Ground, started: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = baked(ground, tmp_path / "winners.gspack", STEP)
+    monkeypatch.setattr(source, "local_model", lambda: "nvidia-h100-80gb-hbm3-132sm")
+    with pytest.raises(PackIncompatible, match="and this is nvidia-h100"):
+        autouse.start(str(path))
+    path.write_bytes(b"nothing")
+    with pytest.raises(PackCorrupt, match="not a whole bundle"):
+        autouse.start(str(path))
+
+
+def test_use_in_a_program_goes_before_its_environment(
+    ground: Ground, started: None, tmp_path: Path, runs: Callable[[], int]
+) -> None:
+    autouse.start(str(baked(ground, tmp_path / "winners.gspack", STEP)))
+    product()
+    assert runs() == 1
+    gemmsmith.use(None)
+    product()
+    assert runs() == 0
+
+
+def test_only_kernels_with_a_fixed_order_run(
+    ground: Ground, started: None, tmp_path: Path, runs: Callable[[], int]
+) -> None:
+    snapshot = ground.snapshot(STEP)
+    loose = Snapshot.of(
+        snapshot.device, [replace(row, deterministic=False) for row in snapshot.rows], own_signer()
+    )
+    packs = [ground.store.get(name) for name in loose.packs()]
+    path = tmp_path / "winners.gspack"
+    write_bundle(path, loose, {pack.hash: pack.path for pack in packs if pack is not None})
+    autouse.start(str(path))
+    product()
+    assert runs() == 0
+
+
+def test_what_matters_is_named_by_its_share(ground: Ground, started: None, tmp_path: Path) -> None:
+    autouse.start(str(baked(ground, tmp_path / "winners.gspack", [FORWARD])))
+    lookup = autouse._State.lookup
+    assert lookup is not None
+    large, small = Problem(m=64, n=8, k=64), Problem(m=8, n=8, k=8, layout=Layout.NT)
+    for one in (FORWARD, large, small):
+        lookup.lookup(one.dtype, one.layout, one.m, one.n, one.k, one.batch)
+    lookup.lookup("no such type", "tn", 1, 1, 1)
+    assert lookup.matter() == [large]
+
+
+def test_a_service_that_goes_away_is_waited_for_once() -> None:
+    asked = []
+
+    class Away:
+        def path(self, pack_hash: str) -> Path:
+            asked.append(pack_hash)
+            raise ServiceUnavailable("no answer")
+
+    packs = autouse._Bounded(Away())  # type: ignore[arg-type]
+    for name in ("a", "b"):
+        with pytest.raises(ServiceUnavailable):
+            packs.path(name)
+    assert asked == ["a"]
 
 
 @pytest.mark.long
