@@ -1,7 +1,8 @@
 """Programs that know nothing of gemmsmith, started as if it were installed beside them.
 
 `gemmsmith.pth` is read by a `sitecustomize` here, whether this environment has it installed or not.
-With `stand_in`, torch says of the CPU that CUDA was just initialized, and kernels in C run.
+It counts launches, too. With `stand_in`, torch says of the CPU that CUDA was just initialized, and
+kernels in C run.
 """
 
 from __future__ import annotations
@@ -22,20 +23,18 @@ import pathlib
 exec(pathlib.Path({str(PTH)!r}).read_text())
 """
 
-STAND_IN = """
+COUNT = """
 import atexit, os, pathlib, sys
 import gemmsmith.hook
 
 begin = gemmsmith.hook._begin
 
+def pretend():
+    pass
+
 def ready():
-    import torch
-    torch.cuda._lazy_call = lambda do: do()
-    torch.cuda.is_initialized = lambda: True
-    from gemmsmith.ops import autouse
     from tests.gpu.support.counting import launches
-    from tests.support.stand_in import ENGINE
-    autouse.Engine = ENGINE
+    pretend()
     global counting
     counting = launches()  # until the end
     found = counting.__enter__()
@@ -55,11 +54,21 @@ elif os.environ.get("GEMMSMITH") and "torchrun" not in command:
     gemmsmith.hook._begin = ready
 """
 
+STAND_IN = """
+def pretend():
+    import torch
+    torch.cuda._lazy_call = lambda do: do()
+    torch.cuda.is_initialized = lambda: True
+    from gemmsmith.ops import autouse
+    from tests.support.stand_in import ENGINE
+    autouse.Engine = ENGINE
+"""
+
 
 def environment(folder: Path, *, stand_in: bool = False, **variables: str) -> dict[str, str]:
     """Variables for a program; `folder` gets the `sitecustomize`."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "sitecustomize.py").write_text(START + (STAND_IN if stand_in else ""))
+    (folder / "sitecustomize.py").write_text(START + COUNT + (STAND_IN if stand_in else ""))
     scripts = sysconfig.get_path("scripts")
     return {
         **{name: value for name, value in os.environ.items() if name != "GEMMSMITH"},
@@ -70,7 +79,7 @@ def environment(folder: Path, *, stand_in: bool = False, **variables: str) -> di
 
 
 def launched(folder: Path, rank: int = 0) -> list[str]:
-    """Problem and kernel of every launch of a rank, of a program with stand-ins that has ended."""
+    """Problem and kernel of every launch of a rank, of a program that has ended."""
     return (folder / f"launched-{rank}").read_text().splitlines()
 
 

@@ -32,7 +32,7 @@ if folder:
     (pathlib.Path(folder) / "one.products.json").write_bytes(found.document)
 sys.exit(int(sys.argv[1]))
 """
-"""Stands for a program that multiplies, as its processes leave it (tests/unit/ops has real ones)."""
+"""Stands for a program that multiplies, as its processes leave it; tests/unit/ops has real ones."""
 
 
 @pytest.fixture
