@@ -88,10 +88,7 @@ def tune(
     except CommandError as error:
         note(f"gemmsmith: no winners for the next run: {error}")
         return status or 1
-    note(
-        f"gemmsmith: the next run has {len(baked.snapshot.rows)} winners, "
-        f"{baked.kernels} of them kernels: {bundle}"
-    )
+    note(f"gemmsmith: the next run has winners of {len(baked.snapshot.rows)} problems: {bundle}")
     return status
 
 
