@@ -27,6 +27,7 @@ from service.cli import (
     recording,
     report,
     results,
+    run,
     running,
     signing,
     space,
@@ -52,10 +53,15 @@ app.command("best", cls=ProblemCommand)(best.best)
 app.command("enumerate", cls=ProblemCommand)(space.enumerate_)
 app.command("compile", cls=ProblemCommand)(compiling.compile_)
 app.command("bake")(bake.bake)
+app.command(
+    "run",
+    # What follows the program's name is the program's.
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)(run.run)
 app.command("record", cls=ProblemCommand)(recording.record)
 app.command(
     "capture",
-    # What follows the script's name is the script's.
+    # Likewise.
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )(capture.capture)
 app.add_typer(jobs.app, name="jobs")

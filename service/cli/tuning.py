@@ -30,6 +30,7 @@ from service.cli.output import MisuseError
 
 if TYPE_CHECKING:
     from service.cli.tasks import Task
+    from tuner.suites import Suite
 
 
 def tune(
@@ -96,7 +97,7 @@ def tune(
     from service.cli import tune_local, tune_remote
 
     checked = effort_of(effort)
-    found = tasks(m, n, k, suite, dtype or ["bf16"], layout, batch, limit, calls or 0)
+    found = tasks(m, n, k, suite, dtype, layout, batch, limit, calls or 0)
     if url:
         code = tune_remote.run(
             url,
@@ -126,12 +127,26 @@ def tune(
         raise typer.Exit(code)
 
 
+def load_suite(path: Path) -> Suite:
+    """Read a suite.
+
+    Raises:
+        MisuseError: it cannot be read, or an entry makes no sense.
+    """
+    from tuner.suites import SuiteError, load
+
+    try:
+        return load(path)
+    except SuiteError as error:
+        raise MisuseError(str(error)) from error
+
+
 def tasks(
     m: int | None,
     n: int | None,
     k: int | None,
     suite: Path | None,
-    dtypes: list[str],
+    dtypes: list[str] | None,
     layout: str,
     batch: int,
     limit: int | None,
@@ -139,26 +154,27 @@ def tasks(
 ) -> list[Task]:
     """The problems that arguments name: one shape or a suite, in every one of `dtypes`.
 
+    None are those that the suite's problems say, else bf16.
+
     `calls` is how often each is run; what a suite says about that goes before.
 
     Raises:
         MisuseError: neither or both, or an unreadable suite.
         InvalidProblem: a shape or `calls` that makes no sense.
     """
+    from gemmsmith.operation import DType
     from gemmsmith.requests import calls_of
     from service.cli.tasks import Task
-    from tuner.suites import SuiteError, load
 
     calls = calls_of(calls)
-    kinds = dtypes_of(dtypes)
+    kinds = dtypes_of(dtypes or [DType.BF16])
     sizes = [size for size in (m, n, k) if size is not None]
     if suite is not None:
         if sizes:
             raise MisuseError("give M N K or --suite FILE, not both")
-        try:
-            loaded = load(suite)
-        except SuiteError as error:
-            raise MisuseError(str(error)) from error
+        loaded = load_suite(suite)
+        if not dtypes:
+            kinds = list(loaded.dtypes) or kinds
         found = [
             Task(
                 problem=problem,

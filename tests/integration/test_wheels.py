@@ -195,7 +195,38 @@ def test_the_wheels_hold_what_is_needed_at_run_time(wheels: dict[str, Path]) -> 
     assert "gemmsmith/py.typed" in client
     # Installed beside each other, neither overwrites or shadows anything.
     tops = {PurePosixPath(name).parts[0] for name in service | client}
-    assert {top for top in tops if ".dist-info" not in top} == {"gemmsmith", "service", "tuner"}
+    assert {top for top in tops if ".dist-info" not in top} == {
+        "gemmsmith", "gemmsmith.pth", "service", "tuner",
+    }  # fmt: skip
+
+
+@pytest.mark.long
+def test_python_looks_at_the_variable_wherever_the_library_is_installed(
+    installed: Installed, tmp_path: Path
+) -> None:
+    """By the wheel, and by an editable install of its sources."""
+    program = "import sys; print(*sorted(one for one in sys.modules if one[:9] == 'gemmsmith'))"
+
+    def loaded(environment: Path, **variables: str) -> str:
+        command = [environment / "bin" / "python", "-c", program]
+        given = installed.variables | variables
+        return subprocess.check_output(command, env=given, cwd=installed.work, text=True).strip()
+
+    assert loaded(installed.environment) == ""
+    assert loaded(installed.environment, GEMMSMITH="auto") == "gemmsmith gemmsmith.hook"
+    other = tmp_path / "other"
+    venv.create(other, symlinks=True, with_pip=False)
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(other)}))
+    (packages / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    source = tree.copy(tmp_path / "checkout") / "client"
+    editable = ("install", *OFFLINE, "--no-build-isolation", "-e", str(source))
+    subprocess.run(
+        [*PIP, "--python", other / "bin" / "python", *editable],
+        check=True, cwd=installed.work, env=installed.variables,
+    )  # fmt: skip
+    assert (packages / "gemmsmith.pth").is_file()
+    assert loaded(other) == ""
+    assert loaded(other, GEMMSMITH="auto") == "gemmsmith gemmsmith.hook"
 
 
 @pytest.mark.long
