@@ -50,7 +50,7 @@ def experts_forward(
     Returns:
         [T, width], of the tokens' type.
     """
-    if _is_swiglu(module) and not torch.is_autocast_enabled(hidden_states.device.type):
+    if is_swiglu(module) and not torch.is_autocast_enabled(hidden_states.device.type):
         return experts(
             hidden_states, top_k_index, top_k_weights, module.gate_up_proj, module.down_proj
         )
@@ -78,7 +78,7 @@ def experts_forward(
     return found.sum(dim=1).to(hidden_states.dtype)
 
 
-def _is_swiglu(module: Any) -> bool:
+def is_swiglu(module: Any) -> bool:
     """Whether `gemmsmith.experts` computes what the experts do."""
     from transformers.activations import SiLUActivation
     from transformers.integrations import moe

@@ -362,6 +362,12 @@ class Engine:
         rows = getattr(getattr(self._chooser, "snapshot", None), "rows", None)
         return rows is None or any(row.problem.operation.epilogue is Epilogue.BIAS for row in rows)
 
+    @property
+    def may_group(self) -> bool:
+        """Whether there is a winner of a grouped product, as far as the lookup tells."""
+        rows = getattr(getattr(self._chooser, "snapshot", None), "rows", None)
+        return rows is None or any(row.problem.operation.is_grouped for row in rows)
+
     def on_swap(self, react: Callable[[], None]) -> None:
         """Have `react` called whenever the lookup takes newer winners, if it ever does."""
         if self._refreshing is not None and hasattr(self._refreshing, "on_swap"):
