@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         matmul,
         patch,
         scaled_mm,
+        unpatch,
         use,
     )
     from gemmsmith.ops.gated import gated_linear, mlp
@@ -144,6 +145,7 @@ _MODULES = {
         "matmul",
         "patch",
         "scaled_mm",
+        "unpatch",
         "use",
     ),
     "ops.gated": ("gated_linear", "mlp"),
@@ -227,6 +229,7 @@ __all__ = [
     "mlp",
     "patch",
     "scaled_mm",
+    "unpatch",
     "use",
 ]
 

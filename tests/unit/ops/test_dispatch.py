@@ -22,7 +22,7 @@ from torch.nn import functional
 import gemmsmith
 from gemmsmith.ops.dispatch import Dispatch, _binding, of_layers
 from gemmsmith.ops.engine import Engine, install
-from gemmsmith.ops.patching import TunedLinear
+from gemmsmith.ops.swapping import TunedLinear
 from gemmsmith.problem import Problem
 from tests.support.stand_in import Chooser, Host, Packs
 
