@@ -10,6 +10,7 @@ code.
 from __future__ import annotations
 
 import ast
+import dis
 import functools
 import inspect
 import textwrap
@@ -106,12 +107,19 @@ def _is_code_of(forward: FunctionType, tree: ast.FunctionDef) -> bool:
     flags = forward.__code__.co_flags & _FUTURES
     whole = compile(plain, "<forward>", "exec", flags=flags, dont_inherit=True)
     codes = [one for one in whole.co_consts if isinstance(one, CodeType)]
-    real = forward.__code__
-    return any(
-        (one.co_code, one.co_names, one.co_varnames)
-        == (real.co_code, real.co_names, real.co_varnames)
-        for one in codes
-    )
+    return any(_steps(one) == _steps(forward.__code__) for one in codes)
+
+
+def _steps(code: CodeType) -> list[tuple[str, Any]]:
+    """What it does, without how: an attribute of a module is loaded in another way than a method,
+    which the compiler only knows of a whole file.
+    """
+    same = {"LOAD_METHOD": "LOAD_ATTR"}
+    return [
+        (same.get(one.opname, one.opname), one.argval)
+        for one in dis.get_instructions(code)
+        if one.opname not in ("PUSH_NULL", "PRECALL", "RESUME")
+    ]
 
 
 _FUTURES = 0x1000000  # `from __future__ import annotations`
