@@ -2,8 +2,8 @@
 
 Known by the very function that transformers puts in the place of their forward, which chooses an
 implementation by name. Where the model has one of transformers' plain ones, experts that are SwiGLU
-without biases run as the implementation `gemmsmith` does (`gemmsmith.integrations.transformers`),
-if one of their grouped products has a winner; the model's configuration is not touched.
+without biases run as the implementation `gemmsmith` does (`experts_forward`), if one of their
+grouped products has a winner; the model's configuration is not touched.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from torch import nn
 from gemmsmith.ops import fused
 from gemmsmith.ops.engine import current
 from gemmsmith.ops.forms import Form, Spec
+from gemmsmith.ops.grouped import grouped_mm
+from gemmsmith.ops.mixture import experts
 from gemmsmith.ops.registry import ours
 from gemmsmith.ops.swapping import Swapped
 
@@ -45,8 +47,6 @@ def experts_recipe(module: nn.Module) -> ExpertsRecipe | None:
         return None
     if forward.__globals__.get("__name__") != _FORWARD[0]:
         return None
-    from gemmsmith.integrations.transformers import is_swiglu
-
     return ExpertsRecipe() if is_swiglu(module) else None
 
 
@@ -56,15 +56,11 @@ class ExpertsLayer(Swapped):
     def forward(self, *given: Any, **named: Any) -> Any:
         """As the module's own forward."""
         if self.is_swapped and not named and len(given) == 3 and self._pays(*given):
-            from gemmsmith.integrations.transformers import experts_forward
-
             return experts_forward(self, *given)
         return super().forward(*given, **named)
 
     def _pays(self, tokens: Any, index: Any, shares: Any) -> bool:
         """Whether the layer is as it was found, and one of its products has a winner."""
-        from gemmsmith.integrations.transformers import is_swiglu
-
         config: Any = self.config
         if not is_swiglu(self) or config._experts_implementation not in _PLAIN:
             return False
@@ -86,7 +82,7 @@ class ExpertsLayer(Swapped):
 def _may_group() -> bool:
     """Whether there are winners of grouped products; which sizes have one, a tracer cannot ask."""
     engine = current()
-    return engine is not None and engine.may_group
+    return engine is not None and engine.may_run(lambda operation: operation.is_grouped)
 
 
 def _has_winner(tokens: torch.Tensor, rows: int, opened: torch.Tensor, down: torch.Tensor) -> bool:
@@ -102,4 +98,66 @@ def _has_winner(tokens: torch.Tensor, rows: int, opened: torch.Tensor, down: tor
         )
         is not None
         for weight in (opened, down)
+    )
+
+
+def experts_forward(
+    module: Any,
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+) -> torch.Tensor:
+    """What experts make of tokens, as transformers' `grouped_mm_experts_forward`.
+
+    Args:
+        module: the experts, a class under transformers' `use_experts_implementation` of 5.17.
+        hidden_states: [T, width].
+        top_k_index: [T, chosen], experts' numbers; from `module.num_experts` on they are those of
+            other ranks, and add nothing.
+        top_k_weights: [T, chosen], what each of them counts for.
+
+    Returns:
+        [T, width], of the tokens' type.
+    """
+    if is_swiglu(module) and not torch.is_autocast_enabled(hidden_states.device.type):
+        return experts(
+            hidden_states, top_k_index, top_k_weights, module.gate_up_proj, module.down_proj
+        )
+    number, order = top_k_index.flatten().sort()
+    last = torch.arange(module.num_experts, device=number.device)
+    ends = torch.searchsorted(number, last, right=True, out_int32=True)
+    # Rows after the last end are left as the memory was, forwards and backwards: each mask keeps
+    # what may be no number out of the sums behind it, or before it in the backward pass.
+    others = (number >= module.num_experts)[:, None]
+
+    def product(rows: torch.Tensor, name: str) -> torch.Tensor:
+        weight = getattr(module, name)
+        out = grouped_mm(rows, weight if module.is_transposed else weight.mT, ends)
+        if module.has_bias:
+            out = out + getattr(module, f"{name}_bias")[number.clamp(max=len(last) - 1)]
+        return out.masked_fill(others, 0)
+
+    rows = hidden_states[order // top_k_index.shape[-1]].masked_fill(others, 0)
+    if module.has_gate:
+        hidden = module._apply_gate(product(rows, "gate_up_proj"))
+    else:
+        hidden = module.act_fn(product(rows, "up_proj"))
+    shared = product(hidden, "down_proj") * top_k_weights.flatten()[order, None]
+    found = shared[order.argsort()].view(*top_k_index.shape, -1)
+    return found.sum(dim=1).to(hidden_states.dtype)
+
+
+def is_swiglu(module: Any) -> bool:
+    """Whether `gemmsmith.experts` computes what the experts do."""
+    from transformers.activations import SiLUActivation
+    from transformers.integrations import moe
+
+    plain = getattr(moe, "_default_apply_gate", None)  # not public: elsewhere it may be another
+    return (
+        module.has_gate
+        and not module.has_bias
+        and not module.is_transposed
+        and type(module)._apply_gate is plain
+        and isinstance(module.act_fn, (nn.SiLU, SiLUActivation))
+        and module.gate_up_proj.dtype.itemsize == 2
     )

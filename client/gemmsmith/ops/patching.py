@@ -41,7 +41,7 @@ from gemmsmith.ops import experts, fused, layers
 from gemmsmith.ops.dispatch import Dispatch
 from gemmsmith.ops.engine import Engine, current
 from gemmsmith.ops.function_mode import Everywhere
-from gemmsmith.ops.reporting import Report
+from gemmsmith.ops.reporting import ProductsReport
 from gemmsmith.ops.swapping import Swapped, Swaps, TunedLinear
 
 
@@ -106,7 +106,7 @@ class Patch(AbstractContextManager[None]):
         # A model that its program has forgotten is not kept for us.
         self._of = None if model is None else weakref.ref(model)
         self._file = file
-        self._report = Report() if report else None
+        self._report = ProductsReport() if report else None
         self._engine = current()
         self._is_block = False
         self._stack = ExitStack()

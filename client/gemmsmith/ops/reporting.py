@@ -10,7 +10,7 @@ from gemmsmith.ops.forms import Form, Spec, present_shapes
 from gemmsmith.ops.plan import Plan
 
 
-class Report:
+class ProductsReport:
     """Counts products by form, problem and who computes them; an engine's watcher."""
 
     def __init__(self) -> None:
