@@ -11,6 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gemmsmith import distributed as distributed
+    from gemmsmith import runtime as runtime
     from gemmsmith.aio import AsyncClient
     from gemmsmith.answer import (
         Answer,
@@ -234,17 +236,19 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        value = getattr(import_module(f"gemmsmith.{_HOME[name]}"), name)
-    elif name in ("distributed", "runtime"):
-        value = import_module(f"gemmsmith.{name}")
-    elif name == "__version__":
-        value = import_module("gemmsmith.version").VERSION
-    else:
-        raise AttributeError(f"module 'gemmsmith' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # what type checkers know of is above, and nothing else
+
+    def __getattr__(name: str) -> Any:
+        if name in _HOME:
+            value = getattr(import_module(f"gemmsmith.{_HOME[name]}"), name)
+        elif name in ("distributed", "runtime"):
+            value = import_module(f"gemmsmith.{name}")
+        elif name == "__version__":
+            value = import_module("gemmsmith.version").VERSION
+        else:
+            raise AttributeError(f"module 'gemmsmith' has no attribute {name!r}")
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -29,6 +29,13 @@ class Epilogue(StrEnum):
     The gradient of P is that of D, times act'(aux) where there is an activation; that of the bias
     is the sum of its rows, that of R is D's. Of a gated D the gate's is that of D times up times
     act'(gate), up's that of D times act(gate).
+
+    Backward ones, whose names begin with `d`, follow the input gradient P = dY·W of the layer after
+    an activation: they read aux, [M, N], as it was stored forwards, and D is the gradient of that.
+    `_act` gives the activation's value again, [M, N], which the weight gradient of that layer
+    needs; `_bgrad` the gradient of the bias before the activation, [N]: the sum of D's rows, added
+    up in a fixed order, of D's type. `_gate` ones read gate and up in one aux, [M, 2N], the gate
+    first; D is the gradients of both in the same order, [M, 2N], and the value act(gate)·up.
     """
 
     NONE = "none"  # D = P + beta · C
@@ -49,6 +56,22 @@ class Epilogue(StrEnum):
     GELU_TANH_GATE_AUX = "gelu_tanh_gate_aux"  # likewise, and aux = P
     GELU_GATE = "gelu_gate"  # D = gelu(P_gate) · P_up
     GELU_GATE_AUX = "gelu_gate_aux"  # likewise, and aux = P
+    DGELU_TANH = "dgelu_tanh"  # D = P · gelu_tanh'(aux)
+    DGELU_TANH_ACT = "dgelu_tanh_act"  # likewise, and gelu_tanh(aux)
+    DGELU_TANH_BGRAD = "dgelu_tanh_bgrad"  # likewise D, and the sum of its rows
+    DGELU = "dgelu"  # D = P · gelu'(aux)
+    DGELU_ACT = "dgelu_act"  # likewise, and gelu(aux)
+    DGELU_BGRAD = "dgelu_bgrad"  # likewise D, and the sum of its rows
+    DSILU = "dsilu"  # D = P · silu'(aux)
+    DSILU_ACT = "dsilu_act"  # likewise, and silu(aux)
+    DSILU_BGRAD = "dsilu_bgrad"  # likewise D, and the sum of its rows
+    DRELU2 = "drelu2"  # D = P · relu2'(aux)
+    DRELU2_ACT = "drelu2_act"  # likewise, and relu2(aux)
+    DRELU2_BGRAD = "drelu2_bgrad"  # likewise D, and the sum of its rows
+    DSILU_GATE = "dsilu_gate"  # D = [P · up · silu'(gate) | P · silu(gate)]
+    DSILU_GATE_ACT = "dsilu_gate_act"  # likewise, and silu(gate) · up
+    DGELU_TANH_GATE = "dgelu_tanh_gate"  # D = [P · up · gelu_tanh'(gate) | P · gelu_tanh(gate)]
+    DGELU_TANH_GATE_ACT = "dgelu_tanh_gate_act"  # likewise, and gelu_tanh(gate) · up
 
     @property
     def has_bias(self) -> bool:
@@ -67,7 +90,7 @@ class Epilogue(StrEnum):
 
     @property
     def is_gated(self) -> bool:
-        """Whether half of the product's columns gate the other half."""
+        """Whether half of the product's columns gate the other half. Backward ones are not."""
         return _PARTS[self].gate
 
     @property
@@ -76,9 +99,26 @@ class Epilogue(StrEnum):
         return _PARTS[self].aux
 
     @property
+    def backward(self) -> Backward | None:
+        """What a backward one computes; None of those that go forwards."""
+        return _BACKWARD.get(self)
+
+    @property
+    def reads(self) -> int:
+        """How many matrices of D's columns are read beside A and B; D's gate and up are two."""
+        return self.backward.halves if self.backward else int(self.has_residual)
+
+    @property
+    def outputs(self) -> int:
+        """How many of them are written."""
+        if self.backward is None:
+            return 1 + self.stores_aux * (1 + self.is_gated)
+        return self.backward.halves + self.backward.activated
+
+    @property
     def matrices(self) -> int:
-        """How many matrices of D's size are read or written beside D."""
-        return self.has_residual + self.stores_aux * (1 + self.is_gated)
+        """How many of them are read or written beside one of D."""
+        return self.reads + self.outputs - 1
 
     @classmethod
     def made_of(
@@ -93,6 +133,39 @@ class Epilogue(StrEnum):
         """The one with these parts; None where there is none such."""
         return _OF_PARTS.get((bias, activation, gate, residual, aux))
 
+    @classmethod
+    def backward_of(
+        cls,
+        activation: str,
+        *,
+        gated: bool = False,
+        activated: bool = False,
+        bias_gradient: bool = False,
+    ) -> Epilogue | None:
+        """The backward one of an activation with these outputs; None where there is none such."""
+        return _OF_BACKWARD.get((activation, gated, activated, bias_gradient))
+
+
+class Backward(NamedTuple):
+    """A backward epilogue by its parts.
+
+    Attributes:
+        activation: whose derivative is taken.
+        gated: whether aux and D are gate and up.
+        activated: whether the activation's value is an output.
+        bias_gradient: whether the sum of D's rows is one.
+    """
+
+    activation: Activation
+    gated: bool
+    activated: bool
+    bias_gradient: bool
+
+    @property
+    def halves(self) -> int:
+        """How many [M, N] matrices aux and D each are."""
+        return 2 if self.gated else 1
+
 
 class _Parts(NamedTuple):
     bias: bool
@@ -100,6 +173,19 @@ class _Parts(NamedTuple):
     gate: bool
     residual: bool
     aux: bool
+
+
+def _backward(epilogue: Epilogue) -> Backward:
+    """What the name of a backward one says."""
+    rest = epilogue.value.removeprefix("d")
+    activated, bias_gradient = rest.endswith("_act"), rest.endswith("_bgrad")
+    rest = rest.removesuffix("_act").removesuffix("_bgrad")
+    return Backward(
+        activation=Activation(rest.removesuffix("_gate")),
+        gated=rest.endswith("_gate"),
+        activated=activated,
+        bias_gradient=bias_gradient,
+    )
 
 
 def _parts(epilogue: Epilogue) -> _Parts:
@@ -116,9 +202,17 @@ def _parts(epilogue: Epilogue) -> _Parts:
     )
 
 
-_PARTS = {epilogue: _parts(epilogue) for epilogue in Epilogue}
+_BACKWARD = {
+    epilogue: _backward(epilogue) for epilogue in Epilogue if epilogue.value.startswith("d")
+}
+_OF_BACKWARD: dict[tuple[object, ...], Epilogue] = {
+    parts: epilogue for epilogue, parts in _BACKWARD.items()
+}
+_PARTS = {
+    epilogue: _parts(Epilogue.NONE if epilogue in _BACKWARD else epilogue) for epilogue in Epilogue
+}
 _OF_PARTS: dict[tuple[object, ...], Epilogue] = {
-    parts: epilogue for epilogue, parts in _PARTS.items()
+    parts: epilogue for epilogue, parts in _PARTS.items() if epilogue not in _BACKWARD
 }
 
 GATES = tuple(

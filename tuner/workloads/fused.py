@@ -52,7 +52,7 @@ class Fused:
 
     def covers(self, operation: Operation) -> bool:
         """Whether the operation is of this family."""
-        return operation.is_fused
+        return operation.is_fused and operation.epilogue.backward is None
 
     def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
         """The bare product's sets, each with a bias and a residual of its own."""

@@ -50,6 +50,7 @@ class OperandSet:
             [matrices, 1, n] of row scaling; None without.
         groups: of a grouped operation.
         bias, residual: of an epilogue that has them: [1, 1, n] and [1, m, n].
+        aux: what a backward epilogue reads: [1, m, n], or [1, m, 2n] of gate and up.
     """
 
     a: torch.Tensor
@@ -60,6 +61,7 @@ class OperandSet:
     groups: Groups | None = None
     bias: torch.Tensor | None = None
     residual: torch.Tensor | None = None
+    aux: torch.Tensor | None = None
 
 
 def groups_of(operands: OperandSet) -> Groups:
@@ -78,6 +80,12 @@ def residual_of(operands: OperandSet) -> torch.Tensor:
     """The residual of a set that has one."""
     assert operands.residual is not None  # noqa: S101 - drawn with it
     return operands.residual
+
+
+def aux_of(operands: OperandSet) -> torch.Tensor:
+    """What the backward epilogue of a set reads."""
+    assert operands.aux is not None  # noqa: S101 - drawn with it
+    return operands.aux
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from gemmsmith.activations import ACTIVATIONS
-from gemmsmith.epilogue import Activation, Epilogue
+from gemmsmith.activations import ACTIVATIONS, through
+from gemmsmith.epilogue import Epilogue
 from gemmsmith.ops import fallback, functions, operators
 from gemmsmith.ops.engine import current
 from gemmsmith.ops.forms import Form
@@ -116,23 +116,6 @@ def tell(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue) -> None:
         x, weight = operators.cast(x, dtype), operators.cast(weight, dtype)
     for listener in _listeners:
         listener(x, weight, epilogue)
-
-
-def through(activation: Activation, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The gradient of an activation's argument x, differentiable."""
-    match activation:
-        case Activation.GELU_TANH:
-            out: torch.Tensor = torch.ops.aten.gelu_backward(dy, x, approximate="tanh")
-        case Activation.GELU:
-            out = torch.ops.aten.gelu_backward(dy, x)
-        case Activation.SILU if torch.is_grad_enabled():  # torch's has no derivative of its own
-            share = torch.sigmoid(x)
-            out = dy * share * (1 + x * (1 - share))
-        case Activation.SILU:
-            out = torch.ops.aten.silu_backward(dy, x)
-        case _:
-            out = dy * functional.relu(x).mul(2)
-    return out
 
 
 def _composed(

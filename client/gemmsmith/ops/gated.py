@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from gemmsmith.activations import ACTIVATIONS
+from gemmsmith.activations import ACTIVATIONS, through
 from gemmsmith.epilogue import GATES, Activation, Epilogue
 from gemmsmith.ops import fallback, functions, fused, operators
 from gemmsmith.ops.engine import current
@@ -336,7 +336,7 @@ def gate_gradients(activation: Activation, dy: torch.Tensor, aux: torch.Tensor) 
         aux: [..., 2·I]: gate, then up.
     """
     gate, up = aux.chunk(2, -1)
-    return fused.through(activation, dy * up, gate), dy * ACTIVATIONS[activation](gate)
+    return through(activation, dy * up, gate), dy * ACTIVATIONS[activation](gate)
 
 
 def _compute(

@@ -11,13 +11,15 @@ from gemmsmith.problem import Problem
 
 M, N, K = 4096, 3072, 768
 EVERY = [epilogue for epilogue in Epilogue if epilogue is not Epilogue.NONE]
+FORWARD = [epilogue for epilogue in Epilogue if epilogue.backward is None]
 
 
 def test_names_say_their_parts() -> None:
-    for epilogue in Epilogue:
+    for epilogue in FORWARD:
         words = [
             "bias" if epilogue.has_bias else "",
             epilogue.activation.value if epilogue.activation else "",
+            "gate" if epilogue.is_gated else "",
             "residual" if epilogue.has_residual else "",
             "aux" if epilogue.stores_aux else "",
         ]
@@ -27,11 +29,35 @@ def test_names_say_their_parts() -> None:
             activation=epilogue.activation,
             residual=epilogue.has_residual,
             aux=epilogue.stores_aux,
+            gate=epilogue.is_gated,
         )
         assert again is epilogue
     assert {each.activation for each in Epilogue} == {None, *Activation}
     assert Epilogue.made_of(activation="gelu") is None
     assert Epilogue.made_of(bias=True, activation="tanh") is None
+
+
+def test_names_of_backward_ones_say_their_parts() -> None:
+    for epilogue in set(Epilogue) - set(FORWARD):
+        parts = epilogue.backward
+        assert parts is not None
+        words = [
+            parts.activation.value,
+            "gate" if parts.gated else "",
+            "act" if parts.activated else "",
+            "bgrad" if parts.bias_gradient else "",
+        ]
+        assert "d" + "_".join(filter(None, words)) == epilogue.value
+        again = Epilogue.backward_of(
+            parts.activation,
+            gated=parts.gated,
+            activated=parts.activated,
+            bias_gradient=parts.bias_gradient,
+        )
+        assert again is epilogue
+        assert not (epilogue.has_bias or epilogue.has_residual or epilogue.is_gated)
+        assert not epilogue.stores_aux
+        assert epilogue.activation is None
 
 
 @pytest.mark.parametrize("epilogue", EVERY)

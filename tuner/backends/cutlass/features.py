@@ -97,7 +97,8 @@ def features(kernel: CutlassKernel) -> Features[float]:
 def _element_clocks(operation: Operation) -> float:
     """What an SM takes from an element's sum until it is stored."""
     moved = operation.d.bytes * (1 + operation.epilogue.matrices)
-    activation = operation.epilogue.activation
+    backward = operation.epilogue.backward
+    activation = backward.activation if backward else operation.epilogue.activation
     return moved / STORE_BYTES_PER_CLOCK + (ACTIVATION_CLOCKS[activation] if activation else 0.0)
 
 

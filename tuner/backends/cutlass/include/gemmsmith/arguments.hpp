@@ -79,7 +79,9 @@ enum Extra : uint32_t {
   kAux = 128,
   kGroups = 256,          /* offsets */
   kLibraryAlgorithm = 512, /* algorithm, library_version, workspace_limit */
-  kGate = 1024,            /* b_up */
+  kActivated = 1024,
+  kBiasGradient = 2048,
+  kGate = 4096,            /* b_up */
 };
 
 inline uint32_t extras(gs_arguments const& g) {
@@ -93,6 +95,8 @@ inline uint32_t extras(gs_arguments const& g) {
   if (g.bias) found |= kBias;
   if (g.residual) found |= kResidual;
   if (g.aux) found |= kAux;
+  if (g.activated) found |= kActivated;
+  if (g.bias_gradient) found |= kBiasGradient;
   if (g.offsets) found |= kGroups;
   if (g.b_up) found |= kGate;
   if (g.library_version || g.workspace_limit || !all_zero(g.algorithm, sizeof g.algorithm)) {
