@@ -78,6 +78,7 @@ if TYPE_CHECKING:
         use,
     )
     from gemmsmith.ops.gated import gated_linear, mlp
+    from gemmsmith.ops.inductor import inductor_pass
     from gemmsmith.ops.mixture import experts
     from gemmsmith.packs import Packs
     from gemmsmith.problem import Problem
@@ -151,6 +152,7 @@ _MODULES = {
         "use",
     ),
     "ops.gated": ("gated_linear", "mlp"),
+    "ops.inductor": ("inductor_pass",),
     "ops.mixture": ("experts",),
     "operation": ("DType", "Element", "Layout", "Operation"),
     "packs": ("Packs",),
@@ -225,6 +227,7 @@ __all__ = [
     "experts",
     "gated_linear",
     "grouped_mm",
+    "inductor_pass",
     "int8_mm",
     "linear",
     "matmul",

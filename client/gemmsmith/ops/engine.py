@@ -356,6 +356,13 @@ class Engine:
         """What the lookup chooses from at present; None where that never changes."""
         return None if self._refreshing is None else self._refreshing.snapshot
 
+    @property
+    def state(self) -> str | None:
+        """What its decisions depend on, as a text; None where that cannot be told."""
+        revision = getattr(getattr(self._chooser, "snapshot", None), "revision", None)
+        deterministic = self._deterministic or torch.are_deterministic_algorithms_enabled()
+        return None if revision is None else f"{revision} {deterministic}"
+
     def may_run(self, wanted: Callable[[Operation], bool]) -> bool:
         """Whether there is a winner of such an operation, as far as the lookup tells."""
         rows = getattr(getattr(self._chooser, "snapshot", None), "rows", None)
