@@ -273,5 +273,4 @@ def test_inductor_itself(pack: Any, host: Host, chooser: Chooser, runs: Runs) ->
                 install(before)
             assert runs() == 4  # the gate, the residual, and two sums of the input's gradients
             hits.append(counters["aot_autograd"]["autograd_cache_hit"])
-            print(counters["aot_autograd"], counters["inductor"])
     assert hits == [0, 1, 0]
