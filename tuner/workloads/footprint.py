@@ -74,9 +74,10 @@ def footprint(problem: Problem) -> Footprint:
     m, n, k = problem.m, problem.n, problem.k
     of_a, of_b, of_d = problem.matrices
     operation = problem.operation
-    d = _aligned(m * n * of_d * operation.d.bytes)
+    elements = m * problem.columns * of_d
+    d = _aligned(elements * operation.d.bytes)
     wide = 4 if operation.d.bytes == 2 and not operation.a.is_integer else 8
-    scratch = min(m * n * of_d, max(CHUNK_ELEMENTS, n)) * wide * 4
+    scratch = min(elements, max(CHUNK_ELEMENTS, n)) * wide * 4
     upcast = wide * (min(m * k, max(CHUNK_ELEMENTS, k)) + min(k * n, max(CHUNK_ELEMENTS, k)))
     return Footprint(
         a=_aligned(m * k * of_a * operation.a.bytes),

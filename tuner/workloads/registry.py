@@ -7,6 +7,7 @@ from gemmsmith.operation import Operation
 from tuner.workloads.backward import Backward
 from tuner.workloads.dense import Dense
 from tuner.workloads.fused import Fused
+from tuner.workloads.gated import Gated
 from tuner.workloads.grouped import Grouped
 from tuner.workloads.integer import Integer
 from tuner.workloads.scaled import Scaled
@@ -19,6 +20,7 @@ WORKLOADS: tuple[Workload, ...] = (
     Grouped(),
     Fused(),
     Backward(),
+    Gated(),
 )
 
 

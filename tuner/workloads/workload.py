@@ -43,7 +43,8 @@ class OperandSet:
     """One launch's operands, as [matrices, rows, columns] views in the problem's layout.
 
     There is one matrix per batch entry or group, and a single one of what groups share. Where what
-    an activation is applied to is stored as well, it is the second matrix of D.
+    an activation is applied to is stored as well, it is the second matrix of D; of gated ones the
+    second and the third, by rows of D's width, gate and up in turns.
 
     Attributes:
         scale_a, scale_b: FP32 factors: [1] of tensor scaling; [matrices, m, 1] and

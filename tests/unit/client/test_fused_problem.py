@@ -8,6 +8,7 @@ from gemmsmith.epilogue import Activation
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.operation import Epilogue, Operation
 from gemmsmith.problem import Problem
+from tests.support.replacing import replace
 
 M, N, K = 4096, 3072, 768
 EVERY = [epilogue for epilogue in Epilogue if epilogue is not Epilogue.NONE]
@@ -87,8 +88,19 @@ def test_what_is_read_and_written_beside_the_product() -> None:
     assert moved("bias_gelu_aux") == plain.operand_bytes + 2 * N + 2 * M * N
     assert moved("residual") == plain.operand_bytes + 2 * M * N
     assert moved("bias_residual") == plain.operand_bytes + 2 * N + 2 * M * N
+    assert moved("silu_gate") == plain.operand_bytes - M * N
+    assert moved("silu_gate_aux") == plain.operand_bytes + M * N
     fused = Problem(m=M, n=N, k=K, dtype="bf16.then_bias_silu_aux")
     assert fused.flops == plain.flops
+
+
+def test_gate_and_up_make_one_column() -> None:
+    gated = Problem(m=M, n=N, k=K, dtype="bf16.then_silu_gate")
+    assert (gated.columns, gated.flops) == (N // 2, 2 * M * N * K)
+    assert Problem(m=M, n=N, k=K, dtype="bf16.then_bias").columns == N
+    with pytest.raises(InvalidProblem, match="even n") as caught:
+        replace(gated, n=N + 1)
+    assert caught.value.field == "n"
 
 
 def test_no_other_operation_is_a_neighbour() -> None:
@@ -109,6 +121,8 @@ def test_no_other_operation_is_a_neighbour() -> None:
         ("bf16", "nt", {}, "layout"),
         ("bf16", "nn", {}, "layout"),
         ("bf16", "tn", {"epilogue": "gelu"}, "epilogue"),
+        ("bf16", "tt", {"epilogue": "silu_gate"}, "layout"),
+        ("bf16.out_f32", "tn", {"epilogue": "silu_gate"}, "out"),
     ],
 )
 def test_what_does_not_exist(dtype: str, layout: str, given: dict[str, str], field: str) -> None:

@@ -410,7 +410,13 @@ template <class ElementD, bool Aux, bool Scaled>
 constexpr uint32_t kExtrasOf<GateArguments<ElementD, Aux, Scaled>> =
     uint32_t(kGate) | (Aux ? uint32_t(kAux) : 0u) | (Scaled ? uint32_t(kScales) : 0u);
 
-/* Found by their arguments where `Gemm3x` fills in the launch. */
+/* Gate and up side by side, in the problem's orientation; TMA stores both. */
+template <class ElementD>
+Operand gate_and_up(gs_arguments const& g) {
+  return {g.aux, g.m, g.n, g.ld_aux, 0, 16 / int(sizeof(ElementD)), int(sizeof(ElementD))};
+}
+
+/* Found by its argument where `Gemm3x` fills in the launch. */
 template <bool Swapped = false, class ElementD, bool Aux, bool Scaled>
 void set_scalars(GateArguments<ElementD, Aux, Scaled>& epilogue, gs_arguments const& g) {
   static_assert(!Swapped, "gate and up lie along the kernel's N");
@@ -418,7 +424,7 @@ void set_scalars(GateArguments<ElementD, Aux, Scaled>& epilogue, gs_arguments co
   epilogue.scale_a = g.scale_a;
   epilogue.scale_b = g.scale_b;
   epilogue.aux = static_cast<ElementD*>(g.aux);
-  epilogue.ld_aux = g.ld_aux;
+  epilogue.ld_aux = gate_and_up<ElementD>(g).row_stride();
 }
 
 /* The adapter: up and aux are checked beside what every kernel has. */
@@ -461,8 +467,7 @@ struct GatedGemm3x {
     if (status != Status::kSuccess || !kHasAux) return status;
     /* Up begins in the middle of aux's rows. */
     if (g.n / 2 % Traits::AlignmentD) return Status::kErrorMisalignedOperand;
-    Operand aux{g.aux, g.m, g.n, g.ld_aux, 0, Traits::AlignmentD, int(sizeof(ElementD))};
-    return aux.check(1);
+    return gate_and_up<ElementD>(g).check(1);
   }
 };
 
