@@ -74,9 +74,11 @@ if TYPE_CHECKING:
         matmul,
         patch,
         scaled_mm,
+        unpatch,
         use,
     )
     from gemmsmith.ops.gated import gated_linear, mlp
+    from gemmsmith.ops.inductor import inductor_pass
     from gemmsmith.ops.mixture import experts
     from gemmsmith.packs import Packs
     from gemmsmith.problem import Problem
@@ -146,9 +148,11 @@ _MODULES = {
         "matmul",
         "patch",
         "scaled_mm",
+        "unpatch",
         "use",
     ),
     "ops.gated": ("gated_linear", "mlp"),
+    "ops.inductor": ("inductor_pass",),
     "ops.mixture": ("experts",),
     "operation": ("DType", "Element", "Layout", "Operation"),
     "packs": ("Packs",),
@@ -223,12 +227,14 @@ __all__ = [
     "experts",
     "gated_linear",
     "grouped_mm",
+    "inductor_pass",
     "int8_mm",
     "linear",
     "matmul",
     "mlp",
     "patch",
     "scaled_mm",
+    "unpatch",
     "use",
 ]
 

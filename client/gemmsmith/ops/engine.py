@@ -19,7 +19,7 @@ import torch
 
 from gemmsmith.answer import Config
 from gemmsmith.errors import GemmsmithError
-from gemmsmith.operation import Epilogue, Layout
+from gemmsmith.operation import Epilogue, Layout, Operation
 from gemmsmith.ops.biases import adds_bias_afterwards, pays, ways
 from gemmsmith.ops.forms import Form, Shape, Spec, allows_tf32
 from gemmsmith.ops.plan import Beside, Plan, misalignment
@@ -378,10 +378,16 @@ class Engine:
         return None if self._refreshing is None else self._refreshing.snapshot
 
     @property
-    def may_add_biases(self) -> bool:
-        """Whether there is a winner that adds a bias, as far as the lookup tells."""
+    def state(self) -> str | None:
+        """What its decisions depend on, as a text; None where that cannot be told."""
+        revision = getattr(getattr(self._chooser, "snapshot", None), "revision", None)
+        deterministic = self._deterministic or torch.are_deterministic_algorithms_enabled()
+        return None if revision is None else f"{revision} {deterministic}"
+
+    def may_run(self, wanted: Callable[[Operation], bool]) -> bool:
+        """Whether there is a winner of such an operation, as far as the lookup tells."""
         rows = getattr(getattr(self._chooser, "snapshot", None), "rows", None)
-        return rows is None or any(row.problem.operation.epilogue is Epilogue.BIAS for row in rows)
+        return rows is None or any(wanted(row.problem.operation) for row in rows)
 
     def on_swap(self, react: Callable[[], None]) -> None:
         """Have `react` called whenever the lookup takes newer winners, if it ever does."""
