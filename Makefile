@@ -47,8 +47,7 @@ bench: .venv/.test
 	.venv/bin/python -m benchmarks.local
 
 docs: .venv/.test
-	$(PIP) -e '.[docs]'
-	.venv/bin/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
 figures: .venv/.test
 	.venv/bin/python -m benchmarks.readme

@@ -1,4 +1,4 @@
-"""Writes the numbers and the picture of README.md and docs/benchmarks.md from files.
+"""Writes the numbers and the pictures of README.md and the docs from files.
 
     python -m benchmarks.readme
 

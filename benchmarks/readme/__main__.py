@@ -1,4 +1,4 @@
-"""Rewrite all blocks and the picture: see the package's docstring."""
+"""Rewrite all blocks and the pictures: see the package's docstring."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from benchmarks.readme import beside, kinds, matrix, operations, picture, service, steps
+from benchmarks.readme import beside, kinds, matrix, operations, picture, regimes, service, steps
 from benchmarks.readme.shipped import ROOT, shipped
 
 README = ROOT / "README.md"
@@ -47,6 +47,7 @@ def main() -> int:
             text = put(text, name, block)
         page.write_text(text, encoding="utf-8")
     picture.draw(shipped())
+    regimes.draw(shipped())
     return 0
 
 

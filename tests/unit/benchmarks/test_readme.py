@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from benchmarks.readme import regimes
 from benchmarks.readme.__main__ import blocks, put
 from benchmarks.readme.kinds import KINDS, kind_of, table
 from benchmarks.readme.picture import COLOURS, FILE, columns
@@ -48,6 +49,17 @@ def test_the_picture_has_a_dot_of_its_colour_for_each_use() -> None:
     for use, colour in COLOURS.items():
         dots = sum(1 for line in svg.splitlines() if "<use " in line and colour in line)
         assert dots == uses[use] + 1, use  # and one in the legend
+
+
+def test_the_three_regimes_are_shown_by_what_they_decide() -> None:
+    served, behind, hungry = regimes.examples(WINNERS).values()
+    assert not served.use.is_default
+    assert min(regimes.gains(served)) > 1
+    assert behind.use.is_default
+    assert min(regimes.gains(behind)) < 1 < max(regimes.gains(behind))
+    assert hungry.use.is_default
+    assert 1 < min(regimes.gains(hungry)) <= regimes.mean(hungry) < (hungry.power_penalty or 0)
+    assert regimes.FILE.read_text(encoding="utf-8").startswith("<?xml")
 
 
 def test_kinds_without_winners_are_said_to_be_unmeasured() -> None:

@@ -27,7 +27,7 @@ def stranger() -> Iterator[str]:
         def do_GET(self) -> None:
             self.send_error(404)
 
-        def log_message(self, format: str, *values: object) -> None:
+        def log_message(self, *_: object) -> None:
             pass
 
     with HTTPServer(("127.0.0.1", 0), Page) as server:
