@@ -18,6 +18,7 @@ def test_the_tutorial_works_as_printed(tmp_path: Path) -> None:
         "GEMMSMITH_DATABASE": f"sqlite:///{tmp_path}/gemmsmith.db",
         "GEMMSMITH_PACKS": str(tmp_path / "packs"),
         "GEMMSMITH_DEVICE": "replay:nvidia-h200-132sm",
+        "GEMMSMITH_WINNERS": str(ROOT / "configs" / "winners"),
         "GEMMSMITH_URL": "",
         "PYTHONPATH": f"{ROOT}:{ROOT / 'client'}",
     }
