@@ -72,7 +72,7 @@ def history(
         emit({"revisions": found})
         return
     columns = (
-        *("revision", "served", "origin", "figures", "use", "tile"),
+        *("revision", "served", "origin", "status", "use", "tile"),
         *("µs", "default µs", "speed-up", "driver", "promoted"),
     )
     table(f"{problem} on {found[0].answer.device.name}", columns, map(_row, found), left=6)

@@ -27,7 +27,7 @@ def create(
     scope: Annotated[
         str,
         typer.Option(
-            help="read: look up and watch; tune: also order jobs; admin: also pin winners and "
+            help="read: look up and watch; tune: also request jobs; admin: also pin winners and "
             "manage keys."
         ),
     ] = "read",
