@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from service.cli import completion
 from service.cli.options import (
     AsJson,
     Database,
@@ -38,7 +39,11 @@ def bake(
     ],
     suite: Annotated[
         Path | None,
-        typer.Option("--suite", help="What answers for the problems of this file, and no more."),
+        typer.Option(
+            "--suite",
+            help="What answers for the problems of this file, and no more.",
+            autocompletion=completion.suites,
+        ),
     ] = None,
     winners: Annotated[bool, typer.Option("--winners", help="All current winners.")] = False,
     dtype: Annotated[

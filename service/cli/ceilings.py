@@ -55,7 +55,7 @@ def ceilings(
         )
         for peak in found.peaks
     ]
-    table(found.device.name, ("measured", "figure", "µs", "samples"), rows)
+    table(found.device.name, ("measured", "value", "µs", "samples"), rows)
     say(str(path))
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from service.cli import completion
 from service.cli.options import (
     AsJson,
     Batch,
@@ -29,7 +30,7 @@ from service.cli.options import (
 )
 from service.cli.output import MisuseError, emit, note, say
 from service.cli.progress import reporter
-from service.cli.session import StopFlag, model_of
+from service.cli.session import model_of
 from service.cli.space import level_of, predicted
 from service.cli.tuning import tasks
 
@@ -51,7 +52,10 @@ def compile_(
     n: OptionalN = None,
     k: OptionalK = None,
     suite: Annotated[
-        Path | None, typer.Option("--suite", help="For every problem of this file.")
+        Path | None,
+        typer.Option(
+            "--suite", help="For every problem of this file.", autocompletion=completion.suites
+        ),
     ] = None,
     winners: Annotated[
         bool, typer.Option("--winners", help="The kernels of the current winners.")
@@ -217,16 +221,24 @@ def _build(
     """
     outcome = _Outcome(asked=client is not None)
     builder, toolchain = _open_builder(settings, store, workers, needed=client is None)
-    with StopFlag() as stop, reporter() as says:
-        if client is not None:
-            _fetch(outcome, settings, client, builder.store, kernels, toolchain, stop, says)
-        says.update("compile", 0, len(kernels))
-        results = builder.build(kernels)
-        while not stop() and (built := next(results, None)) is not None:
-            outcome.built.append(built)
-            if built.failure is not None:
-                says.line(f"  {built.kernel.name}: {built.failure.message}")
-            says.update("compile", len(outcome.built), len(kernels))
+    try:
+        with reporter() as says:
+            if client is not None:
+                _fetch(outcome, settings, client, builder.store, kernels, toolchain, says)
+            says.update("compile", 0, len(kernels))
+            # Closed, it kills the compilers at once: what they were at is not worth waiting for.
+            with closing(builder.build(kernels)) as results:  # type: ignore[type-var]
+                for built in results:
+                    outcome.built.append(built)
+                    if built.failure is not None:
+                        says.line(f"  {built.kernel.name}: {built.failure.message}")
+                    says.update("compile", len(outcome.built), len(kernels))
+    except KeyboardInterrupt:
+        kept = sum(item.failure is None for item in outcome.built)
+        raise KeyboardInterrupt(
+            f"interrupted: {kept} of {len(kernels)} kernels are compiled and kept; the same "
+            "command goes on"
+        ) from None
     return outcome
 
 
@@ -257,7 +269,6 @@ def _fetch(
     artifacts: ArtifactStore,
     kernels: Sequence[AnyKernel],
     toolchain: str | None,
-    stop: StopFlag,
     says: Reporter,
 ) -> None:
     from service import identity
@@ -273,8 +284,6 @@ def _fetch(
         for reason in item.refused:
             says.line(f"  refused: {reason}")
         says.update("fetch", done, len(kernels))
-        if stop():
-            break
     says.line(f"  {len(outcome.fetched)} kernels fetched from {client.url}")
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from service.cli.guard import example
 from service.cli.options import AsJson, Database, load_settings, shown
 from service.cli.output import MisuseError, emit, note, say
 
@@ -22,7 +23,7 @@ WithPacks = Annotated[
 ]
 
 
-@app.command("upgrade")
+@app.command("upgrade", epilog=example("db upgrade"))
 def upgrade(database: Database = None, as_json: AsJson = False) -> None:
     """Create the database, or bring it to the schema this version needs. Safe to repeat.
 
@@ -46,7 +47,7 @@ def upgrade(database: Database = None, as_json: AsJson = False) -> None:
         say(f"{where}: schema {before or 'none'} → {after}")
 
 
-@app.command("current")
+@app.command("current", epilog=example("db current"))
 def current(database: Database = None, as_json: AsJson = False) -> None:
     """Print the database's schema and the one this version needs; status 1 when they differ."""
     from tuner import store
@@ -69,7 +70,7 @@ def current(database: Database = None, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-@app.command("backup")
+@app.command("backup", epilog=example("db backup gemmsmith.backup"))
 def backup(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file to write.")],
     packs: WithPacks = False,
@@ -100,7 +101,7 @@ def backup(
         say(f"{archived}: {number} packs, {archived.stat().st_size / 1e6:.1f} MB")
 
 
-@app.command("restore")
+@app.command("restore", epilog=example("db restore gemmsmith.backup"))
 def restore(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `db backup` has written.")],
     packs: WithPacks = False,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from service.cli.guard import example
 from service.cli.options import AsJson, Database, Limit, load_settings
 from service.cli.output import CommandError, MisuseError, emit, note, say, table
 
@@ -20,13 +21,13 @@ _LIFE = re.compile(r"([0-9]{1,9})([mhdw])", re.ASCII)
 _UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
-@app.command("create")
+@app.command("create", epilog=example("keys create me --scope tune"))
 def create(
     name: Annotated[str, typer.Argument(help="Whose key it is; the audit shows it.")],
     scope: Annotated[
         str,
         typer.Option(
-            help="read: look up and watch; tune: also order jobs; admin: also pin winners and "
+            help="read: look up and watch; tune: also request jobs; admin: also pin winners and "
             "manage keys."
         ),
     ] = "read",
@@ -81,7 +82,7 @@ def create(
     note("GEMMSMITH_API_KEY, or send it as `Authorization: Bearer gsk_…`.")
 
 
-@app.command("list")
+@app.command("list", epilog=example("keys list"))
 def list_(
     inactive: Annotated[
         bool, typer.Option("--all", help="Those revoked or expired as well.")
@@ -111,7 +112,7 @@ def list_(
     table("", columns, rows, left=3)
 
 
-@app.command("revoke")
+@app.command("revoke", epilog=example("keys revoke me"))
 def revoke(
     name: Annotated[str, typer.Argument(help="Of the key, see `gemmsmith keys list`.")],
     database: Database = None,

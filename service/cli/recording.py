@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gemmsmith.version import VERSION
+from service.cli import completion
 from service.cli.options import (
     AsJson,
     Batch,
@@ -51,7 +52,12 @@ def record(
     n: OptionalN = None,
     k: OptionalK = None,
     suite: Annotated[
-        Path | None, typer.Option("--suite", help="Every problem of this file instead of M N K.")
+        Path | None,
+        typer.Option(
+            "--suite",
+            help="Every problem of this file instead of M N K.",
+            autocompletion=completion.suites,
+        ),
     ] = None,
     dtype: DTypeNames = None,
     layout: LayoutName = "tn",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from service.cli.guard import example
 from service.cli.options import AsJson, Packs, load_settings
 from service.cli.output import MisuseError, emit, note, say, table
 
@@ -23,7 +24,7 @@ app = typer.Typer(
 _AGAIN = "services and workers that run already know it when they are started again"
 
 
-@app.command("show")
+@app.command("show", epilog=example("signing show"))
 def show(as_json: AsJson = False) -> None:
     """Print the public key that others need to believe what this installation signs.
 
@@ -40,7 +41,7 @@ def show(as_json: AsJson = False) -> None:
     note("or without the application: python -m gemmsmith trust FILE, with this line in FILE")
 
 
-@app.command("trust")
+@app.command("trust", epilog=example("signing trust http://127.0.0.1:8000"))
 def trust(
     source: Annotated[
         str, typer.Argument(metavar="URL|KEY.pub", help="A service, or a key in a file.")
@@ -68,7 +69,7 @@ def trust(
     note(_AGAIN)
 
 
-@app.command("list")
+@app.command("list", epilog=example("signing list"))
 def list_(as_json: AsJson = False) -> None:
     """Print the keys that are believed here."""
     found = _believed(load_settings())
@@ -78,7 +79,7 @@ def list_(as_json: AsJson = False) -> None:
     table("", ("key", "file"), [(key.id, path) for path, key in found], left=2)
 
 
-@app.command("revoke")
+@app.command("revoke", epilog=example("signing revoke 1f2e3d"))
 def revoke(
     identifier: Annotated[str, typer.Argument(metavar="ID", help="See `gemmsmith signing list`.")],
 ) -> None:
@@ -100,7 +101,7 @@ def revoke(
     note(_AGAIN)
 
 
-@app.command("packs")
+@app.command("packs", epilog=example("signing packs"))
 def packs(folder: Packs = None) -> None:
     """Sign the packs here that nobody has signed: those that an older gemmsmith compiled.
 

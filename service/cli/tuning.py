@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from service.cli import completion
 from service.cli.options import (
     AsJson,
     Batch,
@@ -41,15 +42,22 @@ def tune(
         Path | None,
         typer.Option(
             "--suite",
-            help="Tune every problem of this file instead of M N K. Where its [[problem]]s have "
-            "`calls`, what saves most time in all its calls goes first.",
+            help="Tune every problem of this file, or of a shipped suite such as llm, instead of "
+            "M N K. Where a [\\[problem]] has `calls`, what saves most time in all its calls goes "
+            "first.",
+            autocompletion=completion.suites,
         ),
     ] = None,
     dtype: DTypeNames = None,
     layout: LayoutName = "tn",
     batch: Batch = 1,
     calls: Calls = None,
-    effort: Annotated[str, typer.Option(help="quick, default, exhaustive or recheck.")] = "default",
+    effort: Annotated[
+        str,
+        typer.Option(
+            help="quick, default, exhaustive or recheck.", autocompletion=completion.efforts
+        ),
+    ] = "default",
     device: DeviceName = None,
     url: Url = None,
     again: Annotated[
@@ -90,8 +98,9 @@ def tune(
 ) -> None:
     """Find, verify and keep the fastest kernel for M N K, or for every problem of a suite.
 
-    Ctrl-C stops after the current candidate; every trial measured so far is kept. A suite goes on
-    past problems that fail, and ends with status 1 if any did.
+    Ctrl-C stops after the current candidate, with status 130. Every trial so far is kept.
+
+    A suite goes on past problems that fail, and ends with status 1 if any did.
     """
     from gemmsmith.requests import deadline_of, effort_of
     from service.cli import tune_local, tune_remote

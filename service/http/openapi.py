@@ -100,7 +100,7 @@ _MEANING: dict[int | str, str] = {
     431: f"The URL and all headers together have more than {MAX_HEAD_BYTES} bytes",
     501: "pyarrow is not installed where the service runs",
     503: "Not ready, or the database cannot be used. Try again after Retry-After seconds",
-    "5XX": "A fault of the service, whose log has the cause",
+    "5XX": "An internal error; the service's log has the cause",
 }
 
 _PROBLEM_ASKED = {

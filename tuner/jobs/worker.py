@@ -221,7 +221,7 @@ def _aborted(leased: LeasedJob, message: str) -> None:
         case StopReason.DEADLINE:
             leased.overdue()
         case StopReason.OUTRANKED:
-            leased.release("put off: an order goes first")
+            leased.release("put off: a request goes first")
         case StopReason.LOST:
             raise LeaseLost(message)
         case None:

@@ -201,7 +201,7 @@ def test_a_queue_without_room_says_so_in_the_form(tmp_path: Path) -> None:
             answer = http.post("/ui/tune", data={"m": m, "n": "8", "k": "8", "calls": "7"})
             assert answer.status_code == status
         assert int(answer.headers["retry-after"]) > 0
-        assert "1 jobs are waiting, as many as may. Nothing was ordered" in answer.text
+        assert "1 jobs are waiting, as many as may. Nothing was requested" in answer.text
         assert 'name="calls" inputmode="numeric" autocomplete="off" value="7"' in answer.text
 
 
