@@ -1,7 +1,7 @@
 """Which workers live: who reported lately, or renews the lease of a job.
 
-A worker reports that it is there when it begins and every `REPORT_EVERY_S` while it has no job; with
-one, its lease says so. One that ends in order takes its report back, one that is killed falls
+A worker reports that it is there when it begins and every `REPORT_EVERY_S` while it has no job;
+with one, its lease says so. One that ends in order takes its report back, one that is killed falls
 silent. Times are the database's, so that machines whose clocks differ agree.
 """
 
