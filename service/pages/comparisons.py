@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem
@@ -23,10 +24,9 @@ def elsewhere(
 
 def changes(history: Sequence[WinnerRevision]) -> list[tuple[WinnerRevision, str]]:
     """Each revision, newest first, with what is another than in the one before."""
-    before: list[WinnerRevision | None] = [*history[1:], None]
     return [
         (revision, _change(revision.winner, older.winner) if older else "")
-        for revision, older in zip(history, before, strict=True)
+        for revision, older in zip_longest(history, history[1:])
     ]
 
 

@@ -78,4 +78,4 @@ def _roofs(model: DeviceModel, listed: Sequence[Listed]) -> list[tuple[str, Roof
         if roof is not None:
             source = "measured" if roof.measured else "nominal"
             found.append((f"{', '.join(of_width)}: {roof.peak / 1e12:.0f} TFLOP/s, {source}", roof))
-    return found
+    return sorted(found, key=lambda named: named[1].peak, reverse=True)

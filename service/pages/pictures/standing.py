@@ -1,7 +1,7 @@
 """All winners of a device model under its roofs: TFLOP/s over FLOP per byte, both logarithmic.
 
 What is drawn is what is served. A disc is ahead of the default; a ring is the default, which stays.
-Each roof is named by the element types that it bounds.
+Roofs are named by the element types that they bound, the highest first.
 """
 
 from __future__ import annotations
@@ -43,13 +43,15 @@ def standing(listed: Sequence[Listed], roofs: Sequence[tuple[str, Roof]]) -> str
     y = log_scale(low, top, HEIGHT - BOTTOM, TOP)
     parts = [grid_line(y(tick), f"{tick:g}") for tick in decades(low, top)]
     parts += [grid_column(x(tick), f"{tick:g}", HEIGHT) for tick in decades(left, right)]
-    for name, roof in roofs:
+    for place, (name, roof) in enumerate(roofs):
         start = max(left, low * 1e12 / roof.bandwidth)
         kind = "roof" if roof.measured else "roof nominal"
+        at = TOP + 14 + 18 * place  # named where no product is: few bytes, many FLOP per second
         parts.append(
             f'<path class="{kind}" d="M{x(start):.1f} {y(start * roof.bandwidth / 1e12):.1f}'
             f'L{x(roof.ridge):.1f} {y(roof.peak / 1e12):.1f}H{x(right):.1f}"/>'
-            + text(WIDTH - RIGHT, y(roof.peak / 1e12) - 5, name, "end")
+            f'<path class="{kind}" d="M{LEFT + 12} {at}h28"/>'
+            + text(LEFT + 48, at + 4, name, "start")
         )
     for (item, us), rate, place in zip(points, rates, places, strict=True):
         kind = "tie" if item.use.is_default else "won"
