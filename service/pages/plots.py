@@ -18,7 +18,7 @@ from service.pages.pictures.convergence import convergence
 from service.pages.pictures.samples import Line, samples
 from service.pages.pictures.scatter import TRAITS, scatter
 from service.pages.render import picture
-from service.report.page import choices
+from service.report.page import NONE, choices
 from tuner.store.listing import Ranking
 from tuner.store.revisions import WinnerRevision
 from tuner.store.tried import Tried
@@ -136,5 +136,7 @@ def _words(candidate: Candidate) -> tuple[str, str]:
     """Tile and cluster; schedule, scheduler and splits."""
     tile, schedule, scheduler, _ = choices(candidate)
     splits = candidate.launch.splits
-    about = f"{schedule.removeprefix('warpspecialized_')}, {scheduler}"
-    return tile, about + (f", {splits} splits" if splits > 1 else "")
+    said = [schedule.removeprefix("warpspecialized_"), scheduler]
+    said += [f"{splits} splits"] if splits > 1 else []
+    name, *about = [word for word in (tile, *said) if word != NONE]
+    return name, ", ".join(about)

@@ -29,7 +29,7 @@ HEIGHT = 270
 _UNDER = 58
 """Room for the names of columns under the axis."""
 
-_COLUMNS = 12
+_COLUMNS = 10
 """Columns drawn at most, the fastest: more names would not fit beside each other."""
 
 _SLOWEST = 4.0
@@ -94,16 +94,15 @@ def scatter(trials: Sequence[Tried], name: str, trait: Callable[[AnyKernel], str
     for i, value in enumerate(shown):
         middle = LEFT + wide * (i + 0.5)
         times = sorted(columns[value])
-        spread = min(wide * 0.8, 150) / _LANES
+        spread = min(wide * 0.7, 150) / _LANES
         dots = "".join(
-            f"M{middle + spread * (place % _LANES - _LANES // 2):.1f} {y(min(us, high)):.1f}h0"
+            f"M{middle + spread * _lane(place):.1f} {y(min(us, high)):.1f}h0"
             for place, us in enumerate(times)
         )
         lost = f", {failed[value]} failed" if failed[value] else ""
         said = f"{value}: {len(times)} measured{lost}, fastest {times[0]:.2f} µs"
         ring = (
-            f'<circle class="ring" cx="{middle - spread * (_LANES // 2):.1f}" '
-            f'cy="{y(best):.1f}" r="6"/>'
+            f'<circle class="ring" cx="{middle + spread * _lane(0):.1f}" cy="{y(best):.1f}" r="6"/>'
             if times[0] == best and value == shown[0]
             else ""
         )
@@ -119,6 +118,11 @@ def scatter(trials: Sequence[Tried], name: str, trait: Callable[[AnyKernel], str
     parts.append(text((LEFT + WIDTH) / 2, HEIGHT - 8, f"{name}, fastest first{more}", "middle"))
     parts.append(upright(HEIGHT, "µs per launch"))
     return svg(HEIGHT, f"Trials by {name.lower()}", parts)
+
+
+def _lane(place: int) -> int:
+    """Where a dot lies beside its column's middle: its neighbours in time lie far from it."""
+    return (place * 4 + _LANES // 2) % _LANES - _LANES // 2
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -43,10 +43,10 @@ def standing(listed: Sequence[Listed], roofs: Sequence[tuple[str, Roof]]) -> str
     y = log_scale(low, top, HEIGHT - BOTTOM, TOP)
     parts = [grid_line(y(tick), f"{tick:g}") for tick in decades(low, top)]
     parts += [grid_column(x(tick), f"{tick:g}", HEIGHT) for tick in decades(left, right)]
-    for place, (name, roof) in enumerate(roofs):
+    for row, (name, roof) in enumerate(roofs):
         start = max(left, low * 1e12 / roof.bandwidth)
         kind = "roof" if roof.measured else "roof nominal"
-        at = TOP + 14 + 18 * place  # named where no product is: few bytes, many FLOP per second
+        at = TOP + 14 + 18 * row  # named where no product is: few bytes, many FLOP per second
         parts.append(
             f'<path class="{kind}" d="M{x(start):.1f} {y(start * roof.bandwidth / 1e12):.1f}'
             f'L{x(roof.ridge):.1f} {y(roof.peak / 1e12):.1f}H{x(right):.1f}"/>'
