@@ -1,4 +1,4 @@
-"""A problem's answer beside others, on other GPUs and in other revisions; how programs ask for it."""
+"""A problem's answer beside others, on other GPUs and in other revisions, and how to ask for it."""
 
 from __future__ import annotations
 

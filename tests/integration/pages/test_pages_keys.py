@@ -157,10 +157,12 @@ def test_text_from_elsewhere_stays_text(site: Site, page: Page, watch: Watch) ->
     expect(page.locator("#best")).to_have_text(SCRIPT)
     expect(page.locator("#log li").first).to_contain_text(SCRIPT)
     leased.fail(f"wrong: {SCRIPT}", retry=False)
-    expect(page.locator(".note")).to_have_text(f"wrong: {SCRIPT}")
+    expect(page.locator(".note")).to_have_text(f"Failed: wrong: {SCRIPT}")
     for path, times in (
         (addresses.problem(problem, device.slug), 8),
+        (addresses.with_query("/ui", device=device.slug), 1),
         (addresses.with_query("/ui/problems", device=device.slug), 0),
+        (addresses.with_query("/ui/problems", operation=SCRIPT), 0),
         (addresses.with_query("/ui/problems", device=device.slug, q=SCRIPT), 0),
         (addresses.with_query("/ui/map", device=device.slug, k=4096), 0),
         ("/ui/devices", 3),
