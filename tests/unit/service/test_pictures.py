@@ -59,11 +59,11 @@ def test_a_run_is_drawn_with_its_own_default(store: Store) -> None:
 
 
 def test_what_another_run_measured_is_drawn_apart(store: Store) -> None:
-    store.promote(replace(winner(time=11.0), job="measured"))
+    store.promote(replace(winner(time=11.37), job="measured"))
     run(store, "replayed", replayed=True)
     found = drawn(store)
-    assert "11.00" in found.served
-    assert "11.00" not in found.finals
+    assert "11.37" in found.served
+    assert "11.37" not in found.finals
     assert found.promoted is not None
     assert (found.promoted.job, found.is_served, found.replayed) == ("replayed", False, True)
     assert found.finals.count('class="behind"') == 1, "its own default's line"
