@@ -58,7 +58,7 @@ def job(job_id: str) -> str:
 
 
 def tune(found: Problem, device: str = "") -> str:
-    """The form that orders a tuning, filled in for a problem."""
+    """The form that requests a tuning, filled in for a problem."""
     sizes = {"m": found.m, "n": found.n, "k": found.k, "batch": found.batch}
     kind = {"dtype": found.dtype, "layout": found.layout.value, "device": device}
     return f"{TUNE}?{urlencode({**sizes, **kind})}"

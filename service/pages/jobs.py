@@ -101,7 +101,7 @@ def cancel(service: Service, caller: Tuner, job_id: str) -> Response:
 
 @router.post("/{job_id}/retry")
 def retry(service: Service, caller: Tuner, job_id: str) -> Response:
-    """Order anew, as `POST /jobs/{id}/retry` does; on to the new job."""
+    """Request anew, as `POST /jobs/{id}/retry` does; on to the new job."""
     reply = api.retry_job(service, caller, _get(service, job_id).id)
     return see_other("/ui" + reply.headers["location"])
 

@@ -1,4 +1,4 @@
-"""Templates into answers: one environment, the formats that pages write figures in, one policy.
+"""Templates into answers: one environment, the formats that pages write numbers in, one policy.
 
 Everything is escaped unless it is `Markup`, which only pictures are; they escape their own text.
 """

@@ -194,7 +194,7 @@ def test_a_wrong_order_keeps_what_was_typed(page: Page, watch: Watch, site: Site
     for name, value in (("M", "4096"), ("N", "many"), ("K", "0"), ("Priority", "101")):
         page.get_by_label(name, exact=True).fill(value)
     page.get_by_label("Element types").select_option("fp8_e4m3")
-    page.get_by_role("button", name="Order the tuning").click()
+    page.get_by_role("button", name="Request the tuning").click()
     expect(page.get_by_role("alert")).to_contain_text("n, k, priority")
     expect(page.locator("#k-error")).to_contain_text("1 … 2147483647")
     expect(page.locator("#n-error")).to_contain_text("'many'")
@@ -204,7 +204,7 @@ def test_a_wrong_order_keeps_what_was_typed(page: Page, watch: Watch, site: Site
     for name, value in (("N", "64"), ("K", "64"), ("Priority", "0")):
         page.get_by_label(name, exact=True).fill(value)
     page.get_by_label("Layout").select_option("nt")
-    page.get_by_role("button", name="Order the tuning").click()
+    page.get_by_role("button", name="Request the tuning").click()
     expect(page.locator("#layout-error")).to_contain_text("fp8_e4m3 needs layout tn")
     assert site.queue.list(limit=1) == before
     watch.forgive(422)
@@ -215,7 +215,7 @@ def order(page: Page, problem: Problem) -> str:
     page.goto("/ui/tune")
     for name in ("m", "n", "k"):
         page.get_by_label(name.upper(), exact=True).fill(str(getattr(problem, name)))
-    page.get_by_role("button", name="Order the tuning").click()
+    page.get_by_role("button", name="Request the tuning").click()
     page.wait_for_url("**/ui/jobs/*")
     return page.url.rsplit("/", 1)[1]
 

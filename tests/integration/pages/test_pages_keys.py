@@ -113,7 +113,7 @@ def test_a_page_offers_what_its_key_may_do(visitor: Page, guarded: Guarded, scop
             assert "<h1>Scope missing</h1>" in answer.text()
     if tunes:
         visitor.goto("/ui/tune?m=3&n=8&k=8")
-        buttons.filter(has_text="Order").click()
+        buttons.filter(has_text="Request").click()
         expect(visitor.locator("#state")).to_have_text("waiting")
         buttons.filter(has_text="Cancel").click()
         expect(visitor.locator("#state")).to_have_text("cancelled")

@@ -134,7 +134,7 @@ def test_the_keyboard_is_enough(page: Page, site: Site) -> None:
     page.keyboard.type("41")
     tab_to(page, "#layout")
     page.keyboard.press("ArrowDown")
-    tab_to(page, "form.order button")
+    tab_to(page, "form.request button")
     page.keyboard.press("Enter")
     page.wait_for_url("**/ui/jobs/*")
     expect(page.get_by_role("heading", level=1)).to_have_text("41×4096×4096 bf16 tt")
