@@ -63,8 +63,8 @@ def plots(
     promoted = _promoted(ranking, history)
     is_served = winner is not None and promoted is not None and _same(winner, promoted)
     finals = _finalists(ranking, promoted)
-    latest = next((one.run for one in reversed(tried) if one.phase is Phase.SCREEN), None)
-    run = [one for one in tried if one.run == latest and one.phase is Phase.SCREEN]
+    screened = [one for one in tried if one.phase is Phase.SCREEN]
+    run = [one for one in screened if one.run == screened[-1].run]
     drawn = ((name, scatter(run, name, trait)) for name, trait in TRAITS)
     return Plots(
         served=picture(samples([] if winner is None or (finals and is_served) else _kept(winner))),
@@ -76,7 +76,7 @@ def plots(
         traits=tuple((name, picture(svg)) for name, svg in drawn if svg),
         trials=len(run),
         failed=sum(one.median_us is None for one in run),
-        runs=len({one.run for one in tried}),
+        runs=len({one.run for one in screened}),
     )
 
 

@@ -1,7 +1,7 @@
 """`/ui/tune`: the form that requests a tuning job.
 
-What was typed stays in the form when a field is refused. The request itself is that of `POST /tune`,
-with the same checks and limits.
+What was typed stays in the form when a field is refused. The request itself is that of
+`POST /tune`, with the same checks and limits.
 """
 
 from __future__ import annotations

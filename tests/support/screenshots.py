@@ -110,7 +110,8 @@ def _job(page: Page, folder: Path, settings: Settings) -> None:
         try:
             well_on = re.compile("screen: ([5-9][0-9]|[0-9]{3}) of")
             expect(page.locator("#step")).to_have_text(well_on)
-            _save(page.screenshot(clip=_clip(page, 760)), folder / "job.png")
+            expect(page.get_by_role("region", name="Convergence")).to_be_visible()
+            _save(page.screenshot(clip=_clip(page, 860)), folder / "job.png")
             expect(page.locator("#state")).to_have_text("done", timeout=60_000)
         finally:
             worker.terminate()
