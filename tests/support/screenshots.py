@@ -65,8 +65,6 @@ def _pictures(folder: Path, chromium: Browser, origin: str, settings: Settings) 
         _job(page, folder, settings)
         page.goto("/ui/jobs")
         _save(page.screenshot(clip=_clip(page, 420)), folder / "jobs.png")
-        page.goto("/ui")
-        _save(page.screenshot(full_page=True), folder / "overview.png")
         page.goto("/ui/problems?operation=group_rows")
         _save(page.screenshot(), folder / "problems.png")
         page.goto(addresses.problem(COMPARED, DEVICE))
@@ -113,6 +111,8 @@ def _job(page: Page, folder: Path, settings: Settings) -> None:
             expect(page.get_by_role("region", name="Convergence")).to_be_visible()
             _save(page.screenshot(clip=_clip(page, 860)), folder / "job.png")
             expect(page.locator("#state")).to_have_text("done", timeout=60_000)
+            page.goto("/ui")
+            _save(page.screenshot(full_page=True), folder / "overview.png")
         finally:
             worker.terminate()
 
