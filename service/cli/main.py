@@ -21,6 +21,7 @@ from service.cli import (
     database,
     doctor,
     evaluate,
+    fleet,
     history,
     jobs,
     keys,
@@ -47,6 +48,7 @@ app = typer.Typer(
 
 app.command("serve")(running.serve)
 app.command("worker")(running.worker)
+app.command("fleet")(fleet.fleet)
 app.command("tune", cls=ProblemCommand)(tuning.tune)
 app.command("best", cls=ProblemCommand)(best.best)
 app.command("enumerate", cls=ProblemCommand)(space.enumerate_)
