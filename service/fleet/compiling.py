@@ -22,6 +22,7 @@ from service.worker.builder import RecordingBuilder, Tally, open_builder
 from tuner.backends import candidates
 from tuner.backends.cublaslt.space import kernel_for
 from tuner.devices import open_device
+from tuner.devices.base import Device
 from tuner.errors import LeaseLost, NoLegalCandidate, NotRecorded, StoreError
 from tuner.jobs import LeasedJob, Worker
 from tuner.jobs.stages import Stage, StagedQueue, hand_to_gpus
@@ -33,7 +34,7 @@ from tuner.store import Store
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class FleetGpu:
     """A kind of GPU in the fleet: what it is called, and its model."""
 
     name: str
@@ -59,7 +60,7 @@ class CompileOrder:
 
     environ: Mapping[str, str]
     owner: str
-    devices: Sequence[Measured]
+    devices: Sequence[FleetGpu]
     cores: int
     share: str = ""
     ttl_s: float = 60.0
@@ -105,7 +106,7 @@ class Preparation:
         store: Store,
         queue: StagedQueue,
         builder: RecordingBuilder,
-        devices: Sequence[Measured],
+        devices: Sequence[FleetGpu],
         share: Share | None,
     ) -> None:
         self._settings = settings
@@ -115,6 +116,7 @@ class Preparation:
         self._devices = devices
         self._share = share
         self._ranker = AnalyticModel()
+        self._recorded: dict[str, Device] = {}
 
     def __call__(self, leased: LeasedJob) -> None:
         """Compile what the job's run begins with, or has asked for; hand it to the GPUs."""
@@ -162,7 +164,7 @@ class Preparation:
 
     def _found(
         self, problem: Problem, wanted: str, leased: LeasedJob
-    ) -> tuple[Measured, list[Candidate]]:
+    ) -> tuple[FleetGpu, list[Candidate]]:
         """The device that the job is for, and what its run chooses from.
 
         Raises:
@@ -178,12 +180,18 @@ class Preparation:
                     return device, candidates(problem, device.model, level=level)
                 return device, []
             try:
-                recorded = open_device(device.name, sweeps=self._settings.sweeps).recorded(problem)
+                recorded = self._open(device.name).recorded(problem)
             except NotRecorded as error:
                 refusal = error
                 continue
             return device, list(recorded or ())
         raise refusal or NotRecorded(f"no GPU of this fleet is called {wanted!r}")
+
+    def _open(self, name: str) -> Device:
+        """A recorded device; loading one takes a while."""
+        if name not in self._recorded:
+            self._recorded[name] = open_device(name, sweeps=self._settings.sweeps)
+        return self._recorded[name]
 
     def _report_built(self, leased: LeasedJob) -> None:
         tally, self._builder.tally = self._builder.tally, Tally()

@@ -23,7 +23,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gemmsmith.tuning import JobState
-from service.fleet.compiling import CompileOrder, Measured, compile_jobs
+from service.fleet.compiling import CompileOrder, FleetGpu, compile_jobs
 from service.fleet.measuring import Beat, GpuWorker, MeasureOrder
 from service.fleet.plan import Machine, Slot, compile_tasks, slots, to_start
 from service.settings import Settings
@@ -110,7 +110,7 @@ class Driver:
                 log.info("leases_ended", jobs=freed)
         self._compile(machines)
 
-    def devices(self) -> list[Measured]:
+    def devices(self) -> list[FleetGpu]:
         """The kinds of GPU whose jobs are compiled by tasks."""
         beats = [hired.beat for hired in self.hired.values() if hired.beat is not None]
         kinds = {
@@ -149,14 +149,17 @@ class Driver:
             poll_s=self.options.poll_s,
         )
         gpus = slot.needs.get("GPU", 0)
-        kind = ray.remote(
-            num_cpus=0,
-            num_gpus=gpus,
-            resources={} if gpus else slot.needs,
-            max_concurrency=4,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(slot.machine, soft=False),
+        actor = (
+            ray.remote(self.options.gpu_worker)
+            .options(
+                num_cpus=0,
+                num_gpus=gpus,
+                resources={} if gpus else slot.needs,
+                max_concurrency=4,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(slot.machine, soft=False),
+            )
+            .remote(order)
         )
-        actor = kind(self.options.gpu_worker).remote(order)
         self.hired[slot] = _Hired(owner=owner, actor=actor, heard_at=time.monotonic())
         log.info("gpu_hired", device=slot.device, machine=slot.machine[:8], owner=owner)
 
@@ -281,7 +284,7 @@ def _machines() -> list[Machine]:
             address=node["NodeManagerAddress"],
             resources=node["Resources"],
         )
-        for node in ray.nodes()
+        for node in ray.nodes()  # type: ignore[no-untyped-call]
         if node["Alive"]
     ]
 

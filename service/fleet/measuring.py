@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import structlog
 
 from service import identity, logging
-from service.fleet.compiling import Measured
+from service.fleet.compiling import FleetGpu
 from service.fleet.packs import Share
 from service.fleet.prepared import KernelsWanted, PreparedBuilder
 from service.settings import Settings
@@ -73,7 +73,7 @@ class Beat:
         error: why it cannot work; empty while it can.
     """
 
-    device: Measured | None
+    device: FleetGpu | None
     staged: bool
     error: str = ""
 
@@ -132,7 +132,7 @@ class GpuWorker:
         self._order = order
         self._settings = Settings.load(order.environ)
         self._worker: Worker | None = None
-        self._device: Measured | None = None
+        self._device: FleetGpu | None = None
         self._staged = False
         self._error = ""
         self._stopping = threading.Event()
@@ -184,7 +184,7 @@ class GpuWorker:
                     on_idle=tuning.idle,
                 )
                 self._staged = staged
-                self._device = Measured(name=device.name, model=device.model)
+                self._device = FleetGpu(name=device.name, model=device.model)
                 log.info("gpu ready", device=device.name, model=device.model.name)
                 tuning.begin()
                 if not self._stopping.is_set():

@@ -1,4 +1,4 @@
-"""`gemmsmith fleet` on recorded GPUs, with leases that run out in seconds: for tests and benchmarks.
+"""`gemmsmith fleet` on recorded GPUs, with leases that run out in seconds.
 
 `python -m tests.support.fleet_driver ADDRESS`, settings from the environment, and:
 
