@@ -31,6 +31,7 @@ from service.cli import (
     running,
     signing,
     space,
+    sync,
     tuning,
     winners,
 )
@@ -72,6 +73,7 @@ app.add_typer(signing.app, name="signing")
 app.add_typer(history.app, name="winners")
 app.command("export")(winners.export)
 app.command("import")(winners.import_)
+app.command("sync")(sync.sync)
 app.command("doctor")(doctor.doctor)
 
 
