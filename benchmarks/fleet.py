@@ -26,6 +26,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem
 from service.cli.tasks import Task
 from service.cli.tune_fleet import longest_first
@@ -62,10 +63,11 @@ def problems(number: int) -> list[Problem]:
 def cluster(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     from tests.support.cluster import LocalCluster
 
-    per_model = -(-arguments.jobs // len(MODELS))
+    models = MODELS[: arguments.gpus]
+    per_model = -(-arguments.jobs // len(models))
     fake_nvcc.toolchain(folder / "nvcc", each_s=arguments.compile_s)
     (folder / "sweeps").mkdir()
-    for model in MODELS:
+    for model in models:
         record(folder / "sweeps", *problems(per_model), name=model.slug, device=model)
     binaries = postgresql.programs()
     if binaries is None:
@@ -89,7 +91,7 @@ def cluster(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
             ray.drive()
             _wait(lambda: ray.log().count("gpu ready") >= arguments.gpus, 600, "GPUs")
             began = time.time()
-            jobs = _order(url, per_model, arguments.jobs)
+            jobs = _order(url, models, arguments.jobs)
             faults = []
             if arguments.kill:
                 for name, fault in (
@@ -134,11 +136,11 @@ def _shares(gpus: int, nodes: int) -> list[dict[str, int]]:
     return shares
 
 
-def _order(url: str, per_model: int, number: int) -> list[str]:
-    tasks = [Task(problem=problem, origin="") for problem in problems(per_model)]
+def _order(url: str, models: Sequence[DeviceModel], number: int) -> list[str]:
+    tasks = [Task(problem=each, origin="") for each in problems(-(-number // len(models)))]
     with Store.open(url) as store:
         queue = Queue(store)
-        orders = ((task, model) for task in longest_first(tasks, H200) for model in MODELS)
+        orders = ((task, model) for task in longest_first(tasks, H200) for model in models)
         return [
             queue.enqueue(task.problem, device=model.slug)[0].id
             for _, (task, model) in zip(range(number), orders, strict=False)

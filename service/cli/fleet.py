@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli.options import Database, Packs, Sweeps, load_settings
+from service.cli.options import Database, DeviceName, Packs, Sweeps, load_settings
 from service.cli.output import CommandError, note
 
 
@@ -14,8 +14,8 @@ def fleet(
     address: Annotated[
         str | None,
         typer.Option(
-            help="The Ray cluster, such as HOST:6379; `local` starts one on this machine. "
-            "Without it: the cluster that this machine belongs to.",
+            help="The Ray cluster, such as HOST:6379. `local` starts one on this machine (with a "
+            "recorded GPU, if it has none). Without it: the cluster that this machine belongs to.",
             show_default=False,
         ),
     ] = None,
@@ -38,6 +38,7 @@ def fleet(
     until_idle: Annotated[
         bool, typer.Option("--until-idle", help="Stop when the queue is empty.")
     ] = False,
+    device: DeviceName = None,
     database: Database = None,
     packs: Packs = None,
     sweeps: Sweeps = None,
@@ -53,12 +54,16 @@ def fleet(
             "Ray is not installed here: pip install 'gemmsmith-service[fleet]'"
         ) from None
     from service import logging
+    from service.fleet.plan import RECORDED
+    from service.worker.process import device_name
 
-    settings = load_settings(database=database, packs=packs, sweeps=sweeps)
+    settings = load_settings(device=device, database=database, packs=packs, sweeps=sweeps)
     settings.create_folders()
+    recorded = device_name(settings) if address == "local" else ""
+    recorded = recorded if recorded.startswith(RECORDED) else ""
     logging.configure(json=settings.log_json)
     try:
-        with connected(address or "auto"):
+        with connected(address or "auto", recorded):
             run(settings, Options(cores=cores, share=share), until_idle=until_idle)
     except ConnectionError as error:
         raise CommandError(f"no Ray cluster: {error}. Start one: ray start --head") from error

@@ -232,13 +232,19 @@ class Driver:
 
 
 @contextmanager
-def connected(address: str) -> Iterator[None]:
+def connected(address: str, recorded: str = "") -> Iterator[None]:
     """Be part of the cluster at that address; `auto` is this machine's, `local` a new one.
+
+    A new one ends with this; it has the machine's GPUs, or one `recorded` GPU.
 
     Raises:
         ConnectionError: there is no cluster.
     """
-    ray.init(address=address, include_dashboard=False if address == "local" else None)
+    if address == "local":
+        resources = {recorded: 1.0} if recorded else {}
+        ray.init(address="local", resources=resources, include_dashboard=False)
+    else:
+        ray.init(address=address)
     try:
         yield
     finally:
