@@ -192,7 +192,7 @@ class Driver:
 
     def _dismiss(self, slot: Slot, reason: str) -> None:
         hired = self.hired.pop(slot)
-        log.warning("gpu_lost", device=slot.device, machine=slot.machine[:8], reason=reason)
+        log.info("gpu_dismissed", device=slot.device, machine=slot.machine[:8], reason=reason)
         ray.kill(hired.actor)
         self.lapsing.add(hired.owner)
 
