@@ -22,6 +22,7 @@ from service.cli import (
     demo,
     doctor,
     evaluate,
+    fleet,
     history,
     jobs,
     keys,
@@ -32,6 +33,7 @@ from service.cli import (
     running,
     signing,
     space,
+    sync,
     tuning,
     winners,
 )
@@ -101,6 +103,7 @@ app.command("serve", rich_help_panel=_SERVE, epilog=example("serve --worker --po
 app.command("worker", rich_help_panel=_SERVE, epilog=example("worker --device cuda:0"))(
     running.worker
 )
+app.command("fleet", rich_help_panel=_SERVE, epilog=example("fleet --address local"))(fleet.fleet)
 app.add_typer(keys.app, name="keys", rich_help_panel=_SERVE)
 app.command("audit", rich_help_panel=_SERVE, epilog=example("audit --limit 20"))(keys.audit)
 app.add_typer(signing.app, name="signing", rich_help_panel=_SERVE)
@@ -131,6 +134,9 @@ app.command("export", rich_help_panel=_LOOK_AFTER, epilog=example("export winner
 )
 app.command("import", rich_help_panel=_LOOK_AFTER, epilog=example("import winners.jsonl"))(
     winners.import_
+)
+app.command("sync", rich_help_panel=_LOOK_AFTER, epilog=example("sync https://other.example"))(
+    sync.sync
 )
 
 

@@ -86,11 +86,21 @@ def tune(
     ] = False,
     limit: Limit = None,
     priority: Annotated[
-        int, typer.Option(min=-100, max=100, help="With --url: higher goes first.")
+        int, typer.Option(min=-100, max=100, help="With --url or --fleet: higher goes first.")
     ] = 0,
     wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="With --url: follow the jobs to their end.")
+        bool,
+        typer.Option(
+            "--wait/--no-wait", help="With --url or --fleet: follow the jobs to their end."
+        ),
     ] = True,
+    fleet: Annotated[
+        bool,
+        typer.Option(
+            "--fleet",
+            help="On the GPUs of `gemmsmith fleet`: by jobs in the database, longest first.",
+        ),
+    ] = False,
     database: Database = None,
     packs: Packs = None,
     sweeps: Sweeps = None,
@@ -103,8 +113,10 @@ def tune(
     A suite goes on past problems that fail, and ends with status 1 if any did.
     """
     from gemmsmith.requests import deadline_of, effort_of
-    from service.cli import tune_local, tune_remote
+    from service.cli import tune_fleet, tune_local, tune_remote
 
+    if fleet and url:
+        raise MisuseError("--fleet orders in the database, --url from a service: give one of them")
     checked = effort_of(effort)
     found = tasks(m, n, k, suite, dtype, layout, batch, limit, calls or 0)
     if url:
@@ -116,6 +128,18 @@ def tune(
             device=device,
             deadline_s=deadline_of(deadline),
             time_limit=time_limit,
+            wait=wait,
+            as_json=as_json,
+            whole=suite is not None,
+        )
+    elif fleet:
+        code = tune_fleet.run(
+            load_settings(device=device, database=database),
+            found,
+            effort=checked,
+            priority=priority,
+            deadline_s=deadline_of(deadline),
+            skip_current=suite is not None and not again,
             wait=wait,
             as_json=as_json,
             whole=suite is not None,

@@ -306,7 +306,7 @@ class Queue:
         """
         if ttl_s > LONGEST_S:
             raise ValueError(f"a lease of {ttl_s:g} s is longer than {LONGEST_S:g} s")
-        due = and_(or_(is_available(), is_abandoned()), JobRow.device.in_(["", *devices]))
+        due = self._due(devices)
         query = (
             select(JobRow)
             .where(due)
@@ -347,6 +347,10 @@ class Queue:
                 ttl_s=ttl_s,
                 retry_delay_s=self._retry_delay_s,
             )
+
+    def _due(self, devices: Sequence[str]) -> ColumnElement[bool]:
+        """Of jobs: a worker that answers to these names may take it now."""
+        return and_(or_(is_available(), is_abandoned()), JobRow.device.in_(["", *devices]))
 
 
 def _is_overdue() -> ColumnElement[bool]:
