@@ -74,7 +74,8 @@ if TYPE_CHECKING:
         scaled_mm,
         use,
     )
-    from gemmsmith.ops.gated import gated_linear, mlp
+    from gemmsmith.ops.feedforward import mlp
+    from gemmsmith.ops.gated import gated_linear
     from gemmsmith.ops.mixture import experts
     from gemmsmith.packs import Packs
     from gemmsmith.problem import Problem
@@ -146,7 +147,8 @@ _MODULES = {
         "scaled_mm",
         "use",
     ),
-    "ops.gated": ("gated_linear", "mlp"),
+    "ops.feedforward": ("mlp",),
+    "ops.gated": ("gated_linear",),
     "ops.mixture": ("experts",),
     "operation": ("DType", "Element", "Layout", "Operation"),
     "packs": ("Packs",),
