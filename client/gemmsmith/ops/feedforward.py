@@ -1,4 +1,4 @@
-"""`gemmsmith.mlp`: a model's feed-forward layer, plain or gated, of the layers that kernels fuse."""
+"""`gemmsmith.mlp`: a feed-forward layer, plain or gated, of the layers that kernels fuse."""
 
 from __future__ import annotations
 
