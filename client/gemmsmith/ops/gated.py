@@ -271,15 +271,12 @@ class GatedLinear(torch.autograd.Function):
             aux = torch.cat(
                 [functional.linear(x, one) for one in _parts(weight, up, ctx.interleaved)], -1
             )
-        of_gate, of_up = gate_gradients(ctx.activation, dy, aux)
         if up is None:
-            joined = (
-                torch.stack([of_gate, of_up], -1).flatten(-2)
-                if ctx.interleaved
-                else torch.cat([of_gate, of_up], -1)
-            )
-            products = [(joined, weight)]
+            made_anew = again or not functions.unobserved()
+            join = _joined if made_anew else _joined_in_place
+            products = [(join(ctx.activation, dy, aux, ctx.interleaved), weight)]
         else:
+            of_gate, of_up = gate_gradients(ctx.activation, dy, aux)
             products = [(of_gate, weight), (of_up, up)]
         multiply = fallback.product if again else functions.product
         dx: torch.Tensor | None = None
@@ -307,6 +304,33 @@ def gate_gradients(activation: Activation, dy: torch.Tensor, aux: torch.Tensor) 
     """
     gate, up = aux.chunk(2, -1)
     return fused.through(activation, dy * up, gate), dy * ACTIVATIONS[activation](gate)
+
+
+def _joined(
+    activation: Activation, dy: torch.Tensor, aux: torch.Tensor, interleaved: bool
+) -> torch.Tensor:
+    """Both gradients in the order of one weight's rows, [..., 2·I]."""
+    both = gate_gradients(activation, dy, aux)
+    return torch.stack(both, -1).flatten(-2) if interleaved else torch.cat(both, -1)
+
+
+def _joined_in_place(
+    activation: Activation, dy: torch.Tensor, aux: torch.Tensor, interleaved: bool
+) -> torch.Tensor:
+    """The same, each gradient written where it belongs; not differentiable."""
+    gate, up = aux.chunk(2, -1)
+    out = torch.empty_like(aux)
+    of_gate, of_up = (out[..., 0::2], out[..., 1::2]) if interleaved else out.chunk(2, -1)
+    torch.mul(dy, ACTIVATIONS[activation](gate), out=of_up)
+    aten = torch.ops.aten
+    match activation:
+        case Activation.SILU:
+            aten.silu_backward.grad_input(dy * up, gate, grad_input=of_gate)
+        case Activation.GELU_TANH:
+            aten.gelu_backward.grad_input(dy * up, gate, approximate="tanh", grad_input=of_gate)
+        case _:
+            aten.gelu_backward.grad_input(dy * up, gate, grad_input=of_gate)
+    return out
 
 
 def _compute(
