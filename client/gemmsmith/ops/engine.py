@@ -155,26 +155,6 @@ class Engine:
         out = self.run(plan, form, a, b, scale_a, scale_b, into, beside=beside)
         return None if out is None else (out, beside.aux)
 
-    def gated(
-        self, x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, epilogue: Epilogue
-    ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """A gated product of x[..., K] by one tuned kernel; None where torch computes it.
-
-        Gives D [..., I], and aux [..., 2·I], gate and up, where the epilogue stores it.
-
-        Args:
-            x: any number of leading dimensions.
-            gate: [I, K].
-            up: [I, K], with the gate's strides.
-            epilogue: a gated one.
-        """
-        plan = self.plan(Form.LINEAR, x, gate, epilogue=epilogue)
-        if plan is None or not plan.pairs(gate, up):
-            return None
-        beside = Beside(aux=plan.empty_aux() if epilogue.stores_aux else None, up=up)
-        out = self.run(plan, Form.LINEAR, x, gate, beside=beside)
-        return None if out is None else (out, beside.aux)
-
     def backward(
         self, form: Form, a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue, aux: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None] | None:
