@@ -108,21 +108,22 @@ GOOD_GROUPS = kernel(
 )
 GOOD_WALKED = named(replace(GOOD_GROUPS, backend=Backend.CUTE, scheduler=TileScheduler.GROUPS))
 GOOD_FUSED = named(replace(GOOD, dtype="bf16.then_bias_gelu_aux"))
-GOOD_BACKWARD = kernel(
-    operation=Operation.of("bf16.then_dsilu_gate_act", "tt"),
-    tile=(128, 176, 64),
-    mainloop=MainloopSchedule.PINGPONG,
-    epilogue=EpilogueSchedule.TMA,
-    scheduler=TileScheduler.PERSISTENT,
-    alignment=8,
+GOOD_BACKWARD = named(
+    replace(
+        GOOD,
+        dtype="bf16.then_dsilu_gate_act",
+        layout=Layout.TT,
+        tile=(128, 176, 64),
+        mainloop=MainloopSchedule.PINGPONG,
+    )
 )
-GOOD_GATED = kernel(
-    operation=Operation.of("bf16.then_silu_gate_aux"),
-    tile=(128, 192, 64),
-    mainloop=MainloopSchedule.PINGPONG,
-    epilogue=EpilogueSchedule.TMA,
-    scheduler=TileScheduler.PERSISTENT,
-    alignment=8,
+GOOD_GATED = named(
+    replace(
+        GOOD,
+        dtype="bf16.then_silu_gate_aux",
+        tile=(128, 192, 64),
+        mainloop=MainloopSchedule.PINGPONG,
+    )
 )
 
 BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
