@@ -77,7 +77,7 @@ def value(node: Any) -> torch.Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Activated:
+class FoundActivation:
     """An activation in a graph.
 
     Attributes:
@@ -91,7 +91,7 @@ class Activated:
     steps: frozenset[fx.Node]
 
 
-def activated(node: fx.Node) -> Activated | None:
+def activated(node: fx.Node) -> FoundActivation | None:
     """The activation that ends in this node."""
     dtype = value(node).dtype
     for activation, pattern in _activations(dtype):
@@ -100,7 +100,7 @@ def activated(node: fx.Node) -> Activated | None:
         if _agree(output.args[0], node, found):
             (given,) = (one for one in pattern.nodes if one.op == "placeholder")
             steps = (real for step, real in found.items() if step is not given)
-            return Activated(activation=activation, of=found[given], steps=frozenset(steps))
+            return FoundActivation(activation=activation, of=found[given], steps=frozenset(steps))
     return None
 
 
