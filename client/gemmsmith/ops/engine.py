@@ -12,15 +12,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
 from gemmsmith.answer import Config
 from gemmsmith.errors import GemmsmithError
-from gemmsmith.operation import Epilogue, Layout, Operation
+from gemmsmith.operation import Epilogue, Operation
 from gemmsmith.ops.biases import adds_bias_afterwards, pays, ways
+from gemmsmith.ops.choosing import Chooser, PackSource, Watcher
 from gemmsmith.ops.forms import Form, Shape, Spec, allows_tf32
 from gemmsmith.ops.plan import Beside, Plan, misalignment
 from gemmsmith.ops.platform import Cuda, Platform
@@ -32,44 +32,6 @@ log = logging.getLogger("gemmsmith")
 CAPACITY = 16_384
 """Products remembered, 3.4 kB each. Beyond that all are forgotten and decided again: a mixture of
 experts that has another number of tokens at every step gets there."""
-
-
-class Chosen(Protocol):
-    """What a lookup says to run."""
-
-    @property
-    def config(self) -> Config:
-        """Kernel, launch, and the hash of the pack that holds the kernel."""
-
-    @property
-    def deterministic(self) -> bool:
-        """Whether the order of every sum is fixed."""
-
-
-class Chooser(Protocol):
-    """Says which kernel runs a product, as `gemmsmith.lookup.Lookup` does."""
-
-    def lookup(
-        self, dtype: str, layout: Layout, m: int, n: int, k: int, batch: int = 1
-    ) -> Chosen | None:
-        """The kernel; None means torch's own operator."""
-
-
-@runtime_checkable
-class PackSource(Protocol):
-    """Holds kernel packs as local files."""
-
-    def path(self, pack_hash: str) -> Path:
-        """The pack of that hash, fetched if need be and checked."""
-
-
-class Watcher(Protocol):
-    """Is told of every product; see `gemmsmith.patch(report=True)`."""
-
-    def saw(
-        self, form: Form, a: torch.Tensor, b: torch.Tensor, plan: Plan | None, groups: int
-    ) -> None:
-        """One product; `plan` is None where torch computes it."""
 
 
 class Engine:

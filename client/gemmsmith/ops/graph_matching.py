@@ -19,7 +19,7 @@ from gemmsmith.activations import ACTIVATIONS
 from gemmsmith.epilogue import Activation
 
 _aten = torch.ops.aten
-_VIEWS = (
+VIEWS = (
     _aten.view.default,
     _aten.reshape.default,
     _aten._unsafe_view.default,
@@ -51,7 +51,7 @@ class Product:
         """The one whose value a node is; None: it is another's."""
         passed: list[fx.Node] = []
         node = view
-        while isinstance(node, fx.Node) and node.target in _VIEWS:
+        while isinstance(node, fx.Node) and node.target in VIEWS:
             if value(node).shape[-1] != value(node.args[0]).shape[-1]:
                 return None
             passed.append(node)
@@ -77,7 +77,7 @@ def value(node: Any) -> torch.Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Activated:
+class FoundActivation:
     """An activation in a graph.
 
     Attributes:
@@ -91,7 +91,7 @@ class Activated:
     steps: frozenset[fx.Node]
 
 
-def activated(node: fx.Node) -> Activated | None:
+def activated(node: fx.Node) -> FoundActivation | None:
     """The activation that ends in this node."""
     dtype = value(node).dtype
     for activation, pattern in _activations(dtype):
@@ -100,19 +100,41 @@ def activated(node: fx.Node) -> Activated | None:
         if _agree(output.args[0], node, found):
             (given,) = (one for one in pattern.nodes if one.op == "placeholder")
             steps = (real for step, real in found.items() if step is not given)
-            return Activated(activation=activation, of=found[given], steps=frozenset(steps))
+            return FoundActivation(activation=activation, of=found[given], steps=frozenset(steps))
     return None
 
 
-def activation_gradient(node: fx.Node) -> tuple[Activation, fx.Node, fx.Node] | None:
-    """The gradient of an activation that ends in this node: which, of D's gradient, at what."""
-    dtype = value(node).dtype
-    for activation, pattern in _gradients(dtype):
+@dataclass(frozen=True, kw_only=True)
+class FoundGradient:
+    """The gradient of an activation's argument, in a graph.
+
+    Attributes:
+        activation: which.
+        of: the gradient of its result.
+        at: what it was applied to.
+        steps: the nodes that it consists of, without these two.
+    """
+
+    activation: Activation
+    of: fx.Node
+    at: fx.Node
+    steps: frozenset[fx.Node]
+
+
+def activation_gradient(node: fx.Node) -> FoundGradient | None:
+    """The gradient of an activation that ends in this node."""
+    for activation, pattern in _gradients(value(node).dtype):
         (output,) = (one for one in pattern.nodes if one.op == "output")
         found: dict[fx.Node, Any] = {}
         if _agree(output.args[0], node, found):
-            gradient, at = (found[one] for one in pattern.nodes if one.op == "placeholder")
-            return activation, gradient, at
+            gradient, at = (one for one in pattern.nodes if one.op == "placeholder")
+            steps = (real for step, real in found.items() if step not in (gradient, at))
+            return FoundGradient(
+                activation=activation,
+                of=found[gradient],
+                at=found[at],
+                steps=frozenset(steps),
+            )
     return None
 
 
@@ -156,14 +178,15 @@ def _gradients(dtype: torch.dtype) -> Patterns:
     """Their gradients' steps."""
     if dtype not in (torch.bfloat16, torch.float16):
         return ()
-    sample = torch.ones(2, 2, dtype=dtype)
+    # A tracer takes one tensor given twice for one operand.
+    samples = (torch.ones(2, 2, dtype=dtype), torch.ones(2, 2, dtype=dtype))
     gelu = _aten.gelu_backward
     steps = {
         Activation.GELU_TANH: functools.partial(gelu, approximate="tanh"),
         Activation.GELU: gelu,
         Activation.SILU: _aten.silu_backward,
     }
-    return tuple((one, _taken_apart(step, sample, sample)) for one, step in steps.items())
+    return tuple((one, _taken_apart(step, *samples)) for one, step in steps.items())
 
 
 def _taken_apart(function: Any, *samples: torch.Tensor) -> fx.Graph:
@@ -182,8 +205,8 @@ def same_value(one: Any, other: Any) -> bool:
     if not isinstance(one, fx.Node) or not isinstance(other, fx.Node):
         return False
     return (
-        one.target in _VIEWS
-        and other.target in _VIEWS
+        one.target in VIEWS
+        and other.target in VIEWS
         and one.args[0] is other.args[0]
         and value(one).shape == value(other).shape
     )

@@ -9,10 +9,12 @@ there is none any more.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import operator
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,10 @@ from gemmsmith.ops import gated as _gated  # noqa: F401 - likewise
 from gemmsmith.ops.engine import Engine, current
 from gemmsmith.ops.forms import Form, Spec
 from gemmsmith.ops.graph_matching import (
+    VIEWS,
     Product,
     activated,
+    activation_gradient,
     calls,
     escapes,
     same_value,
@@ -38,6 +42,8 @@ from gemmsmith.ops.graph_matching import (
 from gemmsmith.ops.plan import Plan
 
 _aten = torch.ops.aten
+with contextlib.suppress(ImportError):  # registers gemmsmith::backward_product, where there is one
+    import_module("gemmsmith.ops.backward")
 
 
 def inductor_pass() -> CustomGraphPass:
@@ -153,7 +159,60 @@ def _gate(engine: Engine, graph: fx.Graph, node: fx.Node) -> bool:
     return False
 
 
-_RULES: tuple[Callable[[Engine, fx.Graph, fx.Node], bool], ...] = (_gate, _activation, _residual)
+def _gradient(engine: Engine, graph: fx.Graph, node: fx.Node) -> bool:
+    """`(dy · w) * activation'(aux)`, and the sum of its rows, a bias's gradient, if it is there."""
+    found = activation_gradient(node)
+    product = None if found is None else Product.at(found.of)
+    if found is None or product is None or product.bias is not None:
+        return False
+    if escapes({*product.passed, *found.steps}, node) or value(found.at).shape != value(node).shape:
+        return False
+    own = torch.ops.gemmsmith
+    if not hasattr(own, "backward_product") or not value(found.at).is_contiguous():
+        return False
+    sums = _sum_of_rows(node)
+    for sum_of_rows in (sums, None) if sums is not None else (None,):
+        epilogue = Epilogue.backward_of(found.activation, bias_gradient=sum_of_rows is not None)
+        plan = _plan(engine, product.x, value(product.weight), epilogue, Form.MATMUL)
+        if plan is None or epilogue is None:
+            continue
+        with graph.inserting_before(node):
+            size = list(value(product.node).shape)
+            aux = found.at
+            if value(aux).dim() != 2:
+                aux = _call(graph, _aten.reshape.default, (aux, size))
+            out = _call(
+                graph,
+                own.backward_product.default,
+                (product.x, product.weight, aux, epilogue.value),
+            )
+            _put(graph, node, _item(graph, out, 0))
+            if sum_of_rows is not None:
+                _put(graph, sum_of_rows, _item(graph, out, 2))
+        return True
+    return False
+
+
+def _sum_of_rows(of: fx.Node) -> fx.Node | None:
+    """The sum over all but the last dimension of what a node gives, in its type."""
+    for user in of.users:
+        if user.target in VIEWS and value(user).shape[-1] == value(of).shape[-1]:
+            found = _sum_of_rows(user)
+            if found is not None:
+                return found
+        if user.target is _aten.sum.dim_IntList and not user.kwargs:
+            over = [int(one) % value(of).dim() for one in user.args[1]]  # type: ignore[union-attr, arg-type]
+            if sorted(over) == list(range(value(of).dim() - 1)):
+                return user
+    return None
+
+
+_RULES: tuple[Callable[[Engine, fx.Graph, fx.Node], bool], ...] = (
+    _gate,
+    _activation,
+    _residual,
+    _gradient,
+)
 
 
 def _fuse(
@@ -189,12 +248,16 @@ def _fuse(
 
 
 def _plan(
-    engine: Engine, x: fx.Node, weight: torch.Tensor, epilogue: Epilogue | None
+    engine: Engine,
+    x: fx.Node,
+    weight: torch.Tensor,
+    epilogue: Epilogue | None,
+    form: Form = Form.LINEAR,
 ) -> Plan | None:
     a = value(x)
     if epilogue is None or not _has_numbers(a) or not _has_numbers(weight):
         return None
-    return engine.plan(Form.LINEAR, _spec(a), _spec(weight), epilogue=epilogue)
+    return engine.plan(form, _spec(a), _spec(weight), epilogue=epilogue)
 
 
 def _spec(tensor: torch.Tensor) -> Spec:

@@ -16,7 +16,8 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.distributed import shared_snapshot
 from gemmsmith.errors import GemmsmithError
 from gemmsmith.lookup import Lookup
-from gemmsmith.ops.engine import Chooser, Engine, PackSource, install
+from gemmsmith.ops.choosing import Chooser, PackSource
+from gemmsmith.ops.engine import Engine, install
 from gemmsmith.packs import Packs, asking, believe
 
 if TYPE_CHECKING:

@@ -18,6 +18,8 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.utils import fresh_inductor_cache
 
 import gemmsmith
+from gemmsmith.activations import ACTIVATIONS
+from gemmsmith.epilogue import Activation
 from gemmsmith.operation import Epilogue
 from gemmsmith.ops.engine import Engine, install
 from tests.support.stand_in import Chooser, Host, Packs
@@ -274,3 +276,23 @@ def test_inductor_itself(pack: Any, host: Host, chooser: Chooser, runs: Runs) ->
             assert runs() == 4  # the gate, the residual, and two sums of the input's gradients
             hits.append(counters["aot_autograd"]["autograd_cache_hit"])
     assert hits == [0, 1, 0]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("name", ["gelu_tanh", "gelu", "silu"])
+def test_gradients_of_activations(engine: Engine, runs: Runs, name: str, bias: bool) -> None:
+    """The product before one takes it along, and the bias's gradient, the sum of its rows."""
+    pytest.importorskip("gemmsmith.ops.backward")
+    activation = ACTIVATIONS[Activation(name)]
+    layer = "up" if bias else "gate"
+
+    def mlp(net: Net, x: torch.Tensor) -> torch.Tensor:
+        return net.down(activation(getattr(net, layer)(x)))
+
+    net, x, seen = Net(), tokens(), Seen()
+    expected = step(net, mlp, x)
+    compiled = torch.compile(mlp, backend=seen.backend, fullgraph=True, dynamic=False)
+    close(step(net, compiled, x), expected)
+    backwards = f"d{name}_bgrad" if bias else f"d{name}"
+    assert seen.epilogues == ([f"bias_{name}_aux"] if bias else []) + [backwards]
+    assert runs() == len(seen.epilogues)

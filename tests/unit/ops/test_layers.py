@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - as models name it
 from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import gemmsmith
@@ -403,6 +405,33 @@ def test_a_layer_that_was_wrapped_while_patched(
         step(net)
         assert runs() == 1
     assert equal(step(net), expected)
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    """One rank on the CPU."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.device_mesh.init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own
+@pytest.mark.parametrize("first", ["patch", "shard"])
+def test_under_fsdp2(engine: Engine, chooser: Chooser, runs: Runs, mesh: Any, first: str) -> None:
+    net = made("torchtitan")
+    only_fused(chooser)
+    if first == "patch":
+        gemmsmith.patch(net)
+    fully_shard(net, mesh=mesh)
+    if first == "shard":
+        gemmsmith.patch(net)
+    loss(net(*given(net))).backward()
+    assert runs() == 1
+    assert all(one.grad is not None for one in net.parameters())
+    gemmsmith.unpatch(net)
+    assert isinstance(net, FSDPModule)
+    net(*given(net))
+    assert runs() == 0
 
 
 def test_subclasses(engine: Engine) -> None:
