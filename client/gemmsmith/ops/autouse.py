@@ -64,20 +64,22 @@ def start(value: str) -> None:
     """
     _State.running.close()
     model = source.local_model()
-    winners = _opened(value, model)
-    snapshot = _agreed(winners)
-    if model is not None and snapshot.device != model:
-        raise PackIncompatible(f"the winners are those of {snapshot.device}, and this is {model}")
-    lookup = _Noting(snapshot, pin=True)
-    engine = Engine(lookup, winners.packs(snapshot), deterministic=True)
-    kind = engine.platform.kind
-    if kind is not None and Dispatch.of(kind) is None:
-        raise PackIncompatible(
-            "gemmsmith's compiled binding cannot be had: install the wheel, or a C++ compiler"
-        )
-    before = install(engine)
     with ExitStack() as stack:
-        stack.callback(install, before)
+        winners = _opened(value, model)
+        stack.callback(winners.close)
+        snapshot = _agreed(winners)
+        if model is not None and snapshot.device != model:
+            raise PackIncompatible(
+                f"the winners are those of {snapshot.device}, and this is {model}"
+            )
+        lookup = _Noting(snapshot, pin=True)
+        engine = Engine(lookup, winners.packs(snapshot), deterministic=True)
+        kind = engine.platform.kind
+        if kind is not None and Dispatch.of(kind) is None:
+            raise PackIncompatible(
+                "gemmsmith's compiled binding cannot be had: install the wheel, or a C++ compiler"
+            )
+        stack.callback(install, install(engine))
         stack.enter_context(patch())
         _State.running = stack.pop_all()
     source.on_use(_State.running.close)
@@ -96,6 +98,7 @@ class _Winners:
     fetch: Callable[[], Snapshot]
     packs: Callable[[Snapshot], PackSource]
     check: Callable[[Snapshot], None]
+    close: Callable[[], None]
     url: str | None
 
 
@@ -108,6 +111,7 @@ def _opened(value: str, model: str | None) -> _Winners:
             fetch=lambda: client.snapshot(model),
             packs=lambda snapshot: _Bounded(Packs.of(client, signed=lambda: snapshot)),
             check=lambda snapshot: believe(snapshot, asking(client)),
+            close=client.close,
             url=value,
         )
     bundle = Bundle.open(value)
@@ -119,7 +123,11 @@ def _opened(value: str, model: str | None) -> _Winners:
             raise PackError(f"{value} is another file here: it lacks {len(missing)} packs")
 
     return _Winners(
-        fetch=lambda: bundle.snapshot, packs=lambda _: bundle.packs, check=check, url=None
+        fetch=lambda: bundle.snapshot,
+        packs=lambda _: bundle.packs,
+        check=check,
+        close=lambda: None,
+        url=None,
     )
 
 

@@ -201,6 +201,26 @@ def test_only_kernels_with_a_fixed_order_run(
     assert runs() == 0
 
 
+@pytest.mark.long
+def test_a_service_that_is_killed_changes_nothing(
+    ground: Ground,
+    started: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    runs: Callable[[], int],
+) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
+    with ground.serving(tmp_path / "service", STEP) as (process, url):
+        autouse.start(url)
+        product()
+        process.kill()
+        process.wait()
+    product()
+    assert runs() == 2
+    product(Problem(m=33, n=48, k=16))  # not met before: its neighbour's kernel, which is here
+    assert runs() == 1
+
+
 def test_what_matters_is_named_by_its_share(ground: Ground, started: None, tmp_path: Path) -> None:
     autouse.start(str(baked(ground, tmp_path / "winners.gspack", [FORWARD])))
     lookup = autouse._State.lookup
