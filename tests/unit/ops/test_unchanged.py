@@ -261,5 +261,21 @@ def test_two_ranks_of_torchrun_run_what_rank_0_got(
     assert one == other  # the same data and parameters, and the same bits
 
 
+@pytest.mark.long
+def test_a_rank_without_the_file_keeps_all_from_running_it(
+    ground: Ground, script: Path, tmp_path: Path
+) -> None:
+    """As on two machines, of which one has no such file."""
+    baked(ground, tmp_path / "winners-0.gspack", STEP)
+    script.write_text(
+        "import os\nos.environ['GEMMSMITH'] = f'winners-{os.environ[\"RANK\"]}.gspack'\n" + SCRIPT
+    )
+    done = run(tmp_path, TORCHRUN, "winners-0.gspack")
+    assert done.returncode == 0, done.stderr
+    assert kinds(tmp_path, 0) == kinds(tmp_path, 1) == {}
+    (line,) = [one for one in done.stderr.splitlines() if "GEMMSMITH" in one]
+    assert "rank 1 does not take the snapshot: FileNotFoundError" in line
+
+
 def sorted_(problems: Sequence[Problem]) -> list[Problem]:
     return sorted(problems, key=str)
