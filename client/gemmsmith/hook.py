@@ -26,6 +26,7 @@ VARIABLE = "GEMMSMITH"
 CAPTURE_VARIABLE = "GEMMSMITH_CAPTURE"
 """A folder: every process writes there what it multiplies. `gemmsmith capture` sets it."""
 
+_SAID = "GEMMSMITH_SAID"
 _OFF = ("", "0", "off", "none")
 _GROUP = "init_process_group"
 
@@ -36,7 +37,6 @@ class _Installed:
     """What this process waits for."""
 
     done = False
-    said: set[str] = set()  # noqa: RUF012 - one a process
 
 
 def install() -> None:
@@ -99,7 +99,8 @@ def _wait_for_devices(value: str) -> None:
 
     if not value.startswith(("http://", "https://")) and value.lower() != "auto":
         value = str(Path(value).expanduser().absolute())  # the program may change its folder
-        if not Path(value).is_file():
+        # Ranks find out together: none is to wait for one that has no such file.
+        if not _waits_for_others() and not Path(value).is_file():
             raise ValueError(
                 f"it must be a service's URL, a bundle's path or auto, and there is no file {value}"
             )
@@ -124,11 +125,12 @@ def _wait_for_devices(value: str) -> None:
 
 def _waits_for_others() -> bool:
     """Whether this is a rank of several that have not met yet."""
+    ranks = os.environ.get("WORLD_SIZE", "1")
+    if not ranks.isdecimal() or int(ranks) <= 1:
+        return False
     import torch.distributed as dist
 
-    ranks = os.environ.get("WORLD_SIZE", "1")
-    several = ranks.isdecimal() and int(ranks) > 1
-    return several and not (dist.is_available() and dist.is_initialized())
+    return not (dist.is_available() and dist.is_initialized())
 
 
 def _after_group(react: Callable[[], None]) -> None:
@@ -163,7 +165,7 @@ def is_first_rank() -> bool:
 
 
 def _warn(text: str) -> None:
-    """A warning, of one rank for all, once."""
-    if is_first_rank() and text not in _Installed.said:
-        _Installed.said.add(text)
+    """The one warning of a job: one rank for all, and none where whoever started it has warned."""
+    if is_first_rank() and not os.environ.get(_SAID):
+        os.environ[_SAID] = "1"
         log.warning("%s", text)

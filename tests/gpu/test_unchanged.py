@@ -61,7 +61,9 @@ def run(ground: Ground, folder: Path, words: Sequence[str], **variables: str) ->
     bundle = folder / "winners.gspack"
     write_bundle(bundle, snapshot, {pack.hash: pack.path for pack in packs if pack is not None})
     (folder / "train.py").write_text(SCRIPT)
-    given = unchanged.environment(folder / "site", GEMMSMITH=str(bundle), **variables)
+    given = unchanged.environment(
+        folder / "site", counting=True, GEMMSMITH=str(bundle), **variables
+    )
     done = unchanged.run([*words, "train.py"], folder, given, within_s=600)
     assert done.returncode == 0, done.stderr
     assert "GEMMSMITH does nothing" not in done.stderr

@@ -1,8 +1,8 @@
 """Programs that know nothing of gemmsmith, started as if it were installed beside them.
 
 `gemmsmith.pth` is read by a `sitecustomize` here, whether this environment has it installed or not.
-It counts launches, too. With `stand_in`, torch says of the CPU that CUDA was just initialized, and
-kernels in C run.
+With `counting` launches are counted; with `stand_in`, too, torch initializes a CUDA without devices
+when it is imported, and kernels in C run on the CPU.
 """
 
 from __future__ import annotations
@@ -30,18 +30,17 @@ import gemmsmith.hook
 begin = gemmsmith.hook._begin
 
 def pretend():
-    pass
+    begin()
 
 def ready():
     from tests.gpu.support.counting import launches
-    pretend()
     global counting
     counting = launches()  # until the end
     found = counting.__enter__()
     file = pathlib.Path(__file__).with_name("launched-" + os.environ.get("RANK", "0"))
     atexit.register(lambda: file.write_text(
         "\\n".join(f"{one.shape.problem} {one.config.kernel.name}" for one in found)))
-    begin()
+    pretend()
 
 command = " ".join(sys.orig_argv)
 if "spawn_main" in command:
@@ -57,18 +56,28 @@ elif os.environ.get("GEMMSMITH") and "torchrun" not in command:
 STAND_IN = """
 def pretend():
     import torch
-    torch.cuda._lazy_call = lambda do: do()
-    torch.cuda.is_initialized = lambda: True
     from gemmsmith.ops import autouse
     from tests.support.stand_in import ENGINE
     autouse.Engine = ENGINE
+    begin()
+    # torch's own way of initializing CUDA, its lock held, but for CUDA.
+    torch._C._cuda_init = lambda: None
+    torch._C._cuda_getDeviceCount = lambda: 0
+    torch.cuda._cudart = torch
+    del torch.cuda._queued_calls[:2]  # looks at the devices
+    torch.cuda._lazy_init()
+    del torch._C._cuda_getDeviceCount
 """
 
 
-def environment(folder: Path, *, stand_in: bool = False, **variables: str) -> dict[str, str]:
+def environment(
+    folder: Path, *, counting: bool = False, stand_in: bool = False, **variables: str
+) -> dict[str, str]:
     """Variables for a program; `folder` gets the `sitecustomize`."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "sitecustomize.py").write_text(START + COUNT + (STAND_IN if stand_in else ""))
+    (folder / "sitecustomize.py").write_text(
+        START + COUNT * (counting or stand_in) + STAND_IN * stand_in
+    )
     scripts = sysconfig.get_path("scripts")
     return {
         **{name: value for name, value in os.environ.items() if name != "GEMMSMITH"},

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import httpx
@@ -63,51 +64,51 @@ def start(value: str) -> None:
         GemmsmithError, OSError, ValueError: there are none; torch's own operators run.
     """
     _State.running.close()
-    model = source.local_model()
-    winners = _opened(value, model)
-    snapshot = _agreed(winners)
-    if model is not None and snapshot.device != model:
-        raise PackIncompatible(f"the winners are those of {snapshot.device}, and this is {model}")
-    lookup = _Noting(snapshot, pin=True)
-    engine = Engine(lookup, winners.packs(snapshot), deterministic=True)
-    kind = engine.platform.kind
-    if kind is not None and Dispatch.of(kind) is None:
-        raise PackIncompatible(
-            "gemmsmith's compiled binding cannot be had: install the wheel, or a C++ compiler"
-        )
-    before = install(engine)
     with ExitStack() as stack:
-        stack.callback(install, before)
+        # What keeps this rank from running the winners is said before the ranks agree on them.
+        opened = cache(lambda: _opened(value, source.local_model(), stack))
+        ready: list[tuple[_Noting, Engine]] = []
+        snapshot = _agreed(
+            lambda: opened().fetch(), lambda found: ready.append(_made(opened(), found))
+        )
+        ((lookup, engine),) = ready
+        stack.callback(install, install(engine))
         stack.enter_context(patch())
         _State.running = stack.pop_all()
     source.on_use(_State.running.close)
     _State.lookup = lookup
     if is_first_rank() and not _State.reports:
         _State.reports = True
-        atexit.register(_report, winners.url)
+        atexit.register(_report, opened().url)
     revision = snapshot.revision[:16]
     log.info("%s=%s: winners of %s, snapshot %s", VARIABLE, value, snapshot.device, revision)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Winners:
-    """Where winners come from: how to get them, and then their packs."""
+    """Where winners come from: how to get them, and then their packs.
+
+    `model` is the slug of the GPU that is here; None without one.
+    """
 
     fetch: Callable[[], Snapshot]
     packs: Callable[[Snapshot], PackSource]
     check: Callable[[Snapshot], None]
+    model: str | None
     url: str | None
 
 
-def _opened(value: str, model: str | None) -> _Winners:
+def _opened(value: str, model: str | None, stack: ExitStack) -> _Winners:
+    """What `value` names, for the GPU `model`; closed with `stack`."""
     if value.lower() == "auto":
         value = _nearest(model)
     if value.startswith(("http://", "https://")):
-        client = Client(value, timeout=TIMEOUT_S, retries=1)
+        client = stack.enter_context(Client(value, timeout=TIMEOUT_S, retries=1))
         return _Winners(
             fetch=lambda: client.snapshot(model),
             packs=lambda snapshot: _Bounded(Packs.of(client, signed=lambda: snapshot)),
             check=lambda snapshot: believe(snapshot, asking(client)),
+            model=model,
             url=value,
         )
     bundle = Bundle.open(value)
@@ -119,8 +120,33 @@ def _opened(value: str, model: str | None) -> _Winners:
             raise PackError(f"{value} is another file here: it lacks {len(missing)} packs")
 
     return _Winners(
-        fetch=lambda: bundle.snapshot, packs=lambda _: bundle.packs, check=check, url=None
+        fetch=lambda: bundle.snapshot,
+        packs=lambda _: bundle.packs,
+        check=check,
+        model=model,
+        url=None,
     )
+
+
+def _made(winners: _Winners, snapshot: Snapshot) -> tuple[_Noting, Engine]:
+    """What runs a snapshot's winners here.
+
+    Raises:
+        PackError: this process cannot, or may not.
+    """
+    winners.check(snapshot)
+    if winners.model is not None and snapshot.device != winners.model:
+        raise PackIncompatible(
+            f"the winners are those of {snapshot.device}, and this is {winners.model}"
+        )
+    lookup = _Noting(snapshot, pin=True)
+    engine = Engine(lookup, winners.packs(snapshot), deterministic=True)
+    kind = engine.platform.kind
+    if kind is not None and Dispatch.of(kind) is None:
+        raise PackIncompatible(
+            "gemmsmith's compiled binding cannot be had: install the wheel, or a C++ compiler"
+        )
+    return lookup, engine
 
 
 def _nearest(model: str | None) -> str:
@@ -145,27 +171,27 @@ def _nearest(model: str | None) -> str:
     )
 
 
-def _agreed(winners: _Winners) -> Snapshot:
-    """The winners for this process; in a job of several ranks those of rank 0, on all of them."""
+def _agreed(fetch: Callable[[], Snapshot], take: Callable[[Snapshot], None]) -> Snapshot:
+    """The winners for this process; in a job of several ranks those of rank 0, on all of them.
+
+    `take` raises where this process does not take them.
+    """
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore
 
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        _State.meetings += 1
-        store = PrefixStore(
-            f"gemmsmith/{_State.meetings}", dist.distributed_c10d._get_default_store()
-        )
-        return agreed_snapshot(
-            winners.fetch,
-            store,
-            dist.get_rank(),
-            dist.get_world_size(),
-            check=winners.check,
-            timeout_s=MEETING_S,
-        )
-    snapshot = winners.fetch()
-    winners.check(snapshot)
-    return snapshot
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        snapshot = fetch()
+        take(snapshot)
+        return snapshot
+    _State.meetings += 1
+    return agreed_snapshot(
+        fetch,
+        PrefixStore(f"gemmsmith/{_State.meetings}", dist.distributed_c10d._get_default_store()),
+        dist.get_rank(),
+        dist.get_world_size(),
+        check=take,
+        timeout_s=MEETING_S,
+    )
 
 
 class _State:

@@ -62,8 +62,14 @@ def test_a_file_that_is_not_there_is_one_warning(tmp_path: Path) -> None:
         "GEMMSMITH does nothing, the program runs as without it: it must be a service's URL, a "
         f"bundle's path or auto, and there is no file {tmp_path}/winners.gspack\n"
     )
-    other = {**environment, "RANK": "1"}  # rank 0 says it for all
-    assert not unchanged.run(["python", "-c", "import torch"], tmp_path, other).stderr
+
+
+def test_a_launcher_warns_for_what_it_starts(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("")
+    code = "import torch, subprocess, sys; subprocess.run([sys.executable, '-c', 'import torch'])"
+    environment = unchanged.environment(tmp_path, GEMMSMITH="winners.gspack")
+    done = unchanged.run(["python", "-c", code], tmp_path, environment)
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_torch_that_cannot_be_imported_raises_what_it_raises(tmp_path: Path) -> None:

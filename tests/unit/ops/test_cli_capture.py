@@ -105,6 +105,29 @@ def test_ranks_and_what_they_start_are_added_up(tmp_path: Path) -> None:
     assert "s.toml: 5 problems, 9 products of 3 processes" in done.stderr
 
 
+FORKED = """
+import multiprocessing, torch
+
+def product(rows):
+    torch.ones(rows, 16).bfloat16() @ torch.ones(16, 8).bfloat16()
+
+product(4)
+child = multiprocessing.get_context("fork").Process(target=product, args=(5,))
+child.start()
+child.join()
+"""
+
+
+@pytest.mark.long
+def test_what_a_forked_process_ran_is_its_own(tmp_path: Path) -> None:
+    done = capture(tmp_path, "--", "python", "-c", FORKED)
+    assert done.returncode == 0, done.stderr
+    assert entries(tmp_path / "s.toml") == {
+        (4, 8, 16, "tt", "bf16"): 1,
+        (5, 8, 16, "tt", "bf16"): 1,
+    }
+
+
 @pytest.mark.parametrize(
     ("code", "says"),
     [

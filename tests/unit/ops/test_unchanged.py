@@ -201,6 +201,26 @@ def test_only_kernels_with_a_fixed_order_run(
     assert runs() == 0
 
 
+@pytest.mark.long
+def test_a_service_that_is_killed_changes_nothing(
+    ground: Ground,
+    started: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    runs: Callable[[], int],
+) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
+    with ground.serving(tmp_path / "service", STEP) as (process, url):
+        autouse.start(url)
+        product()
+        process.kill()
+        process.wait()
+    product()
+    assert runs() == 2
+    product(Problem(m=33, n=48, k=16))  # not met before: its neighbour's kernel, which is here
+    assert runs() == 1
+
+
 def test_what_matters_is_named_by_its_share(ground: Ground, started: None, tmp_path: Path) -> None:
     autouse.start(str(baked(ground, tmp_path / "winners.gspack", [FORWARD])))
     lookup = autouse._State.lookup
@@ -239,6 +259,22 @@ def test_two_ranks_of_torchrun_run_what_rank_0_got(
     one, other = done.stdout.splitlines()
     assert one.startswith("loss ")
     assert one == other  # the same data and parameters, and the same bits
+
+
+@pytest.mark.long
+def test_a_rank_without_the_file_keeps_all_from_running_it(
+    ground: Ground, script: Path, tmp_path: Path
+) -> None:
+    """As on two machines, of which one has no such file."""
+    baked(ground, tmp_path / "winners-0.gspack", STEP)
+    script.write_text(
+        "import os\nos.environ['GEMMSMITH'] = f'winners-{os.environ[\"RANK\"]}.gspack'\n" + SCRIPT
+    )
+    done = run(tmp_path, TORCHRUN, "winners-0.gspack")
+    assert done.returncode == 0, done.stderr
+    assert kinds(tmp_path, 0) == kinds(tmp_path, 1) == {}
+    (line,) = [one for one in done.stderr.splitlines() if "GEMMSMITH" in one]
+    assert "rank 1 does not take the snapshot: FileNotFoundError" in line
 
 
 def sorted_(problems: Sequence[Problem]) -> list[Problem]:
