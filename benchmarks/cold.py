@@ -25,6 +25,7 @@ import msgspec
 
 from benchmarks import million, servers
 from gemmsmith.problem import Layout, Problem
+from service.lookup.ahead import AFTER_S
 from tuner.store import Store
 
 CONNECTIONS = 16
@@ -55,13 +56,18 @@ def beside(known: Sequence[Problem], count: int) -> list[Problem]:
 
 
 @contextmanager
-def measured(database: Path) -> Iterator[tuple[str, Path]]:
-    """A service, ready and idle, and its process's folder in /proc."""
+def measured(database: Path, *, prepared: bool = True) -> Iterator[tuple[str, Path]]:
+    """A service, ready and idle, and its process's folder in /proc.
+
+    `prepared`: it has been up until it has prepared its predictions.
+    """
     with servers.service(database) as url:
         httpx.get(f"{url}/readyz").raise_for_status()
         me = os.getpid()
         [child] = Path(f"/proc/{me}/task/{me}/children").read_text().split()
         process, before = Path("/proc", child), -1.0
+        if prepared:
+            time.sleep(AFTER_S + 0.5)
         while cpu_s(process) - before > 0.1:  # of many winners a chart is drawn
             before = cpu_s(process)
             time.sleep(1.0)
@@ -80,10 +86,10 @@ def cpu_s(process: Path) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def batch(database: Path, problems: Sequence[Problem], what: str) -> None:
-    """One cold batch in a service that has just begun."""
+def batch(database: Path, problems: Sequence[Problem], what: str, *, prepared: bool = True) -> None:
+    """One cold batch, the first that the service is asked for."""
     body = msgspec.json.encode({"problems": problems})
-    with measured(database) as (url, process):
+    with measured(database, prepared=prepared) as (url, process):
         httpx.get(f"{url}/best?m=7&n=999&k=77").raise_for_status()  # loads what predicts
         before, began = cpu_s(process), time.perf_counter()
         headers = {"Content-Type": "application/json"}
@@ -163,6 +169,8 @@ def main() -> int:
         if not large.exists():
             million.fill(large, servers.WINNERS, options.winners)
         batch(shipped, unmeasured(10_000), "10,000 problems nobody measured")
+        at_start = "the same at the service's start"
+        batch(shipped, unmeasured(10_000), at_start, prepared=False)
         around = beside(million.sample(large, 600), 500)
         batch(large, around, f"500 beside {options.winners:,} winners")
         snapshot(shipped, "shipped winners")

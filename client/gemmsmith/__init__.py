@@ -11,6 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gemmsmith import distributed as distributed
+    from gemmsmith import runtime as runtime
     from gemmsmith.aio import AsyncClient
     from gemmsmith.answer import (
         Answer,
@@ -72,8 +74,11 @@ if TYPE_CHECKING:
         matmul,
         patch,
         scaled_mm,
+        unpatch,
         use,
     )
+    from gemmsmith.ops.gated import gated_linear, mlp
+    from gemmsmith.ops.inductor import inductor_pass
     from gemmsmith.ops.mixture import experts
     from gemmsmith.packs import Packs
     from gemmsmith.problem import Problem
@@ -143,8 +148,11 @@ _MODULES = {
         "matmul",
         "patch",
         "scaled_mm",
+        "unpatch",
         "use",
     ),
+    "ops.gated": ("gated_linear", "mlp"),
+    "ops.inductor": ("inductor_pass",),
     "ops.mixture": ("experts",),
     "operation": ("DType", "Element", "Layout", "Operation"),
     "packs": ("Packs",),
@@ -217,27 +225,33 @@ __all__ = [
     "capture",
     "compare",
     "experts",
+    "gated_linear",
     "grouped_mm",
+    "inductor_pass",
     "int8_mm",
     "linear",
     "matmul",
+    "mlp",
     "patch",
     "scaled_mm",
+    "unpatch",
     "use",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        value = getattr(import_module(f"gemmsmith.{_HOME[name]}"), name)
-    elif name in ("distributed", "runtime"):
-        value = import_module(f"gemmsmith.{name}")
-    elif name == "__version__":
-        value = import_module("gemmsmith.version").VERSION
-    else:
-        raise AttributeError(f"module 'gemmsmith' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # what type checkers know of is above, and nothing else
+
+    def __getattr__(name: str) -> Any:
+        if name in _HOME:
+            value = getattr(import_module(f"gemmsmith.{_HOME[name]}"), name)
+        elif name in ("distributed", "runtime"):
+            value = import_module(f"gemmsmith.{name}")
+        elif name == "__version__":
+            value = import_module("gemmsmith.version").VERSION
+        else:
+            raise AttributeError(f"module 'gemmsmith' has no attribute {name!r}")
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

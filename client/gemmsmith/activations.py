@@ -24,3 +24,20 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     Activation.SILU: functional.silu,
     Activation.RELU2: _relu2,
 }
+
+
+def through(activation: Activation, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The gradient of an activation's argument x, differentiable; dy and x are of one size."""
+    match activation:
+        case Activation.GELU_TANH:
+            out: torch.Tensor = torch.ops.aten.gelu_backward(dy, x, approximate="tanh")
+        case Activation.GELU:
+            out = torch.ops.aten.gelu_backward(dy, x)
+        case Activation.SILU if torch.is_grad_enabled() and (dy.requires_grad or x.requires_grad):
+            sigmoid = torch.sigmoid(x)  # torch's own kernel has no derivative
+            out = dy * sigmoid * (1 + x * (1 - sigmoid))
+        case Activation.SILU:
+            out = torch.ops.aten.silu_backward(dy, x)
+        case _:
+            out = dy * functional.relu(x).mul(2)
+    return out

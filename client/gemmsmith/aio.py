@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, SupportsIndex, TypeVar
 
 import httpx
 
@@ -18,6 +18,7 @@ from gemmsmith import flows, history
 from gemmsmith.answer import Answer
 from gemmsmith.bounds import BOUNDS, Bounds
 from gemmsmith.device import DeviceModel
+from gemmsmith.elements import TypeName
 from gemmsmith.errors import Busy, NotTuned
 from gemmsmith.handles import AsyncTuningJob
 from gemmsmith.history import Revision
@@ -31,7 +32,6 @@ from gemmsmith.signing import PublicKey
 from gemmsmith.snapshot import Shelf, Snapshot
 from gemmsmith.transport import (
     DEFAULT_TIMEOUT_S,
-    DEFAULT_URL,
     CacheDir,
     Setup,
     awaited,
@@ -48,7 +48,7 @@ class AsyncClient:
 
     def __init__(
         self,
-        url: str = DEFAULT_URL,
+        url: str | None = None,
         *,
         api_key: str | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
@@ -90,12 +90,12 @@ class AsyncClient:
 
     async def best(
         self,
-        m: int,
-        n: int,
-        k: int,
+        m: SupportsIndex,
+        n: SupportsIndex,
+        k: SupportsIndex,
         *,
-        batch: int = 1,
-        dtype: str = "bf16",
+        batch: SupportsIndex = 1,
+        dtype: TypeName = "bf16",
         layout: str = "tn",
         device: str | None = None,
         arch: str | None = None,
@@ -120,12 +120,12 @@ class AsyncClient:
 
     async def tune(
         self,
-        m: int,
-        n: int,
-        k: int,
+        m: SupportsIndex,
+        n: SupportsIndex,
+        k: SupportsIndex,
         *,
-        batch: int = 1,
-        dtype: str = "bf16",
+        batch: SupportsIndex = 1,
+        dtype: TypeName = "bf16",
         layout: str = "tn",
         effort: str = Effort.DEFAULT,
         priority: int = 0,

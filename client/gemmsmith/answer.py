@@ -11,7 +11,9 @@ from enum import StrEnum
 from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.kernel import AnyKernel, Backend, Kernel
 from gemmsmith.launch import Launch
+from gemmsmith.plain import Plain
 from gemmsmith.problem import Problem
+from gemmsmith.showing import line, table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,8 +122,8 @@ class Use(StrEnum):
         return self is Use.CUBLAS
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Config:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Config(Plain):
     """A candidate and the compiled pack that holds its kernel.
 
     Attributes:
@@ -133,9 +135,12 @@ class Config:
     launch: Launch
     pack: str | None = None
 
+    def __repr__(self) -> str:
+        return f"<Config {self.kernel.name}@{self.launch.key}>"
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Answer(Plain):
     """The answer to `GET /best`.
 
     Attributes:
@@ -188,3 +193,59 @@ class Answer:
     predicted_us: float | None = None
     stale: bool = False
     pinned: bool = False
+
+    @property
+    def tflops(self) -> float | None:
+        """10¹² operations per second of the candidate, multiplies and adds, on what was measured;
+        None where nothing was.
+        """
+        return self._tflops(self.statistics)
+
+    @property
+    def baseline_tflops(self) -> float | None:
+        """As `tflops`, of the default."""
+        return self._tflops(self.baseline)
+
+    def _tflops(self, found: Statistics | None) -> float | None:
+        if found is None or self.measured is None or found.median_us <= 0:
+            return None
+        return self.measured.flops / found.median_us / 1e6
+
+    @property
+    def _rows(self) -> dict[str, str | None]:
+        """What there is to say of it, by name; None for what is not known."""
+        near = self.measured if self.match is Match.NEAREST else None
+        predicted = None if self.predicted_us is None else f"{self.predicted_us:.1f} µs expected"
+        marks = [name for name in ("stale", "pinned", "replayed") if getattr(self, name)]
+        return {
+            "device": self.device.slug,
+            "match": self.match.value if near is None else f"{self.match.value}: {near}",
+            "run": self.use.value,
+            "kernel": None if self.config is None else self.config.kernel.name,
+            "launch": None if self.config is None else self.config.launch.key,
+            "time": _timing(self.statistics, self.tflops) or predicted,
+            "default": _timing(self.baseline, self.baseline_tflops),
+            "speedup": _gain(self.speedup),
+            "revision": None if self.revision is None else str(self.revision),
+            "marks": ", ".join(marks) or None,
+        }
+
+    def __repr__(self) -> str:
+        rows = self._rows
+        parts = [rows[name] for name in ("match", "run", "time", "speedup", "marks")]
+        return line(f"<Answer {self.problem}: {', '.join(part for part in parts if part)}>")
+
+    def _repr_html_(self) -> str:
+        return table(str(self.problem), self._rows.items())
+
+
+def _timing(found: Statistics | None, tflops: float | None) -> str | None:
+    if found is None:
+        return None
+    return f"{found.median_us:.1f} µs" + ("" if tflops is None else f" ({tflops:.1f} TFLOP/s)")
+
+
+def _gain(found: Ratio | None) -> str | None:
+    if found is None:
+        return None
+    return f"{found.median:.3f}× the default [{found.ci_low:.3f}, {found.ci_high:.3f}]"

@@ -23,4 +23,9 @@ class Candidate:
     @property
     def key(self) -> str:
         """Unique short form: the kernel's name and the launch's key."""
-        return f"{self.kernel.name}@{self.launch.key}"
+        return key_of(self.kernel, self.launch)
+
+
+def key_of(kernel: AnyKernel, launch: Launch) -> str:
+    """The key of the candidate that these would make."""
+    return f"{kernel.name}@{launch.key}"

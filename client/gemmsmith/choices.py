@@ -1,9 +1,10 @@
-"""Values that are one of a fixed few, and the error that names them all."""
+"""What people pass: values that are one of a fixed few, and integers of any library."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
+from numbers import Integral
 from typing import TypeVar
 
 from gemmsmith.errors import InvalidProblem
@@ -27,3 +28,10 @@ def not_one_of(field: str, choices: Iterable[str], value: object, what: str = ""
     """The error for a value that is not one of a fixed few; the message names them all."""
     shown = value.value if isinstance(value, StrEnum) else repr(value)
     return InvalidProblem(field, f"{field} must be one of {', '.join(choices)}{what}, got {shown}")
+
+
+def integer(value: object) -> int | None:
+    """The integer as Python's own, numpy's too; None for what is none, as booleans are."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        return None
+    return int(value)

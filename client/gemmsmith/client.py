@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, SupportsIndex, TypeVar
 
 import httpx
 
@@ -19,6 +19,7 @@ from gemmsmith import flows, history
 from gemmsmith.answer import Answer
 from gemmsmith.bounds import BOUNDS, Bounds
 from gemmsmith.device import DeviceModel
+from gemmsmith.elements import TypeName
 from gemmsmith.errors import Busy, NotTuned
 from gemmsmith.handles import TuningJob
 from gemmsmith.history import Revision
@@ -32,7 +33,6 @@ from gemmsmith.signing import PublicKey
 from gemmsmith.snapshot import Shelf, Snapshot
 from gemmsmith.transport import (
     DEFAULT_TIMEOUT_S,
-    DEFAULT_URL,
     CacheDir,
     Setup,
     is_plain,
@@ -48,7 +48,7 @@ class Client:
     """Asks a service for winners and orders tuning jobs.
 
     Args:
-        url: where the service listens.
+        url: where the service listens; by default `GEMMSMITH_URL`, else http://127.0.0.1:8000.
         api_key: as `gemmsmith keys create` prints it, for a service that asks for one; by default
             that of the environment, `GEMMSMITH_API_KEY`.
         timeout: seconds for connecting, sending and each wait for data of one attempt.
@@ -64,7 +64,7 @@ class Client:
 
     def __init__(
         self,
-        url: str = DEFAULT_URL,
+        url: str | None = None,
         *,
         api_key: str | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
@@ -111,12 +111,12 @@ class Client:
 
     def best(
         self,
-        m: int,
-        n: int,
-        k: int,
+        m: SupportsIndex,
+        n: SupportsIndex,
+        k: SupportsIndex,
         *,
-        batch: int = 1,
-        dtype: str = "bf16",
+        batch: SupportsIndex = 1,
+        dtype: TypeName = "bf16",
         layout: str = "tn",
         device: str | None = None,
         arch: str | None = None,
@@ -157,12 +157,12 @@ class Client:
 
     def tune(
         self,
-        m: int,
-        n: int,
-        k: int,
+        m: SupportsIndex,
+        n: SupportsIndex,
+        k: SupportsIndex,
         *,
-        batch: int = 1,
-        dtype: str = "bf16",
+        batch: SupportsIndex = 1,
+        dtype: TypeName = "bf16",
         layout: str = "tn",
         effort: str = Effort.DEFAULT,
         priority: int = 0,

@@ -1,8 +1,19 @@
-"""What a matrix is made of, and how it lies in memory."""
+"""What a matrix is made of, how it lies in memory, and what people call either.
+
+Our names are CUTLASS's. torch's and numpy's are taken as well, as text or as their own objects, and
+so are other names that people type. `spelt` turns each into ours, and stands here alone.
+"""
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    import torch
+
+TypeName: TypeAlias = "str | torch.dtype"
+"""An element type by name, or as torch's own object: nothing here imports torch for it."""
 
 
 class Element(StrEnum):
@@ -43,6 +54,31 @@ _BITS = {
     Element.F32: 32,
     Element.S32: 32,
 }
+
+
+ELEMENTS = {
+    "bfloat16": "bf16",
+    "float16": "f16",
+    "fp16": "f16",
+    "float32": "f32",
+    "fp32": "f32",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
+    "int8": "s8",
+    "int32": "s32",
+}
+"""Other names of `Element`s."""
+
+
+def spelt(name: object, others: dict[str, str]) -> str:
+    """Our own name of a type: that of `others` if it is one of them, else as it is.
+
+    `name` is a text, whose first part up to a dot counts, or a type of torch's or numpy's, whose
+    text it is: `torch.bfloat16`.
+    """
+    text = str(name) if isinstance(name, str) else str(name).removeprefix("torch.")
+    first, dot, rest = text.partition(".")
+    return f"{others.get(first, first)}{dot}{rest}"
 
 
 class Layout(StrEnum):

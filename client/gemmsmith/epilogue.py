@@ -21,11 +21,21 @@ class Epilogue(StrEnum):
     Inputs beside A and B: `bias`, [N], added to every row, and `residual` R, [M, N]. Outputs: D,
     and with `_aux` what the activation is applied to, [M, N], which its gradient needs. All have
     D's type, and D = act(P + bias) + R is computed in FP32 and rounded once. A name says what there
-    is, in this order: bias, activation, residual, aux. Gated ones (SwiGLU, GeGLU), whose D has half
-    as many columns as the product, belong after these.
+    is, in this order: bias, activation, gate, residual, aux.
+
+    Of gated ones (SwiGLU, GeGLU) P has N = 2·I columns, the gate's before up's, and D has I; aux is
+    P. B's columns are two matrices, each [K, I], which need not lie side by side in memory.
 
     The gradient of P is that of D, times act'(aux) where there is an activation; that of the bias
-    is the sum of its rows, that of R is D's.
+    is the sum of its rows, that of R is D's. Of a gated D the gate's is that of D times up times
+    act'(gate), up's that of D times act(gate).
+
+    Backward ones, whose names begin with `d`, follow the input gradient P = dY·W of the layer after
+    an activation: they read aux, [M, N], as it was stored forwards, and D is the gradient of that.
+    `_act` gives the activation's value again, [M, N], which the weight gradient of that layer
+    needs; `_bgrad` the gradient of the bias before the activation, [N]: the sum of D's rows, added
+    up in a fixed order, of D's type. `_gate` ones read gate and up in one aux, [M, 2N], the gate
+    first; D is the gradients of both in the same order, [M, 2N], and the value act(gate)·up.
     """
 
     NONE = "none"  # D = P + beta · C
@@ -40,6 +50,28 @@ class Epilogue(StrEnum):
     BIAS_RELU2_AUX = "bias_relu2_aux"  # likewise, and aux = P + bias
     RESIDUAL = "residual"  # D = P + R
     BIAS_RESIDUAL = "bias_residual"  # D = P + bias + R
+    SILU_GATE = "silu_gate"  # D = silu(P_gate) · P_up: SwiGLU
+    SILU_GATE_AUX = "silu_gate_aux"  # likewise, and aux = P
+    GELU_TANH_GATE = "gelu_tanh_gate"  # D = gelu_tanh(P_gate) · P_up: GeGLU
+    GELU_TANH_GATE_AUX = "gelu_tanh_gate_aux"  # likewise, and aux = P
+    GELU_GATE = "gelu_gate"  # D = gelu(P_gate) · P_up
+    GELU_GATE_AUX = "gelu_gate_aux"  # likewise, and aux = P
+    DGELU_TANH = "dgelu_tanh"  # D = P · gelu_tanh'(aux)
+    DGELU_TANH_ACT = "dgelu_tanh_act"  # likewise, and gelu_tanh(aux)
+    DGELU_TANH_BGRAD = "dgelu_tanh_bgrad"  # likewise D, and the sum of its rows
+    DGELU = "dgelu"  # D = P · gelu'(aux)
+    DGELU_ACT = "dgelu_act"  # likewise, and gelu(aux)
+    DGELU_BGRAD = "dgelu_bgrad"  # likewise D, and the sum of its rows
+    DSILU = "dsilu"  # D = P · silu'(aux)
+    DSILU_ACT = "dsilu_act"  # likewise, and silu(aux)
+    DSILU_BGRAD = "dsilu_bgrad"  # likewise D, and the sum of its rows
+    DRELU2 = "drelu2"  # D = P · relu2'(aux)
+    DRELU2_ACT = "drelu2_act"  # likewise, and relu2(aux)
+    DRELU2_BGRAD = "drelu2_bgrad"  # likewise D, and the sum of its rows
+    DSILU_GATE = "dsilu_gate"  # D = [P · up · silu'(gate) | P · silu(gate)]
+    DSILU_GATE_ACT = "dsilu_gate_act"  # likewise, and silu(gate) · up
+    DGELU_TANH_GATE = "dgelu_tanh_gate"  # D = [P · up · gelu_tanh'(gate) | P · gelu_tanh(gate)]
+    DGELU_TANH_GATE_ACT = "dgelu_tanh_gate_act"  # likewise, and gelu_tanh(gate) · up
 
     @property
     def has_bias(self) -> bool:
@@ -57,14 +89,36 @@ class Epilogue(StrEnum):
         return _PARTS[self].activation
 
     @property
+    def is_gated(self) -> bool:
+        """Whether half of the product's columns gate the other half. Backward ones are not."""
+        return _PARTS[self].gate
+
+    @property
     def stores_aux(self) -> bool:
-        """Whether what the activation is applied to is stored as well."""
+        """Whether what the activation is applied to is stored as well; of gated ones P whole."""
         return _PARTS[self].aux
 
     @property
+    def backward(self) -> Backward | None:
+        """What a backward one computes; None of those that go forwards."""
+        return _BACKWARD.get(self)
+
+    @property
+    def reads(self) -> int:
+        """How many matrices of D's columns are read beside A and B; D's gate and up are two."""
+        return self.backward.halves if self.backward else int(self.has_residual)
+
+    @property
+    def outputs(self) -> int:
+        """How many of them are written."""
+        if self.backward is None:
+            return 1 + self.stores_aux * (1 + self.is_gated)
+        return self.backward.halves + self.backward.activated
+
+    @property
     def matrices(self) -> int:
-        """How many matrices of D's size are read or written beside D."""
-        return self.has_residual + self.stores_aux
+        """How many of them are read or written beside one of D."""
+        return self.reads + self.outputs - 1
 
     @classmethod
     def made_of(
@@ -74,30 +128,93 @@ class Epilogue(StrEnum):
         activation: str | None = None,
         residual: bool = False,
         aux: bool = False,
+        gate: bool = False,
     ) -> Epilogue | None:
         """The one with these parts; None where there is none such."""
-        return _OF_PARTS.get((bias, activation, residual, aux))
+        return _OF_PARTS.get((bias, activation, gate, residual, aux))
+
+    @classmethod
+    def backward_of(
+        cls,
+        activation: str,
+        *,
+        gated: bool = False,
+        activated: bool = False,
+        bias_gradient: bool = False,
+    ) -> Epilogue | None:
+        """The backward one of an activation with these outputs; None where there is none such."""
+        return _OF_BACKWARD.get((activation, gated, activated, bias_gradient))
+
+
+class Backward(NamedTuple):
+    """A backward epilogue by its parts.
+
+    Attributes:
+        activation: whose derivative is taken.
+        gated: whether aux and D are gate and up.
+        activated: whether the activation's value is an output.
+        bias_gradient: whether the sum of D's rows is one.
+    """
+
+    activation: Activation
+    gated: bool
+    activated: bool
+    bias_gradient: bool
+
+    @property
+    def halves(self) -> int:
+        """How many [M, N] matrices aux and D each are."""
+        return 2 if self.gated else 1
 
 
 class _Parts(NamedTuple):
     bias: bool
     activation: Activation | None
+    gate: bool
     residual: bool
     aux: bool
 
 
-def _parts(epilogue: Epilogue) -> _Parts:
-    """What its name says."""
-    activation = epilogue.value.removeprefix("bias_").removesuffix("_aux")
-    return _Parts(
-        bias=epilogue.value.startswith("bias"),
-        activation=Activation(activation) if activation in list(Activation) else None,
-        residual=epilogue.value.endswith("residual"),
-        aux=epilogue.value.endswith("_aux"),
+def _backward(epilogue: Epilogue) -> Backward:
+    """What the name of a backward one says."""
+    rest = epilogue.value.removeprefix("d")
+    activated, bias_gradient = rest.endswith("_act"), rest.endswith("_bgrad")
+    rest = rest.removesuffix("_act").removesuffix("_bgrad")
+    return Backward(
+        activation=Activation(rest.removesuffix("_gate")),
+        gated=rest.endswith("_gate"),
+        activated=activated,
+        bias_gradient=bias_gradient,
     )
 
 
+def _parts(epilogue: Epilogue) -> _Parts:
+    """What its name says; backward ones have none of these."""
+    name = "" if epilogue in _BACKWARD else epilogue.value
+    activation = name.removeprefix("bias_").removesuffix("_aux").removesuffix("_gate")
+    return _Parts(
+        bias=name.startswith("bias"),
+        activation=Activation(activation) if activation in list(Activation) else None,
+        gate=name.removesuffix("_aux").endswith("_gate"),
+        residual=name.endswith("residual"),
+        aux=name.endswith("_aux"),
+    )
+
+
+_BACKWARD = {
+    epilogue: _backward(epilogue) for epilogue in Epilogue if epilogue.value.startswith("d")
+}
+_OF_BACKWARD: dict[tuple[object, ...], Epilogue] = {
+    parts: epilogue for epilogue, parts in _BACKWARD.items()
+}
 _PARTS = {epilogue: _parts(epilogue) for epilogue in Epilogue}
 _OF_PARTS: dict[tuple[object, ...], Epilogue] = {
-    parts: epilogue for epilogue, parts in _PARTS.items()
+    parts: epilogue for epilogue, parts in _PARTS.items() if epilogue not in _BACKWARD
 }
+
+GATES = tuple(
+    one.activation.value
+    for one in Epilogue
+    if one.is_gated and one.activation is not None and not one.stores_aux
+)
+"""The activations of gates."""

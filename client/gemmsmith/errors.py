@@ -61,7 +61,17 @@ class ServiceError(GemmsmithError):
 
 
 class NotTuned(ServiceError):
-    """Nothing is known about this problem yet. Call `Client.tune` and wait for the job."""
+    """Nothing is known about this problem yet. Call `Client.tune` and wait for the job.
+
+    Attributes:
+        call: that call, exactly; empty where there is none to make.
+    """
+
+    call = ""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return f"{text.rstrip('.')}. Tune it with {self.call}" if self.call else text
 
 
 class NotUnderstood(NotTuned):

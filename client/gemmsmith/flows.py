@@ -21,6 +21,7 @@ from gemmsmith.document import SINCE
 from gemmsmith.errors import (
     Busy,
     NotTuned,
+    NotUnderstood,
     ServiceError,
     ServiceFault,
     ServiceUnavailable,
@@ -48,6 +49,7 @@ from gemmsmith.requests import (
     pack_request,
     retry_request,
     snapshot_request,
+    tune_call,
     tune_request,
 )
 from gemmsmith.retry import Patience
@@ -79,9 +81,9 @@ def best(session: Session, query: Query, *, fresh: bool = False) -> Flow[Answer]
     try:
         response = yield from session.exchange(best_request(query, entry.etag if entry else None))
         return _accept(session, query, entry, response)
-    except NotTuned:
+    except NotTuned as error:
         session.answered()
-        session.cache.drop(query)
+        _untuned(session, query, error)
         raise
     except (ServiceUnavailable, Busy, ServiceFault) as error:
         if entry is None or fresh:
@@ -130,9 +132,16 @@ def _remember(session: Session, query: Query, found: Answer | ServiceError) -> A
         session.cache.store(query, found, None)
         return found
     if isinstance(found, NotTuned):
-        session.cache.drop(query)
-        return found
+        return _untuned(session, query, found)
     raise found
+
+
+def _untuned(session: Session, query: Query, error: NotTuned) -> NotTuned:
+    """The error, which says how to tune the problem, once its cached answer is forgotten."""
+    session.cache.drop(query)
+    if not isinstance(error, NotUnderstood):
+        error.call = tune_call(query)
+    return error
 
 
 def _all_cached(session: Session, queries: Sequence[Query], error: Exception) -> list[Answer]:

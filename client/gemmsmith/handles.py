@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
 from typing import Protocol
 
 from gemmsmith.answer import Answer
 from gemmsmith.errors import JobCancelled, JobFailed
 from gemmsmith.jobs import JobEvent, JobStatus
 from gemmsmith.problem import Problem
+from gemmsmith.progress import progress as shown
 from gemmsmith.tuning import JobState
 
 
@@ -69,7 +71,10 @@ class _Handle:
         return self.status.problem
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id} {self.problem}: {self.status.state}>"
+        return f"<{type(self).__name__} {self.status.line}>"
+
+    def _repr_html_(self) -> str:
+        return self.status._repr_html_()
 
 
 class JobCalls(Protocol):
@@ -136,12 +141,15 @@ class TuningJob(_Handle):
         self,
         timeout: float | None = None,
         on_progress: Callable[[JobStatus], None] | None = None,
+        *,
+        progress: bool = False,
     ) -> Answer:
         """Wait for the winner.
 
         Args:
             timeout: seconds; None waits as long as the service answers.
             on_progress: called with the status after every event.
+            progress: show it meanwhile: below a notebook's cell, else on standard error.
 
         Raises:
             TimeoutError: not finished in time; the job goes on.
@@ -149,12 +157,15 @@ class TuningJob(_Handle):
             ServiceUnavailable: the service stopped answering for longer than retries cover.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        for event in self._client.job_events(self.id, deadline=deadline):
-            if event is not None:
-                self._note(event)
-                if on_progress is not None:
-                    on_progress(self.status)
-            check_deadline(self.status, timeout, deadline)
+        with closing(shown(progress)) as display:
+            display.show(self.status)
+            for event in self._client.job_events(self.id, deadline=deadline):
+                if event is not None:
+                    self._note(event)
+                    display.show(self.status)
+                    if on_progress is not None:
+                        on_progress(self.status)
+                check_deadline(self.status, timeout, deadline)
         outcome(self.refresh())
         return self._client.winner_of(self.status, self._won_on)
 
@@ -191,14 +202,19 @@ class AsyncTuningJob(_Handle):
         self,
         timeout: float | None = None,
         on_progress: Callable[[JobStatus], None] | None = None,
+        *,
+        progress: bool = False,
     ) -> Answer:
         """Wait for the winner; as `TuningJob.wait`."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        async for event in self._client.job_events(self.id, deadline=deadline):
-            if event is not None:
-                self._note(event)
-                if on_progress is not None:
-                    on_progress(self.status)
-            check_deadline(self.status, timeout, deadline)
+        with closing(shown(progress)) as display:
+            display.show(self.status)
+            async for event in self._client.job_events(self.id, deadline=deadline):
+                if event is not None:
+                    self._note(event)
+                    display.show(self.status)
+                    if on_progress is not None:
+                        on_progress(self.status)
+                check_deadline(self.status, timeout, deadline)
         outcome(await self.refresh())
         return await self._client.winner_of(self.status, self._won_on)

@@ -15,16 +15,18 @@ import msgspec
 from gemmsmith import understood
 from gemmsmith.bounds import BOUNDS, Bounds, exceeded
 from gemmsmith.errors import ServiceFault, ServiceUnavailable
+from gemmsmith.plain import Plain
 from gemmsmith.problem import Problem
 from gemmsmith.replies import NoAnswer, Reply, Response, check
 from gemmsmith.requests import Request
 from gemmsmith.retry import RetryPolicy
+from gemmsmith.showing import bar, line, table
 from gemmsmith.sse import EventParser, EventTooLong, ServerEvent
 from gemmsmith.tuning import Effort, JobState
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobStatus:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class JobStatus(Plain):
     """A job as it was when the service answered.
 
     Attributes:
@@ -65,6 +67,37 @@ class JobStatus:
         """The status with what an event says; fields the event lacks stay as they are."""
         told = {name: event.data[name] for name in _TOLD if name in event.data}
         return replace(self, state=_STATE_OF.get(event.kind, self.state), **told)
+
+    @property
+    def line(self) -> str:
+        """The job in a line: which, of what, where it stands, how far it is."""
+        parts = (
+            self.state.value,
+            f"{self.phase} {bar(self.done, self.total)}".strip() if self._runs else "",
+            "" if self.best_us is None else f"best {self.best_us:.1f} µs",
+            self.error or "",
+        )
+        return line(f"{self.id} {self.problem}: {', '.join(part for part in parts if part)}")
+
+    @property
+    def _runs(self) -> bool:
+        return self.state is JobState.RUNNING
+
+    def __repr__(self) -> str:
+        return f"<JobStatus {self.line}>"
+
+    def _repr_html_(self) -> str:
+        best = None if self.best_us is None else f"{self.best_us:.1f} µs {self.best or ''}"
+        rows = {
+            "job": self.id,
+            "state": self.state.value,
+            "phase": self.phase if self._runs else None,
+            "progress": bar(self.done, self.total) if self._runs else None,
+            "best so far": best,
+            "device": self.device,
+            "error": self.error,
+        }
+        return table(str(self.problem), rows.items())
 
 
 _STATE_OF = {

@@ -11,7 +11,8 @@ from enum import StrEnum
 import msgspec
 
 from gemmsmith.launch import Decomposition, Launch
-from gemmsmith.operation import Layout, Operation
+from gemmsmith.operation import Layout, Operation, named
+from gemmsmith.plain import Plain
 
 
 class Backend(StrEnum):
@@ -63,7 +64,7 @@ class TileScheduler(StrEnum):
     GROUPS = "groups"  # persistent over the tiles of all groups, found from where groups end
 
 
-class Kernel(msgspec.Struct, frozen=True, kw_only=True, tag_field="backend"):
+class Kernel(Plain, msgspec.Struct, frozen=True, kw_only=True, tag_field="backend"):
     """What every backend says of a kernel; what else there is to say are its own traits.
 
     `AnyKernel` lists the backends' kernels. One that is not listed is refused by whoever reads it.
@@ -92,7 +93,7 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True, tag_field="backend"):
     @property
     def operation(self) -> Operation:
         """What the kernel computes."""
-        return Operation.of(self.dtype, self.layout)
+        return named(self.dtype, self.layout)
 
     @property
     def output_tile(self) -> tuple[int, int]:
@@ -120,6 +121,9 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True, tag_field="backend"):
     def family(self) -> str:
         """Kernels of one family share nearly all of their compile time: same types and layouts."""
         return f"{self.backend}_{self.arch}_{self.dtype}_{self.layout}"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
 
 
 class CutlassTraits(Kernel, frozen=True, kw_only=True):

@@ -9,6 +9,8 @@ from enum import StrEnum
 
 from msgspec import UNSET, UnsetType
 
+from gemmsmith.plain import Plain
+
 
 class RasterOrder(StrEnum):
     """Which way neighbouring thread blocks walk over the output tiles."""
@@ -69,8 +71,8 @@ class Algorithm:
         return tuple(int.from_bytes(code[i : i + 8], "little") for i in range(0, len(code), 8))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Launch:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Launch(Plain):
     """Run-time choices. `raster` and tiles are in the kernel's own orientation.
 
     Each backend reads the values that mean something to it; the others stay as they are here.
@@ -98,3 +100,6 @@ class Launch:
         return (
             f"{self.raster}.s{self.swizzle}.{self.decomposition}.x{self.splits}.sm{self.sm_budget}"
         )
+
+    def __repr__(self) -> str:
+        return f"<Launch {self.key}>"

@@ -46,12 +46,12 @@ def rows_are_aligned(kernel: Kernel, problem: Problem) -> str | None:
     """Every row of A, B and D starts at the kernel's alignment (`can_implement`).
 
     Rows lie as densely as their contiguous extent says: K for K-major operands, M for A in nt and
-    nn, N for B in tt and nt, N for D. Batches are whole matrices apart, so they align with them.
+    nn, N for B in tt and nt, D's columns. Batches are whole matrices apart: they align with them.
     """
     for name, extent, alignment in (
         ("A", problem.contiguous_a, kernel.alignment_a),
         ("B", problem.contiguous_b, kernel.alignment_b),
-        ("D", problem.n, kernel.alignment_d),
+        ("D", problem.columns, kernel.alignment_d),
     ):
         if extent % alignment:
             return f"rows of {name} are {extent} elements apart, not a multiple of {alignment}"

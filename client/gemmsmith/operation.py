@@ -6,7 +6,8 @@ which people type, and its layout. A plain operation's `dtype` is a short name (
 what differs from that short name's defaults follows it, each part once and in a fixed order, so
 that equal operations have equal keys.
 
-This module is the one place that says what a short name means and which combinations exist.
+This module is the one place that says which combinations exist, `gemmsmith.operands` what a short
+name means.
 Nothing else in the project asks for an element type or a layout by name: it asks the operation.
 """
 
@@ -16,22 +17,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import NamedTuple
 
 from gemmsmith.choices import member, not_one_of
+from gemmsmith.elements import ELEMENTS, TypeName, spelt
 from gemmsmith.elements import Element as Element
 from gemmsmith.elements import Layout as Layout
 from gemmsmith.epilogue import Epilogue as Epilogue
 from gemmsmith.errors import InvalidProblem
-
-
-class Scaling(StrEnum):
-    """What the product is multiplied by, beside alpha: FP32 factors on the device."""
-
-    NONE = "none"  # nothing
-    TENSOR = "tensor"  # one factor for A and one for B
-    ROW = "row"  # one for each row of A and each column of B
-    BLOCK = "block"  # one for each 1×128 of A and each 128×128 of B
+from gemmsmith.operands import MEANINGS, OPERANDS
+from gemmsmith.operands import DType as DType
+from gemmsmith.operands import Scaling as Scaling
+from gemmsmith.plain import Plain
 
 
 class Grouping(StrEnum):
@@ -42,60 +38,8 @@ class Grouping(StrEnum):
     DEPTH = "depth"  # K is cut into groups, each with a D of its own: weight gradient
 
 
-class DType(StrEnum):
-    """Short names of operand types, with the output and scaling that they mean by themselves."""
-
-    BF16 = "bf16"  # bf16 × bf16 → bf16
-    FP16 = "fp16"  # f16 × f16 → f16
-    FP8_E4M3 = "fp8_e4m3"  # e4m3 × e4m3 → bf16, per-tensor scales
-    FP8_E5M2 = "fp8_e5m2"  # e5m2 × e4m3 → bf16, per-tensor scales (gradients)
-    INT8 = "int8"  # s8 × s8 → s32
-    TF32 = "tf32"  # FP32 operands read as TF32 → f32
-
-
-class _Meaning(NamedTuple):
-    """What a short name stands for."""
-
-    a: Element
-    b: Element
-    accumulator: Element
-    d: Element
-    outputs: tuple[Element, ...]  # other types that D may have
-    scaling: Scaling
-    scalings: tuple[Scaling, ...]  # others that there are
-
-
-_FINER = (Scaling.ROW, Scaling.BLOCK)
-_MEANINGS = {
-    DType.BF16: _Meaning(
-        Element.BF16, Element.BF16, Element.F32, Element.BF16, (Element.F32,), Scaling.NONE, ()
-    ),
-    DType.FP16: _Meaning(
-        Element.F16, Element.F16, Element.F32, Element.F16, (Element.F32,), Scaling.NONE, ()
-    ),
-    DType.FP8_E4M3: _Meaning(
-        Element.E4M3, Element.E4M3, Element.F32, Element.BF16, (), Scaling.TENSOR, _FINER
-    ),
-    DType.FP8_E5M2: _Meaning(
-        Element.E5M2, Element.E4M3, Element.F32, Element.BF16, (), Scaling.TENSOR, _FINER
-    ),
-    DType.INT8: _Meaning(
-        Element.S8,
-        Element.S8,
-        Element.S32,
-        Element.S32,
-        (Element.BF16,),
-        Scaling.NONE,
-        (Scaling.ROW,),
-    ),
-    DType.TF32: _Meaning(
-        Element.TF32, Element.TF32, Element.F32, Element.F32, (), Scaling.NONE, ()
-    ),
-}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Operation:
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Operation(Plain):
     """What is computed apart from sizes. Get one from `Operation.of` or `Operation.parse`.
 
     Attributes:
@@ -120,7 +64,7 @@ class Operation:
     accumulate: bool = False
 
     def __post_init__(self) -> None:
-        meaning = _MEANINGS[self.types]
+        meaning = MEANINGS[self.types]
         if self.layout is not Layout.TN and self.a.bits == 8:
             raise InvalidProblem(
                 "layout",
@@ -167,10 +111,13 @@ class Operation:
         """They follow linear layers: the rows of A are tokens, and D is what the next layer reads.
 
         FP8 gradients (E5M2) have none: what follows a layer's backward is not what follows it.
+        Backward ones are of 16-bit products.
         """
         epilogue = f"epilogue {self.epilogue.value} of {self.types}"
         if self.types not in (DType.BF16, DType.FP16, DType.FP8_E4M3):
             raise InvalidProblem("epilogue", f"{epilogue} does not exist: bf16, fp16, fp8_e4m3 do")
+        if self.epilogue.backward and self.types is DType.FP8_E4M3:
+            raise InvalidProblem("epilogue", f"{epilogue} does not exist: bf16 and fp16 do")
         if self.out.bits != 16:
             raise InvalidProblem("out", f"{epilogue} needs D in 16 bits, not out={self.out}")
         if self.scaling not in (Scaling.NONE, Scaling.TENSOR):
@@ -179,16 +126,18 @@ class Operation:
             raise InvalidProblem("grouping", f"{epilogue} does not exist of grouped products")
         if not self.layout.a_row_major:
             raise not_one_of("layout", (Layout.TN, Layout.TT), self.layout, f" for {epilogue}")
+        if self.epilogue.is_gated and self.layout is not Layout.TN:
+            raise not_one_of("layout", (Layout.TN,), self.layout, f" for {epilogue}")
         if self.accumulate:
             raise InvalidProblem("accumulate", f"{epilogue} does not add to D; a residual does")
 
     @classmethod
     def of(
         cls,
-        dtype: str,
+        dtype: TypeName,
         layout: str = Layout.TN,
         *,
-        out: str | None = None,
+        out: TypeName | None = None,
         scaling: str | None = None,
         grouping: str | None = None,
         epilogue: str | None = None,
@@ -196,22 +145,23 @@ class Operation:
     ) -> Operation:
         """The operation by what people type; whatever is None is as `dtype` says.
 
-        `dtype` is a short name, or an operation's whole `dtype` such as `bf16.out_f32`.
+        `dtype` is a short name, one of its other names (`bfloat16`, `torch.bfloat16`), or an
+        operation's whole `dtype` such as `bf16.out_f32`.
 
         Raises:
             InvalidProblem: names the field and what it accepts.
         """
-        named = _named(str(dtype), str(layout))
+        known = _asked(dtype, str(layout))
         if (out, scaling, grouping, epilogue, accumulate) == (None,) * 5:
-            return named
+            return known
         return cls(
-            types=named.types,
-            layout=named.layout,
-            out=named.out if out is None else member("out", Element, out),
-            scaling=named.scaling if scaling is None else member("scaling", Scaling, scaling),
-            grouping=named.grouping if grouping is None else member("grouping", Grouping, grouping),
-            epilogue=named.epilogue if epilogue is None else member("epilogue", Epilogue, epilogue),
-            accumulate=named.accumulate if accumulate is None else accumulate,
+            types=known.types,
+            layout=known.layout,
+            out=known.out if out is None else member("out", Element, spelt(out, ELEMENTS)),
+            scaling=known.scaling if scaling is None else member("scaling", Scaling, scaling),
+            grouping=known.grouping if grouping is None else member("grouping", Grouping, grouping),
+            epilogue=known.epilogue if epilogue is None else member("epilogue", Epilogue, epilogue),
+            accumulate=known.accumulate if accumulate is None else accumulate,
         )
 
     @classmethod
@@ -222,12 +172,12 @@ class Operation:
             InvalidProblem: there is none.
         """
         dtype, _, layout = key.rpartition(".")
-        return _named(dtype, layout)
+        return named(dtype, layout)
 
     @property
     def dtype(self) -> str:
         """The key without the layout: what people type, `bf16` or `bf16.out_f32.accumulate`."""
-        meaning = _MEANINGS[self.types]
+        meaning = MEANINGS[self.types]
         said: tuple[tuple[str, StrEnum, StrEnum], ...] = (
             ("out", self.out, meaning.d),
             ("scale", self.scaling, meaning.scaling),
@@ -248,12 +198,12 @@ class Operation:
     @property
     def a(self) -> Element:
         """Element type of operand A."""
-        return _MEANINGS[self.types].a
+        return MEANINGS[self.types].a
 
     @property
     def b(self) -> Element:
         """Element type of operand B."""
-        return _MEANINGS[self.types].b
+        return MEANINGS[self.types].b
 
     @property
     def d(self) -> Element:
@@ -263,7 +213,7 @@ class Operation:
     @property
     def accumulator(self) -> Element:
         """Element type of the sums."""
-        return _MEANINGS[self.types].accumulator
+        return MEANINGS[self.types].accumulator
 
     @property
     def of_kernels(self) -> Operation:
@@ -322,8 +272,11 @@ class Operation:
     def __str__(self) -> str:
         return f"{self.dtype} {self.layout}"
 
+    def __repr__(self) -> str:
+        return f"Operation.parse({self.key!r})"
 
-def layouts_of(dtype: str) -> tuple[Layout, ...]:
+
+def layouts_of(dtype: TypeName) -> tuple[Layout, ...]:
     """The layouts that there are of a `dtype`.
 
     Raises:
@@ -332,20 +285,20 @@ def layouts_of(dtype: str) -> tuple[Layout, ...]:
     found = []
     for layout in Layout:
         try:
-            found.append(_named(dtype, layout).layout)
+            found.append(_asked(dtype, layout).layout)
         except InvalidProblem as error:
             if error.field != "layout":
                 raise
     return tuple(found)
 
 
-def of_dtype(dtype: str) -> Operation:
+def of_dtype(dtype: TypeName) -> Operation:
     """An operation of this `dtype`, in the first layout that there is of it.
 
     Raises:
         InvalidProblem: there is no such `dtype`.
     """
-    return _named(dtype, layouts_of(dtype)[0])
+    return _asked(dtype, layouts_of(dtype)[0])
 
 
 def in_order(dtypes: Iterable[str]) -> tuple[str, ...]:
@@ -356,7 +309,13 @@ def in_order(dtypes: Iterable[str]) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _named(dtype: str, layout: str) -> Operation:
+def _asked(dtype: TypeName, layout: str) -> Operation:
+    """The operation by what people call its types."""
+    return named(spelt(dtype, OPERANDS), layout)
+
+
+@lru_cache(maxsize=4096)
+def named(dtype: str, layout: str) -> Operation:
     """The operation of a whole `dtype` and a layout; the same object for the same words.
 
     Raises:
@@ -364,10 +323,11 @@ def _named(dtype: str, layout: str) -> Operation:
     """
     name, *parts = dtype.split(".")
     if name not in DType.__members__.values():
-        raise not_one_of("dtype", DType, dtype)
+        hint = " (products of FP32 operands: tf32)" if name in ("float32", "fp32") else ""
+        raise not_one_of("dtype", DType, dtype, hint)
     order = member("layout", Layout, layout)
     types = DType(name)
-    meaning = _MEANINGS[types]
+    meaning = MEANINGS[types]
     said = dict(_part(part, dtype) for part in parts)
     found = Operation(
         types=types,

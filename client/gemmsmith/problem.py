@@ -7,10 +7,16 @@ Everything here is plain data: no torch, no CUDA, no input or output.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import re
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, SupportsIndex
 
+from gemmsmith.choices import integer
+from gemmsmith.elements import TypeName
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import DType, Element, Grouping, Layout, Operation, Scaling
+from gemmsmith.operands import OPERANDS
+from gemmsmith.operation import DType, Element, Grouping, Layout, Operation, Scaling, named
+from gemmsmith.plain import Plain
 
 __all__ = ["MAX_EXTENT", "DType", "Element", "Layout", "Problem"]
 
@@ -21,8 +27,11 @@ MAX_GROUPS = 1024
 """Groups of one grouped product: a thread block looks through all of them."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, order=True)
-class Problem:
+_EXTENTS = re.compile(r"[0-9]{1,19}(?:[x×*][0-9]{1,19}){2,3}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, order=True, repr=False)
+class Problem(Plain):
     """`D[M,N] = alpha · A[M,K] · B[K,N] + beta · C[M,N]`, `batch` times over; or what the
     operation's epilogue makes of the product.
 
@@ -33,6 +42,7 @@ class Problem:
         batch: how many products of these extents; of a grouped operation, how many groups share
             the extent that is divided among them.
         dtype: `Operation.dtype`: a short name such as `bf16`, and what differs from its defaults.
+            Other names of it (`bfloat16`, `torch.bfloat16`) become that.
         layout: how A and B lie in memory.
 
     Raises:
@@ -42,44 +52,85 @@ class Problem:
     m: int
     n: int
     k: int
+    _: KW_ONLY
     batch: int = 1
     dtype: str = DType.BF16.value
     layout: Layout = Layout.TN
+
+    if TYPE_CHECKING:  # what it is made of is more than what it keeps
+
+        def __init__(
+            self,
+            m: SupportsIndex,
+            n: SupportsIndex,
+            k: SupportsIndex,
+            *,
+            batch: SupportsIndex = 1,
+            dtype: TypeName = "bf16",
+            layout: str = Layout.TN,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         for field in ("m", "n", "k", "batch"):
             value = getattr(self, field)
             if type(value) is int and 1 <= value <= MAX_EXTENT:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise InvalidProblem(field, f"{field} must be an integer, got {value!r}")
-            if not 1 <= value <= MAX_EXTENT:
-                raise InvalidProblem(field, f"{field} must be in 1 … {MAX_EXTENT}, got {value}")
+            object.__setattr__(self, field, _extent(field, value))
         operation = Operation.of(self.dtype, self.layout)
         if operation.is_grouped and self.batch > MAX_GROUPS:
             raise InvalidProblem("batch", f"there may be {MAX_GROUPS} groups, got {self.batch}")
         if operation.is_fused and self.batch > 1:
             what = f"epilogue {operation.epilogue.value}"
             raise InvalidProblem("batch", f"{what} needs single matrices, got batch {self.batch}")
-        # Enumerators become the plain text that readers of stored problems get.
-        if type(self.dtype) is not str:
-            object.__setattr__(self, "dtype", str(self.dtype))
+        if operation.epilogue.is_gated and self.n % 2:
+            what = f"epilogue {operation.epilogue.value}"
+            raise InvalidProblem("n", f"{what} needs an even n, of gate and up, got {self.n}")
+        # Enumerators and other names become the plain text that readers of stored problems get.
+        if type(self.dtype) is not str or self.dtype.partition(".")[0] in OPERANDS:
+            object.__setattr__(self, "dtype", operation.dtype)
         if self.layout is not operation.layout:
             object.__setattr__(self, "layout", operation.layout)
 
     @classmethod
-    def of(cls, operation: Operation, m: int, n: int, k: int, batch: int = 1) -> Problem:
+    def of(
+        cls,
+        operation: Operation,
+        m: SupportsIndex,
+        n: SupportsIndex,
+        k: SupportsIndex,
+        batch: SupportsIndex = 1,
+    ) -> Problem:
         """The operation at these extents.
 
         Raises:
             InvalidProblem: an extent is out of range.
         """
-        return cls(m=m, n=n, k=k, batch=batch, dtype=operation.dtype, layout=operation.layout)
+        return cls(m, n, k, batch=batch, dtype=operation.dtype, layout=operation.layout)
+
+    @classmethod
+    def parse(cls, text: str) -> Problem:
+        """The problem as `str` writes it: `4096x6144x1024`, `8×512×512×512 bf16.out_f32 nt`.
+
+        Extents are joined by `×`, `x` or `*`; a fourth, before the others, is the batch. Element
+        types and layout may follow; if they do not, they are bf16 and tn.
+
+        Raises:
+            InvalidProblem: it is none.
+        """
+        extents, *words = text.split()[:4] or [""]
+        if not _EXTENTS.fullmatch(extents) or len(words) > 2:
+            raise InvalidProblem(
+                "problem",
+                "a problem is written [BATCHx]MxNxK [DTYPE [LAYOUT]], such as "
+                f"'4096x6144x1024 bf16 tn', got {text[:80]!r}",
+            )
+        *batch, m, n, k = map(int, re.split("[x×*]", extents))
+        return cls.of(Operation.of(*(words or [DType.BF16])), m, n, k, *batch)
 
     @property
     def operation(self) -> Operation:
         """What is computed, apart from the extents."""
-        return Operation.of(self.dtype, self.layout)
+        return named(self.dtype, self.layout)
 
     @property
     def flops(self) -> int:
@@ -87,14 +138,19 @@ class Problem:
         return 2 * self.m * self.n * self.k * (1 if self.operation.is_grouped else self.batch)
 
     @property
+    def columns(self) -> int:
+        """Columns of D: N, and half of that where gate and up make one."""
+        return self.n // 2 if self.operation.epilogue.is_gated else self.n
+
+    @property
     def matrices(self) -> tuple[int, int, int]:
         """How many A, B and D there are: `batch` of each, but one of what groups share.
 
-        Groups share A and D by rows, A and B by depth. What an activation is applied to counts as
-        a second D where it is stored.
+        Groups share A and D by rows, A and B by depth. Whatever else of M×N is stored counts as a
+        further D: what an activation is applied to, a second half, an activation's value.
         """
-        if self.operation.epilogue.stores_aux:
-            return 1, 1, 2
+        if self.operation.is_fused:
+            return 1, 1, self.operation.epilogue.outputs
         grouping = self.operation.grouping
         a = self.batch if grouping is Grouping.NONE else 1
         b = 1 if grouping is Grouping.DEPTH else self.batch
@@ -105,21 +161,23 @@ class Problem:
     def operand_bytes(self) -> int:
         """Fewest bytes moved through device memory: A and B read once, D written once.
 
-        A D that is added to is read as well, and so are factors of rows and columns, a bias and a
-        residual. Of a grouped operation it is assumed that no group is empty.
+        A D that is added to is read as well, and so are factors of rows and columns, a bias, and
+        what an epilogue reads of M×N; a bias gradient is written. Of a grouped operation it is
+        assumed that no group is empty.
         """
         operation = self.operation
-        moved_d = 2 if operation.accumulate or operation.epilogue.has_residual else 1
         a, b, d = self.matrices
+        moved_d = d * (2 if operation.accumulate else 1) + operation.epilogue.reads
         moved = (
             self.m * self.k * operation.a.bytes * a
             + self.k * self.n * operation.b.bytes * b
-            + self.m * self.n * operation.d.bytes * moved_d * d
+            + self.m * self.columns * operation.d.bytes * moved_d
         )
         if operation.scaling is Scaling.ROW:
             # Factors of a group's own matrix, or of tokens: one set where those are shared.
             moved += (self.m * d + self.n * self.batch) * Element.F32.bytes
-        if operation.epilogue.has_bias:
+        backward = operation.epilogue.backward
+        if operation.epilogue.has_bias or (backward and backward.bias_gradient):
             moved += self.n * operation.d.bytes
         return moved
 
@@ -154,3 +212,27 @@ class Problem:
     def __str__(self) -> str:
         batch = f"{self.batch}×" if self.batch > 1 or self.operation.is_grouped else ""
         return f"{batch}{self.m}×{self.n}×{self.k} {self.dtype} {self.layout}"
+
+    @property
+    def arguments(self) -> str:
+        """What makes it, as Python writes it: of `Problem`, and of `Client.best` and `tune`."""
+        batch = f"batch={self.batch}, " if self.batch > 1 else ""
+        types = f"dtype={self.dtype!r}, layout={self.layout.value!r}"
+        return f"{self.m}, {self.n}, {self.k}, {batch}{types}"
+
+    def __repr__(self) -> str:
+        return f"Problem({self.arguments})"
+
+
+def _extent(field: str, value: object) -> int:
+    """An extent as our own integer, of any kind of integer.
+
+    Raises:
+        InvalidProblem: it is no integer in 1 … 2³¹-1.
+    """
+    found = integer(value)
+    if found is None:
+        raise InvalidProblem(field, f"{field} must be an integer, got {value!r}")
+    if not 1 <= found <= MAX_EXTENT:
+        raise InvalidProblem(field, f"{field} must be in 1 … {MAX_EXTENT}, got {value}")
+    return found

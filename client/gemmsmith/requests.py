@@ -10,9 +10,10 @@ import json
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, SupportsIndex
 
-from gemmsmith.choices import member
+from gemmsmith.choices import integer, member
+from gemmsmith.elements import TypeName
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.operation import Grouping, Operation
 from gemmsmith.problem import Problem
@@ -58,16 +59,22 @@ class Query:
     exact: bool = False
 
 
+def tune_call(query: Query) -> str:
+    """The call of a client that would order the tuning of what is asked, as Python writes it."""
+    device = "" if query.device is None else f", device={query.device!r}"
+    return f"client.tune({query.problem.arguments}{device})"
+
+
 def problem_of(
-    m: int,
-    n: int,
-    k: int,
+    m: SupportsIndex,
+    n: SupportsIndex,
+    k: SupportsIndex,
     *,
-    batch: int,
-    dtype: str,
+    batch: SupportsIndex,
+    dtype: TypeName,
     layout: str,
-    groups: int | None = None,
-    out: str | None = None,
+    groups: SupportsIndex | None = None,
+    out: TypeName | None = None,
     scaling: str | None = None,
     grouping: str | None = None,
     epilogue: str | None = None,
@@ -115,9 +122,10 @@ def calls_of(calls: int) -> int:
     Raises:
         InvalidProblem: not an integer, or out of range; the message has the range.
     """
-    if isinstance(calls, bool) or not isinstance(calls, int) or not 0 <= calls <= MAX_CALLS:
+    found = integer(calls)
+    if found is None or not 0 <= found <= MAX_CALLS:
         raise InvalidProblem("calls", f"calls must be an integer in 0 … {MAX_CALLS}, got {calls!r}")
-    return calls
+    return found
 
 
 def deadline_of(deadline_s: int | None) -> int | None:
@@ -128,13 +136,13 @@ def deadline_of(deadline_s: int | None) -> int | None:
     """
     if deadline_s is None:
         return None
-    integer = isinstance(deadline_s, int) and not isinstance(deadline_s, bool)
-    if not integer or not 1 <= deadline_s <= MAX_DEADLINE_S:
+    found = integer(deadline_s)
+    if found is None or not 1 <= found <= MAX_DEADLINE_S:
         raise InvalidProblem(
             "deadline_s",
             f"deadline_s must be an integer in 1 … {MAX_DEADLINE_S}, got {deadline_s!r}",
         )
-    return deadline_s
+    return found
 
 
 def fields_of(problem: Problem) -> dict[str, Any]:

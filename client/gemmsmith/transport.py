@@ -25,6 +25,8 @@ from gemmsmith.session import Session
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 5.0
+URL = "GEMMSMITH_URL"
+"""The environment variable that has the service's URL where none is passed."""
 API_KEY = "GEMMSMITH_API_KEY"
 """The environment variable that has the key where none is passed."""
 
@@ -38,13 +40,15 @@ class Setup:
 
     def __init__(
         self,
-        url: str,
+        url: str | None,
         api_key: str | None,
         timeout: float,
         retries: int,
         cache_dir: CacheDir,
         bounds: Bounds,
     ) -> None:
+        if url is None:
+            url = os.environ.get(URL, "").strip() or DEFAULT_URL
         self.url = checked_url(url)
         self._authorization = _authorization(api_key)
         if timeout <= 0:

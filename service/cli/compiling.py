@@ -136,7 +136,7 @@ def compile_(
         elif base:
             kernels = _of_base(settings, store, device, dtype, limit)
         else:
-            found = tasks(m, n, k, suite, dtype or ["bf16"], layout, batch, None)
+            found = tasks(m, n, k, suite, dtype, layout, batch, None)
             kernels = _of_problems(store, found, model_of(settings, device), wanted_level, limit)
         outcome = _build(settings, store, kernels, workers, client)
     code = _report(outcome, len(kernels), time.monotonic() - began, as_json)

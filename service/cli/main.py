@@ -22,15 +22,18 @@ from service.cli import (
     demo,
     doctor,
     evaluate,
+    fleet,
     history,
     jobs,
     keys,
     recording,
     report,
     results,
+    run,
     running,
     signing,
     space,
+    sync,
     tuning,
     winners,
 )
@@ -77,8 +80,15 @@ app.command(
 )(results.results)
 
 app.command(
+    "run",
+    # What follows the program's name is the program's.
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    rich_help_panel=_RUN,
+    epilog=example("run --tune -- torchrun train.py"),
+)(run.run)
+app.command(
     "capture",
-    # What follows the script's name is the script's.
+    # Likewise.
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     rich_help_panel=_RUN,
     epilog=example("capture -o suite.toml -- python train.py --steps 1"),
@@ -93,6 +103,7 @@ app.command("serve", rich_help_panel=_SERVE, epilog=example("serve --worker --po
 app.command("worker", rich_help_panel=_SERVE, epilog=example("worker --device cuda:0"))(
     running.worker
 )
+app.command("fleet", rich_help_panel=_SERVE, epilog=example("fleet --address local"))(fleet.fleet)
 app.add_typer(keys.app, name="keys", rich_help_panel=_SERVE)
 app.command("audit", rich_help_panel=_SERVE, epilog=example("audit --limit 20"))(keys.audit)
 app.add_typer(signing.app, name="signing", rich_help_panel=_SERVE)
@@ -123,6 +134,9 @@ app.command("export", rich_help_panel=_LOOK_AFTER, epilog=example("export winner
 )
 app.command("import", rich_help_panel=_LOOK_AFTER, epilog=example("import winners.jsonl"))(
     winners.import_
+)
+app.command("sync", rich_help_panel=_LOOK_AFTER, epilog=example("sync https://other.example"))(
+    sync.sync
 )
 
 

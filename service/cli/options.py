@@ -110,7 +110,7 @@ DTypeNames = Annotated[
         "--dtype",
         "--dtypes",
         help="Element types: bf16, fp16, fp8_e4m3, fp8_e5m2, int8, tf32; repeatable, or with "
-        "commas. Default bf16.",
+        "commas. Default: what the suite's problems say, else bf16.",
         autocompletion=completion.dtypes,
         show_default=False,
     ),

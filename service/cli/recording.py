@@ -83,7 +83,7 @@ def record(
     """
     began = time.monotonic()
     _check_output(output)
-    found = tasks(m, n, k, suite, dtype or ["bf16"], layout, batch, limit)
+    found = tasks(m, n, k, suite, dtype, layout, batch, limit)
     wanted = level_of(level)
     settings = load_settings(device=device, database=database, packs=packs)
     with StopFlag() as stop, local(settings) as session, reporter() as says:

@@ -31,6 +31,7 @@ from service.cli.output import MisuseError
 
 if TYPE_CHECKING:
     from service.cli.tasks import Task
+    from tuner.suites import Suite
 
 
 def tune(
@@ -85,11 +86,21 @@ def tune(
     ] = False,
     limit: Limit = None,
     priority: Annotated[
-        int, typer.Option(min=-100, max=100, help="With --url: higher goes first.")
+        int, typer.Option(min=-100, max=100, help="With --url or --fleet: higher goes first.")
     ] = 0,
     wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="With --url: follow the jobs to their end.")
+        bool,
+        typer.Option(
+            "--wait/--no-wait", help="With --url or --fleet: follow the jobs to their end."
+        ),
     ] = True,
+    fleet: Annotated[
+        bool,
+        typer.Option(
+            "--fleet",
+            help="On the GPUs of `gemmsmith fleet`: by jobs in the database, longest first.",
+        ),
+    ] = False,
     database: Database = None,
     packs: Packs = None,
     sweeps: Sweeps = None,
@@ -102,10 +113,12 @@ def tune(
     A suite goes on past problems that fail, and ends with status 1 if any did.
     """
     from gemmsmith.requests import deadline_of, effort_of
-    from service.cli import tune_local, tune_remote
+    from service.cli import tune_fleet, tune_local, tune_remote
 
+    if fleet and url:
+        raise MisuseError("--fleet orders in the database, --url from a service: give one of them")
     checked = effort_of(effort)
-    found = tasks(m, n, k, suite, dtype or ["bf16"], layout, batch, limit, calls or 0)
+    found = tasks(m, n, k, suite, dtype, layout, batch, limit, calls or 0)
     if url:
         code = tune_remote.run(
             url,
@@ -115,6 +128,18 @@ def tune(
             device=device,
             deadline_s=deadline_of(deadline),
             time_limit=time_limit,
+            wait=wait,
+            as_json=as_json,
+            whole=suite is not None,
+        )
+    elif fleet:
+        code = tune_fleet.run(
+            load_settings(device=device, database=database),
+            found,
+            effort=checked,
+            priority=priority,
+            deadline_s=deadline_of(deadline),
+            skip_current=suite is not None and not again,
             wait=wait,
             as_json=as_json,
             whole=suite is not None,
@@ -135,12 +160,26 @@ def tune(
         raise typer.Exit(code)
 
 
+def load_suite(path: Path) -> Suite:
+    """Read a suite.
+
+    Raises:
+        MisuseError: it cannot be read, or an entry makes no sense.
+    """
+    from tuner.suites import SuiteError, load
+
+    try:
+        return load(path)
+    except SuiteError as error:
+        raise MisuseError(str(error)) from error
+
+
 def tasks(
     m: int | None,
     n: int | None,
     k: int | None,
     suite: Path | None,
-    dtypes: list[str],
+    dtypes: list[str] | None,
     layout: str,
     batch: int,
     limit: int | None,
@@ -148,26 +187,27 @@ def tasks(
 ) -> list[Task]:
     """The problems that arguments name: one shape or a suite, in every one of `dtypes`.
 
+    None are those that the suite's problems say, else bf16.
+
     `calls` is how often each is run; what a suite says about that goes before.
 
     Raises:
         MisuseError: neither or both, or an unreadable suite.
         InvalidProblem: a shape or `calls` that makes no sense.
     """
+    from gemmsmith.operation import DType
     from gemmsmith.requests import calls_of
     from service.cli.tasks import Task
-    from tuner.suites import SuiteError, load
 
     calls = calls_of(calls)
-    kinds = dtypes_of(dtypes)
+    kinds = dtypes_of(dtypes or [DType.BF16])
     sizes = [size for size in (m, n, k) if size is not None]
     if suite is not None:
         if sizes:
             raise MisuseError("give M N K or --suite FILE, not both")
-        try:
-            loaded = load(suite)
-        except SuiteError as error:
-            raise MisuseError(str(error)) from error
+        loaded = load_suite(suite)
+        if not dtypes:
+            kinds = list(loaded.dtypes) or kinds
         found = [
             Task(
                 problem=problem,

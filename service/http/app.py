@@ -38,6 +38,7 @@ from service.http.routes import (
 )
 from service.http.state import State
 from service.http.wellformed import RefuseIllFormed
+from service.lookup.ahead import Ahead
 from service.lookup.cache import Answers
 from service.lookup.devices import Catalogue
 from service.lookup.watcher import StoreWatcher
@@ -50,6 +51,9 @@ from tuner.compile.artifacts import ArtifactStore
 from tuner.jobs import Queue
 from tuner.search.cost_model import AnalyticModel
 from tuner.store import Store
+
+PREDICTOR = AnalyticModel()
+"""Of lookups that find no winner."""
 
 DESCRIPTION = (
     "Asks which CUTLASS kernel, launched how, is fastest for a matrix product on a GPU. "
@@ -72,6 +76,7 @@ def create_app(settings: Settings) -> FastAPI:
                 closing(state.readiness),
                 state.watcher,
                 state.chart,
+                Ahead(state.catalogue, PREDICTOR),
             ):
                 yield
                 state.stopping.set()
@@ -123,7 +128,7 @@ def _state(settings: Settings, store: Store) -> State:
         watcher=StoreWatcher(store, answers, catalogue),
         metrics=metrics,
         artifacts=ArtifactStore(settings.packs, trusted=identity.trusted_packs(settings)),
-        ranker=AnalyticModel(),
+        ranker=PREDICTOR,
         signer=signer,
         access=Doorkeeper(
             store.keys, required=settings.keys_required, job_limit=settings.key_job_limit

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from gemmsmith.errors import InvalidProblem
+from gemmsmith.operands import OPERANDS
 from gemmsmith.operation import DType, Element, Epilogue, Grouping, Layout, Scaling, of_dtype
 from gemmsmith.problem import MAX_EXTENT, Problem
 from gemmsmith.requests import MAX_CALLS, MAX_DEADLINE_S
@@ -24,10 +25,13 @@ _MOST = 2**31 - 1
 
 _DIGITS = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-DTYPE_PATTERN = (
-    f"({'|'.join(DType)})(\\.out_({'|'.join(Element)}))?(\\.scale_({'|'.join(Scaling)}))?"
+_PARTS = (
+    f"(\\.out_({'|'.join(Element)}))?(\\.scale_({'|'.join(Scaling)}))?"
     f"(\\.group_({'|'.join(Grouping)}))?(\\.then_({'|'.join(Epilogue)}))?(\\.accumulate)?"
 )
+_CANONICAL = f"({'|'.join(DType)}){_PARTS}"
+DTYPE_PATTERN = f"({'|'.join([*DType, *OPERANDS])}){_PARTS}"
+"""A `dtype` under any of its names."""
 
 
 def _integer(low: int, high: int, *, text: bool) -> Callable[[Any], int]:
@@ -155,7 +159,7 @@ WinnerCursor = Annotated[
     PlainValidator(_after_winner),
     WithJsonSchema(
         _text(
-            f"{DTYPE_PATTERN}-({'|'.join(Layout)})(-[1-9][0-9]{{0,9}}){{4}}",
+            f"{_CANONICAL}-({'|'.join(Layout)})(-[1-9][0-9]{{0,9}}){{4}}",
             description="From the `links.next` of a page",
         )
     ),

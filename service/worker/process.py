@@ -107,7 +107,7 @@ class Tuning:
         self._worked_at = None
         self._entered.close()
 
-    def __call__(self, leased: LeasedJob) -> int:
+    def __call__(self, leased: LeasedJob) -> int | None:
         """Tune the job's problem; the winner's revision."""
         job = leased.job
         store = self._store.fenced(leased.fence)

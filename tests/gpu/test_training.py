@@ -31,7 +31,7 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.operation import Operation
 from gemmsmith.ops import fallback
 from gemmsmith.ops.dispatch import Dispatch
-from gemmsmith.ops.patching import TunedLinear
+from gemmsmith.ops.swapping import TunedLinear
 from gemmsmith.problem import DType, Layout
 from gemmsmith.runtime.launch import torch_dtype
 from tests.gpu.conftest import Packs as BuiltPacks

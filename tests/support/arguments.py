@@ -17,7 +17,7 @@ def packed_arguments(
     sm_count: int = 132,
 ) -> Arguments:
     """Arguments of a problem with densely packed operands at these addresses; C is D."""
-    m, n, k = problem.m, problem.n, problem.k
+    m, n, k, columns = problem.m, problem.n, problem.k, problem.columns
     return Arguments(
         m=m,
         n=n,
@@ -29,12 +29,12 @@ def packed_arguments(
         d=d,
         lda=problem.contiguous_a,
         ldb=problem.contiguous_b,
-        ldc=n,
-        ldd=n,
+        ldc=columns,
+        ldd=columns,
         batch_stride_a=m * k,
         batch_stride_b=n * k,
-        batch_stride_c=m * n,
-        batch_stride_d=m * n,
+        batch_stride_c=m * columns,
+        batch_stride_d=m * columns,
         alpha=alpha,
         beta=beta,
         raster_order=0,

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from gemmsmith.tuning import JobState
 from tuner.compile import ArtifactStore
 from tuner.store import Store
-from tuner.store.models import JobEventRow, JobRow, TrialRow, WinnerRow
+from tuner.store.models import DeviceRow, JobEventRow, JobRow, TrialRow, WinnerRow
 
 FINAL = {"finished": JobState.DONE, "failed": JobState.FAILED, "cancelled": JobState.CANCELLED}
 
@@ -76,7 +76,8 @@ def _job_ended_once(session: Session, job: JobRow) -> None:
     (winner,) = [event.data for event in events if event.kind == "winner"]
     assert winner["revision"] == job.winner_revision, told
     query = select(func.count()).select_from(WinnerRow)
-    query = query.where(WinnerRow.problem_id == job.problem_id)
+    query = query.join(DeviceRow, DeviceRow.id == WinnerRow.device_id)
+    query = query.where(WinnerRow.problem_id == job.problem_id, DeviceRow.slug == winner["device"])
     assert session.scalar(query.where(WinnerRow.revision == job.winner_revision)) == 1, told
 
 

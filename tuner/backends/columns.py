@@ -127,8 +127,10 @@ class Launches(NamedTuple):
         """Launches that have some of their numbers in common."""
         import numpy
 
-        numbers = (along_m, raster_heuristic, swizzle, split_k, stream_k, splits)
-        return cls(places, *(numpy.broadcast_to(each, places.shape) for each in numbers))
+        numbers = numpy.empty((6, len(places)))
+        numbers[0], numbers[1], numbers[2] = along_m, raster_heuristic, swizzle
+        numbers[3], numbers[4], numbers[5] = split_k, stream_k, splits
+        return cls(places, *numbers)
 
 
 def every_launch(kernel: Traits, problem: Extents, device: DeviceModel) -> Launches:

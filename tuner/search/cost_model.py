@@ -183,6 +183,7 @@ def sizes_of(problem: Problem) -> Sizes[float]:
     each, operation = products(problem), problem.operation
     row = each.k * operation.a.bytes
     of_d = 1 + operation.epilogue.matrices  # and what is of its size
+    columns = each.n // 2 if operation.epilogue.is_gated else each.n
     a, b = float(each.m * row), float(each.n * row)
     return Sizes(
         m=each.m,
@@ -195,7 +196,7 @@ def sizes_of(problem: Problem) -> Sizes[float]:
         b_bytes=b,
         row_bytes=row,
         once_bytes=(a + b) * each.number,
-        d_bytes=each.m * each.n * operation.d.bytes * each.number * of_d,
+        d_bytes=each.m * columns * operation.d.bytes * each.number * of_d,
         slice_bytes=2 * 4 * each.m * each.n,
     )
 

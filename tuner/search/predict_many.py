@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
-from gemmsmith.candidate import Candidate
+from gemmsmith.candidate import Candidate, key_of
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import CutlassKernel
+from gemmsmith.launch import Launch
+from gemmsmith.operation import Operation
 from gemmsmith.problem import Problem
-from tuner.backends import kernels
+from tuner.backends import kernels, prepare
 from tuner.backends.backend import Features
 from tuner.backends.columns import Extents, Fitted, Launches, Traits, every_launch, likeness
 from tuner.errors import NoLegalCandidate
@@ -36,6 +39,9 @@ _FEW = 4
 
 _LOOK = 32
 """Candidates looked at together for the shortlist: of most problems these have enough kernels."""
+
+_ALIGNMENTS = (4096, 4104)
+"""Extents whose rows TMA can read, and such as it can of 16 bits but not of 8. Others are rare."""
 
 AT_ONCE = 128
 """Problems of one field: some 30,000 candidates, whose columns fit a processor's cache."""
@@ -65,6 +71,18 @@ def predict_many(
             for place, prediction in zip(some, made, strict=True):
                 found[place] = prediction
     return found
+
+
+def prepare_many(operation: Operation, device: DeviceModel, model: AnalyticModel) -> None:
+    """Make every kernel that the operation's problems may be offered, so that none is waited for.
+
+    Takes some 0.1 s. An operation of which there are no kernels is no error.
+    """
+    usual = [Problem.of(operation, *extents) for extents in product(_ALIGNMENTS, repeat=3)]
+    with suppress(NoLegalCandidate):
+        for problem in usual:
+            prepare(problem, device)
+        predict_many(usual, device, model)
 
 
 class _Field:
@@ -133,15 +151,19 @@ class _Field:
 
         least = numpy.full(count, numpy.inf)
         numpy.minimum.at(least, of, times)
-        found: list[Prediction | None] = [None] * count
+        found: list[tuple[str, int, Launch, float] | None] = [None] * count
         first = numpy.flatnonzero(times == least[of])
         which = (column[first].tolist() for column in (of, kernel, times))
         for problem, one, us, launched in zip(*which, launch.named(first), strict=True):
-            this = Candidate(kernel=self._offer.kernels[one], launch=launched)
+            key = key_of(self._offer.kernels[one], launched)
             other = found[problem]
-            if other is None or this.key < other.candidate.key:
-                found[problem] = Prediction(candidate=this, us=us)
-        return found
+            if other is None or key < other[0]:
+                found[problem] = key, one, launched, us
+        return [each and self._prediction(*each[1:]) for each in found]
+
+    def _prediction(self, kernel: int, launch: Launch, us: float) -> Prediction:
+        this = Candidate(kernel=self._offer.kernels[kernel], launch=launch)
+        return Prediction(candidate=this, us=us)
 
     def _describe(self, model: AnalyticModel) -> None:
         """Know of every kernel that was offered by now."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gemmsmith.device import DeviceModel
-from gemmsmith.operation import Scaling
+from gemmsmith.operation import Epilogue, Scaling
 from gemmsmith.problem import Problem
 from tuner.errors import DoesNotFit
 from tuner.workloads.spreads import Spread
@@ -39,7 +39,7 @@ class Footprint:
     Attributes:
         a, b, d: bytes of one set's operands, rounded up to ALIGNMENT.
         factors: bytes of the FP32 factors of one set's rows and columns.
-        epilogue: bytes of one set's bias and residual.
+        epilogue: bytes of one set's bias, bias gradient, and what is read of D's size.
         verification: a second output, what outputs that are added to start from, and wide copies
             of parts of operands and output.
         default: what torch's own calls keep between them.
@@ -74,9 +74,10 @@ def footprint(problem: Problem) -> Footprint:
     m, n, k = problem.m, problem.n, problem.k
     of_a, of_b, of_d = problem.matrices
     operation = problem.operation
-    d = _aligned(m * n * of_d * operation.d.bytes)
+    elements = m * problem.columns * of_d
+    d = _aligned(elements * operation.d.bytes)
     wide = 4 if operation.d.bytes == 2 and not operation.a.is_integer else 8
-    scratch = min(m * n * of_d, max(CHUNK_ELEMENTS, n)) * wide * 4
+    scratch = min(elements, max(CHUNK_ELEMENTS, n)) * wide * 4
     upcast = wide * (min(m * k, max(CHUNK_ELEMENTS, k)) + min(k * n, max(CHUNK_ELEMENTS, k)))
     return Footprint(
         a=_aligned(m * k * of_a * operation.a.bytes),
@@ -86,8 +87,8 @@ def footprint(problem: Problem) -> Footprint:
             _aligned(4 * (m * of_d + n * problem.batch)) if operation.scaling is Scaling.ROW else 0
         ),
         epilogue=(
-            _aligned(n * operation.d.bytes) * operation.epilogue.has_bias
-            + _aligned(m * n * operation.d.bytes) * operation.epilogue.has_residual
+            _aligned(n * operation.d.bytes) * _has_vector(operation.epilogue)
+            + _aligned(m * n * operation.d.bytes * operation.epilogue.reads)
         ),
         verification=d * (2 if operation.accumulate else 1) + scratch + upcast,
         default=_between(problem),
@@ -101,12 +102,19 @@ def _between(problem: Problem) -> int:
     """
     operation = problem.operation
     if operation.is_fused:
-        return problem.m * problem.n * 2 * 4
+        backward = operation.epilogue.backward
+        return problem.m * problem.n * 2 * (8 if backward and backward.gated else 4)
     if operation.is_grouped:
         return problem.m * problem.n * problem.matrices[2] * 2
     if not operation.a.is_integer or operation.d.is_integer:
         return 0
     return problem.m * problem.n * problem.batch * 4 * (2 if operation.is_scaled else 1)
+
+
+def _has_vector(epilogue: Epilogue) -> bool:
+    """Whether an element for each column is read or written."""
+    backward = epilogue.backward
+    return epilogue.has_bias or (backward is not None and backward.bias_gradient)
 
 
 def footprint_bytes(problem: Problem) -> int:

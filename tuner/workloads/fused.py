@@ -52,13 +52,14 @@ class Fused:
 
     def covers(self, operation: Operation) -> bool:
         """Whether the operation is of this family."""
-        return operation.is_fused
+        epilogue = operation.epilogue
+        return operation.is_fused and epilogue.backward is None and not epilogue.is_gated
 
     def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
         """The bare product's sets, each with a bias and a residual of its own."""
         operation = problem.operation
         epilogue, element = operation.epilogue, operation.d
-        drawn = _bare(operation).draw(problem, count, source)
+        drawn = bare(operation).draw(problem, count, source)
         sets = drawn.sets
         linear = drawn.sigma
         if epilogue.has_bias:
@@ -87,7 +88,7 @@ class Fused:
     def arguments(self, problem: Problem, operands: OperandSet, d: torch.Tensor) -> Arguments:
         """The C ABI's arguments of a set with output `d`, and aux behind it."""
         epilogue = problem.operation.epilogue
-        arguments = _bare(problem.operation).arguments(problem, operands, d)
+        arguments = bare(problem.operation).arguments(problem, operands, d)
         if epilogue.has_bias:
             arguments.bias = bias_of(operands).data_ptr()
         if epilogue.has_residual:
@@ -99,13 +100,13 @@ class Fused:
 
     def precision(self, problem: Problem) -> torch.dtype:
         """As of the bare product."""
-        return _bare(problem.operation).precision(problem)
+        return bare(problem.operation).precision(problem)
 
     def product(self, problem: Problem, operands: OperandSet, block: Block) -> torch.Tensor:
         """That block of D, and of aux behind it."""
         operation = problem.operation
         of_one = replace(block, batches=slice(0, 1))
-        linear = _bare(operation).product(problem, operands, of_one)
+        linear = bare(operation).product(problem, operands, of_one)
         epilogue = operation.epilogue
         if epilogue.has_bias:
             linear += bias_of(operands)[:, :, block.columns]
@@ -120,7 +121,7 @@ class Fused:
 
     def tolerance(self, problem: Problem, *, fast_accumulation: bool) -> Tolerance:
         """See the module."""
-        of = partial(_bare(problem.operation).tolerance, problem)
+        of = partial(bare(problem.operation).tolerance, problem)
         exact = of(fast_accumulation=False)
         drift = _DRIFT * (of(fast_accumulation=fast_accumulation).error - exact.error)
         return replace(exact, error=exact.error + drift, max_error=exact.max_error + drift)
@@ -142,6 +143,6 @@ def spread(activation: Activation, sigma: float) -> float:
     return math.sqrt(float((values * weights).sum() / weights.sum()))
 
 
-def _bare(operation: Operation) -> Workload:
+def bare(operation: Operation) -> Workload:
     """The family of the product alone."""
     return Scaled() if operation.is_scaled else Dense()

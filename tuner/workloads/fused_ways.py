@@ -29,7 +29,7 @@ from tuner.workloads.workload import Launch, OperandSet, Way, bias_of, residual_
 COMPILER = "inductor"
 """The backend of `torch.compile`; tests on the host name another, which compiles nothing."""
 
-_CALLS = {
+CALLS = {
     Activation.GELU_TANH: "gelu",
     Activation.GELU: "gelu",
     Activation.SILU: "silu",
@@ -79,13 +79,13 @@ def _named(call: str, epilogue: Epilogue) -> str:
     """The calls, as the record shows them."""
     steps = [call]
     if epilogue.activation is not None:
-        steps.append(_CALLS[epilogue.activation])
+        steps.append(CALLS[epilogue.activation])
     if epilogue.has_residual:
         steps.append("add")
     return ", then ".join(steps)
 
 
-def _linear(s: OperandSet, out: torch.Tensor | None = None) -> torch.Tensor:
+def multiplied(s: OperandSet, out: torch.Tensor | None = None) -> torch.Tensor:
     """A·B, times its factors, plus bias."""
     a, b = s.a[0], s.b[0]
     bias = None if s.bias is None else s.bias.view(-1)
@@ -120,8 +120,8 @@ def _ends_linear(epilogue: Epilogue) -> bool:
 def _run(epilogue: Epilogue, s: OperandSet, between: torch.Tensor | None) -> torch.Tensor:
     d = s.d[0]
     if between is None:
-        return _linear(s, d)
-    linear = _linear(s, s.d[1] if epilogue.stores_aux else between)
+        return multiplied(s, d)
+    linear = multiplied(s, s.d[1] if epilogue.stores_aux else between)
     if epilogue.has_residual:
         return torch.add(linear, residual_of(s)[0], out=d)
     aten = torch.ops.aten
@@ -149,24 +149,35 @@ def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Laun
     activate = ACTIVATIONS[epilogue.activation] if epilogue.activation else None
 
     def sequence(s: OperandSet) -> tuple[torch.Tensor, ...]:
-        linear = _linear(s)
+        linear = multiplied(s)
         if epilogue.has_residual:
             return (linear + residual_of(s)[0],)
         if activate is None:
             return (linear,)
         return (activate(linear), linear) if epilogue.stores_aux else (activate(linear),)
 
+    call = compiled(sequence)
+    return [partial(first_of, call, s) for s in sets]
+
+
+Sequenced = Callable[[OperandSet], tuple[torch.Tensor, ...]]
+"""D, and what else a sequence of calls gives."""
+
+
+def compiled(sequence: Sequenced) -> Sequenced:
+    """The same through `torch.compile`, for the sizes that it is called with."""
     # What was compiled for other problems counts towards the number of times that code may be.
     torch._dynamo.reset()
     # In this process: others would outlive it where a launch ruins its CUDA context.
     options: dict[str, Any] | None = {"compile_threads": 1} if COMPILER == "inductor" else None
-    call = torch.compile(sequence, dynamic=False, fullgraph=True, backend=COMPILER, options=options)
-    return [partial(_first_of, call, s) for s in sets]
+    call: Sequenced = torch.compile(
+        sequence, dynamic=False, fullgraph=True, backend=COMPILER, options=options
+    )
+    return call
 
 
-def _first_of(
-    call: Callable[[OperandSet], tuple[torch.Tensor, ...]], s: OperandSet
-) -> torch.Tensor:
+def first_of(call: Sequenced, s: OperandSet) -> torch.Tensor:
+    """D of a set, by such a sequence."""
     return call(s)[0]
 
 

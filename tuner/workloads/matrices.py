@@ -37,15 +37,25 @@ def unit_scale(k: int) -> float:
 
 
 def draw_matrices(
-    problem: Problem, count: int, source: RandomSource, sigma_a: float, sigma_b: float
+    problem: Problem,
+    count: int,
+    source: RandomSource,
+    sigma_a: float,
+    sigma_b: float,
+    *,
+    rows_d: int | None = None,
 ) -> tuple[tuple[OperandSet, ...], torch.Tensor]:
-    """`count` sets of normal A and B, D left as it is; and one more output."""
+    """`count` sets of normal A and B, D left as it is; and one more output.
+
+    `rows_d`: how many rows each D has; None: as many as A.
+    """
     operation = problem.operation
     m, n, k = problem.m, problem.n, problem.k
     of_a, of_b, of_d = problem.matrices
     all_a = empty(source, count, m * k * of_a, operation.a)
     all_b = empty(source, count, k * n * of_b, operation.b)
-    all_d = empty(source, count + 1, m * n * of_d, operation.d)
+    rows_d, columns = m if rows_d is None else rows_d, problem.columns
+    all_d = empty(source, count + 1, rows_d * columns * of_d, operation.d)
     fill(all_a, operation.a, sigma_a, source)
     fill(all_b, operation.b, sigma_b, source)
     row_a, row_b = problem.layout.a_row_major, problem.layout.b_row_major
@@ -53,11 +63,11 @@ def draw_matrices(
         OperandSet(
             a=_matrices(all_a[i], of_a, m, k, row_a),
             b=_matrices(all_b[i], of_b, k, n, row_b),
-            d=_matrices(all_d[i], of_d, m, n, True),
+            d=_matrices(all_d[i], of_d, rows_d, columns, True),
         )
         for i in range(count)
     )
-    return sets, _matrices(all_d[count], of_d, m, n, True)
+    return sets, _matrices(all_d[count], of_d, rows_d, columns, True)
 
 
 def draw_factors(shape: tuple[int, int, int], middle: float, source: RandomSource) -> torch.Tensor:
@@ -81,12 +91,12 @@ def packed_arguments(
         d=d.data_ptr(),
         lda=problem.contiguous_a,
         ldb=problem.contiguous_b,
-        ldc=problem.n,
-        ldd=problem.n,
+        ldc=problem.columns,
+        ldd=problem.columns,
         batch_stride_a=problem.m * problem.k,
         batch_stride_b=problem.k * problem.n,
-        batch_stride_c=problem.m * problem.n,
-        batch_stride_d=problem.m * problem.n,
+        batch_stride_c=problem.m * problem.columns,
+        batch_stride_d=problem.m * problem.columns,
         alpha=alpha,
         beta=1.0 if problem.operation.accumulate else 0.0,
     )

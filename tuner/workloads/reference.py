@@ -96,7 +96,7 @@ class _Wanted:
         self._name = f"FP{8 * precision.itemsize}"
         self._blocks = tuple(_blocks(problem, case.written))
         self._each_alone = len(case.sigmas) > 1
-        self._elements = case.written * problem.n * problem.matrices[2]
+        self._elements = case.written * problem.columns * problem.matrices[2]
         self._kept: list[torch.Tensor] = []
         figures = []
         for block in self._blocks:
@@ -203,7 +203,7 @@ def _blocks(problem: Problem, m: int) -> Iterator[Block]:
     """Cut D's first `m` rows so that no wide copy of A, B or D exceeds CHUNK_ELEMENTS."""
     if m == 0:
         return
-    n, k, matrices = problem.n, problem.k, problem.matrices[2]
+    n, k, matrices = problem.columns, problem.k, problem.matrices[2]
     columns = min(n, max(1, CHUNK_ELEMENTS // k))
     rows = min(m, max(1, CHUNK_ELEMENTS // max(k, columns)))
     batches = 1

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.operation import Operation
+from tuner.workloads.backward import Backward
 from tuner.workloads.dense import Dense
 from tuner.workloads.fused import Fused
+from tuner.workloads.gated import Gated
 from tuner.workloads.grouped import Grouped
 from tuner.workloads.integer import Integer
 from tuner.workloads.scaled import Scaled
@@ -17,6 +19,8 @@ WORKLOADS: tuple[Workload, ...] = (
     Integer(),
     Grouped(),
     Fused(),
+    Backward(),
+    Gated(),
 )
 
 

@@ -43,13 +43,15 @@ class OperandSet:
     """One launch's operands, as [matrices, rows, columns] views in the problem's layout.
 
     There is one matrix per batch entry or group, and a single one of what groups share. Where what
-    an activation is applied to is stored as well, it is the second matrix of D.
+    an activation is applied to is stored as well, it is the second matrix of D; of gated ones the
+    second and the third, by rows of D's width, gate and up in turns.
 
     Attributes:
         scale_a, scale_b: FP32 factors: [1] of tensor scaling; [matrices, m, 1] and
             [matrices, 1, n] of row scaling; None without.
         groups: of a grouped operation.
         bias, residual: of an epilogue that has them: [1, 1, n] and [1, m, n].
+        aux: what a backward epilogue reads: [1, m, n], or [1, m, 2n] of gate and up.
     """
 
     a: torch.Tensor
@@ -60,6 +62,7 @@ class OperandSet:
     groups: Groups | None = None
     bias: torch.Tensor | None = None
     residual: torch.Tensor | None = None
+    aux: torch.Tensor | None = None
 
 
 def groups_of(operands: OperandSet) -> Groups:
@@ -78,6 +81,12 @@ def residual_of(operands: OperandSet) -> torch.Tensor:
     """The residual of a set that has one."""
     assert operands.residual is not None  # noqa: S101 - drawn with it
     return operands.residual
+
+
+def aux_of(operands: OperandSet) -> torch.Tensor:
+    """What the backward epilogue of a set reads."""
+    assert operands.aux is not None  # noqa: S101 - drawn with it
+    return operands.aux
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ from gemmsmith.ops.fused import linear
 from gemmsmith.ops.grouped import grouped_mm
 from gemmsmith.ops.integer import int8_mm
 from gemmsmith.ops.operators import matmul, scaled_mm
-from gemmsmith.ops.patching import patch
+from gemmsmith.ops.patching import patch, unpatch
 from gemmsmith.ops.source import use
 
 __all__ = [
@@ -23,5 +23,6 @@ __all__ = [
     "matmul",
     "patch",
     "scaled_mm",
+    "unpatch",
     "use",
 ]

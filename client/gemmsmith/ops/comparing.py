@@ -15,7 +15,7 @@ from statistics import median
 import torch
 
 from gemmsmith.answer import Ratio
-from gemmsmith.ops.patching import patch
+from gemmsmith.ops.patching import opened
 
 LEAST_BLOCKS = 6
 """Fewer paired blocks give no 95% interval of a median."""
@@ -69,7 +69,7 @@ def compare(
         stock.append(_seconds(step, count))
 
     def run_tuned(count: int) -> None:
-        with patch(model):
+        with opened(model):
             ours.append(_seconds(tuned or step, count))
 
     run_stock(WARM_STEPS)

@@ -26,7 +26,6 @@ import logging
 import os
 import shutil
 import subprocess
-import sysconfig
 import tempfile
 import threading
 import warnings
@@ -39,6 +38,7 @@ import torch
 
 from gemmsmith.cache import default_cache_dir
 from gemmsmith.errors import LaunchFailed
+from gemmsmith.operation import Epilogue
 from gemmsmith.ops import adding
 from gemmsmith.ops.engine import Engine
 from gemmsmith.ops.forms import Form, Spec, allows_tf32
@@ -49,7 +49,8 @@ from gemmsmith.runtime.launch import torch_dtype
 log = logging.getLogger("gemmsmith")
 
 SOURCE = Path(__file__).with_name("dispatch.cpp")
-_INSTALLED = SOURCE.with_name("_dispatch" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so"))
+_INSTALLED = SOURCE.with_name("_dispatch.abi3.so")
+"""Every Python's: it calls nothing of Python's, and is loaded as a library."""
 
 _DIMS = 3
 _WORDS = 2 + 4 * _DIMS
@@ -202,7 +203,9 @@ class Dispatch:
     def _forget(self) -> None:
         """Decide everything anew, and take over what there are winners of now."""
         self._library.gs_dispatch_forget()
-        if self._engine is not None and self._engine.may_add_biases:
+        if self._engine is not None and self._engine.may_run(
+            lambda operation: operation.epilogue is Epilogue.BIAS
+        ):
             adding.install_biases(self._kind)
 
     def _resolve(self, words: Any) -> int | None:

@@ -19,7 +19,7 @@ import torch
 
 from gemmsmith.answer import Config
 from gemmsmith.errors import GemmsmithError
-from gemmsmith.operation import Epilogue, Layout
+from gemmsmith.operation import Epilogue, Layout, Operation
 from gemmsmith.ops.biases import adds_bias_afterwards, pays, ways
 from gemmsmith.ops.forms import Form, Shape, Spec, allows_tf32
 from gemmsmith.ops.plan import Beside, Plan, misalignment
@@ -154,6 +154,47 @@ class Engine:
         beside = Beside(bias, residual, plan.empty() if epilogue.stores_aux else None)
         out = self.run(plan, form, a, b, scale_a, scale_b, into, beside=beside)
         return None if out is None else (out, beside.aux)
+
+    def gated(
+        self, x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, epilogue: Epilogue
+    ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """A gated product of x[..., K] by one tuned kernel; None where torch computes it.
+
+        Gives D [..., I], and aux [..., 2·I], gate and up, where the epilogue stores it.
+
+        Args:
+            x: any number of leading dimensions.
+            gate: [I, K].
+            up: [I, K], with the gate's strides.
+            epilogue: a gated one.
+        """
+        plan = self.plan(Form.LINEAR, x, gate, epilogue=epilogue)
+        if plan is None or not plan.pairs(gate, up):
+            return None
+        beside = Beside(aux=plan.empty_aux() if epilogue.stores_aux else None, up=up)
+        out = self.run(plan, Form.LINEAR, x, gate, beside=beside)
+        return None if out is None else (out, beside.aux)
+
+    def backward(
+        self, form: Form, a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue, aux: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None] | None:
+        """The product with a backward epilogue by one tuned kernel; None where torch computes it.
+
+        Gives D, the activation's value and the bias gradient where the epilogue has them.
+
+        Args:
+            form: which product.
+            a: left operand.
+            b: right operand.
+            epilogue: a backward one.
+            aux: what the activation was applied to, packed, of D's size and type.
+        """
+        plan = self.plan(form, a, b, epilogue=epilogue)
+        if plan is None or not plan.accepts(aux):
+            return None
+        beside = plan.backward_outputs(aux)
+        out = self.run(plan, form, a, b, beside=beside)
+        return None if out is None else (out, beside.activated, beside.bias_gradient)
 
     def written(
         self,
@@ -337,10 +378,16 @@ class Engine:
         return None if self._refreshing is None else self._refreshing.snapshot
 
     @property
-    def may_add_biases(self) -> bool:
-        """Whether there is a winner that adds a bias, as far as the lookup tells."""
+    def state(self) -> str | None:
+        """What its decisions depend on, as a text; None where that cannot be told."""
+        revision = getattr(getattr(self._chooser, "snapshot", None), "revision", None)
+        deterministic = self._deterministic or torch.are_deterministic_algorithms_enabled()
+        return None if revision is None else f"{revision} {deterministic}"
+
+    def may_run(self, wanted: Callable[[Operation], bool]) -> bool:
+        """Whether there is a winner of such an operation, as far as the lookup tells."""
         rows = getattr(getattr(self._chooser, "snapshot", None), "rows", None)
-        return rows is None or any(row.problem.operation.epilogue is Epilogue.BIAS for row in rows)
+        return rows is None or any(wanted(row.problem.operation) for row in rows)
 
     def on_swap(self, react: Callable[[], None]) -> None:
         """Have `react` called whenever the lookup takes newer winners, if it ever does."""

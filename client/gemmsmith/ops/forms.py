@@ -205,7 +205,8 @@ def shapes(
     """The ways in which kernels could run this product, the most natural layout first.
 
     `output` is the result's element type; None: as torch gives it. `groups` is how many there are
-    of a grouped product. `epilogue` is what the same kernel does with the product.
+    of a grouped product. `epilogue` is what the same kernel does with the product; of a gated one
+    `b` is the gate's part of it, and up's lies elsewhere with the same strides.
     """
     operation = operation_of(form, a.dtype, b.dtype, output)
     if operation is None or a.device != b.device:
@@ -221,6 +222,8 @@ def shapes(
     if left.columns != right.rows or not all(1 <= extent <= MAX_EXTENT for extent in extents):
         return ()
     m, n, k, batch = extents
+    if epilogue.is_gated:
+        n *= 2
     # B's natural order is the other one: long columns first.
     orders_b = [(not row, leading) for row, leading in right.transposed().orders()]
     found = []
@@ -238,7 +241,7 @@ def shapes(
                 ldb=ldb,
                 stride_a=left.batch_stride,
                 stride_b=right.batch_stride,
-                stride_d=0 if grouping is Grouping.ROWS else m * n,
+                stride_d=0 if grouping is Grouping.ROWS else m * problem.columns,
                 output=size,
             )
         )

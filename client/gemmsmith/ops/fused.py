@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from gemmsmith.activations import ACTIVATIONS
-from gemmsmith.epilogue import Activation, Epilogue
+from gemmsmith.activations import ACTIVATIONS, through
+from gemmsmith.epilogue import Epilogue
 from gemmsmith.ops import fallback, functions, operators
 from gemmsmith.ops.engine import current
 from gemmsmith.ops.forms import Form
@@ -100,27 +100,22 @@ def _tell(
 ) -> None:
     wanted = wants_gradient(x, weight, bias, residual)
     epilogue = _epilogue(bias, residual, activation, aux=wanted)
-    if epilogue is None:
-        return
+    if epilogue is not None:
+        tell(x, weight, epilogue)
+
+
+def is_told() -> bool:
+    """Whether somebody listens."""
+    return bool(_listeners)
+
+
+def tell(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue) -> None:
+    """Tell every listener, in the types that autocast gives; of a gate, its own rows."""
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = operators.cast(x, dtype), operators.cast(weight, dtype)
     for listener in _listeners:
         listener(x, weight, epilogue)
-
-
-def _through(activation: Activation, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The gradient of an activation's argument x, differentiable."""
-    match activation:
-        case Activation.GELU_TANH:
-            out: torch.Tensor = torch.ops.aten.gelu_backward(dy, x, approximate="tanh")
-        case Activation.GELU:
-            out = torch.ops.aten.gelu_backward(dy, x)
-        case Activation.SILU:
-            out = torch.ops.aten.silu_backward(dy, x)
-        case _:
-            out = dy * functional.relu(x).mul(2)
-    return out
 
 
 def _composed(
@@ -153,7 +148,7 @@ def _autograd(
         plan = engine.plan(Form.LINEAR, x, weight, epilogue=epilogue)
         if plan is not None and plan.suits(bias, residual):
             if not wanted:
-                return _below(x, weight, bias, residual, epilogue)[0]
+                return with_aux(x, weight, bias, residual, epilogue)[0]
             out: torch.Tensor = FusedLinear.apply(  # type: ignore[no-untyped-call]
                 x, weight, bias, residual, main_grad, epilogue
             )
@@ -194,7 +189,7 @@ Outputs = tuple[torch.Tensor, torch.Tensor]
 """D, and aux; empty where the epilogue stores none."""
 
 
-def _below(
+def with_aux(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -246,7 +241,7 @@ class FusedLinear(torch.autograd.Function):
         epilogue: Epilogue,
     ) -> torch.Tensor:
         """D."""
-        out, aux = _below(x, weight, bias, residual, epilogue)
+        out, aux = with_aux(x, weight, bias, residual, epilogue)
         ctx.save_for_backward(x, weight, bias, aux)
         ctx.main_grad, ctx.activation = main_grad, epilogue.activation
         return out
@@ -261,7 +256,7 @@ class FusedLinear(torch.autograd.Function):
         multiply = fallback.product if again else functions.product
         dp = dy
         if ctx.activation is not None:
-            dp = _through(ctx.activation, dy, functional.linear(x, weight, bias) if again else aux)
+            dp = through(ctx.activation, dy, functional.linear(x, weight, bias) if again else aux)
         dx = multiply(Form.MATMUL, dp, weight) if wants_x else None
         dweight = None
         if wants_weight and ctx.main_grad is not None:

@@ -130,7 +130,11 @@ class Arguments(Sized):
         ("ld_aux", ctypes.c_int64),
         ("batch_stride_aux", ctypes.c_int64),
         ("amax", ctypes.c_void_p),
-        ("reserved", ctypes.c_uint64 * 17),
+        ("activated", ctypes.c_void_p),
+        ("ld_activated", ctypes.c_int64),
+        ("bias_gradient", ctypes.c_void_p),
+        ("b_up", ctypes.c_void_p),
+        ("reserved", ctypes.c_uint64 * 13),
     ]
 
     def set_launch(self, launch: Launch, *, sm_count: int) -> None:

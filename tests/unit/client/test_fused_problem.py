@@ -8,16 +8,19 @@ from gemmsmith.epilogue import Activation
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.operation import Epilogue, Operation
 from gemmsmith.problem import Problem
+from tests.support.replacing import replace
 
 M, N, K = 4096, 3072, 768
 EVERY = [epilogue for epilogue in Epilogue if epilogue is not Epilogue.NONE]
+FORWARD = [epilogue for epilogue in Epilogue if epilogue.backward is None]
 
 
 def test_names_say_their_parts() -> None:
-    for epilogue in Epilogue:
+    for epilogue in FORWARD:
         words = [
             "bias" if epilogue.has_bias else "",
             epilogue.activation.value if epilogue.activation else "",
+            "gate" if epilogue.is_gated else "",
             "residual" if epilogue.has_residual else "",
             "aux" if epilogue.stores_aux else "",
         ]
@@ -27,11 +30,44 @@ def test_names_say_their_parts() -> None:
             activation=epilogue.activation,
             residual=epilogue.has_residual,
             aux=epilogue.stores_aux,
+            gate=epilogue.is_gated,
         )
         assert again is epilogue
     assert {each.activation for each in Epilogue} == {None, *Activation}
     assert Epilogue.made_of(activation="gelu") is None
     assert Epilogue.made_of(bias=True, activation="tanh") is None
+
+
+def test_names_of_backward_ones_say_theirs() -> None:
+    found = {}
+    for epilogue in Epilogue:
+        parts = epilogue.backward
+        if parts is None:
+            continue
+        words = [
+            f"d{parts.activation}",
+            "gate" if parts.gated else "",
+            "act" if parts.activated else "",
+            "bgrad" if parts.bias_gradient else "",
+        ]
+        assert "_".join(filter(None, words)) == epilogue.value
+        again = Epilogue.backward_of(
+            parts.activation,
+            gated=parts.gated,
+            activated=parts.activated,
+            bias_gradient=parts.bias_gradient,
+        )
+        assert again is epilogue
+        assert (epilogue.has_bias, epilogue.has_residual, epilogue.stores_aux) == (False,) * 3
+        assert epilogue.activation is None
+        found[epilogue] = (epilogue.reads, epilogue.outputs)
+    assert len(found) == 4 * 3 + 2 * 2
+    assert found[Epilogue.DGELU_BGRAD] == (1, 1)
+    assert found[Epilogue.DRELU2_ACT] == (1, 2)
+    assert found[Epilogue.DSILU_GATE] == (2, 2)
+    assert found[Epilogue.DGELU_TANH_GATE_ACT] == (2, 3)
+    assert Epilogue.backward_of("gelu", gated=True) is None
+    assert Epilogue.backward_of("silu", activated=True, bias_gradient=True) is None
 
 
 @pytest.mark.parametrize("epilogue", EVERY)
@@ -61,8 +97,25 @@ def test_what_is_read_and_written_beside_the_product() -> None:
     assert moved("bias_gelu_aux") == plain.operand_bytes + 2 * N + 2 * M * N
     assert moved("residual") == plain.operand_bytes + 2 * M * N
     assert moved("bias_residual") == plain.operand_bytes + 2 * N + 2 * M * N
+    assert moved("silu_gate") == plain.operand_bytes - M * N
+    assert moved("silu_gate_aux") == plain.operand_bytes + M * N
+    # aux, and what is stored beside D; of gated ones gate and up, and the gradients of both.
+    assert moved("dsilu") == plain.operand_bytes + 2 * M * N
+    assert moved("dsilu_act") == plain.operand_bytes + 4 * M * N
+    assert moved("dsilu_bgrad") == plain.operand_bytes + 2 * M * N + 2 * N
+    assert moved("dsilu_gate") == plain.operand_bytes + 6 * M * N
+    assert moved("dsilu_gate_act") == plain.operand_bytes + 8 * M * N
     fused = Problem(m=M, n=N, k=K, dtype="bf16.then_bias_silu_aux")
     assert fused.flops == plain.flops
+
+
+def test_gate_and_up_make_one_column() -> None:
+    gated = Problem(m=M, n=N, k=K, dtype="bf16.then_silu_gate")
+    assert (gated.columns, gated.flops) == (N // 2, 2 * M * N * K)
+    assert Problem(m=M, n=N, k=K, dtype="bf16.then_bias").columns == N
+    with pytest.raises(InvalidProblem, match="even n") as caught:
+        replace(gated, n=N + 1)
+    assert caught.value.field == "n"
 
 
 def test_no_other_operation_is_a_neighbour() -> None:
@@ -83,6 +136,10 @@ def test_no_other_operation_is_a_neighbour() -> None:
         ("bf16", "nt", {}, "layout"),
         ("bf16", "nn", {}, "layout"),
         ("bf16", "tn", {"epilogue": "gelu"}, "epilogue"),
+        ("bf16", "tt", {"epilogue": "silu_gate"}, "layout"),
+        ("bf16.out_f32", "tn", {"epilogue": "silu_gate"}, "out"),
+        ("fp8_e4m3", "tn", {"epilogue": "dgelu"}, "epilogue"),
+        ("bf16", "nt", {"epilogue": "dsilu_gate"}, "layout"),
     ],
 )
 def test_what_does_not_exist(dtype: str, layout: str, given: dict[str, str], field: str) -> None:

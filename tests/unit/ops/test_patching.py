@@ -13,7 +13,7 @@ from torch import nn
 import gemmsmith
 from gemmsmith.ops.dispatch import Dispatch
 from gemmsmith.ops.engine import Engine
-from gemmsmith.ops.patching import TunedLinear
+from gemmsmith.ops.swapping import TunedLinear
 from tests.support.stand_in import Chooser, Host
 
 BF16 = torch.bfloat16

@@ -19,6 +19,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 import gemmsmith
 from gemmsmith.integrations import transformers as ours
+from gemmsmith.ops import expert_layers
 from gemmsmith.ops.dispatch import Dispatch
 from gemmsmith.ops.engine import Engine
 from tests.support.stand_in import Chooser, Host
@@ -172,7 +173,7 @@ def test_numbers_are_those_of_transformers_own(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_experts_of_other_ranks_add_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever kernels leave in the rows that are nobody's."""
-    monkeypatch.setattr(ours, "grouped_mm", Poisoned.apply)
+    monkeypatch.setattr(expert_layers, "grouped_mm", Poisoned.apply)
     net, x = experts(kind), torch.randn(T, WIDTH)
     index = torch.randint(EXPERTS, (T, CHOSEN))
     away = torch.rand(T, CHOSEN) < 0.4

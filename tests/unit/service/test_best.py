@@ -47,6 +47,18 @@ def test_device_defaults_to_a_known_one(client: httpx.Client) -> None:
     assert client.get("/best", params=SIZES).json()["device"]["name"] == default["name"]
 
 
+def test_types_go_by_other_names_too(client: httpx.Client) -> None:
+    asked = {**SIZES, "dtype": "bf16"}
+    plain = client.get("/best", params=asked)
+    other = client.get("/best", params=asked | {"dtype": "bfloat16"})
+    assert plain.json()["match"] == "exact"
+    assert (other.json(), other.headers["etag"]) == (plain.json(), plain.headers["etag"])
+    refused = client.get("/best", params=asked | {"dtype": "float32"})
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "dtype")
+    body = {"problems": [{**SIZES, "dtype": "bfloat16"}]}
+    assert client.post("/best:batch", json=body).json()["answers"][0]["match"] == "exact"
+
+
 def test_nearest_names_what_was_measured(client: httpx.Client) -> None:
     answer = msgspec.convert(ask(client, m=8192).json(), Answer)
     assert answer.match is Match.NEAREST

@@ -22,7 +22,7 @@ def tma_reads(problem: Problem) -> bool:
 
 def d_is_whole(problem: Problem) -> bool:
     """Whether TMA can store D."""
-    return problem.n * problem.operation.d.bytes % TMA_BYTES == 0
+    return problem.columns * problem.operation.d.bytes % TMA_BYTES == 0
 
 
 def cpasync_alignment(problem: Problem) -> int:

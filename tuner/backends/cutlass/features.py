@@ -95,10 +95,12 @@ def features(kernel: CutlassKernel) -> Features[float]:
 
 
 def _element_clocks(operation: Operation) -> float:
-    """What an SM takes from an element's sum until it is stored."""
+    """What an SM takes from an element's sum until it is stored; two of gated ones make one."""
     moved = operation.d.bytes * (1 + operation.epilogue.matrices)
-    activation = operation.epilogue.activation
-    return moved / STORE_BYTES_PER_CLOCK + (ACTIVATION_CLOCKS[activation] if activation else 0.0)
+    epilogue = operation.epilogue
+    activation = epilogue.backward.activation if epilogue.backward else epilogue.activation
+    clocks = moved / STORE_BYTES_PER_CLOCK + (ACTIVATION_CLOCKS[activation] if activation else 0.0)
+    return clocks / 2 if epilogue.is_gated else clocks
 
 
 def _k_tile(kernel: CutlassKernel) -> tuple[float, float]:

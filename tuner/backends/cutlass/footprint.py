@@ -30,6 +30,8 @@ _SCHEDULER_BARRIERS = 96
 """Barriers that order the warpgroups, and the tile scheduler's."""
 _MOST_GROUPS_BYTES = 8 * 1024
 """Where 1,024 groups end, and how many tiles there are up to each of them (`GroupedKernel`)."""
+_GATED_LINE = 1024
+"""Alignment of all parts of a gated kernel; its barriers take less."""
 _GROUPS_BYTES = 1024
 """TMA descriptors of the group at hand, and the next tiles that the scheduler has found."""
 
@@ -64,6 +66,8 @@ def stage_bytes(kernel: CutlassKernel) -> int:
 def epilogue_tile(kernel: CutlassKernel) -> tuple[int, int]:
     """The part of the output tile that one TMA store covers (CUTLASS's `EpilogueTileAuto`)."""
     m, n, _ = kernel.tile
+    if kernel.operation.epilogue.is_gated:  # `GateBox`: as many columns as divide a half
+        return 64, gcd(64, n // 2)
     rows = 128 if kernel.mainloop is MainloopSchedule.COOPERATIVE else 64
     return min(rows, m), gcd(min(32, n), n)
 
@@ -71,15 +75,18 @@ def epilogue_tile(kernel: CutlassKernel) -> tuple[int, int]:
 def epilogue_bytes(kernel: CutlassKernel) -> int:
     """Bytes of the epilogue's staging buffers; C and D have one type, so they share them.
 
-    What an activation is applied to has as many of its own.
+    What else is loaded or stored has as many of its own.
     """
     if kernel.epilogue is not EpilogueSchedule.TMA:
         return 0
     m, n = epilogue_tile(kernel)
-    if not kernel.operation.is_fused or kernel.operation.epilogue.has_residual:
-        return m * n * stored_bytes(kernel) * _epilogue_stages(kernel)
-    matrices = 1 + kernel.operation.epilogue.stores_aux
-    return m * n * stored_bytes(kernel) * min(_epilogue_parts(kernel), 2) * matrices
+    epilogue = kernel.operation.epilogue
+    if epilogue.is_gated:  # two buffers for each warpgroup that stores
+        return m * n * stored_bytes(kernel) * 2 * consumer_warpgroups(kernel)
+    loaded = max(epilogue.reads, 1) if not kernel.operation.is_fused else epilogue.reads
+    stored = epilogue.outputs - min(loaded, 1)
+    stages = loaded * _epilogue_stages(kernel) + stored * min(_epilogue_parts(kernel), 2)
+    return m * n * stored_bytes(kernel) * stages
 
 
 def stored_bytes(kernel: CutlassKernel) -> int:
@@ -92,7 +99,7 @@ def _epilogue_stages(kernel: CutlassKernel) -> int:
     if kernel.epilogue is not EpilogueSchedule.TMA:
         return 0
     parts = _epilogue_parts(kernel)
-    if kernel.operation.is_fused and not kernel.operation.epilogue.has_residual:
+    if kernel.operation.is_fused and not kernel.operation.epilogue.reads:
         return min(parts, 4)  # of a pipeline that loads nothing
     return max(min(parts, 4), min(parts, 2) + 1)
 
@@ -112,6 +119,8 @@ def stages(kernel: CutlassKernel) -> int:
     if kernel.backend is Backend.CUTE:
         besides = _grouped_bytes(kernel) if kernel.scheduler is TileScheduler.GROUPS else 0
         return (shared - _LINE - besides) // (stage_bytes(kernel) + _BARRIERS)
+    if kernel.operation.epilogue.is_gated:
+        return (shared - _GATED_LINE - epilogue_bytes(kernel)) // stage_bytes(kernel)
     per_stage = _round_up(stage_bytes(kernel), _LINE) + _BARRIERS
     carveout = _round_up(_epilogue_storage(kernel), _LINE)
     return (shared - carveout) // per_stage
@@ -132,6 +141,8 @@ def shared_bytes(kernel: CutlassKernel) -> int:
         # The tile's FP32 sums take the operands' place (`cluster_split_k.hpp`).
         tile = max(mainloop, _sums_bytes(kernel))
         return _round_up(_round_up(tile, _LINE) + _BARRIERS * depth, _LINE)
+    if kernel.operation.epilogue.is_gated:
+        return _GATED_LINE + epilogue_bytes(kernel) + mainloop
     barriers = _BARRIERS * (depth + _epilogue_stages(kernel))
     if kernel.epilogue is not EpilogueSchedule.TMA:
         return mainloop + _round_up(barriers + _SCHEDULER_BARRIERS, _LINE) + _LINE
@@ -154,14 +165,18 @@ def _epilogue_storage(kernel: CutlassKernel) -> int:
 
 
 def _fusion_bytes(kernel: CutlassKernel) -> int:
-    """A factor or bias for each column of the tile; else an empty fusion's byte.
+    """A factor or bias for each column of the tile, or sums of a part's columns by each warp, of 16
+    rows (`column_sums.hpp`); else an empty fusion's byte.
 
     A swapped kernel reads its bias, which runs along the rows, straight from memory.
     """
     epilogue = kernel.operation.epilogue
+    if epilogue.backward and epilogue.backward.bias_gradient:
+        rows, columns = epilogue_tile(kernel)
+        return rows // 16 * columns * Element.F32.bytes
     if epilogue.has_bias and not kernel.swapped:
         return kernel.tile[1] * kernel.operation.d.bytes
-    if epilogue.stores_aux:
+    if epilogue.matrices > epilogue.has_residual + bool(epilogue.backward):
         return 0  # its buffers, which are counted with D's, make the fusion not empty
     factors = scales_rows(kernel) and stores_itself(kernel)
     return kernel.tile[1] * Element.F32.bytes if factors else 1

@@ -334,7 +334,7 @@ def _operation_3x(kernel: CutlassKernel) -> GemmOperation:
     if grouped:
         scheduler = TileSchedulerType.Default  # CUTLASS's one for groups
     source = d
-    if kernel.operation.is_fused and not kernel.operation.epilogue.has_residual:
+    if kernel.operation.is_fused and not kernel.operation.epilogue.reads:
         source = TensorDescription(DataType.void, d.layout, d.alignment)
     return GemmOperation(
         GemmKind.GroupedUniversal3x if grouped else GemmKind.Universal3x,

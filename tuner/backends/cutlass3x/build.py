@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from cutlass_library.gemm_operation import EmitGemmUniversal3xInstance
-from cutlass_library.library import DataTypeTag
+from cutlass_library.library import DataTypeTag, KernelScheduleTag, LayoutTag
 
 from gemmsmith.epilogue import Activation
-from gemmsmith.kernel import CutlassKernel, TileScheduler
+from gemmsmith.kernel import CutlassKernel, MainloopSchedule, TileScheduler
 from gemmsmith.operation import Grouping
 from tuner.backends.backend import Part
-from tuner.backends.cutlass import text
+from tuner.backends.cutlass import footprint, text
 from tuner.backends.cutlass.generated import described
 from tuner.backends.cutlass.operation import DATA_TYPES, is_padded
 
@@ -25,6 +25,11 @@ _FUSED_EPILOGUE = (
     " ${{element_d}}, ${{element_epilogue}}>"
 )
 
+_BACKWARD_EPILOGUE = (
+    "gemmsmith::Backward<gemmsmith::{activation}Slope, {gated}, {activated}, {bias_gradient},"
+    " ${{element_d}}, ${{element_epilogue}}>"
+)
+
 _ACTIVATIONS = {
     None: "Identity",
     Activation.GELU_TANH: "TanhGELU",
@@ -32,6 +37,25 @@ _ACTIVATIONS = {
     Activation.SILU: "SiLU",
     Activation.RELU2: "SquaredReLU",
 }
+
+_GATED = """using {name}_tile = cute::Shape<{tile}>;
+using {name}_epilogue = gemmsmith::GatedEpilogue<
+    {name}_tile, gemmsmith::{activation}, {aux}, {scaled}, {pingpong}, {d}>;
+using {name}_mainloop = gemmsmith::GatedMainloop<
+  typename cutlass::gemm::collective::CollectiveBuilder<
+    cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp,
+    {a},
+    {b},
+    {sums},
+    {name}_tile,
+    cute::Shape<{cluster}, cute::_1>,
+    {stages},
+    {schedule}
+  >::CollectiveOp>;
+using {name} = cutlass::gemm::kernel::GemmUniversal<
+    cute::Shape<int, int, int, int>, {name}_mainloop, {name}_epilogue,
+    cutlass::gemm::PersistentScheduler>;
+"""
 
 _STREAM_K_TAG = ("cutlass::gemm::StreamKScheduler>", "gemmsmith::StreamKScheduler>")
 """CUTLASS's scheduler does not compile with programmatic dependent launch; see stream_k.hpp."""
@@ -49,6 +73,15 @@ def part(kernel: CutlassKernel) -> Part:
     elif kernel.scheduler is TileScheduler.SPLIT_K:
         element_d = DataTypeTag[DATA_TYPES[kernel.operation.d]]
         adapter = f"SplitKGemm<{struct}, {traits}, {swapped}, {element_d}{text.row_scales(kernel)}>"
+    elif kernel.operation.epilogue.is_gated:
+        return text.part(
+            kernel,
+            header="gated3x",
+            definition=_gated(kernel),
+            adapter=f"GatedGemm3x<{struct}, {traits}>",
+        )
+    elif kernel.operation.epilogue.backward:
+        adapter = f"BackwardGemm3x<{struct}, {traits}, {swapped}>"
     elif kernel.operation.is_fused:
         adapter = f"FusedGemm3x<{struct}, {traits}, {swapped}>"
     else:
@@ -71,9 +104,48 @@ def part(kernel: CutlassKernel) -> Part:
     )
 
 
+def _gated(kernel: CutlassKernel) -> str:
+    """CUTLASS's kernel around the mainloop and the epilogue of `gated3x.hpp`."""
+    operation, epilogue = described(kernel), kernel.operation.epilogue
+    a, b = (
+        f"{DataTypeTag[each.element]}, {LayoutTag[each.layout]}, {each.alignment}"
+        for each in (operation.A, operation.B)
+    )
+    name = text.struct(kernel)
+    return _GATED.format(
+        name=name,
+        tile=_static(kernel.tile),
+        cluster=_static(kernel.cluster),
+        activation=_ACTIVATIONS[epilogue.activation],
+        aux=text.boolean(epilogue.stores_aux),
+        scaled=text.boolean(kernel.operation.is_scaled),
+        pingpong=text.boolean(kernel.mainloop is MainloopSchedule.PINGPONG),
+        a=a,
+        b=b,
+        d=DataTypeTag[DATA_TYPES[kernel.operation.d]],
+        sums=DataTypeTag[DATA_TYPES[kernel.operation.accumulator]],
+        stages=f"cutlass::gemm::collective::StageCount<{footprint.stages(kernel)}>",
+        schedule=KernelScheduleTag[operation.kernel_schedule],
+    )
+
+
+def _static(extents: tuple[int, ...]) -> str:
+    """As CuTe writes extents that are known when it compiles."""
+    return ", ".join(f"cute::Int<{extent}>" for extent in extents)
+
+
 def _fused_epilogue(kernel: CutlassKernel) -> str:
-    """The fusion operation of `fused3x.hpp`; CUTLASS's emitter fills in the element types."""
+    """The fusion operation of `fused3x.hpp` or `backward3x.hpp`; CUTLASS's emitter fills in the
+    element types.
+    """
     operation = kernel.operation
+    if backward := operation.epilogue.backward:
+        return _BACKWARD_EPILOGUE.format(
+            activation=_ACTIVATIONS[backward.activation],
+            gated=text.boolean(backward.gated),
+            activated=text.boolean(backward.activated),
+            bias_gradient=text.boolean(backward.bias_gradient),
+        )
     return _FUSED_EPILOGUE.format(
         activation=_ACTIVATIONS[operation.epilogue.activation],
         bias=text.boolean(operation.epilogue.has_bias),
@@ -88,6 +160,8 @@ def _header(kernel: CutlassKernel) -> str:
     """The header with the adapter that the kernel's entry names."""
     if kernel.operation.is_grouped:
         return "grouped3x"
+    if kernel.operation.epilogue.backward:
+        return "backward3x"
     if kernel.operation.is_fused:
         return "fused3x"
     if is_padded(kernel):

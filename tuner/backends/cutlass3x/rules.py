@@ -18,9 +18,17 @@ MMA_PROMOTION_INTERVAL = 4
 """Default `mma_promotion_interval` of precise FP8 kernels, in wgmma instructions of K = 32."""
 
 
+SWIZZLE_BYTES = 128
+"""A row of the widest swizzle atom."""
+
 MAX_ACCUMULATORS_BESIDE_ACTIVATION = 96
 """Of swapped kernels whose activation takes an exponential. 128 and 192 of them spill 12 to 152
 bytes in four of five kernels, 96 none; not swapped, 192 do not spill (nvcc 13.0.88, 2026-11-23)."""
+
+
+MAX_ACCUMULATORS_BESIDE_GATES = 176
+"""Of backward epilogues that read gate and up and store three outputs: 192 spill 32 bytes, 176
+none; of those that store two, 192 none (as above)."""
 
 
 def promotion_interval_divides(kernel: CutlassKernel) -> str | None:
@@ -99,6 +107,40 @@ def activation_leaves_registers(kernel: CutlassKernel) -> str | None:
     return None
 
 
+def gated_tile_is_two_halves(kernel: CutlassKernel) -> str | None:
+    """Gate and up halve the tile's N, and rows of it are those of a swizzle atom (`gated3x.hpp`).
+
+    Each half is whole boxes of 16 columns, and whole atoms of 8 rows for each block of a cluster
+    that loads a share of it.
+    """
+    if not kernel.operation.epilogue.is_gated:
+        return None
+    _, n, k = kernel.tile
+    if kernel.swapped:
+        return "gate and up lie along the kernel's N"
+    if k * kernel.operation.a.bytes != SWIZZLE_BYTES:
+        return f"gated kernels have tile K of {SWIZZLE_BYTES} bytes"
+    share = max(32, 16 * kernel.cluster[0])
+    return f"tile N of gated kernels must be a multiple of {share}" if n % share else None
+
+
+def gates_leave_registers(kernel: CutlassKernel) -> str | None:
+    """A gate, its up and all three outputs lie in registers beside the accumulators."""
+    backward = kernel.operation.epilogue.backward
+    used = footprint.accumulator_registers(kernel)
+    three = backward is not None and backward.gated and backward.activated
+    if three and used > MAX_ACCUMULATORS_BESIDE_GATES:
+        return f"{used} accumulator registers a thread leave too few for gate, up and outputs"
+    return None
+
+
+def backward_kernels_are_not_swapped(kernel: CutlassKernel) -> str | None:
+    """Swapped kernels are for few tokens, and a backward pass has many."""
+    if kernel.operation.epilogue.backward and kernel.swapped:
+        return "backward epilogues are not swapped"
+    return None
+
+
 RULES = rules.by_name(
     rules.architecture_is_known,
     wgmma.architecture_has_wgmma,
@@ -109,6 +151,8 @@ RULES = rules.by_name(
     rules.epilogue_matches_mainloop,
     grouped_kernels_are_pointer_arrays,
     fused_kernels_leave_by_tma,
+    gated_tile_is_two_halves,
+    backward_kernels_are_not_swapped,
     wgmma.tf32_is_k_major,
     cpasync_copies_16_bit_and_fp8,
     row_scales_leave_by_tma,
@@ -119,6 +163,7 @@ RULES = rules.by_name(
     rules.cluster_is_portable,
     wgmma.registers_suffice,
     activation_leaves_registers,
+    gates_leave_registers,
     wgmma.pipeline_is_deep_enough,
     rules.shared_memory_suffices,
     wgmma.k_major_b_fills_swizzle_atoms,

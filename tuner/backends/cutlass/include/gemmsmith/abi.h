@@ -76,10 +76,16 @@ typedef struct gs_arguments {
   int64_t batch_stride_bias;
   const void *residual;      /* [M, N] of D's type, row-major */
   int64_t ld_residual, batch_stride_residual;
-  void *aux;                 /* [M, N] of D's type, row-major: what the activation is applied to */
+  void *aux;                 /* [M, N] of D's type, row-major: what the activation is applied to;
+                              * gate and up, whose D has N/2 columns */
   int64_t ld_aux, batch_stride_aux;
   float *amax;               /* one element: the largest |D| before scale_d; the caller zeroes it */
-  uint64_t reserved[17];     /* zeros */
+  /* backward epilogues, which read aux: [M, N], or [M, 2N] as gate | up, and then D is that too */
+  void *activated;           /* [M, N] of D's type, row-major: what the activation gave forwards */
+  int64_t ld_activated;
+  void *bias_gradient;       /* [N] of D's type: the sum of D's rows */
+  const void *b_up;          /* of gated ones: B's second N/2 columns, up, laid as the first ones are */
+  uint64_t reserved[13];     /* zeros */
 } gs_arguments;
 
 typedef struct gs_kernel_info {

@@ -79,6 +79,9 @@ enum Extra : uint32_t {
   kAux = 128,
   kGroups = 256,          /* offsets */
   kLibraryAlgorithm = 512, /* algorithm, library_version, workspace_limit */
+  kGate = 1024,           /* b_up */
+  kActivated = 2048,
+  kBiasGradient = 4096,
 };
 
 inline uint32_t extras(gs_arguments const& g) {
@@ -92,7 +95,10 @@ inline uint32_t extras(gs_arguments const& g) {
   if (g.bias) found |= kBias;
   if (g.residual) found |= kResidual;
   if (g.aux) found |= kAux;
+  if (g.activated) found |= kActivated;
+  if (g.bias_gradient) found |= kBiasGradient;
   if (g.offsets) found |= kGroups;
+  if (g.b_up) found |= kGate;
   if (g.library_version || g.workspace_limit || !all_zero(g.algorithm, sizeof g.algorithm)) {
     found |= kLibraryAlgorithm;
   }

@@ -78,6 +78,12 @@ template <class Collective>
 struct ReadsWithTma<Collective, std::void_t<decltype(Collective::Params::tma_load_a)>>
     : std::true_type {};
 
+/* Mainloops that read B in two halves (gated3x.hpp). */
+template <class Arguments, class = void>
+struct ReadsUp : std::false_type {};
+template <class Arguments>
+struct ReadsUp<Arguments, std::void_t<decltype(Arguments::ptr_up)>> : std::true_type {};
+
 template <class Kernel, class Traits, bool Swapped>
 struct Gemm3x {
   using Arguments = typename Kernel::Arguments;
@@ -216,6 +222,9 @@ struct Gemm3x {
         cute::make_shape(Swapped ? g.n : g.m, Swapped ? g.m : g.n, g.k, g.batch);
     arguments.mainloop.ptr_A = static_cast<decltype(arguments.mainloop.ptr_A)>(a.data);
     arguments.mainloop.ptr_B = static_cast<decltype(arguments.mainloop.ptr_B)>(b.data);
+    if constexpr (ReadsUp<typename Kernel::MainloopArguments>::value) {
+      arguments.mainloop.ptr_up = static_cast<decltype(arguments.mainloop.ptr_up)>(g.b_up);
+    }
     arguments.mainloop.dA = stride_of<typename Kernel::StrideA>(a, g.batch);
     arguments.mainloop.dB = stride_of<typename Kernel::StrideB>(b, g.batch);
     arguments.epilogue.ptr_C = static_cast<ElementC const*>(operands.c.data);

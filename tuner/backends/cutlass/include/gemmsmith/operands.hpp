@@ -59,6 +59,9 @@ struct Traits {
   static constexpr int AlignmentD = AlignmentD_;
 };
 
+/* D has half of the product's columns where the other half gates them. */
+inline int32_t columns_of_d(gs_arguments const& g) { return g.b_up ? g.n / 2 : g.n; }
+
 template <class Traits, class ElementA, class ElementB, class ElementD>
 struct Operands {
   Operand a, b, c, d;
@@ -69,8 +72,8 @@ struct Operands {
           g.lda, g.batch_stride_a, Traits::AlignmentA, int(sizeof(ElementA))},
         b{g.b, Traits::BRowMajor ? g.k : g.n, Traits::BRowMajor ? g.n : g.k,
           g.ldb, g.batch_stride_b, Traits::AlignmentB, int(sizeof(ElementB))},
-        c{g.c, g.m, g.n, g.ldc, g.batch_stride_c, Traits::AlignmentD, int(sizeof(ElementD))},
-        d{g.d, g.m, g.n, g.ldd, g.batch_stride_d, Traits::AlignmentD, int(sizeof(ElementD))} {
+        c{g.c, g.m, columns_of_d(g), g.ldc, g.batch_stride_c, Traits::AlignmentD, int(sizeof(ElementD))},
+        d{g.d, g.m, columns_of_d(g), g.ldd, g.batch_stride_d, Traits::AlignmentD, int(sizeof(ElementD))} {
     if (g.beta == 0.0f) c = d;
   }
 

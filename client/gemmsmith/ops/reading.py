@@ -1,0 +1,293 @@
+"""What a module's `forward` computes, read from its source: how models' layers are recognized.
+
+Only straight lines of calls of the module's own children, of torch's activations, halving, sums and
+products are understood. Whatever else there is, a branch, a default, another attribute, a call
+whose result is dropped, makes the whole forward unknown. Nothing of it is run. What is read is the
+function that the class has now, not what its name suggests; the source must compile to its very
+code.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import functools
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+from typing import Any, TypeAlias
+
+import torch
+from torch.nn import functional
+
+from gemmsmith.epilogue import Activation
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Given:
+    """An argument of the forward."""
+
+    position: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Called:
+    """`self.child(argument)`."""
+
+    child: str
+    argument: Expression
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Activated:
+    """A function of torch, applied to each element."""
+
+    activation: Activation | None  # None: ReLU, which is none of ours until it is squared
+    argument: Expression
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Halved:
+    """The last dimension in two halves; what each is called is a `Half`."""
+
+    argument: Expression
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Half:
+    """One of them."""
+
+    of: Halved
+    second: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Combined:
+    """Two factors or two terms."""
+
+    is_product: bool
+    left: Expression
+    right: Expression
+
+
+Expression: TypeAlias = Given | Called | Activated | Halved | Half | Combined
+
+
+class _NotUnderstoodError(Exception):
+    """The forward is not of the kind that is read here."""
+
+
+@functools.cache
+def read(forward: Callable[..., Any]) -> Expression | None:
+    """What the function gives of its arguments; None where it is not understood.
+
+    Args:
+        forward: a class's, that takes `self` and positional arguments.
+    """
+    if not isinstance(forward, FunctionType) or hasattr(forward, "__wrapped__"):
+        return None
+    try:
+        source = textwrap.dedent(inspect.getsource(forward))
+        (tree,) = ast.parse(source).body
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return None
+    if not isinstance(tree, ast.FunctionDef) or not _is_code_of(forward, tree):
+        return None
+    try:
+        return _Reader(forward, tree).result()
+    except _NotUnderstoodError:
+        return None
+
+
+def _is_code_of(forward: FunctionType, tree: ast.FunctionDef) -> bool:
+    """Whether the source is that of the function, not what its file has become since."""
+    plain = ast.Module(body=[tree], type_ignores=[])
+    flags = forward.__code__.co_flags & _FUTURES
+    whole = compile(plain, "<forward>", "exec", flags=flags, dont_inherit=True)
+    codes = [one for one in whole.co_consts if isinstance(one, CodeType)]
+    return any(_steps(one) == _steps(forward.__code__) for one in codes)
+
+
+def _steps(code: CodeType) -> list[tuple[str, Any]]:
+    """What it does, without how: an attribute of a module is loaded in another way than a method,
+    which the compiler only knows of a whole file.
+    """
+    same = {"LOAD_METHOD": "LOAD_ATTR"}
+    return [
+        (same.get(one.opname, one.opname), one.argval)
+        for one in dis.get_instructions(code)
+        if one.opname not in ("PUSH_NULL", "PRECALL", "RESUME")
+    ]
+
+
+_FUTURES = 0x1000000  # `from __future__ import annotations`
+
+
+class _Reader:
+    """Reads one function, top to bottom."""
+
+    def __init__(self, forward: FunctionType, tree: ast.FunctionDef) -> None:
+        self._globals = forward.__globals__
+        self._tree = tree
+        arguments = tree.args
+        if (
+            tree.decorator_list
+            or arguments.vararg
+            or arguments.kwarg
+            or arguments.kwonlyargs
+            or arguments.posonlyargs
+            or arguments.defaults
+            or len(arguments.args) < 2
+        ):
+            raise _NotUnderstoodError
+        self._self, *given = (one.arg for one in arguments.args)
+        self._names: dict[str, Expression] = {
+            name: Given(position=at) for at, name in enumerate(given)
+        }
+        self._calls: list[Called] = []
+
+    def result(self) -> Expression:
+        """What it returns."""
+        body = list(self._tree.body)
+        if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+            body = body[1:]  # the docstring
+        if not body or not isinstance(body[-1], ast.Return) or body[-1].value is None:
+            raise _NotUnderstoodError
+        for statement in body[:-1]:
+            self._assign(statement)
+        found = self._value(body[-1].value)
+        # What is computed and dropped would be missed: a child's hooks, its random numbers.
+        if set(map(id, self._calls)) - set(map(id, _parts(found))):
+            raise _NotUnderstoodError
+        return found
+
+    def _assign(self, statement: ast.stmt) -> None:
+        if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+            raise _NotUnderstoodError
+        (target,) = statement.targets
+        value = self._value(statement.value)
+        match target:
+            case ast.Name(id=name) if not isinstance(value, Halved):
+                self._names[name] = value
+            case ast.Tuple(elts=[ast.Name(id=first), ast.Name(id=second)]) if isinstance(
+                value, Halved
+            ):
+                self._names[first] = Half(of=value, second=False)
+                self._names[second] = Half(of=value, second=True)
+            case _:
+                raise _NotUnderstoodError
+
+    def _value(self, node: ast.expr) -> Expression:
+        match node:
+            case ast.Name(id=name) if name in self._names:
+                return self._names[name]
+            case ast.BinOp(left=left, op=ast.Mult() | ast.Add() as how, right=right):
+                return Combined(
+                    is_product=isinstance(how, ast.Mult),
+                    left=self._value(left),
+                    right=self._value(right),
+                )
+            case ast.Call(func=called, args=given, keywords=named) if all(one.arg for one in named):
+                return self._call(called, given, {str(one.arg): one.value for one in named})
+            case _:
+                raise _NotUnderstoodError
+
+    def _call(
+        self, called: ast.expr, given: list[ast.expr], named: dict[str, ast.expr]
+    ) -> Expression:
+        match called:
+            case ast.Attribute(value=ast.Name(id=owner), attr=child) if owner == self._self:
+                if len(given) != 1 or named or self._self in self._names:
+                    raise _NotUnderstoodError
+                call = Called(child=child, argument=self._value(given[0]))
+                self._calls.append(call)
+                return call
+            case ast.Attribute(value=of, attr="chunk") if not self._is_global(of):
+                return self._halves(self._value(of), given, named)
+            case ast.Attribute(value=of, attr="square") if not (
+                given or named or self._is_global(of)
+            ):
+                return self._square(self._value(of))
+        function = self._global(called)
+        if function is torch.chunk and given:
+            return self._halves(self._value(given[0]), given[1:], named)
+        if function is torch.square and len(given) == 1 and not named:
+            return self._square(self._value(given[0]))
+        if len(given) != 1:
+            raise _NotUnderstoodError
+        return Activated(activation=_activation(function, named), argument=self._value(given[0]))
+
+    def _halves(
+        self, argument: Expression, given: list[ast.expr], named: dict[str, ast.expr]
+    ) -> Halved:
+        values = dict(zip(("chunks", "dim"), map(_constant, given), strict=False))
+        values |= {name: _constant(value) for name, value in named.items()}
+        if values != {"chunks": 2, "dim": -1} or len(given) + len(named) != 2:
+            raise _NotUnderstoodError
+        return Halved(argument=argument)
+
+    def _square(self, of: Expression) -> Activated:
+        if not isinstance(of, Activated) or of.activation is not None:
+            raise _NotUnderstoodError
+        return Activated(activation=Activation.RELU2, argument=of.argument)
+
+    def _is_global(self, node: ast.expr) -> bool:
+        match node:
+            case ast.Name(id=name):
+                return name not in self._names
+            case ast.Attribute(value=of):
+                return self._is_global(of)
+            case _:
+                return False
+
+    def _global(self, node: ast.expr) -> object:
+        """What a dotted name is in the function's module."""
+        match node:
+            case ast.Name(id=name) if name not in self._names and name in self._globals:
+                return self._globals[name]
+            case ast.Attribute(value=of, attr=name) if inspect.ismodule(
+                owner := self._global(of)
+            ) and hasattr(owner, name):
+                return getattr(owner, name)
+            case _:
+                raise _NotUnderstoodError
+
+
+def _constant(node: ast.expr) -> object:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        raise _NotUnderstoodError from None
+
+
+def _activation(function: object, named: dict[str, ast.expr]) -> Activation | None:
+    how = {name: _constant(value) for name, value in named.items()}
+    if function is functional.gelu and how.keys() <= {"approximate"}:
+        match how.get("approximate", "none"):
+            case "none":
+                return Activation.GELU
+            case "tanh":
+                return Activation.GELU_TANH
+    if how:
+        raise _NotUnderstoodError
+    if function is functional.silu:
+        return Activation.SILU
+    if function in (functional.relu, torch.relu):
+        return None
+    raise _NotUnderstoodError
+
+
+def _parts(of: Expression) -> list[Expression]:
+    """All that an expression is made of."""
+    match of:
+        case Given():
+            inner: list[Expression] = []
+        case Half():
+            inner = [of.of]
+        case Combined():
+            inner = [of.left, of.right]
+        case _:
+            inner = [of.argument]
+    return [of, *(part for one in inner for part in _parts(one))]

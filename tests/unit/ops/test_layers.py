@@ -1,0 +1,466 @@
+"""Layers of a patched model: one kernel where one wins, their own forward everywhere else."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - as models name it
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import gemmsmith
+from gemmsmith.ops.engine import Engine
+from gemmsmith.ops.layers import recognized
+from gemmsmith.ops.swapping import Swapped
+from gemmsmith.problem import Problem
+from tests.support.stand_in import Chooser
+
+BF16 = torch.bfloat16
+Runs = Callable[[], int]
+WIDTH, INNER = 16, 24
+
+
+class FeedForward(nn.Module):
+    """As torchtitan's."""
+
+    def __init__(self, *, bias: bool = False) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(WIDTH, INNER, bias=bias)
+        self.w2 = nn.Linear(INNER, WIDTH, bias=False)
+        self.w3 = nn.Linear(WIDTH, INNER, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class Halves(nn.Module):
+    """As Phi-3's."""
+
+    def __init__(self, *, bias: bool = False) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Linear(WIDTH, 2 * INNER, bias=bias)
+        self.down_proj = nn.Linear(INNER, WIDTH, bias=False)
+        self.activation_fn = nn.GELU(approximate="tanh")
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        up_states = self.gate_up_proj(hidden_states)
+
+        gate, up_states = up_states.chunk(2, dim=-1)
+        up_states = up_states * self.activation_fn(gate)
+
+        return self.down_proj(up_states)
+
+
+class Mlp(nn.Module):
+    """As nanoGPT's."""
+
+    def __init__(self, *, bias: bool = True, drop: float = 0.0) -> None:
+        super().__init__()
+        self.c_fc = nn.Linear(WIDTH, INNER, bias=bias)
+        self.gelu = nn.GELU()
+        self.c_proj = nn.Linear(INNER, WIDTH, bias=bias)
+        self.dropout = nn.Dropout(drop)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.c_fc(x)
+        x = self.gelu(x)
+        x = self.c_proj(x)
+        x = self.dropout(x)
+        return x  # noqa: RET504 - as theirs
+
+
+class Output(nn.Module):
+    """As BERT's."""
+
+    def __init__(self, *, drop: float = 0.0) -> None:
+        super().__init__()
+        self.dense = nn.Linear(WIDTH, WIDTH)
+        self.LayerNorm = nn.LayerNorm(WIDTH)
+        self.dropout = nn.Dropout(drop)
+
+    def forward(self, hidden_states: torch.Tensor, input_tensor: torch.Tensor) -> torch.Tensor:
+        hidden_states = self.dense(hidden_states)
+        hidden_states = self.dropout(hidden_states)
+        hidden_states = self.LayerNorm(hidden_states + input_tensor)
+        return hidden_states  # noqa: RET504 - as theirs
+
+
+class Squares(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, INNER), nn.Linear(INNER, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.relu(self.up(x)).square())
+
+
+def sequence() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(WIDTH, INNER), nn.SiLU(), nn.Dropout(0.0), nn.Linear(INNER, WIDTH), nn.GELU()
+    )
+
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
+    "torchtitan": (FeedForward, ("silu_gate",)),
+    "halves": (Halves, ("gelu_tanh_gate",)),
+    "nanogpt": (Mlp, ("bias_gelu",)),
+    "bert": (Output, ("bias_residual",)),
+    "squares": (Squares, ("bias_relu2",)),
+    "sequence": (sequence, ("bias_silu", "bias_gelu")),
+}
+"""Each with the epilogues of its fused products."""
+
+
+def made(kind: str) -> nn.Module:
+    torch.manual_seed(3)
+    return LAYERS[kind][0]().to(BF16)
+
+
+def given(net: nn.Module) -> list[torch.Tensor]:
+    torch.manual_seed(4)
+    count = 2 if isinstance(net, Output) else 1
+    return [torch.randn(2, 3, WIDTH).to(BF16).requires_grad_() for _ in range(count)]
+
+
+def loss(out: torch.Tensor) -> torch.Tensor:
+    """Of which no norm makes a constant."""
+    return (out.float().square() * torch.linspace(-1, 1, out.numel()).view(out.shape)).sum()
+
+
+def step(net: Any, *, compute: Callable[..., torch.Tensor] | None = None) -> list[torch.Tensor]:
+    """The output, and the gradients of the operands and the weights."""
+    operands = given(getattr(net, "_orig_mod", net))
+    out = net(*operands) if compute is None else compute(net, *operands)
+    wanted = [*operands, *net.parameters()]
+    return [out.detach(), *torch.autograd.grad(loss(out), wanted)]
+
+
+def equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
+    return all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+
+
+def close(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        bound = 0.05 * max(float(theirs.abs().max()), 0.1)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=bound)
+
+
+def fused(chooser: Chooser) -> set[str]:
+    asked = (problem.operation.epilogue.value for problem in chooser.asked)
+    return {name.removesuffix("_aux") for name in asked if name not in ("none", "bias")}
+
+
+def only_fused(chooser: Chooser) -> None:
+    """Winners of nothing but what follows a product with more than its bias."""
+    chooser.answers = lambda problem: problem.operation.epilogue.value not in ("none", "bias")
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_one_kernel_where_one_wins(engine: Engine, chooser: Chooser, runs: Runs, kind: str) -> None:
+    net = made(kind)
+    keys, expected = list(net.state_dict()), step(net)
+    only_fused(chooser)
+    gemmsmith.patch(net)
+    try:
+        close(step(net), expected)
+        assert runs() == len(LAYERS[kind][1])
+        assert fused(chooser) == set(LAYERS[kind][1])
+        with torch.no_grad():
+            close([net(*given(net))], expected[:1])
+        assert runs() == len(LAYERS[kind][1])
+        assert list(net.state_dict()) == keys
+    finally:
+        gemmsmith.unpatch(net)
+    assert not any(isinstance(module, Swapped) for module in net.modules())
+    assert equal(step(net), expected)
+    assert runs() == 0
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_to_the_bit_what_it_was_where_none_wins(
+    engine: Engine, chooser: Chooser, runs: Runs, kind: str
+) -> None:
+    net = made(kind)
+    expected = step(net)
+    chooser.answers = lambda problem: False
+    with gemmsmith.patch(net):
+        assert equal(step(net), expected)
+    assert runs() == 0
+    assert fused(chooser) == set(LAYERS[kind][1])  # each was asked for
+
+
+@pytest.mark.parametrize("winners", [False, True])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_compiled_as_one_graph(
+    engine: Engine, chooser: Chooser, runs: Runs, kind: str, winners: bool
+) -> None:
+    net = made(kind)
+    compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+    expected = step(compiled)
+    chooser.answers = lambda problem: (
+        winners and problem.operation.epilogue.value not in ("none", "bias")
+    )
+    with gemmsmith.patch(net):  # which compiles it anew, as its classes are others
+        found = step(compiled)
+        assert runs() == winners * len(LAYERS[kind][1])
+    close(found, expected)
+    assert equal(step(compiled), expected)
+    assert runs() == 0
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_under_autocast(engine: Engine, chooser: Chooser, runs: Runs, kind: str) -> None:
+    net = made(kind).float()
+
+    def compute(net: nn.Module, *operands: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", BF16):
+            out: torch.Tensor = net(*(one.float() for one in operands))
+            return out
+
+    expected = step(net, compute=compute)
+    only_fused(chooser)
+    with gemmsmith.patch(net):
+        found = step(net, compute=compute)
+    # A residual stays in FP32, which no kernel adds.
+    assert runs() == (0 if kind == "bert" else len(LAYERS[kind][1]))
+    close(found, expected)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_under_activation_checkpointing(
+    engine: Engine, chooser: Chooser, runs: Runs, kind: str, reentrant: bool
+) -> None:
+    net = made(kind)
+    expected = step(net)
+    only_fused(chooser)
+
+    def compute(net: nn.Module, *operands: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = checkpoint(net, *operands, use_reentrant=reentrant)
+        return out
+
+    if reentrant:  # which knows `backward` alone
+
+        def run() -> list[torch.Tensor]:
+            net.zero_grad()
+            operands = given(net)
+            out = compute(net, *operands)
+            loss(out).backward()
+            leaves = [*operands, *net.parameters()]
+            return [out.detach(), *(one.grad for one in leaves if one.grad is not None)]
+    else:
+
+        def run() -> list[torch.Tensor]:
+            return step(net, compute=compute)
+
+    with gemmsmith.patch(net):
+        close(run(), expected)
+    assert runs() == 2 * len(LAYERS[kind][1])  # and again for the backward pass
+
+
+def test_hooks_are_called(engine: Engine, chooser: Chooser, runs: Runs) -> None:
+    """Those of the layer always; those of a child that would be passed by keep it from being so."""
+    net = made("nanogpt")
+    only_fused(chooser)
+    called: list[str] = []
+    net.register_forward_hook(lambda *_: called.append("layer"))
+    net.c_proj.register_forward_hook(lambda *_: called.append("c_proj"))
+    with gemmsmith.patch(net):
+        step(net)
+        assert (called, runs()) == (["c_proj", "layer"], 1)
+        for child in (net.c_fc, net.gelu):
+            assert isinstance(child, nn.Module)
+            handle = child.register_forward_pre_hook(lambda *_: called.append("child"))
+            called.clear()
+            step(net)
+            assert (called, runs()) == (["child", "c_proj", "layer"], 0)
+            handle.remove()
+        handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+        step(net)
+        handle.remove()
+        assert runs() == 0
+        step(net)
+        assert runs() == 1
+
+
+def test_children_that_became_others(engine: Engine, chooser: Chooser, runs: Runs) -> None:
+    class Adapted(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+            return super().forward(input) * 2
+
+    net = made("nanogpt")
+    only_fused(chooser)
+    with gemmsmith.patch(net):
+        own = net.c_fc
+        net.c_fc = Adapted(WIDTH, INNER, dtype=BF16)
+        step(net)
+        net.c_fc, gelu = own, net.gelu
+        net.gelu = nn.Tanh()
+        step(net)
+        net.gelu = gelu
+        assert runs() == 0
+        step(net)
+        assert runs() == 1
+
+
+def test_dropout(engine: Engine, chooser: Chooser, runs: Runs) -> None:
+    """After the product it runs as ever; between a product and a sum it must do nothing."""
+    only_fused(chooser)
+    output, mlp = Output(drop=0.5).to(BF16), Mlp(drop=0.5).to(BF16)
+    with gemmsmith.patch(output), gemmsmith.patch(mlp):
+        step(output)
+        assert runs() == 0
+        output.eval()
+        step(output)
+        assert runs() == 1
+        torch.manual_seed(5)
+        x = given(mlp)[0]
+        torch.manual_seed(6)
+        found = mlp(x)
+        assert runs() == 1
+    torch.manual_seed(6)
+    dropped = mlp(x)
+    assert torch.equal(found == 0, dropped == 0)
+
+
+def test_biases(engine: Engine, chooser: Chooser, runs: Runs) -> None:
+    """No kernel has a gate and a bias, nor an activation and none."""
+    only_fused(chooser)
+    for net in (FeedForward(bias=True), Halves(bias=True), Mlp(bias=False)):
+        net.to(BF16)
+        expected = step(net)
+        with gemmsmith.patch(net):
+            assert equal(step(net), expected)
+        assert runs() == 0
+
+
+def test_named_arguments_are_the_classs_own_affair(
+    engine: Engine, chooser: Chooser, runs: Runs
+) -> None:
+    net = made("halves")
+    only_fused(chooser)
+    with gemmsmith.patch(net):
+        net(hidden_states=given(net)[0])
+        assert runs() == 0
+        with pytest.raises(TypeError):
+            net()
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_copies_and_pickles_are_not_patched(
+    engine: Engine, chooser: Chooser, runs: Runs, kind: str
+) -> None:
+    net = made(kind)
+    expected = step(net)
+    only_fused(chooser)
+    with gemmsmith.patch(net):
+        whole = io.BytesIO()
+        torch.save(net.state_dict(), whole)
+        others = [copy.deepcopy(net), copy.copy(net)]
+        if "<locals>" not in type(net).__qualname__:
+            others += [pickle.loads(pickle.dumps(net, protocol)) for protocol in (2, 5)]
+        for other in others[1:]:
+            assert not isinstance(other, Swapped)
+        assert not any(isinstance(module, Swapped) for module in others[0].modules())
+        assert isinstance(net, Swapped)
+        runs()
+        assert equal(step(others[0]), expected)
+        assert runs() == 0
+    whole.seek(0)
+    net.load_state_dict(torch.load(whole, weights_only=True))
+
+
+def test_slices_of_a_sequence(engine: Engine) -> None:
+    net = made("sequence")
+    assert isinstance(net, nn.Sequential)
+    with gemmsmith.patch(net):
+        assert type(net[:2]) is nn.Sequential
+        assert isinstance(net, nn.Sequential)
+
+
+def test_a_layer_that_was_wrapped_while_patched(
+    engine: Engine, chooser: Chooser, runs: Runs
+) -> None:
+    """As FSDP2's `fully_shard` derives from whatever class it finds."""
+    net = made("nanogpt")
+    expected = step(net)
+    only_fused(chooser)
+    gemmsmith.patch(net)
+    net.__class__ = type("Sharded", (net.__class__,), {})
+    step(net)
+    assert runs() == 1
+    gemmsmith.unpatch(net)
+    assert equal(step(net), expected)
+    assert runs() == 0
+    with gemmsmith.patch(net):
+        step(net)
+        assert runs() == 1
+    assert equal(step(net), expected)
+
+
+def test_subclasses(engine: Engine) -> None:
+    """One that is wrapped already is known by the forward that it has; another forward is read."""
+
+    class Wrapped(FeedForward):
+        pass
+
+    class Scaled(FeedForward):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * 0.5
+
+    assert [str(one.recipe) for one in recognized(Wrapped())] == ["gated silu"]
+    assert list(recognized(Scaled())) == []
+
+
+def test_a_capture_of_a_patched_model(engine: Engine) -> None:
+    """What could be fused is told beside the products, which torch computes then."""
+    net = made("torchtitan")
+    with gemmsmith.capture() as shapes, gemmsmith.patch(net), torch.no_grad():
+        net(*given(net))
+    assert shapes.problems == {
+        Problem(m=6, n=INNER, k=WIDTH, dtype="bf16"): 2,
+        Problem(m=6, n=WIDTH, k=INNER, dtype="bf16"): 1,
+        Problem(m=6, n=2 * INNER, k=WIDTH, dtype="bf16.then_silu_gate"): 1,
+    }
+
+
+def test_the_report_says_what_was_fused(engine: Engine, chooser: Chooser) -> None:
+    net = nn.ModuleList([made("torchtitan"), made("nanogpt"), made("nanogpt")])
+    only_fused(chooser)
+    file = io.StringIO()
+    with gemmsmith.patch(net, report=True, file=file):
+        for one in net:
+            step(one)
+    lines = file.getvalue().splitlines()
+    assert lines[0] == "gemmsmith: 3 of 20 products ran tuned kernels"
+    assert lines[1:3] == [
+        "  recognized: 1 × FeedForward (gated silu)",
+        "  recognized: 2 × Mlp (linear + gelu)",
+    ]
+    assert lines[-3:] == [
+        "  fused: 2 × bias_gelu_aux, 2.000 ms less in all",
+        "  fused: 1 × silu_gate_aux, 1.000 ms less in all",
+        "  expected gain: 3.000 ms in all",
+    ]
+
+
+def test_other_libraries_tensors_are_left_alone(
+    engine: Engine, chooser: Chooser, runs: Runs
+) -> None:
+    class Their(torch.Tensor):
+        pass
+
+    net = made("nanogpt")
+    only_fused(chooser)
+    x = given(net)[0].detach()
+    with gemmsmith.patch(net), torch.no_grad():
+        found = net(x.as_subclass(Their))
+    assert runs() == 0
+    assert type(found) is Their

@@ -1,0 +1,172 @@
+"""Products of a layer's backward pass with the derivative of the activation before that layer.
+
+Operands are those of the bare product, dY and W; aux, what the activation was applied to, is drawn
+from N(0, 1), [M, N], or [M, 2N] of gate and up. All outputs are one tensor D of [outputs, M, N], so
+that they are poisoned, compared with their references, and compared with a second run:
+
+    plain           the gradient, and the activation's value where the epilogue gives it
+    gated           the gate's gradient, up's, and the value; these lie side by side in the rows of
+                    one matrix, as kernels want the gradients: D is a view with longer rows
+    bias gradient   the gradient, with one more row: the sum of all others
+
+The reference is computed in FP32 and rounded nowhere on its way. Tolerances are those of the bare
+product, whose bounds are on rounding D once: a kernel rounds each output once, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from gemmsmith.activations import ACTIVATIONS, through
+from gemmsmith.epilogue import Activation, Epilogue
+from gemmsmith.epilogue import Backward as Parts
+from gemmsmith.operation import Operation
+from gemmsmith.problem import Problem
+from gemmsmith.runtime.abi import Arguments
+from tuner.workloads import backward_ways
+from tuner.workloads.dense import Dense
+from tuner.workloads.fused import spread
+from tuner.workloads.matrices import (
+    draw_matrices,
+    empty,
+    exact_product,
+    fill,
+    packed_arguments,
+    unit_scale,
+)
+from tuner.workloads.workload import (
+    Block,
+    Case,
+    Drawn,
+    OperandSet,
+    RandomSource,
+    Tolerance,
+    Way,
+    aux_of,
+)
+
+_ONE = slice(0, 1)
+
+
+class Backward:
+    """bf16 and fp16 products with a backward epilogue."""
+
+    def covers(self, operation: Operation) -> bool:
+        """Whether the operation is of this family."""
+        return operation.epilogue.backward is not None
+
+    def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
+        """The bare product's sets, each with an aux of its own."""
+        parts, element = parts_of(problem), problem.operation.d
+        m, n = problem.m, problem.n
+        scale = unit_scale(problem.k)
+        rows = m + parts.bias_gradient
+        sets, check = draw_matrices(problem, count, source, 1.0, scale, rows_d=rows)
+        aux = empty(source, count, m * n * parts.halves, element)
+        fill(aux, element, 1.0, source)
+        width = n * parts.halves
+        sets = tuple(
+            replace(s, d=_laid(s.d, parts), aux=aux[i, : m * width].view(1, m, width))
+            for i, s in enumerate(sets)
+        )
+        sigmas = _sigmas(parts, math.sqrt(problem.k) * scale)
+        case = Case(operands=sets[0], written=rows, sigmas=sigmas)
+        return Drawn(sets=sets, check=_laid(check, parts), sigma=sigmas[0], cases=(case,))
+
+    def arguments(self, problem: Problem, operands: OperandSet, d: torch.Tensor) -> Arguments:
+        """The C ABI's arguments of a set with the outputs `d`."""
+        parts = parts_of(problem)
+        arguments = packed_arguments(problem, operands, d)
+        leading = d.stride(1)
+        arguments.ldc = arguments.ldd = leading
+        arguments.aux, arguments.ld_aux = aux_of(operands).data_ptr(), problem.n * parts.halves
+        if parts.activated:
+            arguments.activated, arguments.ld_activated = d[parts.halves].data_ptr(), leading
+        if parts.bias_gradient:
+            arguments.bias_gradient = d[0, problem.m].data_ptr()
+        return arguments
+
+    def precision(self, problem: Problem) -> torch.dtype:  # noqa: ARG002
+        """FP32 is enough for outputs that are rounded to 16 bits."""
+        return torch.float32
+
+    def product(self, problem: Problem, operands: OperandSet, block: Block) -> torch.Tensor:
+        """That block of the outputs, and of the row of sums after the gradient."""
+        parts, m = parts_of(problem), problem.m
+        first, last = block.rows.start, block.rows.stop
+        outputs = _outputs(problem, operands, replace(block, rows=slice(first, min(last, m))))
+        if last > m:
+            step = last - first
+            sums = sum(
+                _outputs(problem, operands, replace(block, rows=slice(row, min(row + step, m))))[
+                    0
+                ].sum(0, dtype=torch.float64)
+                for row in range(0, m, step)
+            )
+            assert isinstance(sums, torch.Tensor)  # noqa: S101 - m is at least 1
+            outputs = [torch.cat([outputs[0], sums.float().view(1, -1)])]
+        return torch.stack(outputs[block.batches]) if parts.halves else outputs[0]
+
+    def tolerance(self, problem: Problem, *, fast_accumulation: bool) -> Tolerance:
+        """See the module."""
+        return Dense().tolerance(problem, fast_accumulation=fast_accumulation)
+
+    def defaults(self, problem: Problem) -> Sequence[Way]:
+        """`torch.mm`, then torch's eager kernels."""
+        return backward_ways.defaults(problem)
+
+    def alternatives(self, problem: Problem) -> Sequence[Way]:
+        """The best sequences that there are without us, which a winner beats as well."""
+        return backward_ways.alternatives(problem)
+
+
+def parts_of(problem: Problem) -> Parts:
+    """The parts of the problem's backward epilogue."""
+    epilogue: Epilogue = problem.operation.epilogue
+    assert epilogue.backward is not None  # noqa: S101 - the family's
+    return epilogue.backward
+
+
+def _laid(d: torch.Tensor, parts: Parts) -> torch.Tensor:
+    """Packed outputs as the family has them: gated ones side by side in the rows of one matrix."""
+    if not parts.gated:
+        return d
+    outputs, m, n = d.shape
+    return d.as_strided((outputs, m, n), (n, outputs * n, 1))
+
+
+def _outputs(problem: Problem, operands: OperandSet, block: Block) -> list[torch.Tensor]:
+    """All outputs of these rows of A and columns of B, [rows, columns] each, without sums."""
+    parts, n = parts_of(problem), problem.n
+    gradient = exact_product(operands, replace(block, batches=_ONE), torch.float32)[0]
+    aux = aux_of(operands)[0, block.rows]
+    linear = aux[:, :n][:, block.columns].float()
+    value = ACTIVATIONS[parts.activation](linear)
+    if not parts.gated:
+        found = [through(parts.activation, gradient, linear)]
+        return [*found, value] if parts.activated else found
+    up = aux[:, n:][:, block.columns].float()
+    found = [through(parts.activation, gradient * up, linear), gradient * value]
+    return [*found, value * up] if parts.activated else found
+
+
+def _sigmas(parts: Parts, product: float) -> tuple[float, ...]:
+    """Root mean squares of the outputs; `product` is the bare product's."""
+    value, slope = spread(parts.activation, 1.0), slope_spread(parts.activation)
+    if parts.gated:
+        return (product * slope, product * value, value)[: 2 + parts.activated]
+    # The row of sums is as large as all others together.
+    gradient = product * slope * (math.sqrt(2.0) if parts.bias_gradient else 1.0)
+    return (gradient, value) if parts.activated else (gradient,)
+
+
+def slope_spread(activation: Activation) -> float:
+    """Root mean square of an activation's derivative, of arguments from N(0, 1)."""
+    x = torch.linspace(-8.0, 8.0, 4001, dtype=torch.float64)
+    weights = torch.exp(-x.square() / 2)
+    slopes = through(activation, torch.ones_like(x), x).square()
+    return math.sqrt(float((slopes * weights).sum() / weights.sum()))

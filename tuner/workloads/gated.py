@@ -1,0 +1,121 @@
+"""Products whose gate and up make one D: SwiGLU, GeGLU.
+
+B holds the gate's columns and then up's, as models that store both in one weight have them; a
+kernel reads them by two pointers. Operands are those of the bare product, so gate and up are
+independent and near N(0, 1), and D is drawn wide where both are large.
+
+Where gate and up are stored as well, the outputs are one tensor [3, M, I]: D, and then aux as it
+lies in memory, each of its rows of 2·I as two rows of I. So all of them are poisoned, compared with
+their own reference, and with a second run.
+
+The reference is computed in FP32 and rounded nowhere on its way. Tolerances are those of the bare
+product, on rounding D once; of FP8 sums that stay in the tensor core gate and up have a drift each,
+and the gate's is carried through the activation (`tuner.workloads.fused`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from gemmsmith.activations import ACTIVATIONS
+from gemmsmith.epilogue import Activation
+from gemmsmith.operation import Operation
+from gemmsmith.problem import Problem
+from gemmsmith.runtime.abi import Arguments
+from tuner.workloads import gated_ways
+from tuner.workloads.fused import bare, spread
+from tuner.workloads.workload import (
+    Block,
+    Case,
+    Drawn,
+    OperandSet,
+    RandomSource,
+    Tolerance,
+    Way,
+)
+
+_DRIFT = 1.75
+"""Of a product of two drifts that have nothing to do with each other: √(1 + 1.25²), rounded up."""
+
+
+class Gated:
+    """bf16, fp16 and FP8 (one factor for each operand) products of gate and up."""
+
+    def covers(self, operation: Operation) -> bool:
+        """Whether the operation is of this family."""
+        return operation.epilogue.is_gated
+
+    def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
+        """The bare product's sets, with D's own columns."""
+        drawn = bare(problem.operation).draw(problem, count, source)
+        sigma = spread(_activation(problem), drawn.sigma) * drawn.sigma
+        stored = (drawn.sigma,) * 2 if problem.operation.epilogue.stores_aux else ()
+        case = Case(operands=drawn.sets[0], written=problem.m, sigmas=(sigma, *stored))
+        return replace(drawn, sigma=sigma, cases=(case,))
+
+    def arguments(self, problem: Problem, operands: OperandSet, d: torch.Tensor) -> Arguments:
+        """The C ABI's arguments of a set with output `d`, and aux behind it."""
+        arguments = bare(problem.operation).arguments(problem, operands, d)
+        arguments.b_up = operands.b[:, :, problem.columns :].data_ptr()
+        if problem.operation.epilogue.stores_aux:
+            arguments.aux, arguments.ld_aux = d[1].data_ptr(), problem.n
+        return arguments
+
+    def precision(self, problem: Problem) -> torch.dtype:
+        """As of the bare product."""
+        return bare(problem.operation).precision(problem)
+
+    def product(self, problem: Problem, operands: OperandSet, block: Block) -> torch.Tensor:
+        """That block of D, and of the rows of aux behind it."""
+        outputs = []
+        for matrix in range(block.batches.start, block.batches.stop):
+            if matrix == 0:
+                gate, up = _halves(problem, operands, block)
+                outputs.append(ACTIVATIONS[_activation(problem)](gate) * up)
+                continue
+            # Rows of aux are gate, up, gate, up …: two for each token.
+            first = (matrix - 1) * problem.m + block.rows.start
+            count = block.rows.stop - block.rows.start
+            tokens = slice(first // 2, (first + count + 1) // 2)
+            halves = _halves(problem, operands, replace(block, rows=tokens))
+            rows = torch.stack(halves, 2).flatten(1, 2)
+            outputs.append(rows[:, first % 2 : first % 2 + count])
+        return torch.cat(outputs)
+
+    def tolerance(self, problem: Problem, *, fast_accumulation: bool) -> Tolerance:
+        """See the module."""
+        of = partial(bare(problem.operation).tolerance, problem)
+        exact = of(fast_accumulation=False)
+        drift = _DRIFT * (of(fast_accumulation=fast_accumulation).error - exact.error)
+        return replace(exact, error=exact.error + drift, max_error=exact.max_error + drift)
+
+    def defaults(self, problem: Problem) -> Sequence[Way]:
+        """The product of both by torch's call, then torch's eager kernels."""
+        return gated_ways.defaults(problem)
+
+    def alternatives(self, problem: Problem) -> Sequence[Way]:
+        """The best sequences that there are without us, which a winner beats as well."""
+        return gated_ways.alternatives(problem)
+
+
+def _activation(problem: Problem) -> Activation:
+    activation = problem.operation.epilogue.activation
+    assert activation is not None  # noqa: S101 - every gate has one
+    return activation
+
+
+def _halves(
+    problem: Problem, operands: OperandSet, block: Block
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """That block of the gate and of up, [1, rows, columns] each."""
+    product = bare(problem.operation).product
+    one, half = slice(0, 1), problem.columns
+    up = slice(block.columns.start + half, block.columns.stop + half)
+    return (
+        product(problem, operands, replace(block, batches=one)),
+        product(problem, operands, replace(block, batches=one, columns=up)),
+    )
