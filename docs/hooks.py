@@ -1,7 +1,7 @@
 """What the site needs of the repository around docs/: files that pages link to, and three pages.
 
-On the site nothing lies above docs/, so a link to `../X` leads to a copy of X under `project/`; one
-to a folder, or to the README, is text.
+On the site nothing lies above docs/. A link to `../X` leads to a copy of X under `project/`; a link
+to a folder or to the README is text.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def bake(
         Path | None,
         typer.Option(
             "--suite",
-            help="What answers for the problems of this file, and no more.",
+            help="Only what answers for the problems of this suite.",
             autocompletion=completion.suites,
         ),
     ] = None,
@@ -66,9 +66,9 @@ def bake(
 ) -> None:
     """Write winners and the packs that hold their kernels to one file.
 
-    `gemmsmith.Bundle` opens it where there is no service. Kernels that are in no pack yet are
-    compiled first. A pack goes in whole, the kernels in it that did not win included. The file is
-    signed with this installation's key.
+    `gemmsmith.Bundle` opens it without a service. Kernels that are in no pack yet are compiled
+    first. Packs go in whole, with kernels that did not win. The file is signed with this
+    installation's key.
     """
     if winners == (suite is not None):
         raise MisuseError("give --suite FILE or --winners, one of them")

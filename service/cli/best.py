@@ -37,7 +37,7 @@ def best(
     batch: Batch = 1,
     device: DeviceSlug = None,
     exact: Annotated[
-        bool, typer.Option("--exact", help="Refuse what was not measured on this very problem.")
+        bool, typer.Option("--exact", help="Only an answer that was measured on this problem.")
     ] = False,
     url: Url = None,
     database: Database = None,

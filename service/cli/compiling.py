@@ -64,7 +64,7 @@ def compile_(
         bool,
         typer.Option(
             "--base",
-            help="The kernels that win most often, so that a problem nobody has seen is tuned "
+            help="The kernels that win most often. A problem that nobody has seen is then tuned "
             "without waiting for a compiler.",
         ),
     ] = False,
@@ -99,8 +99,8 @@ def compile_(
             "--from",
             metavar="URL",
             help="Take packs from this service first, and compile what it lacks. Packs are "
-            "programs: only those are taken that somebody believed here has signed (see "
-            "`gemmsmith signing`).",
+            "programs: only those are taken that a believed key has signed (see `gemmsmith "
+            "signing`).",
             show_default=False,
         ),
     ] = None,
@@ -111,9 +111,11 @@ def compile_(
 ) -> None:
     """Compile kernels for M N K, a suite, the winners, or ahead of any problem: the base.
 
-    What is compiled already costs nothing. A kernel that does not compile is reported and the
-    rest goes on; the status is then 1. With `--from` no compiler is needed here: without one,
-    packs of any compiler are taken, and kernels that the service lacks count as failed.
+    Kernels that were compiled before cost nothing. A kernel that does not compile is reported, the
+    rest goes on, and the status is 1. Ctrl-C stops at once, and what is compiled stays.
+
+    With `--from` this machine needs no compiler. Without one, packs of any compiler are taken, and
+    kernels that the service lacks count as failed.
     """
     from service.cli.session import say_made
     from service.database import open_store

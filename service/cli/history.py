@@ -45,7 +45,7 @@ app = typer.Typer(
 Number = Annotated[
     int,
     typer.Argument(
-        metavar="REVISION", min=1, help="As the history numbers them.", show_default=False
+        metavar="REVISION", min=1, help="Its number in the history.", show_default=False
     ),
 ]
 
@@ -132,7 +132,7 @@ def rollback(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Serve, pinned, what was served before; once more undoes it."""
+    """Serve the revision that was served before, pinned. A second time undoes it."""
     problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
     with _opened(url, database) as winners:
         chosen = winners.rollback(problem, device=device)
@@ -148,9 +148,9 @@ def sign(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Sign the winners of files, in place of whoever did before: say that they were measured so.
+    """Sign the winners of files, in place of earlier signatures.
 
-    For a release, with its own key; what is exported carries the signature of whoever measured it.
+    A release has its own key. Exported winners carry the signature of whoever measured them.
     """
     from gemmsmith.signing import Signer
     from service import identity

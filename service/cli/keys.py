@@ -35,7 +35,7 @@ def create(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Stop working after 12h, 90d, 8w …; else never.",
+            help="When it expires: 12h, 90d, 8w …; default: never.",
             show_default=False,
         ),
     ] = None,
@@ -51,9 +51,9 @@ def create(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a key and print it: this once, since only a hash of it is kept.
+    """Make a key and print it once; only its hash is kept.
 
-    A running service knows it at once.
+    A running service accepts it at once.
     """
     from service.cli.session import say_made
     from service.database import open_store
@@ -84,9 +84,7 @@ def create(
 
 @app.command("list", epilog=example("keys list"))
 def list_(
-    inactive: Annotated[
-        bool, typer.Option("--all", help="Those revoked or expired as well.")
-    ] = False,
+    inactive: Annotated[bool, typer.Option("--all", help="Also revoked and expired ones.")] = False,
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
@@ -114,11 +112,11 @@ def list_(
 
 @app.command("revoke", epilog=example("keys revoke me"))
 def revoke(
-    name: Annotated[str, typer.Argument(help="Of the key, see `gemmsmith keys list`.")],
+    name: Annotated[str, typer.Argument(help="The key's name, see `gemmsmith keys list`.")],
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """End a key for good; running services refuse it within two seconds."""
+    """End a key for good. Running services refuse it within two seconds."""
     from tuner.errors import KeyNotFound
     from tuner.store import Store
 
@@ -142,7 +140,7 @@ def audit(
     ] = None,
     limit: Limit = 50,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Check instead that none was changed or removed.")
+        bool, typer.Option("--verify", help="Check that no entry was changed or removed.")
     ] = False,
     head: Annotated[
         str | None,
@@ -157,8 +155,8 @@ def audit(
 ) -> None:
     """Print who changed what is served or who may come in, newest first.
 
-    An entry that no longer has its hash, or whose predecessor has gone, is marked. With --verify
-    the status is 1 if there is any.
+    An entry that was changed, or whose predecessor is missing, is marked. With --verify the status
+    is 1 if there is one.
     """
     import msgspec
 

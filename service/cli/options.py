@@ -42,19 +42,25 @@ def extent(text: str | int) -> int:
         ) from None
 
 
-M = Annotated[
-    int, typer.Argument(metavar="M", help="Rows of A and D.", parser=extent, show_default=False)
-]
-N = Annotated[
-    int, typer.Argument(metavar="N", help="Columns of B and D.", parser=extent, show_default=False)
-]
+_M = "Rows of A and D; or all three sizes in one word, 4096x6144x1024."
+_N = "Columns of B and D."
+_K = "Columns of A, rows of B."
+
+M = Annotated[int, typer.Argument(metavar="M", help=_M, parser=extent, show_default=False)]
+N = Annotated[int, typer.Argument(metavar="N", help=_N, parser=extent, show_default=False)]
 K = Annotated[
     int,
-    typer.Argument(metavar="K", help="Columns of A, rows of B.", parser=extent, show_default=False),
+    typer.Argument(metavar="K", help=_K, parser=extent, show_default=False),
 ]
-OptionalM = Annotated[int | None, typer.Argument(metavar="M", parser=extent, show_default=False)]
-OptionalN = Annotated[int | None, typer.Argument(metavar="N", parser=extent, show_default=False)]
-OptionalK = Annotated[int | None, typer.Argument(metavar="K", parser=extent, show_default=False)]
+OptionalM = Annotated[
+    int | None, typer.Argument(metavar="M", help=_M, parser=extent, show_default=False)
+]
+OptionalN = Annotated[
+    int | None, typer.Argument(metavar="N", help=_N, parser=extent, show_default=False)
+]
+OptionalK = Annotated[
+    int | None, typer.Argument(metavar="K", help=_K, parser=extent, show_default=False)
+]
 DTypeName = Annotated[
     str,
     typer.Option(
@@ -72,7 +78,7 @@ LayoutName = Annotated[
     ),
 ]
 Batch = Annotated[int, typer.Option("--batch", help="Independent products of this shape.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable result on stdout.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Database = Annotated[
     str | None,
     typer.Option(
@@ -142,7 +148,7 @@ Calls = Annotated[
     typer.Option(
         "--calls",
         metavar="N",
-        help="How often you run each problem, in a step, a day or any span: of equal priority, "
+        help="How often you run each problem, in a step, a day or any span. Of equal priority, "
         "what saves most time in all its calls goes first. A suite's own counts win.",
         show_default=False,
     ),

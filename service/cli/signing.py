@@ -26,9 +26,9 @@ _AGAIN = "services and workers that run already know it when they are started ag
 
 @app.command("show", epilog=example("signing show"))
 def show(as_json: AsJson = False) -> None:
-    """Print the public key that others need to believe what this installation signs.
+    """Print this installation's public key, which others need to believe what it signs.
 
-    The key is made if there is none yet.
+    Makes the key if there is none.
     """
     from service import identity
 
@@ -49,12 +49,14 @@ def trust(
     identifier: Annotated[
         str | None,
         typer.Option(
-            "--id", help="The key that it must be; nothing is asked then.", show_default=False
+            "--id",
+            help="The identifier that the key must have; then nothing is asked.",
+            show_default=False,
         ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Whichever key it is.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, whichever key it is.")] = False,
 ) -> None:
-    """Believe what a service, or whoever has the key, has signed."""
+    """Believe what a service, or the owner of a key, has signed."""
     from gemmsmith.trusting import trust as believe
 
     def confirm(text: str) -> bool:
@@ -83,7 +85,7 @@ def list_(as_json: AsJson = False) -> None:
 def revoke(
     identifier: Annotated[str, typer.Argument(metavar="ID", help="See `gemmsmith signing list`.")],
 ) -> None:
-    """Believe a key no longer: what it has signed is left alone from then on."""
+    """Stop believing a key. What it has signed is no longer used."""
     from service import identity
 
     settings = load_settings()
@@ -103,10 +105,10 @@ def revoke(
 
 @app.command("packs", epilog=example("signing packs"))
 def packs(folder: Packs = None) -> None:
-    """Sign the packs here that nobody has signed: those that an older gemmsmith compiled.
+    """Sign the unsigned packs here, which an older gemmsmith compiled.
 
-    Do it only if they were all compiled on machines of yours: whoever believes this installation
-    will run them.
+    Do this only if they were all compiled on your machines: whoever believes this installation will
+    run them.
     """
     from service import identity
     from tuner.compile import ArtifactStore

@@ -59,7 +59,7 @@ def enumerate_(
 ) -> None:
     """List the legal kernels and launches for M N K, by predicted time. Compiles nothing.
 
-    With --arch the kernels alone, unordered: how they are launched depends on the device model.
+    With --arch only the kernels, unordered: launches depend on the device model.
     """
     problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
     wanted = level_of(level)

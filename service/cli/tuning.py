@@ -68,15 +68,15 @@ def tune(
         float | None,
         typer.Option(
             min=0,
-            help="Seconds after which no further problem is begun; with --url, to wait for room in "
-            "the service's queue.",
+            help="Seconds after which no further problem is started. With --url: seconds to wait "
+            "for room in the service's queue.",
         ),
     ] = None,
     deadline: Annotated[
         int | None,
         typer.Option(
             metavar="SECONDS",
-            help="With --url: from then on nobody needs the answer; a job without one fails.",
+            help="With --url: after so long nobody needs the answer, and a job without one fails.",
             show_default=False,
         ),
     ] = None,
