@@ -42,6 +42,8 @@ from tuner.store import Store, upgrade
 
 MODELS = [replace(H200, name=f"NVIDIA {name}") for name in ("H200", "H300", "H400")]
 
+FAULTS = ("worker", "database", "node", "driver")
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -93,16 +95,19 @@ def cluster(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
             began = time.time()
             jobs = _order(url, models, arguments.jobs)
             faults = []
-            if arguments.kill:
-                for name, fault in (
-                    ("worker", lambda: Random(0).choice(ray.gpus()).kill()),
-                    ("database", server.restart),
-                    ("node", lambda: (ray.lose(0), ray.join(cores=1, gpus=shares[0]))),
-                    ("driver", ray.kill_driver),
-                ):
-                    time.sleep(arguments.every_s)
-                    faults.append({"killed": name, "at_s": round(time.time() - began, 1)})
-                    fault()
+            for name in FAULTS if arguments.kill else ():
+                time.sleep(arguments.every_s)
+                faults.append({"killed": name, "at_s": round(time.time() - began, 1)})
+                match name:
+                    case "worker":
+                        Random(0).choice(ray.gpus()).kill()
+                    case "database":
+                        server.restart()
+                    case "node":
+                        ray.lose(0)
+                        ray.join(cores=arguments.cores, gpus=shares[0])
+                    case "driver":
+                        ray.kill_driver()
             _wait(lambda: _done(url) == len(jobs), arguments.patience_s, "jobs")
             ray.end_driver()
         ended = verify(url, jobs)
