@@ -124,10 +124,11 @@ def cluster(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def _replace_node(ray: LocalCluster, cores: int, gpus: Mapping[str, int]) -> dict[str, Any]:
     """Lose a node and have another one join; after how long the driver did something about each."""
     took: dict[str, Any] = {}
-    for name, said, change in (
+    changes: list[tuple[str, str, Callable[[], None]]] = [
         ("lost_s", "gpu_dismissed", lambda: ray.lose(0)),
         ("joined_s", "gpu_hired", lambda: ray.join(cores=cores, gpus=gpus)),
-    ):
+    ]
+    for name, said, change in changes:
         before = ray.log().count(said)
         change()
         began = time.monotonic()
