@@ -32,6 +32,7 @@ from service.cli.tasks import Task
 from service.cli.tune_fleet import longest_first
 from service.fleet.plan import Machine, compile_tasks
 from tests.support import fake_nvcc, postgresql
+from tests.support.cluster import LocalCluster
 from tests.support.ledger import verify
 from tests.support.recordings import record
 from tests.support.replacing import replace
@@ -41,6 +42,8 @@ from tuner.jobs.stages import Stage, StagedQueue, hand_to_gpus
 from tuner.store import Store, upgrade
 
 MODELS = [replace(H200, name=f"NVIDIA {name}") for name in ("H200", "H300", "H400")]
+
+FAULTS = ("worker", "database", "node", "driver")
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,6 @@ def problems(number: int) -> list[Problem]:
 
 
 def cluster(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    from tests.support.cluster import LocalCluster
-
     models = MODELS[: arguments.gpus]
     per_model = -(-arguments.jobs // len(models))
     fake_nvcc.toolchain(folder / "nvcc", each_s=arguments.compile_s)
@@ -92,17 +93,19 @@ def cluster(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
             _wait(lambda: ray.log().count("gpu ready") >= arguments.gpus, 600, "GPUs")
             began = time.time()
             jobs = _order(url, models, arguments.jobs)
-            faults = []
-            if arguments.kill:
-                for name, fault in (
-                    ("worker", lambda: Random(0).choice(ray.gpus()).kill()),
-                    ("database", server.restart),
-                    ("node", lambda: (ray.lose(0), ray.join(cores=1, gpus=shares[0]))),
-                    ("driver", ray.kill_driver),
-                ):
-                    time.sleep(arguments.every_s)
-                    faults.append({"killed": name, "at_s": round(time.time() - began, 1)})
-                    fault()
+            faults: list[dict[str, Any]] = []
+            for name in FAULTS if arguments.kill else ():
+                time.sleep(arguments.every_s)
+                faults.append({"killed": name, "at_s": round(time.time() - began, 1)})
+                match name:
+                    case "worker":
+                        Random(0).choice(ray.gpus()).kill()
+                    case "database":
+                        server.restart()
+                    case "node":
+                        faults[-1] |= _replace_node(ray, arguments.cores, shares[0])
+                    case "driver":
+                        ray.kill_driver()
             _wait(lambda: _done(url) == len(jobs), arguments.patience_s, "jobs")
             ray.end_driver()
         ended = verify(url, jobs)
@@ -116,6 +119,22 @@ def cluster(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "load": os.getloadavg()[0],
         **_figures(attempts, _by_model(shares)),
     }
+
+
+def _replace_node(ray: LocalCluster, cores: int, gpus: Mapping[str, int]) -> dict[str, Any]:
+    """Lose a node and have another one join; after how long the driver did something about each."""
+    took: dict[str, Any] = {}
+    changes: list[tuple[str, str, Callable[[], None]]] = [
+        ("lost_s", "gpu_dismissed", lambda: ray.lose(0)),
+        ("joined_s", "gpu_hired", lambda: ray.join(cores=cores, gpus=gpus)),
+    ]
+    for name, said, change in changes:
+        before = ray.log().count(said)
+        change()
+        began = time.monotonic()
+        _wait(lambda: ray.log().count(said) > before, 60, said, every_s=0.1)  # noqa: B023
+        took[name] = round(time.monotonic() - began, 1)
+    return took
 
 
 def _by_model(shares: Sequence[Mapping[str, int]]) -> dict[str, int]:
@@ -153,12 +172,14 @@ def _done(url: str) -> int:
     return sum(number for state, number in counts.items() if state.terminal)
 
 
-def _wait(condition: Callable[[], bool], patience_s: float, what: str) -> None:
+def _wait(
+    condition: Callable[[], bool], patience_s: float, what: str, *, every_s: float = 0.5
+) -> None:
     deadline = time.monotonic() + patience_s
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"not all {what} after {patience_s:.0f} s")
-        time.sleep(0.5)
+        time.sleep(every_s)
 
 
 def _attempts(queue: Queue, jobs: Sequence[str]) -> Iterator[Attempt]:

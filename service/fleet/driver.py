@@ -27,7 +27,7 @@ from service.fleet.compiling import CompileOrder, FleetGpu, compile_jobs
 from service.fleet.measuring import Beat, GpuWorker, MeasureOrder
 from service.fleet.plan import Machine, Slot, compile_tasks, slots, to_start
 from service.settings import Settings
-from tuner.errors import StoreError
+from tuner.errors import StoreError, TunerError
 from tuner.jobs.stages import Stage, StagedQueue
 from tuner.store import Store
 
@@ -41,6 +41,10 @@ _SILENT_S = 20.0
 """Silence after which a worker is killed."""
 _REST_S = 10.0
 """Pause before a GPU whose worker could not work gets another one."""
+
+
+class OneMachineOnly(TunerError):
+    """The database is a file, and the cluster has several machines."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,8 +96,15 @@ class Driver:
 
         Raises:
             StoreError: the database is away; workers go on, and the next look catches up.
+            OneMachineOnly: other machines do not reach the database.
         """
         machines = _machines()
+        on_disk = self.settings.database.startswith("sqlite")
+        if on_disk and len({machine.address for machine in machines}) > 1:
+            raise OneMachineOnly(
+                "SQLite is for one machine, and the cluster has more: set GEMMSMITH_DATABASE to a "
+                "PostgreSQL URL on all of them"
+            )
         wanted = slots(machines)
         self._hear()
         for slot in self.hired.keys() - set(wanted):
@@ -256,6 +267,7 @@ def run(settings: Settings, options: Options, *, until_idle: bool = False) -> No
 
     Raises:
         StoreError: the database cannot be used at the start.
+        OneMachineOnly: it is a file, and the cluster has several machines.
     """
     with Store.open(settings.database) as store, _signals() as stopping:
         driver = Driver(settings=settings, queue=StagedQueue(store, Stage.COMPILE), options=options)

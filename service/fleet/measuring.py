@@ -90,7 +90,7 @@ class StagedTuning(Tuning):
         builder: PreparedBuilder,
         share: Share | None,
     ) -> None:
-        super().__init__(settings, store, device)
+        super().__init__(settings, store, device, queue)
         self._queue = queue
         self._prepared = builder
         self._share = share

@@ -69,7 +69,7 @@ class LocalCluster:
         if self.driver is not None and self.driver.poll() is None:
             self.driver.kill()
             self.driver.wait()
-        self._cluster.shutdown()
+        self._cluster.shutdown()  # type: ignore[no-untyped-call]
         os.environ.clear()
         os.environ.update(self._before)
         if kind is not None:

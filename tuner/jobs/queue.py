@@ -306,7 +306,7 @@ class Queue:
         """
         if ttl_s > LONGEST_S:
             raise ValueError(f"a lease of {ttl_s:g} s is longer than {LONGEST_S:g} s")
-        due = self._due(devices)
+        due = self.takes(devices)
         query = (
             select(JobRow)
             .where(due)
@@ -348,7 +348,7 @@ class Queue:
                 retry_delay_s=self._retry_delay_s,
             )
 
-    def _due(self, devices: Sequence[str]) -> ColumnElement[bool]:
+    def takes(self, devices: Sequence[str]) -> ColumnElement[bool]:
         """Of jobs: a worker that answers to these names may take it now."""
         return and_(or_(is_available(), is_abandoned()), JobRow.device.in_(["", *devices]))
 

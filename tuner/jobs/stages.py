@@ -62,8 +62,8 @@ class StagedQueue(Queue):
         super().__init__(store)
         self._stage = stage
 
-    def _due(self, devices: Sequence[str]) -> ColumnElement[bool]:
-        due = super()._due(devices)
+    def takes(self, devices: Sequence[str]) -> ColumnElement[bool]:
+        due = super().takes(devices)
         compiled_first = JobRow.phase.in_(["", TO_COMPILE])
         match self._stage:
             case Stage.COMPILE:
@@ -76,7 +76,7 @@ class StagedQueue(Queue):
     def due(self, devices: Sequence[str]) -> int:
         """How many jobs a worker of the stage that answers to these names could take now."""
         with self._database.read() as session:
-            return session.scalar(select(func.count()).where(self._due(devices))) or 0
+            return session.scalar(select(func.count()).where(self.takes(devices))) or 0
 
     def lapse(self, owners: Collection[str]) -> int:
         """End the leases of workers that are known to be dead; how many jobs they had.

@@ -9,6 +9,7 @@ from tests.support.records import PROBLEM
 from tests.support.replacing import replace
 from tuner.errors import LeaseLost
 from tuner.jobs import LeasedJob, Queue
+from tuner.jobs.rechecks import IDLE_PRIORITY, Rechecks
 from tuner.jobs.stages import Notes, Stage, StagedQueue, hand_to_compilers, hand_to_gpus
 from tuner.store import Store
 
@@ -91,3 +92,15 @@ def test_a_worker_that_only_seemed_dead_goes_on(store: Store) -> None:
     assert lease(store, None) is None
     alive.complete(None)
     assert Queue(store).get(job.id).state is JobState.DONE
+
+
+def test_idle_work_gives_way_to_what_can_be_measured_only(store: Store) -> None:
+    plain, staged = Queue(store), StagedQueue(store, Stage.MEASURE)
+    plain.enqueue(PROBLEM, device="h200", priority=IDLE_PRIORITY)
+    hand_to_gpus(leased(store, Stage.COMPILE), [], {})
+    idle = leased(store, Stage.MEASURE)
+    plain.enqueue(replace(PROBLEM, m=64), device="h200")
+    assert Rechecks(store, plain, "h200", "cuda:0").outranked(idle.job)
+    assert not Rechecks(store, staged, "h200", "cuda:0").outranked(idle.job)
+    hand_to_gpus(leased(store, Stage.COMPILE), [], {})
+    assert Rechecks(store, staged, "h200", "cuda:0").outranked(idle.job)
