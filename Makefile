@@ -6,7 +6,11 @@
 #                   requests, on each kind of database
 #   make lint       ruff and the strict type checker
 #   make bench      what gemmsmith itself costs, without a GPU
+#   make docs       the documentation as a site, in site/
+#   make figures    the tables and pictures of README and docs, from the files of results
 #   make wheels     download the wheels that a GPU host without internet needs into .wheels/
+#   make kernels    the wheel gemmsmith-kernels-sm90, into configs/kernels/dist: what the shipped winners
+#                   and new problems need, compiled and signed (minutes of 16 cores, hours of 2)
 #   make gpu-test   tests/gpu on the local GPU;  make gpu-bench: tune the suite on it
 #                   (with wheels in .wheels/ they need no internet; without, they use .venv)
 #   make lock       refresh requirements.lock from what is installed in .venv
@@ -17,7 +21,7 @@ PIP = .venv/bin/pip install --quiet --disable-pip-version-check -c requirements.
 GPU_EXTRA = $(if $(or $(wildcard /dev/nvidia0),$(shell command -v nvidia-smi)),[gpu],)
 PROJECT = pyproject.toml client/pyproject.toml requirements.lock client/gemmsmith/ops/dispatch.cpp
 
-.PHONY: run test test-all faults lint format bench wheels gpu-test gpu-bench lock clean
+.PHONY: run test test-all faults lint format bench docs figures wheels kernels gpu-test gpu-bench lock clean
 
 run: .venv/.run
 	.venv/bin/gemmsmith serve --worker
@@ -44,6 +48,12 @@ format: .venv/.test
 bench: .venv/.test
 	.venv/bin/python -m benchmarks.local
 
+docs: .venv/.test
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
+
+figures: .venv/.test
+	.venv/bin/python -m benchmarks.readme
+
 .venv/bin/python:
 	$(PYTHON) -m venv .venv || { echo "python3 -m venv failed: install Debian's python3-venv"; exit 1; }
 
@@ -65,6 +75,9 @@ GPU_PYTHON ?= 3.12
 wheels: .venv/bin/python
 	benchmarks/wheels.sh $(GPU_PYTHON) .wheels
 
+kernels: .venv/.test
+	.venv/bin/python -m configs.kernels.build $(if $(LIMIT),--limit $(LIMIT),)
+
 # With wheels in .wheels/ the host's own Python (which must have torch) runs; else .venv does.
 GPU_RUN = $(if $(wildcard .wheels/*.whl),$(PYTHON),.venv/bin/python)
 GPU_SETUP = $(if $(wildcard .wheels/*.whl),,.venv/.test)
@@ -76,4 +89,4 @@ gpu-bench: $(GPU_SETUP)
 	$(GPU_RUN) benchmarks/gpu_session.py cold compile tune record
 
 clean:
-	rm -rf build client/build .venv .wheels .packs .state .gpu-out .gpu-site
+	rm -rf build client/build configs/kernels/dist .venv .wheels .packs .kernels .state .gpu-out .gpu-site

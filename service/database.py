@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from gemmsmith import installed
 from gemmsmith.signing import Signer
 from service import identity
 from service.settings import Settings
@@ -20,7 +21,8 @@ from tuner.store import Store
 def prepare(settings: Settings) -> list[tuple[Path, Imported]]:
     """Make the database or bring it to this version's schema, and load the shipped winners.
 
-    Safe to repeat: what is known already is kept.
+    Kernel packs that were installed with pip are taken in as well. Safe to repeat: what is known
+    already is kept.
 
     Returns:
         Each file of shipped winners, with what became of them.
@@ -32,7 +34,12 @@ def prepare(settings: Settings) -> list[tuple[Path, Imported]]:
     """
     stores.upgrade(settings.database)
     with Store.open(settings.database) as store:
-        return list(_load(settings, store))
+        loaded = list(_load(settings, store))
+        if installed.folders():
+            from service.worker.builder import open_artifacts
+
+            open_artifacts(settings, store)  # takes them in
+        return loaded
 
 
 def open_store(

@@ -100,7 +100,7 @@ def export_winners(
         of_types(store.winners(device=device), [dtype] if dtype else []),
         key=lambda w: (w.device.slug, w.problem.dtype, w.problem.layout, w.problem),
     )
-    _write(path, winners)
+    write_winners(path, winners)
     return len(winners)
 
 
@@ -118,7 +118,7 @@ def sign_winners(path: Path, signer: Signer) -> int:
             problems.doubt(number, winner)
             found.append(signed(winner, signer))
     problems.refuse()
-    _write(path, found)
+    write_winners(path, found)
     return len(found)
 
 
@@ -331,7 +331,8 @@ def _winner(line: bytes, schema: int) -> Winner:
     return msgspec.convert(found, Winner)
 
 
-def _write(path: Path, winners: Sequence[Winner]) -> None:
+def write_winners(path: Path, winners: Sequence[Winner]) -> None:
+    """Write a winners file, atomically."""
     header = msgspec.json.encode(_Header(format=FORMAT, schema=SCHEMA, count=len(winners)))
     text = b"".join(line + b"\n" for line in (header, *map(_line, winners)))
     publish(path, text, durable=True, shared=True)

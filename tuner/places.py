@@ -8,9 +8,10 @@ directory specification has it. All paths are absolute: nothing depends on the w
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
+
+from gemmsmith.files import data_folder
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -33,12 +34,5 @@ def shipped(name: str) -> Path:
 
 
 def state(environ: Mapping[str, str] | None = None) -> Path:
-    """The folder of what the program keeps: database, packs, signing key. It may not be there yet.
-
-    A relative `XDG_DATA_HOME` does not count, as its specification says.
-    """
-    if CHECKOUT is not None:
-        return CHECKOUT / ".state"
-    values = os.environ if environ is None else environ
-    data = Path(values.get("XDG_DATA_HOME", ""))
-    return (data if data.is_absolute() else Path.home() / ".local" / "share") / "gemmsmith"
+    """The folder of what the program keeps: database, packs, key. It may not be there yet."""
+    return CHECKOUT / ".state" if CHECKOUT is not None else data_folder(environ)

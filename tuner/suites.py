@@ -13,11 +13,12 @@ A layer of experts says `groups`, how many there are: each has such a weight, an
 divided among them. A problem that is grouped says `grouping` (rows or depth) and `groups`.
 
 A layer says in `epilogues` what follows its forward product, one problem for each of them (`none`:
-the bare product); a problem says it in `epilogue`.
+the bare product), or backward ones that follow its input gradient; a problem says it in `epilogue`.
 
 A suite is for any element type; `Suite.problems(dtype)` leaves out what the type cannot do
-(FP8 is `tn` only). A problem may say `calls`, how often it is run; listed twice, both count. Bad
-files raise SuiteError with the entry's place and what it should hold.
+(FP8 is `tn` only). A problem may say its `dtype`, and is for that one alone, as captured ones are.
+It may say `calls`, how often it is run; listed twice, both count. Bad files
+raise SuiteError with the entry's place and what it should hold.
 """
 
 from __future__ import annotations
@@ -32,7 +33,15 @@ from pathlib import Path
 from typing import Any
 
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import DType, Epilogue, Grouping, Layout, Operation, layouts_of
+from gemmsmith.operation import (
+    DType,
+    Epilogue,
+    Grouping,
+    Layout,
+    Operation,
+    in_order,
+    layouts_of,
+)
 from gemmsmith.problem import Problem
 from gemmsmith.requests import calls_of
 from tuner import places
@@ -56,7 +65,7 @@ class SuiteProblem:
     """One matrix product and where it comes from: `llama-3-8b qkv forward`.
 
     `calls` is how often it is run; None where the file does not say. Of a grouped one `batch` is
-    the number of groups.
+    the number of groups. `dtype` is the one it is for, without grouping and epilogue; None: any.
     """
 
     m: int
@@ -69,6 +78,7 @@ class SuiteProblem:
     calls: int | None = None
     grouping: Grouping = Grouping.NONE
     epilogue: Epilogue = Epilogue.NONE
+    dtype: str | None = None
 
     def problem(self, dtype: str) -> Problem:
         """Its Problem in `dtype`; raises InvalidProblem where the type has no such operation."""
@@ -88,6 +98,11 @@ class Suite:
     name: str
     entries: tuple[SuiteProblem, ...]
 
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The `dtype`s that its problems say; none where they are for any."""
+        return in_order(one.dtype for one in self.entries if one.dtype is not None)
+
     def problems(self, dtype: str) -> list[tuple[SuiteProblem, Problem]]:
         """Every entry that `dtype` supports, with its problem.
 
@@ -97,6 +112,8 @@ class Suite:
         layouts_of(dtype)  # raises
         found = []
         for entry in self.entries:
+            if entry.dtype not in (None, dtype):
+                continue
             with suppress(InvalidProblem):
                 found.append((entry, entry.problem(dtype)))
         return found
@@ -134,9 +151,9 @@ def load(path: Path) -> Suite:
         for place, entry in enumerate(data.get(kind, []), 1):
             try:
                 for one in expand(entry):
-                    one.problem(DType.BF16)
+                    one.problem(DType.BF16 if one.dtype is None else one.dtype)
                     extents = (one.m, one.n, one.k, one.batch)
-                    shape = (*extents, one.layout, one.grouping, one.epilogue)
+                    shape = (*extents, one.layout, one.grouping, one.epilogue, one.dtype)
                     known = entries.setdefault(shape, one)
                     if known is not one and one.calls is not None:
                         entries[shape] = replace(known, calls=(known.calls or 0) + one.calls)
@@ -154,8 +171,13 @@ def _layer(entry: Mapping[str, Any]) -> list[SuiteProblem]:
     out, inner, groups = entry["out"], entry["in"], entry.get("groups")
     passes = [Pass(each) for each in entry.get("passes", [Pass.FORWARD])]
     epilogues = [Epilogue(each) for each in entry.get("epilogues", [Epilogue.NONE])]
-    if "epilogues" in entry and passes != [Pass.FORWARD]:
-        raise ValueError("epilogues follow the forward product: list other passes as another layer")
+    backward = [bool(each.backward) for each in epilogues]
+    followed = Pass.INPUT_GRADIENT if any(backward) else Pass.FORWARD
+    if "epilogues" in entry and (passes != [followed] or any(backward) != all(backward)):
+        raise ValueError(
+            "epilogues follow the forward product, backward ones the input gradient: list other "
+            "passes as another layer"
+        )
     found = []
     for which, epilogue in product(passes, epilogues):
         grouping = Grouping.NONE
@@ -187,17 +209,19 @@ def _problem(entry: Mapping[str, Any]) -> list[SuiteProblem]:
     grouping = Grouping(entry.get("grouping", Grouping.NONE))
     if "groups" in entry and (grouping is Grouping.NONE or "batch" in entry):
         raise ValueError("groups goes with grouping = rows or depth, and in place of batch")
+    layout = Layout(entry.get("layout", "tn"))
     return [
         SuiteProblem(
             m=entry["m"],
             n=entry["n"],
             k=entry["k"],
             batch=entry.get("groups", entry.get("batch", 1)),
-            layout=Layout(entry.get("layout", "tn")),
+            layout=layout,
             origin=entry["name"],
             group=entry.get("group", "other"),
             calls=calls_of(entry["calls"]) if "calls" in entry else None,
             grouping=grouping,
             epilogue=Epilogue(entry.get("epilogue", Epilogue.NONE)),
+            dtype=None if "dtype" not in entry else Operation.of(entry["dtype"], layout).dtype,
         )
     ]

@@ -77,7 +77,8 @@ if TYPE_CHECKING:
         unpatch,
         use,
     )
-    from gemmsmith.ops.gated import gated_linear, mlp
+    from gemmsmith.ops.feedforward import mlp
+    from gemmsmith.ops.gated import gated_linear
     from gemmsmith.ops.inductor import inductor_pass
     from gemmsmith.ops.mixture import experts
     from gemmsmith.packs import Packs
@@ -151,7 +152,8 @@ _MODULES = {
         "unpatch",
         "use",
     ),
-    "ops.gated": ("gated_linear", "mlp"),
+    "ops.feedforward": ("mlp",),
+    "ops.gated": ("gated_linear",),
     "ops.inductor": ("inductor_pass",),
     "ops.mixture": ("experts",),
     "operation": ("DType", "Element", "Layout", "Operation"),

@@ -33,9 +33,9 @@ def through(activation: Activation, dy: torch.Tensor, x: torch.Tensor) -> torch.
             out: torch.Tensor = torch.ops.aten.gelu_backward(dy, x, approximate="tanh")
         case Activation.GELU:
             out = torch.ops.aten.gelu_backward(dy, x)
-        case Activation.SILU if torch.is_grad_enabled():  # torch's has no derivative of its own
-            share = torch.sigmoid(x)
-            out = dy * share * (1 + x * (1 - share))
+        case Activation.SILU if torch.is_grad_enabled() and (dy.requires_grad or x.requires_grad):
+            sigmoid = torch.sigmoid(x)  # torch's own kernel has no derivative
+            out = dy * sigmoid * (1 + x * (1 - sigmoid))
         case Activation.SILU:
             out = torch.ops.aten.silu_backward(dy, x)
         case _:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from gemmsmith.bounds import BOUNDS, Bounds, exceeded
 from gemmsmith.errors import PackCorrupt
+from gemmsmith.files import data_folder
 from gemmsmith.packs import Packs
 from gemmsmith.snapshot import Snapshot
 
@@ -104,6 +105,11 @@ class Bundle:
         if archive.getinfo(name).file_size > getattr(self._bounds, bound):
             raise PackCorrupt(exceeded(f"{name} of {self.path}", bound, self._bounds))
         return archive.read(name)
+
+
+def kept_bundle(model: str) -> Path:
+    """The bundle that `gemmsmith run --tune` keeps for a user; `model`: a device model's slug."""
+    return data_folder() / "winners" / f"{model}.gspack"
 
 
 def write_bundle(

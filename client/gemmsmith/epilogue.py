@@ -189,16 +189,15 @@ def _backward(epilogue: Epilogue) -> Backward:
 
 
 def _parts(epilogue: Epilogue) -> _Parts:
-    """What its name says."""
-    activation = epilogue.value.removeprefix("bias_").removesuffix("_aux")
-    gate = activation.endswith("_gate")
-    activation = activation.removesuffix("_gate")
+    """What its name says; backward ones have none of these."""
+    name = "" if epilogue in _BACKWARD else epilogue.value
+    activation = name.removeprefix("bias_").removesuffix("_aux").removesuffix("_gate")
     return _Parts(
-        bias=epilogue.value.startswith("bias"),
+        bias=name.startswith("bias"),
         activation=Activation(activation) if activation in list(Activation) else None,
-        gate=gate,
-        residual=epilogue.value.endswith("residual"),
-        aux=epilogue.value.endswith("_aux"),
+        gate=name.removesuffix("_aux").endswith("_gate"),
+        residual=name.endswith("residual"),
+        aux=name.endswith("_aux"),
     )
 
 
@@ -208,9 +207,7 @@ _BACKWARD = {
 _OF_BACKWARD: dict[tuple[object, ...], Epilogue] = {
     parts: epilogue for epilogue, parts in _BACKWARD.items()
 }
-_PARTS = {
-    epilogue: _parts(Epilogue.NONE if epilogue in _BACKWARD else epilogue) for epilogue in Epilogue
-}
+_PARTS = {epilogue: _parts(epilogue) for epilogue in Epilogue}
 _OF_PARTS: dict[tuple[object, ...], Epilogue] = {
     parts: epilogue for epilogue, parts in _PARTS.items() if epilogue not in _BACKWARD
 }

@@ -1,10 +1,23 @@
-"""Publishing a file whole: the one way in which anything here writes what others may be reading."""
+"""Where files of a user lie, and publishing one whole: the one way in which anything here writes
+what others may be reading.
+"""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+
+
+def data_folder(environ: Mapping[str, str] | None = None) -> Path:
+    """The folder of what is kept for this user, as the XDG base directory specification has it.
+
+    A relative `XDG_DATA_HOME` does not count, as it says. The folder may not be there yet.
+    """
+    values = os.environ if environ is None else environ
+    data = Path(values.get("XDG_DATA_HOME", ""))
+    return (data if data.is_absolute() else Path.home() / ".local" / "share") / "gemmsmith"
 
 
 def private_folder(path: Path) -> None:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
+from gemmsmith import installed
 from gemmsmith.cache import PackCache, default_cache_dir
 from gemmsmith.errors import (
     GemmsmithError,
@@ -97,7 +98,7 @@ class Packs:
         return cls(source.pack_bytes, folder=source.cache_folder, signed=signed, how=asking(source))
 
     def path(self, pack_hash: str) -> Path:
-        """The pack as a local file, fetched unless it is here already.
+        """The pack as a local file, fetched unless it is here already, or installed with pip.
 
         Raises:
             PackCorrupt: what arrived, or was here and cannot be replaced, has another SHA-256.
@@ -111,7 +112,7 @@ class Packs:
         if found is not None:
             return found
         self._check_signature(pack_hash)
-        found = self._cache.find(pack_hash)
+        found = self._cache.find(pack_hash) or installed.find(pack_hash)
         if found is None:
             found = self._fetch(pack_hash)
         self._checked[pack_hash] = found

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from service.cli import completion
 from service.cli.options import (
     AsJson,
     Database,
@@ -20,7 +22,7 @@ from service.cli.options import (
 from service.cli.output import CommandError, MisuseError, emit, note, say
 from service.cli.progress import reporter
 from service.cli.session import model_of
-from service.cli.tuning import tasks
+from service.cli.tuning import load_suite, tasks
 
 if TYPE_CHECKING:
     from gemmsmith.kernel import AnyKernel
@@ -37,7 +39,11 @@ def bake(
     ],
     suite: Annotated[
         Path | None,
-        typer.Option("--suite", help="What answers for the problems of this file, and no more."),
+        typer.Option(
+            "--suite",
+            help="Only what answers for the problems of this suite.",
+            autocompletion=completion.suites,
+        ),
     ] = None,
     winners: Annotated[bool, typer.Option("--winners", help="All current winners.")] = False,
     dtype: Annotated[
@@ -60,27 +66,77 @@ def bake(
 ) -> None:
     """Write winners and the packs that hold their kernels to one file.
 
-    `gemmsmith.Bundle` opens it where there is no service. Kernels that are in no pack yet are
-    compiled first. A pack goes in whole, the kernels in it that did not win included. The file is
-    signed with this installation's key.
+    `gemmsmith.Bundle` opens it without a service. Kernels that are in no pack yet are compiled
+    first. Packs go in whole, with kernels that did not win. The file is signed with this
+    installation's key.
+    """
+    if winners == (suite is not None):
+        raise MisuseError("give --suite FILE or --winners, one of them")
+    kinds = dtypes_of(dtype) if dtype else []
+    problems = _problems(suite, kinds) if suite is not None else None
+    settings = load_settings(database=database, packs=packs, sweeps=sweeps)
+    settings.create_folders()
+    slug = model_of(settings, device).slug
+    baked = write(output, settings, slug, problems=problems, dtypes=kinds, workers=workers)
+    counts = {
+        "winners": len(baked.snapshot.rows),
+        "packs": len(baked.snapshot.packs()),
+        "kernels": baked.kernels,
+        "without_winner": baked.missing,
+    }
+    revision = baked.snapshot.revision
+    if as_json:
+        emit({"file": str(output), "bytes": baked.size, "revision": revision, "counts": counts})
+        return
+    if baked.missing:
+        note(f"{baked.missing} of the suite's problems have no winner near: torch runs them")
+    say(
+        f"{output}: {counts['winners']} winners of {slug}, {counts['kernels']} kernels in "
+        f"{counts['packs']} packs, {baked.size / 1e6:.1f} MB, snapshot {revision[:16]}"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Baked:
+    """A bundle that was written.
+
+    Attributes:
+        snapshot: its winners.
+        kernels: how many they run.
+        missing: how many of the problems asked for have none.
+        size: in bytes.
+    """
+
+    snapshot: Snapshot
+    kernels: int
+    missing: int
+    size: int
+
+
+def write(
+    output: Path,
+    settings: Settings,
+    slug: str,
+    *,
+    problems: Sequence[Problem] | None = None,
+    dtypes: Sequence[str] = (),
+    workers: int | None = None,
+) -> Baked:
+    """Write the winners that answer for `problems`, or all, to a bundle; compile what is needed.
+
+    Raises:
+        CommandError: there is no winner, or a kernel cannot be compiled.
+        OSError: the file cannot be written.
     """
     from gemmsmith.bundle import write_bundle
-    from gemmsmith.problem import DType
     from service import identity
     from service.http import documents
     from tuner.exchange import of_types
     from tuner.store import Store
 
-    if winners == (suite is not None):
-        raise MisuseError("give --suite FILE or --winners, one of them")
-    kinds = dtypes_of(dtype) if dtype else list(DType)
-    problems = _problems(suite, kinds) if suite is not None else None
-    settings = load_settings(database=database, packs=packs, sweeps=sweeps)
-    settings.create_folders()
-    slug = model_of(settings, device).slug
     signer = identity.signer(settings)
     with Store.open(settings.database) as store:
-        found = of_types(store.winners(device=slug), kinds if dtype else [])
+        found = of_types(store.winners(device=slug), dtypes)
         snapshot = documents.snapshot(slug, found, pack_of=lambda _: None)
         rows = list(snapshot.rows)
         missing = 0
@@ -98,25 +154,15 @@ def bake(
 
     baked = documents.snapshot(slug, kept, pack_of=pack_of, signer=signer)
     size = write_bundle(output, baked, {path.stem: path for path in files.values()})
-    counts = {
-        "winners": len(baked.rows),
-        "packs": len(baked.packs()),
-        "kernels": len(files),
-        "without_winner": missing,
-    }
-    if as_json:
-        emit({"file": str(output), "bytes": size, "revision": baked.revision, "counts": counts})
-        return
-    if missing:
-        note(f"{missing} of the suite's problems have no winner near: torch runs them")
-    say(
-        f"{output}: {counts['winners']} winners of {slug}, {counts['kernels']} kernels in "
-        f"{counts['packs']} packs, {size / 1e6:.1f} MB, snapshot {baked.revision[:16]}"
-    )
+    return Baked(snapshot=baked, kernels=len(files), missing=missing, size=size)
 
 
 def _problems(suite: Path, kinds: Sequence[str]) -> list[Problem]:
-    return [task.problem for task in tasks(None, None, None, suite, list(kinds), "tn", 1, None)]
+    """A suite's, in these `dtype`s; in all that there are and all that it says, where none."""
+    from gemmsmith.operation import DType, in_order
+
+    wanted = kinds or in_order([*DType, *load_suite(suite).dtypes])
+    return [task.problem for task in tasks(None, None, None, suite, list(wanted), "tn", 1, None)]
 
 
 def _answering(snapshot: Snapshot, problems: Sequence[Problem]) -> tuple[list[Row], int]:

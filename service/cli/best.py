@@ -37,7 +37,7 @@ def best(
     batch: Batch = 1,
     device: DeviceSlug = None,
     exact: Annotated[
-        bool, typer.Option("--exact", help="Refuse what was not measured on this very problem.")
+        bool, typer.Option("--exact", help="Only an answer that was measured on this problem.")
     ] = False,
     url: Url = None,
     database: Database = None,
@@ -57,14 +57,14 @@ def best(
     if as_json:
         emit(answer)
     else:
-        _print(answer)
+        show(answer)
 
 
 def _from_database(
     problem: Problem, device: str | None, exact: bool, database: str | None
 ) -> Answer:
     from service.cli.session import model_of, say_made
-    from service.database import open_store
+    from service.database import open_store, prepare
     from service.lookup import find
     from tuner.search.cost_model import AnalyticModel
     from tuner.store import Store
@@ -74,6 +74,11 @@ def _from_database(
     with (
         open_store(settings, on_made=say_made) if database is None else Store.open(database)
     ) as store:
+        if database is None and not store.winners(limit=1):
+            # Somebody made it without them. Without any winner the advice would be to tune, which
+            # on a recorded GPU finds worse answers than those that are shipped.
+            loaded = sum(imported.added for _, imported in prepare(settings))
+            note(f"loaded {loaded} shipped winners into a database that had none")
         model = model_of(settings, device)
         answer = find.find(
             store,
@@ -98,7 +103,8 @@ def _tune_command(problem: Problem) -> str:
     )
 
 
-def _print(answer: Answer) -> None:
+def show(answer: Answer) -> None:
+    """Print an answer for people."""
     say(f"{answer.problem} on {answer.device.name}")
     match answer.match:
         case Match.NEAREST:

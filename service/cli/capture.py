@@ -1,84 +1,51 @@
-"""`gemmsmith capture`: run a training script as it is, and write down its matrix products."""
+"""`gemmsmith capture`: run a program as it is, and write down its matrix products."""
 
 from __future__ import annotations
 
-import os
-import re
-import runpy
-import sys
-import traceback
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from service.cli.output import MisuseError, note
+from service.cli.output import CommandError, MisuseError, note
 
-_PYTHON = re.compile(r"python[0-9.]*")
+COMMAND = "The program and its arguments: -- torchrun --nproc-per-node 8 train.py --epochs 1"
 
 
 def capture(
-    command: Annotated[
-        list[str],
-        typer.Argument(help="The script and its arguments: -- python train.py --epochs 1"),
-    ],
+    command: Annotated[list[str], typer.Argument(help=COMMAND)],
     output: Annotated[Path, typer.Option("-o", "--output", help="Suite file to write.")] = Path(
         "suite.toml"
     ),
+    steps: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Steps of an optimizer to capture in each process; 0: the whole run."
+        ),
+    ] = 0,
 ) -> None:
-    """Run a Python script, and write its matrix products with their counts to a suite file.
+    """Run a program, and write its matrix products with their counts to a suite file.
 
+    Of all its processes on this machine: ranks of torchrun or accelerate, modules, subprocesses.
     Forward and backward products; compiled functions run uncompiled meanwhile. The exit status is
-    the script's own; the file is written whether it succeeds or not. Then
-    `gemmsmith tune --suite FILE` tunes what takes most time first.
+    the program's own, and the file is written whether it succeeds or not. A capture without any
+    product is an error. Then `gemmsmith tune --suite FILE` tunes what takes most time first.
     """
-    arguments = command[1:] if _PYTHON.fullmatch(Path(command[0]).name) else list(command)
-    as_module = arguments[:1] == ["-m"]
-    if as_module:
-        arguments = arguments[1:]
-    if not arguments or arguments[0].startswith("-"):
-        raise MisuseError(
-            "the command must be `python SCRIPT …` or `python -m MODULE …` without other options "
-            f"of Python, got {' '.join(command)!r}"
-        )
-    if not as_module and not Path(arguments[0]).exists():
-        raise MisuseError(f"no script {arguments[0]}")
+    from service.cli import program
+
     if not output.parent.is_dir():
         raise MisuseError(f"no folder {output.parent} for the suite file")
-    try:
-        from gemmsmith import capture as recording
-    except ModuleNotFoundError as error:
-        raise MisuseError(f"this needs PyTorch in {sys.executable}: {error}") from None
-
-    with recording() as shapes:
-        status = _run(arguments, as_module)
-    shapes.save(output)
-    note(
-        f"{output}: {len(shapes.problems)} problems, {shapes.problems.total()} products, and "
-        f"{shapes.skipped.total()} that no kernel is for"
-    )
-    raise typer.Exit(status)
-
-
-def _run(arguments: list[str], as_module: bool) -> int:
-    """The exit status that Python would end with."""
-    sys.argv = list(arguments)
-    # What Python itself puts there: the script's folder, or the current one for a module.
-    folder = Path.cwd() if as_module else Path(arguments[0]).resolve().parent
-    sys.path.insert(0, os.fspath(folder))
-    try:
-        if as_module:
-            runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(arguments[0], run_name="__main__")
-    except SystemExit as end:
-        if end.code is None or isinstance(end.code, int):
-            return end.code or 0
-        note(str(end.code))
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    except BaseException:  # noqa: BLE001 - the script's own: shown as Python shows it
-        traceback.print_exc()
-        return 1
-    return 0
+    ended = program.run(command, steps=steps)
+    found = ended.found
+    if ended.why and not ended.status:
+        raise CommandError(f"nothing was captured: {ended.why}")
+    if ended.why:
+        note(f"nothing was captured: {ended.why}")
+    else:
+        found.save(output)
+        ranks = f" of {ended.processes} processes" if ended.processes > 1 else ""
+        note(
+            f"{output}: {len(found.problems)} problems, {found.problems.total()} products{ranks}, "
+            f"and {found.skipped.total()} that no kernel is for"
+        )
+    raise typer.Exit(ended.status)

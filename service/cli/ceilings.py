@@ -27,7 +27,7 @@ def ceilings(
 ) -> None:
     """Measure copy bandwidth and the peak rate of cuBLAS on this machine's GPU.
 
-    Takes some ten seconds; waits while another process measures on the GPU.
+    It takes about ten seconds, and waits while another process measures on the GPU.
     """
     from tuner.measure.ceilings import document, measure, own_folder, path_for, write_ceilings
 
@@ -55,7 +55,7 @@ def ceilings(
         )
         for peak in found.peaks
     ]
-    table(found.device.name, ("measured", "figure", "µs", "samples"), rows)
+    table(found.device.name, ("measured", "value", "µs", "samples"), rows)
     say(str(path))
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from service.cli import completion
 from service.cli.options import (
     AsJson,
     Batch,
@@ -29,7 +30,7 @@ from service.cli.options import (
 )
 from service.cli.output import MisuseError, emit, note, say
 from service.cli.progress import reporter
-from service.cli.session import StopFlag, model_of
+from service.cli.session import model_of
 from service.cli.space import level_of, predicted
 from service.cli.tuning import tasks
 
@@ -51,7 +52,10 @@ def compile_(
     n: OptionalN = None,
     k: OptionalK = None,
     suite: Annotated[
-        Path | None, typer.Option("--suite", help="For every problem of this file.")
+        Path | None,
+        typer.Option(
+            "--suite", help="For every problem of this file.", autocompletion=completion.suites
+        ),
     ] = None,
     winners: Annotated[
         bool, typer.Option("--winners", help="The kernels of the current winners.")
@@ -60,7 +64,7 @@ def compile_(
         bool,
         typer.Option(
             "--base",
-            help="The kernels that win most often, so that a problem nobody has seen is tuned "
+            help="The kernels that win most often. A problem that nobody has seen is then tuned "
             "without waiting for a compiler.",
         ),
     ] = False,
@@ -95,8 +99,8 @@ def compile_(
             "--from",
             metavar="URL",
             help="Take packs from this service first, and compile what it lacks. Packs are "
-            "programs: only those are taken that somebody believed here has signed (see "
-            "`gemmsmith signing`).",
+            "programs: only those are taken that a believed key has signed (see `gemmsmith "
+            "signing`).",
             show_default=False,
         ),
     ] = None,
@@ -107,9 +111,11 @@ def compile_(
 ) -> None:
     """Compile kernels for M N K, a suite, the winners, or ahead of any problem: the base.
 
-    What is compiled already costs nothing. A kernel that does not compile is reported and the
-    rest goes on; the status is then 1. With `--from` no compiler is needed here: without one,
-    packs of any compiler are taken, and kernels that the service lacks count as failed.
+    Kernels that were compiled before cost nothing. A kernel that does not compile is reported, the
+    rest goes on, and the status is 1. Ctrl-C stops at once, and what is compiled stays.
+
+    With `--from` this machine needs no compiler. Without one, packs of any compiler are taken, and
+    kernels that the service lacks count as failed.
     """
     from service.cli.session import say_made
     from service.database import open_store
@@ -130,7 +136,7 @@ def compile_(
         elif base:
             kernels = _of_base(settings, store, device, dtype, limit)
         else:
-            found = tasks(m, n, k, suite, dtype or ["bf16"], layout, batch, None)
+            found = tasks(m, n, k, suite, dtype, layout, batch, None)
             kernels = _of_problems(store, found, model_of(settings, device), wanted_level, limit)
         outcome = _build(settings, store, kernels, workers, client)
     code = _report(outcome, len(kernels), time.monotonic() - began, as_json)
@@ -217,16 +223,24 @@ def _build(
     """
     outcome = _Outcome(asked=client is not None)
     builder, toolchain = _open_builder(settings, store, workers, needed=client is None)
-    with StopFlag() as stop, reporter() as says:
-        if client is not None:
-            _fetch(outcome, settings, client, builder.store, kernels, toolchain, stop, says)
-        says.update("compile", 0, len(kernels))
-        results = builder.build(kernels)
-        while not stop() and (built := next(results, None)) is not None:
-            outcome.built.append(built)
-            if built.failure is not None:
-                says.line(f"  {built.kernel.name}: {built.failure.message}")
-            says.update("compile", len(outcome.built), len(kernels))
+    try:
+        with reporter() as says:
+            if client is not None:
+                _fetch(outcome, settings, client, builder.store, kernels, toolchain, says)
+            says.update("compile", 0, len(kernels))
+            # Closed, it kills the compilers at once: what they were at is not worth waiting for.
+            with closing(builder.build(kernels)) as results:  # type: ignore[type-var]
+                for built in results:
+                    outcome.built.append(built)
+                    if built.failure is not None:
+                        says.line(f"  {built.kernel.name}: {built.failure.message}")
+                    says.update("compile", len(outcome.built), len(kernels))
+    except KeyboardInterrupt:
+        kept = sum(item.failure is None for item in outcome.built)
+        raise KeyboardInterrupt(
+            f"interrupted: {kept} of {len(kernels)} kernels are compiled and kept; the same "
+            "command goes on"
+        ) from None
     return outcome
 
 
@@ -257,7 +271,6 @@ def _fetch(
     artifacts: ArtifactStore,
     kernels: Sequence[AnyKernel],
     toolchain: str | None,
-    stop: StopFlag,
     says: Reporter,
 ) -> None:
     from service import identity
@@ -273,8 +286,6 @@ def _fetch(
         for reason in item.refused:
             says.line(f"  refused: {reason}")
         says.update("fetch", done, len(kernels))
-        if stop():
-            break
     says.line(f"  {len(outcome.fetched)} kernels fetched from {client.url}")
 
 

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
+from service.cli.guard import example
 from service.cli.options import AsJson, Database, load_settings, shown
 from service.cli.output import MisuseError, emit, note, say
 
 app = typer.Typer(
-    help="Create, migrate, look at, back up and restore the database.", no_args_is_help=True
+    help="Create, migrate, check, back up and restore the database.", no_args_is_help=True
 )
 
 WithPacks = Annotated[
@@ -22,11 +23,11 @@ WithPacks = Annotated[
 ]
 
 
-@app.command("upgrade")
+@app.command("upgrade", epilog=example("db upgrade"))
 def upgrade(database: Database = None, as_json: AsJson = False) -> None:
     """Create the database, or bring it to the schema this version needs. Safe to repeat.
 
-    The shipped winners that it lacks are loaded.
+    Loads the shipped winners that it lacks.
     """
     from service.database import prepare
     from tuner import store
@@ -46,9 +47,9 @@ def upgrade(database: Database = None, as_json: AsJson = False) -> None:
         say(f"{where}: schema {before or 'none'} → {after}")
 
 
-@app.command("current")
+@app.command("current", epilog=example("db current"))
 def current(database: Database = None, as_json: AsJson = False) -> None:
-    """Print the database's schema and the one this version needs; status 1 when they differ."""
+    """Print the database's schema and the one this version needs. Status 1 if they differ."""
     from tuner import store
 
     url = load_settings(database=database).database
@@ -69,16 +70,16 @@ def current(database: Database = None, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-@app.command("backup")
+@app.command("backup", epilog=example("db backup gemmsmith.backup"))
 def backup(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file to write.")],
     packs: WithPacks = False,
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the database to FILE, as it is at one moment, while anything may run.
+    """Write the database, as it is at one moment, to FILE; nothing needs to stop.
 
-    FILE is checked before it gets its name. Of SQLite it is a database itself; PostgreSQL needs
+    FILE is checked before it gets its name. For SQLite it is a database; PostgreSQL needs
     pg_dump and pg_restore.
     """
     from tuner.compile import ArtifactStore
@@ -100,7 +101,7 @@ def backup(
         say(f"{archived}: {number} packs, {archived.stat().st_size / 1e6:.1f} MB")
 
 
-@app.command("restore")
+@app.command("restore", epilog=example("db restore gemmsmith.backup"))
 def restore(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `db backup` has written.")],
     packs: WithPacks = False,
@@ -110,10 +111,10 @@ def restore(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replace the database by the backup FILE, wholly or not at all; stop the service first.
+    """Replace the database by the backup FILE. Stop the service first.
 
-    A backup of an older gemmsmith is upgraded; one of a newer, or a damaged one, is refused and
-    changes nothing.
+    A backup of an older gemmsmith is upgraded. A newer or damaged one is refused, and nothing
+    changes.
     """
     from tuner.compile import ArtifactStore
     from tuner.compile.archive import check, unarchive

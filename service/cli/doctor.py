@@ -30,8 +30,8 @@ def doctor(
 ) -> None:
     """Check GPU, driver, compiler, torch, CUTLASS, disk, database, recordings and service.
 
-    Status 0 if this machine can serve answers, whatever else is missing; else 1. With --deep also 1
-    if anything that is stored is not what was put there. Changes nothing.
+    Changes nothing. The status is 0 if this machine can serve answers, otherwise 1. With --deep it
+    is also 1 if anything stored was altered.
     """
     from service.cli import checks
     from service.cli.deep import wrong

@@ -17,12 +17,15 @@ from gemmsmith.problem import MAX_EXTENT
 from service.cli.output import CommandError, MisuseError, note
 from tuner.errors import TunerError
 
-_INTERRUPTED = 130
+INTERRUPTED = 130
+"""Exit status after Ctrl-C."""
+
 _NEGATIVE = re.compile(r"-[0-9]+(\.[0-9]*)?", re.ASCII)
+_SIZES = re.compile(r"([0-9]+)[x×]([0-9]+)[x×]([0-9]+)(?:[x×]([0-9]+))?", re.ASCII)
 
 
 def explain(error: BaseException) -> tuple[str, int] | None:
-    """The line and the exit status for an expected failure; None for a fault of ours."""
+    """The line and the exit status for an expected failure; None for an error of our own."""
     from service.settings import SettingsError  # pydantic: most commands that fail have it by then
 
     match error:
@@ -36,7 +39,7 @@ def explain(error: BaseException) -> tuple[str, int] | None:
             where = f": {error.filename}" if error.filename else ""
             return f"{error.strerror}{where}", 1
         case KeyboardInterrupt():
-            return "interrupted; what was measured so far is kept", _INTERRUPTED
+            return str(error) or "interrupted", INTERRUPTED
         case _:
             return None
 
@@ -60,11 +63,32 @@ class GuardedGroup(TyperGroup):
             raise typer.Exit(code) from None
 
 
+def example(command: str) -> str:
+    """What a command's help ends with: a call that works as it stands."""
+    return f"Example: gemmsmith {command}"
+
+
+def spread(word: str) -> list[str]:
+    """`4096x6144x1024` as three words; `8x256x256x64`, as commands print a batch, with `--batch`.
+
+    Any other word stays as it is.
+    """
+    found = _SIZES.fullmatch(word)
+    if found is None:
+        return [word]
+    first, *others = (size for size in found.groups() if size is not None)
+    return [first, *others] if len(others) == 2 else ["--batch", first, *others]
+
+
 class ProblemCommand(TyperCommand):
-    """A command that takes M N K: says what is wrong with `-1` instead of 'no such option'."""
+    """A command that takes M N K, also as MxNxK.
+
+    It says what is wrong with `-1` instead of 'no such option'.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuse negative sizes before they are read as options."""
+        """Spread sizes that are one word, and refuse negative ones before they become options."""
+        args = [size for word in args for size in spread(word)]
         for before, arg in zip(["", *args], args, strict=False):
             value_of_option = before.startswith("-") and "=" not in before
             if _NEGATIVE.fullmatch(arg) and (not value_of_option or _NEGATIVE.fullmatch(before)):

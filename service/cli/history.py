@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.guard import ProblemCommand
+from service.cli.guard import ProblemCommand, example
 from service.cli.options import (
     AsJson,
     Batch,
@@ -45,12 +45,12 @@ app = typer.Typer(
 Number = Annotated[
     int,
     typer.Argument(
-        metavar="REVISION", min=1, help="As the history numbers them.", show_default=False
+        metavar="REVISION", min=1, help="Its number in the history.", show_default=False
     ),
 ]
 
 
-@app.command("history", cls=ProblemCommand)
+@app.command("history", cls=ProblemCommand, epilog=example("winners history 4096 6144 1024"))
 def history(
     m: M,
     n: N,
@@ -72,13 +72,13 @@ def history(
         emit({"revisions": found})
         return
     columns = (
-        *("revision", "served", "origin", "figures", "use", "tile"),
+        *("revision", "served", "origin", "status", "use", "tile"),
         *("µs", "default µs", "speed-up", "driver", "promoted"),
     )
     table(f"{problem} on {found[0].answer.device.name}", columns, map(_row, found), left=6)
 
 
-@app.command("pin", cls=ProblemCommand)
+@app.command("pin", cls=ProblemCommand, epilog=example("winners pin 4096 6144 1024 1"))
 def pin(
     m: M,
     n: N,
@@ -99,7 +99,7 @@ def pin(
     _say_served(chosen, as_json)
 
 
-@app.command("unpin", cls=ProblemCommand)
+@app.command("unpin", cls=ProblemCommand, epilog=example("winners unpin 4096 6144 1024"))
 def unpin(
     m: M,
     n: N,
@@ -119,7 +119,7 @@ def unpin(
     _say_served(chosen, as_json)
 
 
-@app.command("rollback", cls=ProblemCommand)
+@app.command("rollback", cls=ProblemCommand, epilog=example("winners rollback 4096 6144 1024"))
 def rollback(
     m: M,
     n: N,
@@ -132,14 +132,14 @@ def rollback(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Serve, pinned, what was served before; once more undoes it."""
+    """Serve the revision that was served before, pinned. A second time undoes it."""
     problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
     with _opened(url, database) as winners:
         chosen = winners.rollback(problem, device=device)
     _say_served(chosen, as_json)
 
 
-@app.command("sign")
+@app.command("sign", epilog=example("winners sign winners.jsonl"))
 def sign(
     paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Winners files.")],
     key: Annotated[
@@ -148,9 +148,9 @@ def sign(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Sign the winners of files, in place of whoever did before: say that they were measured so.
+    """Sign the winners of files, in place of earlier signatures.
 
-    For a release, with its own key; what is exported carries the signature of whoever measured it.
+    A release has its own key. Exported winners carry the signature of whoever measured them.
     """
     from gemmsmith.signing import Signer
     from service import identity

@@ -1,15 +1,20 @@
-"""`gemmsmith jobs`: tuning jobs of a service, or of the local database; look, cancel, retry."""
+"""`gemmsmith jobs`: tuning jobs of a service, or of the local database; watch, cancel, retry."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
+from gemmsmith.tuning import JobState
+from service.cli import completion, follow
+from service.cli.guard import example
 from service.cli.options import AsJson, Database, Url, connect, load_settings
-from service.cli.output import MisuseError, emit, microseconds, note, say, table
+from service.cli.output import CommandError, MisuseError, emit, microseconds, note, say, table
+from service.cli.progress import TUNING, Reporter, reporter
 
 if TYPE_CHECKING:
     from gemmsmith.client import Client
@@ -17,22 +22,32 @@ if TYPE_CHECKING:
     from gemmsmith.jobs import JobStatus
     from tuner.jobs import Job, Queue
 
-app = typer.Typer(help="Tuning jobs: list, show, cancel and retry them.", no_args_is_help=True)
+app = typer.Typer(
+    help="Tuning jobs: list, watch, show, cancel and retry them.", no_args_is_help=True
+)
+
+LATEST = "latest"
+"""The newest job, wherever an identifier is asked for."""
+
+_LOOK_S = 0.5
+"""How often a local database is asked about a watched job."""
 
 Identifier = Annotated[str, typer.Argument(metavar="ID", help="The job's identifier.")]
 
 
 def tell_busy(busy: Busy) -> None:
-    """Say that an order is refused for now, and when it is sent again."""
-    note(f"  {busy.title.lower()}; ordering again in {busy.retry_after:.0f} s")
+    """Say that a request is refused for now, and when it is sent again."""
+    note(f"  {busy.title.lower()}; asking again in {busy.retry_after:.0f} s")
 
 
-@app.command("list")
+@app.command("list", epilog=example("jobs list --state failed"))
 def list_(
     state: Annotated[
         str | None,
         typer.Option(
-            help="Only these: waiting, running, done, failed or cancelled.", show_default=False
+            help="Only these: waiting, running, done, failed or cancelled.",
+            autocompletion=completion.states,
+            show_default=False,
         ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 20,
@@ -41,8 +56,6 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
-    from gemmsmith.tuning import JobState
-
     if state is not None and state not in set(JobState):
         raise MisuseError(f"state must be one of {', '.join(JobState)}, got {state!r}")
     with _opened(url, database) as jobs:
@@ -55,7 +68,7 @@ def list_(
     note(f"{len(found)} jobs" + (f" (--limit {limit})" if len(found) == limit else ""))
 
 
-@app.command("show")
+@app.command("show", epilog=example("jobs show latest"))
 def show(
     job: Identifier, url: Url = None, database: Database = None, as_json: AsJson = False
 ) -> None:
@@ -64,16 +77,52 @@ def show(
         _print(jobs.show(job), as_json)
 
 
-@app.command("cancel")
-def cancel(
-    job: Identifier, url: Url = None, database: Database = None, as_json: AsJson = False
+@app.command("watch", epilog=example("jobs watch latest"))
+def watch(
+    job: Annotated[
+        str, typer.Argument(metavar="[ID]", help="The job's identifier; default: the newest job.")
+    ] = LATEST,
+    url: Url = None,
+    database: Database = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Stop a job: at once while it waits, else after its current candidate. Trials are kept."""
+    """Follow a job until it ends, with a progress bar; status 1 if it has no winner.
+
+    Ctrl-C stops watching, and the job goes on.
+    """
     with _opened(url, database) as jobs:
-        _print(jobs.cancel(job), as_json)
+        status = jobs.show(job)
+        try:
+            with reporter(TUNING) as says:
+                says.overall(0, 1, str(status.problem))
+                status = jobs.watch(status.id, says)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(follow.abandoned([status.id], url)) from None
+    _print(status, as_json)
+    if status.state is not JobState.DONE:
+        raise typer.Exit(1)
 
 
-@app.command("retry")
+@app.command("cancel", epilog=example("jobs cancel 3f2a9c"))
+def cancel(
+    identifiers: Annotated[
+        list[str], typer.Argument(metavar="ID...", help="The jobs' identifiers.")
+    ],
+    url: Url = None,
+    database: Database = None,
+    as_json: AsJson = False,
+) -> None:
+    """Stop jobs: at once while they wait, else after the current candidate. Trials are kept."""
+    with _opened(url, database) as jobs:
+        found = [jobs.cancel(job) for job in identifiers]
+    if as_json and len(found) > 1:
+        emit({"jobs": found})
+        return
+    for status in found:
+        _print(status, as_json)
+
+
+@app.command("retry", epilog=example("jobs retry 3f2a9c"))
 def retry(
     job: Identifier,
     time_limit: Annotated[
@@ -84,7 +133,7 @@ def retry(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Order anew what a job failed to do, or was cancelled before; prints the new job."""
+    """Request anew what a job failed to do, or was cancelled before; prints the new job."""
     with _opened(url, database) as jobs:
         _print(jobs.retry(job, time_limit), as_json)
 
@@ -94,6 +143,7 @@ class _Jobs(Protocol):
 
     def list(self, state: str | None, limit: int) -> list[JobStatus]: ...
     def show(self, job: str) -> JobStatus: ...
+    def watch(self, job: str, says: Reporter) -> JobStatus: ...
     def cancel(self, job: str) -> JobStatus: ...
     def retry(self, job: str, time_limit: float) -> JobStatus: ...
 
@@ -104,6 +154,13 @@ class _OfService:
 
     def show(self, job: str) -> JobStatus:
         return self._client.job_status(job)
+
+    def watch(self, job: str, says: Reporter) -> JobStatus:
+        followed = self._client.job(job)
+        with follow.waiting(self._client, followed, says):
+            for _ in followed.events():
+                follow.show(followed.status, says)
+        return followed.refresh()
 
     def cancel(self, job: str) -> JobStatus:
         return self._client.cancel(job)
@@ -120,7 +177,18 @@ class _OfDatabase:
         self._queue = queue
 
     def show(self, job: str) -> JobStatus:
+        if job == LATEST:
+            newest = self._queue.list(None, limit=1)
+            if not newest:
+                raise CommandError("this database has no jobs")
+            return _status(newest[0])
         return _status(self._queue.get(job))
+
+    def watch(self, job: str, says: Reporter) -> JobStatus:
+        while not (status := self.show(job)).state.terminal:
+            follow.show(status, says)
+            time.sleep(_LOOK_S)
+        return status
 
     def cancel(self, job: str) -> JobStatus:
         return _status(self._queue.cancel(job))
@@ -129,8 +197,6 @@ class _OfDatabase:
         return _status(self._queue.retry(job)[0])
 
     def list(self, state: str | None, limit: int) -> list[JobStatus]:
-        from gemmsmith.tuning import JobState
-
         wanted = None if state is None else JobState(state)
         return [_status(job) for job in self._queue.list(wanted, limit=limit)]
 
@@ -180,7 +246,7 @@ def _print(status: JobStatus, as_json: bool) -> None:
     lines = {
         "problem": f"{status.problem}, effort {status.effort}",
         "device": status.device,
-        "ordered by": status.ordered_by,
+        "requested by": status.ordered_by,
         "progress": status.phase and f"{status.phase} {status.done}/{status.total}",
         "best": status.best_us and f"{status.best_us:.2f} µs, {status.best}",
         "winner": status.winner_revision and f"revision {status.winner_revision}",
@@ -193,4 +259,4 @@ def _print(status: JobStatus, as_json: bool) -> None:
     }
     for name, value in lines.items():
         if value:
-            say(f"  {name:<11}{value}")
+            say(f"  {name:<13}{value}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from service.cli.guard import example
 from service.cli.options import AsJson, Database, Limit, load_settings
 from service.cli.output import CommandError, MisuseError, emit, note, say, table
 
@@ -20,13 +21,13 @@ _LIFE = re.compile(r"([0-9]{1,9})([mhdw])", re.ASCII)
 _UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
-@app.command("create")
+@app.command("create", epilog=example("keys create me --scope tune"))
 def create(
     name: Annotated[str, typer.Argument(help="Whose key it is; the audit shows it.")],
     scope: Annotated[
         str,
         typer.Option(
-            help="read: look up and watch; tune: also order jobs; admin: also pin winners and "
+            help="read: look up and watch; tune: also request jobs; admin: also pin winners and "
             "manage keys."
         ),
     ] = "read",
@@ -34,7 +35,7 @@ def create(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Stop working after 12h, 90d, 8w …; else never.",
+            help="When it expires: 12h, 90d, 8w …; default: never.",
             show_default=False,
         ),
     ] = None,
@@ -50,9 +51,9 @@ def create(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a key and print it: this once, since only a hash of it is kept.
+    """Make a key and print it once; only its hash is kept.
 
-    A running service knows it at once.
+    A running service accepts it at once.
     """
     from service.cli.session import say_made
     from service.database import open_store
@@ -81,11 +82,9 @@ def create(
     note("GEMMSMITH_API_KEY, or send it as `Authorization: Bearer gsk_…`.")
 
 
-@app.command("list")
+@app.command("list", epilog=example("keys list"))
 def list_(
-    inactive: Annotated[
-        bool, typer.Option("--all", help="Those revoked or expired as well.")
-    ] = False,
+    inactive: Annotated[bool, typer.Option("--all", help="Also revoked and expired ones.")] = False,
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
@@ -111,13 +110,13 @@ def list_(
     table("", columns, rows, left=3)
 
 
-@app.command("revoke")
+@app.command("revoke", epilog=example("keys revoke me"))
 def revoke(
-    name: Annotated[str, typer.Argument(help="Of the key, see `gemmsmith keys list`.")],
+    name: Annotated[str, typer.Argument(help="The key's name, see `gemmsmith keys list`.")],
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """End a key for good; running services refuse it within two seconds."""
+    """End a key for good. Running services refuse it within two seconds."""
     from tuner.errors import KeyNotFound
     from tuner.store import Store
 
@@ -141,7 +140,7 @@ def audit(
     ] = None,
     limit: Limit = 50,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Check instead that none was changed or removed.")
+        bool, typer.Option("--verify", help="Check that no entry was changed or removed.")
     ] = False,
     head: Annotated[
         str | None,
@@ -156,8 +155,8 @@ def audit(
 ) -> None:
     """Print who changed what is served or who may come in, newest first.
 
-    An entry that no longer has its hash, or whose predecessor has gone, is marked. With --verify
-    the status is 1 if there is any.
+    An entry that was changed, or whose predecessor is missing, is marked. With --verify the status
+    is 1 if there is one.
     """
     import msgspec
 

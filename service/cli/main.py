@@ -19,21 +19,25 @@ from service.cli import (
     ceilings,
     compiling,
     database,
+    demo,
     doctor,
     evaluate,
+    fleet,
     history,
     jobs,
     keys,
     recording,
     report,
     results,
+    run,
     running,
     signing,
     space,
+    sync,
     tuning,
     winners,
 )
-from service.cli.guard import GuardedGroup, ProblemCommand
+from service.cli.guard import GuardedGroup, ProblemCommand, example
 
 app = typer.Typer(
     name="gemmsmith",
@@ -41,36 +45,99 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Finds, keeps and serves the fastest CUTLASS kernel for a matrix product on a GPU.",
+    help="Finds, keeps and serves the fastest kernel for a matrix product on an NVIDIA GPU.",
     epilog="Exit status: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted.",
 )
 
-app.command("serve")(running.serve)
-app.command("worker")(running.worker)
-app.command("tune", cls=ProblemCommand)(tuning.tune)
-app.command("best", cls=ProblemCommand)(best.best)
-app.command("enumerate", cls=ProblemCommand)(space.enumerate_)
-app.command("compile", cls=ProblemCommand)(compiling.compile_)
-app.command("bake")(bake.bake)
-app.command("record", cls=ProblemCommand)(recording.record)
+_ASK = "Find and ask"
+_RUN = "Use in your program"
+_SERVE = "Serve many"
+_PREPARE = "Prepare and compare"
+_LOOK_AFTER = "Look after an installation"
+
+app.command(
+    "best", cls=ProblemCommand, rich_help_panel=_ASK, epilog=example("best 4096 6144 1024")
+)(best.best)
+app.command(
+    "tune",
+    cls=ProblemCommand,
+    rich_help_panel=_ASK,
+    epilog=example("tune 4096x6144x1024 --dtype bf16"),
+)(tuning.tune)
+app.command("demo", cls=ProblemCommand, rich_help_panel=_ASK, epilog=example("demo 512 512 8192"))(
+    demo.demo
+)
+app.command(
+    "enumerate",
+    cls=ProblemCommand,
+    rich_help_panel=_ASK,
+    epilog=example("enumerate 4096 6144 1024 --limit 5"),
+)(space.enumerate_)
+app.add_typer(jobs.app, name="jobs", rich_help_panel=_ASK)
+app.add_typer(history.app, name="winners", rich_help_panel=_ASK)
+app.command(
+    "results", rich_help_panel=_ASK, epilog=example("results --problem 4096 6144 1024 --limit 10")
+)(results.results)
+
+app.command(
+    "run",
+    # What follows the program's name is the program's.
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    rich_help_panel=_RUN,
+    epilog=example("run --tune -- torchrun train.py"),
+)(run.run)
 app.command(
     "capture",
-    # What follows the script's name is the script's.
+    # Likewise.
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    rich_help_panel=_RUN,
+    epilog=example("capture -o suite.toml -- python train.py --steps 1"),
 )(capture.capture)
-app.add_typer(jobs.app, name="jobs")
-app.command("results")(results.results)
-app.command("report")(report.report)
-app.command("ceilings")(ceilings.ceilings)
-app.command("eval")(evaluate.evaluate)
-app.add_typer(database.app, name="db")
-app.add_typer(keys.app, name="keys")
-app.command("audit")(keys.audit)
-app.add_typer(signing.app, name="signing")
-app.add_typer(history.app, name="winners")
-app.command("export")(winners.export)
-app.command("import")(winners.import_)
-app.command("doctor")(doctor.doctor)
+app.command(
+    "bake", rich_help_panel=_RUN, epilog=example("bake --suite suite.toml -o winners.gspack")
+)(bake.bake)
+
+app.command("serve", rich_help_panel=_SERVE, epilog=example("serve --worker --port 8000"))(
+    running.serve
+)
+app.command("worker", rich_help_panel=_SERVE, epilog=example("worker --device cuda:0"))(
+    running.worker
+)
+app.command("fleet", rich_help_panel=_SERVE, epilog=example("fleet --address local"))(fleet.fleet)
+app.add_typer(keys.app, name="keys", rich_help_panel=_SERVE)
+app.command("audit", rich_help_panel=_SERVE, epilog=example("audit --limit 20"))(keys.audit)
+app.add_typer(signing.app, name="signing", rich_help_panel=_SERVE)
+
+app.command(
+    "compile", cls=ProblemCommand, rich_help_panel=_PREPARE, epilog=example("compile --base")
+)(compiling.compile_)
+app.command(
+    "record",
+    cls=ProblemCommand,
+    rich_help_panel=_PREPARE,
+    epilog=example("record 512 512 8192 -o h200.jsonl.zst"),
+)(recording.record)
+app.command("report", rich_help_panel=_PREPARE, epilog=example("report --dtype bf16 -o report"))(
+    report.report
+)
+app.command("ceilings", rich_help_panel=_PREPARE, epilog=example("ceilings --device cuda:0"))(
+    ceilings.ceilings
+)
+app.command("eval", rich_help_panel=_PREPARE, epilog=example("eval -o regret.svg"))(
+    evaluate.evaluate
+)
+
+app.command("doctor", rich_help_panel=_LOOK_AFTER, epilog=example("doctor --deep"))(doctor.doctor)
+app.add_typer(database.app, name="db", rich_help_panel=_LOOK_AFTER)
+app.command("export", rich_help_panel=_LOOK_AFTER, epilog=example("export winners.jsonl"))(
+    winners.export
+)
+app.command("import", rich_help_panel=_LOOK_AFTER, epilog=example("import winners.jsonl"))(
+    winners.import_
+)
+app.command("sync", rich_help_panel=_LOOK_AFTER, epilog=example("sync https://other.example"))(
+    sync.sync
+)
 
 
 def _version(wanted: bool) -> None:

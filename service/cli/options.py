@@ -5,6 +5,9 @@ Precedence everywhere: option, then environment variable `GEMMSMITH_…`, then d
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,11 +16,16 @@ import typer
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.operation import of_dtype
 from gemmsmith.problem import MAX_EXTENT, Problem
-from service.cli.output import MisuseError
+from service.cli import completion
+from service.cli.output import CommandError, MisuseError
 
 if TYPE_CHECKING:
     from gemmsmith.client import Client
     from service.settings import Settings
+
+
+_NO_HOST = re.compile(r"Name or service not known|No address associated|failure in name resolution")
+_REFUSED = re.compile(r"Connection refused|All connection attempts failed|No route to host")
 
 
 def extent(text: str | int) -> int:
@@ -34,31 +42,43 @@ def extent(text: str | int) -> int:
         ) from None
 
 
-M = Annotated[
-    int, typer.Argument(metavar="M", help="Rows of A and D.", parser=extent, show_default=False)
-]
-N = Annotated[
-    int, typer.Argument(metavar="N", help="Columns of B and D.", parser=extent, show_default=False)
-]
+_M = "Rows of A and D; or all three sizes in one word, 4096x6144x1024."
+_N = "Columns of B and D."
+_K = "Columns of A, rows of B."
+
+M = Annotated[int, typer.Argument(metavar="M", help=_M, parser=extent, show_default=False)]
+N = Annotated[int, typer.Argument(metavar="N", help=_N, parser=extent, show_default=False)]
 K = Annotated[
     int,
-    typer.Argument(metavar="K", help="Columns of A, rows of B.", parser=extent, show_default=False),
+    typer.Argument(metavar="K", help=_K, parser=extent, show_default=False),
 ]
-OptionalM = Annotated[int | None, typer.Argument(metavar="M", parser=extent, show_default=False)]
-OptionalN = Annotated[int | None, typer.Argument(metavar="N", parser=extent, show_default=False)]
-OptionalK = Annotated[int | None, typer.Argument(metavar="K", parser=extent, show_default=False)]
+OptionalM = Annotated[
+    int | None, typer.Argument(metavar="M", help=_M, parser=extent, show_default=False)
+]
+OptionalN = Annotated[
+    int | None, typer.Argument(metavar="N", help=_N, parser=extent, show_default=False)
+]
+OptionalK = Annotated[
+    int | None, typer.Argument(metavar="K", help=_K, parser=extent, show_default=False)
+]
 DTypeName = Annotated[
     str,
-    typer.Option("--dtype", help="Element types: bf16, fp16, fp8_e4m3, fp8_e5m2, int8 or tf32."),
+    typer.Option(
+        "--dtype",
+        help="Element types: bf16, fp16, fp8_e4m3, fp8_e5m2, int8 or tf32.",
+        autocompletion=completion.dtypes,
+    ),
 ]
 LayoutName = Annotated[
     str,
     typer.Option(
-        "--layout", help="A and B, t row-major, n column-major: tn (linear layer), tt, nt or nn."
+        "--layout",
+        help="A and B, t row-major, n column-major: tn (linear layer), tt, nt or nn.",
+        autocompletion=completion.layouts,
     ),
 ]
 Batch = Annotated[int, typer.Option("--batch", help="Independent products of this shape.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable result on stdout.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Database = Annotated[
     str | None,
     typer.Option(
@@ -90,7 +110,8 @@ DTypeNames = Annotated[
         "--dtype",
         "--dtypes",
         help="Element types: bf16, fp16, fp8_e4m3, fp8_e5m2, int8, tf32; repeatable, or with "
-        "commas. Default bf16.",
+        "commas. Default: what the suite's problems say, else bf16.",
+        autocompletion=completion.dtypes,
         show_default=False,
     ),
 ]
@@ -100,6 +121,7 @@ DeviceName = Annotated[
         "--device",
         help="What to measure on: cuda:0, or replay:NAME for a recorded GPU "
         "(GEMMSMITH_DEVICE; else the local GPU, else the recorded one).",
+        autocompletion=completion.devices,
         show_default=False,
     ),
 ]
@@ -108,6 +130,7 @@ DeviceSlug = Annotated[
     typer.Option(
         "--device",
         help="Slug of a device model; default: the local GPU, else GEMMSMITH_DEFAULT_MODEL.",
+        autocompletion=completion.slugs,
         show_default=False,
     ),
 ]
@@ -125,13 +148,18 @@ Calls = Annotated[
     typer.Option(
         "--calls",
         metavar="N",
-        help="How often you run each problem, in a step, a day or any span: of equal priority, "
-        "what saves most time in all its calls goes first. A suite's own figures win.",
+        help="How often you run each problem, in a step, a day or any span. Of equal priority, "
+        "what saves most time in all its calls goes first. A suite's own counts win.",
         show_default=False,
     ),
 ]
 LevelName = Annotated[
-    str, typer.Option("--level", help="core: the curated kernels; full: every legal one.")
+    str,
+    typer.Option(
+        "--level",
+        help="core: the curated kernels; full: every legal one.",
+        autocompletion=completion.levels,
+    ),
 ]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many.")]
 
@@ -176,18 +204,40 @@ def dtypes_of(names: list[str]) -> list[str]:
     return list(found)
 
 
-def connect(url: str, **options: Any) -> Client:
+@contextmanager
+def connect(url: str, **options: Any) -> Iterator[Client]:
     """A client of the service at `url`.
 
     Raises:
-        MisuseError: not a URL.
+        MisuseError: not a URL, or not one of a gemmsmith service.
+        CommandError: nothing answers there.
     """
     from gemmsmith.client import Client
+    from gemmsmith.errors import ServiceError, ServiceUnavailable
 
     try:
-        return Client(url, **options)
+        client = Client(url, **options)
     except ValueError as error:
         raise MisuseError(str(error)) from error
+    with client:
+        try:
+            yield client
+        except ServiceUnavailable as error:
+            if _NO_HOST.search(str(error)):
+                raise MisuseError(f"the URL {url} is wrong: there is no such host") from error
+            if _REFUSED.search(str(error)):
+                raise CommandError(
+                    f"nothing answers at {url}: start a service there with `gemmsmith serve`, or "
+                    "correct the URL (--url, GEMMSMITH_URL)"
+                ) from error
+            raise
+        except ServiceError as error:
+            if error.document.keys() - {"detail"}:
+                raise
+            raise MisuseError(
+                f"the URL {url} is wrong: what answers there is no gemmsmith service "
+                f"({error.status} {error.title})"
+            ) from error
 
 
 def shown(url: str) -> str:

@@ -1,4 +1,4 @@
-"""Progress on stderr: bars on a terminal, plain lines elsewhere, nothing but errors when quiet.
+"""Progress on stderr: a bar on a terminal, plain lines elsewhere, nothing but errors when quiet.
 
 Every reporter is a context manager and takes the same calls, so commands never ask which it is.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -21,6 +22,10 @@ EVERY_S = 5.0
 
 class Reporter(Protocol):
     """Tells people how far a long command is."""
+
+    def span(self, low: float, high: float) -> None:
+        """Say which part of the whole, in 0 … 1, the next list of problems is."""
+        ...
 
     def overall(self, done: int, total: int, title: str) -> None:
         """Say which of several problems is worked on."""
@@ -52,9 +57,25 @@ class Reporter(Protocol):
     ) -> None: ...
 
 
-def reporter() -> Reporter:
+Stages = Mapping[str, tuple[float, float]]
+"""Where each phase of one problem begins and ends, in 0 … 1; phases may overlap."""
+
+ALONE: Stages = {}
+"""A command of one phase."""
+
+TUNING: Stages = {
+    "enumerate": (0.0, 0.02),
+    "compile": (0.02, 0.6),
+    "screen": (0.02, 0.85),  # what is built is measured while the rest compiles
+    "finals": (0.85, 0.85),
+    "promote": (1.0, 1.0),
+}
+"""A tuning run. A second look at a problem grows no bar: it is filled by then."""
+
+
+def reporter(stages: Stages = ALONE) -> Reporter:
     """The reporter that suits stderr."""
-    return Bars() if sys.stderr.isatty() else Lines()
+    return Bars(stages) if sys.stderr.isatty() else Lines()
 
 
 class Lines:
@@ -76,9 +97,14 @@ class Lines:
     ) -> None:
         pass
 
+    def span(self, low: float, high: float) -> None:
+        """Nothing: lines have no length."""
+
     def overall(self, done: int, total: int, title: str) -> None:
         """Begin the next problem."""
         self._phase = ""
+        if title == self._title:  # the same list of kernels, one further
+            return
         self._title = title
         note(f"[{done + 1}/{total}] {title}")
 
@@ -114,32 +140,28 @@ class Lines:
 
 
 class Bars:
-    """Rich bars: one for the problem at hand, one for the whole list if there is one."""
+    """One bar for the whole command, which only grows, and what is being done beside it."""
 
-    def __init__(self) -> None:
+    def __init__(self, stages: Stages = ALONE) -> None:
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+        from rich.progress import TimeElapsedColumn as Elapsed
 
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=30),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[best]}", markup=False),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[doing]}", markup=False),
+            Elapsed(),
             console=Console(stderr=True, highlight=False),
             transient=True,
         )
-        self._whole: TaskID | None = None
-        self._part: TaskID | None = None
-        self._phase = ""
+        self._stages = stages
+        self._low, self._high = 0.0, 1.0  # the part of the bar that is being filled
+        self._problems = (0, 1)  # done, of
+        self._filled = 0.0
+        self._task: TaskID | None = None
+        self._title = ""
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -153,12 +175,15 @@ class Bars:
     ) -> None:
         self._progress.stop()
 
+    def span(self, low: float, high: float) -> None:
+        """Fill this part of the bar with the next list of problems."""
+        self._low, self._high = low, high
+
     def overall(self, done: int, total: int, title: str) -> None:
-        """Move the lower bar, and start the upper one anew."""
-        if self._whole is None:
-            self._whole = self._progress.add_task(title, total=total, best="")
-        self._progress.update(self._whole, completed=done, total=total, description=title)
-        self._phase = ""
+        """Begin the next problem."""
+        self._problems = (done, max(total, 1))
+        self._title = title if total == 1 else f"[{done + 1}/{total}] {title}"
+        self._draw(0.0, "")
 
     def update(
         self,
@@ -169,15 +194,23 @@ class Bars:
         best_us: float | None = None,
         message: str = "",
     ) -> None:
-        """Move the upper bar; a new phase starts its clock anew."""
-        text = message if best_us is None else f"best {best_us:.2f} µs"
-        if self._part is None:
-            self._part = self._progress.add_task(phase, total=total, best=text)
-        if phase != self._phase:
-            self._phase = phase
-            self._progress.reset(self._part, description=phase, total=total, best=text)
-        self._progress.update(self._part, completed=done, total=total, best=text)
+        """Say what is being done, and let the bar grow by it."""
+        low, high = self._stages.get(phase, (0.0, 0.0) if self._stages else (0.0, 1.0))
+        share = min(done / total, 1.0) if total else 0.0
+        best = message if best_us is None else f"best {best_us:.2f} µs"
+        self._draw(low + (high - low) * share, f"{phase} {done}/{total}  {best}".rstrip())
 
     def line(self, text: str) -> None:
-        """Print above the bars."""
+        """Print above the bar."""
         self._progress.console.print(text, markup=False)
+
+    def _draw(self, within: float, doing: str) -> None:
+        """Fill the bar as far as the problem at hand is, never less than it was."""
+        done, total = self._problems
+        reached = self._low + (self._high - self._low) * (done + within) / total
+        self._filled = max(self._filled, min(reached, 1.0))
+        if self._task is None:
+            self._task = self._progress.add_task(self._title, total=1.0, doing=doing)
+        self._progress.update(
+            self._task, completed=self._filled, description=self._title, doing=doing
+        )

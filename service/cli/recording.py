@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gemmsmith.version import VERSION
+from service.cli import completion
 from service.cli.options import (
     AsJson,
     Batch,
@@ -51,7 +52,12 @@ def record(
     n: OptionalN = None,
     k: OptionalK = None,
     suite: Annotated[
-        Path | None, typer.Option("--suite", help="Every problem of this file instead of M N K.")
+        Path | None,
+        typer.Option(
+            "--suite",
+            help="Every problem of this file instead of M N K.",
+            autocompletion=completion.suites,
+        ),
     ] = None,
     dtype: DTypeNames = None,
     layout: LayoutName = "tn",
@@ -60,7 +66,7 @@ def record(
     limit: Limit = None,
     candidates: Annotated[
         int | None,
-        typer.Option(min=1, help="Of each problem only so many, the best predicted ones."),
+        typer.Option(min=1, help="Only so many of each problem, the best predicted ones."),
     ] = None,
     compiled_only: Annotated[
         bool,
@@ -73,11 +79,11 @@ def record(
 ) -> None:
     """Measure every candidate of the problems (at most --limit of them) and write a sweep file.
 
-    Interrupted, it is continued by the same command; the file appears when it is complete.
+    After an interruption the same command goes on. The file appears when it is complete.
     """
     began = time.monotonic()
     _check_output(output)
-    found = tasks(m, n, k, suite, dtype or ["bf16"], layout, batch, limit)
+    found = tasks(m, n, k, suite, dtype, layout, batch, limit)
     wanted = level_of(level)
     settings = load_settings(device=device, database=database, packs=packs)
     with StopFlag() as stop, local(settings) as session, reporter() as says:

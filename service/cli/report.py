@@ -42,7 +42,7 @@ def report(
         str | None, typer.Option(help="Only this device model (its slug).", show_default=False)
     ] = None,
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="Folder to write to; made if need be.")
+        Path, typer.Option("-o", "--output", help="Folder to write to; created if missing.")
     ] = Path("report"),
     ceilings: Annotated[
         Path | None,
@@ -53,7 +53,7 @@ def report(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write how the winners compare with cuBLAS, and with what the GPU does at best.
+    """Compare the winners with cuBLAS, and with the best that the GPU can do.
 
     Writes report.html, report.csv and report.json.
     """

@@ -43,7 +43,7 @@ def results(
         bool,
         typer.Option(
             "--unanswered",
-            help="Imported winners that are not answered, as nobody who is believed signed them.",
+            help="Imported winners that are not answered, because no believed key has signed them.",
         ),
     ] = False,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
@@ -57,9 +57,9 @@ def results(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print recorded trials, oldest first, failed ones too; with --json one document a line.
+    """Print recorded trials, oldest first, also failed ones. With --json one document a line.
 
-    With --format, --fields or --output they are a table of plain columns, for other programs.
+    With --format, --fields or --output they are a table of plain columns for other programs.
     """
     filters = _filters(problem, dtype, layout, batch, device, phase, job)
     if winners and (url or problem or phase or job):

@@ -25,8 +25,8 @@ def serve(
         bool | None,
         typer.Option(
             "--require-keys",
-            help="Ask for API keys on the loopback interface too (GEMMSMITH_REQUIRE_KEYS); "
-            "beyond it they are always asked for.",
+            help="Ask for API keys on the loopback interface, too (GEMMSMITH_REQUIRE_KEYS). "
+            "Other interfaces always need them.",
             show_default=False,
         ),
     ] = None,
@@ -77,8 +77,7 @@ def worker(
 ) -> None:
     """Take tuning jobs from the queue and run them, until SIGTERM or Ctrl-C.
 
-    Killed at any time it loses at most the candidate in flight: another worker goes on from the
-    recorded trials.
+    It may be killed at any time. Another worker goes on from the recorded trials.
     """
     from service import logging
     from service.worker.process import run

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from service.cli.guard import example
 from service.cli.options import AsJson, Packs, load_settings
 from service.cli.output import MisuseError, emit, note, say, table
 
@@ -23,11 +24,11 @@ app = typer.Typer(
 _AGAIN = "services and workers that run already know it when they are started again"
 
 
-@app.command("show")
+@app.command("show", epilog=example("signing show"))
 def show(as_json: AsJson = False) -> None:
-    """Print the public key that others need to believe what this installation signs.
+    """Print this installation's public key, which others need to believe what it signs.
 
-    The key is made if there is none yet.
+    Makes the key if there is none.
     """
     from service import identity
 
@@ -40,7 +41,7 @@ def show(as_json: AsJson = False) -> None:
     note("or without the application: python -m gemmsmith trust FILE, with this line in FILE")
 
 
-@app.command("trust")
+@app.command("trust", epilog=example("signing trust http://127.0.0.1:8000"))
 def trust(
     source: Annotated[
         str, typer.Argument(metavar="URL|KEY.pub", help="A service, or a key in a file.")
@@ -48,12 +49,14 @@ def trust(
     identifier: Annotated[
         str | None,
         typer.Option(
-            "--id", help="The key that it must be; nothing is asked then.", show_default=False
+            "--id",
+            help="The identifier that the key must have; then nothing is asked.",
+            show_default=False,
         ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Whichever key it is.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, whichever key it is.")] = False,
 ) -> None:
-    """Believe what a service, or whoever has the key, has signed."""
+    """Believe what a service, or the owner of a key, has signed."""
     from gemmsmith.trusting import trust as believe
 
     def confirm(text: str) -> bool:
@@ -68,7 +71,7 @@ def trust(
     note(_AGAIN)
 
 
-@app.command("list")
+@app.command("list", epilog=example("signing list"))
 def list_(as_json: AsJson = False) -> None:
     """Print the keys that are believed here."""
     found = _believed(load_settings())
@@ -78,11 +81,11 @@ def list_(as_json: AsJson = False) -> None:
     table("", ("key", "file"), [(key.id, path) for path, key in found], left=2)
 
 
-@app.command("revoke")
+@app.command("revoke", epilog=example("signing revoke 1f2e3d"))
 def revoke(
     identifier: Annotated[str, typer.Argument(metavar="ID", help="See `gemmsmith signing list`.")],
 ) -> None:
-    """Believe a key no longer: what it has signed is left alone from then on."""
+    """Stop believing a key. What it has signed is no longer used."""
     from service import identity
 
     settings = load_settings()
@@ -100,12 +103,12 @@ def revoke(
     note(_AGAIN)
 
 
-@app.command("packs")
+@app.command("packs", epilog=example("signing packs"))
 def packs(folder: Packs = None) -> None:
-    """Sign the packs here that nobody has signed: those that an older gemmsmith compiled.
+    """Sign the unsigned packs here, which an older gemmsmith compiled.
 
-    Do it only if they were all compiled on machines of yours: whoever believes this installation
-    will run them.
+    Do this only if they were all compiled on your machines: whoever believes this installation will
+    run them.
     """
     from service import identity
     from tuner.compile import ArtifactStore

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from service.cli import completion
 from service.cli.options import (
     AsJson,
     Batch,
@@ -47,6 +48,7 @@ def enumerate_(
             metavar="NAME",
             help="List kernels of this architecture instead of those of a device model: sm80, "
             "sm89, sm90, sm100 or sm120.",
+            autocompletion=completion.architectures,
             show_default=False,
         ),
     ] = None,
@@ -57,7 +59,7 @@ def enumerate_(
 ) -> None:
     """List the legal kernels and launches for M N K, by predicted time. Compiles nothing.
 
-    With --arch the kernels alone, unordered: how they are launched depends on the device model.
+    With --arch only the kernels, unordered: launches depend on the device model.
     """
     problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
     wanted = level_of(level)

@@ -17,6 +17,9 @@ from service.cli.output import emit, microseconds, ratio, say, table
 from service.report.power_penalty import why_cublas_stays
 from tuner.trial import Winner
 
+_LISTED = 3
+"""So many problems are named where there may be hundreds."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
@@ -149,9 +152,18 @@ def totals(outcomes: Sequence[TaskOutcome]) -> dict[str, Any]:
     }
 
 
+def _some(problems: Sequence[Problem]) -> str:
+    """The first few, and how many more there are."""
+    left = len(problems) - _LISTED
+    return "; ".join(map(str, problems[:_LISTED])) + (f"; and {left} more" if left > 0 else "")
+
+
 def _print(outcomes: Sequence[TaskOutcome], seconds: float) -> None:
     rows = []
+    unrecorded = [o.task.problem for o in outcomes if o.status is Status.UNRECORDED]
     for outcome in outcomes:
+        if outcome.status is Status.UNRECORDED:
+            continue
         result = outcome.result
         statistics: Statistics | None = result.statistics if result else None
         baseline: Statistics | None = result.baseline if result else None
@@ -170,7 +182,10 @@ def _print(outcomes: Sequence[TaskOutcome], seconds: float) -> None:
                 ratio(speedup.median if speedup else None),
             )
         )
-    table("", ("problem", "origin", "winner", "µs", "default µs", "speed-up"), rows, left=3)
+    if rows:
+        table("", ("problem", "origin", "winner", "µs", "default µs", "speed-up"), rows, left=3)
+    if unrecorded:
+        say(f"not recorded, so not tuned: {_some(unrecorded)} (`gemmsmith demo` lists what is)")
     sums = totals(outcomes)
     counted = ", ".join(f"{sums[status]} {status}" for status in Status if sums[status])
     mean = sums["speedup_geometric_mean"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gemmsmith.tuning import Effort
-from service.cli.progress import Reporter, reporter
+from service.cli.progress import TUNING, Reporter, reporter
 from service.cli.session import StopFlag, TuningSession, local
 from service.cli.tasks import Status, Task, TaskOutcome, by_stake, report
 from tuner.errors import (
@@ -20,6 +20,9 @@ from tuner.errors import (
     NoLegalCandidate,
     NotRecorded,
 )
+
+_FIRST, _COMPILED = 0.6, 0.9
+"""Shares of a suite's bar: first answers, then what is compiled for second ones."""
 
 if TYPE_CHECKING:
     from gemmsmith.kernel import AnyKernel
@@ -47,17 +50,21 @@ def run(
     Raises:
         TunerError: the database, the device or the compiler cannot be used at all; with a single
             problem, also what kept it from being tuned.
+        KeyboardInterrupt: it was stopped, and what there was is printed; says what is kept.
     """
     from tuner.search import demand
 
     began = time.monotonic()
     deadline = None if time_limit is None else began + time_limit
-    with StopFlag() as stop, local(settings) as session, reporter() as says:
+    with StopFlag() as stop, local(settings) as session, reporter(TUNING) as says:
         model = session.device.model
         tasks = by_stake(tasks, lambda problem: demand.estimate(session.store, problem, model))
         tuning = _Tuning(session, effort, compiled_only, stop, says)
         outcomes: list[TaskOutcome] = []
         later: dict[int, list[AnyKernel]] = {}
+
+        if whole and session.device.needs_packs:
+            says.span(0.0, _FIRST)
 
         def over() -> bool:
             return stop() or (deadline is not None and time.monotonic() >= deadline)
@@ -73,18 +80,34 @@ def run(
                 outcomes.append(tuning.of_suite(task, later.setdefault(i, []).extend))
             else:
                 outcomes.append(tuning.one(task))
-            if whole:
+            if whole and outcomes[-1].status is not Status.UNRECORDED:  # these come together below
                 says.line(f"  {outcomes[-1].line()}")
         again = [i for i, kernels in later.items() if kernels]
         if again and not over():
             says.line(f"{len(outcomes)} answered in {time.monotonic() - began:.0f} s")
+            says.span(_FIRST, _COMPILED)
             tuning.compile([kernel for i in again for kernel in later[i]])
-            for i in again:
+            says.span(_COMPILED, 1.0)
+            for done, i in enumerate(again):
                 if over():
                     break
+                says.overall(done, len(again), f"{tasks[i].problem} {tasks[i].origin}".strip())
                 outcomes[i] = tuning.of_suite(tasks[i], lambda _: None, outcomes[i])
                 says.line(f"  {outcomes[i].line()}")
-    return report(outcomes, whole=whole, as_json=as_json, seconds=time.monotonic() - began)
+        interrupted = stop()
+    code = report(outcomes, whole=whole, as_json=as_json, seconds=time.monotonic() - began)
+    if interrupted:
+        raise KeyboardInterrupt(_kept(outcomes))
+    return code
+
+
+def _kept(outcomes: Sequence[TaskOutcome]) -> str:
+    """What an interrupted command leaves behind."""
+    tuned = sum(outcome.status is Status.TUNED for outcome in outcomes)
+    return (
+        f"interrupted: {tuned} of {len(outcomes)} problems have a new winner, and every trial is "
+        "kept; the same command goes on"
+    )
 
 
 def _current(session: TuningSession, task: Task) -> Winner | None:
@@ -139,8 +162,8 @@ class _Tuning:
                 on_event=on_event,
                 should_stop=self.stop,
             )
-        except JobAborted:
-            return _without(task, Status.SKIPPED, None, began)
+        except JobAborted as error:
+            return _without(task, Status.SKIPPED, str(error), began)
         return TaskOutcome(
             task=task,
             status=Status.TUNED,
@@ -181,11 +204,11 @@ class _Tuning:
         wanted = list(dict.fromkeys(kernels))
         if builder is None:
             return
-        self.says.overall(0, len(wanted), f"compiling {len(wanted)} kernels worth another look")
+        title = f"compiling {len(wanted)} kernels worth another look"
         for done, built in enumerate(builder.build(wanted), start=1):
+            self.says.overall(done - 1, len(wanted), title)
             if built.failure is not None:
                 self.says.line(f"  {built.kernel.name}: {built.failure.message}")
-            self.says.update("compile", done, len(wanted))
             if self.stop():
                 return
 

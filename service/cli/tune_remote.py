@@ -1,4 +1,4 @@
-"""`gemmsmith tune --url`: order jobs from a service and follow them."""
+"""`gemmsmith tune --url`: request jobs of a service and follow them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import time
 from collections.abc import Sequence
 from math import inf
 
+from gemmsmith.client import Client
 from gemmsmith.errors import JobCancelled, JobFailed
 from gemmsmith.handles import TuningJob
-from gemmsmith.jobs import JobStatus
 from gemmsmith.tuning import Effort
+from service.cli.follow import abandoned, show, waiting
 from service.cli.jobs import tell_busy
 from service.cli.options import connect
 from service.cli.output import emit, note, say
-from service.cli.progress import Reporter, reporter
+from service.cli.progress import TUNING, Reporter, reporter
 from service.cli.tasks import Status, Task, TaskOutcome, by_stake, report
 
 
@@ -30,17 +31,17 @@ def run(
     as_json: bool,
     whole: bool,
 ) -> int:
-    """Order every task, then wait for each in turn; the exit status.
+    """Request every task, then wait for each in turn; the exit status.
 
-    Where the service's queue has no room, ordering waits for some: `time_limit` seconds in all, or
-    for ever. After `deadline_s` seconds from its order a job without a winner fails.
+    Where the service's queue has no room, requests wait for some: `time_limit` seconds in all, or
+    for ever. After `deadline_s` seconds from its request a job without a winner fails.
 
-    Tasks that say how often they are run are ordered with the largest first, as a worker may begin
-    with the first one, and followed in the service's own order, which knows the winners there are.
-    Interrupting this leaves the jobs in the service: they go on.
+    Tasks that say how often they are run are requested with the largest first, as a worker may
+    begin with the first one, and followed in the service's own order, which knows the winners.
 
     Raises:
         GemmsmithError: the service is away or refuses.
+        KeyboardInterrupt: it was stopped; says how to cancel the jobs, which go on.
     """
     began = time.monotonic()
     counted = any(task.calls for task in tasks)
@@ -50,7 +51,7 @@ def run(
         tasks = by_stake(tasks, lambda problem: saving_us(problem, None, []))
     with connect(url) as client:
 
-        def order(task: Task) -> TuningJob:
+        def request(task: Task) -> TuningJob:
             left = inf if time_limit is None else began + time_limit - time.monotonic()
             return client.tune(
                 *(task.problem.m, task.problem.n, task.problem.k),
@@ -66,41 +67,38 @@ def run(
                 on_busy=tell_busy,
             )
 
-        orders = [(task, order(task)) for task in tasks]
+        requests = [(task, request(task)) for task in tasks]
         if counted:
-            orders.sort(key=lambda order: order[1].status.expected_saving_us or 0.0, reverse=True)
+            requests.sort(key=lambda each: each[1].status.expected_saving_us or 0.0, reverse=True)
         if not wait:
             if as_json:
                 fields = ("id", "state", "calls", "expected_saving_us")
-                statuses = [job.status for _, job in orders]
+                statuses = [job.status for _, job in requests]
                 emit({"jobs": [{name: getattr(s, name) for name in fields} for s in statuses]})
             else:
-                for task, job in orders:
+                for task, job in requests:
                     say(f"{job.id}  {job.status.state}  {task.problem}")
-                note(f"follow one with: curl -sN {client.url}/jobs/ID/events")
+                note(f"follow one with: gemmsmith jobs watch ID --url {client.url}")
             return 0
-        outcomes = []
-        with reporter() as says:
-            for i, (task, job) in enumerate(orders):
-                says.overall(i, len(orders), f"{task.problem} {task.origin}".strip())
-                outcomes.append(_follow(task, job, says))
-                if whole:
-                    says.line(f"  {outcomes[-1].line()}")
+        outcomes: list[TaskOutcome] = []
+        try:
+            with reporter(TUNING) as says:
+                for i, (task, job) in enumerate(requests):
+                    says.overall(i, len(requests), f"{task.problem} {task.origin}".strip())
+                    outcomes.append(_follow(client, task, job, says))
+                    if whole:
+                        says.line(f"  {outcomes[-1].line()}")
+        except KeyboardInterrupt:
+            left = [job.id for _, job in requests[len(outcomes) :]]
+            raise KeyboardInterrupt(abandoned(left, url)) from None
     return report(outcomes, whole=whole, as_json=as_json, seconds=time.monotonic() - began)
 
 
-def _follow(task: Task, job: TuningJob, says: Reporter) -> TaskOutcome:
-    def on_progress(status: JobStatus) -> None:
-        says.update(
-            status.phase or status.state,
-            status.done,
-            status.total,
-            best_us=status.best_us,
-        )
-
+def _follow(client: Client, task: Task, job: TuningJob, says: Reporter) -> TaskOutcome:
     began = time.monotonic()
     try:
-        answer = job.wait(on_progress=on_progress)
+        with waiting(client, job, says):
+            answer = job.wait(on_progress=lambda status: show(status, says))
     except (JobFailed, JobCancelled) as error:
         return TaskOutcome(
             task=task,

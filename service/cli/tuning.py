@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from service.cli import completion
 from service.cli.options import (
     AsJson,
     Batch,
@@ -30,6 +31,7 @@ from service.cli.output import MisuseError
 
 if TYPE_CHECKING:
     from service.cli.tasks import Task
+    from tuner.suites import Suite
 
 
 def tune(
@@ -40,15 +42,22 @@ def tune(
         Path | None,
         typer.Option(
             "--suite",
-            help="Tune every problem of this file instead of M N K. Where its [[problem]]s have "
-            "`calls`, what saves most time in all its calls goes first.",
+            help="Tune every problem of this file, or of a shipped suite such as llm, instead of "
+            "M N K. Where a [\\[problem]] has `calls`, what saves most time in all its calls goes "
+            "first.",
+            autocompletion=completion.suites,
         ),
     ] = None,
     dtype: DTypeNames = None,
     layout: LayoutName = "tn",
     batch: Batch = 1,
     calls: Calls = None,
-    effort: Annotated[str, typer.Option(help="quick, default, exhaustive or recheck.")] = "default",
+    effort: Annotated[
+        str,
+        typer.Option(
+            help="quick, default, exhaustive or recheck.", autocompletion=completion.efforts
+        ),
+    ] = "default",
     device: DeviceName = None,
     url: Url = None,
     again: Annotated[
@@ -59,15 +68,15 @@ def tune(
         float | None,
         typer.Option(
             min=0,
-            help="Seconds after which no further problem is begun; with --url, to wait for room in "
-            "the service's queue.",
+            help="Seconds after which no further problem is started. With --url: seconds to wait "
+            "for room in the service's queue.",
         ),
     ] = None,
     deadline: Annotated[
         int | None,
         typer.Option(
             metavar="SECONDS",
-            help="With --url: from then on nobody needs the answer; a job without one fails.",
+            help="With --url: after so long nobody needs the answer, and a job without one fails.",
             show_default=False,
         ),
     ] = None,
@@ -77,11 +86,21 @@ def tune(
     ] = False,
     limit: Limit = None,
     priority: Annotated[
-        int, typer.Option(min=-100, max=100, help="With --url: higher goes first.")
+        int, typer.Option(min=-100, max=100, help="With --url or --fleet: higher goes first.")
     ] = 0,
     wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="With --url: follow the jobs to their end.")
+        bool,
+        typer.Option(
+            "--wait/--no-wait", help="With --url or --fleet: follow the jobs to their end."
+        ),
     ] = True,
+    fleet: Annotated[
+        bool,
+        typer.Option(
+            "--fleet",
+            help="On the GPUs of `gemmsmith fleet`: by jobs in the database, longest first.",
+        ),
+    ] = False,
     database: Database = None,
     packs: Packs = None,
     sweeps: Sweeps = None,
@@ -89,14 +108,17 @@ def tune(
 ) -> None:
     """Find, verify and keep the fastest kernel for M N K, or for every problem of a suite.
 
-    Ctrl-C stops after the current candidate; every trial measured so far is kept. A suite goes on
-    past problems that fail, and ends with status 1 if any did.
+    Ctrl-C stops after the current candidate, with status 130. Every trial so far is kept.
+
+    A suite goes on past problems that fail, and ends with status 1 if any did.
     """
     from gemmsmith.requests import deadline_of, effort_of
-    from service.cli import tune_local, tune_remote
+    from service.cli import tune_fleet, tune_local, tune_remote
 
+    if fleet and url:
+        raise MisuseError("--fleet orders in the database, --url from a service: give one of them")
     checked = effort_of(effort)
-    found = tasks(m, n, k, suite, dtype or ["bf16"], layout, batch, limit, calls or 0)
+    found = tasks(m, n, k, suite, dtype, layout, batch, limit, calls or 0)
     if url:
         code = tune_remote.run(
             url,
@@ -106,6 +128,18 @@ def tune(
             device=device,
             deadline_s=deadline_of(deadline),
             time_limit=time_limit,
+            wait=wait,
+            as_json=as_json,
+            whole=suite is not None,
+        )
+    elif fleet:
+        code = tune_fleet.run(
+            load_settings(device=device, database=database),
+            found,
+            effort=checked,
+            priority=priority,
+            deadline_s=deadline_of(deadline),
+            skip_current=suite is not None and not again,
             wait=wait,
             as_json=as_json,
             whole=suite is not None,
@@ -126,12 +160,26 @@ def tune(
         raise typer.Exit(code)
 
 
+def load_suite(path: Path) -> Suite:
+    """Read a suite.
+
+    Raises:
+        MisuseError: it cannot be read, or an entry makes no sense.
+    """
+    from tuner.suites import SuiteError, load
+
+    try:
+        return load(path)
+    except SuiteError as error:
+        raise MisuseError(str(error)) from error
+
+
 def tasks(
     m: int | None,
     n: int | None,
     k: int | None,
     suite: Path | None,
-    dtypes: list[str],
+    dtypes: list[str] | None,
     layout: str,
     batch: int,
     limit: int | None,
@@ -139,26 +187,27 @@ def tasks(
 ) -> list[Task]:
     """The problems that arguments name: one shape or a suite, in every one of `dtypes`.
 
+    None are those that the suite's problems say, else bf16.
+
     `calls` is how often each is run; what a suite says about that goes before.
 
     Raises:
         MisuseError: neither or both, or an unreadable suite.
         InvalidProblem: a shape or `calls` that makes no sense.
     """
+    from gemmsmith.operation import DType
     from gemmsmith.requests import calls_of
     from service.cli.tasks import Task
-    from tuner.suites import SuiteError, load
 
     calls = calls_of(calls)
-    kinds = dtypes_of(dtypes)
+    kinds = dtypes_of(dtypes or [DType.BF16])
     sizes = [size for size in (m, n, k) if size is not None]
     if suite is not None:
         if sizes:
             raise MisuseError("give M N K or --suite FILE, not both")
-        try:
-            loaded = load(suite)
-        except SuiteError as error:
-            raise MisuseError(str(error)) from error
+        loaded = load_suite(suite)
+        if not dtypes:
+            kinds = list(loaded.dtypes) or kinds
         found = [
             Task(
                 problem=problem,

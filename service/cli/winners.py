@@ -67,18 +67,17 @@ def import_(
         bool | None,
         typer.Option(
             "--unsigned",
-            help="Answer winners that nobody who is believed has signed, before they are measured "
-            "here.",
+            help="Answer winners that no believed key has signed, before they are measured here.",
             show_default=False,
         ),
     ] = None,
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take the winners of files into the database; better ones that it has already are kept.
+    """Take the winners of files into the database; better ones that it has are kept.
 
-    A file with a winner that cannot be true is refused whole, with status 2. Winners that nobody
-    who is believed has signed are stored, and not answered until they are measured here.
+    A file with an impossible winner is refused whole, with status 2. Winners that no believed key
+    has signed are stored, and not answered until they are measured here.
     """
     from service import identity
     from service.cli.session import say_made

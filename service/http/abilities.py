@@ -123,7 +123,7 @@ async def _asking(
         str | None,
         Header(
             description="Backends whose kernels the caller can run, separated by spaces; winners "
-            "of others are told as `use: cublas`. Without it, everything is told.",
+            "of others are reported as `use: cublas`. Without it, everything is reported.",
         ),
     ] = None,
 ) -> Abilities:

@@ -83,7 +83,7 @@ def key_reused(job: Job) -> ProblemError:
         status=422,
         kind="idempotency-key-reused",
         title="Idempotency-Key reused",
-        detail=f"This key was sent before for another order, job {job.id}; use a new key.",
+        detail=f"This key was sent before for another request, job {job.id}; use a new key.",
         links={"job": {"href": f"/jobs/{job.id}"}},
     )
 

@@ -77,7 +77,7 @@ class Observe:
         try:
             await self.app(scope, receive, observed)
         except Exception:
-            log.exception("fault", method=scope["method"], path=scope["path"])
+            log.exception("internal error", method=scope["method"], path=scope["path"])
             if status:
                 raise  # too late to answer otherwise; the server closes the connection
             await _fault(request).response(scope["path"])(scope, receive, observed)
@@ -172,7 +172,7 @@ def _fault(request: str) -> ProblemError:
         status=500,
         kind="internal-error",
         title="Internal error",
-        detail=f"A fault of the service; its log has the cause under request {request}.",
+        detail=f"An internal error; the service's log has the cause under request {request}.",
     )
 
 

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from service.http import response_schemas
+from service.http import examples, response_schemas
 from service.http.errors import MEDIA_TYPE as PROBLEM
 from service.http.protocol import MAX_HEAD_BYTES, MAX_URL_BYTES
 from service.http.requests import ProblemBody
@@ -100,20 +100,9 @@ _MEANING: dict[int | str, str] = {
     431: f"The URL and all headers together have more than {MAX_HEAD_BYTES} bytes",
     501: "pyarrow is not installed where the service runs",
     503: "Not ready, or the database cannot be used. Try again after Retry-After seconds",
-    "5XX": "A fault of the service, whose log has the cause",
+    "5XX": "An internal error; the service's log has the cause",
 }
 
-_PROBLEM_ASKED = {
-    "m": 4096, "n": 6144, "k": 4096, "batch": 1, "dtype": "bf16", "layout": "tn",
-}  # fmt: skip
-_BODIES: dict[str, dict[str, Any]] = {
-    "POST /best:batch": {"problems": [_PROBLEM_ASKED], "exact": False},
-    "POST /tune": {**_PROBLEM_ASKED, "effort": "quick", "calls": 96},
-    "POST /winners/pin": {**_PROBLEM_ASKED, "revision": 1},
-    "POST /winners/unpin": _PROBLEM_ASKED,
-    "POST /winners/rollback": _PROBLEM_ASKED,
-    "POST /keys": {"name": "training", "scope": "tune"},
-}
 _REFUSED: dict[str, Any] = {
     "type": "urn:gemmsmith:problem:invalid-input",
     "title": "Invalid input",
@@ -153,17 +142,19 @@ def describe(app: FastAPI) -> dict[str, Any]:
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             name = f"{method.upper()} {path}"
-            answers = ANSWERS[name] | _refusals(method, path, operation)
+            answers = _with_example(name, ANSWERS[name]) | _refusals(method, path, operation)
             operation["responses"] = {
                 str(status): _response(status, answers[status]) for status in sorted(answers)
             }
             operation["responses"]["5XX"] = {"$ref": "#/components/responses/5XX"}
             for parameter in operation.get("parameters", ()):
                 parameter["schema"] = _given(parameter["schema"])
-                if parameter["name"] in _PROBLEM_ASKED:
-                    parameter["example"] = _PROBLEM_ASKED[parameter["name"]]
-            if name in _BODIES:
-                operation["requestBody"]["content"]["application/json"]["example"] = _BODIES[name]
+                example = examples.parameter(path, parameter["name"], parameter["in"])
+                if example is not None:
+                    parameter["example"] = example
+            if name in examples.BODIES:
+                body = operation["requestBody"]["content"]["application/json"]
+                body["example"] = examples.BODIES[name]
     components = document["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         components.pop(name, None)
@@ -175,6 +166,22 @@ def describe(app: FastAPI) -> dict[str, Any]:
     components |= _whole(ProblemBody) | response_schemas.components()
     document["components"]["schemas"] = dict(sorted(components.items()))
     return document
+
+
+def _with_example(name: str, answers: Answers) -> Answers:
+    """The answers, those that are JSON and as asked with the call's example."""
+    example = examples.answers().get(name)
+    if example is None:
+        return answers
+    return {
+        status: {
+            kind: {**said, "example": example} if kind == "application/json" else said
+            for kind, said in content.items()
+        }
+        if content is not None
+        else None
+        for status, content in answers.items()
+    }
 
 
 def _whole(body: type[BaseModel]) -> dict[str, Any]:

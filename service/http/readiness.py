@@ -36,7 +36,7 @@ PACKS_NEED_BYTES = 100_000_000
 """Free space below which the packs' disk counts as full: a few tuned problems' packs."""
 
 OK = "ok"
-_UNUSABLE = "cannot be used; the service's log says why, and who brings a key is told"
+_UNUSABLE = "cannot be used; the service's log says why, and whoever brings a key can read it"
 
 log = structlog.get_logger("gemmsmith.service")
 

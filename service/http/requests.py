@@ -164,7 +164,7 @@ class BestBatchBody(_Strict):
 
 
 class TuneBody(ProblemBody):
-    """A tuning job to order. `device` empty: whichever worker comes first."""
+    """A tuning job to request. `device` empty: whichever worker comes first."""
 
     effort: Effort = Effort.DEFAULT
     priority: Annotated[Priority, Field(description="Higher goes first, whatever is at stake")] = 0
@@ -173,14 +173,14 @@ class TuneBody(ProblemBody):
         Field(
             description="How often the caller runs this problem, in any span that is the same for "
             "all its problems (a training step, a day). Of equal priority, the job goes first that "
-            "is expected to save most time in all its calls; those of joined orders add up."
+            "is expected to save most time in all its calls; those of joined requests add up."
         ),
     ] = 0
     deadline_s: Annotated[
         DeadlineSeconds | None,
         Field(
             description="Seconds from now after which nobody needs the answer: a job that has no "
-            "winner by then fails. Of joined orders the latest holds, or none."
+            "winner by then fails. Of joined requests the latest holds, or none."
         ),
     ] = None
     device: Slug = ""

@@ -22,6 +22,7 @@ from service.lookup.neighbourhood import Chart
 from service.lookup.snapshots import Snapshots
 from service.lookup.watcher import StoreWatcher
 from service.metrics.prometheus import Metrics
+from service.report.glance import Glances
 from service.settings import Settings
 from tuner.compile.artifacts import ArtifactStore
 from tuner.errors import StoreError
@@ -41,6 +42,7 @@ class State:
         lookups: takes turns with them.
         altered: winners that are not what was put into the store.
         snapshots: all winners of a device model, as they are sent.
+        glances: what the winners come to, added up.
         ranker: predicts what lookups find no winner for.
         signer: signs what is handed on.
         access: tells who makes a request, and whether they may.
@@ -68,6 +70,7 @@ class State:
     altered: Altered = field(init=False)
     lookups: Lookups = field(init=False)
     snapshots: Snapshots = field(init=False)
+    glances: Glances = field(init=False)
     streams: Streams = field(init=False)
     readiness: Readiness = field(init=False)
 
@@ -75,6 +78,7 @@ class State:
         self.chart = Chart(self.store)
         self.altered = Altered(self.metrics.altered.inc)
         self.snapshots = Snapshots(self.store, self.catalogue, self.artifacts, self.signer)
+        self.glances = Glances(self.store)
         self.lookups = Lookups(self.settings.lookups_limit)
         self.readiness = Readiness(self.settings.database, self.settings.packs)
         self.streams = Streams(

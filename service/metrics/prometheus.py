@@ -150,7 +150,7 @@ class _FromDatabase(Collector):
             yield from _of_records(self._figures.records)
         yield GaugeMetricFamily(
             "gemmsmith_figures_read_timestamp_seconds",
-            "Unix time at which the figures from the database were read; 0 for never",
+            "Unix time at which the metrics from the database were read; 0 for never",
             self._figures.read_at or 0.0,
         )
 
@@ -181,7 +181,7 @@ def _of_jobs(figures: JobFigures) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily(
         "gemmsmith_oldest_waiting_job_seconds",
-        "Time since the oldest waiting job was ordered; 0 where none waits",
+        "Time since the oldest waiting job was requested; 0 where none waits",
         figures.oldest_waiting_s,
     )
     yield GaugeMetricFamily(

@@ -10,11 +10,15 @@ from gemmsmith.errors import InvalidProblem
 from gemmsmith.problem import DType, Layout, Problem
 from service.http.errors import invalid_field
 
+OVERVIEW = "/ui"
 PROBLEMS = "/ui/problems"
 JOBS = "/ui/jobs"
 MAP = "/ui/map"
 TUNE = "/ui/tune"
 DEVICES = "/ui/devices"
+
+PLAIN = "plain"
+"""What the list calls an operation whose `dtype` is a short name and nothing else."""
 
 _SIZES = re.compile(r"([0-9]{1,10})x([0-9]{1,10})x([0-9]{1,10})(?:x([0-9]{1,10}))?", re.ASCII)
 
@@ -54,10 +58,16 @@ def job(job_id: str) -> str:
 
 
 def tune(found: Problem, device: str = "") -> str:
-    """The form that orders a tuning, filled in for a problem."""
+    """The form that requests a tuning, filled in for a problem."""
     sizes = {"m": found.m, "n": found.n, "k": found.k, "batch": found.batch}
     kind = {"dtype": found.dtype, "layout": found.layout.value, "device": device}
     return f"{TUNE}?{urlencode({**sizes, **kind})}"
+
+
+def winners_of(dtype: str, device: str) -> str:
+    """The list of the winners of that `dtype`, in all layouts, on the device model."""
+    types, _, further = dtype.partition(".")
+    return with_query(PROBLEMS, dtype=types, operation=further or PLAIN, device=device)
 
 
 def with_query(path: str, **values: Any) -> str:

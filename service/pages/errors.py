@@ -1,8 +1,8 @@
 """An error under /ui as a page: what is wrong, what is accepted, and where to go on.
 
 The API's problem document is the source, whoever gave it: a route, the framework, the body limit,
-the check of keys, a fault. Only such documents are held back and rewritten; the rest passes through
-unbuffered.
+the check of keys, an internal error. Only such documents are held back and rewritten; the rest
+passes through unbuffered.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`/ui/map`: the ratio to cuBLAS over M and N, for a K, element types, layout and device model."""
+"""`/ui/map`: what is served over M and N, for a K, element types, layout and device model."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from gemmsmith.problem import DType, Layout
+from gemmsmith.operation import DType, Layout
 from service.http.parameters import DTypeName, QueryExtent
-from service.http.state import Service
-from service.pages import addresses
+from service.http.state import Service, State
+from service.pages import addresses, operations
 from service.pages.callers import Reader
 from service.pages.fields import Blank, Device
 from service.pages.pictures.heatmap import Cell, heatmap
@@ -51,6 +51,7 @@ def heat_map(
             m=listed.problem.m,
             n=listed.problem.n,
             ratio=listed.speedup.median if listed.speedup else None,
+            stays=listed.use.is_default,
             href=addresses.problem(listed.problem, slug),
             name=str(listed.problem),
         )
@@ -65,6 +66,7 @@ def heat_map(
         k=k,
         batch=batch,
         depths=depths,
+        types=_types(service),
         device=slug,
         devices=service.catalogue.known(),
         found=found[:MOST],
@@ -72,3 +74,9 @@ def heat_map(
         most=MOST,
         map=picture(heatmap(cells)),
     )
+
+
+def _types(service: State) -> list[str]:
+    """The short names, and every other `dtype` that some problem has."""
+    known = {operation.dtype for operation in operations.known(service.store)}
+    return [*DType, *sorted(known - {*DType})]

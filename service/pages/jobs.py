@@ -12,13 +12,15 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from gemmsmith.tuning import JobState
+from service.http.access import Scope, needs
 from service.http.errors import invalid_field, not_found
 from service.http.routes import jobs as api
 from service.http.state import Service, State
 from service.pages import addresses
 from service.pages.callers import Reader, Tuner
 from service.pages.fields import Blank, Text
-from service.pages.render import page, see_other
+from service.pages.pictures.convergence import convergence
+from service.pages.render import fragment, page, picture, see_other
 from tuner.errors import JobNotFound
 from tuner.jobs import Job
 
@@ -51,6 +53,7 @@ def jobs(
         jobs=found[:PAGE],
         state=state,
         states=service.queue.counts(),
+        workers=service.queue.workers.alive(),
         first=after is None,
         restart=addresses.with_query(addresses.JOBS, state=state),
         following=following,
@@ -73,11 +76,20 @@ def job(service: Service, caller: Reader, job_id: str) -> Response:
         caller=caller,
         job=found,
         events=events,
+        workers=service.queue.workers.alive(),
+        convergence=picture(convergence(service.store.tried.of_job(found.id))),
         device=device if device in slugs else None,
         final=found.state.terminal,
         retryable=found.state in (JobState.FAILED, JobState.CANCELLED),
         changeable=api.may_change(caller, found),
     )
+
+
+@router.get("/{job_id}/convergence", dependencies=[needs(Scope.READ)])
+def progress(service: Service, job_id: str) -> Response:
+    """The picture of a job's page alone, for the script that keeps it current."""
+    trials = service.store.tried.of_job(_get(service, job_id).id)
+    return fragment(convergence(trials))
 
 
 @router.post("/{job_id}/cancel")
@@ -89,7 +101,7 @@ def cancel(service: Service, caller: Tuner, job_id: str) -> Response:
 
 @router.post("/{job_id}/retry")
 def retry(service: Service, caller: Tuner, job_id: str) -> Response:
-    """Order anew, as `POST /jobs/{id}/retry` does; on to the new job."""
+    """Request anew, as `POST /jobs/{id}/retry` does; on to the new job."""
     reply = api.retry_job(service, caller, _get(service, job_id).id)
     return see_other("/ui" + reply.headers["location"])
 

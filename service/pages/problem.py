@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Depends, Path
+from fastapi import APIRouter, Depends, Path, Request
 from starlette.responses import Response
 
 from gemmsmith.answer import Answer
@@ -27,17 +27,17 @@ from service.lookup import find
 from service.pages import addresses
 from service.pages.callers import Admin, Reader
 from service.pages.ceilings import ceilings_of
+from service.pages.comparisons import changes, curl, elsewhere, python
 from service.pages.fields import Posted
-from service.pages.pictures.samples import Line, samples
+from service.pages.pictures.regimes import regimes
+from service.pages.plots import plots
 from service.pages.render import page, picture, see_other
-from service.report.page import choices
 from service.report.reasons import baseline_note, why
 from service.report.regimes import mean
 from service.report.roofline import Roof, measured_roof, nominal_roof, roofline
 from service.report.rows import ReportRow, row_of
 from tuner.errors import JobNotFound
 from tuner.measure.ceilings import Ceilings
-from tuner.store.listing import Ranking
 from tuner.store.revisions import WinnerRevision
 from tuner.trial import Winner
 
@@ -62,7 +62,9 @@ Device = Annotated[str, Path(max_length=200)]
 
 
 @router.get(_PATH)
-def problem(service: Service, caller: Reader, asked: Named, device: Device) -> Response:
+def problem(
+    service: Service, caller: Reader, request: Request, asked: Named, device: Device
+) -> Response:
     """The page."""
     model = _model(service, device)
     winner = service.store.winner(asked, device)
@@ -74,6 +76,7 @@ def problem(service: Service, caller: Reader, asked: Named, device: Device) -> R
     history = service.store.revisions(asked, device, limit=HISTORY)
     sizes = {"m": asked.m, "n": asked.n, "k": asked.k, "batch": asked.batch}
     kind = {"dtype": asked.dtype, "layout": asked.layout.value, "device": device}
+    origin = str(request.base_url).rstrip("/")
     return page(
         "problem.html",
         nav=addresses.PROBLEMS,
@@ -81,16 +84,19 @@ def problem(service: Service, caller: Reader, asked: Named, device: Device) -> R
         problem=asked,
         model=model,
         winner=winner,
-        mean=mean(winner.regimes) if winner else None,
         instead=None if winner else _instead(service, asked, model),
         why="; ".join(filter(None, (why(row), baseline_note(asked)))) if row else "",
-        distribution=picture(samples(_lines(winner, ranking))),
+        regimes=picture(_regimes(winner) if winner else ""),
+        plots=plots(winner, ranking, history, service.store.tried.of_problem(asked, device)),
+        elsewhere=elsewhere(service.store, asked, service.catalogue.known()),
         roofline=picture(roofline([row], asked.dtype, roofs) if row else ""),
         row=row,
         limits=_limits(row, roofs, ceilings) if row else (),
         ceilings=ceilings,
         ranking=ranking,
-        history=history,
+        history=changes(history),
+        python=python(asked, device, origin),
+        curl=curl(asked, device, origin, with_key=service.access.required),
         jobs=_jobs(service, history),
         history_shown=HISTORY,
         answer=best_url(asked, device),
@@ -165,35 +171,9 @@ def _jobs(service: State, history: list[WinnerRevision]) -> set[str]:
     return found
 
 
-def _lines(winner: Winner | None, ranking: Ranking) -> list[Line]:
-    """The finalists and cuBLAS, of which the record has the interval only."""
-    lines = []
-    served = winner.candidate.key if winner and winner.candidate else None
-    for place, stored in enumerate(ranking.finalists, 1):
-        trial = stored.trial
-        if trial.statistics is None:
-            continue
-        tile, schedule, scheduler, _ = choices(trial.candidate)
-        splits = trial.candidate.launch.splits
-        kind = "won" if trial.candidate.key == served else "tie"
-        lines.append(
-            Line(
-                name=f"{place}. {tile}",
-                about=f"{schedule.removeprefix('warpspecialized_')}, {scheduler}"
-                + (f", {splits} splits" if splits > 1 else ""),
-                kind=kind,
-                statistics=trial.statistics,
-                samples_us=trial.samples_us,
-            )
-        )
-    if winner is None:
-        return lines
-    if not lines and winner.statistics:
-        lines.append(Line(name="CUTLASS", kind="won", statistics=winner.statistics))
-    if winner.baseline:
-        default = winner.problem.operation.default
-        lines.append(Line(name=default, kind="behind", statistics=winner.baseline))
-    return lines
+def _regimes(winner: Winner) -> str:
+    default = winner.problem.operation.default
+    return regimes(winner.regimes, winner.power_penalty, mean(winner.regimes), default)
 
 
 def _limits(

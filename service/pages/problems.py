@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
+from gemmsmith.answer import Use
+from gemmsmith.operation import DType, Layout
 from service.http.errors import FieldError
 from service.http.parameters import Cursor
 from service.http.state import Service
-from service.pages import addresses
+from service.pages import addresses, operations
 from service.pages.callers import Reader
-from service.pages.fields import Blank, Device
+from service.pages.fields import Blank, Device, Text
 from service.pages.render import page
 from service.pages.search import ACCEPTED, SearchError, parse
 from tuner.store.listing import NARROW, Order, Search
@@ -34,11 +37,18 @@ def problems(
     service: Service,
     caller: Reader,
     q: Annotated[str, Query(max_length=200)] = "",
+    operation: Text = None,
+    dtype: Annotated[DType | None, Blank, Query()] = None,
+    layout: Annotated[Layout | None, Blank, Query()] = None,
+    use: Annotated[Use | None, Blank, Query()] = None,
     sort: Annotated[Order | None, Blank, Query()] = None,
     device: Device = None,
     after: Annotated[Cursor | None, Blank, Query()] = None,
 ) -> Response:
-    """A page of winners; `after` continues behind a winner."""
+    """A page of winners; `after` continues behind a winner.
+
+    `operation` is what a `dtype` says behind its short name, which `dtype` is here.
+    """
     order = sort or Order.GAIN
     model = service.catalogue.resolve(None, device)
     error: FieldError | None = None
@@ -47,13 +57,24 @@ def problems(
         search = parse(q)
     except SearchError as wrong:
         error = FieldError(field="q", message=str(wrong), accepted=ACCEPTED)
+    known = operations.known(service.store)
+    chosen = {"operation": operation, "dtype": dtype, "layout": layout, "use": use}
+    if operation or dtype or layout:
+        fitting = [
+            each.key
+            for each in known
+            if operation in (None, "", operations.further(each))
+            and dtype in (None, each.types)
+            and layout in (None, each.layout)
+        ]
+        search = replace(search, operations=tuple(fitting))
+    search = replace(search, use=use)
     slug = model.slug if model else ""
     found = service.store.listing.winners(slug, search, order, after=after, limit=PAGE)
+    asked = {"q": q, **chosen, "sort": order, "device": device}
     following = None
     if found.following is not None:
-        following = addresses.with_query(
-            addresses.PROBLEMS, q=q, sort=order, device=device, after=found.following
-        )
+        following = addresses.with_query(addresses.PROBLEMS, **asked, after=found.following)
     return page(
         "problems.html",
         status=422 if error else 200,
@@ -61,6 +82,13 @@ def problems(
         caller=caller,
         q=q,
         error=error,
+        chosen=chosen,
+        filters={
+            "operation": ("Operation", sorted({operations.further(each) for each in known})),
+            "dtype": ("Type", [each for each in DType if any(one.types is each for one in known)]),
+            "layout": ("Layout", [*Layout]),
+            "use": ("Served", [*Use]),
+        },
         orders=ORDERS,
         order=found.order,
         too_wide=found.order is not order,
@@ -70,6 +98,6 @@ def problems(
         devices=service.catalogue.known(),
         found=found,
         first=after is None,
-        restart=addresses.with_query(addresses.PROBLEMS, q=q, sort=order, device=device),
+        restart=addresses.with_query(addresses.PROBLEMS, **asked),
         following=following,
     )

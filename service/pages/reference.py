@@ -1,10 +1,14 @@
-"""`/docs`: the OpenAPI description as a page that people can read."""
+"""`/docs`: the OpenAPI description as a page for people, with a command for every call."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from service.http import examples
 from service.pages.callers import Reader
 from service.pages.render import page
 
@@ -14,6 +18,19 @@ PATH = "/docs"
 
 
 @router.get(PATH)
-async def docs(caller: Reader, request: Request) -> Response:
-    """Every call: what it takes, and what it answers."""
-    return page("docs.html", nav=PATH, caller=caller, api=request.app.openapi())
+def docs(caller: Reader, request: Request) -> Response:
+    """Every call: what it takes, what it answers, and an example of both."""
+    api = request.app.openapi()
+    origin = str(request.base_url).rstrip("/")
+    commands = {
+        operation["operationId"]: examples.curl(
+            method, path, operation.get("parameters", []), origin
+        )
+        for path, operations in api["paths"].items()
+        for method, operation in operations.items()
+    }
+    return page("docs.html", nav=PATH, caller=caller, api=api, commands=commands, pretty=_pretty)
+
+
+def _pretty(example: Any) -> str:
+    return msgspec.json.format(msgspec.json.encode(example), indent=2).decode()

@@ -1,4 +1,4 @@
-"""Templates into answers: one environment, the formats that pages write figures in, one policy.
+"""Templates into answers: one environment, the formats that pages write numbers in, one policy.
 
 Everything is escaped unless it is `Markup`, which only pictures are; they escape their own text.
 """
@@ -17,7 +17,9 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from gemmsmith.problem import DType, Layout
 from service.http.access import LOCAL, Caller, Scope
 from service.pages import addresses
+from service.pages.waiting import waiting
 from service.report.page import choices
+from service.report.verdict import faster, verdict
 
 _FOLDER = Path(__file__).parent
 STATIC = _FOLDER / "static"
@@ -57,6 +59,11 @@ def html(template: str, *, caller: Caller | None = None, **values: Any) -> str:
 def see_other(location: str) -> Response:
     """To the page that shows what a form has changed."""
     return RedirectResponse(location, status_code=303)
+
+
+def fragment(svg: str) -> Response:
+    """A picture alone, as the answer to a script."""
+    return HTMLResponse(svg, headers=HEADERS)
 
 
 def picture(svg: str) -> Markup:
@@ -133,6 +140,11 @@ def _size(value: int) -> str:
     return f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.1f} MiB"
 
 
+def _short(name: str, most: int = 44) -> str:
+    """A name that fits: of a long one its beginning and its end, in which most is said."""
+    return name if len(name) <= most else f"{name[: most // 2 - 4]}…{name[-(most // 2 + 3) :]}"
+
+
 _FILTERS: Mapping[str, Any] = {
     "us": _microseconds,
     "ratio": _ratio,
@@ -142,6 +154,8 @@ _FILTERS: Mapping[str, Any] = {
     "coded": _coded,
     "when": _when,
     "size": _size,
+    "short": _short,
+    "faster": faster,
 }
 
 _TEMPLATES = Environment(
@@ -159,4 +173,8 @@ _TEMPLATES.globals.update(
     job_href=addresses.job,
     tune_href=addresses.tune,
     words=choices,
+    verdict=verdict,
+    waiting=waiting,
+    uses={"cutlass": "CUTLASS", "cublaslt": "cuBLASLt", "cublas": "the default"},
+    list_href=addresses.winners_of,
 )

@@ -1,7 +1,7 @@
-"""`/ui/tune`: the form that orders a tuning job.
+"""`/ui/tune`: the form that requests a tuning job.
 
-What was typed stays in the form when a field is refused. The order itself is that of `POST /tune`,
-with the same checks and limits.
+What was typed stays in the form when a field is refused. The request itself is that of
+`POST /tune`, with the same checks and limits.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def form(service: Service, caller: Tuner, request: Request) -> Response:
 
 @router.post(addresses.TUNE)
 def order(service: Service, caller: Tuner, posted: Posted) -> Response:
-    """Order the job and go to its page, or say beside each field what is wrong with it."""
+    """Request the job and go to its page, or say beside each field what is wrong with it."""
     try:
         reply = api.tune(service, caller, _body(posted))
     except InvalidProblem as error:
@@ -56,7 +56,7 @@ def order(service: Service, caller: Tuner, posted: Posted) -> Response:
 
 
 def _body(posted: Mapping[str, str]) -> TuneBody:
-    """The order that was meant; fields left empty take their defaults."""
+    """The request that was meant; fields left empty take their defaults."""
     given: dict[str, str | int] = {}
     for name in FIELDS:
         text = posted.get(name, "").strip()

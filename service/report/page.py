@@ -63,7 +63,7 @@ operand moved once.</p>
 <h3>What the GPU does at best</h3>
 <p>{{ device.measured }}</p>
 <div class="wide"><table>
-<tr><th class="t">measured</th><th>figure</th><th>time µs</th><th>samples</th></tr>
+<tr><th class="t">measured</th><th>value</th><th>time µs</th><th>samples</th></tr>
 {% for line in device.ceilings %}<tr><td class="t">{{ line[0] }}</td>
 {% for cell in line[1:] %}<td>{{ cell }}</td>{% endfor %}</tr>
 {% endfor %}

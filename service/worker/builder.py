@@ -9,8 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
+import structlog
+
+from gemmsmith import installed
 from gemmsmith.kernel import AnyKernel
+from gemmsmith.signing import Trusted
 from service import identity
 from service.settings import Settings
 from tuner.compile import (
@@ -22,8 +27,11 @@ from tuner.compile import (
     Toolchain,
     find_toolchain,
 )
+from tuner.compile.installed import take
 from tuner.store import Store
 from tuner.trial import Failure, FailureKind
+
+log = structlog.get_logger("gemmsmith.packs")
 
 
 @dataclass(kw_only=True)
@@ -127,8 +135,9 @@ class WithoutCompiler:
 def open_artifacts(settings: Settings, records: Store) -> ArtifactStore:
     """The packs folder, held to its limit; winners' packs stay, and the store forgets what goes.
 
-    What is published there is signed with the installation's key; what nobody who is believed has
-    signed is not found, unless `unsigned` is set.
+    Packs that were installed with pip are in it from then on, and known to the store. What is
+    published there is signed with the installation's key; what nobody who is believed has signed is
+    not found, unless `unsigned` is set.
 
     Raises:
         SettingsError: the keys cannot be used.
@@ -140,7 +149,29 @@ def open_artifacts(settings: Settings, records: Store) -> ArtifactStore:
     )
     signer = identity.signer(settings)
     trusted = identity.trusted_packs(settings)
-    return ArtifactStore(settings.packs, limit=limit, signer=signer, trusted=trusted)
+    artifacts = ArtifactStore(settings.packs, limit=limit, signer=signer, trusted=trusted)
+    if folders := installed.folders():
+        _take(artifacts, records, folders, trusted)
+    return artifacts
+
+
+def _take(
+    artifacts: ArtifactStore, records: Store, folders: Sequence[Path], trusted: Trusted | None
+) -> None:
+    """Take in and record the packs that were installed with pip."""
+    refused = [item for item in take(artifacts, folders, trusted=trusted) if item.pack is None]
+    if refused:
+        log.warning(
+            "installed packs are not used",
+            packs=len(refused),
+            first=refused[0].path.name,
+            reason=refused[0].refusal,
+        )
+    recorded = {pack_hash for pack_hash, _ in records.changes.packed()}
+    for path in (path for folder in folders for path in folder.glob("*.json")):
+        pack = None if path.stem in recorded else artifacts.get(path.stem)
+        if pack is not None:
+            record(records, pack, {})
 
 
 def open_builder(

@@ -34,15 +34,20 @@ class Idle:
 
     Args:
         environment: tells what the GPU runs at the moment; may start the measuring process.
+        queue: as the worker sees it, of whose orders some are not for it yet; by default all are.
     """
 
     def __init__(
-        self, store: Store, device: Device, environment: Callable[[], Environment]
+        self,
+        store: Store,
+        device: Device,
+        environment: Callable[[], Environment],
+        queue: Queue | None = None,
     ) -> None:
         self._store = store
         self._device = device
         self._environment = environment
-        self._rechecks = Rechecks(store, Queue(store), device.model.slug, device.name)
+        self._rechecks = Rechecks(store, queue or Queue(store), device.model.slug, device.name)
         self._report_at = self._look_at = inf if device.replayed else -inf
 
     def report(self) -> None:

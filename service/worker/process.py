@@ -77,7 +77,9 @@ class Tuning:
     memory. Compiler and artifact store are looked for when the first job needs them.
     """
 
-    def __init__(self, settings: Settings, store: Store, device: Device) -> None:
+    def __init__(
+        self, settings: Settings, store: Store, device: Device, queue: Queue | None = None
+    ) -> None:
         self._settings = settings
         self._store = store
         self._device = device
@@ -85,7 +87,7 @@ class Tuning:
         self._builder: RecordingBuilder | None = None
         self._entered = ExitStack()
         self._worked_at: float | None = None  # None: the device is not entered
-        self._idle = Idle(store, device, self._environment)
+        self._idle = Idle(store, device, self._environment, queue)
 
     def begin(self) -> None:
         """Let it be known what this GPU runs, before the first job."""
@@ -107,7 +109,7 @@ class Tuning:
         self._worked_at = None
         self._entered.close()
 
-    def __call__(self, leased: LeasedJob) -> int:
+    def __call__(self, leased: LeasedJob) -> int | None:
         """Tune the job's problem; the winner's revision."""
         job = leased.job
         store = self._store.fenced(leased.fence)

@@ -44,7 +44,11 @@ KINDS: tuple[tuple[str | None, bool, bool], ...] = (
 """Activation, whether there is a bias, and a residual."""
 
 OPERATIONS = (
-    *(Operation.of("bf16", epilogue=each) for each in Epilogue if not each.is_gated),
+    *(
+        Operation.of("bf16", epilogue=each)
+        for each in Epilogue
+        if not each.is_gated and each.backward is None
+    ),
     Operation.of("bf16", "tt"),
     Operation.of("bf16", "nt"),
     Operation.of("bf16", "tt", epilogue="bias"),

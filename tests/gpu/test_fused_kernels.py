@@ -23,7 +23,11 @@ from tuner.workloads.operands import Operands
 from tuner.workloads.registry import workload_of
 from tuner.workloads.workload import Block
 
-FUSED = [each for each in Epilogue if each is not Epilogue.NONE and not each.is_gated]
+FUSED = [
+    each
+    for each in Epilogue
+    if each is not Epilogue.NONE and not each.is_gated and each.backward is None
+]
 FAMILIES = (
     *((f"bf16.then_{epilogue}", "tn") for epilogue in FUSED),
     ("bf16.then_bias_gelu_tanh_aux", "tt"),

@@ -5,6 +5,7 @@ them.
 
 from __future__ import annotations
 
+import subprocess
 from functools import cache
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from gemmsmith.runtime.pack import LoadedPack
 from tests.gpu.support.building import build
 from tests.gpu.test_operations import check
 from tuner.backends import kernels, refusal
+from tuner.compile import find_toolchain
 from tuner.devices.cuda import CudaDevice
 from tuner.workloads import ways
 from tuner.workloads.operands import Operands
@@ -75,6 +77,48 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The packs of all kernels, by kernel."""
     wanted = [kernel for dtype in FAMILIES for kernel in chosen(dtype)]
     return build(wanted, tmp_path_factory)[1]
+
+
+def test_layouts_and_descriptors_are_as_the_kernel_takes_them(tmp_path: Path) -> None:
+    """A host program goes through every element of a tile, and prints what TMA is told. It needs no
+    GPU, but minutes of nvcc.
+    """
+    toolchain = find_toolchain(wheels_only=True)
+    program = tmp_path / "layouts"
+    source = Path(__file__).with_name("gated_layouts.cu")
+    subprocess.run(
+        [
+            str(toolchain.nvcc),
+            "-std=c++17",
+            "-arch=sm_90a",
+            "--expt-relaxed-constexpr",
+            "-O0",
+            "-DNDEBUG",
+            "-DCUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL=1",
+            *toolchain.search,
+            str(source),
+            "-o",
+            str(program),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    said = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout
+    lines = iter(said.splitlines())
+    for tile, rows, columns, swizzle in (
+        ("tile 128 192 cluster 2", 48, 32, 2),
+        ("tile 256 128 cluster 1", 64, 64, 3),
+    ):
+        assert next(lines) == tile
+        m = int(tile.split()[1])
+        # address, then extent/bytes to the next/box, innermost first
+        assert next(lines) == f"map 10000 swizzle 3 520/2/64 1000/1056/{m} 1/0/1"
+        assert next(lines) == f"map 20000 swizzle 3 520/2/64 504/2080/{rows} 1/0/1"
+        assert next(lines) == f"map 30000 swizzle 3 520/2/64 504/2080/{rows} 1/0/1"
+        assert next(lines) == f"map 40000 swizzle {swizzle} 504/2/{columns} 1000/1024/64"
+        assert next(lines) == f"map 50000 swizzle {swizzle} 504/2/{columns} 1000/2032/64"
+        assert next(lines) == f"map 503f0 swizzle {swizzle} 504/2/{columns} 1000/2032/64"
+    assert next(lines, None) is None
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,8 @@ def test_a_suite_is_tuned_once(settings: Settings, tmp_path: Path) -> None:
     assert found["totals"]["speedup_geometric_mean"] == pytest.approx(1.25, rel=0.01)
     assert "[6/6]" in done.stderr
     again = gemmsmith(settings, *suite)
+    assert "not recorded, so not tuned: 64×64×64 bf16 tn; 512×512×1024" in again.stdout
+    assert "unrecorded" not in again.stderr
     assert "3 current, 3 unrecorded" in again.stdout
     assert best_of(PROBLEMS[0]).kernel.name in again.stdout.replace("\n", "")
     assert "first" in again.stdout
@@ -203,7 +206,8 @@ def test_an_interrupted_suite_keeps_what_it_has(settings: Settings, tmp_path: Pa
     output, errors = process.communicate(timeout=60)
     assert "Traceback" not in errors
     found = json.loads(output)
-    assert process.returncode == 0
+    assert process.returncode == 130
+    assert "interrupted: 2 of 402 problems have a new winner, and every trial is kept" in errors
     assert [o["status"] for o in found["outcomes"][:2]] == ["tuned", "tuned"]
     assert found["outcomes"][-1]["status"] == "skipped"
 
@@ -230,6 +234,75 @@ def test_tune_through_a_service(settings: Settings) -> None:
     assert outcome["result"]["config"]["kernel"]["name"] == best_of(PROBLEMS[1]).kernel.name
     assert json.loads(failed.stdout)["status"] == "failed"
     assert len(rows.stdout.splitlines()) >= 8
+
+
+def test_waiting_for_nobody_is_said_and_so_is_how_to_cancel(settings: Settings) -> None:
+    with running(settings) as http:
+        url = str(http.base_url)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "service.cli", "tune", "512x512x1024", "--url", url],
+            env={**os.environ, **settings.environment()},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stderr is not None
+        said = next(line for line in process.stderr if "waiting: " in line)
+        assert "runs no job at all, so no worker seems to be alive" in said
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 130
+        command = errors.splitlines()[-1].partition("to cancel: gemmsmith ")[2].split()
+        assert command[:2] == ["jobs", "cancel"]
+        assert "cancelled" in gemmsmith(settings, *command).stdout
+        watched = gemmsmith(settings, "jobs", "watch", "--url", url, code=1)
+        assert f"{command[2]}  cancelled" in watched.stdout
+
+
+def test_a_job_of_the_local_database_is_watched_to_its_end(settings: Settings) -> None:
+    with Store.open(settings.database) as store:
+        job, _ = Queue(store).enqueue(PROBLEMS[1])
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "service.cli", "worker", "--until-idle"],
+        env={**os.environ, **settings.environment()},
+        stderr=subprocess.DEVNULL,
+    )
+    done = gemmsmith(settings, "jobs", "watch", job.id)
+    worker.wait(timeout=60)
+    assert f"{job.id}  done" in done.stdout
+    assert "revision 1" in done.stdout
+
+
+def test_the_demo_lists_searches_and_shows_the_winner(settings: Settings) -> None:
+    listed = gemmsmith(settings, "demo", "--device", "replay:h200")
+    assert "256×4096×4096 bf16 tn" in listed.stdout
+    assert "watch one: gemmsmith demo 256 4096 4096" in listed.stdout
+    done = gemmsmith(settings, "demo", "256x4096x4096", "--seconds", 0, "--device", "replay:h200")
+    times = [float(line.split()[2]) for line in done.stderr.splitlines() if "  trial " in line]
+    assert times == sorted(times, reverse=True)
+    name = best_of(PROBLEMS[0]).kernel.name
+    assert f"  kernel     {name}" in done.stdout
+    shown = done.stdout.partition("$ gemmsmith ")[2].splitlines()[0]
+    assert name in gemmsmith(settings, *shown.split()).stdout
+    unheard = gemmsmith(settings, "demo", 64, 64, 64, "--device", "replay:h200", code=1)
+    assert "or ask for one of the 3 that it holds" in unheard.stderr
+
+
+@pytest.mark.compiles
+def test_an_interrupted_compile_stops_at_once(settings: Settings) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "service.cli", "compile", "512", "512", "1024", "--limit", "2"],
+        env={**os.environ, **settings.environment()},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert any("compile 0/2" in line for line in process.stderr)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert time.monotonic() - began < 15  # a kernel alone takes 30 s and more
+    assert process.returncode == 130
+    assert "interrupted: 0 of 2 kernels are compiled and kept" in errors
 
 
 def test_a_recording_cannot_be_recorded(settings: Settings, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,6 @@ from tests.support.compiled import CompiledPacks, Loaded, arguments_of, build, k
 from tuner.backends import refusal
 from tuner.backends.cutlass import footprint
 from tuner.backends.cutlass.operation import kernel, tma_alignment
-from tuner.compile import find_toolchain
 
 pytestmark = [pytest.mark.compiles, pytest.mark.long, pytest.mark.timeout(1800)]
 
@@ -46,8 +44,13 @@ def of(
 
 KERNELS = {
     "aux": of("bf16.then_silu_gate_aux", (128, 192, 64), PINGPONG, cluster=(2, 1)),
-    "wide": of("fp16.then_gelu_gate", (128, 256, 64), COOPERATIVE, cluster=(1, 2)),
-    "fp8": of("fp8_e4m3.then_gelu_tanh_gate", (64, 96, 128), PINGPONG, fast_accumulation=True),
+    "fp8": of(
+        "fp8_e4m3.then_gelu_gate",
+        (128, 256, 128),
+        COOPERATIVE,
+        cluster=(1, 2),
+        fast_accumulation=True,
+    ),
 }
 EVERY = pytest.mark.parametrize("name", KERNELS)
 POINTER = 0x1000
@@ -96,9 +99,7 @@ def test_no_registers_spill(packs: CompiledPacks, name: str) -> None:
 
 @EVERY
 def test_b_comes_in_two_copies_and_outputs_leave_in_boxes(packs: CompiledPacks, name: str) -> None:
-    """Of each kernel alone: others share its pack."""
-    code = sass(packs.pack(KERNELS[name]).path)
-    (body,) = (part for part in code.split("Function :")[1:] if KERNELS[name].name in part)
+    body = sass(packs.pack(KERNELS[name]).path)
     known = cutlass(KERNELS[name])
     m, n, k = known.tile
     instructions = m // 64 // footprint.consumer_warpgroups(known) * (k // (256 // _bits(known)))
@@ -127,7 +128,9 @@ def test_up_and_aux_must_be_there(packs: CompiledPacks, name: str) -> None:
         expected = INVALID_PROBLEM if has else NOT_SUPPORTED
         assert loaded.can_implement(given) == expected, field
         assert loaded.workspace_bytes(given) == -expected
-    assert loaded.can_implement(arguments(name, n=513)) == INVALID_PROBLEM
+    given = arguments(name)
+    given.n += 1
+    assert loaded.can_implement(given) == INVALID_PROBLEM
 
 
 @EVERY
@@ -166,43 +169,3 @@ def test_rows_are_aligned_and_of_any_number(packs: CompiledPacks, name: str) -> 
         for key, value in change.items():
             setattr(given, key, value)
         assert loaded.can_implement(given) == expected, change
-
-
-def test_layouts_and_descriptors_are_as_the_kernel_takes_them(tmp_path: Path) -> None:
-    """A host program goes through every element of a tile, and prints what TMA is told."""
-    toolchain = find_toolchain(wheels_only=True)
-    program = tmp_path / "layouts"
-    source = Path(__file__).with_name("gated_layouts.cu")
-    subprocess.run(
-        [
-            str(toolchain.nvcc),
-            "-std=c++17",
-            "-arch=sm_90a",
-            "--expt-relaxed-constexpr",
-            "-O0",
-            "-DNDEBUG",
-            "-DCUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL=1",
-            *toolchain.search,
-            str(source),
-            "-o",
-            str(program),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    said = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout
-    lines = iter(said.splitlines())
-    for tile, rows, columns, swizzle in (
-        ("tile 128 192 cluster 2", 48, 32, 2),
-        ("tile 256 128 cluster 1", 64, 64, 3),
-    ):
-        assert next(lines) == tile
-        m = int(tile.split()[1])
-        # address, then extent/bytes to the next/box, innermost first
-        assert next(lines) == f"map 10000 swizzle 3 520/2/64 1000/1056/{m} 1/0/1"
-        assert next(lines) == f"map 20000 swizzle 3 520/2/64 504/2080/{rows} 1/0/1"
-        assert next(lines) == f"map 30000 swizzle 3 520/2/64 504/2080/{rows} 1/0/1"
-        assert next(lines) == f"map 40000 swizzle {swizzle} 504/2/{columns} 1000/1024/64"
-        assert next(lines) == f"map 50000 swizzle {swizzle} 504/2/{columns} 1000/2032/64"
-        assert next(lines) == f"map 503f0 swizzle {swizzle} 504/2/{columns} 1000/2032/64"
-    assert next(lines, None) is None

@@ -10,7 +10,7 @@ import pytest
 from tests.support.docs import ROOT
 
 DOCS = ROOT / "docs"
-PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])
 LINK = re.compile(r"\]\((?!https?:)([^)\s]+)\)")
 
 

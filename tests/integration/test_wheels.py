@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from gemmsmith.version import VERSION
 from service.settings import PREFIX
 from tests.support import tree
 from tests.support.docs import ROOT
@@ -182,7 +184,8 @@ def test_the_wheels_hold_what_is_needed_at_run_time(wheels: dict[str, Path]) -> 
     needed = {
         f"tuner/files/{name}"
         for name in listed
-        if name.startswith(("configs/", "migrations/")) and not name.startswith("configs/deploy/")
+        if name.startswith(("configs/", "migrations/"))
+        if not name.startswith(("configs/deploy/", "configs/kernels/"))
         if name not in ("configs/wheel.py", "migrations/script.py.mako")  # for developers
     }
     assert {name for name in service if name.startswith("tuner/files/")} == needed
@@ -192,7 +195,67 @@ def test_the_wheels_hold_what_is_needed_at_run_time(wheels: dict[str, Path]) -> 
     assert "gemmsmith/py.typed" in client
     # Installed beside each other, neither overwrites or shadows anything.
     tops = {PurePosixPath(name).parts[0] for name in service | client}
-    assert {top for top in tops if ".dist-info" not in top} == {"gemmsmith", "service", "tuner"}
+    assert {top for top in tops if ".dist-info" not in top} == {
+        "gemmsmith", "gemmsmith.pth", "service", "tuner",
+    }  # fmt: skip
+
+
+@pytest.mark.long
+def test_python_looks_at_the_variable_wherever_the_library_is_installed(
+    installed: Installed, tmp_path: Path
+) -> None:
+    """By the wheel, and by an editable install of its sources."""
+    program = "import sys; print(*sorted(one for one in sys.modules if one[:9] == 'gemmsmith'))"
+
+    def loaded(environment: Path, **variables: str) -> str:
+        command = [environment / "bin" / "python", "-c", program]
+        given = installed.variables | variables
+        return subprocess.check_output(command, env=given, cwd=installed.work, text=True).strip()
+
+    assert loaded(installed.environment) == ""
+    assert loaded(installed.environment, GEMMSMITH="auto") == "gemmsmith gemmsmith.hook"
+    other = tmp_path / "other"
+    venv.create(other, symlinks=True, with_pip=False)
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(other)}))
+    (packages / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    source = tree.copy(tmp_path / "checkout") / "client"
+    editable = ("install", *OFFLINE, "--no-build-isolation", "-e", str(source))
+    subprocess.run(
+        [*PIP, "--python", other / "bin" / "python", *editable],
+        check=True, cwd=installed.work, env=installed.variables,
+    )  # fmt: skip
+    assert (packages / "gemmsmith.pth").is_file()
+    assert loaded(other) == ""
+    assert loaded(other, GEMMSMITH="auto") == "gemmsmith gemmsmith.hook"
+
+
+@pytest.mark.long
+def test_the_library_is_for_every_python_and_for_whoever_has_torch(
+    wheels: dict[str, Path],
+) -> None:
+    found = wheels["gemmsmith"]
+    tags = f"cp311-abi3-manylinux_2_28_{platform.machine()}"
+    assert found.name == f"gemmsmith-{VERSION}-{tags}.whl"
+    assert "gemmsmith/ops/_dispatch.abi3.so" in zipfile.ZipFile(found).namelist()
+    words = [sys.executable, "-m", "auditwheel", "show", found]
+    told = " ".join(subprocess.check_output(words, text=True).split())
+    oldest = re.findall(r'platform tag: "manylinux_2_(\d+)_', told)
+    assert oldest, told
+    assert int(oldest[0]) <= 28
+
+
+@pytest.mark.long
+def test_without_a_compiler_the_library_is_pure(tmp_path: Path) -> None:
+    source = tree.copy(tmp_path / "source") / "client"
+    subprocess.run(
+        [*PIP, "wheel", *OFFLINE, "--no-build-isolation", "-w", tmp_path, source],
+        check=True, env=os.environ | {"CC": "/bin/false", "CXX": "/bin/false"},
+    )  # fmt: skip
+    (found,) = tmp_path.glob("*.whl")
+    assert found.name == f"gemmsmith-{VERSION}-py3-none-any.whl"
+    names = zipfile.ZipFile(found).namelist()
+    assert "gemmsmith/ops/dispatch.cpp" in names  # compiled on first use
+    assert not any(name.endswith(".so") or ".data/" in name for name in names)
 
 
 @pytest.mark.long

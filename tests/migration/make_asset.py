@@ -67,6 +67,7 @@ def fill(store: Store) -> None:
     store.keys.create("me", Scope.ADMIN)
     store.keys.revoke("me")
     store.gpus.report(DEVICE, ENVIRONMENT)
+    queue.workers.report("host:1:0123abcd", [DEVICE.slug])
 
 
 def main() -> int:

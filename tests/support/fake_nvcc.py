@@ -22,6 +22,7 @@ if "--version" in sys.argv:
 with open(pathlib.Path({orders!r}).with_suffix(".calls"), "a") as calls:
     calls.write(str(os.getpid()) + "\\n")
 output, source = pathlib.Path(sys.argv[-2]), pathlib.Path(sys.argv[-1]).read_text()
+time.sleep(orders.get("each_s", 0))
 def holds(name):
     return name + ">" in source or name + "," in source
 if any(map(holds, orders["slow"])):
@@ -45,10 +46,12 @@ def toolchain(
     slow: list[str] | None = None,
     seconds: float = 300.0,
     version: str = "Cuda compilation tools, release 13.0, V13.0.88",
+    each_s: float = 0.0,
 ) -> Toolchain:
     """A toolchain whose nvcc rejects units with a kernel named in `bad`.
 
-    A unit with a kernel named in `slow` first waits `seconds` for a helper process of nvcc's.
+    A unit with a kernel named in `slow` first waits `seconds` for a helper process of nvcc's; every
+    one takes `each_s` besides.
     """
     directory.mkdir(parents=True, exist_ok=True)
     orders = directory / "orders.json"
@@ -60,6 +63,7 @@ def toolchain(
                 "slow": slow or [],
                 "seconds": seconds,
                 "version": version,
+                "each_s": each_s,
             }
         )
     )
@@ -67,6 +71,12 @@ def toolchain(
     nvcc.parent.mkdir(exist_ok=True)
     nvcc.write_text(_SCRIPT.format(python=sys.executable, orders=str(orders)))
     nvcc.chmod(0o755)
+    return found(directory)
+
+
+def found(directory: Path) -> Toolchain:
+    """The toolchain that was put there before, by another process perhaps."""
+    nvcc = directory / "bin" / "nvcc"
     return Toolchain(nvcc=nvcc, version="13.0.88", origin="system", cutlass="4.2.0.0")
 
 

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from gemmsmith.tuning import JobState
 from tuner.compile import ArtifactStore
 from tuner.store import Store
-from tuner.store.models import JobEventRow, JobRow, TrialRow, WinnerRow
+from tuner.store.models import DeviceRow, JobEventRow, JobRow, TrialRow, WinnerRow
 
 FINAL = {"finished": JobState.DONE, "failed": JobState.FAILED, "cancelled": JobState.CANCELLED}
 
@@ -75,9 +75,14 @@ def _job_ended_once(session: Session, job: JobRow) -> None:
         return
     (winner,) = [event.data for event in events if event.kind == "winner"]
     assert winner["revision"] == job.winner_revision, told
-    query = select(func.count()).select_from(WinnerRow)
-    query = query.where(WinnerRow.problem_id == job.problem_id)
-    assert session.scalar(query.where(WinnerRow.revision == job.winner_revision)) == 1, told
+    of_job = (
+        select(func.count())
+        .select_from(WinnerRow)
+        .join(DeviceRow, DeviceRow.id == WinnerRow.device_id)
+        .where(WinnerRow.problem_id == job.problem_id, DeviceRow.slug == winner["device"])
+        .where(WinnerRow.revision == job.winner_revision)
+    )
+    assert session.scalar(of_job) == 1, told
 
 
 def _winner_has_its_trials(session: Session, winner: WinnerRow) -> None:

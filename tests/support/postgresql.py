@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 _SETTINGS = {
@@ -33,9 +34,30 @@ def programs() -> Path | None:
     return versions[-1] if versions else None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """A running server; `url` is without a database's name."""
+
+    url: str
+    control: tuple[str, ...]
+    start: tuple[str, ...]
+
+    def restart(self) -> None:
+        """Break off every connection, and start again."""
+        _run(*self.control, "-m", "fast", "stop")
+        _run(*self.control, *self.start)
+
+
 @contextmanager
 def running(binaries: Path) -> Iterator[str]:
     """A server on a free port of this machine; its URL without a database's name."""
+    with server(binaries) as found:
+        yield found.url
+
+
+@contextmanager
+def server(binaries: Path) -> Iterator[Server]:
+    """The same server, which can be restarted."""
     folder = Path(tempfile.mkdtemp(prefix="gemmsmith-pg-"))
     user = []
     if os.geteuid() == 0:  # the server refuses to run as root
@@ -55,9 +77,11 @@ def running(binaries: Path) -> Iterator[str]:
             *("--locale=C", "--no-sync"),
         )
         log = str(folder / "log")
-        _run(*control, "-l", log, "-o", f"-k {folder} -p {port} {settings}", "start")
+        start = ("-l", log, "-o", f"-k {folder} -p {port} {settings}", "start")
+        _run(*control, *start)
         try:
-            yield f"postgresql+psycopg://postgres@127.0.0.1:{port}"
+            url = f"postgresql+psycopg://postgres@127.0.0.1:{port}"
+            yield Server(url=url, control=tuple(control), start=start)
         finally:
             _run(*control, "-m", "immediate", "stop")
     finally:

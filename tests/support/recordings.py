@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gemmsmith.answer import Conditions, Correctness
 from gemmsmith.candidate import Candidate
+from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem
 from tests.support.serving import ENVIRONMENT, H200
 from tuner.backends import candidates
@@ -34,11 +35,13 @@ def some_candidates(problem: Problem, count: int = 8) -> list[Candidate]:
     return list(found.values())[:count]
 
 
-def record(folder: Path, *problems: Problem, name: str = "h200") -> Path:
+def record(
+    folder: Path, *problems: Problem, name: str = "h200", device: DeviceModel = H200
+) -> Path:
     """Write a sweep file: of each problem the third candidate is the best, the first fails."""
     header = Header(
         schema=SCHEMA,
-        device=H200,
+        device=device,
         environment=ENVIRONMENT,
         recorded_at="2026-11-21T00:00:00Z",
         gemmsmith="0.1.0",

@@ -32,7 +32,10 @@ from tuner.store import Store
 ROOT = Path(__file__).parents[2]
 DEVICE = "nvidia-h200-132sm"
 TUNED = Problem(m=1024, n=6144, k=1024)
-ALSO_TUNED = (Problem(m=256, n=4096, k=14336), Problem(m=16, n=4096, k=4096))
+COMPARED = Problem(m=256, n=4096, k=14336)
+"""Shipped with a winner for both GPUs, and tuned on the recorded one besides."""
+ALSO_TUNED = (COMPARED, Problem(m=16, n=4096, k=4096))
+NARROW = 390
 NOT_RECORDED = Problem(m=77, n=4096, k=4096)
 
 
@@ -62,43 +65,42 @@ def _pictures(folder: Path, chromium: Browser, origin: str, settings: Settings) 
         _job(page, folder, settings)
         page.goto("/ui/jobs")
         _save(page.screenshot(clip=_clip(page, 420)), folder / "jobs.png")
-        page.goto("/ui/problems")
+        page.goto("/ui/problems?operation=group_rows")
         _save(page.screenshot(), folder / "problems.png")
+        page.goto(addresses.problem(COMPARED, DEVICE))
+        _parts(page, folder, {"problem": ("", "Roofline"), "snippets": ("Ask for it", "")})
         page.goto(tuned)
-        trials = page.get_by_role("heading", name="Trials").bounding_box()
-        assert trials is not None
-        _save(
-            page.screenshot(full_page=True, clip=_clip(page, trials["y"])), folder / "problem.png"
-        )
-        rest = _clip(page, page.evaluate("document.body.scrollHeight"), trials["y"])
-        _save(page.screenshot(full_page=True, clip=rest), folder / "trials.png")
+        search = ("The latest search", "Trials")
+        _parts(page, folder, {"search": search, "trials": ("Trials", "Measured on")})
         page.goto("/ui/map?k=4096")
         _save(page.screenshot(full_page=True), folder / "map.png")
         page.goto("/ui/devices")
         _save(page.screenshot(clip=_clip(page, 640)), folder / "devices.png")
+        page.goto("/docs")
+        _save(page.screenshot(), folder / "api.png")
         page.goto("/ui/tune?m=4096&n=many&k=0")
-        page.get_by_role("button", name="Order").click()
+        page.get_by_role("button", name="Request").click()
         expect(page.get_by_role("alert")).to_be_visible()
         _save(page.screenshot(clip=_clip(page, 740)), folder / "tune.png")
     with _opened(chromium, origin, 1280, 860, scheme="dark") as page:
         page.goto("/ui/map?dtype=fp8_e4m3&k=4096")
         _save(page.screenshot(full_page=True), folder / "map-dark.png")
-    with _opened(chromium, origin, 360, 740) as page:
+    with _opened(chromium, origin, NARROW, 740) as page:
         screens = []
-        for path in ("/ui/problems", tuned, "/ui/tune"):
+        for path in ("/ui", "/ui/problems", tuned):
             page.goto(path)
             screens.append(Image.open(io.BytesIO(page.screenshot())))
-        beside = Image.new("RGB", (3 * 360 + 2 * 24, 740), "white")
+        beside = Image.new("RGB", (3 * NARROW + 2 * 24, 740), "white")
         for i, screen in enumerate(screens):
-            beside.paste(screen, (i * (360 + 24), 0))
+            beside.paste(screen, (i * (NARROW + 24), 0))
         _write(beside, folder / "narrow.png")
 
 
 def _job(page: Page, folder: Path, settings: Settings) -> None:
-    """Order a tuning by the form, and watch it."""
+    """Request a tuning by the form, and watch it."""
     page.goto(addresses.tune(TUNED))
     page.get_by_label("Effort").select_option("exhaustive")
-    page.get_by_role("button", name="Order").click()
+    page.get_by_role("button", name="Request").click()
     expect(page.locator("#state")).to_have_text("waiting")
     command = [sys.executable, "-m", "service.worker.process"]
     environ = {**os.environ, **settings.environment()}
@@ -106,8 +108,11 @@ def _job(page: Page, folder: Path, settings: Settings) -> None:
         try:
             well_on = re.compile("screen: ([5-9][0-9]|[0-9]{3}) of")
             expect(page.locator("#step")).to_have_text(well_on)
-            _save(page.screenshot(clip=_clip(page, 760)), folder / "job.png")
+            expect(page.get_by_role("region", name="Convergence")).to_be_visible()
+            _save(page.screenshot(clip=_clip(page, 860)), folder / "job.png")
             expect(page.locator("#state")).to_have_text("done", timeout=60_000)
+            page.goto("/ui")
+            _save(page.screenshot(full_page=True), folder / "overview.png")
         finally:
             worker.terminate()
 
@@ -119,6 +124,21 @@ def _opened(
     size = {"width": width, "height": height}
     with chromium.new_context(base_url=origin, viewport=size, color_scheme=scheme) as context:
         yield context.new_page()
+
+
+def _parts(page: Page, folder: Path, parts: dict[str, tuple[str, str]]) -> None:
+    """Of a page what lies between two headings; without one, from its beginning, to its end."""
+    for name, (begin, end) in parts.items():
+        start = _top(page, begin) if begin else 0.0
+        stop = _top(page, end) if end else page.evaluate("document.body.scrollHeight")
+        clip = _clip(page, stop, start)
+        _save(page.screenshot(full_page=True, clip=clip), folder / f"{name}.png")
+
+
+def _top(page: Page, heading: str) -> float:
+    box = page.get_by_role("heading", name=heading, exact=True).bounding_box()
+    assert box is not None
+    return box["y"] - 12
 
 
 def _clip(page: Page, end: float, start: float = 0) -> dict[str, float]:

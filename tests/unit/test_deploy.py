@@ -36,6 +36,7 @@ INSTRUCTIONS = [
     if re.match(r"[A-Z]+ ", line)
 ]
 OPERATION = (ROOT / "docs" / "operation.md").read_text(encoding="utf-8")
+FLEET = (ROOT / "docs" / "fleet.md").read_text(encoding="utf-8")
 
 
 def of(instruction: str) -> list[str]:
@@ -188,7 +189,7 @@ def test_images_start_commands_that_exist_as_somebody_else_than_root() -> None:
 
 
 def test_the_docs_install_what_there_is() -> None:
-    named = set(re.findall(r"configs/deploy/([\w.@*-]+)", OPERATION))
+    named = set(re.findall(r"configs/deploy/([\w.@*-]+)", OPERATION + FLEET))
     for pattern in named:
         assert list(DEPLOY.glob(pattern)), pattern
     files = {path.name for path in DEPLOY.iterdir()}

@@ -49,6 +49,17 @@ def test_only_the_store_and_jobs_know_sqlalchemy() -> None:
                 assert "sqlalchemy" not in imported(path), path
 
 
+def test_only_the_fleet_knows_ray_and_only_the_command_line_the_fleet() -> None:
+    fleet = ROOT / "service" / "fleet"
+    for folder in FOLDERS.values():
+        for path in folder.rglob("*.py"):
+            if fleet in path.parents:
+                continue
+            assert "ray" not in imported(path), path
+            if (ROOT / "service" / "cli") not in path.parents:
+                assert "service.fleet" not in path.read_text(encoding="utf-8"), path
+
+
 def test_only_one_module_knows_where_cutlass_lies() -> None:
     users = {
         path.relative_to(FOLDERS["tuner"]).parts[:-1]

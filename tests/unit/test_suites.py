@@ -157,7 +157,7 @@ def test_the_llm_suite_is_varied_and_has_no_problem_twice() -> None:
         ),
         ("tf32", ("tf32",), {Layout.TN, Layout.TT, Layout.NT}, 12),
         ("moe", ("bf16", "fp16"), {Layout.TN, Layout.TT, Layout.NT}, 80),
-        ("fused", ("bf16", "fp16", "fp8_e4m3"), {Layout.TN}, 100),
+        ("fused", ("bf16", "fp16"), {Layout.TN, Layout.TT}, 130),
     ],
 )
 def test_suites_of_further_operations_fit_on_a_gpu_and_have_no_problem_twice(
@@ -171,6 +171,15 @@ def test_suites_of_further_operations_fit_on_a_gpu_and_have_no_problem_twice(
         assert len(set(problems)) == len(problems)
         assert {p.layout for p in problems} == layouts
         assert max(footprint_bytes(p) for p in problems) < 80e9
+
+
+def test_of_fused_layers_fp8_has_what_goes_forwards() -> None:
+    suite = load(SUITES / "fused.toml")
+    problems = [problem for _, problem in suite.problems("fp8_e4m3")]
+    assert len(problems) == len({e for e in suite.entries if not e.epilogue.backward}) >= 100
+    assert {p.layout for p in problems} == {Layout.TN}
+    backwards = {e.epilogue.value for e in suite.entries if e.epilogue.backward}
+    assert {"dgelu_tanh_bgrad", "dgelu_act", "dsilu_gate", "dsilu_gate_act"} <= backwards
 
 
 @pytest.mark.parametrize(
@@ -188,6 +197,15 @@ def test_suites_of_further_operations_fit_on_a_gpu_and_have_no_problem_twice(
             "[[layer]]\nmodel='m'\nname='l'\nout=8\nin=8\ntokens=[1]\nepilogues=['bias']\n"
             "passes=['forward', 'input_gradient']",
             "epilogues follow the forward product",
+        ),
+        (
+            "[[layer]]\nmodel='m'\nname='l'\nout=8\nin=8\ntokens=[1]\nepilogues=['dgelu']",
+            "backward ones the input gradient",
+        ),
+        (
+            "[[layer]]\nmodel='m'\nname='l'\nout=8\nin=8\ntokens=[1]\n"
+            "passes=['input_gradient']\nepilogues=['dgelu', 'bias']",
+            "backward ones the input gradient",
         ),
         (
             "[[layer]]\nmodel='m'\nname='l'\nout=8\nin=8\ntokens=[1]\ngroups=2000",

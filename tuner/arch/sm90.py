@@ -25,7 +25,7 @@ SM90: Final = Architecture(
         # 30% slower for 128×144 on 4096×576×7168 (H200, 2026-11-20).
         "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED",
         # Programmatic dependent launch: a launch's prologue overlaps the tail of the one before it.
-        # 1.5 to 9% on products of 8 to 20 µs (NVIDIA H200, 2026-11-21; benchmarks/NOTES.md).
+        # 1.5 to 9% on products of 8 to 20 µs (NVIDIA H200, 2026-11-21; docs/findings.md).
         "-DCUTLASS_ENABLE_GDC_FOR_SM90",
     ),
     shared_bytes=232448,  # 227 KiB (`sm90_smem_capacity_bytes`)

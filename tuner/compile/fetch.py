@@ -20,7 +20,7 @@ from gemmsmith.kernel import AnyKernel
 from gemmsmith.signing import UNSIGNED_VARIABLE, Trusted
 from tuner.backends.unit import kernel_digest
 from tuner.compile.artifacts import ArtifactStore
-from tuner.compile.manifest import Manifest, Pack
+from tuner.compile.manifest import Manifest, Pack, check_names
 
 _Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
@@ -150,8 +150,6 @@ def _take(
         content = path.read_bytes()
         path.unlink(missing_ok=True)  # a base set is gigabytes: they are not kept twice
     manifest = offer.manifest
-    lacking = [name for name in manifest.kernels if name.encode() + b"\0" not in content]
-    if lacking:
-        raise PackCorrupt(f"pack {offer.hash} is refused: nothing in it is named {lacking[0]}")
+    check_names(offer.hash, manifest, content)
     wanted = sorted(asked.intersection(manifest.digests))
     return store.adopt(offer.hash, content, msgspec.structs.replace(manifest, taken=wanted))

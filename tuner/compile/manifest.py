@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from gemmsmith.errors import PackCorrupt
 from gemmsmith.signing import PublicKey, Purpose, Signature, Signer, Trusted
 
 
@@ -92,3 +93,14 @@ class Manifest(msgspec.Struct, frozen=True):
             taken = sorted({*self.taken, *other.taken})
         signature = self.signature or other.signature
         return msgspec.structs.replace(self, taken=taken, signature=signature)
+
+
+def check_names(pack_hash: str, manifest: Manifest, content: bytes) -> None:
+    """Look for the names of a manifest's kernels in its pack's bytes.
+
+    Raises:
+        PackCorrupt: one is not there.
+    """
+    lacking = [name for name in manifest.kernels if name.encode() + b"\0" not in content]
+    if lacking:
+        raise PackCorrupt(f"pack {pack_hash} is refused: nothing in it is named {lacking[0]}")

@@ -12,7 +12,7 @@ that joins the job may have moved it. The database's clock has the last word.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from math import inf
@@ -185,14 +185,24 @@ class LeasedJob:
                 _hand_back(session, row, "its deadline was moved when it had been stopped")
         self.settled = True
 
-    def release(self, reason: str = "handed back by a worker that ended") -> None:
+    def release(
+        self,
+        reason: str = "handed back by a worker that ended",
+        *,
+        phase: str | None = None,
+        notes: Mapping[str, Any] | None = None,
+    ) -> None:
         """Hand the job back for another worker to continue; the attempt does not count.
+
+        `phase` is what the job waits in from now on, `notes` what its next worker is to know: they
+        are in the event.
 
         Raises:
             LeaseLost: as `heartbeat`.
         """
         with self._fenced() as (session, row):
-            _hand_back(session, row, reason)
+            row.phase = row.phase if phase is None else phase
+            _hand_back(session, row, reason, **(notes or {}))
         self.settled = True
 
     def fence(self, session: Session) -> None:
@@ -239,9 +249,9 @@ def _renewal(row_id: int, owner: str, attempt: int, ttl_s: float) -> ReturningUp
     return renew.returning(jobs.c.cancel_requested, jobs.c.deadline_at - now())
 
 
-def _hand_back(session: Session, row: JobRow, reason: str) -> None:
+def _hand_back(session: Session, row: JobRow, reason: str, **notes: Any) -> None:
     row.handed_back += 1
     if row.cancel_requested:
         end(session, row, JobState.CANCELLED, {})
     else:
-        requeue(session, row, 0.0, {"reason": reason})
+        requeue(session, row, 0.0, {"reason": reason, **notes})

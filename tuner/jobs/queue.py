@@ -36,6 +36,7 @@ from tuner.jobs.rows import (
     job_of,
     lapsed,
 )
+from tuner.jobs.workers import Workers
 from tuner.store.audit import LOCAL, Action, record
 from tuner.store.clock import moment, now
 from tuner.store.dictionary import problem_of
@@ -58,7 +59,7 @@ _ENQUEUE_LOCK = 0x67656D6A  # requests queue up, so that two at once for one pro
 class Queue:
     """Jobs of one store. Threads and processes may each use their own on the same database.
 
-    `limit` is how many jobs may wait; None for any number.
+    `limit` is how many jobs may wait; None for any number. `workers` tells who lives.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Queue:
     ) -> None:
         self._store = store
         self._database = store.database
+        self.workers = Workers(store.database)
         self._limit = limit
         self._max_attempts = max_attempts
         self._retry_delay_s = retry_delay_s
@@ -304,7 +306,7 @@ class Queue:
         """
         if ttl_s > LONGEST_S:
             raise ValueError(f"a lease of {ttl_s:g} s is longer than {LONGEST_S:g} s")
-        due = and_(or_(is_available(), is_abandoned()), JobRow.device.in_(["", *devices]))
+        due = self.takes(devices)
         query = (
             select(JobRow)
             .where(due)
@@ -345,6 +347,10 @@ class Queue:
                 ttl_s=ttl_s,
                 retry_delay_s=self._retry_delay_s,
             )
+
+    def takes(self, devices: Sequence[str]) -> ColumnElement[bool]:
+        """Of jobs: a worker that answers to these names may take it now."""
+        return and_(or_(is_available(), is_abandoned()), JobRow.device.in_(["", *devices]))
 
 
 def _is_overdue() -> ColumnElement[bool]:

@@ -13,7 +13,6 @@ from sqlalchemy import and_, func, or_, select
 from gemmsmith.tuning import Effort, JobState
 from tuner.jobs.job import Job
 from tuner.jobs.queue import Queue
-from tuner.jobs.rows import is_available
 from tuner.store.clock import now
 from tuner.store.dictionary import problem_of
 from tuner.store.models import JobRow, ProblemRow, WinnerRow
@@ -104,9 +103,9 @@ class Rechecks:
         if job.priority > IDLE_PRIORITY:
             return False
         waiting = select(JobRow.id).where(
-            is_available(),
+            self._queue.takes(self._names),
+            JobRow.state == JobState.WAITING.value,
             JobRow.priority > IDLE_PRIORITY,
-            JobRow.device.in_(self._names),
         )
         with self._store.database.read() as session:
             if session.scalar(waiting.limit(1)) is None:

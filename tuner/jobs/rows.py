@@ -33,7 +33,12 @@ def is_abandoned() -> ColumnElement[bool]:
     """Of running jobs: the lease has `lapsed`."""
     until = JobRow.lease_expires_at
     ended = or_(until < now(), until > now() + LONGEST_S)
-    return and_(JobRow.state == JobState.RUNNING.value, ended)
+    return and_(is_leased(), ended)
+
+
+def is_leased() -> ColumnElement[bool]:
+    """Of jobs: a worker has taken it, and may have fallen silent since."""
+    return JobRow.state == JobState.RUNNING.value
 
 
 def is_available() -> ColumnElement[bool]:

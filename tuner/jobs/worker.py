@@ -18,6 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from math import inf
 from types import FrameType
 
 import structlog
@@ -37,6 +38,7 @@ from tuner.errors import (
 )
 from tuner.jobs.lease import LeasedJob, StopReason
 from tuner.jobs.queue import Queue
+from tuner.jobs.workers import REPORT_EVERY_S
 
 log = structlog.get_logger(__name__)
 
@@ -97,6 +99,7 @@ class Worker:
         self._on_idle = on_idle
         self._stopping = False
         self._leased: LeasedJob | None = None
+        self._report_at = -inf
 
     def stop(self) -> None:
         """End the loop: the job in hand is given back between two candidates.
@@ -115,9 +118,10 @@ class Worker:
         In the main thread, SIGTERM and SIGINT mean `stop` meanwhile.
         """
         worked = 0
-        with self._signals():
+        with self._signals(), self._reported():
             while not self._stopping:
                 try:
+                    self._report()
                     leased = self._queue.lease(self.owner, self._devices, self._ttl_s)
                 except StoreError as error:
                     log.warning("store_unavailable", error=str(error))
@@ -134,6 +138,22 @@ class Worker:
                     self._on_idle()
                     self._idle(self._poll_s)
         return worked
+
+    def _report(self) -> None:
+        """Say that this worker lives, if that is due."""
+        if time.monotonic() >= self._report_at:
+            self._queue.workers.report(self.owner, self._devices)
+            self._report_at = time.monotonic() + REPORT_EVERY_S
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        """Take the report back at the end; a database that is away is told by silence."""
+        try:
+            yield
+        finally:
+            self._report_at = -inf
+            with suppress(StoreError):
+                self._queue.workers.leave(self.owner)
 
     def _idle(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -221,7 +241,7 @@ def _aborted(leased: LeasedJob, message: str) -> None:
         case StopReason.DEADLINE:
             leased.overdue()
         case StopReason.OUTRANKED:
-            leased.release("put off: an order goes first")
+            leased.release("put off: a request goes first")
         case StopReason.LOST:
             raise LeaseLost(message)
         case None:

@@ -52,7 +52,7 @@ def saving_us(problem: Problem, device: DeviceModel | None, near: Sequence[Winne
     if near and near[0].problem == problem:
         return 0.0
     gain = fmean(map(_gain, near)) if near else TYPICAL_GAIN
-    return _cublas_us(problem, device, near) * gain
+    return default_us(problem, device, near) * gain
 
 
 def _gain(winner: Winner) -> float:
@@ -62,8 +62,11 @@ def _gain(winner: Winner) -> float:
     return 1 - 1 / winner.speedup.median
 
 
-def _cublas_us(problem: Problem, device: DeviceModel | None, near: Sequence[Winner]) -> float:
-    """Time that cuBLAS takes: the nearest measured one, scaled as the roofline does."""
+def default_us(problem: Problem, device: DeviceModel | None, near: Sequence[Winner]) -> float:
+    """Microseconds that the default takes: the nearest measured one, scaled as the roofline does.
+
+    `device` and `near` are as for `saving_us`.
+    """
     for winner in near:
         if winner.baseline is not None:
             scale = roofline_us(problem, device) / roofline_us(winner.problem, device)

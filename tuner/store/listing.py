@@ -51,6 +51,8 @@ class Search:
 
     Attributes:
         extents: sizes that M, N or K must have, each of them.
+        operations: keys, one of which the operation must have; None: any may do.
+        use: what callers are told to run.
     """
 
     dtype: str | None = None
@@ -60,6 +62,8 @@ class Search:
     k: int | None = None
     batch: int | None = None
     extents: tuple[int, ...] = ()
+    operations: tuple[str, ...] | None = None
+    use: Use | None = None
 
     @property
     def operation(self) -> str | None:
@@ -67,6 +71,9 @@ class Search:
         if self.dtype is None or self.layout is None:
             return None
         return f"{self.dtype}.{self.layout.value}"
+
+
+EVERYTHING = Search()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,7 +145,7 @@ class Listing:
     def winners(
         self,
         device: str,
-        search: Search,
+        search: Search = EVERYTHING,
         order: Order = Order.GAIN,
         *,
         after: int | None = None,
@@ -159,12 +166,15 @@ class Listing:
                 query = _current().where(
                     WinnerRow.problem_id.in_(narrow), WinnerRow.device_id + 0 == device_id
                 )
-                total = session.scalar(select(func.count()).select_from(query.subquery())) or 0
             elif order is Order.SIZE:
                 query = _walking(search, device_id)
             else:
                 query = _current().where(*_met(search), WinnerRow.device_id == device_id)
                 order = Order.GAIN if order is Order.TIME else order
+            if search.use is not None:
+                query = query.where(WinnerRow.use == search.use.value)
+            if len(narrow) <= NARROW:
+                total = session.scalar(select(func.count()).select_from(query.subquery())) or 0
             last = None if after is None else _find(session, after)
             if order is Order.SIZE:
                 rows = _by_size(session, query, last, limit + 1)
@@ -314,6 +324,13 @@ def _given(search: Search) -> dict[InstrumentedAttribute[Any], Any]:
 
 def _words(search: Search) -> builtins.list[ColumnElement[bool]]:
     """What is asked of the operation where it is not one alone."""
+    words = _of_words(search)
+    if search.operations is not None:
+        words.append(ProblemRow.operation.in_(search.operations))
+    return words
+
+
+def _of_words(search: Search) -> builtins.list[ColumnElement[bool]]:
     if search.operation is not None:
         return []
     if search.layout is not None:

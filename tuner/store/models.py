@@ -321,6 +321,16 @@ class JobEventRow(Base):
     data: Mapped[dict[str, Any]]
 
 
+class WorkerRow(Base):
+    """A worker's last report that it lives; see `tuner.jobs.workers`. `devices` are names."""
+
+    __tablename__ = "workers"
+
+    owner: Mapped[str] = mapped_column(String(200), primary_key=True)
+    devices: Mapped[list[str]] = mapped_column(Document)
+    seen_at: Mapped[float]
+
+
 class IdempotencyKeyRow(Base):
     """An Idempotency-Key and the job that answered it.
 

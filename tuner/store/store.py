@@ -39,11 +39,13 @@ from tuner.store.models import (
     TrialRow,
     WinnerRow,
 )
+from tuner.store.overview import Overview
 from tuner.store.packs import PackTables
 from tuner.store.revisions import Revisions, WinnerRevision
 from tuner.store.served import AllServed
 from tuner.store.statement import signed
 from tuner.store.trials import StoredTrial, Trials
+from tuner.store.tried import TriedTrials
 from tuner.store.winners import Winners
 from tuner.trial import Phase, Trial, Winner
 
@@ -57,6 +59,7 @@ class Store:
         changes: whether answers may be others than they were.
         gpus: what measures for this store.
         imports: winners from elsewhere.
+        listing, overview, tried: what the pages show.
         served: what is served on a device model, for snapshots.
         keys: API keys.
         signer: signs what is measured here; None: nobody does.
@@ -81,6 +84,8 @@ class Store:
         self._packs = PackTables(database, self.dictionary)
         self.changes = Changes(database)
         self.served = AllServed(database, self.dictionary, self.gpus)
+        self.overview = Overview(database)
+        self.tried = TriedTrials(database, self.dictionary)
         self.listing = Listing(database, self.dictionary, self.gpus, self._trials)
 
     @classmethod

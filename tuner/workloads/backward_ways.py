@@ -7,7 +7,8 @@ epilogue gives the value too. The finals time the other sequences beside it: the
 `torch.compile`, compiled for these very sizes, and of gated ones the same kernels on a gate and an
 up that are matrices of their own, as layers with separate weights have them.
 
-cuBLASLt's DGELU and DGELU_BGRAD are not among them: no operator of torch reaches them.
+cuBLASLt's DGELU and DGELU_BGRAD are not among them: no operator of torch reaches them, nor does the
+backend `cublaslt`, which has bare products.
 """
 
 from __future__ import annotations

@@ -164,10 +164,14 @@ Sequenced = Callable[[OperandSet], tuple[torch.Tensor, ...]]
 """D, and what else a sequence of calls gives."""
 
 
-def compiled(sequence: Sequenced) -> Sequenced:
-    """The same through `torch.compile`, for the sizes that it is called with."""
-    # What was compiled for other problems counts towards the number of times that code may be.
-    torch._dynamo.reset()
+def compiled(sequence: Sequenced, *, beside_others: bool = False) -> Sequenced:
+    """The same through `torch.compile`, for the sizes that it is called with.
+
+    What was compiled for other problems counts towards the number of times that code may be, so
+    all of it is forgotten, unless this runs `beside_others` of the same problem.
+    """
+    if not beside_others:
+        torch._dynamo.reset()
     # In this process: others would outlive it where a launch ruins its CUDA context.
     options: dict[str, Any] | None = {"compile_threads": 1} if COMPILER == "inductor" else None
     call: Sequenced = torch.compile(

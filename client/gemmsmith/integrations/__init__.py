@@ -1,1 +1,1 @@
-"""What other libraries are told of gemmsmith. Each module imports its library when it is called."""
+"""gemmsmith in other libraries' hands: a module for each, which imports it."""

@@ -3,34 +3,28 @@
 A dispatch mode sees what autograd and `nn.Linear` come down to, forward and backward, with the
 operands as they lie in memory. Products of types or sizes that no kernel is for are counted, not
 listed; so are FP8 products without fast accumulation, which winners are not measured for. Compiled
-functions run uncompiled under it.
+functions run uncompiled under it. Of a tensor that is sharded (DTensor) or else made of others,
+the products of its parts are recorded: what this process multiplies.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from os import PathLike
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
+from gemmsmith.captured import Captured
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.files import publish
 from gemmsmith.operation import Epilogue
 from gemmsmith.ops import fused
 from gemmsmith.ops import grouped as _grouped  # noqa: F401 - registers gemmsmith::…
 from gemmsmith.ops import integer as _integer  # noqa: F401 - likewise
 from gemmsmith.ops import operators as _operators  # noqa: F401 - likewise
 from gemmsmith.ops.forms import Form, Spec, present_shapes
-from gemmsmith.problem import Layout, Problem
-
-if TYPE_CHECKING:
-    from gemmsmith.client import Client
-    from gemmsmith.handles import TuningJob
+from gemmsmith.ops.registry import is_traced
 
 _aten = torch.ops.aten
 _own = torch.ops.gemmsmith  # registered by gemmsmith.ops.operators
@@ -62,17 +56,8 @@ for _name, _form in (
         _PRODUCTS[getattr(_aten, _name)] = (_form, 0, 1)
 
 
-class Shapes:
-    """What was captured.
-
-    Attributes:
-        problems: how often each ran.
-        skipped: products that no kernel is for, by their types.
-    """
-
-    def __init__(self) -> None:
-        self.problems: Counter[Problem] = Counter()
-        self.skipped: Counter[str] = Counter()
+class Shapes(Captured):
+    """What was captured in this process."""
 
     def record(
         self,
@@ -94,7 +79,7 @@ class Shapes:
             epilogue: what follows it, which a kernel could do as well; the product alone, whose
                 winner runs where nothing fused wins, is counted by itself.
         """
-        if 0 in (*a.shape, *b.shape):
+        if 0 in (*a.shape, *b.shape) or a.is_meta or is_traced(a):
             return
         try:
             found = present_shapes(form, _spec(a), _spec(b), output, groups, epilogue)
@@ -108,82 +93,6 @@ class Shapes:
         elif epilogue is Epilogue.NONE:
             self.skipped[types] += 1
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write a suite for `gemmsmith tune --suite`, most frequent product first.
-
-        A suite is for any element type, so products that differ in that alone are one entry.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        calls: Counter[_Entry] = Counter()
-        types: dict[_Entry, set[str]] = {}
-        for problem, count in self.problems.items():
-            entry = _entry(problem)
-            calls[entry] += count
-            types.setdefault(entry, set()).add(problem.operation.of_suites.dtype)
-        used = ", ".join(sorted({dtype for found in types.values() for dtype in found}))
-        lines = [
-            "# Matrix products captured from a run, and how often each ran.",
-            f"# Element types: {used or 'none'}.",
-            'name = "captured"',
-        ]
-        for entry, count in sorted(calls.items(), key=lambda item: (-item[1], item[0])):
-            lines += [
-                "",
-                "[[problem]]",
-                f'name = "captured {" ".join(sorted(types[entry]))}"',
-                'group = "captured"',
-                f"m = {entry.m}\nn = {entry.n}\nk = {entry.k}",
-            ]
-            if entry.grouping:
-                lines += [f'grouping = "{entry.grouping}"', f"groups = {entry.batch}"]
-            elif entry.batch > 1:
-                lines.append(f"batch = {entry.batch}")
-            if entry.epilogue:
-                lines.append(f'epilogue = "{entry.epilogue}"')
-            lines += [f'layout = "{entry.layout}"', f"calls = {count}"]
-        publish(Path(path), ("\n".join(lines) + "\n").encode())
-
-    def tune(self, client: Client) -> list[TuningJob]:
-        """Order a tuning job for every problem, with how often it ran.
-
-        Raises:
-            as `Client.tune`.
-        """
-        return [
-            client.tune(
-                problem.m,
-                problem.n,
-                problem.k,
-                batch=problem.batch,
-                dtype=problem.dtype,
-                layout=problem.layout,
-                calls=count,
-            )
-            for problem, count in self.problems.most_common()
-        ]
-
-
-class _Entry(NamedTuple):
-    """What a suite says of a product."""
-
-    layout: Layout
-    m: int
-    n: int
-    k: int
-    batch: int
-    grouping: str  # none: empty
-    epilogue: str  # likewise
-
-
-def _entry(problem: Problem) -> _Entry:
-    operation = problem.operation
-    grouping = operation.grouping.value if operation.is_grouped else ""
-    epilogue = operation.epilogue.value if operation.is_fused else ""
-    extents = (problem.m, problem.n, problem.k, problem.batch)
-    return _Entry(problem.layout, *extents, grouping, epilogue)
-
 
 @contextmanager
 def capture() -> Iterator[Shapes]:
@@ -193,11 +102,13 @@ def capture() -> Iterator[Shapes]:
     def follows(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue) -> None:
         found.record(Form.LINEAR, x, weight, epilogue=epilogue)
 
-    with fused.telling(follows), _Recorder(found.record):
+    with fused.telling(follows), Recorder(found.record):
         yield found
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tells of every product that runs in its block."""
+
     def __init__(self, record: Callable[..., None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._record = record
@@ -212,6 +123,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             form, at_a, at_b = known
             names = [one.name for one in func._schema.arguments]
             given = dict(zip(names, args, strict=False)) | kwargs
+            if any(map(is_traceable_wrapper_subclass, (given[names[at_a]], given[names[at_b]]))):
+                # A sharded or a quantized one: it comes by again as what it is made of.
+                return NotImplemented
             form, output = _detail(packet, form, given, dims=given[names[at_a]].dim())
             offs = given.get("offs")
             groups = 0 if offs is None else offs.shape[0]

@@ -26,7 +26,6 @@ import logging
 import os
 import shutil
 import subprocess
-import sysconfig
 import tempfile
 import threading
 import warnings
@@ -50,7 +49,8 @@ from gemmsmith.runtime.launch import torch_dtype
 log = logging.getLogger("gemmsmith")
 
 SOURCE = Path(__file__).with_name("dispatch.cpp")
-_INSTALLED = SOURCE.with_name("_dispatch" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so"))
+_INSTALLED = SOURCE.with_name("_dispatch.abi3.so")
+"""Every Python's: it calls nothing of Python's, and is loaded as a library."""
 
 _DIMS = 3
 _WORDS = 2 + 4 * _DIMS

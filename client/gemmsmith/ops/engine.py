@@ -117,25 +117,26 @@ class Engine:
         out = self.run(plan, form, a, b, scale_a, scale_b, into, beside=beside)
         return None if out is None else (out, beside.aux)
 
-    def gated(
-        self, x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, epilogue: Epilogue
-    ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """A gated product of x[..., K] by one tuned kernel; None where torch computes it.
+    def backward(
+        self, form: Form, a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue, aux: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None] | None:
+        """The product with a backward epilogue by one tuned kernel; None where torch computes it.
 
-        Gives D [..., I], and aux [..., 2·I], gate and up, where the epilogue stores it.
+        Gives D, the activation's value and the bias gradient where the epilogue has them.
 
         Args:
-            x: any number of leading dimensions.
-            gate: [I, K].
-            up: [I, K], with the gate's strides.
-            epilogue: a gated one.
+            form: which product.
+            a: left operand.
+            b: right operand.
+            epilogue: a backward one.
+            aux: what the activation was applied to, packed, of D's size and type.
         """
-        plan = self.plan(Form.LINEAR, x, gate, epilogue=epilogue)
-        if plan is None or not plan.pairs(gate, up):
+        plan = self.plan(form, a, b, epilogue=epilogue)
+        if plan is None or not plan.accepts(aux):
             return None
-        beside = Beside(aux=plan.empty_aux() if epilogue.stores_aux else None, up=up)
-        out = self.run(plan, Form.LINEAR, x, gate, beside=beside)
-        return None if out is None else (out, beside.aux)
+        beside = plan.backward_outputs(aux)
+        out = self.run(plan, form, a, b, beside=beside)
+        return None if out is None else (out, beside.activated, beside.bias_gradient)
 
     def written(
         self,

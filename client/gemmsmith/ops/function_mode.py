@@ -85,13 +85,21 @@ def _wide(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Ten
     return by_kernel(engine, args[-2], args[-1], output, args[0] if before else None, rest, out)
 
 
+def _saved_by_hooks() -> bool:
+    """Whether somebody decides what is saved for the backward pass: activation checkpointing."""
+    if torch.compiler.is_compiling():  # graphs have a checkpointing of their own
+        return False
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 class Everywhere(TorchFunctionMode):
     """Every product of this thread, while it is entered."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        found = _REPLACED.get(func)
+        # What a checkpoint saves it computes again in the backward pass, where modes are off.
+        found = None if _saved_by_hooks() else _REPLACED.get(func)
         kwargs = kwargs or {}
         if func in _WIDE and "out_dtype" in kwargs:
             out = _wide(func, args, kwargs)

@@ -185,7 +185,7 @@ def gradients_have_kernel(engine: Engine, x: torch.Tensor, weight: torch.Tensor)
     """
     if x.dim() < 2 or weight.dim() != 2:
         return False
-    dy = _contiguous(x, (*x.shape[:-1], weight.shape[0]))
+    dy = contiguous(x, (*x.shape[:-1], weight.shape[0]))
     return (
         engine.plan(Form.MATMUL, dy, weight) is not None
         or engine.plan(Form.WEIGHT_GRADIENT, dy, x) is not None
@@ -196,7 +196,7 @@ def matmul_has_kernel(engine: Engine, a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether the product or one of its gradients has a tuned kernel."""
     if not sizes_are_numbers(a, b) or engine.plan(Form.MATMUL, a, b) is not None:
         return True
-    dy = _contiguous(a, (*a.shape[:-1], b.shape[-1]))
+    dy = contiguous(a, (*a.shape[:-1], b.shape[-1]))
     if b.dim() == 2:
         return (
             engine.plan(Form.LINEAR, dy, b) is not None
@@ -208,7 +208,7 @@ def matmul_has_kernel(engine: Engine, a: torch.Tensor, b: torch.Tensor) -> bool:
     )
 
 
-def _contiguous(like: torch.Tensor, size: tuple[int, ...]) -> Spec:
+def contiguous(like: torch.Tensor, size: tuple[int, ...]) -> Spec:
     """What a gradient of that size most likely is."""
     stride, step = [], 1
     for extent in reversed(size):

@@ -148,7 +148,7 @@ def _autograd(
         plan = engine.plan(Form.LINEAR, x, weight, epilogue=epilogue)
         if plan is not None and plan.suits(bias, residual):
             if not wanted:
-                return _below(x, weight, bias, residual, epilogue)[0]
+                return with_aux(x, weight, bias, residual, epilogue)[0]
             out: torch.Tensor = FusedLinear.apply(  # type: ignore[no-untyped-call]
                 x, weight, bias, residual, main_grad, epilogue
             )
@@ -189,7 +189,7 @@ Outputs = tuple[torch.Tensor, torch.Tensor]
 """D, and aux; empty where the epilogue stores none."""
 
 
-def _below(
+def with_aux(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -241,7 +241,7 @@ class FusedLinear(torch.autograd.Function):
         epilogue: Epilogue,
     ) -> torch.Tensor:
         """D."""
-        out, aux = _below(x, weight, bias, residual, epilogue)
+        out, aux = with_aux(x, weight, bias, residual, epilogue)
         ctx.save_for_backward(x, weight, bias, aux)
         ctx.main_grad, ctx.activation = main_grad, epilogue.activation
         return out

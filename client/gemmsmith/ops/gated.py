@@ -16,8 +16,9 @@ from torch.nn import functional
 from gemmsmith.activations import ACTIVATIONS, through
 from gemmsmith.epilogue import GATES, Activation, Epilogue
 from gemmsmith.ops import fallback, functions, fused, operators
-from gemmsmith.ops.engine import current
+from gemmsmith.ops.engine import Engine, current
 from gemmsmith.ops.forms import Form
+from gemmsmith.ops.plan import Beside
 from gemmsmith.ops.registry import ours, register, wants_gradient
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -70,49 +71,6 @@ def gated_linear(
     if torch.is_autocast_enabled(x.device.type):
         return _autocast(*arguments)
     return _autograd(*arguments)
-
-
-def mlp(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    down: torch.Tensor,
-    *,
-    up: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    down_bias: torch.Tensor | None = None,
-    activation: str = Activation.SILU.value,
-    interleaved: bool = False,
-    residual: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """A feed-forward layer: `linear` or `gated_linear`, then `linear`; [..., K] to [..., N].
-
-    Args:
-        x: any number of leading dimensions.
-        weight: [I, K] of a plain layer; of a gated one [2·I, K], or the gate's where `up` is given.
-        down: [N, I].
-        up: [I, K] of a gated layer.
-        bias: of the first product; see `linear` and `gated_linear`.
-        down_bias: [N].
-        activation: as `linear` has them, of a gated layer as `gated_linear` has.
-        interleaved: see `gated_linear`.
-        residual: is added to the result.
-
-    Raises:
-        ValueError: `down` takes neither the weight's rows nor half of them; as `linear` and
-            `gated_linear` say.
-        RuntimeError: torch's, where the sizes or types do not go together.
-    """
-    rows, inner = weight.shape[0], down.shape[1]
-    if up is not None or rows == 2 * inner:
-        hidden = gated_linear(x, weight, up, bias, activation=activation, interleaved=interleaved)
-    elif rows == inner and not interleaved:
-        hidden = fused.linear(x, weight, bias, activation=activation)
-    else:
-        raise ValueError(
-            f"down {list(down.shape)} takes {inner} columns, and weight {list(weight.shape)} gives "
-            f"{rows}: a gated layer's weight has {2 * inner} rows, a plain one's {inner}"
-        )
-    return fused.linear(hidden, down, down_bias, residual=residual)
 
 
 def _check(
@@ -251,7 +209,7 @@ def _computed(
     what, engine = Epilogue(epilogue), current()
     gate, raised = _parts(weight, up, interleaved)
     if engine is not None:
-        found = engine.gated(x, gate, raised, what)
+        found = _by_kernel(engine, x, gate, raised, what)
         if found is not None:
             out, aux = found
             return out, x.new_empty(0) if aux is None else aux
@@ -268,6 +226,18 @@ def _computed(
         return out, x.new_empty(0)
     whole = up is None and not interleaved
     return out, both.contiguous() if whole else torch.cat([first, second], -1)
+
+
+def _by_kernel(
+    engine: Engine, x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, epilogue: Epilogue
+) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+    """D and aux, where it is stored, by one tuned kernel; None where torch computes them."""
+    plan = engine.plan(Form.LINEAR, x, gate, epilogue=epilogue)
+    if plan is None or not plan.pairs(gate, up):
+        return None
+    beside = Beside(aux=plan.empty_aux() if epilogue.stores_aux else None, up=up)
+    out = engine.run(plan, Form.LINEAR, x, gate, beside=beside)
+    return None if out is None else (out, beside.aux)
 
 
 class GatedLinear(torch.autograd.Function):
@@ -301,15 +271,12 @@ class GatedLinear(torch.autograd.Function):
             aux = torch.cat(
                 [functional.linear(x, one) for one in _parts(weight, up, ctx.interleaved)], -1
             )
-        of_gate, of_up = gate_gradients(ctx.activation, dy, aux)
         if up is None:
-            joined = (
-                torch.stack([of_gate, of_up], -1).flatten(-2)
-                if ctx.interleaved
-                else torch.cat([of_gate, of_up], -1)
-            )
-            products = [(joined, weight)]
+            made_anew = again or not functions.unobserved()
+            join = _joined if made_anew else _joined_in_place
+            products = [(join(ctx.activation, dy, aux, ctx.interleaved), weight)]
         else:
+            of_gate, of_up = gate_gradients(ctx.activation, dy, aux)
             products = [(of_gate, weight), (of_up, up)]
         multiply = fallback.product if again else functions.product
         dx: torch.Tensor | None = None
@@ -337,6 +304,33 @@ def gate_gradients(activation: Activation, dy: torch.Tensor, aux: torch.Tensor) 
     """
     gate, up = aux.chunk(2, -1)
     return through(activation, dy * up, gate), dy * ACTIVATIONS[activation](gate)
+
+
+def _joined(
+    activation: Activation, dy: torch.Tensor, aux: torch.Tensor, interleaved: bool
+) -> torch.Tensor:
+    """Both gradients in the order of one weight's rows, [..., 2·I]."""
+    both = gate_gradients(activation, dy, aux)
+    return torch.stack(both, -1).flatten(-2) if interleaved else torch.cat(both, -1)
+
+
+def _joined_in_place(
+    activation: Activation, dy: torch.Tensor, aux: torch.Tensor, interleaved: bool
+) -> torch.Tensor:
+    """The same, each gradient written where it belongs; not differentiable."""
+    gate, up = aux.chunk(2, -1)
+    out = torch.empty_like(aux)
+    of_gate, of_up = (out[..., 0::2], out[..., 1::2]) if interleaved else out.chunk(2, -1)
+    torch.mul(dy, ACTIVATIONS[activation](gate), out=of_up)
+    aten = torch.ops.aten
+    match activation:
+        case Activation.SILU:
+            aten.silu_backward.grad_input(dy * up, gate, grad_input=of_gate)
+        case Activation.GELU_TANH:
+            aten.gelu_backward.grad_input(dy * up, gate, approximate="tanh", grad_input=of_gate)
+        case _:
+            aten.gelu_backward.grad_input(dy * up, gate, grad_input=of_gate)
+    return out
 
 
 def _compute(

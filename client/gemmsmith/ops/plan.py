@@ -53,6 +53,9 @@ if ctypes.sizeof(Arguments) > RawPlan.arguments.size:
 class Beside(NamedTuple):
     """What an epilogue reads and writes: tensors that the plan `suits`, and the plan's `aux`.
 
+    A backward one reads `aux`, of D's size, and writes `activated` and `bias_gradient` where it has
+    them.
+
     Attributes:
         up: of a gated one, beside `b`, the gate's.
     """
@@ -61,6 +64,8 @@ class Beside(NamedTuple):
     residual: torch.Tensor | None = None
     aux: torch.Tensor | None = None
     up: torch.Tensor | None = None
+    activated: torch.Tensor | None = None
+    bias_gradient: torch.Tensor | None = None
 
 
 class _ThreadArguments(threading.local):
@@ -116,7 +121,10 @@ class Plan:
         self._platform, self._device, self._index = platform, device, index
         description = config.kernel
         operation = description.operation
-        self._output, self._dtype = shape.output, torch_dtype(operation.d)
+        backward = operation.epilogue.backward
+        halves = backward.halves if backward else 1
+        self._output = (*shape.output[:-1], shape.output[-1] * halves)
+        self._dtype = torch_dtype(operation.d)
         self.is_tf32 = operation.a is Element.TF32
         # Alignments are powers of two.
         self._mask_a = description.alignment_a * operation.a.bytes - 1
@@ -169,6 +177,13 @@ class Plan:
             arguments.aux, arguments.ld_aux = _SAMPLE_POINTER, problem.n
         if operation.epilogue.is_gated:
             arguments.b_up = _SAMPLE_POINTER
+        if backward := operation.epilogue.backward:
+            arguments.aux, arguments.ld_aux = _SAMPLE_POINTER, problem.n * backward.halves
+            arguments.ldc = arguments.ldd = problem.n * backward.halves
+            if backward.activated:
+                arguments.activated, arguments.ld_activated = _SAMPLE_POINTER, problem.n
+            if backward.bias_gradient:
+                arguments.bias_gradient = _SAMPLE_POINTER
         if operation.scaling is Scaling.ROW:
             arguments.scale_a = arguments.scale_b = _SAMPLE_POINTER
             # Tokens have one factor each; a group's own matrix has its own.
@@ -263,6 +278,16 @@ class Plan:
             up.stride(),
         )
 
+    def backward_outputs(self, aux: torch.Tensor) -> Beside:
+        """What its backward epilogue reads and writes beside D: `aux`, and new tensors."""
+        parts = self.shape.problem.operation.epilogue.backward
+        output, activated, bias_gradient = self.shape.output, None, None
+        if parts is not None and parts.activated:
+            activated = torch.empty(output, dtype=self._dtype, device=self._device)
+        if parts is not None and parts.bias_gradient:
+            bias_gradient = torch.empty(output[-1], dtype=self._dtype, device=self._device)
+        return Beside(aux=aux, activated=activated, bias_gradient=bias_gradient)
+
     def accepts(self, into: torch.Tensor) -> bool:
         """Whether the kernel can write to this tensor: packed, aligned, of the result's type."""
         return self._is_packed(into) and not into.data_ptr() & self._mask_d
@@ -315,11 +340,13 @@ class Plan:
         if offs is not None:
             arguments.offsets = offs.data_ptr()
         if beside is not None:
-            bias, residual, aux, up = beside
+            bias, residual, aux, up, activated, bias_gradient = beside
             arguments.bias = None if bias is None else bias.data_ptr()
             arguments.residual = None if residual is None else residual.data_ptr()
             arguments.aux = None if aux is None else aux.data_ptr()
             arguments.b_up = None if up is None else up.data_ptr()
+            arguments.activated = None if activated is None else activated.data_ptr()
+            arguments.bias_gradient = None if bias_gradient is None else bias_gradient.data_ptr()
         workspace = 0
         if self._workspace:
             # Freed on return, but to this stream only: the next owner's work comes after ours.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, TypeAlias
@@ -53,10 +54,12 @@ def use(
         ValueError: the URL makes no sense.
         OSError: there is no such bundle.
     """
+    while _before_use:
+        _before_use.pop()()
     if source is None:
         install(None)
         return
-    model = device or _local_model()
+    model = device or local_model()
     try:
         chooser, packs = _opened(source, pin, model)
     except GemmsmithError as error:
@@ -73,6 +76,14 @@ def use(
         install(None)
         return
     install(Engine(chooser, packs, deterministic=deterministic))
+
+
+def on_use(react: Callable[[], object]) -> None:
+    """Have `react` called when the program calls `use` next, which goes before its environment."""
+    _before_use[:] = [react]
+
+
+_before_use: list[Callable[[], object]] = []
 
 
 def _opened(source: Source, pin: bool, device: str | None) -> tuple[Chooser, PackSource]:
@@ -103,7 +114,7 @@ def _opened(source: Source, pin: bool, device: str | None) -> tuple[Chooser, Pac
     )
 
 
-def _local_model() -> str | None:
+def local_model() -> str | None:
     """Slug of this process's GPU; None without one."""
     if not torch.cuda.is_available():
         return None

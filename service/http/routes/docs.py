@@ -7,7 +7,7 @@ from starlette.responses import RedirectResponse, Response
 
 from service.http import documents
 from service.http.access import Scope, needs
-from service.pages.addresses import PROBLEMS
+from service.pages.addresses import OVERVIEW
 
 router = APIRouter(include_in_schema=False)
 
@@ -16,7 +16,7 @@ router = APIRouter(include_in_schema=False)
 async def index(request: Request) -> Response:
     """Where to go from here: a browser to the pages."""
     if "text/html" in request.headers.get("accept", ""):
-        return RedirectResponse(PROBLEMS, headers={"Vary": "Accept"})
+        return RedirectResponse(OVERVIEW, headers={"Vary": "Accept"})
     places = (
         "best", "winners", "jobs", "results", "packs", "devices", "healthz", "readyz", "metrics",
         "docs",

@@ -198,7 +198,7 @@ def _find(service: State, job_id: str, asking: Abilities) -> Job:
     if job_id == "latest":
         newest = _jobs(service, asking, None, None, 1)
         if not newest:
-            raise not_found("Job", "There are no jobs yet; order one with POST /tune.")
+            raise not_found("Job", "There are no jobs yet; request one with POST /tune.")
         return newest[0]
     try:
         found = service.queue.get(job_id)

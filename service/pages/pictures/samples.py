@@ -60,7 +60,7 @@ def samples(lines: Sequence[Line]) -> str:
     parts = [grid_column(x(tick), f"{tick:g}", height) for tick in steps(low, high)]
     parts += [_line(line, TOP + _LINE * (i + 0.5), x) for i, line in enumerate(lines)]
     parts.append(text((_NAMES + WIDTH) / 2, height - 6, "µs per launch", "middle"))
-    return svg(height, "Samples of the finalists and cuBLAS", parts)
+    return svg(height, "Times per launch", parts)
 
 
 def _interval(line: Line) -> tuple[float, float]:

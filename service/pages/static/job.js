@@ -17,6 +17,23 @@ function show(data) {
   if (data.best) byId("best").textContent = data.best;
 }
 
+// The picture of the best so far is drawn by the service; it is fetched again after some progress.
+const AT_MOST_EVERY_MS = 1500;
+let drawnAt = 0;
+
+async function draw() {
+  if (Date.now() - drawnAt < AT_MOST_EVERY_MS) return;
+  drawnAt = Date.now();
+  const section = byId("convergence");
+  const answer = await fetch(section.dataset.source);
+  if (!answer.ok) return;
+  const drawn = new DOMParser().parseFromString(await answer.text(), "text/html");
+  const picture = drawn.querySelector("svg");
+  if (picture === null) return;
+  section.hidden = false;
+  section.querySelector(".wide").replaceChildren(picture);
+}
+
 const utc = (at) => `${at.slice(0, 19).replace("T", " ")} UTC`;
 
 // An event as the macro `event` of the templates writes it.
@@ -53,6 +70,7 @@ for (const kind of ["created", "started", "progress", "built", "winner", "requeu
       byId("attempt").textContent = data.attempt;
       byId("started").textContent = utc(data.at);
     }
+    if (kind === "progress") draw().catch(() => {});  // the next event tries again
     if (kind === "started" || kind === "requeued") {
       const state = kind === "started" ? "running" : "waiting";
       const tag = byId("state").firstElementChild;

@@ -113,7 +113,7 @@ def test_a_page_offers_what_its_key_may_do(visitor: Page, guarded: Guarded, scop
             assert "<h1>Scope missing</h1>" in answer.text()
     if tunes:
         visitor.goto("/ui/tune?m=3&n=8&k=8")
-        buttons.filter(has_text="Order").click()
+        buttons.filter(has_text="Request").click()
         expect(visitor.locator("#state")).to_have_text("waiting")
         buttons.filter(has_text="Cancel").click()
         expect(visitor.locator("#state")).to_have_text("cancelled")
@@ -157,10 +157,12 @@ def test_text_from_elsewhere_stays_text(site: Site, page: Page, watch: Watch) ->
     expect(page.locator("#best")).to_have_text(SCRIPT)
     expect(page.locator("#log li").first).to_contain_text(SCRIPT)
     leased.fail(f"wrong: {SCRIPT}", retry=False)
-    expect(page.locator(".note")).to_have_text(f"wrong: {SCRIPT}")
+    expect(page.locator(".note")).to_have_text(f"Failed: wrong: {SCRIPT}")
     for path, times in (
         (addresses.problem(problem, device.slug), 8),
+        (addresses.with_query("/ui", device=device.slug), 1),
         (addresses.with_query("/ui/problems", device=device.slug), 0),
+        (addresses.with_query("/ui/problems", operation=SCRIPT), 0),
         (addresses.with_query("/ui/problems", device=device.slug, q=SCRIPT), 0),
         (addresses.with_query("/ui/map", device=device.slug, k=4096), 0),
         ("/ui/devices", 3),

@@ -1,4 +1,4 @@
-"""Bars on a terminal, lines elsewhere."""
+"""A bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from service.cli import progress
-from service.cli.progress import Bars, Lines, reporter
+from service.cli.progress import TUNING, Bars, Lines, reporter
 
 SCRIPT = """
 from service.cli.progress import reporter
@@ -43,7 +43,7 @@ def on_a_terminal(script: str) -> str:
     return written.decode()
 
 
-def test_a_terminal_gets_bars_with_counts_best_and_remaining_time() -> None:
+def test_a_terminal_gets_a_bar_with_counts_best_and_elapsed_time() -> None:
     written = on_a_terminal(SCRIPT)
     assert "screen" in written
     assert "4/4" in written
@@ -75,6 +75,37 @@ def test_a_pipe_gets_plain_lines(
     assert len(lines) < 9, "not a line for every step"
     assert "  screen 10/10, best 10.00 µs" in lines
     assert lines[-2:] == ["  finals 0/3, 3 finalists", "that is all"]
+
+
+def test_there_is_one_bar_and_it_only_grows() -> None:
+    filled = []
+    with Bars(TUNING) as says:
+        for i, problem in enumerate(("first", "second")):
+            says.overall(i, 2, problem)
+            for phase, done, total in (
+                ("enumerate", 0, 48), ("compile", 1, 4), ("screen", 2, 8), ("compile", 4, 4),
+                ("screen", 8, 16), ("screen", 16, 16), ("finals", 0, 8), ("promote", 48, 48),
+                ("compile", 1, 6), ("screen", 17, 20),  # a second look
+            ):  # fmt: skip
+                says.update(phase, done, total)
+                (task,) = says._progress.tasks
+                filled.append(task.completed)
+                assert task.description == f"[{i + 1}/2] {problem}"
+    assert filled == sorted(filled)
+    assert 0 < filled[1] < filled[5] < 0.5 == filled[9]
+    assert filled[-1] == 1.0
+
+
+def test_a_part_of_the_bar_is_left_for_what_comes_later() -> None:
+    with Bars(TUNING) as says:
+        says.span(0.0, 0.6)
+        says.overall(0, 1, "first answers")
+        says.update("promote", 1, 1)
+        assert says._progress.tasks[0].completed == pytest.approx(0.6)
+        says.span(0.6, 1.0)
+        says.overall(0, 2, "second ones")
+        says.update("promote", 1, 1)
+        assert says._progress.tasks[0].completed == pytest.approx(0.8)
 
 
 def test_bars_do_not_mind_unknown_totals() -> None:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from service.cli.main import app
 from tests.support.shipped import SWEEPS
-from tuner.store import Store
+from tuner.store import Store, upgrade
 
 WINNERS = Path(__file__).resolve().parents[3] / "configs" / "winners"
 
@@ -45,6 +45,14 @@ def test_best_answers_with_them_and_says_that_it_made_the_database(url: str) -> 
     assert json.loads(first.stdout)["match"] == "exact"
     assert first.stderr == "made the database, with 87 shipped winners\n"
     assert run("best", 4096, 6144, 1024, "--json").stderr == ""
+
+
+def test_best_loads_them_into_a_database_that_has_none(url: str, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    upgrade(url)
+    first = run("best", 4096, 6144, 1024, "--json")
+    assert json.loads(first.stdout)["match"] == "exact"
+    assert first.stderr == "loaded 87 shipped winners into a database that had none\n"
 
 
 def test_best_makes_no_database_that_was_named_by_mistake(url: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import pytest
 
 import gemmsmith
 from gemmsmith import Client, PackUntrusted, ServiceUnavailable, Snapshot, SnapshotUnavailable
-from gemmsmith.distributed import shared_snapshot
+from gemmsmith.distributed import agreed_snapshot, shared_snapshot
 from tests.support.snapshots import BIG, row, snapshot
 from tests.unit.client.misbehaving import Misbehaving, Say
 
@@ -200,3 +201,60 @@ def test_all_ranks_get_one_answer_whether_a_step_gains(tmp_path: Path) -> None:
     first, second = on_two_ranks(tmp_path, _compared)
     assert first == second
     assert 0 < first[1] <= first[0] <= first[2]
+
+
+def agree(
+    *ranks: Callable[[Snapshot], None], fetch: Callable[[], Snapshot] = lambda: WINNERS, world: int
+) -> list[Snapshot | str]:
+    """What each rank gets, or why it gets nothing; each a thread with the same store."""
+    from torch.distributed import HashStore
+
+    store, found = HashStore(), dict[int, Snapshot | str]()
+
+    def rank(number: int, check: Callable[[Snapshot], None]) -> None:
+        try:
+            found[number] = agreed_snapshot(fetch, store, number, world, check=check, timeout_s=2.0)
+        except SnapshotUnavailable as error:
+            found[number] = str(error)
+
+    threads = [threading.Thread(target=rank, args=one) for one in enumerate(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[number] for number in range(len(ranks))]
+
+
+def takes(_: Snapshot) -> None:
+    """All is well."""
+
+
+def refuses(_: Snapshot) -> None:
+    raise PackUntrusted("nobody knows who made it")
+
+
+def goes() -> Snapshot:
+    raise ServiceUnavailable("no answer")
+
+
+def test_all_ranks_agree_by_the_store_alone() -> None:
+    assert agree(takes, takes, takes, world=3) == [WINNERS] * 3
+
+
+def test_what_one_rank_refuses_none_runs() -> None:
+    one, other = agree(takes, refuses, world=2)
+    assert one == other
+    assert "rank 1 does not take the snapshot: PackUntrusted: nobody knows" in str(one)
+
+
+def test_what_rank_0_does_not_get_none_runs() -> None:
+    assert (
+        agree(takes, takes, fetch=goes, world=2)
+        == ["rank 0 could not fetch the snapshot: ServiceUnavailable: no answer"] * 2
+    )
+
+
+def test_who_waits_in_vain_decides_for_all() -> None:
+    one, other = agree(takes, takes, world=3)  # the third does not come
+    assert one == other
+    assert "waited 2 s for the other ranks" in str(one)

@@ -38,17 +38,19 @@ def test_names_say_their_parts() -> None:
     assert Epilogue.made_of(bias=True, activation="tanh") is None
 
 
-def test_names_of_backward_ones_say_their_parts() -> None:
-    for epilogue in set(Epilogue) - set(FORWARD):
+def test_names_of_backward_ones_say_theirs() -> None:
+    found = {}
+    for epilogue in Epilogue:
         parts = epilogue.backward
-        assert parts is not None
+        if parts is None:
+            continue
         words = [
-            parts.activation.value,
+            f"d{parts.activation}",
             "gate" if parts.gated else "",
             "act" if parts.activated else "",
             "bgrad" if parts.bias_gradient else "",
         ]
-        assert "d" + "_".join(filter(None, words)) == epilogue.value
+        assert "_".join(filter(None, words)) == epilogue.value
         again = Epilogue.backward_of(
             parts.activation,
             gated=parts.gated,
@@ -56,9 +58,16 @@ def test_names_of_backward_ones_say_their_parts() -> None:
             bias_gradient=parts.bias_gradient,
         )
         assert again is epilogue
-        assert not (epilogue.has_bias or epilogue.has_residual or epilogue.is_gated)
-        assert not epilogue.stores_aux
+        assert (epilogue.has_bias, epilogue.has_residual, epilogue.stores_aux) == (False,) * 3
         assert epilogue.activation is None
+        found[epilogue] = (epilogue.reads, epilogue.outputs)
+    assert len(found) == 4 * 3 + 2 * 2
+    assert found[Epilogue.DGELU_BGRAD] == (1, 1)
+    assert found[Epilogue.DRELU2_ACT] == (1, 2)
+    assert found[Epilogue.DSILU_GATE] == (2, 2)
+    assert found[Epilogue.DGELU_TANH_GATE_ACT] == (2, 3)
+    assert Epilogue.backward_of("gelu", gated=True) is None
+    assert Epilogue.backward_of("silu", activated=True, bias_gradient=True) is None
 
 
 @pytest.mark.parametrize("epilogue", EVERY)
@@ -90,6 +99,12 @@ def test_what_is_read_and_written_beside_the_product() -> None:
     assert moved("bias_residual") == plain.operand_bytes + 2 * N + 2 * M * N
     assert moved("silu_gate") == plain.operand_bytes - M * N
     assert moved("silu_gate_aux") == plain.operand_bytes + M * N
+    # aux, and what is stored beside D; of gated ones gate and up, and the gradients of both.
+    assert moved("dsilu") == plain.operand_bytes + 2 * M * N
+    assert moved("dsilu_act") == plain.operand_bytes + 4 * M * N
+    assert moved("dsilu_bgrad") == plain.operand_bytes + 2 * M * N + 2 * N
+    assert moved("dsilu_gate") == plain.operand_bytes + 6 * M * N
+    assert moved("dsilu_gate_act") == plain.operand_bytes + 8 * M * N
     fused = Problem(m=M, n=N, k=K, dtype="bf16.then_bias_silu_aux")
     assert fused.flops == plain.flops
 
@@ -123,6 +138,8 @@ def test_no_other_operation_is_a_neighbour() -> None:
         ("bf16", "tn", {"epilogue": "gelu"}, "epilogue"),
         ("bf16", "tt", {"epilogue": "silu_gate"}, "layout"),
         ("bf16.out_f32", "tn", {"epilogue": "silu_gate"}, "out"),
+        ("fp8_e4m3", "tn", {"epilogue": "dgelu"}, "epilogue"),
+        ("bf16", "nt", {"epilogue": "dsilu_gate"}, "layout"),
     ],
 )
 def test_what_does_not_exist(dtype: str, layout: str, given: dict[str, str], field: str) -> None:

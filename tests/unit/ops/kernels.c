@@ -14,12 +14,17 @@ static const char *names[] = {"tn", "tt", "nt", "nn", "fp8", "refuses", "fails",
                               FUSED("bias_silu_aux"), FUSED("bias_relu2"), FUSED("bias_relu2_aux"),
                               FUSED("residual"), FUSED("bias_residual"), "fp8_then_bias",
 #define GATED(name) "then_" name "_gate_tn", "then_" name "_gate_aux_tn"
-                              GATED("silu"), GATED("gelu_tanh"), GATED("gelu")};
+                              GATED("silu"), GATED("gelu_tanh"), GATED("gelu"),
+#define BACKWARD(name) FUSED(name), FUSED(name "_act"), FUSED(name "_bgrad")
+#define BACKWARD_GATED(name) FUSED(name "_gate"), FUSED(name "_gate_act")
+                              BACKWARD("dgelu_tanh"), BACKWARD("dgelu"), BACKWARD("dsilu"),
+                              BACKWARD("drelu2"), BACKWARD_GATED("dsilu"),
+                              BACKWARD_GATED("dgelu_tanh")};
 enum { kTn, kTt, kNt, kNn, kFp8, kRefuses, kFails, kSplit,
        kInt8, kInt8Bf16, kInt8Row, kOtherLibrary, kNoAlgorithm, kF32, kTf32 = kF32 + 4,
        kRowsTn = kTf32 + 4, kRowsTt, kDepthNt, kRowsFp8, kDepthFp8,
        kFused, kFusedEnd = kFused + 22, kFp8Bias = kFusedEnd, kGated,
-       kCount = kGated + 6 };
+       kBackward = kGated + 6, kCount = kBackward + 32 };
 static int64_t runs;
 
 GS_API int64_t runs_so_far(void) { return runs; }
@@ -56,6 +61,26 @@ static float activated(int32_t i, float x) {
   if (has(i, "relu2")) return x < 0 ? 0 : x * x;
   return x;
 }
+static float slope(int32_t i, float x) {
+  float cubic = 0.79788456f * (x + 0.044715f * x * x * x), t = tanhf(cubic), s = 1 / (1 + expf(-x));
+  if (has(i, "gelu_tanh"))
+    return (1 + t) / 2 + x / 2 * (1 - t * t) * 0.79788456f * (1 + 3 * 0.044715f * x * x);
+  if (has(i, "gelu")) return (1 + erff(x * 0.70710678f)) / 2 + x * 0.39894228f * expf(-x * x / 2);
+  return has(i, "silu") ? s * (1 + x * (1 - s)) : x < 0 ? 0 : 2 * x;
+}
+static int gated(int32_t i) { return i >= kGated && i < kBackward; }
+static int backward(int32_t i) { return i >= kBackward; }
+/* D of a backward epilogue, and what else it gives of this element; `p` is the product's. */
+static float backwards(int32_t i, const gs_arguments *g, int m, int n, float p) {
+  const uint16_t *aux = (const uint16_t *)g->aux + m * g->ld_aux + n;
+  float linear = widen(*aux), up = has(i, "_gate") ? widen(aux[g->n]) : 1;
+  float value = activated(i, linear), gradient = p * up * slope(i, linear);
+  uint16_t *d = (uint16_t *)g->d + m * g->ldd + n;
+  if (has(i, "_gate")) d[g->n] = narrow(p * value);
+  if (g->activated) ((uint16_t *)g->activated)[m * g->ld_activated + n] = narrow(value * up);
+  *d = narrow(gradient);
+  return gradient;
+}
 static int by_rows(int32_t i) { return i == kRowsTn || i == kRowsTt || i == kRowsFp8; }
 static int fp8(int32_t i) { return i == kFp8 || i == kFp8Bias || i == kRowsFp8 || i == kDepthFp8; }
 static int row_scaled(int32_t i) { return i == kInt8Row || i == kRowsFp8 || i == kDepthFp8; }
@@ -85,7 +110,9 @@ GS_API int32_t gs_can_implement(int32_t i, const gs_arguments *g) {
   if (grouped(i) && (g->batch_stride_a || !by_rows(i) != !g->batch_stride_b ||
                      g->batch_stride_d != (by_rows(i) ? 0 : (int64_t)g->m * g->n))) return 4;
   if (has(i, "bias") != !!g->bias || has(i, "residual") != !!g->residual) return 4;
-  if (has(i, "aux") != !!g->aux || (i >= kGated) != !!g->b_up) return 4;
+  if ((has(i, "aux") || backward(i)) != !!g->aux || gated(i) != !!g->b_up) return 4;
+  if (has(i, "_act") != !!g->activated || has(i, "_bgrad") != !!g->bias_gradient) return 4;
+  if (backward(i) && has(i, "_gate") && (g->ldd < 2 * g->n || g->ld_aux < 2 * g->n)) return 3;
   return i == kRefuses ? 4 : 0;
 }
 GS_API int64_t gs_workspace_bytes(int32_t i, const gs_arguments *g) {
@@ -99,8 +126,10 @@ GS_API int32_t gs_run(int32_t i, const gs_arguments *g, void *workspace, void *s
   if (workspace) memset(workspace, 0, 1000);
   int plain = i < kF32 || i >= kRowsTn, layout = plain ? i : (i - kF32) % 4;
   if (fused(i)) layout = i < kFusedEnd && (i - kFused) % 2 ? kTt : kTn;
+  if (backward(i)) layout = (i - kBackward) % 2 ? kTt : kTn;
+  float sums[4096] = {0}; /* of more columns than the tests have */
   if (grouped(i)) layout = i == kRowsTt ? kTt : i == kDepthNt ? kNt : kTn;
-  int halves = i >= kGated, columns = halves ? g->n / 2 : g->n;
+  int halves = gated(i), columns = halves ? g->n / 2 : g->n;
   int a_rows = layout != kNt && layout != kNn, b_rows = layout == kTt || layout == kNt;
   float factor = g->alpha;
   if (g->scale_a && !row_scaled(i)) factor *= *g->scale_a * *g->scale_b;
@@ -125,6 +154,8 @@ GS_API int32_t gs_run(int32_t i, const gs_arguments *g, void *workspace, void *s
           uint16_t *aux = g->aux ? (uint16_t *)g->aux + m * g->ld_aux + n : 0;
           if (aux) aux[0] = narrow(sum * factor), aux[columns] = narrow(up * factor);
           ((uint16_t *)g->d)[at] = narrow(activated(i, sum * factor) * up * factor);
+        } else if (backward(i)) {
+          sums[n] += backwards(i, g, m, n, sum * factor);
         } else if (fused(i)) {
           float x = sum * factor;
           if (g->bias) x += widen(((const uint16_t *)g->bias)[n]);
@@ -136,6 +167,8 @@ GS_API int32_t gs_run(int32_t i, const gs_arguments *g, void *workspace, void *s
         else ((float *)g->d)[at] = sum * factor + (g->beta ? g->beta * ((const float *)g->c)[at_c] : 0);
       }
   }
+  for (int n = 0; g->bias_gradient && n < g->n; ++n)
+    ((uint16_t *)g->bias_gradient)[n] = narrow(sums[n]);
   ++runs;
   return 0;
 }

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.tensor
 from torch import nn
 
 import gemmsmith
+from gemmsmith.captured import Captured
 from gemmsmith.ops.dispatch import Dispatch
 from gemmsmith.ops.engine import Engine, install
 from gemmsmith.problem import Layout, Problem
@@ -127,11 +129,16 @@ def test_the_suite_is_one_that_tune_reads(tmp_path: Path) -> None:
     path = tmp_path / "new" / "suite.toml"
     shapes.save(path)
     suite = load(path)
-    assert [(e.m, e.n, e.k, e.batch, e.layout) for e in suite.entries] == [
-        (4, 8, 16, 3, "nt"),
-        (4, 24, 16, 1, "tn"),
+    assert [(e.m, e.n, e.k, e.batch, e.layout, e.dtype) for e in suite.entries] == [
+        (4, 8, 16, 3, "nt", "bf16"),
+        (4, 24, 16, 1, "tn", "fp8_e4m3"),
+        (4, 24, 16, 1, "tn", "bf16"),
     ]
-    assert [entry.calls for entry in suite.entries] == [9, 7]
+    assert [entry.calls for entry in suite.entries] == [9, 5, 2]
+    assert suite.dtypes == ("bf16", "fp8_e4m3")
+    assert {one for dtype in suite.dtypes for _, one in suite.problems(dtype)} == set(
+        shapes.problems
+    )
 
 
 def grouped(m: int, n: int, k: int, dtype: str, layout: str) -> Problem:
@@ -178,16 +185,55 @@ def test_the_suite_names_groups(tmp_path: Path) -> None:
         shapes.problems[one] = 9 - at
     shapes.problems[grouped(12, 24, 16, "fp16.group_rows", "tn")] = 1
     shapes.save(tmp_path / "suite.toml")
-    text = (tmp_path / "suite.toml").read_text()
-    assert "# Element types: bf16, fp16.\n" in text
-    suite = tomllib.loads(text)
-    keys = ("m", "n", "k", "grouping", "groups", "layout", "calls")
+    suite = tomllib.loads((tmp_path / "suite.toml").read_text())
+    keys = ("m", "n", "k", "dtype", "grouping", "groups", "layout", "calls")
     assert [tuple(entry[key] for key in keys) for entry in suite["problem"]] == [
-        (12, 24, 16, "rows", 3, "tn", 10),
-        (12, 16, 24, "rows", 3, "tt", 8),
-        (24, 16, 12, "depth", 3, "nt", 7),
+        (12, 24, 16, "bf16", "rows", 3, "tn", 9),
+        (12, 16, 24, "bf16", "rows", 3, "tt", 8),
+        (24, 16, 12, "bf16", "depth", 3, "nt", 7),
+        (12, 24, 16, "fp16", "rows", 3, "tn", 1),
     ]
     assert not any("batch" in entry for entry in suite["problem"])
+
+
+def test_what_processes_captured_is_added_up() -> None:
+    one, other = gemmsmith.Shapes(), gemmsmith.Shapes()
+    one.problems[problem(4, 24, 16, "tn", dtype="bf16.then_bias")] = 2
+    other.problems[problem(4, 24, 16, "tn", dtype="bf16.then_bias")] = 3
+    other.problems[grouped(12, 24, 16, "bf16.group_rows", "tn")] = 1
+    other.skipped["float32 × float32"] = 7
+    one.add(Captured.parse(other.document))
+    assert one.problems == {
+        problem(4, 24, 16, "tn", dtype="bf16.then_bias"): 5,
+        grouped(12, 24, 16, "bf16.group_rows", "tn"): 1,
+    }
+    assert one.skipped == {"float32 × float32": 7}
+    for broken in (b"", b"[]", b'{"problems":[{"problem":{"m":0,"n":1,"k":1},"calls":1}]}'):
+        with pytest.raises(ValueError, match=r"\w"):
+            Captured.parse(broken)
+
+
+def test_the_parts_of_sharded_tensors_are_recorded(tmp_path: Path) -> None:
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1
+    )
+    try:
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        a, b = torch.randn(4, 16, dtype=BF16), torch.randn(16, 8, dtype=BF16)
+        sharded = torch.distributed.tensor.distribute_tensor(
+            a, mesh, [torch.distributed.tensor.Shard(0)]
+        )
+        whole = torch.distributed.tensor.distribute_tensor(
+            b, mesh, [torch.distributed.tensor.Replicate()]
+        )
+        with gemmsmith.capture() as shapes:
+            sharded @ whole
+            torch.empty(4, 16, device="meta", dtype=BF16) @ torch.empty(
+                16, 8, device="meta", dtype=BF16
+            )
+    finally:
+        torch.distributed.destroy_process_group()
+    assert shapes.problems == {problem(4, 8, 16, "tt"): 1}
 
 
 def test_tuning_what_was_captured() -> None:

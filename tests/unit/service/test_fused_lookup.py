@@ -33,6 +33,8 @@ def test_an_epilogue_is_an_operation_of_its_own(tmp_path: Path) -> None:
         ({"epilogue": "bias_gelu", "m": 4000}, "nearest", "bf16.then_bias_gelu"),
         ({"epilogue": "bias_gelu_aux"}, "predicted", "bf16.then_bias_gelu_aux"),
         ({"epilogue": "residual"}, "predicted", "bf16.then_residual"),
+        ({"epilogue": "silu_gate"}, "predicted", "bf16.then_silu_gate"),
+        ({"epilogue": "gelu_tanh_gate_aux"}, "predicted", "bf16.then_gelu_tanh_gate_aux"),
     ]
     with running(settings) as client:
         for change, match, dtype in cases:
@@ -53,6 +55,8 @@ def test_an_epilogue_is_an_operation_of_its_own(tmp_path: Path) -> None:
         ({"epilogue": "magic"}, "epilogue"),
         ({"epilogue": "bias", "batch": 2}, "batch"),
         ({"epilogue": "bias", "layout": "nt"}, "layout"),
+        ({"epilogue": "silu_gate", "layout": "tt"}, "layout"),
+        ({"epilogue": "silu_gate", "n": 3071}, "n"),
         ({"epilogue": "bias", "dtype": "int8"}, "epilogue"),
         ({"epilogue": "bias", "out": "f32"}, "out"),
         ({"epilogue": "bias", "grouping": "rows", "groups": 4}, "grouping"),

@@ -139,7 +139,7 @@ def test_a_re_check_gives_way_to_an_order_and_goes_on_after_it(
     first = Queue(store).list()[-1]
     assert first.problem == STALE
     events = [(e.kind, e.data.get("reason")) for e in Queue(store).events(first.id)]
-    assert ("requeued", "put off: an order goes first") in events
+    assert ("requeued", "put off: a request goes first") in events
 
 
 def test_a_pinned_winner_is_served_as_it_is_and_left_alone(

@@ -209,7 +209,7 @@ def test_the_command_waits_for_room_and_says_so(
 
     monkeypatch.setattr("gemmsmith.client.time.sleep", sleep)
     done = run(client, *asked)
-    assert "the queue is full; ordering again in" in done.stderr
+    assert "the queue is full; asking again in" in done.stderr
     assert queue.list(limit=1)[0].problem == Problem(m=4, n=64, k=64)
     assert queue.list(limit=1)[0].deadline_at is not None
 

@@ -108,6 +108,23 @@ GOOD_GROUPS = kernel(
 )
 GOOD_WALKED = named(replace(GOOD_GROUPS, backend=Backend.CUTE, scheduler=TileScheduler.GROUPS))
 GOOD_FUSED = named(replace(GOOD, dtype="bf16.then_bias_gelu_aux"))
+GOOD_BACKWARD = named(
+    replace(
+        GOOD,
+        dtype="bf16.then_dsilu_gate_act",
+        layout=Layout.TT,
+        tile=(128, 176, 64),
+        mainloop=MainloopSchedule.PINGPONG,
+    )
+)
+GOOD_GATED = named(
+    replace(
+        GOOD,
+        dtype="bf16.then_silu_gate_aux",
+        tile=(128, 192, 64),
+        mainloop=MainloopSchedule.PINGPONG,
+    )
+)
 
 BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
     ("architecture_is_known", GOOD, {"arch": "sm75"}),
@@ -159,6 +176,12 @@ BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
         {"mainloop": MainloopSchedule.WARP_SPECIALIZED, "scheduler": TileScheduler.GRID},
     ),
     ("activation_leaves_registers", GOOD_FUSED, {"tile": (128, 256, 64), "swapped": True}),
+    ("gated_tile_is_two_halves", GOOD_GATED, {"tile": (128, 176, 64)}),
+    ("gated_tile_is_two_halves", GOOD_GATED, {"tile": (128, 192, 128)}),
+    ("gated_tile_is_two_halves", GOOD_GATED, {"tile": (128, 160, 64), "cluster": (4, 1)}),
+    ("gated_tile_is_two_halves", GOOD_GATED, {"swapped": True}),
+    ("gates_leave_registers", GOOD_BACKWARD, {"tile": (128, 192, 64)}),
+    ("backward_kernels_are_not_swapped", GOOD_BACKWARD, {"swapped": True}),
     ("fields_follow_name", GOOD_FUSED, {"dtype": "bf16.then_bias_gelu"}),
     ("scheduler_suits_grouping", GOOD_CLUSTER, {"scheduler": TileScheduler.GROUPS}),
     ("scheduler_suits_grouping", GOOD_WALKED, {"dtype": "bf16"}),
@@ -210,6 +233,8 @@ BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
         GOOD_GROUPS,
         GOOD_WALKED,
         GOOD_FUSED,
+        GOOD_BACKWARD,
+        GOOD_GATED,
     ],
 )
 def test_good_kernels_pass(subject: Kernel) -> None:

@@ -25,7 +25,11 @@ from tuner.errors import NoLegalCandidate
 from tuner.search.cost_model import AnalyticModel
 
 M, N, K = 4096, 3072, 768
-FUSED = [each for each in Epilogue if each is not Epilogue.NONE and not each.is_gated]
+FUSED = [
+    each
+    for each in Epilogue
+    if each is not Epilogue.NONE and not each.is_gated and each.backward is None
+]
 
 
 def fused(epilogue: str, dtype: str = "bf16", layout: str = "tn", **extents: int) -> Problem:

@@ -25,7 +25,11 @@ from tuner.workloads.registry import workload_of
 from tuner.workloads.workload import Way
 
 SMALL = DeviceModel(name="host", arch="sm90", sm_count=1, memory_bytes=16 * 2**30, l2_bytes=100_000)
-FUSED = [each for each in Epilogue if each is not Epilogue.NONE and not each.is_gated]
+FUSED = [
+    each
+    for each in Epilogue
+    if each is not Epilogue.NONE and not each.is_gated and each.backward is None
+]
 PROBLEMS = [
     *(Problem(m=96, n=80, k=208, dtype=f"bf16.then_{epilogue}") for epilogue in FUSED),
     *(Problem(m=33, n=24, k=40, dtype=f"fp16.then_{epilogue}") for epilogue in FUSED),

@@ -171,6 +171,29 @@ def test_every_way_of_torchs_computes_it(problem: Problem) -> None:
             torch.testing.assert_close(first.d[1:].double(), right[1:], rtol=2e-2, atol=2e-2)
 
 
+def test_compiled_ways_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rivals are made before the first is timed."""
+    compilations: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        compilations.append(str(graph))
+        return graph
+
+    monkeypatch.setattr(fused_ways, "COMPILER", backend)
+    for problem in (PROBLEMS[0], replace(PROBLEMS[0], m=64)):
+        compilations.clear()
+        operands = Operands(problem, SMALL, HOST, seed=1)
+        ways_of = workload_of(problem.operation).alternatives(problem)
+        made = []
+        for way in ways_of:
+            made.append(way.launches(problem, operands.sets[:2], operands.room))
+            made[-1][0]()
+        for launches in made:
+            for launch in launches:
+                launch()
+        assert len(compilations) == 2
+
+
 def test_names_say_the_calls() -> None:
     def names(dtype: str) -> list[str]:
         problem = Problem(m=96, n=160, k=208, dtype=dtype)

@@ -165,11 +165,15 @@ def _epilogue_storage(kernel: CutlassKernel) -> int:
 
 
 def _fusion_bytes(kernel: CutlassKernel) -> int:
-    """A factor or bias for each column of the tile; else an empty fusion's byte.
+    """A factor or bias for each column of the tile, or sums of a part's columns by each warp, of 16
+    rows (`column_sums.hpp`); else an empty fusion's byte.
 
     A swapped kernel reads its bias, which runs along the rows, straight from memory.
     """
     epilogue = kernel.operation.epilogue
+    if epilogue.backward and epilogue.backward.bias_gradient:
+        rows, columns = epilogue_tile(kernel)
+        return rows // 16 * columns * Element.F32.bytes
     if epilogue.has_bias and not kernel.swapped:
         return kernel.tile[1] * kernel.operation.d.bytes
     if epilogue.matrices > epilogue.has_residual + bool(epilogue.backward):

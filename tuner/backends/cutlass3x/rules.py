@@ -26,6 +26,11 @@ MAX_ACCUMULATORS_BESIDE_ACTIVATION = 96
 bytes in four of five kernels, 96 none; not swapped, 192 do not spill (nvcc 13.0.88, 2026-11-23)."""
 
 
+MAX_ACCUMULATORS_BESIDE_GATES = 176
+"""Of backward epilogues that read gate and up and store three outputs: 192 spill 32 bytes, 176
+none; of those that store two, 192 none (as above)."""
+
+
 def promotion_interval_divides(kernel: CutlassKernel) -> str | None:
     """Precise FP8: whole mainloop iterations between promotions (`can_implement`)."""
     precise = kernel.operation.is_narrow_float and not kernel.fast_accumulation
@@ -119,6 +124,23 @@ def gated_tile_is_two_halves(kernel: CutlassKernel) -> str | None:
     return f"tile N of gated kernels must be a multiple of {share}" if n % share else None
 
 
+def gates_leave_registers(kernel: CutlassKernel) -> str | None:
+    """A gate, its up and all three outputs lie in registers beside the accumulators."""
+    backward = kernel.operation.epilogue.backward
+    used = footprint.accumulator_registers(kernel)
+    three = backward is not None and backward.gated and backward.activated
+    if three and used > MAX_ACCUMULATORS_BESIDE_GATES:
+        return f"{used} accumulator registers a thread leave too few for gate, up and outputs"
+    return None
+
+
+def backward_kernels_are_not_swapped(kernel: CutlassKernel) -> str | None:
+    """Swapped kernels are for few tokens, and a backward pass has many."""
+    if kernel.operation.epilogue.backward and kernel.swapped:
+        return "backward epilogues are not swapped"
+    return None
+
+
 RULES = rules.by_name(
     rules.architecture_is_known,
     wgmma.architecture_has_wgmma,
@@ -130,6 +152,7 @@ RULES = rules.by_name(
     grouped_kernels_are_pointer_arrays,
     fused_kernels_leave_by_tma,
     gated_tile_is_two_halves,
+    backward_kernels_are_not_swapped,
     wgmma.tf32_is_k_major,
     cpasync_copies_16_bit_and_fp8,
     row_scales_leave_by_tma,
@@ -140,6 +163,7 @@ RULES = rules.by_name(
     rules.cluster_is_portable,
     wgmma.registers_suffice,
     activation_leaves_registers,
+    gates_leave_registers,
     wgmma.pipeline_is_deep_enough,
     rules.shared_memory_suffices,
     wgmma.k_major_b_fills_swizzle_atoms,

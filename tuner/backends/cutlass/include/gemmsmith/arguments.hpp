@@ -79,9 +79,9 @@ enum Extra : uint32_t {
   kAux = 128,
   kGroups = 256,          /* offsets */
   kLibraryAlgorithm = 512, /* algorithm, library_version, workspace_limit */
-  kActivated = 1024,
-  kBiasGradient = 2048,
-  kGate = 4096,            /* b_up */
+  kGate = 1024,           /* b_up */
+  kActivated = 2048,
+  kBiasGradient = 4096,
 };
 
 inline uint32_t extras(gs_arguments const& g) {

@@ -18,6 +18,7 @@
 #pragma once
 
 #include "cutlass/arch/grid_dependency_control.h"
+#include "gemmsmith/column_sums.hpp"
 #include "gemmsmith/gemm3x.hpp"
 #include "gemmsmith/slopes.hpp"
 
@@ -134,12 +135,7 @@ struct BackwardTree {
       fusion::Sm90AuxLoad<StagesC, EpilogueTile, D, Stride, SmemAtom, CopyIn, Op::kAlignment, false>;
   using Store = fusion::Sm90AuxStore<StagesD, EpilogueTile, D, kRound, Stride, SmemAtom, CopyOut,
                                      Op::kAlignment, false>;
-  /* A row for each row of tiles, packed: not final, and without a check of bounds (see above). */
-  using Sum = fusion::Sm90RowReduction<cutlass::plus, cutlass::plus, cutlass::plus, 0, CtaTile,
-                                       Compute, Compute, kRound,
-                                       cute::Stride<cute::_0, cute::_1, cute::_0>,
-                                       128 / cutlass::sizeof_bits<Compute>::value, false, false,
-                                       false>;
+  using Sum = ColumnSums<CtaTile, EpilogueTile>;
 
   /* Chosen by a tuple of the nodes that there are. */
   template <bool There, class... Nodes>
@@ -173,7 +169,7 @@ struct BackwardArguments {
     typename Tree::Load::Arguments load{up, ElementD(0), stride_aux};
     typename Tree::Store::Arguments up_out{up_gradient, stride_d};
     typename Tree::Store::Arguments activated_out{activated, stride_activated};
-    typename Tree::Sum::Arguments sum{row_sums, Scalar(0), {}};
+    typename Tree::Sum::Arguments sum{row_sums};
     if constexpr (Op::kIsGated && Op::kIsActivated) {
       return {product, {}, load, up_out, activated_out};
     } else if constexpr (Op::kIsGated) {
@@ -381,6 +377,7 @@ struct FusionCallbacks<
   using Impl = typename Tree::type;
   using Arguments = gemmsmith::BackwardArguments<Operation, Tree>;
   using Impl::Impl;
+  static_assert(!DelayTmaStore, "the stores of each part are barriers between sums of columns");
 };
 
 }  // namespace cutlass::epilogue::fusion

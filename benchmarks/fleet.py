@@ -1,0 +1,339 @@
+"""How well a fleet keeps its GPUs busy, without a data centre.
+
+`python -m benchmarks.fleet cluster` starts Ray's own cluster of several nodes on this machine and a
+PostgreSQL, with recorded GPUs of three models and compilers that take a given time. It kills
+workers, a node and the driver, restarts PostgreSQL, and checks that nothing was lost or done twice.
+
+`python -m benchmarks.fleet simulate` runs the queue itself, with the order that `tune --fleet`
+gives, for many GPUs in virtual time. What a job takes is drawn: that is an assumption, printed.
+
+Each prints one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from gemmsmith.device import DeviceModel
+from gemmsmith.problem import Problem
+from service.cli.tasks import Task
+from service.cli.tune_fleet import longest_first
+from service.fleet.plan import Machine, compile_tasks
+from tests.support import fake_nvcc, postgresql
+from tests.support.cluster import LocalCluster
+from tests.support.ledger import verify
+from tests.support.recordings import record
+from tests.support.replacing import replace
+from tests.support.serving import H200
+from tuner.jobs import LeasedJob, Queue
+from tuner.jobs.stages import Stage, StagedQueue, hand_to_gpus
+from tuner.store import Store, upgrade
+
+MODELS = [replace(H200, name=f"NVIDIA {name}") for name in ("H200", "H300", "H400")]
+
+FAULTS = ("worker", "database", "node", "driver")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A GPU of a model had a job from `began` to `ended`; it could have had it from `ready` on.
+
+    Seconds, of whatever clock.
+    """
+
+    model: str
+    ready: float
+    began: float
+    ended: float
+
+
+def problems(number: int) -> list[Problem]:
+    return [Problem(m=64 * (1 + i), n=1024, k=512) for i in range(number)]
+
+
+def cluster(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    models = MODELS[: arguments.gpus]
+    per_model = -(-arguments.jobs // len(models))
+    fake_nvcc.toolchain(folder / "nvcc", each_s=arguments.compile_s)
+    (folder / "sweeps").mkdir()
+    for model in models:
+        record(folder / "sweeps", *problems(per_model), name=model.slug, device=model)
+    binaries = postgresql.programs()
+    if binaries is None:
+        sys.exit("PostgreSQL's server programs are missing: apt-get install postgresql")
+    with postgresql.server(binaries) as server:
+        postgresql.administer(server.url, "CREATE DATABASE fleet")
+        url = f"{server.url}/fleet"
+        upgrade(url)
+        environ = {
+            "GEMMSMITH_DATABASE": url,
+            "GEMMSMITH_PACKS": str(folder / "packs"),
+            "GEMMSMITH_SWEEPS": str(folder / "sweeps"),
+            "GEMMSMITH_TEST_NVCC": str(folder / "nvcc"),
+            "GEMMSMITH_TEST_PAUSE_S": str(arguments.pause_s),
+            "GEMMSMITH_TEST_TTL_S": str(arguments.ttl_s),
+        }
+        with LocalCluster(folder, environ) as ray:
+            shares = _shares(arguments.gpus, arguments.nodes)
+            for gpus in shares:
+                ray.join(cores=arguments.cores, gpus=gpus)
+            ray.drive()
+            _wait(lambda: ray.log().count("gpu ready") >= arguments.gpus, 600, "GPUs")
+            began = time.time()
+            jobs = _order(url, models, arguments.jobs)
+            faults: list[dict[str, Any]] = []
+            for name in FAULTS if arguments.kill else ():
+                time.sleep(arguments.every_s)
+                faults.append({"killed": name, "at_s": round(time.time() - began, 1)})
+                match name:
+                    case "worker":
+                        Random(0).choice(ray.gpus()).kill()
+                    case "database":
+                        server.restart()
+                    case "node":
+                        faults[-1] |= _replace_node(ray, arguments.cores, shares[0])
+                    case "driver":
+                        ray.kill_driver()
+            _wait(lambda: _done(url) == len(jobs), arguments.patience_s, "jobs")
+            ray.end_driver()
+        ended = verify(url, jobs)
+        with Store.open(url) as store:
+            attempts = list(_attempts(Queue(store), jobs))
+    return {
+        "jobs": dict(ended),
+        "gpus": arguments.gpus,
+        "nodes": arguments.nodes,
+        "faults": faults,
+        "load": os.getloadavg()[0],
+        **_figures(attempts, _by_model(shares)),
+    }
+
+
+def _replace_node(ray: LocalCluster, cores: int, gpus: Mapping[str, int]) -> dict[str, Any]:
+    """Lose a node and have another one join; after how long the driver did something about each."""
+    took: dict[str, Any] = {}
+    changes: list[tuple[str, str, Callable[[], None]]] = [
+        ("lost_s", "gpu_dismissed", lambda: ray.lose(0)),
+        ("joined_s", "gpu_hired", lambda: ray.join(cores=cores, gpus=gpus)),
+    ]
+    for name, said, change in changes:
+        before = ray.log().count(said)
+        change()
+        began = time.monotonic()
+        _wait(lambda: ray.log().count(said) > before, 60, said, every_s=0.1)  # noqa: B023
+        took[name] = round(time.monotonic() - began, 1)
+    return took
+
+
+def _by_model(shares: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """GPUs of each model, by its slug."""
+    return {
+        model.slug: sum(share.get(f"replay:{model.slug}", 0) for share in shares)
+        for model in MODELS
+    }
+
+
+def _shares(gpus: int, nodes: int) -> list[dict[str, int]]:
+    """Recorded GPUs of each node, models in turn."""
+    shares: list[dict[str, int]] = [{} for _ in range(nodes)]
+    for number in range(gpus):
+        name = f"replay:{MODELS[number % len(MODELS)].slug}"
+        share = shares[number // len(MODELS) % nodes]
+        share[name] = share.get(name, 0) + 1
+    return shares
+
+
+def _order(url: str, models: Sequence[DeviceModel], number: int) -> list[str]:
+    tasks = [Task(problem=each, origin="") for each in problems(-(-number // len(models)))]
+    with Store.open(url) as store:
+        queue = Queue(store)
+        orders = ((task, model) for task in longest_first(tasks, H200) for model in models)
+        return [
+            queue.enqueue(task.problem, device=model.slug)[0].id
+            for _, (task, model) in zip(range(number), orders, strict=False)
+        ]
+
+
+def _done(url: str) -> int:
+    with Store.open(url) as store:
+        counts = Queue(store).counts()
+    return sum(number for state, number in counts.items() if state.terminal)
+
+
+def _wait(
+    condition: Callable[[], bool], patience_s: float, what: str, *, every_s: float = 0.5
+) -> None:
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not all {what} after {patience_s:.0f} s")
+        time.sleep(every_s)
+
+
+def _attempts(queue: Queue, jobs: Sequence[str]) -> Iterator[Attempt]:
+    """When GPUs had each job, by its events; the compilers' leases are left out."""
+    for job in jobs:
+        model = queue.get(job).device
+        owner, ready, began, last = "", 0.0, 0.0, 0.0
+        for event in queue.events(job, limit=10_000):
+            if event.kind in ("started", "requeued", "finished", "failed"):
+                if owner and ":compile:" not in owner:
+                    died = event.kind == "started"  # when its last sign of life was
+                    ended = last if died else event.at
+                    yield Attempt(model=model, ready=ready, began=began, ended=ended)
+                ready = began = event.at
+                owner = ""
+                if event.kind == "started":
+                    owner, ready = event.data["owner"], last
+            last = event.at
+
+
+def _figures(attempts: Sequence[Attempt], gpus: Mapping[str, int]) -> dict[str, Any]:
+    """How busy the GPUs were.
+
+    `busy` is their share of the time in which there was a job for them that was ready to be
+    measured; `busy_of_all` is that of the time from the first to the last lease.
+    """
+    first = min(attempt.ready for attempt in attempts)
+    last = max(attempt.began for attempt in attempts)
+    used = wanted = 0.0
+    for model, number in gpus.items():
+        mine = [attempt for attempt in attempts if attempt.model == model]
+        changes = sorted(
+            [(each.ready, 1, 0) for each in mine]
+            + [(each.began, 0, 1) for each in mine]
+            + [(each.ended, -1, -1) for each in mine]
+        )
+        before, some, running = first, 0, 0
+        for at, more, begun in changes:
+            used += (at - before) * running
+            wanted += (at - before) * min(number, some)
+            before, some, running = at, some + more, running + begun
+    whole = sum(gpus.values()) * max(last - first, 1e-9)
+    until_last = sum(max(0.0, min(each.ended, last) - each.began) for each in attempts)
+    mean = sum(each.ended - each.began for each in attempts) / len(attempts)
+    return {
+        "seconds": round(max(each.ended for each in attempts) - first, 2),
+        "attempts": len(attempts),
+        "mean_attempt_s": round(mean, 3),
+        "attempts_per_s": round(len(attempts) / max(last - first, 1e-9), 3),
+        "busy": round(used / wanted, 4),
+        "busy_of_all": round(until_last / whole, 4),
+    }
+
+
+def simulate(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """The queue of a database, GPUs and compilers that take drawn times; nothing is measured."""
+    draw = Random(arguments.seed)
+    url = f"sqlite:///{folder}/simulated.db"
+    upgrade(url)
+    tasks = [
+        Task(
+            problem=Problem(
+                m=64 * draw.randrange(1, 2**8), n=128 * draw.randrange(1, 2**7), k=64 * (1 + i)
+            ),
+            origin="",
+        )
+        for i in range(arguments.jobs)
+    ]
+    machine = Machine(id="all", resources={"CPU": float(arguments.cores)})
+    at, works = 0.0, count()
+    running: list[tuple[float, int, Attempt | None, LeasedJob]] = []
+    attempts: list[Attempt] = []
+    with Store.open(url) as store:
+        queue, compiling = Queue(store), StagedQueue(store, Stage.COMPILE)
+        measuring = StagedQueue(store, Stage.MEASURE)
+        takes: dict[str, tuple[float, float]] = {}
+        for task in longest_first(tasks, H200):
+            job = queue.enqueue(task.problem)[0]
+            cold = draw.random() < arguments.cold
+            # The longest are ordered first: here the estimate is right but for a factor of 2.
+            size = draw.uniform(0.7, 1.4) * (2.0 - len(takes) / len(tasks))
+            takes[job.id] = (arguments.compile_s * size * cold, arguments.measure_s * size)
+        due, compilers, idle = len(tasks), 0, arguments.gpus
+        ready = 0
+        since_when: dict[str, float] = {}
+        while due or running:
+            start = compile_tasks([machine], cores=4, due=due, running=compilers)
+            for _ in range(start):
+                leased = compiling.lease(f"c{next(works)}", [], 900)
+                assert leased is not None
+                until = at + takes[leased.job.id][0]
+                heapq.heappush(running, (until, next(works), None, leased))
+                due, compilers = due - 1, compilers + 1
+            while idle and ready:
+                leased = measuring.lease(f"g{next(works)}", [], 900)
+                assert leased is not None
+                until = at + takes[leased.job.id][1]
+                since = since_when.pop(leased.job.id)
+                attempt = Attempt(model="", ready=since, began=at, ended=until)
+                heapq.heappush(running, (until, next(works), attempt, leased))
+                idle, ready = idle - 1, ready - 1
+            at, _, done, leased = heapq.heappop(running)
+            if done is None:
+                hand_to_gpus(leased, [], {})
+                since_when[leased.job.id] = at
+                compilers, ready = compilers - 1, ready + 1
+            else:
+                leased.complete(None)
+                attempts.append(done)
+                idle += 1
+    ideal = sum(measure for _, measure in takes.values()) / arguments.gpus
+    return {
+        "assumed": {
+            "gpus": arguments.gpus,
+            "cores": arguments.cores,
+            "jobs": arguments.jobs,
+            "cold": arguments.cold,
+            "compile_s": arguments.compile_s,
+            "measure_s": arguments.measure_s,
+        },
+        "ideal_s": round(ideal, 2),
+        **_figures(attempts, {"": arguments.gpus}),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet")
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    real = kinds.add_parser("cluster")
+    real.add_argument("--gpus", type=int, default=32)
+    real.add_argument("--nodes", type=int, default=4)
+    real.add_argument("--jobs", type=int, default=1000)
+    real.add_argument("--cores", type=int, default=2, help="of each node, for compilers")
+    real.add_argument("--compile-s", type=float, default=2.0, help="of each unit")
+    real.add_argument("--pause-s", type=float, default=1.0, help="of each candidate on a GPU")
+    real.add_argument("--ttl-s", type=float, default=20.0)
+    real.add_argument("--every-s", type=float, default=20.0, help="between two kills")
+    real.add_argument("--patience-s", type=float, default=3600.0)
+    real.add_argument("--kill", action=argparse.BooleanOptionalAction, default=True)
+    virtual = kinds.add_parser("simulate")
+    virtual.add_argument("--gpus", type=int, default=1000)
+    virtual.add_argument("--cores", type=int, default=16_000)
+    virtual.add_argument("--jobs", type=int, default=10_000)
+    virtual.add_argument("--cold", type=float, default=0.2, help="share of jobs that compile")
+    virtual.add_argument("--compile-s", type=float, default=60.0)
+    virtual.add_argument("--measure-s", type=float, default=6.0)
+    virtual.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="gemmsmith-fleet-") as folder:
+        # PostgreSQL and Ray's workers run as others, or look from other folders.
+        run = cluster if arguments.kind == "cluster" else simulate
+        document = run(arguments, Path(folder))
+    sys.stdout.write(json.dumps({arguments.kind: document}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Rewrite all blocks and the pictures: see the package's docstring."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from benchmarks.readme import beside, kinds, matrix, operations, picture, regimes, service, steps
+from benchmarks.readme.shipped import ROOT, shipped
+
+README = ROOT / "README.md"
+BENCHMARKS = ROOT / "docs" / "benchmarks.md"
+
+
+def blocks() -> dict[Path, dict[str, str]]:
+    """The Markdown of every block, by page and name."""
+    winners = shipped()
+    return {
+        README: {
+            "gains": kinds.table(winners),
+            "steps": steps.table(),
+            "beside": beside.table(),
+            "matrix": matrix.table(winners),
+        },
+        BENCHMARKS: {"operations": operations.table(winners), "load": service.table()},
+    }
+
+
+def put(text: str, name: str, block: str) -> str:
+    """The page with this block between its markers.
+
+    Raises:
+        ValueError: the page has no such markers.
+    """
+    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+    if not pattern.search(text):
+        raise ValueError(f"no markers <!-- {name} --> … <!-- /{name} -->")
+    return pattern.sub(lambda found: f"{found[1]}{block}\n{found[2]}", text)
+
+
+def main() -> int:
+    """Write what changed."""
+    for page, found in blocks().items():
+        text = page.read_text(encoding="utf-8")
+        for name, block in found.items():
+            text = put(text, name, block)
+        page.write_text(text, encoding="utf-8")
+    picture.draw(shipped())
+    regimes.draw(shipped())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

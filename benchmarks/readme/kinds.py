@@ -1,0 +1,128 @@
+"""What one gains, by kind of product. Every shipped winner is of exactly one kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.readme.shipped import geometric_mean, got, is_aligned, models, origin, short
+from gemmsmith.operation import Grouping, Scaling
+from tuner.trial import Winner
+
+FEW_TOKENS = 64
+"""Rows of A up to which a product is one of decoding: it reads its weights and little else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """Products that gain for the same reason.
+
+    Attributes:
+        title: as the README calls it.
+        short: as the picture calls it.
+        holds: whether a winner is of this kind, if it is of none before it.
+    """
+
+    title: str
+    short: str
+    holds: Callable[[Winner], bool]
+
+
+def _grouping(winner: Winner) -> Grouping:
+    return winner.problem.operation.grouping
+
+
+def _is_finely_scaled(winner: Winner) -> bool:
+    return winner.problem.operation.scaling in (Scaling.ROW, Scaling.BLOCK)
+
+
+KINDS = (
+    Kind(
+        title="Experts (MoE), forward",
+        short="experts,\nforward",
+        holds=lambda w: _grouping(w) is Grouping.ROWS and w.problem.operation.layout.value == "tn",
+    ),
+    Kind(
+        title="Experts, gradients",
+        short="experts,\ngradients",
+        holds=lambda w: w.problem.operation.is_grouped,
+    ),
+    Kind(
+        title="fused with bias, activation or residual",
+        short="fused",
+        holds=lambda w: w.problem.operation.is_fused,
+    ),
+    Kind(
+        title="FP8 scaled by rows or blocks",
+        short="FP8 by\nrow, block",
+        holds=_is_finely_scaled,
+    ),
+    Kind(
+        title="Unaligned sizes",
+        short="unaligned",
+        holds=lambda w: not is_aligned(w),
+    ),
+    Kind(
+        title="INT8",
+        short="INT8",
+        holds=lambda w: w.problem.operation.a.is_integer,
+    ),
+    Kind(
+        title="FP8",
+        short="FP8",
+        holds=lambda w: w.problem.operation.is_narrow_float,
+    ),
+    Kind(
+        title=f"Up to {FEW_TOKENS} tokens, 16-bit",
+        short=f"≤ {FEW_TOKENS}\ntokens",
+        holds=lambda w: w.problem.m <= FEW_TOKENS and w.problem.operation.a.bits == 16,
+    ),
+    Kind(
+        title="Gradients summed in FP32",
+        short="FP32\nsums",
+        holds=lambda w: w.problem.operation.accumulate,
+    ),
+    Kind(
+        title="Other dense products",
+        short="plain\ndense",
+        holds=lambda _: True,
+    ),
+)
+
+
+def kind_of(winner: Winner) -> Kind:
+    """The first kind that holds it."""
+    return next(kind for kind in KINDS if kind.holds(winner))
+
+
+def table(winners: Sequence[Winner]) -> str:
+    """One row a kind, one column a GPU model: the geometric mean of what is served."""
+    gpus = models(winners)
+    lines = [
+        f"| product | {' | '.join(map(short, gpus))} | best | default stays |",
+        "|---|" + "---|" * (len(gpus) + 2),
+    ]
+    unmeasured = []
+    for kind in KINDS:
+        mine = [w for w in winners if kind_of(w) is kind]
+        if not mine:
+            unmeasured.append(kind.title)
+            continue
+        cells = []
+        for model in gpus:
+            gains = [got(w) for w in mine if w.device.slug == model.slug]
+            cells.append(f"{geometric_mean(gains):.3f} × ({len(gains)})" if gains else "–")
+        stays = sum(w.use.is_default for w in mine)
+        lines.append(
+            f"| {kind.title} | {' | '.join(cells)} "
+            f"| {max(map(got, mine)):.2f} × | {stays} of {len(mine)} |"
+        )
+    lines += [
+        "",
+        "Times torch's speed: geometric mean (over so many problems) of what is served, in the "
+        f"regime with the least gain. The smallest of all is {min(map(got, winners)):.2f}. "
+        f"{origin(winners).capitalize()}.",
+    ]
+    if unmeasured:
+        lines[-1] += f" Not measured yet: {'; '.join(unmeasured)}."
+    return "\n".join(lines)

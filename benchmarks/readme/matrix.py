@@ -1,0 +1,67 @@
+"""Which operations have kernels, and of which winners are shipped, by element types and GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.readme.shipped import models, short
+from gemmsmith.errors import InvalidProblem
+from gemmsmith.operation import DType, Element, Epilogue, Grouping, Layout, Operation, Scaling
+from tuner.arch import architecture
+from tuner.backends import supporting
+from tuner.trial import Winner
+
+MEASURED = "sm90"
+"""The one architecture that was measured; the others' kernels compile and were never run."""
+
+ROWS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("plain", {}),
+    ("scaled by row and column", {"scaling": Scaling.ROW}),
+    ("scaled by block", {"scaling": Scaling.BLOCK}),
+    ("added to an FP32 sum", {"out": Element.F32, "accumulate": True}),
+    ("fused with what follows", {"epilogue": True}),
+    ("experts, forward and input gradient", {"grouping": Grouping.ROWS}),
+    ("experts, weight gradient", {"grouping": Grouping.DEPTH}),
+)
+"""What a row is called, and how its operations differ from plain ones."""
+
+
+def _operations(types: DType, differs: dict[str, Any]) -> list[Operation]:
+    """The operations of a cell; none where there is no such operation."""
+    kinds = [differs]
+    if differs.get("epilogue"):
+        kinds = [{"epilogue": each} for each in Epilogue if each is not Epilogue.NONE]
+    elif differs.get("scaling") and types is DType.INT8:
+        kinds = [{**differs, "out": Element.BF16}]
+    elif differs.get("grouping") and types in (DType.FP8_E4M3, DType.FP8_E5M2):
+        kinds = [{**differs, "scaling": scaling} for scaling in (Scaling.ROW, Scaling.BLOCK)]
+    found = []
+    for kind in kinds:
+        for layout in Layout:
+            try:
+                found.append(Operation.of(types, layout, **kind))
+            except InvalidProblem:
+                continue
+    return found
+
+
+def _cell(operations: Sequence[Operation], winners: Sequence[Winner]) -> str:
+    shipped = [w for w in winners if w.problem.operation in operations]
+    if shipped:
+        return ", ".join(short(model) for model in models(shipped))
+    if any(supporting(operation, architecture(MEASURED)) for operation in operations):
+        return "kernels"
+    return "default" if operations else "–"
+
+
+def table(winners: Sequence[Winner]) -> str:
+    """One row an operation, one column a type."""
+    lines = [
+        f"| operation | {' | '.join(types.value for types in DType)} |",
+        "|---|" + "---|" * len(DType),
+    ]
+    for title, differs in ROWS:
+        cells = [_cell(_operations(types, differs), winners) for types in DType]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines)

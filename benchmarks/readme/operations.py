@@ -1,0 +1,47 @@
+"""The shipped winners by GPU model and operation, and by whom they are computed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from benchmarks.readme.shipped import geometric_mean, got, is_aligned, models, origin
+from gemmsmith.answer import Use
+from gemmsmith.operation import in_order
+from tuner.trial import Winner
+
+
+def table(winners: Sequence[Winner]) -> str:
+    """One row for each GPU model and operation."""
+    lines = [
+        "| GPU | operation | problems | what you get | aligned rows alone | best "
+        "| by CUTLASS | by another algorithm of cuBLASLt's | default stays |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for model in models(winners):
+        here = [w for w in winners if w.device.slug == model.slug]
+        for dtype in in_order(w.problem.dtype for w in here):
+            mine = [w for w in here if w.problem.dtype == dtype]
+            uses = Counter(w.use for w in mine)
+            aligned = [got(w) for w in mine if is_aligned(w)]
+            lines.append(
+                f"| {model.name.removeprefix('NVIDIA ')} | {dtype} | {len(mine)} "
+                f"| {geometric_mean([got(w) for w in mine]):.3f} × "
+                f"| {geometric_mean(aligned):.3f} × ({len(aligned)}) "
+                f"| {max(got(w) for w in mine):.2f} × "
+                f"| {uses[Use.CUTLASS]} | {uses[Use.CUBLASLT]} | {uses[Use.CUBLAS]} |"
+            )
+    stays = [w for w in winners if w.use.is_default]
+    ahead = [
+        w
+        for w in stays
+        if w.regimes and all(r.speedup is not None and r.speedup.ci_low > 1 for r in w.regimes)
+    ]
+    lines += [
+        "",
+        "Geometric means over the default of torch, in the regime where a winner gains least, 1 "
+        f"where the default stays. Of the {len(stays)} problems that keep it, {len(ahead)} have a "
+        "kernel that is ahead in every regime and is not served: nearly always it gains less than "
+        f"its power penalty. {origin(winners).capitalize()}.",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,64 @@
+"""What whole training steps gained, with and without winners in turn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.readme.shipped import RESULTS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """Runs that belong together: those of a file of results, of one precision if it has several."""
+
+    title: str
+    file: str
+    precision: str | None = None
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Those that came to their end."""
+        found = json.loads((RESULTS / self.file).read_text(encoding="utf-8"))["runs"]
+        return [
+            run
+            for run in found
+            if "speedup" in run and self.precision in (None, run.get("precision"))
+        ]
+
+
+MEASURED = (
+    Steps(
+        title="Qwen3-MoE (4 layers), a 1 B MoE; bf16",
+        file="2026-11-23-h200-train-moe.json",
+    ),
+    Steps(
+        title="GPT 350 M, Llama 8B blocks; FP8",
+        file="2026-11-22-h200-train-equals.json",
+        precision="fp8",
+    ),
+    Steps(
+        title="GPT 350 M, Llama 8B blocks; bf16",
+        file="2026-11-22-h200-train-clocks.json",
+        precision="bf16",
+    ),
+)
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{min(values):.3f} … {max(values):.3f}"
+
+
+def table() -> str:
+    """One row for each set of runs: the least and the greatest gain, and torch against itself."""
+    lines = [
+        "| training steps, H200 | runs | gemmsmith / torch | torch / torch |",
+        "|---|---|---|---|",
+    ]
+    for steps in MEASURED:
+        runs = steps.runs()
+        gains = [run["speedup"]["median"] for run in runs]
+        itself = [run["torch_over_itself"]["median"] for run in runs]
+        lines.append(f"| {steps.title} | {len(runs)} | {_range(gains)} | {_range(itself)} |")
+    return "\n".join(lines)

@@ -1,0 +1,36 @@
+"""Winners from one moment of somebody else's loop to another: what trainers' callbacks share."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import torch
+
+from gemmsmith.ops.patching import patch
+from gemmsmith.ops.source import Source, use
+
+
+class Switch:
+    """`gemmsmith.use` and a block of `gemmsmith.patch`, in two calls.
+
+    Args:
+        source: as of `gemmsmith.use`; None: what that was called with before, if it was.
+        only_model: replace the products of the model alone, as `patch(model)`; else all of the
+            process, those of an optimizer too.
+    """
+
+    def __init__(self, source: Source | None = None, *, only_model: bool = False) -> None:
+        self._source = source
+        self._only_model = only_model
+        self._block = ExitStack()
+
+    def on(self, model: torch.nn.Module | None) -> None:
+        """Run winners from now on; again: as after `off`. On several ranks a collective."""
+        self.off()
+        if self._source is not None:
+            use(self._source)
+        self._block.enter_context(patch(model if self._only_model else None))
+
+    def off(self) -> None:
+        """Run torch's own operators again. Harmless where nothing is on."""
+        self._block.close()

@@ -1,0 +1,149 @@
+"""What `gemmsmith run` makes of a program's captured products: winners, and who lacks them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from gemmsmith.bundle import Bundle, kept_bundle
+from gemmsmith.captured import Captured, tune_command
+from gemmsmith.errors import GemmsmithError
+from gemmsmith.problem import Problem
+from gemmsmith.snapshot import Snapshot
+from gemmsmith.tuning import Effort
+from service.cli import bake, tune_local, tune_remote
+from service.cli.options import connect
+from service.cli.output import CommandError, note
+from service.cli.session import model_of, say_made
+from service.cli.tasks import Task
+from service.database import open_store
+from service.http import documents
+from service.settings import Settings
+from tuner.devices import local_gpu
+from tuner.search import demand
+
+MATTERS = 0.01
+"""Share of the time of all captured products from which one without a winner is reported."""
+
+NEIGHBOURS = 8
+"""Winners near a problem, from which the time of its default is guessed."""
+
+
+def kept(settings: Settings) -> Path:
+    """The file of this user's winners for the GPU that is here."""
+    model = local_gpu()
+    return kept_bundle(settings.default_model if model is None else model.slug)
+
+
+def tune(
+    settings: Settings,
+    found: Captured,
+    bundle: Path | None,
+    url: str | None,
+    effort: Effort,
+    time_limit: float | None,
+) -> int:
+    """Tune what was captured, and put the winners into `bundle` with those it has; the status.
+
+    By the service at `url`, if there is one, which keeps them. What takes most time, by its calls
+    and what tuning is expected to save of each, goes first; what is tuned already is not again.
+
+    Raises:
+        TunerError, GemmsmithError: it cannot be tuned at all.
+    """
+    tasks = [
+        Task(problem=one, origin="captured", calls=calls)
+        for one, calls in found.problems.most_common()
+    ]
+    if url or bundle is None:
+        model = local_gpu()
+        return tune_remote.run(
+            str(url),
+            tasks,
+            effort=effort,
+            priority=0,
+            device=None if model is None else model.slug,
+            deadline_s=None,
+            time_limit=time_limit,
+            wait=True,
+            as_json=False,
+            whole=True,
+        )
+    status = tune_local.run(
+        settings,
+        tasks,
+        effort=effort,
+        skip_current=True,
+        compiled_only=False,
+        time_limit=time_limit,
+        as_json=False,
+        whole=True,
+    )
+    before = _read(bundle)
+    problems = list(found.problems)
+    if before is not None:
+        problems += [row.problem for row in before.rows if row.problem not in found.problems]
+    try:
+        baked = bake.write(bundle, settings, model_of(settings, None).slug, problems=problems)
+    except CommandError as error:
+        note(f"gemmsmith: no winners for the next run: {error}")
+        return status or 1
+    note(f"gemmsmith: the next run has winners of {len(baked.snapshot.rows)} problems: {bundle}")
+    return status
+
+
+def summary(settings: Settings, found: Captured, bundle: Path | None, url: str | None) -> list[str]:
+    """What share of a program's products has winners, and which lack one, by name.
+
+    Each with the command that tunes it, what takes most time by default first.
+
+    Raises:
+        TunerError, GemmsmithError: neither the database nor the service can be asked.
+    """
+    ran, stored, times = _known(settings, found, bundle, url)
+    without = [one for one in times if ran is None or ran.row_for(one) is None]
+    lacking = [one for one in without if stored.row_for(one) is None]
+    whole = sum(times.values())
+    with_winners = 1 - sum(times[one] for one in without) / whole
+    lines = [
+        f"gemmsmith: {found.problems.total()} products of {len(times)} problems captured; those "
+        f"with winners take {with_winners:.0%} of their time by default"
+    ]
+    for one in sorted(lacking, key=lambda one: (-times[one], one)):
+        if times[one] >= MATTERS * whole:
+            lines.append(f"  {one} has none, {times[one] / whole:.0%}: {tune_command(one, url)}")
+    if len(without) > len(lacking):
+        waiting = len(without) - len(lacking)
+        lines.append(f"  {waiting} have winners in the database, but not in {bundle}")
+    if without:
+        lines.append("  `gemmsmith run --tune -- …` brings winners of all of them to the next run")
+    return lines
+
+
+def _known(
+    settings: Settings, found: Captured, bundle: Path | None, url: str | None
+) -> tuple[Snapshot | None, Snapshot, Mapping[Problem, float]]:
+    """The winners it ran with, those there are, and the µs that each problem takes by default."""
+    if url or bundle is None:
+        with connect(str(url)) as client:
+            served = client.snapshot()
+        calls = found.problems.items()
+        times = {one: count * demand.default_us(one, None, []) for one, count in calls}
+        return served, served, times
+    settings.create_folders()
+    with open_store(settings, on_made=say_made) as store:
+        model = model_of(settings, None)
+        winners = store.winners(device=model.slug)
+        times = {}
+        for one, count in found.problems.items():
+            near = store.near_winners(one, model.slug, NEIGHBOURS)
+            times[one] = count * demand.default_us(one, model, near)
+    return _read(bundle), documents.snapshot(model.slug, winners, pack_of=lambda _: None), times
+
+
+def _read(bundle: Path) -> Snapshot | None:
+    """The winners of a bundle; None where there is none that can be read."""
+    try:
+        return Bundle.open(bundle).snapshot
+    except (OSError, GemmsmithError):
+        return None

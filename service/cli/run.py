@@ -1,0 +1,89 @@
+"""`gemmsmith run`: a program as it is, with its winners, and what it still lacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.cli.options import Database, DeviceName, Packs, Sweeps, Url, load_settings
+from service.cli.output import MisuseError, note
+
+STEPS = 2
+"""Steps captured: the second is like all that follow, and a capture costs time at each product."""
+
+
+def run(
+    command: Annotated[
+        list[str],
+        typer.Argument(help="The program and its arguments: -- torchrun --nproc-per-node 8 x.py"),
+    ],
+    tune: Annotated[
+        bool,
+        typer.Option("--tune", help="Tune what it multiplied once it has ended, for its next run."),
+    ] = False,
+    rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--rehearse",
+            help="With --tune: end the program after the captured steps, tune, and run it then.",
+        ),
+    ] = False,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Steps of an optimizer to capture in each process.")
+    ] = STEPS,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Also write the captured suite to this file."),
+    ] = None,
+    effort: Annotated[
+        str, typer.Option(help="With --tune: quick, default, exhaustive or recheck.")
+    ] = "default",
+    time_limit: Annotated[
+        float | None,
+        typer.Option(min=0, help="With --tune: seconds after which no further problem is begun."),
+    ] = None,
+    url: Url = None,
+    device: DeviceName = None,
+    database: Database = None,
+    packs: Packs = None,
+    sweeps: Sweeps = None,
+) -> None:
+    """Run a program with the winners there are, and say which of its products have none.
+
+    The program is not changed: all of its processes run tuned kernels, by GEMMSMITH in their
+    environment, and its first steps are captured. With --tune what costs most is tuned first, and
+    the winners are kept for the next run: in one file of the user's, or by the service of --url.
+    Signals are passed on, and the exit status is the program's own; 1 where it is 0 and --tune
+    found nothing to tune or failed.
+    """
+    from gemmsmith.requests import effort_of
+    from service.cli import of_run, program
+
+    checked = effort_of(effort)
+    if rehearse and not tune:
+        raise MisuseError("--rehearse goes with --tune")
+    if output is not None and not output.parent.is_dir():
+        raise MisuseError(f"no folder {output.parent} for the suite file")
+    settings = load_settings(device=device, database=database, packs=packs, sweeps=sweeps)
+    kept = None if url else of_run.kept(settings)
+
+    def winners() -> str | None:
+        return url or (str(kept) if kept is not None and kept.is_file() else None)
+
+    ended = program.run(command, winners=winners(), steps=steps, stop=rehearse)
+    if output is not None and ended.found.problems:
+        ended.found.save(output)
+    if ended.status:
+        raise typer.Exit(ended.status)
+    if ended.why:
+        note(f"gemmsmith: nothing was captured: {ended.why}")
+        raise typer.Exit(1 if tune else 0)
+    if tune:
+        status = of_run.tune(settings, ended.found, kept, url, checked, time_limit)
+        if rehearse:
+            status = program.run_plainly(command, winners()) or status
+        raise typer.Exit(status)
+    for line in of_run.summary(settings, ended.found, kept, url):
+        note(line)

@@ -1,0 +1,19 @@
+"""What a waiting job waits for, in a clause for people: whether a worker lives that takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tuner.jobs import Job, LivingWorker, taker
+
+
+def waiting(job: Job, workers: Sequence[LivingWorker]) -> str:
+    """Of a job that waits, with all the workers that live."""
+    if not workers:
+        return "waits: no worker lives; start one with gemmsmith worker"
+    worker = taker(workers, job)
+    if worker is None:
+        return f"waits: no living worker takes jobs for {job.device}"
+    if worker.job is not None:
+        return f"waits its turn: the worker on {worker.host} has another job"
+    return f"waits: the worker on {worker.host} takes it next"

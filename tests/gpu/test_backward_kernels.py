@@ -1,0 +1,321 @@
+"""Kernels with backward epilogues: as the measuring child verifies them, against FP64 on random
+sizes, and in the gradients of MLPs.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from gemmsmith.activations import ACTIVATIONS
+from gemmsmith.device import DeviceModel
+from gemmsmith.epilogue import Backward
+from gemmsmith.kernel import CutlassKernel, Kernel, cutlass
+from gemmsmith.operation import Epilogue, Operation
+from gemmsmith.ops.engine import current
+from gemmsmith.ops.forms import Form
+from gemmsmith.ops.mlp_backward import gated_mlp, mlp
+from gemmsmith.problem import DType, Problem
+from tests.gpu.support.building import build
+from tests.gpu.support.choosing import Ground, tuned
+from tests.gpu.test_operations import check
+from tuner.backends import Level, kernels, refusal
+from tuner.devices.cuda import CudaDevice
+from tuner.workloads import ways
+from tuner.workloads.operands import Operands
+from tuner.workloads.registry import workload_of
+from tuner.workloads.workload import Block
+
+BACKWARD = [epilogue for epilogue in Epilogue if epilogue.backward]
+FAMILIES = (
+    *((f"bf16.then_{epilogue}", "tt") for epilogue in BACKWARD),
+    *((f"fp16.then_{epilogue}", "tt") for epilogue in BACKWARD),
+    ("bf16.then_dgelu_tanh_bgrad", "tn"),
+    ("fp16.then_dsilu_gate_act", "tn"),
+)
+CASES = 300
+BOUND = 1e-2
+"""Relative error in the Frobenius norm: rounding of a result in bf16."""
+GRADIENT_BOUND = 2e-2
+"""And of the product's operands, which were rounded on their way."""
+
+
+def problem(dtype: str, layout: str, m: int = 528, n: int = 784, k: int = 2080) -> Problem:
+    """No extent is a multiple of a tile, but rows are of 16 bytes."""
+    return Problem(m=m, n=n, k=k, dtype=dtype, layout=layout)
+
+
+NARROW = (("bf16.then_dgelu_tanh_bgrad", "tt"), ("bf16.then_dsilu_gate_act", "tt"))
+"""Families whose narrowest kernels are built too."""
+
+
+@cache
+def chosen(dtype: str, layout: str) -> tuple[Kernel, ...]:
+    """The kernel with the largest tile of each mainloop."""
+    found: dict[object, list[CutlassKernel]] = {}
+    for kernel in map(cutlass, kernels(problem(dtype, layout), level=Level.CORE)):
+        found.setdefault(kernel.mainloop, []).append(kernel)
+    ends = (max, min) if (dtype, layout) in NARROW else (max,)
+    return tuple(end(some, key=_size) for some in found.values() for end in ends)
+
+
+def _size(kernel: CutlassKernel) -> tuple[int, int]:
+    m, n, _ = kernel.tile
+    return m * n, n
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The packs of all kernels, by kernel."""
+    wanted = [kernel for family in FAMILIES for kernel in chosen(*family)]
+    return build(wanted, tmp_path_factory)[1]
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory, model: DeviceModel) -> Ground:
+    plain = [Operation.of("bf16", layout) for layout in ("tn", "tt", "nt")]
+    forwards = [Operation.of("bf16", epilogue="bias_gelu_tanh_aux")]
+    picked = [kernel for family in FAMILIES for kernel in chosen(*family)]
+    for operation in (*plain, *forwards):
+        found = kernels(Problem.of(operation, 4096, 768, 1024), level=Level.CORE)
+        picked += found[:3]
+    store, _ = build(picked, tmp_path_factory)
+    return Ground(
+        device=torch.device("cuda:0"),
+        model=model,
+        types=(DType.BF16, DType.FP16),
+        sizes=(528, 784, 1056),
+        largest=4096,
+        kernels=lambda asked: [one for one in picked if refusal(one, asked) is None],
+        store=store,
+        compilers=({}, {"mode": "reduce-overhead"}),
+    )
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(20261123)
+
+
+@pytest.mark.parametrize("extents", [(528, 784, 2080), (16, 784, 2080), (1, 8, 16)], ids=str)
+@pytest.mark.parametrize(("dtype", "layout"), FAMILIES)
+def test_every_kind_is_right(
+    dtype: str,
+    layout: str,
+    extents: tuple[int, int, int],
+    built: dict[str, Path],
+    device: CudaDevice,
+    model: DeviceModel,
+) -> None:
+    check(problem(dtype, layout, *extents), chosen(dtype, layout), built, device, model)
+
+
+@pytest.mark.parametrize(("dtype", "layout"), FAMILIES)
+def test_every_way_of_torchs_computes_the_same(dtype: str, layout: str, model: DeviceModel) -> None:
+    """The default, the compiled sequence and gates apart, against FP32."""
+    asked = problem(dtype, layout)
+    operands = Operands(asked, model, 0, seed=20261123)
+    workload = workload_of(asked.operation)
+    (case,) = operands.cases
+    everything = Block(
+        batches=slice(0, len(case.sigmas)), rows=slice(0, case.written), columns=slice(0, asked.n)
+    )
+    wanted = workload.product(asked, case.operands, everything).double()
+    name, _ = ways.first_that_runs(workload.defaults(asked), asked, operands.sets, operands.room)
+    assert name == workload.defaults(asked)[0].name
+    for way in (*workload.defaults(asked), *workload.alternatives(asked)):
+        found = way.launches(asked, operands.sets, operands.room)[0]().double()
+        close(found, wanted[0, : len(found)], BOUND)
+
+
+def close(found: torch.Tensor | None, wanted: torch.Tensor, bound: float) -> None:
+    assert found is not None
+    assert found.shape == wanted.shape
+    difference = torch.linalg.vector_norm(found.detach().double() - wanted).item()
+    assert difference <= bound * torch.linalg.vector_norm(wanted).item()
+
+
+def right(parts: Backward, product: torch.Tensor, aux: torch.Tensor) -> list[torch.Tensor | None]:
+    """D, the value and the bias gradient by autograd in FP64."""
+    leaf = aux.double().requires_grad_()
+    gate, up = leaf.chunk(2, -1) if parts.gated else (leaf, None)
+    value = ACTIVATIONS[parts.activation](gate)
+    if up is not None:
+        value = value * up
+    (gradient,) = torch.autograd.grad(value, leaf, product)
+    return [
+        gradient,
+        value.detach() if parts.activated else None,
+        gradient.sum(0) if parts.bias_gradient else None,
+    ]
+
+
+def test_300_random_sizes_against_fp64(ground: Ground) -> None:
+    """Each output by itself: of every epilogue and type, as the operators launch them."""
+    chance = random.Random(20261123)
+    with tuned(ground) as launched:
+        engine = current()
+        assert engine is not None
+        for case in range(CASES):
+            epilogue = BACKWARD[case % len(BACKWARD)]
+            dtype = (torch.bfloat16, torch.float16)[case // len(BACKWARD) % 2]
+            parts = epilogue.backward
+            assert parts is not None
+            m, n, k = (max(1, round(ground.largest ** chance.random())) for _ in range(3))
+            n, k = -(-n // 8) * 8, -(-k // 8) * 8
+            dy = torch.randn(m, k, device="cuda").to(dtype)
+            weight = (torch.randn(k, n, device="cuda") * k**-0.5).to(dtype)
+            aux = torch.randn(m, n * parts.halves, device="cuda").to(dtype)
+            found = engine.backward(Form.MATMUL, dy, weight, epilogue, aux)
+            assert found is not None, f"{epilogue} {m}×{n}×{k} {dtype}"
+            assert launched() == 1
+            product = dy.double() @ weight.double()
+            for mine, wanted in zip(found, right(parts, product, aux), strict=True):
+                assert (mine is None) == (wanted is None)
+                if wanted is not None:
+                    close(mine, wanted, BOUND if dtype is torch.bfloat16 else BOUND / 5)
+
+
+def test_equal_inputs_give_equal_bits(ground: Ground) -> None:
+    """Sums of rows too: they are added up in a fixed order."""
+    dy = torch.randn(4000, 768, device="cuda").bfloat16()
+    weight, aux = torch.randn(768, 1024, device="cuda"), torch.randn(4000, 1024, device="cuda")
+    operands = (dy, weight.bfloat16(), Epilogue.DGELU_TANH_BGRAD, aux.bfloat16())
+    with tuned(ground, deterministic=True):
+        engine = current()
+        assert engine is not None
+        first = engine.backward(Form.MATMUL, *operands)
+        assert first is not None
+        for _ in range(20):
+            again = engine.backward(Form.MATMUL, *operands)
+            assert again is not None
+            assert torch.equal(first[0], again[0])
+            assert first[2] is not None
+            assert again[2] is not None
+            assert torch.equal(first[2], again[2])
+
+
+def weight(rows: int, columns: int) -> torch.Tensor:
+    drawn = torch.randn(rows, columns, device="cuda") * columns**-0.5
+    return drawn.bfloat16().requires_grad_()
+
+
+def operands(m: int, hidden: int, inner: int, kind: str) -> list[Any]:
+    x = torch.randn(m, hidden, device="cuda").bfloat16().requires_grad_()
+    if kind == "joined":
+        return [x, weight(2 * inner, hidden), None, weight(hidden, inner)]
+    if kind == "apart":
+        return [x, weight(inner, hidden), weight(inner, hidden), weight(hidden, inner)]
+    biases = [
+        torch.randn(size, device="cuda").bfloat16().requires_grad_() for size in (inner, hidden)
+    ]
+    return [x, weight(inner, hidden), biases[0], weight(hidden, inner), biases[1]]
+
+
+def exact(given: list[Any], activation: str) -> torch.Tensor:
+    """In FP32, differentiable."""
+    x, *rest = (None if one is None else one.float() for one in given)
+    assert x is not None
+    if len(rest) == 4:
+        w1, b1, w2, b2 = rest
+        return functional.linear(ACTIVATIONS[activation](functional.linear(x, w1, b1)), w2, b2)
+    gate, up, down = rest
+    both = functional.linear(x, gate if up is None else torch.cat([gate, up]))
+    first, second = both.chunk(2, -1)
+    return functional.linear(ACTIVATIONS[activation](first) * second, down)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "activation"),
+    [
+        *(("plain", activation) for activation in ACTIVATIONS),
+        *(
+            (kind, activation)
+            for kind in ("joined", "apart")
+            for activation in ("silu", "gelu_tanh")
+        ),
+    ],
+)
+def test_gradients_of_mlps_are_those_of_the_fp32_model(
+    ground: Ground, kind: str, activation: str, recompute: bool
+) -> None:
+    of: Callable[..., torch.Tensor] = mlp if kind == "plain" else gated_mlp
+    for m, hidden, inner in ((1024, 768, 3072), (333, 256, 1048)):
+        given = operands(m, hidden, inner, kind)
+        leaves = [one for one in given if one is not None]
+        with tuned(ground) as launched:
+            out = of(*given, activation, recompute=recompute)
+            assert "MLP" in type(out.grad_fn).__name__
+            dy = torch.randn_like(out)
+            launched()
+            found = torch.autograd.grad(out, leaves, dy)
+            assert launched() >= 1
+        wanted = exact(given, activation)
+        close(out, wanted.detach().double(), BOUND)
+        expected = torch.autograd.grad(wanted, leaves, dy.float())
+        for mine, theirs in zip(found, expected, strict=True):
+            close(mine, theirs.double(), GRADIENT_BOUND)
+
+
+@pytest.mark.parametrize("kind", ["plain", "joined"])
+def test_a_graph_is_replayed_with_other_operands(ground: Ground, kind: str) -> None:
+    of: Callable[..., torch.Tensor] = mlp if kind == "plain" else gated_mlp
+    given = operands(512, 256, 768, kind)
+    leaves = [one for one in given if one is not None]
+    dy = torch.randn(512, 256, device="cuda").bfloat16()
+
+    def step() -> list[torch.Tensor]:
+        out = of(*given, "silu")
+        return [out, *torch.autograd.grad(out, leaves, dy)]
+
+    with tuned(ground):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = step()
+    for _ in range(3):
+        with torch.no_grad():
+            given[0].copy_(torch.randn_like(given[0]))
+            dy.copy_(torch.randn_like(dy))
+        graph.replay()
+        wanted = exact(given, "silu")
+        close(found[0], wanted.detach().double(), BOUND)
+        expected = torch.autograd.grad(wanted, leaves, dy.float())
+        for mine, theirs in zip(found[1:], expected, strict=True):
+            close(mine, theirs.double(), GRADIENT_BOUND)
+
+
+def test_peak_memory_is_not_above_torchs(ground: Ground) -> None:
+    def peak(call: Callable[[], torch.Tensor], leaves: list[torch.Tensor]) -> int:
+        out = call()
+        torch.autograd.grad(out, leaves, torch.ones_like(out))
+        del out
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        out = call()
+        torch.autograd.grad(out, leaves, torch.ones_like(out))
+        return torch.cuda.max_memory_allocated() - before
+
+    given = operands(4096, 1024, 4096, "joined")
+    leaves = [one for one in given if one is not None]
+
+    def torchs() -> torch.Tensor:
+        first, second = functional.linear(given[0], given[1]).chunk(2, -1)
+        return functional.linear(functional.silu(first) * second, given[3])
+
+    with tuned(ground):
+        mine = peak(lambda: gated_mlp(*given, "silu"), leaves)
+    assert mine <= peak(torchs, leaves)

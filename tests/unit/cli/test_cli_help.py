@@ -1,0 +1,117 @@
+"""Help is grouped, every command shows a call that its own parser takes, values complete."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from service.cli import completion
+from service.cli.guard import spread
+from service.cli.main import app
+
+PREFIX = "Example: gemmsmith "
+
+
+def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Every command that does something, with the words that call it."""
+    for name, command in (group or typer.main.get_command(app)).commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+COMMANDS = dict(commands())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_an_example_that_it_takes(name: str) -> None:
+    epilog = COMMANDS[name].epilog or ""
+    assert epilog.startswith(PREFIX + name), epilog
+    words = shlex.split(epilog.removeprefix(PREFIX + name))
+    COMMANDS[name].make_context(name, words)  # raises what a user would be told
+    assert epilog in " ".join(CliRunner().invoke(app, [*name.split(), "--help"]).stdout.split())
+
+
+def test_help_is_grouped_by_what_people_do() -> None:
+    text = CliRunner().invoke(app, ["--help"]).stdout
+    places = [
+        text.index(title)
+        for title in ("Find and ask", "Use in your program", "Serve many", "Prepare and compare",
+                      "Look after an installation")
+    ]  # fmt: skip
+    assert places == sorted(places)
+    assert "─ Commands ─" not in text  # none is left out of the groups
+    assert places[0] < text.index("│ best ") < places[1] < text.index("│ capture ") < places[2]
+
+
+def test_help_keeps_what_looks_like_markup() -> None:
+    assert "[[problem]]" in CliRunner().invoke(app, ["tune", "--help"]).stdout
+
+
+@pytest.mark.parametrize(
+    ("word", "words"),
+    [
+        ("4096x6144x1024", ["4096", "6144", "1024"]),
+        ("4096×6144×1024", ["4096", "6144", "1024"]),
+        ("8×256x256×64", ["--batch", "8", "256", "256", "64"]),
+        ("-1x2x3", ["-1x2x3"]),
+        ("1x2", ["1x2"]),
+        ("1x2x3x4x5", ["1x2x3x4x5"]),
+        ("train-4x4x4.toml", ["train-4x4x4.toml"]),
+    ],
+)
+def test_sizes_in_one_word(word: str, words: list[str]) -> None:
+    assert spread(word) == words
+
+
+@pytest.mark.parametrize("given", [["16x32x48"], ["--json", "16x32x48"], ["4×16×32×48", "--json"]])
+@pytest.mark.parametrize("name", ["best", "tune", "enumerate", "compile", "winners history"])
+def test_problems_are_taken_in_one_word(name: str, given: list[str]) -> None:
+    context = COMMANDS[name].make_context(name, list(given))
+    assert [context.params[size] for size in "mnk"] == [16, 32, 48]
+    assert context.params["batch"] == (4 if "4×" in given[0] else 1)
+
+
+@pytest.mark.parametrize(
+    ("complete", "incomplete", "found"),
+    [
+        (completion.dtypes, "fp8", ["fp8_e4m3", "fp8_e5m2"]),
+        (completion.dtypes, "bf16,fp1", ["bf16,fp16"]),
+        (completion.layouts, "t", ["tn", "tt"]),
+        (completion.efforts, "q", ["quick"]),
+        (completion.states, "r", ["running"]),
+        (completion.levels, "", ["core", "full"]),
+        (completion.architectures, "sm1", ["sm100", "sm120"]),
+        (completion.slugs, "nvidia-h1", ["nvidia-h100-80gb-hbm3-132sm"]),
+        (completion.devices, "replay", ["replay:nvidia-h200-132sm"]),
+    ],
+)
+def test_values_complete(complete: Any, incomplete: str, found: list[str]) -> None:
+    assert complete(incomplete) == found
+
+
+def test_suites_complete_with_shipped_ones_and_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "llmine.toml").touch()
+    assert completion.suites("ll") == ["llm", "llmine.toml"]
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [("best", "dtype"), ("best", "layout"), ("best", "device"), ("tune", "suite"),
+     ("tune", "effort"), ("tune", "device"), ("jobs list", "state"), ("enumerate", "arch"),
+     ("enumerate", "level"), ("compile", "suite"), ("bake", "suite")],
+)  # fmt: skip
+def test_options_offer_their_values(name: str, option: str) -> None:
+    (found,) = [each for each in COMMANDS[name].params if each.name == option]
+    assert found.shell_complete(click.Context(click.Command(name)), ""), option

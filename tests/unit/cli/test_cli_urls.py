@@ -1,0 +1,62 @@
+"""A wrong URL is named as such, whatever is wrong with it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from service.cli.main import app
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("gemmsmith.retry.RetryPolicy.delay", lambda *_: None)
+
+
+@pytest.fixture
+def stranger() -> Iterator[str]:
+    """The URL of a web server that knows nothing of us."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(404)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def error(*words: str, code: int) -> str:
+    result = CliRunner().invoke(app, list(words))
+    assert result.exit_code == code, result.output
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("best", "1", "2", "3"), ("tune", "1", "2", "3"), ("jobs", "list"), ("results",)]
+)
+def test_another_web_server_is_no_service(stranger: str, words: tuple[str, ...]) -> None:
+    said = error(*words, "--url", stranger, code=2)
+    assert said.startswith(f"error: the URL {stranger} is wrong: what answers there is no gemmsmi")
+
+
+def test_a_host_that_does_not_exist() -> None:
+    said = error("best", "1", "2", "3", "--url", "http://nowhere.invalid", code=2)
+    assert said == "error: the URL http://nowhere.invalid is wrong: there is no such host\n"
+
+
+def test_a_port_where_nobody_listens() -> None:
+    said = error("jobs", "list", "--url", "http://127.0.0.1:9", code=1)
+    assert "nothing answers at http://127.0.0.1:9: start a service there with" in said
+    assert "--url, GEMMSMITH_URL" in said

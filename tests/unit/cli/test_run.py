@@ -1,0 +1,135 @@
+"""`gemmsmith run`: what it starts, what it reports, and with which status it ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gemmsmith.captured import Captured
+from gemmsmith.problem import Layout, Problem
+from service.cli import of_run
+from service.cli.main import app
+from service.settings import Settings
+from tests.support import unchanged
+from tests.support.serving import H200, new_settings, promote, winner
+
+FORWARD = Problem(m=4096, n=4096, k=4096)
+INPUT = Problem(m=4096, n=4096, k=4096, layout=Layout.TT)
+SMALL = Problem(m=16, n=16, k=16)
+
+PROGRAM = """
+import os, pathlib, sys, gemmsmith.hook
+from gemmsmith.captured import Captured
+from gemmsmith.problem import Problem
+folder = os.environ.get("GEMMSMITH_CAPTURE")
+print("winners", os.environ.get("GEMMSMITH"), "captures", folder is not None,
+      os.environ.get("GEMMSMITH_CAPTURE_STOP"), flush=True)
+if folder:
+    found = Captured()
+    found.problems[Problem(m=4096, n=4096, k=4096)] = 6
+    (pathlib.Path(folder) / "one.products.json").write_bytes(found.document)
+sys.exit(int(sys.argv[1]))
+"""
+"""Stands for a program that multiplies, as its processes leave it; tests/unit/ops has real ones."""
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Nothing of this machine's own."""
+    for name in ("", "_URL", "_DEVICE", "_SWEEPS"):
+        monkeypatch.delenv(f"GEMMSMITH{name}", raising=False)
+    made = new_settings(tmp_path)
+    monkeypatch.setenv("GEMMSMITH_DATABASE", made.database)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PYTHONPATH", unchanged.environment(tmp_path / "site")["PYTHONPATH"])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return made
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["run", *arguments])
+
+
+@pytest.fixture
+def tuned(monkeypatch: pytest.MonkeyPatch) -> list[Captured]:
+    """What was tuned; instead of measuring, a file is written."""
+    found: list[Captured] = []
+
+    def tune(_: Settings, captured: Captured, bundle: Path, *rest: object) -> int:
+        bundle.parent.mkdir(parents=True)
+        bundle.write_bytes(b"winners")
+        found.append(captured)
+        return 0
+
+    monkeypatch.setattr(of_run, "tune", tune)
+    return found
+
+
+def test_what_lacks_a_winner_is_named_once_with_its_command(
+    settings: Settings, capfd: pytest.CaptureFixture[str]
+) -> None:
+    done = run("--", "python", "program.py", "0")
+    out, _ = capfd.readouterr()
+    assert done.exit_code == 0, done.output
+    assert out == "winners None captures True 0\n"
+    assert done.output.splitlines() == [
+        "gemmsmith: 6 products of 1 problems captured; those with winners take 0% of their time by "
+        "default",
+        "  4096×4096×4096 bf16 tn has none, 100%: gemmsmith tune 4096 4096 4096 --dtype bf16 "
+        "--layout tn",
+        "  `gemmsmith run --tune -- …` brings winners of all of them to the next run",
+    ]
+
+
+def test_the_programs_own_status_goes_before_all(settings: Settings, tuned: list[Captured]) -> None:
+    done = run("--tune", "--", "python", "program.py", "7")
+    assert (done.exit_code, done.output, tuned) == (7, "", [])
+
+
+def test_nothing_captured_is_said_and_fails_where_it_was_to_be_tuned(settings: Settings) -> None:
+    for options, status in (((), 0), (("--tune",), 1)):
+        done = run(*options, "--", "true")
+        assert done.exit_code == status
+        assert "nothing was captured: no Python ran" in done.output
+
+
+def test_a_rehearsal_is_ended_tuned_and_run_with_its_winners(
+    settings: Settings,
+    tuned: list[Captured],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    done = run("--tune", "--rehearse", "-o", "suite.toml", "--", "python", "program.py", "0")
+    assert done.exit_code == 0, done.output
+    out, _ = capfd.readouterr()
+    kept = tmp_path / "home" / "gemmsmith" / "winners" / f"{H200.slug}.gspack"
+    assert out.splitlines() == [
+        "winners None captures True 1",
+        f"winners {kept} captures False None",
+    ]
+    assert [one.problems for one in tuned] == [{FORWARD: 6}]
+    assert "calls = 6" in (tmp_path / "suite.toml").read_text()
+
+
+def test_wrong_options(settings: Settings) -> None:
+    for options, says in (
+        (("--rehearse",), "--rehearse goes with --tune"),
+        (("-o", "no/suite.toml"), "no folder no"),
+        (("--effort", "much"), "effort"),
+    ):
+        done = run(*options, "--", "true")
+        assert done.exit_code == 2
+        assert says in done.output
+
+
+def test_shares_are_of_what_the_default_takes(settings: Settings, tmp_path: Path) -> None:
+    promote(settings, winner(FORWARD, device=H200, us=500.0))
+    found = Captured()
+    found.problems.update({FORWARD: 10, INPUT: 10, SMALL: 1})
+    lines = of_run.summary(settings, found, tmp_path / "none.gspack", None)
+    assert lines[0].startswith("gemmsmith: 21 products of 3 problems captured; those with winners")
+    assert [line.split()[0] for line in lines[1:]] == [str(INPUT).split()[0], "1", "`gemmsmith"]
+    assert "1 have winners in the database, but not in" in lines[2]

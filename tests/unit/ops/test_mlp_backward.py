@@ -1,0 +1,254 @@
+"""MLPs with backward epilogues: who computes them, their gradients, and what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch.nn import functional
+
+from gemmsmith.activations import ACTIVATIONS
+from gemmsmith.ops.engine import Engine
+from gemmsmith.ops.mlp_backward import gated_mlp, mlp
+from gemmsmith.problem import Problem
+from tests.support.stand_in import Chooser
+
+BF16 = torch.bfloat16
+Runs = Callable[[], int]
+M, INNER, K, OUT = 6, 24, 16, 32
+
+
+def random(*size: int) -> torch.Tensor:
+    return (torch.randn(*size) / size[-1] ** 0.5).to(BF16).requires_grad_()
+
+
+def plain(*leading: int, bias: bool = True) -> list[Any]:
+    """x, both weights and biases."""
+    return [
+        (torch.randn(*(leading or (M,)), K)).to(BF16).requires_grad_(),
+        random(INNER, K),
+        random(INNER) if bias else None,
+        random(OUT, INNER),
+        random(OUT) if bias else None,
+    ]
+
+
+def gated(*leading: int, joined: bool) -> list[Any]:
+    x = torch.randn(*(leading or (M,)), K).to(BF16).requires_grad_()
+    weights = [random(2 * INNER, K), None] if joined else [random(INNER, K), random(INNER, K)]
+    return [x, *weights, random(OUT, INNER)]
+
+
+def wanted(given: list[Any], activation: str) -> torch.Tensor:
+    """In FP64, differentiable."""
+    x, *rest = (None if one is None else one.double() for one in given)
+    assert x is not None
+    if len(rest) == 4:
+        w1, b1, w2, b2 = rest
+        h = ACTIVATIONS[activation](functional.linear(x, w1, b1))
+        return functional.linear(h, w2, b2)
+    gate, up, down = rest
+    both = functional.linear(x, gate if up is None else torch.cat([gate, up]))
+    first, second = both.chunk(2, -1)
+    return functional.linear(ACTIVATIONS[activation](first) * second, down)
+
+
+def leaves(given: list[Any]) -> list[torch.Tensor]:
+    return [one for one in given if one is not None]
+
+
+def gradients_agree(out: torch.Tensor, given: list[Any], activation: str) -> None:
+    expected = wanted(given, activation)
+    torch.testing.assert_close(out.double(), expected, rtol=2e-2, atol=5e-2)
+    dy = torch.randn_like(out)
+    found = torch.autograd.grad(out, leaves(given), dy)
+    right = torch.autograd.grad(expected, leaves(given), dy.double())
+    for mine, theirs in zip(found, right, strict=True):
+        assert mine.dtype is BF16
+        error = (mine.double() - theirs.double()).norm() / theirs.double().norm()
+        assert error < 2e-2
+
+
+def backwards(chooser: Chooser) -> list[Problem]:
+    return [p for p in chooser.asked if p.operation.epilogue.backward]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_gradients_are_those_of_fp64(
+    engine: Engine, chooser: Chooser, runs: Runs, activation: str, recompute: bool, bias: bool
+) -> None:
+    given = plain(2, 3, bias=bias)
+    out = mlp(*given, activation, recompute=recompute)
+    assert runs() == 2
+    gradients_agree(out, given, activation)
+    assert runs() == 4  # the fused product, dx and both weights' gradients: no further one
+    asked = backwards(chooser)[0]
+    suffix = "_act" if recompute else "_bgrad" if bias else ""
+    assert (asked.dtype, asked.layout) == (f"bf16.then_d{activation}{suffix}", "tt")
+    assert (asked.m, asked.n, asked.k) == (6, INNER, OUT)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("leading", [(M,), (2, 3), (1,)])
+def test_gated_gradients_are_those_of_fp64(
+    engine: Engine,
+    chooser: Chooser,
+    activation: str,
+    recompute: bool,
+    joined: bool,
+    leading: tuple[int, ...],
+) -> None:
+    given = gated(*leading, joined=joined)
+    out = gated_mlp(*given, activation, recompute=recompute)
+    assert "GatedMLP" in type(out.grad_fn).__name__
+    gradients_agree(out, given, activation)
+    (asked,) = set(backwards(chooser))
+    assert asked.dtype == f"bf16.then_d{activation}_gate{'_act' if recompute else ''}"
+    assert (asked.m, asked.n, asked.k) == (torch.Size(leading).numel(), INNER, OUT)
+
+
+def test_without_a_winner_layers_are_composed(engine: Engine, chooser: Chooser, runs: Runs) -> None:
+    chooser.answers = lambda problem: problem.operation.epilogue.backward is None
+    given, other = plain(), gated(joined=True)
+    out, gated_out = mlp(*given, "gelu"), gated_mlp(*other, "silu")
+    for one in (out, gated_out):
+        assert "MLP" not in type(one.grad_fn).__name__
+    gradients_agree(out, given, "gelu")
+    gradients_agree(gated_out, other, "silu")
+    # There is a derivative in a product of some activations only.
+    assert "MLP" not in type(gated_mlp(*gated(joined=True), "relu2").grad_fn).__name__
+
+
+def test_a_kernel_that_is_refused_later_leaves_the_steps_to_torch(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, other = plain(), gated(joined=False)
+    out, gated_out = mlp(*given, "silu", recompute=True), gated_mlp(*other, "silu")
+    monkeypatch.setattr(engine, "backward", lambda *_: None)
+    gradients_agree(out, given, "silu")
+    gradients_agree(gated_out, other, "silu")
+
+
+def kept_bytes(call: Callable[[], torch.Tensor], *but: torch.Tensor | None) -> int:
+    """Bytes of what the backward pass keeps beside these."""
+    kept: dict[int, int] = {}
+    known = {one.untyped_storage().data_ptr() for one in but if one is not None}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = call()
+    assert out.requires_grad
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_no_more_is_kept_than_by_torch(engine: Engine, recompute: bool) -> None:
+    one = M * INNER * 2
+    given = plain()
+    ours = kept_bytes(lambda: mlp(*given, "gelu_tanh", recompute=recompute), *given)
+    assert ours == one * (1 if recompute else 2)
+    x, w1, b1, w2, b2 = given
+
+    def torchs() -> torch.Tensor:
+        linear = functional.linear(x, w1, b1)
+        return functional.linear(functional.gelu(linear, approximate="tanh"), w2, b2)
+
+    assert ours <= kept_bytes(torchs, *given)
+    other = gated(joined=True)
+    ours = kept_bytes(lambda: gated_mlp(*other, "silu", recompute=recompute), *other)
+    assert ours == one * (2 if recompute else 3)
+
+    def torchs_gated() -> torch.Tensor:
+        first, second = functional.linear(other[0], other[1]).chunk(2, -1)
+        return functional.linear(functional.silu(first) * second, other[3])
+
+    assert ours < kept_bytes(torchs_gated, *other)
+
+
+def test_only_the_gradients_that_are_wanted_are_computed(engine: Engine, runs: Runs) -> None:
+    given = plain()
+    for one in (given[0], given[3], given[4]):
+        one.requires_grad_(False)
+    out = mlp(*given, "silu")
+    runs()
+    out.sum().backward()
+    assert runs() == 2  # the fused product and the first weight's gradient
+    assert given[1].grad is not None
+    assert given[2].grad is not None
+    assert given[3].grad is None
+    frozen = plain()
+    for one in frozen[:3]:
+        one.requires_grad_(False)
+    out = mlp(*frozen, "silu")
+    out.sum().backward()
+    assert frozen[3].grad is not None
+
+
+def test_a_gradient_of_the_gradient_is_torchs(engine: Engine) -> None:
+    def twice(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        (dx,) = torch.autograd.grad(out.double().square().sum(), x, create_graph=True)
+        (found,) = torch.autograd.grad(dx.double().square().sum(), weight)
+        return found.double()
+
+    given = plain()
+    found = twice(mlp(*given, "gelu"), given[0], given[1])
+    right = twice(wanted(given, "gelu"), given[0], given[1])
+    assert (found - right).norm() / right.norm() < 5e-2
+    for joined in (True, False):
+        other = gated(joined=joined)
+        found = twice(gated_mlp(*other, "silu"), other[0], other[3])
+        right = twice(wanted(other, "silu"), other[0], other[3])
+        assert (found - right).norm() / right.norm() < 5e-2
+
+
+def test_autocast_casts_what_torchs_layers_cast(engine: Engine, chooser: Chooser) -> None:
+    given = [one.detach().float().requires_grad_() for one in plain()]
+    with torch.autocast("cpu", dtype=BF16):
+        out = mlp(*given, "gelu_tanh")
+    assert out.dtype is BF16
+    assert backwards(chooser)
+    dy = torch.randn_like(out)
+    found = torch.autograd.grad(out, given, dy)
+    right = torch.autograd.grad(wanted(given, "gelu_tanh"), given, dy.double())
+    for mine, theirs in zip(found, right, strict=True):
+        assert mine.dtype is torch.float32
+        assert (mine - theirs).norm() / theirs.norm() < 2e-2
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_compiled_as_one_graph(engine: Engine, runs: Runs, recompute: bool) -> None:
+    def compiler(graph: Any, _: Any) -> Any:
+        return make_boxed_func(graph.forward)
+
+    torch._dynamo.reset()
+
+    backend = aot_autograd(fw_compiler=compiler)
+    compiled = torch.compile(mlp, fullgraph=True, backend=backend)
+    given = plain(2, 3)
+    gradients_agree(compiled(*given, "silu", recompute=recompute), given, "silu")
+    assert runs() == 6
+    compiled = torch.compile(gated_mlp, fullgraph=True, backend=backend)
+    other = gated(joined=False)
+    gradients_agree(compiled(*other, "silu", recompute=recompute), other, "silu")
+    assert runs() == 9  # three products forwards; the fused one, two of x, three of weights
+    torch._dynamo.reset()
+
+
+def test_there_must_be_such_an_activation() -> None:
+    with pytest.raises(ValueError, match="activation must be one of"):
+        mlp(*plain(), "tanh")
+    with pytest.raises(ValueError, match="activation must be one of"):
+        gated_mlp(*gated(joined=True), "tanh")

@@ -1,0 +1,77 @@
+"""Winners of two GPUs of one model, compared."""
+
+from __future__ import annotations
+
+import pytest
+
+from gemmsmith.answer import Ratio, Use
+from gemmsmith.problem import Problem
+from gemmsmith.tuning import Effort
+from tests.support.replacing import replace
+from tests.support.serving import ENVIRONMENT, winner
+from tuner.backends import kernels
+from tuner.jobs import Queue
+from tuner.jobs.rechecks import IDLE_PRIORITY
+from tuner.merge import NOISE, Verdict, compare, settle
+from tuner.store import Store
+from tuner.trial import Winner
+
+PROBLEM = Problem(m=256, n=1024, k=512)
+OURS = winner(PROBLEM)
+OTHER_GPU = replace(ENVIRONMENT, gpu_uuid="GPU-1")
+
+
+def theirs(median: float, *, kernel: int = 0, use: Use = Use.CUTLASS) -> Winner:
+    """What another GPU of the model found: an interval of 1% to each side."""
+    found = replace(
+        OURS,
+        environment=OTHER_GPU,
+        use=use,
+        speedup=Ratio(median=median, ci_low=median * 0.99, ci_high=median * 1.01),
+    )
+    candidate = found.candidate
+    assert candidate is not None
+    return replace(found, candidate=replace(candidate, kernel=kernels(PROBLEM)[kernel]))
+
+
+def test_one_measurement_is_the_same_wherever_it_is() -> None:
+    known = replace(OURS, digest="d")
+    assert compare(known, known) is Verdict.SAME
+
+
+def test_the_same_choice_agrees_within_noise() -> None:
+    assert compare(OURS, theirs(1.1)) is Verdict.AGREE
+    assert compare(OURS, theirs(1.1 * (1 + NOISE))) is Verdict.AGREE
+
+
+def test_winners_that_hold_on_one_gpu_each_are_ties() -> None:
+    assert compare(OURS, theirs(1.11, kernel=1)) is Verdict.TIE
+    even = replace(OURS, speedup=Ratio(median=1.01, ci_low=1.0, ci_high=1.02))
+    assert compare(even, theirs(1.0, use=Use.CUBLAS)) is Verdict.TIE
+
+
+@pytest.mark.parametrize("kernel", [0, 1])
+def test_what_is_beyond_noise_is_in_dispute(kernel: int) -> None:
+    assert compare(OURS, theirs(1.2, kernel=kernel)) is Verdict.DISAGREE
+    assert compare(OURS, theirs(1.0, kernel=kernel)) is Verdict.DISAGREE
+    assert compare(OURS, theirs(1.1, use=Use.CUBLAS)) is Verdict.DISAGREE
+
+
+def test_other_software_and_recordings_are_not_compared() -> None:
+    other = replace(theirs(1.5), environment=replace(OTHER_GPU, driver="999"))
+    assert compare(OURS, other) is Verdict.APART
+    assert compare(OURS, replace(theirs(1.5), replayed=True)) is Verdict.APART
+    assert compare(OURS, replace(theirs(1.5), speedup=None)) is Verdict.APART
+
+
+def test_a_dispute_is_measured_again_once(store: Store) -> None:
+    store.promote(OURS)
+    queue = Queue(store)
+    unknown = replace(theirs(1.3), problem=replace(PROBLEM, m=512))
+    verdicts, jobs = settle(store, queue, [theirs(1.3), unknown])
+    assert dict(verdicts) == {Verdict.DISAGREE: 1}
+    (job,) = jobs
+    assert (job.problem, job.effort, job.device) == (PROBLEM, Effort.RECHECK, OURS.device.slug)
+    assert job.priority == IDLE_PRIORITY
+    _, again = settle(store, queue, [theirs(1.3)])
+    assert [each.id for each in again] == [job.id]

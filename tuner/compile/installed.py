@@ -1,0 +1,58 @@
+"""Takes in the packs that were installed with pip, so that a first answer waits for no compiler.
+
+They come as those of another machine do: signed by somebody who is believed, under the hash that
+was signed, and with the names of their kernels in them. Who compiles with another toolchain, or has
+other sources, has no use for them and compiles his own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from gemmsmith.errors import PackCorrupt, Untrusted
+from gemmsmith.signing import Trusted
+from tuner.compile.artifacts import ArtifactStore
+from tuner.compile.manifest import Manifest, Pack, check_names
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Taken:
+    """What became of an installed pack: it is in the store now, or why it is not."""
+
+    path: Path
+    pack: Pack | None
+    refusal: str = ""
+
+
+def take(
+    store: ArtifactStore, folders: Sequence[Path], *, trusted: Trusted | None
+) -> Iterator[Taken]:
+    """Take every pack of these folders in that is not in the store; one result for each of those.
+
+    Args:
+        store: where they go.
+        folders: `gemmsmith.installed.folders()`.
+        trusted: whose packs are taken; None: anybody's, signed or not.
+
+    Raises:
+        DiskFull: no space for a pack.
+    """
+    here = dict(store.manifests()) if folders else {}
+    for path in (path for folder in folders for path in sorted(folder.glob("*.json"))):
+        try:
+            manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+            known = here.get(path.stem)
+            if known is not None and {*manifest.digests} <= {*known.found_for}:
+                continue
+            if trusted is not None:
+                manifest.check(path.stem, trusted)
+            content = path.with_suffix(".so").read_bytes()
+            check_names(path.stem, manifest, content)
+            manifest = msgspec.structs.replace(manifest, taken=sorted(manifest.digests))
+            yield Taken(path=path, pack=store.adopt(path.stem, content, manifest))
+        except (OSError, msgspec.DecodeError, PackCorrupt, Untrusted) as error:
+            yield Taken(path=path, pack=None, refusal=str(error))
