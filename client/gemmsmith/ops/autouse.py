@@ -30,8 +30,9 @@ from gemmsmith.errors import InvalidProblem, PackError, PackIncompatible, Servic
 from gemmsmith.hook import CAPTURE_VARIABLE, VARIABLE, is_first_rank
 from gemmsmith.lookup import Lookup
 from gemmsmith.ops import source
+from gemmsmith.ops.choosing import PackSource
 from gemmsmith.ops.dispatch import Dispatch
-from gemmsmith.ops.engine import Engine, PackSource, install
+from gemmsmith.ops.engine import Engine, install
 from gemmsmith.ops.patching import patch
 from gemmsmith.packs import Packs, asking, believe
 from gemmsmith.problem import Problem

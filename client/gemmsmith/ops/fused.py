@@ -261,8 +261,10 @@ class FusedLinear(torch.autograd.Function):
         dweight = None
         if wants_weight and ctx.main_grad is not None:
             functions.accumulate(ctx.main_grad, dp, x)
-        elif wants_weight:
+        elif wants_weight and weight.stride(-1) == 1:
             dweight = multiply(Form.WEIGHT_GRADIENT, dp, x)
+        elif wants_weight:  # one that lies in columns gets such a gradient: autograd copies none
+            dweight = multiply(Form.WEIGHT_GRADIENT, x, dp).t()
         dbias = dp.reshape(-1, dp.shape[-1]).sum(0) if wants_bias else None
         return dx, dweight, dbias, dy if wants_residual else None, None, None
 

@@ -9,12 +9,10 @@ there is none any more.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import operator
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,8 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.pattern_matcher import stable_topological_sort
 
 from gemmsmith.epilogue import GATES, Epilogue
-from gemmsmith.ops import fused as _fused  # noqa: F401 - registers gemmsmith::…
+from gemmsmith.ops import backward as _backward  # noqa: F401 - registers gemmsmith::…
+from gemmsmith.ops import fused as _fused  # noqa: F401 - likewise
 from gemmsmith.ops import gated as _gated  # noqa: F401 - likewise
 from gemmsmith.ops.engine import Engine, current
 from gemmsmith.ops.forms import Form, Spec
@@ -42,8 +41,6 @@ from gemmsmith.ops.graph_matching import (
 from gemmsmith.ops.plan import Plan
 
 _aten = torch.ops.aten
-with contextlib.suppress(ImportError):  # registers gemmsmith::backward_product, where there is one
-    import_module("gemmsmith.ops.backward")
 
 
 def inductor_pass() -> CustomGraphPass:
@@ -167,8 +164,7 @@ def _gradient(engine: Engine, graph: fx.Graph, node: fx.Node) -> bool:
         return False
     if escapes({*product.passed, *found.steps}, node) or value(found.at).shape != value(node).shape:
         return False
-    own = torch.ops.gemmsmith
-    if not hasattr(own, "backward_product") or not value(found.at).is_contiguous():
+    if not value(found.at).is_contiguous():
         return False
     sums = _sum_of_rows(node)
     for sum_of_rows in (sums, None) if sums is not None else (None,):
@@ -183,7 +179,7 @@ def _gradient(engine: Engine, graph: fx.Graph, node: fx.Node) -> bool:
                 aux = _call(graph, _aten.reshape.default, (aux, size))
             out = _call(
                 graph,
-                own.backward_product.default,
+                torch.ops.gemmsmith.backward_product.default,
                 (product.x, product.weight, aux, epilogue.value),
             )
             _put(graph, node, _item(graph, out, 0))

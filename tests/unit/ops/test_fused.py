@@ -126,6 +126,19 @@ def test_only_the_gradients_that_are_wanted_are_computed(engine: Engine, runs: R
     assert x.grad is None
 
 
+def test_the_gradient_lies_as_its_weight_does(engine: Engine, chooser: Chooser) -> None:
+    """GPT-2's weights are [K, N]: no copy of their gradients."""
+    x, _, bias, _ = operands()
+    weight = random(K, N)
+    out = gemmsmith.linear(x, weight.t(), bias, activation="gelu_tanh")
+    out.sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.stride() == weight.stride()
+    assert Problem(m=K, n=N, k=M, layout="nt") in chooser.asked
+    expected = torch.autograd.grad(wanted([x, weight.t(), bias, None], "gelu_tanh").sum(), weight)
+    torch.testing.assert_close(weight.grad, expected[0], rtol=5e-2, atol=0.15)
+
+
 def test_a_gradient_of_the_gradient_is_torchs(engine: Engine) -> None:
     x, weight, bias, _ = operands()
 

@@ -27,6 +27,7 @@ Runs = Callable[[], int]
 @pytest.fixture(autouse=True)
 def _all_undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(patching._Patches, "warned", False)
+    monkeypatch.setattr(patching._Patches, "open", [])  # other tests' blocks
     yield
     gemmsmith.unpatch()
     assert patching._Patches.open == []
