@@ -82,7 +82,7 @@ def test_what_lacks_a_winner_is_named_once_with_its_command(
         "default",
         "  4096×4096×4096 bf16 tn has none, 100%: gemmsmith tune 4096 4096 4096 --dtype bf16 "
         "--layout tn",
-        "  `gemmsmith run --tune -- …` brings winners of all of them to the next run",
+        "  `gemmsmith run --tune -- …` brings winners of them to the next run",
     ]
 
 
