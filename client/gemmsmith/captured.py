@@ -25,6 +25,9 @@ STEPS_VARIABLE = "GEMMSMITH_CAPTURE_STEPS"
 STOP_VARIABLE = "GEMMSMITH_CAPTURE_STOP"
 """Set to 1, the program ends after them, with status 0."""
 
+STOPPED = "stopped"
+"""A file in the folder: a process has ended so."""
+
 SUFFIX = ".products.json"
 """Of a process's file in the folder."""
 

@@ -31,8 +31,13 @@ NEIGHBOURS = 8
 
 def kept(settings: Settings) -> Path:
     """The file of this user's winners for the GPU that is here."""
-    model = local_gpu()
-    return kept_bundle(settings.default_model if model is None else model.slug)
+    return kept_bundle(_model() or settings.default_model)
+
+
+def _model() -> str | None:
+    """Slug of the GPU that is here; None without one."""
+    found = local_gpu()
+    return None if found is None else found.slug
 
 
 def tune(
@@ -56,13 +61,12 @@ def tune(
         for one, calls in found.problems.most_common()
     ]
     if url or bundle is None:
-        model = local_gpu()
         return tune_remote.run(
             str(url),
             tasks,
             effort=effort,
             priority=0,
-            device=None if model is None else model.slug,
+            device=_model(),
             deadline_s=None,
             time_limit=time_limit,
             wait=True,
@@ -116,7 +120,8 @@ def summary(settings: Settings, found: Captured, bundle: Path | None, url: str |
         waiting = len(without) - len(lacking)
         lines.append(f"  {waiting} have winners in the database, but not in {bundle}")
     if without:
-        lines.append("  `gemmsmith run --tune -- …` brings winners of all of them to the next run")
+        options = "--tune" if url is None else f"--tune --url {url}"
+        lines.append(f"  `gemmsmith run {options} -- …` brings winners of them to the next run")
     return lines
 
 
@@ -126,7 +131,7 @@ def _known(
     """The winners it ran with, those there are, and the µs that each problem takes by default."""
     if url or bundle is None:
         with connect(str(url)) as client:
-            served = client.snapshot()
+            served = client.snapshot(_model())
         calls = found.problems.items()
         times = {one: count * demand.default_us(one, None, []) for one, count in calls}
         return served, served, times

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from gemmsmith.captured import STEPS_VARIABLE, STOP_VARIABLE, SUFFIX, Captured
+from gemmsmith.captured import STEPS_VARIABLE, STOP_VARIABLE, STOPPED, SUFFIX, Captured
 from gemmsmith.hook import CAPTURE_VARIABLE, VARIABLE
 from service.cli.output import MisuseError
 
@@ -33,12 +33,14 @@ class Ended:
         status: its exit status; 128 and the number of the signal that killed it.
         found: what it multiplied, in all of its processes.
         processes: how many of them did.
+        stopped: it was ended after the steps that were to be captured.
         why: why nothing was captured; empty where something was.
     """
 
     status: int
     found: Captured
     processes: int
+    stopped: bool
     why: str
 
 
@@ -152,6 +154,7 @@ def _ended(status: int, folder: Path) -> Ended:
         status=status,
         found=found,
         processes=processes,
+        stopped=(folder / STOPPED).exists(),
         why="" if found.problems else _why(found, len(files), len(list(folder.glob("*.seen")))),
     )
 

@@ -58,8 +58,10 @@ def run(
     Signals are passed on, and the exit status is the program's own; 1 where it is 0 and --tune
     found nothing to tune or failed.
     """
+    from gemmsmith.errors import GemmsmithError
     from gemmsmith.requests import effort_of
     from service.cli import of_run, program
+    from tuner.errors import TunerError
 
     checked = effort_of(effort)
     if rehearse and not tune:
@@ -82,8 +84,14 @@ def run(
         raise typer.Exit(1 if tune else 0)
     if tune:
         status = of_run.tune(settings, ended.found, kept, url, checked, time_limit)
-        if rehearse:
+        if ended.stopped:
             status = program.run_plainly(command, winners()) or status
+        elif rehearse:
+            note(f"gemmsmith: the program ended before step {steps}, and is not run again")
         raise typer.Exit(status)
-    for line in of_run.summary(settings, ended.found, kept, url):
+    try:
+        lines = of_run.summary(settings, ended.found, kept, url)
+    except (GemmsmithError, TunerError) as error:  # the program has succeeded, whatever we know
+        lines = [f"gemmsmith: which products have winners is not known: {error}"]
+    for line in lines:
         note(line)

@@ -22,7 +22,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import _python_dispatch
 
-from gemmsmith.captured import STEPS_VARIABLE, STOP_VARIABLE, SUFFIX
+from gemmsmith.captured import STEPS_VARIABLE, STOP_VARIABLE, STOPPED, SUFFIX
 from gemmsmith.files import publish
 from gemmsmith.ops.capturing import Recorder, capture
 
@@ -68,6 +68,7 @@ class _Recording:
         self._block.__exit__(None, None, None)
         self.write()
         if self._stop:
+            (self._folder / STOPPED).touch()
             raise SystemExit(0)
         if "torch._dynamo" in sys.modules:
             # It has noted of compiled functions that they cannot be compiled.

@@ -30,6 +30,8 @@ if folder:
     found = Captured()
     found.problems[Problem(m=4096, n=4096, k=4096)] = 6
     (pathlib.Path(folder) / "one.products.json").write_bytes(found.document)
+    if os.environ["GEMMSMITH_CAPTURE_STOP"] == "1" and len(sys.argv) < 3:
+        (pathlib.Path(folder) / "stopped").touch()
 sys.exit(int(sys.argv[1]))
 """
 """Stands for a program that multiplies, as its processes leave it; tests/unit/ops has real ones."""
@@ -80,7 +82,7 @@ def test_what_lacks_a_winner_is_named_once_with_its_command(
         "default",
         "  4096×4096×4096 bf16 tn has none, 100%: gemmsmith tune 4096 4096 4096 --dtype bf16 "
         "--layout tn",
-        "  `gemmsmith run --tune -- …` brings winners of all of them to the next run",
+        "  `gemmsmith run --tune -- …` brings winners of them to the next run",
     ]
 
 
@@ -112,6 +114,20 @@ def test_a_rehearsal_is_ended_tuned_and_run_with_its_winners(
     ]
     assert [one.problems for one in tuned] == [{FORWARD: 6}]
     assert "calls = 6" in (tmp_path / "suite.toml").read_text()
+
+
+def test_a_rehearsal_that_reached_the_end_is_all(
+    settings: Settings, tuned: list[Captured], capfd: pytest.CaptureFixture[str]
+) -> None:
+    done = run("--tune", "--rehearse", "--", "python", "program.py", "0", "has no optimizer")
+    assert done.exit_code == 0
+    assert "ended before step 2, and is not run again" in done.output
+    assert len(capfd.readouterr()[0].splitlines()) == len(tuned) == 1
+
+
+def test_a_database_that_cannot_be_read_does_not_fail_the_program(settings: Settings) -> None:
+    done = run("--database", "sqlite:////proc/no.db", "--", "python", "program.py", "0")
+    assert done.exit_code == 0, done.output
 
 
 def test_wrong_options(settings: Settings) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gemmsmith.captured import Captured
 from tests.support import unchanged
 from tuner.suites import load
 
@@ -39,6 +40,17 @@ print(rank, compiled)
 if rank == 1:
     code = "import torch; a = torch.ones(3, 16).bfloat16(); a @ a.t()"
     subprocess.run([sys.executable, "-c", code], check=True)
+"""
+
+
+STOPPED = """
+import torch
+layer = torch.nn.Linear(16, 8, bias=False, dtype=torch.bfloat16)
+optimizer = torch.optim.SGD(layer.parameters())
+for step in range(3):
+    layer(torch.ones(4, 16).bfloat16()).float().square().sum().backward()
+    optimizer.step()
+    print(step)
 """
 
 
@@ -103,6 +115,21 @@ def test_ranks_and_what_they_start_are_added_up(tmp_path: Path) -> None:
         (3, 3, 16, "tn", "bf16"): 1,
     }
     assert "s.toml: 5 problems, 9 products of 3 processes" in done.stderr
+
+
+@pytest.mark.long
+def test_a_program_that_is_to_stop_ends_in_the_step(tmp_path: Path) -> None:
+    environment = unchanged.environment(
+        tmp_path / "site",
+        GEMMSMITH_CAPTURE=str(tmp_path),
+        GEMMSMITH_CAPTURE_STEPS="2",
+        GEMMSMITH_CAPTURE_STOP="1",
+    )
+    done = unchanged.run(["python", "-c", STOPPED], tmp_path, environment)
+    assert (done.returncode, done.stdout) == (0, "0\n")
+    assert (tmp_path / "stopped").exists()
+    (file,) = tmp_path.glob("*.products.json")
+    assert sum(Captured.parse(file.read_bytes()).problems.values()) == 4
 
 
 FORKED = """
