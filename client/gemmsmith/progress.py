@@ -11,7 +11,7 @@ from typing import Any, Protocol, TextIO
 from gemmsmith.jobs import JobStatus
 
 
-class Progress(Protocol):
+class Display(Protocol):
     """Shows a job to somebody, again and again."""
 
     def show(self, status: JobStatus) -> None:
@@ -21,7 +21,7 @@ class Progress(Protocol):
         """Nothing more will be shown."""
 
 
-class NoProgress:
+class NoDisplay:
     """Shows nothing."""
 
     def show(self, status: JobStatus) -> None:
@@ -31,7 +31,7 @@ class NoProgress:
         """Nothing."""
 
 
-class Line:
+class TerminalLine:
     """One line, written over itself in a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -60,7 +60,7 @@ class Line:
             self._stream.flush()
 
 
-class Cell:
+class NotebookCell:
     """A table below a notebook's cell, which changes in its place."""
 
     def __init__(self, display: Any) -> None:
@@ -78,14 +78,14 @@ class Cell:
         """The last table stays."""
 
 
-def progress(wanted: bool, stream: TextIO | None = None) -> Progress:
+def progress(wanted: bool, stream: TextIO | None = None) -> Display:
     """What shows a job here; nothing where that is not `wanted`."""
     if not wanted:
-        return NoProgress()
+        return NoDisplay()
     ipython = sys.modules.get("IPython")  # who has a notebook has loaded it
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is not None and getattr(shell, "kernel", None) is not None:
         from IPython.display import display
 
-        return Cell(display)
-    return Line(stream or sys.stderr)
+        return NotebookCell(display)
+    return TerminalLine(stream or sys.stderr)

@@ -20,7 +20,7 @@ from tuner.compile.manifest import Manifest, Pack, check_names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Taken:
+class TakenIn:
     """What became of an installed pack: it is in the store now, or why it is not."""
 
     path: Path
@@ -30,7 +30,7 @@ class Taken:
 
 def take(
     store: ArtifactStore, folders: Sequence[Path], *, trusted: Trusted | None
-) -> Iterator[Taken]:
+) -> Iterator[TakenIn]:
     """Take every pack of these folders in that is not in the store; one result for each of those.
 
     Args:
@@ -53,6 +53,6 @@ def take(
             content = path.with_suffix(".so").read_bytes()
             check_names(path.stem, manifest, content)
             manifest = msgspec.structs.replace(manifest, taken=sorted(manifest.digests))
-            yield Taken(path=path, pack=store.adopt(path.stem, content, manifest))
+            yield TakenIn(path=path, pack=store.adopt(path.stem, content, manifest))
         except (OSError, msgspec.DecodeError, PackCorrupt, Untrusted) as error:
-            yield Taken(path=path, pack=None, refusal=str(error))
+            yield TakenIn(path=path, pack=None, refusal=str(error))

@@ -15,7 +15,7 @@ import pytest
 from gemmsmith import Answer, Client, NotTuned, Problem
 from gemmsmith.answer import Match, Use
 from gemmsmith.jobs import JobStatus
-from gemmsmith.progress import Cell, Line, NoProgress, progress
+from gemmsmith.progress import NoDisplay, NotebookCell, TerminalLine, progress
 from gemmsmith.showing import bar, line, table
 from gemmsmith.tuning import JobState
 from tests.support.replacing import replace
@@ -119,7 +119,7 @@ def test_bars_are_of_one_width() -> None:
 
 def test_a_terminals_line_is_written_over() -> None:
     stream = Terminal()
-    display = Line(stream)
+    display = TerminalLine(stream)
     display.show(status(phase="compiling", done=1, total=9))
     display.show(status(phase="compiling", done=1, total=9))
     display.show(status(state=JobState.DONE))
@@ -133,7 +133,7 @@ def test_a_terminals_line_is_written_over() -> None:
 
 def test_a_log_gets_a_line_a_phase() -> None:
     stream = io.StringIO()
-    display = Line(stream)
+    display = TerminalLine(stream)
     for done in range(5):
         display.show(status(phase="screen", done=done, total=5))
     display.show(status(phase="finals", done=0, total=3))
@@ -151,7 +151,7 @@ def test_a_notebooks_cell_changes_in_place() -> None:
         shown.append(("new", found, display_id))
         return SimpleNamespace(update=lambda later: shown.append(("update", later)))
 
-    cell = Cell(display)
+    cell = NotebookCell(display)
     for done in range(3):
         cell.show(status(done=done))
     cell.close()
@@ -159,7 +159,7 @@ def test_a_notebooks_cell_changes_in_place() -> None:
     assert shown[-1][1].done == 2
 
 
-@pytest.mark.parametrize(("kernel", "kind"), [(object(), Cell), (None, Line)])
+@pytest.mark.parametrize(("kernel", "kind"), [(object(), NotebookCell), (None, TerminalLine)])
 def test_notebooks_are_known_by_their_kernel(
     monkeypatch: pytest.MonkeyPatch, kernel: object, kind: type
 ) -> None:
@@ -168,7 +168,7 @@ def test_notebooks_are_known_by_their_kernel(
     shown = SimpleNamespace(display=lambda *_: None)
     monkeypatch.setitem(sys.modules, "IPython.display", shown)
     assert isinstance(progress(True), kind)
-    assert isinstance(progress(False), NoProgress)
+    assert isinstance(progress(False), NoDisplay)
 
 
 def test_waiting_shows_the_job(
