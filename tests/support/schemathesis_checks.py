@@ -16,6 +16,7 @@ UNSAYABLE = {
     "query": "that m, n and k belong together",
     "dtype": "which outputs and scalings an element type goes with",
     "groups": "which groupings it belongs to",
+    "batch": "how many groups a grouping has at most",
     **dict.fromkeys(("out", "scaling", "grouping", "epilogue", "accumulate"), "what goes together"),
 }
 """Fields that may be refused though they are as described, and what no JSON Schema can say."""

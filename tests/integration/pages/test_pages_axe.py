@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
-
 import pytest
 from playwright.sync_api import Browser, Page
 
 from service.pages import addresses
+from tests.support.axe import findings
 from tests.support.browsing import Watch
 from tests.support.content import HOPELESS, TRIED
 from tests.support.serving import H200
 from tests.support.site import Site
-
-AXE = (files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
-FINDINGS = """async () => (await axe.run(
-    { exclude: [["section.call:nth-of-type(n+4)"]] }, { resultTypes: ["violations"] })
-  ).violations.map((v) => `${v.id}: ${v.nodes.map((n) => n.html).join(" | ").slice(0, 300)}`)"""
-"""Of the calls in /docs the first three are looked at: all are alike, and there are 30."""
 
 
 def kinds_of_pages(site: Site) -> list[str]:
@@ -37,11 +30,9 @@ def kinds_of_pages(site: Site) -> list[str]:
     ]
 
 
-def findings(page: Page, path: str) -> list[str]:
+def opened(page: Page, path: str) -> list[str]:
     page.goto(path)
-    page.evaluate(AXE)
-    found: list[str] = page.evaluate(FINDINGS)
-    return found
+    return findings(page)
 
 
 @pytest.mark.long
@@ -52,7 +43,5 @@ def test_axe_finds_nothing(
     size = {"width": width, "height": 860}
     with chromium.new_context(base_url=site.origin, viewport=size, color_scheme=scheme) as context:
         page = watch.over(context.new_page())
-        assert {
-            path: found for path in kinds_of_pages(site) if (found := findings(page, path))
-        } == {}
+        assert {path: found for path in kinds_of_pages(site) if (found := opened(page, path))} == {}
     watch.forgive(404, 422)

@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 from gemmsmith.candidate import Candidate
 from gemmsmith.problem import Problem
 from service.pages import addresses
+from tests.support.axe import findings
 from tests.support.browsing import IMPERFECT, Watch
 from tests.support.content import TRIED
 from tests.support.records import failed_trial, trial
@@ -65,6 +66,7 @@ def test_a_browser_logs_in_by_keyboard_and_goes_on_to_where_it_wanted(
 ) -> None:
     visitor.goto("/ui/problems?q=4096")
     assert visitor.evaluate(IMPERFECT) == []
+    assert findings(visitor) == []
     expect(visitor.get_by_label("API key")).to_be_focused()
     visitor.keyboard.type("gsk_wrong")
     visitor.keyboard.press("Enter")
