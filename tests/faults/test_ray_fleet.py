@@ -43,7 +43,7 @@ def problems(count: int) -> list[Problem]:
 
 def environment(folder: Path, url: str) -> dict[str, str]:
     """Recorded GPUs of three models that want packs, and what makes them."""
-    fake_nvcc.toolchain(folder / "nvcc", each_s=0.3)
+    fake_nvcc.toolchain(folder / "nvcc", each_s=0.1)
     wanted = problems(JOBS // len(MODELS))
     (folder / "sweeps").mkdir()
     for model in MODELS:
@@ -81,25 +81,35 @@ def test_nothing_is_lost_whatever_is_killed(
             counts = Queue(store).counts()
         return sum(count for state, count in counts.items() if state.terminal)
 
-    def faults(cluster: LocalCluster) -> None:
+    def faults(cluster: LocalCluster) -> set[int]:
         victims = cluster.gpus()
         random.choice(victims).kill()
         server.restart()
         cluster.lose(random.randrange(2))
         cluster.join(cores=1, gpus=GPUS)
+        kept = {process.pid for process in cluster.gpus()}
+        print("node replaced", time.monotonic() - began)
         cluster.kill_driver()
+        return kept
 
+    began = time.monotonic()
     with LocalCluster(tmp_path, environment(tmp_path, url)) as cluster:
         for _ in range(2):
             cluster.join(cores=1, gpus=GPUS)
+        print("cluster up", time.monotonic() - began)
         cluster.drive()
         until(lambda: done() >= JOBS // 6, "no job is done")
-        faults(cluster)
+        print("under way", time.monotonic() - began)
+        kept = faults(cluster)
         deadline = time.monotonic() + float(os.environ.get("GEMMSMITH_FLEET_PATIENCE_S", "180"))
         while done() < JOBS:
             assert time.monotonic() < deadline, f"{done()} of {JOBS} jobs"
             time.sleep(0.2)
+        print("done", time.monotonic() - began)
+        # The next driver has found the workers of the one that was killed, and ends them too.
+        assert kept & {process.pid for process in cluster.gpus()}
         assert cluster.end_driver() == 0
+        until(lambda: not cluster.gpus(), "workers are left behind")
     ended = verify(url, jobs)
     assert ended["done"] >= JOBS - 2, ended  # a kill costs an attempt, and there are 3
     assert ended.total() == JOBS
