@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -22,6 +20,8 @@ from tuner.jobs import Queue
 from tuner.store import Store, upgrade
 
 JOBS = 60
+PATIENCE_S = 180.0
+"""On two busy cores; on two that have nothing else to do all of it takes a fraction."""
 MODELS = [replace(H200, name=f"NVIDIA {name}") for name in ("H200", "H300", "H400")]
 GPUS = {f"replay:{model.slug}": 1 for model in MODELS}
 
@@ -88,24 +88,16 @@ def test_nothing_is_lost_whatever_is_killed(
         cluster.lose(random.randrange(2))
         cluster.join(cores=1, gpus=GPUS)
         kept = {process.pid for process in cluster.gpus()}
-        print("node replaced", time.monotonic() - began)
         cluster.kill_driver()
         return kept
 
-    began = time.monotonic()
     with LocalCluster(tmp_path, environment(tmp_path, url)) as cluster:
         for _ in range(2):
             cluster.join(cores=1, gpus=GPUS)
-        print("cluster up", time.monotonic() - began)
         cluster.drive()
-        until(lambda: done() >= JOBS // 6, "no job is done")
-        print("under way", time.monotonic() - began)
+        until(lambda: done() >= JOBS // 6, "no job is done", PATIENCE_S)
         kept = faults(cluster)
-        deadline = time.monotonic() + float(os.environ.get("GEMMSMITH_FLEET_PATIENCE_S", "180"))
-        while done() < JOBS:
-            assert time.monotonic() < deadline, f"{done()} of {JOBS} jobs"
-            time.sleep(0.2)
-        print("done", time.monotonic() - began)
+        until(lambda: done() == JOBS, "not all jobs are done", PATIENCE_S)
         # The next driver has found the workers of the one that was killed, and ends them too.
         assert kept & {process.pid for process in cluster.gpus()}
         assert cluster.end_driver() == 0
