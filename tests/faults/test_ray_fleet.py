@@ -21,7 +21,7 @@ from tuner.store import Store, upgrade
 
 JOBS = 60
 PATIENCE_S = 180.0
-"""On two busy cores; on two that have nothing else to do all of it takes a fraction."""
+"""Ample: seven processes import their libraries, on cores that may be busy."""
 MODELS = [replace(H200, name=f"NVIDIA {name}") for name in ("H200", "H300", "H400")]
 GPUS = {f"replay:{model.slug}": 1 for model in MODELS}
 
