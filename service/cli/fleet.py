@@ -48,7 +48,8 @@ def fleet(
     Jobs come from the database, as those of `gemmsmith worker` do. Machines may join and leave.
     """
     try:
-        from service.fleet.driver import Options, connected, run
+        from service.fleet.driver import Options
+        from service.fleet.running import connected, run
     except ImportError:
         raise CommandError(
             "Ray is not installed here: pip install 'gemmsmith-service[fleet]'"

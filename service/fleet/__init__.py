@@ -1,4 +1,4 @@
 """Many GPUs: Ray places workers on machines, the database stays the record and the one queue.
 
-Ray is imported here and nowhere else, and only by `service.fleet.driver`.
+Ray is imported here and nowhere else, and only by `driver` and `running`.
 """

@@ -1,20 +1,19 @@
 """Places a fleet's workers on the machines that Ray knows, and looks after them.
 
 Every `LOOK_S` it compares what there is with what there should be: one worker a GPU, compile tasks
-while jobs wait for kernels. It knows nothing that it could lose: a driver that dies takes its
-workers with it, their leases run out, and the next driver begins anew. Jobs of a worker that Ray
-knows to be dead are free at once.
+while jobs wait for kernels. It knows nothing that it could lose: GPUs' workers have names in Ray,
+go on when the driver dies, and are found by the next one, unless that has other settings. Jobs of a
+worker that Ray knows to be dead are free at once.
 """
 
 from __future__ import annotations
 
-import signal
-import threading
+import hashlib
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -22,14 +21,13 @@ import structlog
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from gemmsmith.tuning import JobState
+from gemmsmith.version import VERSION
 from service.fleet.compiling import CompileOrder, FleetGpu, compile_jobs
 from service.fleet.measuring import Beat, GpuWorker, MeasureOrder
 from service.fleet.plan import Machine, Slot, compile_tasks, slots, to_start
 from service.settings import Settings
-from tuner.errors import StoreError, TunerError
-from tuner.jobs.stages import Stage, StagedQueue
-from tuner.store import Store
+from tuner.errors import TunerError
+from tuner.jobs.stages import StagedQueue
 
 log = structlog.get_logger("gemmsmith.fleet")
 
@@ -39,6 +37,8 @@ _STARTS_WITHIN_S = 120.0
 """Silence of a worker that has yet to answer: its process imports its libraries."""
 _SILENT_S = 20.0
 """Silence after which a worker is killed."""
+NAMESPACE = "gemmsmith-fleet"
+"""Of the workers' names in Ray."""
 _REST_S = 10.0
 """Pause before a GPU whose worker could not work gets another one."""
 
@@ -68,14 +68,17 @@ class Options:
 
 @dataclass(kw_only=True, slots=True)
 class _Hired:
-    """A GPU's worker and what is known of it."""
+    """A GPU's worker and what is known of it; an `owner` once it has said so."""
 
-    owner: str
     actor: Any
     heard_at: float
     patience_s: float = _STARTS_WITHIN_S
     asked: Any = None
     beat: Beat | None = None
+
+    @property
+    def owner(self) -> str:
+        return self.beat.owner if self.beat is not None else ""
 
 
 @dataclass(kw_only=True)
@@ -90,6 +93,27 @@ class Driver:
     compiling: dict[Any, str] = field(default_factory=dict)
     lapsing: set[str] = field(default_factory=set)
     name: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+
+    def __post_init__(self) -> None:
+        self._order = MeasureOrder(
+            environ=self.settings.environment(),
+            owner="",
+            device="",
+            compilers=self.options.cores > 0,
+            share=self.options.share,
+            ttl_s=self.options.ttl_s,
+            poll_s=self.options.poll_s,
+        )
+        # Workers with these settings, of this version, are as good as new ones.
+        told = f"{VERSION} {sorted(self._order.environ.items())} {replace(self._order, environ={})}"
+        self._kind = hashlib.sha256(told.encode()).hexdigest()[:12]
+
+    def dismiss_others(self) -> None:
+        """End workers that an earlier driver left, with other settings."""
+        for found in ray.util.list_named_actors(all_namespaces=True):
+            if found["namespace"] == NAMESPACE and not found["name"].startswith(f"{self._kind}:"):
+                with suppress(ValueError):  # it has just ended
+                    ray.kill(ray.get_actor(found["name"], namespace=NAMESPACE))
 
     def look(self) -> None:
         """Bring the workers into line with machines and queue.
@@ -149,16 +173,7 @@ class Driver:
         self.queue.lapse(sorted(self.lapsing))
 
     def _hire(self, slot: Slot) -> None:
-        owner = self._owner(slot.resource)
-        order = MeasureOrder(
-            environ=self.settings.environment(),
-            owner=owner,
-            device=slot.device,
-            compilers=self.options.cores > 0,
-            share=self.options.share,
-            ttl_s=self.options.ttl_s,
-            poll_s=self.options.poll_s,
-        )
+        order = replace(self._order, owner=self._owner(slot.resource), device=slot.device)
         gpus = slot.needs.get("GPU", 0)
         actor = (
             ray.remote(self.options.gpu_worker)
@@ -167,12 +182,16 @@ class Driver:
                 num_gpus=gpus,
                 resources={} if gpus else slot.needs,
                 max_concurrency=4,
+                name=f"{self._kind}:{slot.machine}:{slot.resource}:{slot.number}",
+                namespace=NAMESPACE,
+                lifetime="detached",
+                get_if_exists=True,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(slot.machine, soft=False),
             )
             .remote(order)
         )
-        self.hired[slot] = _Hired(owner=owner, actor=actor, heard_at=time.monotonic())
-        log.info("gpu_hired", device=slot.device, machine=slot.machine[:8], owner=owner)
+        self.hired[slot] = _Hired(actor=actor, heard_at=time.monotonic())
+        log.info("gpu_hired", device=slot.device, machine=slot.machine[:8])
 
     def _hear(self) -> None:
         """Ask every worker how it is, and hear those that have answered."""
@@ -205,7 +224,8 @@ class Driver:
         hired = self.hired.pop(slot)
         log.info("gpu_dismissed", device=slot.device, machine=slot.machine[:8], reason=reason)
         ray.kill(hired.actor)
-        self.lapsing.add(hired.owner)
+        if hired.owner:
+            self.lapsing.add(hired.owner)
 
     def _collect_compilers(self) -> None:
         if not self.compiling:
@@ -242,59 +262,6 @@ class Driver:
         return f"fleet-{self.name}:{what}:{uuid.uuid4().hex[:12]}"
 
 
-@contextmanager
-def connected(address: str, recorded: str = "") -> Iterator[None]:
-    """Be part of the cluster at that address; `auto` is this machine's, `local` a new one.
-
-    A new one ends with this; it has the machine's GPUs, or one `recorded` GPU.
-
-    Raises:
-        ConnectionError: there is no cluster.
-    """
-    if address == "local":
-        resources = {recorded: 1.0} if recorded else {}
-        ray.init(address="local", resources=resources, include_dashboard=False)
-    else:
-        ray.init(address=address)
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-def run(settings: Settings, options: Options, *, until_idle: bool = False) -> None:
-    """Look after a fleet until SIGTERM or SIGINT; with `until_idle` until no job waits or runs.
-
-    Raises:
-        StoreError: the database cannot be used at the start.
-        OneMachineOnly: it is a file, and the cluster has several machines.
-    """
-    with Store.open(settings.database) as store, _signals() as stopping:
-        driver = Driver(settings=settings, queue=StagedQueue(store, Stage.COMPILE), options=options)
-        log.info("fleet ready", driver=driver.name)
-        ready = -1
-        try:
-            while not stopping.is_set():
-                began = time.monotonic()
-                try:
-                    driver.look()
-                    if until_idle and _is_idle(driver.queue):
-                        break
-                except StoreError as error:
-                    log.warning("store_unavailable", error=str(error))
-                if driver.ready() != ready:
-                    ready = driver.ready()
-                    log.info("gpus_ready", gpus=ready, of=len(driver.hired))
-                stopping.wait(max(0.0, LOOK_S - (time.monotonic() - began)))
-        finally:
-            driver.stop()
-
-
-def _is_idle(queue: StagedQueue) -> bool:
-    counts = queue.counts()
-    return not counts[JobState.WAITING] and not counts[JobState.RUNNING]
-
-
 def _machines() -> list[Machine]:
     return [
         Machine(
@@ -305,21 +272,3 @@ def _machines() -> list[Machine]:
         for node in ray.nodes()  # type: ignore[no-untyped-call]
         if node["Alive"]
     ]
-
-
-@contextmanager
-def _signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set; a second SIGINT means now."""
-    stopping = threading.Event()
-
-    def stop(number: int, _frame: object) -> None:
-        stopping.set()
-        if number == signal.SIGINT:
-            signal.signal(number, signal.SIG_DFL)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield stopping
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -68,11 +68,13 @@ class Beat:
     """What a GPU's worker says when it is asked.
 
     Attributes:
+        owner: the name that its leases have.
         device: what it measures on; None until it has been opened.
         staged: its jobs are compiled by others.
         error: why it cannot work; empty while it can.
     """
 
+    owner: str
     device: FleetGpu | None
     staged: bool
     error: str = ""
@@ -143,7 +145,9 @@ class GpuWorker:
         """Say how it is; the first call starts the work."""
         if not self._thread.ident:
             self._thread.start()
-        return Beat(device=self._device, staged=self._staged, error=self._error)
+        return Beat(
+            owner=self._order.owner, device=self._device, staged=self._staged, error=self._error
+        )
 
     def stop(self) -> None:
         """Hand the job in hand back between two candidates, and end."""

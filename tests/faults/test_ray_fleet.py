@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -22,6 +20,8 @@ from tuner.jobs import Queue
 from tuner.store import Store, upgrade
 
 JOBS = 60
+PATIENCE_S = 180.0
+"""Ample: seven processes import their libraries, on cores that may be busy."""
 MODELS = [replace(H200, name=f"NVIDIA {name}") for name in ("H200", "H300", "H400")]
 GPUS = {f"replay:{model.slug}": 1 for model in MODELS}
 
@@ -43,7 +43,7 @@ def problems(count: int) -> list[Problem]:
 
 def environment(folder: Path, url: str) -> dict[str, str]:
     """Recorded GPUs of three models that want packs, and what makes them."""
-    fake_nvcc.toolchain(folder / "nvcc", each_s=0.3)
+    fake_nvcc.toolchain(folder / "nvcc", each_s=0.1)
     wanted = problems(JOBS // len(MODELS))
     (folder / "sweeps").mkdir()
     for model in MODELS:
@@ -81,25 +81,27 @@ def test_nothing_is_lost_whatever_is_killed(
             counts = Queue(store).counts()
         return sum(count for state, count in counts.items() if state.terminal)
 
-    def faults(cluster: LocalCluster) -> None:
+    def faults(cluster: LocalCluster) -> set[int]:
         victims = cluster.gpus()
         random.choice(victims).kill()
         server.restart()
         cluster.lose(random.randrange(2))
         cluster.join(cores=1, gpus=GPUS)
+        kept = {process.pid for process in cluster.gpus()}
         cluster.kill_driver()
+        return kept
 
     with LocalCluster(tmp_path, environment(tmp_path, url)) as cluster:
         for _ in range(2):
             cluster.join(cores=1, gpus=GPUS)
         cluster.drive()
-        until(lambda: done() >= JOBS // 6, "no job is done")
-        faults(cluster)
-        deadline = time.monotonic() + float(os.environ.get("GEMMSMITH_FLEET_PATIENCE_S", "180"))
-        while done() < JOBS:
-            assert time.monotonic() < deadline, f"{done()} of {JOBS} jobs"
-            time.sleep(0.2)
+        until(lambda: done() >= JOBS // 6, "no job is done", PATIENCE_S)
+        kept = faults(cluster)
+        until(lambda: done() == JOBS, "not all jobs are done", PATIENCE_S)
+        # The next driver has found the workers of the one that was killed, and ends them too.
+        assert kept & {process.pid for process in cluster.gpus()}
         assert cluster.end_driver() == 0
+        until(lambda: not cluster.gpus(), "workers are left behind")
     ended = verify(url, jobs)
     assert ended["done"] >= JOBS - 2, ended  # a kill costs an attempt, and there are 3
     assert ended.total() == JOBS

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from service import logging
 from service.fleet import compiling, measuring
-from service.fleet.driver import Options, connected, run
+from service.fleet.driver import Options
+from service.fleet.running import connected, run
 from service.settings import Settings
 from service.worker import builder
 from tests.support import fake_nvcc

@@ -19,8 +19,8 @@ sys.exit(serve(Settings.load(), worker="worker" in sys.argv))
 """
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
+def until(condition: Callable[[], bool], what: str, patience_s: float = 60.0) -> None:
+    deadline = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.05)

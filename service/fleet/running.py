@@ -1,0 +1,93 @@
+"""Runs a fleet's driver until it is told to stop, or until nothing is left to do."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+import structlog
+
+from gemmsmith.tuning import JobState
+from service.fleet.driver import LOOK_S, Driver, Options
+from service.settings import Settings
+from tuner.errors import StoreError
+from tuner.jobs.stages import Stage, StagedQueue
+from tuner.store import Store
+
+log = structlog.get_logger("gemmsmith.fleet")
+
+
+@contextmanager
+def connected(address: str, recorded: str = "") -> Iterator[None]:
+    """Be part of the cluster at that address; `auto` is this machine's, `local` a new one.
+
+    A new one ends with this; it has the machine's GPUs, or one `recorded` GPU.
+
+    Raises:
+        ConnectionError: there is no cluster.
+    """
+    if address == "local":
+        resources = {recorded: 1.0} if recorded else {}
+        ray.init(address="local", resources=resources, include_dashboard=False)
+    else:
+        ray.init(address=address)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def run(settings: Settings, options: Options, *, until_idle: bool = False) -> None:
+    """Look after a fleet until SIGTERM or SIGINT; with `until_idle` until no job waits or runs.
+
+    Raises:
+        StoreError: the database cannot be used at the start.
+        OneMachineOnly: it is a file, and the cluster has several machines.
+    """
+    with Store.open(settings.database) as store, _signals() as stopping:
+        driver = Driver(settings=settings, queue=StagedQueue(store, Stage.COMPILE), options=options)
+        log.info("fleet ready", driver=driver.name)
+        driver.dismiss_others()
+        ready = -1
+        try:
+            while not stopping.is_set():
+                began = time.monotonic()
+                try:
+                    driver.look()
+                    if until_idle and _is_idle(driver.queue):
+                        break
+                except StoreError as error:
+                    log.warning("store_unavailable", error=str(error))
+                if driver.ready() != ready:
+                    ready = driver.ready()
+                    log.info("gpus_ready", gpus=ready, of=len(driver.hired))
+                stopping.wait(max(0.0, LOOK_S - (time.monotonic() - began)))
+        finally:
+            driver.stop()
+
+
+def _is_idle(queue: StagedQueue) -> bool:
+    counts = queue.counts()
+    return not counts[JobState.WAITING] and not counts[JobState.RUNNING]
+
+
+@contextmanager
+def _signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and SIGINT set; a second SIGINT means now."""
+    stopping = threading.Event()
+
+    def stop(number: int, _frame: object) -> None:
+        stopping.set()
+        if number == signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stopping
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
