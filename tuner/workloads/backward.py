@@ -108,7 +108,7 @@ class BackwardProducts:
             )
             assert isinstance(sums, torch.Tensor)  # noqa: S101 - m is at least 1
             outputs = [torch.cat([outputs[0], sums.float().view(1, -1)])]
-        return torch.stack(outputs[block.batches]) if parts.halves else outputs[0]
+        return torch.stack(outputs[block.batches])
 
     def tolerance(self, problem: Problem, *, fast_accumulation: bool) -> Tolerance:
         """See the module."""
