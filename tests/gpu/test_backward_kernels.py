@@ -19,9 +19,9 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.epilogue import Backward
 from gemmsmith.kernel import CutlassKernel, Kernel, cutlass
 from gemmsmith.operation import Epilogue, Operation
-from gemmsmith.ops.engine import current
-from gemmsmith.ops.forms import Form
-from gemmsmith.ops.mlp_backward import gated_mlp, mlp
+from gemmsmith.ops.backward import by_kernel
+from gemmsmith.ops.gated_backward import gated_mlp
+from gemmsmith.ops.mlp_backward import mlp
 from gemmsmith.problem import DType, Problem
 from tests.gpu.support.building import build
 from tests.gpu.support.choosing import Ground, tuned
@@ -161,8 +161,6 @@ def test_300_random_sizes_against_fp64(ground: Ground) -> None:
     """Each output by itself: of every epilogue and type, as the operators launch them."""
     chance = random.Random(20261123)
     with tuned(ground) as launched:
-        engine = current()
-        assert engine is not None
         for case in range(CASES):
             epilogue = BACKWARD[case % len(BACKWARD)]
             dtype = (torch.bfloat16, torch.float16)[case // len(BACKWARD) % 2]
@@ -173,7 +171,7 @@ def test_300_random_sizes_against_fp64(ground: Ground) -> None:
             dy = torch.randn(m, k, device="cuda").to(dtype)
             weight = (torch.randn(k, n, device="cuda") * k**-0.5).to(dtype)
             aux = torch.randn(m, n * parts.halves, device="cuda").to(dtype)
-            found = engine.backward(Form.MATMUL, dy, weight, epilogue, aux)
+            found = by_kernel(dy, weight, aux, epilogue)
             assert found is not None, f"{epilogue} {m}×{n}×{k} {dtype}"
             assert launched() == 1
             product = dy.double() @ weight.double()
@@ -187,14 +185,12 @@ def test_equal_inputs_give_equal_bits(ground: Ground) -> None:
     """Sums of rows too: they are added up in a fixed order."""
     dy = torch.randn(4000, 768, device="cuda").bfloat16()
     weight, aux = torch.randn(768, 1024, device="cuda"), torch.randn(4000, 1024, device="cuda")
-    operands = (dy, weight.bfloat16(), Epilogue.DGELU_TANH_BGRAD, aux.bfloat16())
+    operands = (dy, weight.bfloat16(), aux.bfloat16(), Epilogue.DGELU_TANH_BGRAD)
     with tuned(ground, deterministic=True):
-        engine = current()
-        assert engine is not None
-        first = engine.backward(Form.MATMUL, *operands)
+        first = by_kernel(*operands)
         assert first is not None
         for _ in range(20):
-            again = engine.backward(Form.MATMUL, *operands)
+            again = by_kernel(*operands)
             assert again is not None
             assert torch.equal(first[0], again[0])
             assert first[2] is not None

@@ -22,8 +22,7 @@ from dataclasses import replace
 import torch
 
 from gemmsmith.activations import ACTIVATIONS, through
-from gemmsmith.epilogue import Activation, Epilogue
-from gemmsmith.epilogue import Backward as Parts
+from gemmsmith.epilogue import Activation, Backward, Epilogue
 from gemmsmith.operation import Operation
 from gemmsmith.problem import Problem
 from gemmsmith.runtime.abi import Arguments
@@ -52,7 +51,7 @@ from tuner.workloads.workload import (
 _ONE = slice(0, 1)
 
 
-class Backward:
+class BackwardProducts:
     """bf16 and fp16 products with a backward epilogue."""
 
     def covers(self, operation: Operation) -> bool:
@@ -109,7 +108,7 @@ class Backward:
             )
             assert isinstance(sums, torch.Tensor)  # noqa: S101 - m is at least 1
             outputs = [torch.cat([outputs[0], sums.float().view(1, -1)])]
-        return torch.stack(outputs[block.batches]) if parts.halves else outputs[0]
+        return torch.stack(outputs[block.batches])
 
     def tolerance(self, problem: Problem, *, fast_accumulation: bool) -> Tolerance:
         """See the module."""
@@ -124,14 +123,14 @@ class Backward:
         return backward_ways.alternatives(problem)
 
 
-def parts_of(problem: Problem) -> Parts:
+def parts_of(problem: Problem) -> Backward:
     """The parts of the problem's backward epilogue."""
     epilogue: Epilogue = problem.operation.epilogue
     assert epilogue.backward is not None  # noqa: S101 - the family's
     return epilogue.backward
 
 
-def _laid(d: torch.Tensor, parts: Parts) -> torch.Tensor:
+def _laid(d: torch.Tensor, parts: Backward) -> torch.Tensor:
     """Packed outputs as the family has them: gated ones side by side in the rows of one matrix."""
     if not parts.gated:
         return d
@@ -154,7 +153,7 @@ def _outputs(problem: Problem, operands: OperandSet, block: Block) -> list[torch
     return [*found, value * up] if parts.activated else found
 
 
-def _sigmas(parts: Parts, product: float) -> tuple[float, ...]:
+def _sigmas(parts: Backward, product: float) -> tuple[float, ...]:
     """Root mean squares of the outputs; `product` is the bare product's."""
     value, slope = spread(parts.activation, 1.0), slope_spread(parts.activation)
     if parts.gated:

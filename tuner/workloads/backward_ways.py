@@ -21,8 +21,7 @@ import torch
 from torch.nn import functional
 
 from gemmsmith.activations import ACTIVATIONS, through
-from gemmsmith.epilogue import Activation
-from gemmsmith.epilogue import Backward as Parts
+from gemmsmith.epilogue import Activation, Backward
 from gemmsmith.problem import Problem
 from tuner.workloads import fused_ways
 from tuner.workloads.workload import Launch, OperandSet, Way, aux_of
@@ -56,13 +55,13 @@ def alternatives(problem: Problem) -> Sequence[Way]:
     return found
 
 
-def _parts(problem: Problem) -> Parts:
+def _parts(problem: Problem) -> Backward:
     parts = problem.operation.epilogue.backward
     assert parts is not None  # noqa: S101 - the family's
     return parts
 
 
-def _named(parts: Parts) -> str:
+def _named(parts: Backward) -> str:
     steps = ["torch.mm", *(["mul twice"] if parts.gated else []), _CALLS[parts.activation]]
     if parts.activated:
         steps.append("the activation" + (" and mul" if parts.gated else ""))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.operation import Operation
-from tuner.workloads.backward import Backward
+from tuner.workloads.backward import BackwardProducts
 from tuner.workloads.dense import Dense
 from tuner.workloads.fused import Fused
 from tuner.workloads.gated import Gated
@@ -19,8 +19,12 @@ WORKLOADS: tuple[Workload, ...] = (
     Integer(),
     Grouped(),
     Fused(),
+<<<<<<< HEAD
     Backward(),
     Gated(),
+=======
+    BackwardProducts(),
+>>>>>>> wt-backward
 )
 
 

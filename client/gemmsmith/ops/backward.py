@@ -11,10 +11,10 @@ import torch
 
 from gemmsmith.activations import ACTIVATIONS, through
 from gemmsmith.epilogue import Activation, Epilogue
-from gemmsmith.ops import functions
-from gemmsmith.ops.engine import current
+from gemmsmith.ops import fallback, functions
+from gemmsmith.ops.engine import Engine, current
 from gemmsmith.ops.forms import Form
-from gemmsmith.ops.registry import register
+from gemmsmith.ops.registry import ours, register
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """D, the activation's value, the bias gradient; empty where the epilogue gives none."""
@@ -33,12 +33,11 @@ def product(
 
 def _computed(dy: torch.Tensor, weight: torch.Tensor, aux: torch.Tensor, epilogue: str) -> Tensors:
     """The same, below tracers."""
-    what, engine, none = Epilogue(epilogue), current(), aux.new_empty(0)
-    if engine is not None:
-        found = engine.backward(Form.MATMUL, dy, weight, what, aux)
-        if found is not None:
-            gradient, value, sums = found
-            return gradient, none if value is None else value, none if sums is None else sums
+    what, none = Epilogue(epilogue), aux.new_empty(0)
+    found = by_kernel(dy, weight, aux, what)
+    if found is not None:
+        gradient, given, sums = found
+        return gradient, none if given is None else given, none if sums is None else sums
     parts = what.backward
     assert parts is not None  # noqa: S101 - the functions below name no other
     dh = functions.product(Form.MATMUL, dy, weight)
@@ -58,6 +57,65 @@ def through_gate(
     gate, up = aux.chunk(2, -1)
     value = ACTIVATIONS[activation](gate)
     return torch.cat([through(activation, dh * up, gate), dh * value], -1), value * up
+
+
+def by_kernel(
+    dy: torch.Tensor, weight: torch.Tensor, aux: torch.Tensor, epilogue: Epilogue
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None] | None:
+    """D, the activation's value and the bias gradient, where the epilogue has them, by one kernel.
+
+    None where torch computes them: there is no winner, or `aux` is not packed, of D's size.
+    """
+    engine = current()
+    plan = None if engine is None else engine.plan(Form.MATMUL, dy, weight, epilogue=epilogue)
+    if engine is None or plan is None or not plan.accepts(aux):
+        return None
+    beside = plan.backward_outputs(aux)
+    out = engine.run(plan, Form.MATMUL, dy, weight, beside=beside)
+    return None if out is None else (out, beside.activated, beside.bias_gradient)
+
+
+def check_activation(activation: str) -> None:
+    """Raises ValueError where there is no such activation."""
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+
+
+def all_ours(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
+    """Whether we may handle all of these."""
+    return all(ours(x, one) for one in others if one is not None)
+
+
+def _wins(engine: Engine | None, x: torch.Tensor, w: torch.Tensor, epilogue: Epilogue) -> bool:
+    """Whether the backward product of a layer whose input has x's leading sizes has a winner."""
+    if engine is None or w.dim() != 2 or x.dim() < 2:
+        return False
+    dy = functions.contiguous(x, (*x.shape[:-1], w.shape[0]))
+    return engine.plan(Form.MATMUL, dy, w, epilogue=epilogue) is not None
+
+
+def chosen(
+    x: torch.Tensor, w: torch.Tensor, choices: tuple[Epilogue | None, ...]
+) -> Epilogue | None:
+    """The first of these that has a winner."""
+    engine = current()
+    return next((one for one in choices if one and _wins(engine, x, w, one)), None)
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """A layer's product by its own winner. Below autograd."""
+    engine, form = current(), Form.LINEAR if bias is None else Form.LINEAR_BIAS
+    plan = None if engine is None else engine.plan(form, x, weight)
+    return functions.linear_below(x, weight, bias, plan)
+
+
+def gradients(
+    wants_x: bool, wants_weight: bool, dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Of a layer's input and weight."""
+    multiply = fallback.product if torch.is_grad_enabled() else functions.product
+    dx = multiply(Form.MATMUL, dy, weight) if wants_x else None
+    return dx, multiply(Form.WEIGHT_GRADIENT, dy, x) if wants_weight else None
 
 
 def rows(tensor: torch.Tensor) -> torch.Tensor:

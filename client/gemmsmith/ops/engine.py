@@ -117,27 +117,6 @@ class Engine:
         out = self.run(plan, form, a, b, scale_a, scale_b, into, beside=beside)
         return None if out is None else (out, beside.aux)
 
-    def backward(
-        self, form: Form, a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue, aux: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None] | None:
-        """The product with a backward epilogue by one tuned kernel; None where torch computes it.
-
-        Gives D, the activation's value and the bias gradient where the epilogue has them.
-
-        Args:
-            form: which product.
-            a: left operand.
-            b: right operand.
-            epilogue: a backward one.
-            aux: what the activation was applied to, packed, of D's size and type.
-        """
-        plan = self.plan(form, a, b, epilogue=epilogue)
-        if plan is None or not plan.accepts(aux):
-            return None
-        beside = plan.backward_outputs(aux)
-        out = self.run(plan, form, a, b, beside=beside)
-        return None if out is None else (out, beside.activated, beside.bias_gradient)
-
     def written(
         self,
         form: Form,
