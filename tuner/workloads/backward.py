@@ -95,7 +95,7 @@ class BackwardProducts:
 
     def product(self, problem: Problem, operands: OperandSet, block: Block) -> torch.Tensor:
         """That block of the outputs, and of the row of sums after the gradient."""
-        parts, m = parts_of(problem), problem.m
+        m = problem.m
         first, last = block.rows.start, block.rows.stop
         outputs = _outputs(problem, operands, replace(block, rows=slice(first, min(last, m))))
         if last > m:

@@ -19,12 +19,8 @@ WORKLOADS: tuple[Workload, ...] = (
     Integer(),
     Grouped(),
     Fused(),
-<<<<<<< HEAD
-    Backward(),
-    Gated(),
-=======
     BackwardProducts(),
->>>>>>> wt-backward
+    Gated(),
 )
 
 

@@ -11,7 +11,7 @@ its type, where transformers' own are in that of the weights.
 
 from __future__ import annotations
 
-from gemmsmith.ops.expert_layers import experts_forward
+from gemmsmith.ops.expert_layers import experts_forward, learn
 
 
 def register_experts(name: str = "gemmsmith") -> None:
@@ -23,4 +23,5 @@ def register_experts(name: str = "gemmsmith") -> None:
     """
     from transformers.integrations.moe import ExpertsInterface
 
+    learn()
     ExpertsInterface.register(name, experts_forward)

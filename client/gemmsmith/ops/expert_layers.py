@@ -9,7 +9,7 @@ grouped products has a winner; the model's configuration is not touched.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -147,17 +147,36 @@ def experts_forward(
     return found.sum(dim=1).to(hidden_states.dtype)
 
 
+class _Known(NamedTuple):
+    """Of transformers, which may change: what stands for SwiGLU in a layer of experts."""
+
+    gate: Any
+    activations: tuple[type, ...]
+
+
+_known: _Known | None = None
+
+
+def learn() -> _Known:
+    """Look it up once, before anything is traced: imports of lazy modules cannot be."""
+    global _known
+    if _known is None:
+        from transformers.activations import SiLUActivation
+        from transformers.integrations import moe
+
+        gate = getattr(moe, "_default_apply_gate", None)  # not public: elsewhere it may be another
+        _known = _Known(gate, (nn.SiLU, SiLUActivation))
+    return _known
+
+
 def is_swiglu(module: Any) -> bool:
     """Whether `gemmsmith.experts` computes what the experts do."""
-    from transformers.activations import SiLUActivation
-    from transformers.integrations import moe
-
-    plain = getattr(moe, "_default_apply_gate", None)  # not public: elsewhere it may be another
+    known = learn() if _known is None else _known
     return (
         module.has_gate
         and not module.has_bias
         and not module.is_transposed
-        and type(module)._apply_gate is plain
-        and isinstance(module.act_fn, (nn.SiLU, SiLUActivation))
+        and type(module)._apply_gate is known.gate
+        and isinstance(module.act_fn, known.activations)
         and module.gate_up_proj.dtype.itemsize == 2
     )
