@@ -22,8 +22,8 @@ from tuner.store.gpus import software
 from tuner.trial import Winner
 
 NOISE = 0.02
-"""How far two speed-ups are allowed to be apart beside their intervals. An assumption, as how far
-two GPUs of a model differ was not measured; of one GPU, what is measured again is within 1%."""
+"""How far two speed-ups are allowed to be apart beside their intervals. An assumption: how far
+two GPUs of a model differ was not measured."""
 
 _DEFAULT = Ratio(median=1.0, ci_low=1.0, ci_high=1.0)
 

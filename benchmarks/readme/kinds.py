@@ -48,8 +48,18 @@ KINDS = (
         holds=lambda w: w.problem.operation.is_grouped,
     ),
     Kind(
-        title="fused with bias, activation or residual",
-        short="fused",
+        title="Gates in the product (SwiGLU, GeGLU)",
+        short="gates",
+        holds=lambda w: w.problem.operation.epilogue.is_gated,
+    ),
+    Kind(
+        title="Gradients of activations in the product",
+        short="activations'\ngradients",
+        holds=lambda w: w.problem.operation.epilogue.backward is not None,
+    ),
+    Kind(
+        title="Bias, activation, residual in the product",
+        short="bias,\nactivation",
         holds=lambda w: w.problem.operation.is_fused,
     ),
     Kind(

@@ -30,6 +30,10 @@ class Steps:
 
 MEASURED = (
     Steps(
+        title="Qwen3-MoE (4 layers), eager, its experts by `gemmsmith.experts`; bf16",
+        file="2026-11-23-h200-train-experts.json",
+    ),
+    Steps(
         title="Qwen3-MoE (4 layers), a 1 B MoE; bf16",
         file="2026-11-23-h200-train-moe.json",
     ),
