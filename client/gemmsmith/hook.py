@@ -20,11 +20,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-VARIABLE = "GEMMSMITH"
-"""A service's URL, the path of a bundle, or `auto`: the nearest there is. `off`: nothing."""
-
-CAPTURE_VARIABLE = "GEMMSMITH_CAPTURE"
-"""A folder: every process writes there what it multiplies. `gemmsmith capture` sets it."""
+from gemmsmith.variables import CAPTURE_VARIABLE, VARIABLE, is_first_rank
 
 _SAID = "GEMMSMITH_SAID"
 _OFF = ("", "0", "off", "none")
@@ -157,11 +153,6 @@ def _quietly(do: Callable[[], None], variable: str) -> None:
         do()
     except Exception as error:  # noqa: BLE001 - the program must not end by what it did not ask for
         _warn(f"{variable} does nothing, the program runs as without it: {error}")
-
-
-def is_first_rank() -> bool:
-    """Whether it is this process of the job that speaks for all."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _warn(text: str) -> None:

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from gemmsmith.captured import STEPS_VARIABLE, STOP_VARIABLE, STOPPED, SUFFIX, Captured
-from gemmsmith.hook import CAPTURE_VARIABLE, VARIABLE
+from gemmsmith.variables import CAPTURE_VARIABLE, VARIABLE
 from service.cli.output import MisuseError
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

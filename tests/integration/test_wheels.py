@@ -213,7 +213,10 @@ def test_python_looks_at_the_variable_wherever_the_library_is_installed(
         return subprocess.check_output(command, env=given, cwd=installed.work, text=True).strip()
 
     assert loaded(installed.environment) == ""
-    assert loaded(installed.environment, GEMMSMITH="auto") == "gemmsmith gemmsmith.hook"
+    assert (
+        loaded(installed.environment, GEMMSMITH="auto")
+        == "gemmsmith gemmsmith.hook gemmsmith.variables"
+    )
     other = tmp_path / "other"
     venv.create(other, symlinks=True, with_pip=False)
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(other)}))
@@ -226,7 +229,7 @@ def test_python_looks_at_the_variable_wherever_the_library_is_installed(
     )  # fmt: skip
     assert (packages / "gemmsmith.pth").is_file()
     assert loaded(other) == ""
-    assert loaded(other, GEMMSMITH="auto") == "gemmsmith gemmsmith.hook"
+    assert loaded(other, GEMMSMITH="auto") == "gemmsmith gemmsmith.hook gemmsmith.variables"
 
 
 @pytest.mark.long

@@ -27,7 +27,6 @@ from gemmsmith.captured import tune_command
 from gemmsmith.client import Client
 from gemmsmith.distributed import agreed_snapshot
 from gemmsmith.errors import InvalidProblem, PackError, PackIncompatible, ServiceUnavailable
-from gemmsmith.hook import CAPTURE_VARIABLE, VARIABLE, is_first_rank
 from gemmsmith.lookup import Lookup
 from gemmsmith.ops import source
 from gemmsmith.ops.choosing import PackSource
@@ -39,6 +38,7 @@ from gemmsmith.problem import Problem
 from gemmsmith.requests import problem_of
 from gemmsmith.snapshot import Choice, Snapshot
 from gemmsmith.transport import DEFAULT_URL
+from gemmsmith.variables import CAPTURE_VARIABLE, VARIABLE, is_first_rank
 
 log = logging.getLogger("gemmsmith")
 

@@ -28,7 +28,9 @@ def test_an_unset_variable_costs_a_fraction_of_a_millisecond(
     assert unchanged.PTH.read_text().count("\n") == 1  # a `.pth` runs single lines only
 
 
-@pytest.mark.parametrize(("value", "loaded"), [("", ""), ("auto", "gemmsmith gemmsmith.hook")])
+@pytest.mark.parametrize(
+    ("value", "loaded"), [("", ""), ("auto", "gemmsmith gemmsmith.hook gemmsmith.variables")]
+)
 def test_nothing_is_imported_without_torch(tmp_path: Path, value: str, loaded: str) -> None:
     environment = unchanged.environment(tmp_path, GEMMSMITH=value)
     done = unchanged.run(["python", "-c", PLAIN], tmp_path, environment)
