@@ -29,7 +29,7 @@ def test_an_unset_variable_costs_a_fraction_of_a_millisecond(
 
 
 @pytest.mark.parametrize(
-    ("value", "loaded"), [("", ""), ("auto", "gemmsmith gemmsmith.hook gemmsmith.variables")]
+    ("value", "loaded"), [("", ""), ("auto", "gemmsmith gemmsmith.variables gemmsmith.hook")]
 )
 def test_nothing_is_imported_without_torch(tmp_path: Path, value: str, loaded: str) -> None:
     environment = unchanged.environment(tmp_path, GEMMSMITH=value)
