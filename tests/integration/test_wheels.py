@@ -215,7 +215,7 @@ def test_python_looks_at_the_variable_wherever_the_library_is_installed(
     assert loaded(installed.environment) == ""
     assert (
         loaded(installed.environment, GEMMSMITH="auto")
-        == "gemmsmith gemmsmith.variables gemmsmith.hook"
+        == "gemmsmith gemmsmith.hook gemmsmith.variables"
     )
     other = tmp_path / "other"
     venv.create(other, symlinks=True, with_pip=False)
@@ -229,7 +229,7 @@ def test_python_looks_at_the_variable_wherever_the_library_is_installed(
     )  # fmt: skip
     assert (packages / "gemmsmith.pth").is_file()
     assert loaded(other) == ""
-    assert loaded(other, GEMMSMITH="auto") == "gemmsmith gemmsmith.variables gemmsmith.hook"
+    assert loaded(other, GEMMSMITH="auto") == "gemmsmith gemmsmith.hook gemmsmith.variables"
 
 
 @pytest.mark.long
