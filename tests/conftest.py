@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import uuid
@@ -25,6 +26,11 @@ sys.dont_write_bytecode = False
 # Products of a few rows gain nothing by torch's second thread, and where several processes share
 # the cores its barriers spin: the same tests then take five times the processor.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Whoever starts this in the background may have had Ctrl-C ignored. What tests start and interrupt
+# inherits that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Nothing is signed with, or believed because of, what this user has at home.
 os.environ["GEMMSMITH_TRUSTED"] = tempfile.mkdtemp(prefix="gemmsmith-trusted-")

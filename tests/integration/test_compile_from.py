@@ -123,7 +123,7 @@ def test_without_a_compiler_and_a_service_it_fails_as_ever(
 
 def test_a_service_that_is_away_is_one_line_and_nothing_is_written(here: Machine) -> None:
     result = compile_("--from", "http://127.0.0.1:9", code=1)
-    assert result.stderr.splitlines()[-1].startswith("error: no answer from http://127.0.0.1:9")
+    assert result.stderr.splitlines()[-1].startswith("error: nothing answers at http://127.0.0.1:9")
     assert result.stdout == ""
     assert here.files() == set()
     for wrong in ("localhost", ""):

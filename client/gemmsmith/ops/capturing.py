@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._guards import active_fake_mode
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from gemmsmith.captured import Captured
@@ -57,7 +58,16 @@ for _name, _form in (
 
 
 class Shapes(Captured):
-    """What was captured in this process."""
+    """What was captured in this process.
+
+    Begun on the device `meta` or under a `FakeTensorMode`, it counts products of tensors without
+    data, which are left out otherwise.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        meant = torch.get_default_device().type == "meta" or active_fake_mode() is not None
+        self._without_data = meant
 
     def record(
         self,
@@ -79,7 +89,8 @@ class Shapes(Captured):
             epilogue: what follows it, which a kernel could do as well; the product alone, whose
                 winner runs where nothing fused wins, is counted by itself.
         """
-        if 0 in (*a.shape, *b.shape) or a.is_meta or is_traced(a):
+        # What a compiler traces runs later; DTensor tries its operators on tensors without data.
+        if 0 in (*a.shape, *b.shape) or ((a.is_meta or is_traced(a)) and not self._without_data):
             return
         try:
             found = present_shapes(form, _spec(a), _spec(b), output, groups, epilogue)
