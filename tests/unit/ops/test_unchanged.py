@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -256,8 +257,7 @@ def test_two_ranks_of_torchrun_run_what_rank_0_got(
         done = run(tmp_path, TORCHRUN, url, **given)
     assert done.returncode == 0, done.stderr
     assert kinds(tmp_path, 0) == kinds(tmp_path, 1) == {str(one): 3 for one in sorted_(STEP)}
-    one, other = done.stdout.splitlines()
-    assert one.startswith("loss ")
+    one, other = re.findall(r"loss [\d.]+", done.stdout)  # they write into each other's lines
     assert one == other  # the same data and parameters, and the same bits
 
 
