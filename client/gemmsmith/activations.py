@@ -26,6 +26,12 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+def check_activation(activation: str) -> None:
+    """Raises ValueError where there is no such activation."""
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+
+
 def through(activation: Activation, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """The gradient of an activation's argument x, differentiable; dy and x are of one size."""
     match activation:

@@ -15,6 +15,7 @@ from gemmsmith.answer import Answer
 from gemmsmith.errors import JobCancelled, JobFailed
 from gemmsmith.jobs import JobEvent, JobStatus
 from gemmsmith.problem import Problem
+from gemmsmith.progress import Display
 from gemmsmith.progress import progress as shown
 from gemmsmith.tuning import JobState
 
@@ -59,6 +60,20 @@ class _Handle:
         # A job for any device becomes one device model's winner: the event says which.
         if event.kind == "winner" and isinstance(event.data.get("device"), str):
             self._won_on = event.data["device"]
+
+    def _saw(
+        self,
+        event: JobEvent | None,
+        display: Display,
+        on_progress: Callable[[JobStatus], None] | None,
+    ) -> None:
+        """Tell of an event that `wait` has seen; None: only time has passed."""
+        if event is None:
+            return
+        self._note(event)
+        display.show(self.status)
+        if on_progress is not None:
+            on_progress(self.status)
 
     @property
     def id(self) -> str:
@@ -160,11 +175,7 @@ class TuningJob(_Handle):
         with closing(shown(progress)) as display:
             display.show(self.status)
             for event in self._client.job_events(self.id, deadline=deadline):
-                if event is not None:
-                    self._note(event)
-                    display.show(self.status)
-                    if on_progress is not None:
-                        on_progress(self.status)
+                self._saw(event, display, on_progress)
                 check_deadline(self.status, timeout, deadline)
         outcome(self.refresh())
         return self._client.winner_of(self.status, self._won_on)
@@ -210,11 +221,7 @@ class AsyncTuningJob(_Handle):
         with closing(shown(progress)) as display:
             display.show(self.status)
             async for event in self._client.job_events(self.id, deadline=deadline):
-                if event is not None:
-                    self._note(event)
-                    display.show(self.status)
-                    if on_progress is not None:
-                        on_progress(self.status)
+                self._saw(event, display, on_progress)
                 check_deadline(self.status, timeout, deadline)
         outcome(await self.refresh())
         return await self._client.winner_of(self.status, self._won_on)

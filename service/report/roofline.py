@@ -48,6 +48,11 @@ class Roof:
         """FLOP per byte from which on the peak is the bound."""
         return self.peak / self.bandwidth
 
+    @property
+    def kind(self) -> str:
+        """How style sheets call its line."""
+        return "roof" if self.measured else "roof nominal"
+
 
 def measured_roof(ceilings: Ceilings | None, dtype: str) -> Roof | None:
     """The roof that was measured for these element types, if it was."""
@@ -104,15 +109,10 @@ def _roof(roof: Roof, edges: tuple[float, float, float], x: Scale, y: Scale, *, 
 
     Of two, each is named at its end: one under its line, one above.
     """
-    left, right, low = edges
+    low = edges[-1]
     bandwidth, peak, ridge = roof.bandwidth / 1e12, roof.peak / 1e12, roof.ridge
-    start = max(left, low / bandwidth)
-    kind = "roof" if roof.measured else "roof nominal"
     figures = f"{peak:.0f} TFLOP/s · {bandwidth:.2f} TB/s"
-    line = (
-        f'<path class="{kind}" d="M{x(start):.1f} {y(start * bandwidth):.1f}'
-        f'L{x(ridge):.1f} {y(peak):.1f}H{x(right):.1f}"/>'
-    )
+    line = roof_line(roof, edges, x, y)
     if not roof.measured:
         return line + text(WIDTH - RIGHT, y(peak) - 6, f"nominal: {figures}", "end")
     return (
@@ -124,6 +124,17 @@ def _roof(roof: Roof, edges: tuple[float, float, float], x: Scale, y: Scale, *, 
         )
         + text(x(ridge) + 4, y(low) - 6, f"ridge {ridge:.0f}", "start")
         + f'<path class="ridge" d="M{x(ridge):.1f} {y(peak):.1f}V{y(low):.1f}"/>'
+    )
+
+
+def roof_line(roof: Roof, edges: tuple[float, float, float], x: Scale, y: Scale) -> str:
+    """Its line alone, from the left edge or from where it crosses the lowest one to the right."""
+    left, right, low = edges
+    bandwidth = roof.bandwidth / 1e12
+    start = max(left, low / bandwidth)
+    return (
+        f'<path class="{roof.kind}" d="M{x(start):.1f} {y(start * bandwidth):.1f}'
+        f'L{x(roof.ridge):.1f} {y(roof.peak / 1e12):.1f}H{x(right):.1f}"/>'
     )
 
 

@@ -12,10 +12,10 @@ import torch
 
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import Kernel, cutlass
-from gemmsmith.operation import Epilogue
 from gemmsmith.problem import Problem
 from tests.gpu.support.building import build
 from tests.gpu.test_operations import check
+from tests.support.epilogues import FUSED
 from tuner.backends import kernels
 from tuner.devices.cuda import CudaDevice
 from tuner.workloads import ways
@@ -23,11 +23,6 @@ from tuner.workloads.operands import Operands
 from tuner.workloads.registry import workload_of
 from tuner.workloads.workload import Block
 
-FUSED = [
-    each
-    for each in Epilogue
-    if each is not Epilogue.NONE and not each.is_gated and each.backward is None
-]
 FAMILIES = (
     *((f"bf16.then_{epilogue}", "tn") for epilogue in FUSED),
     ("bf16.then_bias_gelu_tanh_aux", "tt"),

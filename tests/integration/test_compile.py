@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -64,9 +65,18 @@ def disassembler() -> Path:
 
 def sass(pack: Path) -> str:
     """Machine code of every kernel in a pack, by the disassembler from the wheels."""
+    return _dump(pack, "--dump-sass")
+
+
+def stacks(pack: Path) -> set[tuple[str, str]]:
+    """Bytes of stack and of local memory that the pack's kernels take; registers spill there."""
+    return set(re.findall(r"STACK:(\d+) .*?LOCAL:(\d+)", _dump(pack, "--dump-resource-usage")))
+
+
+def _dump(pack: Path, what: str) -> str:
     tool = disassembler()
     return subprocess.run(
-        [str(tool), "--dump-sass", str(pack)],
+        [str(tool), what, str(pack)],
         env={"PATH": f"{tool.parent}:/usr/bin:/bin"},
         capture_output=True,
         text=True,

@@ -5,50 +5,34 @@ No GPU.
 
 from __future__ import annotations
 
-import re
-import subprocess
 from typing import Any
 
 import pytest
 
 from gemmsmith.epilogue import Backward
-from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
-from gemmsmith.operation import Operation
+from gemmsmith.kernel import MainloopSchedule
 from tests.integration.test_compile import (
     INVALID_LAYOUT,
     INVALID_PROBLEM,
     MISALIGNED,
     NOT_SUPPORTED,
-    disassembler,
+    sass,
+    stacks,
 )
-from tests.support.compiled import CompiledPacks, Loaded, arguments_of, build, kept
+from tests.support.compiled import CompiledPacks, Loaded, arguments_of, build, kept, with_epilogue
 from tuner.backends import refusal
 from tuner.backends.cutlass import footprint
-from tuner.backends.cutlass.operation import kernel, tma_alignment
 
 pytestmark = [pytest.mark.compiles, pytest.mark.long, pytest.mark.timeout(1800)]
 
 PINGPONG, COOPERATIVE = MainloopSchedule.PINGPONG, MainloopSchedule.COOPERATIVE
 
 
-def of(
-    dtype: str, tile: tuple[int, int, int], mainloop: MainloopSchedule, layout: str, **choices: Any
-) -> Kernel:
-    operation = Operation.of(dtype, layout)
-    return kernel(
-        operation=operation,
-        tile=tile,
-        mainloop=mainloop,
-        scheduler=TileScheduler.PERSISTENT,
-        epilogue=EpilogueSchedule.TMA,
-        alignment=tma_alignment(operation),
-        **choices,
-    )
-
-
 KERNELS = {
-    "gelu_bgrad": of("fp16.then_dgelu_bgrad", (128, 256, 64), COOPERATIVE, "tt"),
-    "silu_gate_act": of("bf16.then_dsilu_gate_act", (128, 176, 64), PINGPONG, "tt", cluster=(2, 1)),
+    "gelu_bgrad": with_epilogue("fp16.then_dgelu_bgrad", (128, 256, 64), COOPERATIVE, "tt"),
+    "silu_gate_act": with_epilogue(
+        "bf16.then_dsilu_gate_act", (128, 176, 64), PINGPONG, "tt", cluster=(2, 1)
+    ),
 }
 """All that the header has: a further output, sums of rows, gates; both types and mainloops."""
 
@@ -93,21 +77,9 @@ def test_what_is_said_of_shared_memory_is_so(packs: CompiledPacks, name: str) ->
 
 @EVERY
 def test_no_registers_spill_and_tensor_cores_multiply(packs: CompiledPacks, name: str) -> None:
-    tool, path = disassembler(), str(packs.pack(KERNELS[name]).path)
-
-    def told(option: str) -> str:
-        return subprocess.run(
-            [str(tool), option, path],
-            env={"PATH": f"{tool.parent}:/usr/bin:/bin"},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-
-    found = re.findall(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", told("--dump-resource-usage"))
-    assert found
-    assert {(stack, local) for _, stack, local in found} == {("0", "0")}
-    assert "HGMMA" in told("-sass")
+    path = packs.pack(KERNELS[name]).path
+    assert stacks(path) == {("0", "0")}
+    assert "HGMMA" in sass(path)
 
 
 @EVERY

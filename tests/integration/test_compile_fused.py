@@ -2,63 +2,44 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
 from typing import Any
 
 import pytest
 
-from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler
-from gemmsmith.operation import Operation
+from gemmsmith.kernel import MainloopSchedule
 from tests.integration.test_compile import (
     INVALID_LAYOUT,
     INVALID_PROBLEM,
     MISALIGNED,
     NOT_SUPPORTED,
-    disassembler,
+    stacks,
 )
-from tests.support.compiled import CompiledPacks, Loaded, arguments_of, build, kept
+from tests.support.compiled import CompiledPacks, Loaded, arguments_of, build, kept, with_epilogue
 from tuner.backends import refusal
 from tuner.backends.cutlass import footprint
-from tuner.backends.cutlass.operation import kernel, tma_alignment
 
 pytestmark = [pytest.mark.compiles, pytest.mark.long, pytest.mark.timeout(1800)]
 
 PINGPONG, COOPERATIVE = MainloopSchedule.PINGPONG, MainloopSchedule.COOPERATIVE
 
 
-def of(
-    dtype: str, tile: tuple[int, int, int], mainloop: MainloopSchedule, layout: str, **choices: Any
-) -> Kernel:
-    operation = Operation.of(dtype, layout)
-    return kernel(
-        operation=operation,
-        tile=tile,
-        mainloop=mainloop,
-        scheduler=TileScheduler.PERSISTENT,
-        epilogue=EpilogueSchedule.TMA,
-        alignment=tma_alignment(operation),
-        **choices,
-    )
-
-
 KERNELS = {
-    "bias": of("bf16.then_bias", (64, 96, 64), PINGPONG, "tn"),
-    "bias_swapped": of("fp16.then_bias", (64, 16, 128), PINGPONG, "tn", swapped=True),
-    "gelu_tanh_aux": of(
+    "bias": with_epilogue("bf16.then_bias", (64, 96, 64), PINGPONG, "tn"),
+    "bias_swapped": with_epilogue("fp16.then_bias", (64, 16, 128), PINGPONG, "tn", swapped=True),
+    "gelu_tanh_aux": with_epilogue(
         "bf16.then_bias_gelu_tanh_aux", (128, 192, 64), PINGPONG, "tn", cluster=(2, 1)
     ),
-    "gelu": of("fp16.then_bias_gelu", (256, 128, 64), COOPERATIVE, "tt", cluster=(2, 1)),
-    "gelu_aux_swapped": of(
+    "gelu": with_epilogue("fp16.then_bias_gelu", (256, 128, 64), COOPERATIVE, "tt", cluster=(2, 1)),
+    "gelu_aux_swapped": with_epilogue(
         "bf16.then_bias_gelu_aux", (128, 192, 64), COOPERATIVE, "tn", swapped=True
     ),
-    "silu_aux_fp8": of("fp8_e4m3.then_bias_silu_aux", (64, 128, 128), PINGPONG, "tn"),
-    "relu2_fp8": of(
+    "silu_aux_fp8": with_epilogue("fp8_e4m3.then_bias_silu_aux", (64, 128, 128), PINGPONG, "tn"),
+    "relu2_fp8": with_epilogue(
         "fp8_e4m3.then_bias_relu2", (128, 256, 128), COOPERATIVE, "tn", fast_accumulation=True
     ),
-    "residual": of("bf16.then_residual", (128, 192, 64), PINGPONG, "tn", cluster=(2, 1)),
-    "bias_residual": of("bf16.then_bias_residual", (128, 256, 64), COOPERATIVE, "tn"),
-    "bias_residual_swapped": of(
+    "residual": with_epilogue("bf16.then_residual", (128, 192, 64), PINGPONG, "tn", cluster=(2, 1)),
+    "bias_residual": with_epilogue("bf16.then_bias_residual", (128, 256, 64), COOPERATIVE, "tn"),
+    "bias_residual_swapped": with_epilogue(
         "fp16.then_bias_residual", (64, 16, 128), PINGPONG, "tn", swapped=True
     ),
 }
@@ -98,17 +79,7 @@ def test_what_is_said_of_shared_memory_is_so(packs: CompiledPacks, name: str) ->
 
 @EVERY
 def test_no_registers_spill(packs: CompiledPacks, name: str) -> None:
-    tool = disassembler()
-    usage = subprocess.run(
-        [str(tool), "--dump-resource-usage", str(packs.pack(KERNELS[name]).path)],
-        env={"PATH": f"{tool.parent}:/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    found = re.findall(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage)
-    assert found
-    assert {(stack, local) for _, stack, local in found} == {("0", "0")}
+    assert stacks(packs.pack(KERNELS[name]).path) == {("0", "0")}
 
 
 @EVERY

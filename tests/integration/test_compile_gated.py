@@ -3,48 +3,30 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from typing import Any
 
 import pytest
 
-from gemmsmith.kernel import EpilogueSchedule, Kernel, MainloopSchedule, TileScheduler, cutlass
-from gemmsmith.operation import Operation
+from gemmsmith.kernel import MainloopSchedule, cutlass
 from tests.integration.test_compile import (
     INVALID_PROBLEM,
     MISALIGNED,
     NOT_SUPPORTED,
-    disassembler,
     sass,
+    stacks,
 )
-from tests.support.compiled import CompiledPacks, Loaded, arguments_of, build, kept
+from tests.support.compiled import CompiledPacks, Loaded, arguments_of, build, kept, with_epilogue
 from tuner.backends import refusal
 from tuner.backends.cutlass import footprint
-from tuner.backends.cutlass.operation import kernel, tma_alignment
 
 pytestmark = [pytest.mark.compiles, pytest.mark.long, pytest.mark.timeout(1800)]
 
 PINGPONG, COOPERATIVE = MainloopSchedule.PINGPONG, MainloopSchedule.COOPERATIVE
 
 
-def of(
-    dtype: str, tile: tuple[int, int, int], mainloop: MainloopSchedule, **choices: Any
-) -> Kernel:
-    operation = Operation.of(dtype)
-    return kernel(
-        operation=operation,
-        tile=tile,
-        mainloop=mainloop,
-        scheduler=TileScheduler.PERSISTENT,
-        epilogue=EpilogueSchedule.TMA,
-        alignment=tma_alignment(operation),
-        **choices,
-    )
-
-
 KERNELS = {
-    "aux": of("bf16.then_silu_gate_aux", (128, 192, 64), PINGPONG, cluster=(2, 1)),
-    "fp8": of(
+    "aux": with_epilogue("bf16.then_silu_gate_aux", (128, 192, 64), PINGPONG, cluster=(2, 1)),
+    "fp8": with_epilogue(
         "fp8_e4m3.then_gelu_gate",
         (128, 256, 128),
         COOPERATIVE,
@@ -84,17 +66,7 @@ def test_what_is_said_of_shared_memory_is_so(packs: CompiledPacks, name: str) ->
 
 @EVERY
 def test_no_registers_spill(packs: CompiledPacks, name: str) -> None:
-    tool = disassembler()
-    usage = subprocess.run(
-        [str(tool), "--dump-resource-usage", str(packs.pack(KERNELS[name]).path)],
-        env={"PATH": f"{tool.parent}:/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    found = re.findall(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage)
-    assert found
-    assert {(stack, local) for _, stack, local in found} == {("0", "0")}
+    assert stacks(packs.pack(KERNELS[name]).path) == {("0", "0")}
 
 
 @EVERY

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -22,7 +23,7 @@ from gemmsmith.operation import Operation
 from gemmsmith.problem import DType, Layout, Problem
 from gemmsmith.runtime.abi import Arguments, KernelInfo, declare
 from tests.support.arguments import packed_arguments
-from tuner.backends.cutlass.operation import kernel
+from tuner.backends.cutlass.operation import kernel, tma_alignment
 from tuner.compile import ArtifactStore, Builder, Built, Pack, Toolchain, find_toolchain
 from tuner.compile.eviction import SizeLimit
 
@@ -217,6 +218,26 @@ def problem_of(
 ) -> Problem:
     """A problem of the kernel's types and layout."""
     return Problem(m=m, n=n, k=k, batch=batch, dtype=member.dtype, layout=member.layout)
+
+
+def with_epilogue(
+    dtype: str,
+    tile: tuple[int, int, int],
+    mainloop: MainloopSchedule,
+    layout: str = Layout.TN,
+    **choices: Any,
+) -> Kernel:
+    """A persistent kernel that loads and stores by TMA, of an operation with an epilogue."""
+    operation = Operation.of(dtype, layout)
+    return kernel(
+        operation=operation,
+        tile=tile,
+        mainloop=mainloop,
+        scheduler=TileScheduler.PERSISTENT,
+        epilogue=EpilogueSchedule.TMA,
+        alignment=tma_alignment(operation),
+        **choices,
+    )
 
 
 def arguments_of(

@@ -28,7 +28,7 @@ from gemmsmith.problem import Problem
 from gemmsmith.runtime.abi import Arguments
 from tuner.workloads import backward_ways
 from tuner.workloads.dense import Dense
-from tuner.workloads.fused import spread
+from tuner.workloads.fused import root_mean_square, spread
 from tuner.workloads.matrices import (
     draw_matrices,
     empty,
@@ -165,7 +165,4 @@ def _sigmas(parts: Backward, product: float) -> tuple[float, ...]:
 
 def slope_spread(activation: Activation) -> float:
     """Root mean square of an activation's derivative, of arguments from N(0, 1)."""
-    x = torch.linspace(-8.0, 8.0, 4001, dtype=torch.float64)
-    weights = torch.exp(-x.square() / 2)
-    slopes = through(activation, torch.ones_like(x), x).square()
-    return math.sqrt(float((slopes * weights).sum() / weights.sum()))
+    return root_mean_square(lambda x: through(activation, torch.ones_like(x), x))

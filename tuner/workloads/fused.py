@@ -15,7 +15,7 @@ root mean square over that of its values is at most 1.2 for the spread that is d
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -121,10 +121,7 @@ class Fused:
 
     def tolerance(self, problem: Problem, *, fast_accumulation: bool) -> Tolerance:
         """See the module."""
-        of = partial(bare(problem.operation).tolerance, problem)
-        exact = of(fast_accumulation=False)
-        drift = _DRIFT * (of(fast_accumulation=fast_accumulation).error - exact.error)
-        return replace(exact, error=exact.error + drift, max_error=exact.max_error + drift)
+        return carried(problem, _DRIFT, fast_accumulation=fast_accumulation)
 
     def defaults(self, problem: Problem) -> Sequence[Way]:
         """The product by torch's call with a bias, then torch's eager kernels."""
@@ -137,10 +134,22 @@ class Fused:
 
 def spread(activation: Activation, sigma: float) -> float:
     """Root mean square of an activation's values, of arguments from N(0, sigma²)."""
+    return root_mean_square(lambda x: ACTIVATIONS[activation](x * sigma))
+
+
+def root_mean_square(function: Callable[[torch.Tensor], torch.Tensor]) -> float:
+    """Of a function's values, of arguments from N(0, 1)."""
     x = torch.linspace(-8.0, 8.0, 4001, dtype=torch.float64)
     weights = torch.exp(-x.square() / 2)
-    values = ACTIVATIONS[activation](x * sigma).square()
-    return math.sqrt(float((values * weights).sum() / weights.sum()))
+    return math.sqrt(float((function(x).square() * weights).sum() / weights.sum()))
+
+
+def carried(problem: Problem, factor: float, *, fast_accumulation: bool) -> Tolerance:
+    """The bare product's tolerance; the drift of sums in the tensor core grows by `factor`."""
+    of = partial(bare(problem.operation).tolerance, problem)
+    exact = of(fast_accumulation=False)
+    drift = factor * (of(fast_accumulation=fast_accumulation).error - exact.error)
+    return replace(exact, error=exact.error + drift, max_error=exact.max_error + drift)
 
 
 def bare(operation: Operation) -> Workload:

@@ -17,17 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 
 from gemmsmith.activations import ACTIVATIONS
-from gemmsmith.epilogue import Activation
 from gemmsmith.operation import Operation
 from gemmsmith.problem import Problem
 from gemmsmith.runtime.abi import Arguments
 from tuner.workloads import gated_ways
-from tuner.workloads.fused import bare, spread
+from tuner.workloads.fused import bare, carried, spread
+from tuner.workloads.gated_ways import activation_of
 from tuner.workloads.workload import (
     Block,
     Case,
@@ -52,7 +51,7 @@ class Gated:
     def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
         """The bare product's sets, with D's own columns."""
         drawn = bare(problem.operation).draw(problem, count, source)
-        sigma = spread(_activation(problem), drawn.sigma) * drawn.sigma
+        sigma = spread(activation_of(problem), drawn.sigma) * drawn.sigma
         stored = (drawn.sigma,) * 2 if problem.operation.epilogue.stores_aux else ()
         case = Case(operands=drawn.sets[0], written=problem.m, sigmas=(sigma, *stored))
         return replace(drawn, sigma=sigma, cases=(case,))
@@ -75,7 +74,7 @@ class Gated:
         for matrix in range(block.batches.start, block.batches.stop):
             if matrix == 0:
                 gate, up = _halves(problem, operands, block)
-                outputs.append(ACTIVATIONS[_activation(problem)](gate) * up)
+                outputs.append(ACTIVATIONS[activation_of(problem)](gate) * up)
                 continue
             # Rows of aux are gate, up, gate, up …: two for each token.
             first = (matrix - 1) * problem.m + block.rows.start
@@ -88,10 +87,7 @@ class Gated:
 
     def tolerance(self, problem: Problem, *, fast_accumulation: bool) -> Tolerance:
         """See the module."""
-        of = partial(bare(problem.operation).tolerance, problem)
-        exact = of(fast_accumulation=False)
-        drift = _DRIFT * (of(fast_accumulation=fast_accumulation).error - exact.error)
-        return replace(exact, error=exact.error + drift, max_error=exact.max_error + drift)
+        return carried(problem, _DRIFT, fast_accumulation=fast_accumulation)
 
     def defaults(self, problem: Problem) -> Sequence[Way]:
         """The product of both by torch's call, then torch's eager kernels."""
@@ -100,12 +96,6 @@ class Gated:
     def alternatives(self, problem: Problem) -> Sequence[Way]:
         """The best sequences that there are without us, which a winner beats as well."""
         return gated_ways.alternatives(problem)
-
-
-def _activation(problem: Problem) -> Activation:
-    activation = problem.operation.epilogue.activation
-    assert activation is not None  # noqa: S101 - every gate has one
-    return activation
 
 
 def _halves(

@@ -53,10 +53,11 @@ def alternatives(problem: Problem) -> Sequence[Way]:
 
 def _named(call: str, problem: Problem) -> str:
     """The calls, as the record shows them."""
-    return f"{call}, then {CALLS[_activation(problem)]} and mul"
+    return f"{call}, then {CALLS[activation_of(problem)]} and mul"
 
 
-def _activation(problem: Problem) -> Activation:
+def activation_of(problem: Problem) -> Activation:
+    """What the gate is put through."""
     activation = problem.operation.epilogue.activation
     assert activation is not None  # noqa: S101 - every gate has one
     return activation
@@ -66,7 +67,7 @@ def _eager(problem: Problem, sets: Sequence[OperandSet], _: int = 0) -> list[Lau
     """Call after call, the last into D. What lies between is one tensor for all launches, as the
     allocator would give it; but aux is kept.
     """
-    activation, d = _activation(problem), sets[0].d
+    activation, d = activation_of(problem), sets[0].d
     activated = torch.empty_like(d[0])
     both = None if len(d) > 1 else d.new_empty(problem.m, problem.n)
     return [partial(_run, activation, s, both, activated) for s in sets]
@@ -103,7 +104,7 @@ def _gated(
 
 
 def _eager_of_two(problem: Problem, sets: Sequence[OperandSet], _: int = 0) -> list[Launch]:
-    activation, like = _activation(problem), sets[0].d[0]
+    activation, like = activation_of(problem), sets[0].d[0]
     gate, up, activated = (torch.empty_like(like) for _ in range(3))
 
     def run(s: OperandSet) -> torch.Tensor:
@@ -123,7 +124,7 @@ def _of_copies(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[
 
 def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
     """The whole sequence as one compiled function, which allocates what it gives."""
-    activate = ACTIVATIONS[_activation(problem)]
+    activate = ACTIVATIONS[activation_of(problem)]
     stores = problem.operation.epilogue.stores_aux
 
     def sequence(s: OperandSet) -> tuple[torch.Tensor, ...]:
@@ -136,7 +137,7 @@ def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Laun
 
 
 def _compiled_of_two(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
-    activate, half = ACTIVATIONS[_activation(problem)], problem.columns
+    activate, half = ACTIVATIONS[activation_of(problem)], problem.columns
     stores = problem.operation.epilogue.stores_aux
 
     def sequence(s: OperandSet) -> tuple[torch.Tensor, ...]:

@@ -14,7 +14,7 @@ from gemmsmith.epilogue import Activation, Epilogue
 from gemmsmith.ops import fallback, functions
 from gemmsmith.ops.engine import Engine, current
 from gemmsmith.ops.forms import Form
-from gemmsmith.ops.registry import ours, register
+from gemmsmith.ops.registry import register
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """D, the activation's value, the bias gradient; empty where the epilogue gives none."""
@@ -73,17 +73,6 @@ def by_kernel(
     beside = plan.backward_outputs(aux)
     out = engine.run(plan, Form.MATMUL, dy, weight, beside=beside)
     return None if out is None else (out, beside.activated, beside.bias_gradient)
-
-
-def check_activation(activation: str) -> None:
-    """Raises ValueError where there is no such activation."""
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
-
-
-def all_ours(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
-    """Whether we may handle all of these."""
-    return all(ours(x, one) for one in others if one is not None)
 
 
 def _wins(engine: Engine | None, x: torch.Tensor, w: torch.Tensor, epilogue: Epilogue) -> bool:

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from gemmsmith.activations import ACTIVATIONS, through
+from gemmsmith.activations import ACTIVATIONS, check_activation, through
 from gemmsmith.epilogue import Epilogue
 from gemmsmith.ops import fallback, functions, operators
 from gemmsmith.ops.engine import current
 from gemmsmith.ops.forms import Form
-from gemmsmith.ops.registry import ours, register, wants_gradient
+from gemmsmith.ops.registry import all_ours, register, wants_gradient
 
 
 def linear(
@@ -52,8 +52,8 @@ def linear(
             device, or wants a gradient.
         RuntimeError: torch's, where the sizes or types do not go together.
     """
-    if activation is not None and activation not in ACTIVATIONS:
-        raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+    if activation is not None:
+        check_activation(activation)
     if activation is None and residual is None:
         return operators.linear(x, weight, bias, main_grad=main_grad)
     if activation is not None and residual is not None:  # no kernel has both
@@ -61,7 +61,7 @@ def linear(
     if _listeners:
         _tell(x, weight, bias, residual, activation)
     given = [one for one in (bias, residual) if one is not None]
-    if current() is None or not all(ours(x, one) for one in (weight, *given)):
+    if current() is None or not all_ours(x, weight, *given):
         return _composed(x, weight, bias, residual, activation, main_grad)
     if main_grad is not None:
         operators.check_main_grad(main_grad, weight)

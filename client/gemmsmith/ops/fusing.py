@@ -18,7 +18,7 @@ from gemmsmith.ops.engine import current
 from gemmsmith.ops.forms import Form, Spec
 from gemmsmith.ops.gated import gated_linear
 from gemmsmith.ops.plan import Plan
-from gemmsmith.ops.registry import ours, wants_gradient
+from gemmsmith.ops.registry import all_ours, wants_gradient
 
 
 def may_fuse(given: tuple[Any, ...]) -> bool:
@@ -39,7 +39,7 @@ def linear(
 ) -> torch.Tensor | None:
     """`gemmsmith.linear` of these if one kernel computes all of it; else None."""
     given = [one for one in (bias, residual) if one is not None]
-    if not all(ours(x, one) for one in (weight, *given)):
+    if not all_ours(x, weight, *given):
         return None
     if torch.compiler.is_compiling():
         if current() is None:
@@ -72,7 +72,7 @@ def gated(
     """`gemmsmith.gated_linear` of these if one kernel computes all of it; else None."""
     weights = [gate] if up is None else [gate, up]
     # No kernel has a gate and a bias.
-    if bias is not None or activation not in GATES or not all(ours(x, one) for one in weights):
+    if bias is not None or activation not in GATES or not all_ours(x, *weights):
         return None
     if torch.compiler.is_compiling():
         return None if current() is None else gated_linear(x, gate, up, activation=activation)

@@ -19,7 +19,7 @@ from gemmsmith.ops import fallback, functions, fused, operators
 from gemmsmith.ops.engine import Engine, current
 from gemmsmith.ops.forms import Form
 from gemmsmith.ops.plan import Beside
-from gemmsmith.ops.registry import ours, register, wants_gradient
+from gemmsmith.ops.registry import all_ours, register, wants_gradient
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 """Gate, then up."""
@@ -63,7 +63,7 @@ def gated_linear(
             fused.tell(x, _parts(weight, up, interleaved)[0], _epilogue(activation, aux=wanted))
     given = [one for one in (weight, up, bias) if one is not None]
     arguments = (x, weight, up, bias, activation, interleaved, of_gate, of_up)
-    if current() is None or not all(ours(x, one) for one in given):
+    if current() is None or not all_ours(x, *given):
         return _composed(*arguments)
     if torch.compiler.is_compiling() or not functions.unobserved():
         result: torch.Tensor = torch.ops.gemmsmith.gated_linear(*arguments)

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from gemmsmith.activations import ACTIVATIONS, through
+from gemmsmith.activations import ACTIVATIONS, check_activation, through
 from gemmsmith.epilogue import Epilogue
 from gemmsmith.ops import backward, fallback, functions, fused, operators
 from gemmsmith.ops.engine import current
 from gemmsmith.ops.forms import Form
-from gemmsmith.ops.registry import register, wants_gradient
+from gemmsmith.ops.registry import all_ours, register, wants_gradient
 
 
 def mlp(
@@ -53,9 +53,9 @@ def mlp(
         ValueError: there is no such activation.
         RuntimeError: torch's, where the sizes or types do not go together.
     """
-    backward.check_activation(activation)
+    check_activation(activation)
     given = (x, w1, b1, w2, b2, activation, recompute)
-    if current() is None or not backward.all_ours(x, w1, b1, w2, b2):
+    if current() is None or not all_ours(x, w1, b1, w2, b2):
         return _composed(*given[:-1])
     if torch.compiler.is_compiling() or not functions.unobserved():
         out: torch.Tensor = torch.ops.gemmsmith.mlp(*given)

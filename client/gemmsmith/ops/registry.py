@@ -26,6 +26,11 @@ def ours(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.layout is torch.strided and b.layout is torch.strided
 
 
+def all_ours(a: torch.Tensor, *others: torch.Tensor | None) -> bool:
+    """Whether we may handle all of these that there are."""
+    return all(ours(a, one) for one in others if one is not None)
+
+
 def is_traced(tensor: torch.Tensor) -> bool:
     """Whether a graph is being made of what is done to it: it holds no data."""
     return isinstance(tensor, (FakeTensor, FunctionalTensor))

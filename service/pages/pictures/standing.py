@@ -23,7 +23,7 @@ from service.report.axes import (
     title,
     upright,
 )
-from service.report.roofline import Roof
+from service.report.roofline import Roof, roof_line
 from tuner.store.listing import Listed
 
 HEIGHT = 420
@@ -44,13 +44,10 @@ def standing(listed: Sequence[Listed], roofs: Sequence[tuple[str, Roof]]) -> str
     parts = [grid_line(y(tick), f"{tick:g}") for tick in decades(low, top)]
     parts += [grid_column(x(tick), f"{tick:g}", HEIGHT) for tick in decades(left, right)]
     for row, (name, roof) in enumerate(roofs):
-        start = max(left, low * 1e12 / roof.bandwidth)
-        kind = "roof" if roof.measured else "roof nominal"
         at = TOP + 14 + 18 * row  # named where no product is: few bytes, many FLOP per second
         parts.append(
-            f'<path class="{kind}" d="M{x(start):.1f} {y(start * roof.bandwidth / 1e12):.1f}'
-            f'L{x(roof.ridge):.1f} {y(roof.peak / 1e12):.1f}H{x(right):.1f}"/>'
-            f'<path class="{kind}" d="M{LEFT + 12} {at}h28"/>'
+            roof_line(roof, (left, right, low), x, y)
+            + f'<path class="{roof.kind}" d="M{LEFT + 12} {at}h28"/>'
             + text(LEFT + 48, at + 4, name, "start")
         )
     for (item, us), rate, place in zip(points, rates, places, strict=True):

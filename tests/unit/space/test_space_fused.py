@@ -12,8 +12,9 @@ from gemmsmith.kernel import (
     TileScheduler,
     cutlass,
 )
-from gemmsmith.operation import Epilogue, Operation
+from gemmsmith.operation import Operation
 from gemmsmith.problem import Problem
+from tests.support.epilogues import FUSED
 from tests.support.replacing import replace
 from tuner.arch import ARCHITECTURES
 from tuner.backends import Level, candidates, kernels, refusal
@@ -25,11 +26,6 @@ from tuner.errors import NoLegalCandidate
 from tuner.search.cost_model import AnalyticModel
 
 M, N, K = 4096, 3072, 768
-FUSED = [
-    each
-    for each in Epilogue
-    if each is not Epilogue.NONE and not each.is_gated and each.backward is None
-]
 
 
 def fused(epilogue: str, dtype: str = "bf16", layout: str = "tn", **extents: int) -> Problem:

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from gemmsmith.activations import ACTIVATIONS
-from gemmsmith.device import DeviceModel
 from gemmsmith.epilogue import Backward, Epilogue
-from gemmsmith.kernel import AnyKernel
 from gemmsmith.problem import Problem
-from tests.support.candidates import KERNEL
-from tests.support.replacing import replace
-from tuner.trial import Failure, FailureKind
+from tests.support.judging import SMALL, judged
+from tuner.trial import FailureKind
 from tuner.workloads import fused_ways, reference
 from tuner.workloads.footprint import footprint
 from tuner.workloads.operands import HOST, Operands, poison
-from tuner.workloads.reference import Reference
 from tuner.workloads.registry import workload_of
 
-SMALL = DeviceModel(name="host", arch="sm90", sm_count=1, memory_bytes=16 * 2**30, l2_bytes=100_000)
 BACKWARD = [epilogue for epilogue in Epilogue if epilogue.backward]
 PROBLEMS = [
     *(Problem(m=96, n=80, k=208, dtype=f"bf16.then_{e}", layout="tt") for e in BACKWARD),  # type: ignore[arg-type]
@@ -58,18 +52,6 @@ def right_answer(operands: Operands) -> torch.Tensor:
         return torch.cat([gradient, gradient.sum(0, keepdim=True)])[None].to(s.d.dtype)
     outputs = [gradient[:, :n], gradient[:, n:]][: parts.halves]
     return torch.stack([*outputs, value.detach()][: len(s.d)]).to(s.d.dtype)
-
-
-def judged(operands: Operands, answer: torch.Tensor) -> tuple[float, Failure | None]:
-    """Error over its bound of an output, and why it is refused."""
-    reference_ = Reference(operands)
-    operands.sets[0].d.copy_(answer)
-    operands.check.copy_(answer)
-    kernel: AnyKernel = replace(KERNEL, dtype=operands.problem.dtype)
-    correctness, failure = reference_.check(kernel, claims_order=True)
-    if correctness is None:
-        return math.inf, failure
-    return correctness.error / correctness.tolerance, None
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)

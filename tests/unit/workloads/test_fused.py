@@ -9,27 +9,19 @@ import pytest
 import torch
 from torch.nn import functional
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import AnyKernel
 from gemmsmith.operation import Epilogue, Operation
 from gemmsmith.problem import Problem
-from tests.support.candidates import KERNEL
-from tests.support.replacing import replace
-from tuner.trial import Failure, FailureKind
+from tests.support.epilogues import FUSED
+from tests.support.judging import SMALL, judged
+from tuner.trial import FailureKind
 from tuner.workloads import fused_ways, ways
 from tuner.workloads.footprint import footprint
 from tuner.workloads.fused import spread
 from tuner.workloads.operands import HOST, Operands, poison
-from tuner.workloads.reference import Reference, tolerance
+from tuner.workloads.reference import tolerance
 from tuner.workloads.registry import workload_of
 from tuner.workloads.workload import Way
 
-SMALL = DeviceModel(name="host", arch="sm90", sm_count=1, memory_bytes=16 * 2**30, l2_bytes=100_000)
-FUSED = [
-    each
-    for each in Epilogue
-    if each is not Epilogue.NONE and not each.is_gated and each.backward is None
-]
 PROBLEMS = [
     *(Problem(m=96, n=80, k=208, dtype=f"bf16.then_{epilogue}") for epilogue in FUSED),
     *(Problem(m=33, n=24, k=40, dtype=f"fp16.then_{epilogue}") for epilogue in FUSED),
@@ -63,18 +55,6 @@ def right_answer(operands: Operands) -> torch.Tensor:
         "relu2": x.clamp(min=0) ** 2,
     }[epilogue.activation]
     return (torch.cat([y, x]) if epilogue.stores_aux else y).to(s.d.dtype)
-
-
-def judged(operands: Operands, answer: torch.Tensor) -> tuple[float, Failure | None]:
-    """Error over its bound of an output, and why it is refused."""
-    reference = Reference(operands)
-    operands.sets[0].d.copy_(answer)
-    operands.check.copy_(answer)
-    kernel: AnyKernel = replace(KERNEL, dtype=operands.problem.dtype)
-    correctness, failure = reference.check(kernel, claims_order=True)
-    if correctness is None:
-        return math.inf, failure
-    return correctness.error / correctness.tolerance, None
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import pytest
 import torch
 from torch.nn import functional
 
-from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import AnyKernel
 from gemmsmith.operation import Epilogue
 from gemmsmith.problem import Problem
-from tests.support.candidates import KERNEL
+from tests.support.judging import SMALL, judged
 from tests.support.replacing import replace
-from tuner.trial import Failure, FailureKind
+from tuner.trial import FailureKind
 from tuner.workloads import fused_ways, reference, ways
 from tuner.workloads.operands import HOST, Operands, poison
-from tuner.workloads.reference import Reference, tolerance
+from tuner.workloads.reference import tolerance
 from tuner.workloads.registry import workload_of
 from tuner.workloads.workload import Block, Way
 
-SMALL = DeviceModel(name="host", arch="sm90", sm_count=1, memory_bytes=16 * 2**30, l2_bytes=100_000)
 GATED = [epilogue for epilogue in Epilogue if epilogue.is_gated]
 PROBLEMS = [
     *(Problem(m=96, n=160, k=208, dtype=f"bf16.then_{epilogue}") for epilogue in GATED),
@@ -55,18 +51,6 @@ def right_answer(operands: Operands) -> torch.Tensor:
     if not problem.operation.epilogue.stores_aux:
         return d.to(s.d.dtype)
     return torch.cat([d, both.view(2, problem.m, -1)]).to(s.d.dtype)
-
-
-def judged(operands: Operands, answer: torch.Tensor) -> tuple[float, Failure | None]:
-    """Error over its bound of an output, and why it is refused."""
-    reference = Reference(operands)
-    operands.sets[0].d.copy_(answer)
-    operands.check.copy_(answer)
-    kernel: AnyKernel = replace(KERNEL, dtype=operands.problem.dtype)
-    correctness, failure = reference.check(kernel, claims_order=True)
-    if correctness is None:
-        return math.inf, failure
-    return correctness.error / correctness.tolerance, None
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)

@@ -1,0 +1,12 @@
+"""Epilogues by kind."""
+
+from __future__ import annotations
+
+from gemmsmith.epilogue import Epilogue
+
+FUSED = [
+    each
+    for each in Epilogue
+    if each is not Epilogue.NONE and not each.is_gated and each.backward is None
+]
+"""What linear layers have after them: bias, activation, residual."""

@@ -1,0 +1,29 @@
+"""What a workload's reference says of an answer that a test made, on the host."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from gemmsmith.device import DeviceModel
+from gemmsmith.kernel import AnyKernel
+from tests.support.candidates import KERNEL
+from tests.support.replacing import replace
+from tuner.trial import Failure
+from tuner.workloads.operands import Operands
+from tuner.workloads.reference import Reference
+
+SMALL = DeviceModel(name="host", arch="sm90", sm_count=1, memory_bytes=16 * 2**30, l2_bytes=100_000)
+
+
+def judged(operands: Operands, answer: torch.Tensor) -> tuple[float, Failure | None]:
+    """Error over its bound of an output, and why it is refused."""
+    reference = Reference(operands)
+    operands.sets[0].d.copy_(answer)
+    operands.check.copy_(answer)
+    kernel: AnyKernel = replace(KERNEL, dtype=operands.problem.dtype)
+    correctness, failure = reference.check(kernel, claims_order=True)
+    if correctness is None:
+        return math.inf, failure
+    return correctness.error / correctness.tolerance, None
