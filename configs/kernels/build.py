@@ -78,7 +78,7 @@ def kernels(settings: Settings, store: Store) -> list[AnyKernel]:
 def compiled(
     settings: Settings, store: Store, chosen: Sequence[AnyKernel], workers: int | None
 ) -> list[Pack] | None:
-    """The packs that hold the kernels, each once; None where a kernel does not compile."""
+    """The packs that hold the kernels, each once, by hash; None where one does not compile."""
     packs: dict[str, Pack] = {}
     failed = 0
     builder = open_builder(settings, store, workers)
@@ -89,7 +89,7 @@ def compiled(
         else:
             packs[built.pack.hash] = built.pack
         print(f"{number} of {len(chosen)}", end="\r", file=sys.stderr, flush=True)
-    return None if failed else list(packs.values())
+    return None if failed else [packs[each] for each in sorted(packs)]
 
 
 def wheel(packs: Sequence[Pack], output: Path) -> Path:
