@@ -54,9 +54,6 @@ INT8_ANY = of(
 )
 KERNELS = {
     "out_f32": OUT_F32,
-    "out_f32_cooperative": of(
-        "bf16.out_f32", (128, 256, 64), COOPERATIVE, layout="nt", cluster=(2, 1)
-    ),
     "out_f32_split_k": OUT_F32_SPLIT_K,
     "out_f32_cluster_split_k": of(
         "bf16.out_f32", (64, 64, 128), WS, TileScheduler.CLUSTER_SPLIT_K, layout="nt"
@@ -66,13 +63,11 @@ KERNELS = {
     "int8_stream_k": of("int8.out_bf16", (128, 128, 128), COOPERATIVE, TileScheduler.STREAM_K),
     "int8_any": INT8_ANY,
     "scale_row": of(SCALE_ROW, (128, 128, 128), COOPERATIVE),
-    "scale_row_swapped": of(SCALE_ROW, (64, 64, 128), PINGPONG, swapped=True),
     "scale_row_split_k": of(SCALE_ROW, (128, 128, 128), WS, TileScheduler.SPLIT_K),
     "scale_row_cluster_split_k": of(
         SCALE_ROW, (64, 16, 256), WS, TileScheduler.CLUSTER_SPLIT_K, swapped=True
     ),
     "tf32": of("tf32", (128, 128, 32), COOPERATIVE),
-    "tf32_swapped": of("tf32", (64, 64, 64), PINGPONG, swapped=True),
 }
 EVERY = pytest.mark.parametrize("name", KERNELS)
 
