@@ -53,7 +53,6 @@ _INSTALLED = SOURCE.with_name("_dispatch.abi3.so")
 """Every Python's: it calls nothing of Python's, and is loaded as a library."""
 
 _DIMS = 3
-_WORDS = 2 + 4 * _DIMS
 _ASK_AGAIN = 1
 _DEVICE_TYPES = {"cpu": 0, "cuda": 1}
 _DTYPES = {
