@@ -13,13 +13,15 @@
 #                   and new problems need, compiled and signed (minutes of 16 cores, hours of 2)
 #   make gpu-test   tests/gpu on the local GPU;  make gpu-bench: tune the suite on it
 #                   (with wheels in .wheels/ they need no internet; without, they use .venv)
-#   make lock       refresh requirements.lock from what is installed in .venv
+#   make lock       write requirements/*.lock anew after pyproject.toml; UPGRADE=--upgrade: newest versions
 
 PYTHON ?= python3
-PIP = .venv/bin/pip install --quiet --disable-pip-version-check -c requirements.lock
+PIP = .venv/bin/pip install --quiet --disable-pip-version-check --no-deps
+# Dependencies by their hashes, then the project itself with the setuptools that is among them.
+install = $(PIP) -r requirements/$(1).lock && $(PIP) --no-build-isolation -e client -e .
 # Torch and the compiler are gigabytes: `make run` takes them only where a GPU can use them.
-GPU_EXTRA = $(if $(or $(wildcard /dev/nvidia0),$(shell command -v nvidia-smi)),[gpu],)
-PROJECT = pyproject.toml client/pyproject.toml requirements.lock client/gemmsmith/ops/dispatch.cpp
+RUN_LOCK = $(if $(or $(wildcard /dev/nvidia0),$(shell command -v nvidia-smi)),gpu,run)
+PROJECT = pyproject.toml client/pyproject.toml $(wildcard requirements/*.lock) client/gemmsmith/ops/dispatch.cpp
 
 .PHONY: run test test-all faults lint format bench docs figures wheels kernels gpu-test gpu-bench lock clean
 
@@ -58,17 +60,16 @@ figures: .venv/.test
 	$(PYTHON) -m venv .venv || { echo "python3 -m venv failed: install Debian's python3-venv"; exit 1; }
 
 .venv/.run: .venv/bin/python $(PROJECT)
-	$(PIP) -e client -e '.$(GPU_EXTRA)'
+	$(call install,$(RUN_LOCK))
 	touch $@
 
 .venv/.test: .venv/bin/python $(PROJECT)
-	$(PIP) torch==2.13.0
-	$(PIP) -e client -e '.[test,report]'
+	$(call install,test)
+	$(PIP) -r requirements/cpu.lock || $(PIP) -r requirements/gpu.lock
 	touch $@ .venv/.run
 
 lock: .venv/.test
-	{ sed -n '/^#/p' requirements.lock; \
-	  .venv/bin/pip freeze --exclude-editable | sed 's/+cpu//' ; } > .venv/lock && cp .venv/lock requirements.lock
+	PATH=$(CURDIR)/.venv/bin:$$PATH requirements/lock.sh $(UPGRADE)
 
 # What a GPU host with torch and nvcc but no internet still lacks, for the Python it runs.
 GPU_PYTHON ?= 3.12
