@@ -9,8 +9,9 @@ set -eu
 cd "$(dirname "$0")/.."
 wanted=$(mktemp -d)
 trap 'rm -rf "$wanted"' EXIT
-# The project itself is never downloaded; setuptools builds it.
-printf '%s\n' ./client 'setuptools>=77' > "$wanted/in"
+# setuptools builds the project, which is never downloaded.
+echo 'setuptools>=77' > "$wanted/in"
+echo gemmsmith > "$wanted/ours"
 # What torch of PyPI needs on Linux, and torch's CPU build does not.
 printf '%s\n' cuda-toolkit nvidia-cudnn-cu13 nvidia-cusparselt-cu13 nvidia-nccl-cu13 \
   nvidia-nvshmem-cu13 triton > "$wanted/cuda"
@@ -21,8 +22,8 @@ lock() {
   shift
   uv pip compile --quiet --universal --python-version 3.11.5 --generate-hashes --no-annotate \
     --custom-compile-command 'make lock' --only-binary :all: --emit-build-options \
-    --no-emit-package gemmsmith -c "$wanted/torch" --output-file "requirements/$name.lock" "$@" \
-    pyproject.toml "$wanted/in"
+    --excludes "$wanted/ours" -c "$wanted/torch" --output-file "requirements/$name.lock" "$@" \
+    pyproject.toml client/pyproject.toml "$wanted/in"
 }
 lock run --extra parquet --extra postgresql "$@"
 lock gpu --extra fleet --extra gpu --extra parquet --extra postgresql -c requirements/run.lock "$@"
