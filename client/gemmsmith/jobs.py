@@ -35,7 +35,8 @@ class JobStatus(Plain):
             None where nobody gave any.
         phase: step of the tuning run; empty while waiting.
         done, total: candidates (kernels while compiling) of this phase.
-        best_us, best: fastest candidate so far, microseconds per launch, and its key.
+        best_us, best: microseconds per launch of what is ahead, and its key, or the default's
+            name: by the finals as soon as there were any, else by the screening.
         winner_revision: revision of the promoted winner, once done.
         deadline_at: time after which it is given up unless it has a winner; None for never.
         ordered_by: name of the API key that ordered it.
