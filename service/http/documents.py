@@ -94,8 +94,8 @@ def answer(found: Answer) -> dict[str, Any]:
     return {**fields, "links": links}
 
 
-def job(item: Job) -> dict[str, Any]:
-    """The JSON of a job."""
+def job(item: Job, waits: str = "") -> dict[str, Any]:
+    """The JSON of a job; `waits` says what a waiting one waits for, where that was found out."""
     here = f"/jobs/{item.id}"
     links: dict[str, Any] = {"self": {"href": here}, "events": {"href": f"{here}/events"}}
     if item.state is JobState.DONE:
@@ -108,7 +108,8 @@ def job(item: Job) -> dict[str, Any]:
         name: timestamp(getattr(item, name))
         for name in ("created_at", "started_at", "finished_at", "deadline_at")
     }
-    return {**msgspec.to_builtins(item), **times, "links": links}
+    told = {"waits": waits} if waits else {}
+    return {**msgspec.to_builtins(item), **times, **told, "links": links}
 
 
 def job_event(event: RecordedEvent) -> dict[str, Any]:
