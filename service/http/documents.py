@@ -58,7 +58,7 @@ def _url(path: str, problem: Problem, device: str | None) -> str:
 
 
 def tune_link(problem: Problem, device: str | None = None) -> dict[str, Any]:
-    """How to order the tuning of `problem`, body included."""
+    """How to request the tuning of `problem`, body included."""
     body = msgspec.to_builtins(problem)
     if device:
         body["device"] = device
@@ -73,7 +73,7 @@ def not_tuned(problem: Problem, device: DeviceModel | None, *, exact: bool) -> P
         status=404,
         kind="not-tuned",
         title="Not tuned yet",
-        detail=f"No winner is known for {problem}{where}{near}. Order a tuning job: POST /tune.",
+        detail=f"No winner is known for {problem}{where}{near}. Request a tuning job: POST /tune.",
         links={"tune": tune_link(problem, device.slug if device else None)},
     )
 

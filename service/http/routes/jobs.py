@@ -85,7 +85,7 @@ def retry_job(
     job_id: str,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    """Order anew what a job failed to do, or was cancelled before; answers as `POST /tune` does.
+    """Request anew what a job failed to do, or was cancelled before; answers as `POST /tune` does.
 
     The new job has the old one's problem, effort, device, priority and calls, and no deadline. A
     job that is done or not over yet gets a 409. Another key's job takes an admin.
