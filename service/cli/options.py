@@ -138,6 +138,15 @@ DeviceSlug = Annotated[
         show_default=False,
     ),
 ]
+OnlyDevice = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        help="Only this device model (its slug).",
+        autocompletion=completion.slugs,
+        show_default=False,
+    ),
+]
 Url = Annotated[
     str | None,
     typer.Option(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli.options import AsJson, Database, blaming, load_settings
+from service.cli.options import AsJson, Database, OnlyDevice, blaming, load_settings
 from service.cli.output import MisuseError, emit, note, say
 
 if TYPE_CHECKING:
@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 def sync(
     url: Annotated[str, typer.Argument(help="Address of the service, such as https://HOST:8000.")],
-    device: Annotated[
-        str | None,
-        typer.Option(help="Only this device model (its slug); all by default.", show_default=False),
-    ] = None,
+    device: OnlyDevice = None,
     unsigned: Annotated[
         bool | None,
         typer.Option(
