@@ -130,11 +130,22 @@ class Settings(BaseModel):
         return self.require_keys or not _is_loopback(self.host)
 
     def create_folders(self) -> None:
-        """Create the folders that the database and the packs go to, the database's private."""
-        folders = self.volumes()
-        if "database" in folders:
-            private_folder(folders["database"])
-        folders["packs"].mkdir(parents=True, exist_ok=True)
+        """Create the folders that the database and the packs go to, the database's private.
+
+        Raises:
+            SettingsError: one cannot be made.
+        """
+        for field, folder in self.volumes().items():
+            try:
+                if field == "database":
+                    private_folder(folder)
+                else:
+                    folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise SettingsError(
+                    f"{field} (or {PREFIX}{field.upper()}): cannot make the folder {folder}: "
+                    f"{error.strerror}. Name another place"
+                ) from error
 
     def volumes(self) -> dict[str, Path]:
         """The folders that are written to, by what they are for."""

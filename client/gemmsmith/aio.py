@@ -136,7 +136,7 @@ class AsyncClient:
         timeout: float | None = None,
         on_busy: Callable[[Busy], None] = lambda _: None,
     ) -> AsyncTuningJob:
-        """Order a tuning job, or join the one already on its way; as `Client.tune`."""
+        """Request a tuning job, or join the one already on its way; as `Client.tune`."""
         problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
         patience = Patience(timeout if timeout is not None or wait else 0.0, on_busy)
         status = await self._run(
@@ -175,7 +175,7 @@ class AsyncClient:
         timeout: float = 0.0,
         on_busy: Callable[[Busy], None] = lambda _: None,
     ) -> AsyncTuningJob:
-        """Order anew what a job failed to do, or was cancelled before; waits as `tune` does.
+        """Request anew what a job failed to do, or was cancelled before; waits as `tune` does.
 
         Raises:
             Rejected: there is no such job, it is done, or it is not over yet.

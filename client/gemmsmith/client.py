@@ -173,7 +173,7 @@ class Client:
         timeout: float | None = None,
         on_busy: Callable[[Busy], None] = lambda _: None,
     ) -> TuningJob:
-        """Order a tuning job, or join the one already on its way for this problem.
+        """Request a tuning job, or join the one already on its way for this problem.
 
         Of waiting jobs the one of highest `priority` goes first, then the one that is expected
         to save most time in all its calls. `calls` is how often you run this problem, in a step
@@ -232,7 +232,7 @@ class Client:
         timeout: float = 0.0,
         on_busy: Callable[[Busy], None] = lambda _: None,
     ) -> TuningJob:
-        """Order anew what a job failed to do, or was cancelled before; waits as `tune` does.
+        """Request anew what a job failed to do, or was cancelled before; waits as `tune` does.
 
         Raises:
             Rejected: there is no such job, it is done, or it is not over yet.

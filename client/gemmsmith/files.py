@@ -52,7 +52,10 @@ def publish(
         OSError: no space, no permission; nothing of it stays behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=aside or f".{path.name}.")
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=aside or f".{path.name}.")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error  # not the random name
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -142,7 +142,7 @@ class TuningJob(_Handle):
         return self.status
 
     def retry(self) -> TuningJob:
-        """Order anew what this job failed to do, or was cancelled before: another job."""
+        """Request anew what this job failed to do, or was cancelled before: another job."""
         return self._client.retry(self.id)
 
     def events(self, after: str = "") -> Iterator[JobEvent]:
@@ -199,7 +199,7 @@ class AsyncTuningJob(_Handle):
         return self.status
 
     async def retry(self) -> AsyncTuningJob:
-        """Order anew what this job failed to do, or was cancelled before: another job."""
+        """Request anew what this job failed to do, or was cancelled before: another job."""
         return await self._client.retry(self.id)
 
     async def events(self, after: str = "") -> AsyncIterator[JobEvent]:

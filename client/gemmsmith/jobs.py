@@ -35,10 +35,13 @@ class JobStatus(Plain):
             None where nobody gave any.
         phase: step of the tuning run; empty while waiting.
         done, total: candidates (kernels while compiling) of this phase.
-        best_us, best: fastest candidate so far, microseconds per launch, and its key.
+        best_us, best: microseconds per launch of what is ahead, and its key, or the default's
+            name: by the finals as soon as there were any, else by the screening.
         winner_revision: revision of the promoted winner, once done.
         deadline_at: time after which it is given up unless it has a winner; None for never.
         ordered_by: name of the API key that ordered it.
+        waits: what a waiting job waits for, in words, and whether a worker lives that takes it;
+            empty where the service did not say.
     """
 
     id: str
@@ -62,11 +65,14 @@ class JobStatus(Plain):
     winner_revision: int | None = None
     deadline_at: str | None = None
     ordered_by: str | None = None
+    waits: str = ""
 
     def updated(self, event: JobEvent) -> JobStatus:
         """The status with what an event says; fields the event lacks stay as they are."""
         told = {name: event.data[name] for name in _TOLD if name in event.data}
-        return replace(self, state=_STATE_OF.get(event.kind, self.state), **told)
+        state = _STATE_OF.get(event.kind, self.state)
+        waits = self.waits if state is JobState.WAITING else ""
+        return replace(self, state=state, waits=waits, **told)
 
     @property
     def line(self) -> str:
@@ -75,6 +81,7 @@ class JobStatus(Plain):
             self.state.value,
             f"{self.phase} {bar(self.done, self.total)}".strip() if self._runs else "",
             "" if self.best_us is None else f"best {self.best_us:.1f} µs",
+            self.waits,
             self.error or "",
         )
         return line(f"{self.id} {self.problem}: {', '.join(part for part in parts if part)}")

@@ -19,7 +19,7 @@ from service.cli.options import (
     dtypes_of,
     load_settings,
 )
-from service.cli.output import CommandError, MisuseError, emit, note, say
+from service.cli.output import CommandError, MisuseError, emit, note, say, writable
 from service.cli.progress import reporter
 from service.cli.session import model_of
 from service.cli.tuning import load_suite, tasks
@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
 def bake(
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="File to write, such as winners.gspack.")
+        Path,
+        typer.Option(
+            "--output", "-o", help="File to write, such as winners.gspack.", callback=writable
+        ),
     ],
     suite: Annotated[
         Path | None,

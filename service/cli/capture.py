@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from service.cli.output import CommandError, MisuseError, note
+from service.cli.output import CommandError, MisuseError, note, writable
 
 COMMAND = "The program and its arguments: -- torchrun --nproc-per-node 8 train.py --epochs 1"
 
 
 def capture(
     command: Annotated[list[str], typer.Argument(help=COMMAND)],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Suite file to write.")] = Path(
-        "suite.toml"
-    ),
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Suite file to write.", callback=writable)
+    ] = Path("suite.toml"),
     steps: Annotated[
         int,
         typer.Option(

@@ -51,6 +51,30 @@ def _architectures() -> Iterable[str]:
     return list(ARCHITECTURES)
 
 
+def _scopes() -> Iterable[str]:
+    from tuner.store.keys import Scope
+
+    return list(Scope)
+
+
+def _actions() -> Iterable[str]:
+    from tuner.store.audit import Action
+
+    return list(Action)
+
+
+def _phases() -> Iterable[str]:
+    from tuner.trial import Phase
+
+    return list(Phase)
+
+
+def _formats() -> Iterable[str]:
+    from service.http.tables import FileFormat
+
+    return list(FileFormat)
+
+
 def _slugs() -> list[str]:
     """Device models that winners are shipped of."""
     from tuner import places
@@ -81,6 +105,10 @@ efforts = _values(_efforts)
 states = _values(_states)
 levels = _values(_levels)
 architectures = _values(_architectures)
+scopes = _values(_scopes)
+actions = _values(_actions)
+phases = _values(_phases)
+formats = _values(_formats)
 slugs = _values(_slugs)
 devices = _values(_devices)
 suites = _values(_suites)

@@ -9,7 +9,7 @@ import typer
 
 from service.cli.guard import example
 from service.cli.options import AsJson, Database, load_settings, shown
-from service.cli.output import MisuseError, emit, note, say
+from service.cli.output import MisuseError, emit, note, say, writable
 
 app = typer.Typer(
     help="Create, migrate, check, back up and restore the database.", no_args_is_help=True
@@ -72,7 +72,9 @@ def current(database: Database = None, as_json: AsJson = False) -> None:
 
 @app.command("backup", epilog=example("db backup gemmsmith.backup"))
 def backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file to write.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A new file to write.", callback=writable)
+    ],
     packs: WithPacks = False,
     database: Database = None,
     as_json: AsJson = False,

@@ -13,7 +13,7 @@ import typer
 
 from gemmsmith.tuning import Effort
 from service.cli.options import AsJson, Sweeps, load_settings
-from service.cli.output import CommandError, MisuseError, emit, note, say, table
+from service.cli.output import CommandError, MisuseError, emit, note, say, table, writable
 
 if TYPE_CHECKING:
     from gemmsmith.device import DeviceModel
@@ -27,7 +27,12 @@ def evaluate(
     output: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--output", metavar="FILE.svg", help="Also draw it.", show_default=False
+            "-o",
+            "--output",
+            metavar="FILE.svg",
+            help="Also draw it.",
+            show_default=False,
+            callback=writable,
         ),
     ] = None,
     as_json: AsJson = False,

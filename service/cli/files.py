@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from service.cli import completion
 from service.cli.output import CommandError, MisuseError
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ FormatName = Annotated[
     typer.Option(
         "--format",
         help="jsonl, csv or parquet; else by the file's ending, else jsonl.",
+        autocompletion=completion.formats,
         show_default=False,
     ),
 ]

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gemmsmith.errors import GemmsmithError
-from gemmsmith.tuning import JobState
+from tuner.errors import TunerError
 
 if TYPE_CHECKING:
-    from gemmsmith.client import Client
-    from gemmsmith.handles import TuningJob
     from gemmsmith.jobs import JobStatus
     from service.cli.progress import Reporter
 
-PATIENCE_S = 5.0
+PATIENCE_S = 3.0
 """A worker that lives takes a waiting job within a second; so long without one is worth a word."""
 
 
@@ -25,57 +24,42 @@ def show(status: JobStatus, says: Reporter) -> None:
     says.update(status.phase or status.state, status.done, status.total, best_us=status.best_us)
 
 
-def cancelling(jobs: Sequence[str], url: str | None) -> str:
-    """The command that cancels jobs."""
-    where = f" --url {url}" if url else ""
-    return f"gemmsmith jobs cancel {' '.join(jobs)}{where}"
+def cancelling(jobs: Sequence[str], place: Sequence[str]) -> str:
+    """The command that cancels jobs; `place` is the option that says where they are, if any."""
+    return shlex.join(["gemmsmith", "jobs", "cancel", *jobs, *place])
 
 
-def abandoned(jobs: Sequence[str], url: str | None) -> str:
+def abandoned(jobs: Sequence[str], place: Sequence[str]) -> str:
     """What is left behind by somebody who stops waiting."""
     if not jobs:
         return "interrupted: all jobs have ended"
     goes_on = "the job goes on" if len(jobs) == 1 else f"{len(jobs)} jobs go on"
-    return f"interrupted: {goes_on}; to cancel: {cancelling(jobs, url)}"
-
-
-def idle(client: Client, job: str) -> str | None:
-    """Why a job still waits, as far as the service tells; None once it does not wait.
-
-    Raises:
-        GemmsmithError: no answer.
-    """
-    status = client.job_status(job)
-    if status.state is not JobState.WAITING:
-        return None
-    running = sum(1 for _ in client.jobs(state=JobState.RUNNING, limit=100))
-    if running:
-        return f"  waiting: {running} other jobs are running"
-    return (
-        f"  waiting: the service runs no job at all, so no worker seems to be alive. Start one on "
-        f"its machine: gemmsmith worker. To cancel: {cancelling([job], client.url)}"
-    )
+    return f"interrupted: {goes_on}; to cancel: {cancelling(jobs, place)}"
 
 
 @contextmanager
-def waiting(client: Client, job: TuningJob, says: Reporter) -> Iterator[None]:
-    """Within it, say once why the job waits, if it does for longer than a worker takes."""
-    ended = threading.Event()
+def waiting(look: Callable[[], JobStatus], place: Sequence[str], says: Reporter) -> Iterator[None]:
+    """Within it, say what a job waits for, whenever that is something new.
 
-    def look() -> None:
-        if ended.wait(PATIENCE_S):
-            return
-        try:
-            found = idle(client, job.id)
-        except GemmsmithError:
-            return  # whoever waits for the job is told
-        if found is not None and not ended.is_set():
-            says.line(found)
+    `look` asks how the job is.
+    """
+    over = threading.Event()
 
-    thread = threading.Thread(target=look, name=f"waiting-{job.id}", daemon=True)
+    def watch() -> None:
+        said = ""
+        while not over.wait(PATIENCE_S):
+            try:
+                status = look()
+            except (GemmsmithError, TunerError):
+                continue  # whoever waits for the job is told
+            if status.waits and status.waits != said and not over.is_set():
+                said = status.waits
+                says.line(f"  {said}. To cancel: {cancelling([status.id], place)}")
+
+    thread = threading.Thread(target=watch, name="waiting", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        ended.set()
+        over.set()
         thread.join()

@@ -6,6 +6,7 @@ after the command shows the traceback instead.
 
 from __future__ import annotations
 
+import errno
 import re
 from typing import Any
 
@@ -24,6 +25,18 @@ _NEGATIVE = re.compile(r"-[0-9]+(\.[0-9]*)?", re.ASCII)
 _SIZES = re.compile(r"([0-9]+)[x×]([0-9]+)[x×]([0-9]+)(?:[x×]([0-9]+))?", re.ASCII)
 
 
+_ADVICE = {
+    errno.EACCES: ". Change its permissions, or name another place",
+    errno.EPERM: ". Change its permissions, or name another place",
+    errno.EROFS: ". Name a place that can be written to",
+    errno.ENOSPC: ". Make room there, or name another place",
+    errno.ENOTDIR: ". Part of that path is a file: name another place",
+    errno.EEXIST: ". It is no folder: name another place",
+    errno.EISDIR: ". Name a file",
+}
+"""What to do about an error of the system, by its number."""
+
+
 def explain(error: BaseException) -> tuple[str, int] | None:
     """The line and the exit status for an expected failure; None for an error of our own."""
     from service.settings import SettingsError  # pydantic: most commands that fail have it by then
@@ -37,7 +50,8 @@ def explain(error: BaseException) -> tuple[str, int] | None:
             return str(error), 1
         case OSError() if error.strerror:
             where = f": {error.filename}" if error.filename else ""
-            return f"{error.strerror}{where}", 1
+            advice = _ADVICE.get(error.errno or 0, "")
+            return f"{error.strerror}{where}{advice}", 1
         case KeyboardInterrupt():
             return str(error) or "interrupted", INTERRUPTED
         case _:

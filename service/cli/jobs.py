@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Protocol
 
@@ -93,11 +93,12 @@ def watch(
     with _opened(url, database) as jobs:
         status = jobs.show(job)
         try:
-            with reporter(TUNING) as says:
-                says.overall(0, 1, str(status.problem))
-                status = jobs.watch(status.id, says)
+            if not status.state.terminal:
+                with reporter(TUNING) as says:
+                    says.overall(0, 1, str(status.problem))
+                    status = jobs.watch(status.id, says)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(follow.abandoned([status.id], url)) from None
+            raise KeyboardInterrupt(follow.abandoned([status.id], jobs.place)) from None
     _print(status, as_json)
     if status.state is not JobState.DONE:
         raise typer.Exit(1)
@@ -139,7 +140,9 @@ def retry(
 
 
 class _Jobs(Protocol):
-    """What the commands need, wherever the jobs are."""
+    """What the commands need, wherever the jobs are; `place` is the option that says where."""
+
+    place: Sequence[str]
 
     def list(self, state: str | None, limit: int) -> list[JobStatus]: ...
     def show(self, job: str) -> JobStatus: ...
@@ -151,13 +154,14 @@ class _Jobs(Protocol):
 class _OfService:
     def __init__(self, client: Client) -> None:
         self._client = client
+        self.place: Sequence[str] = ("--url", client.url)
 
     def show(self, job: str) -> JobStatus:
         return self._client.job_status(job)
 
     def watch(self, job: str, says: Reporter) -> JobStatus:
         followed = self._client.job(job)
-        with follow.waiting(self._client, followed, says):
+        with follow.waiting(lambda: self.show(job), self.place, says):
             for _ in followed.events():
                 follow.show(followed.status, says)
         return followed.refresh()
@@ -173,22 +177,32 @@ class _OfService:
 
 
 class _OfDatabase:
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: Queue, database: str | None) -> None:
         self._queue = queue
+        self.place: Sequence[str] = ("--database", database) if database else ()
 
     def show(self, job: str) -> JobStatus:
-        if job == LATEST:
-            newest = self._queue.list(None, limit=1)
-            if not newest:
-                raise CommandError("this database has no jobs")
-            return _status(newest[0])
-        return _status(self._queue.get(job))
+        found = self._found(job)
+        if found.state is not JobState.WAITING:
+            return _status(found)
+        from service.report.waiting import waiting
+
+        return _status(found, waiting(found, self._queue.workers.alive()))
 
     def watch(self, job: str, says: Reporter) -> JobStatus:
-        while not (status := self.show(job)).state.terminal:
-            follow.show(status, says)
-            time.sleep(_LOOK_S)
+        with follow.waiting(lambda: self.show(job), self.place, says):
+            while not (status := _status(self._queue.get(job))).state.terminal:
+                follow.show(status, says)
+                time.sleep(_LOOK_S)
         return status
+
+    def _found(self, job: str) -> Job:
+        if job != LATEST:
+            return self._queue.get(job)
+        newest = self._queue.list(None, limit=1)
+        if not newest:
+            raise CommandError("this database has no jobs")
+        return newest[0]
 
     def cancel(self, job: str) -> JobStatus:
         return _status(self._queue.cancel(job))
@@ -212,17 +226,17 @@ def _opened(url: str | None, database: str | None) -> Iterator[_Jobs]:
 
     settings = load_settings(database=database)
     with Store.open(settings.database) as store:
-        yield _OfDatabase(Queue(store, limit=settings.queue_limit))
+        yield _OfDatabase(Queue(store, limit=settings.queue_limit), database)
 
 
-def _status(job: Job) -> JobStatus:
+def _status(job: Job, waits: str = "") -> JobStatus:
     """The job as the service would tell it."""
     import msgspec
 
     from gemmsmith.jobs import JobStatus
     from service.http import documents
 
-    return msgspec.convert(documents.job(job), JobStatus)
+    return msgspec.convert(documents.job(job, waits), JobStatus)
 
 
 def _row(status: JobStatus) -> tuple[object, ...]:
@@ -242,7 +256,7 @@ def _print(status: JobStatus, as_json: bool) -> None:
     if as_json:
         emit(status)
         return
-    say(f"{status.id}  {status.state}")
+    say(f"{status.id}  {status.state}" + (f"  ({status.waits})" if status.waits else ""))
     lines = {
         "problem": f"{status.problem}, effort {status.effort}",
         "device": status.device,

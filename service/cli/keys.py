@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from service.cli import completion
 from service.cli.guard import example
 from service.cli.options import AsJson, Database, Limit, load_settings
 from service.cli.output import CommandError, MisuseError, emit, note, say, table
@@ -28,7 +29,8 @@ def create(
         str,
         typer.Option(
             help="read: look up and watch; tune: also request jobs; admin: also pin winners and "
-            "manage keys."
+            "manage keys.",
+            autocompletion=completion.scopes,
         ),
     ] = "read",
     expires: Annotated[
@@ -133,7 +135,12 @@ def revoke(
 
 def audit(
     action: Annotated[
-        str | None, typer.Option(help="Only this action, such as pinned.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Only this action, such as pinned.",
+            autocompletion=completion.actions,
+            show_default=False,
+        ),
     ] = None,
     actor: Annotated[
         str | None, typer.Option(help="Only what this key or worker did.", show_default=False)

@@ -76,7 +76,10 @@ app.command(
 app.add_typer(jobs.app, name="jobs", rich_help_panel=_ASK)
 app.add_typer(history.app, name="winners", rich_help_panel=_ASK)
 app.command(
-    "results", rich_help_panel=_ASK, epilog=example("results --problem 4096 6144 1024 --limit 10")
+    "results",
+    cls=ProblemCommand,
+    rich_help_panel=_ASK,
+    epilog=example("results --problem 4096 6144 1024 --limit 10"),
 )(results.results)
 
 app.command(

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 
 
 _NO_HOST = re.compile(r"Name or service not known|No address associated|failure in name resolution")
+_NO_TLS = re.compile(r"WRONG_VERSION_NUMBER|wrong version number|RECORD_LAYER_FAILURE")
 _REFUSED = re.compile(r"Connection refused|All connection attempts failed|No route to host")
+_NO_ROUTE = (404, "Not Found")
+"""What a service says of a path that is none of its own."""
 
 
 def extent(text: str | int) -> int:
@@ -134,6 +138,15 @@ DeviceSlug = Annotated[
         show_default=False,
     ),
 ]
+OnlyDevice = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        help="Only this device model (its slug).",
+        autocompletion=completion.slugs,
+        show_default=False,
+    ),
+]
 Url = Annotated[
     str | None,
     typer.Option(
@@ -213,31 +226,54 @@ def connect(url: str, **options: Any) -> Iterator[Client]:
         CommandError: nothing answers there.
     """
     from gemmsmith.client import Client
-    from gemmsmith.errors import ServiceError, ServiceUnavailable
 
     try:
         client = Client(url, **options)
     except ValueError as error:
         raise MisuseError(str(error)) from error
-    with client:
-        try:
-            yield client
-        except ServiceUnavailable as error:
-            if _NO_HOST.search(str(error)):
-                raise MisuseError(f"the URL {url} is wrong: there is no such host") from error
-            if _REFUSED.search(str(error)):
-                raise CommandError(
-                    f"nothing answers at {url}: start a service there with `gemmsmith serve`, or "
-                    "correct the URL (--url, GEMMSMITH_URL)"
-                ) from error
-            raise
-        except ServiceError as error:
-            if error.document.keys() - {"detail"}:
-                raise
+    with blaming(url), client:
+        yield client
+
+
+@contextmanager
+def blaming(url: str) -> Iterator[None]:
+    """Within it, failures to reach a service say what is wrong with its URL, where that is it.
+
+    Raises:
+        MisuseError, CommandError: as `connect`.
+    """
+    from gemmsmith.errors import ServiceError, ServiceUnavailable
+
+    try:
+        yield
+    except ServiceUnavailable as error:
+        if _NO_HOST.search(str(error)):
+            raise MisuseError(f"the URL {url} is wrong: there is no such host") from error
+        if _NO_TLS.search(str(error)):
+            plain = url.replace("https:", "http:", 1)
+            raise MisuseError(
+                f"the URL {url} is wrong: what answers there speaks no TLS; try {plain}"
+            ) from error
+        if _REFUSED.search(str(error)):
+            raise CommandError(
+                f"nothing answers at {url}: start a service there with `gemmsmith serve`, or "
+                "correct the URL (--url, GEMMSMITH_URL)"
+            ) from error
+        raise
+    except ServiceError as error:
+        if not error.document.keys() - {"detail"}:
             raise MisuseError(
                 f"the URL {url} is wrong: what answers there is no gemmsmith service "
                 f"({error.status} {error.title})"
             ) from error
+        if (root := _root(url)) != url.rstrip("/") and (error.status, error.title) == _NO_ROUTE:
+            raise MisuseError(f"the URL {url} is wrong: the service is at {root}") from error
+        raise
+
+
+def _root(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"
 
 
 def shown(url: str) -> str:

@@ -6,8 +6,10 @@ that it can be piped. Errors are one line `error: …` on stderr, whatever the f
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -23,6 +25,22 @@ class MisuseError(CommandError):
     """Wrong or missing arguments; the message names what is accepted. Exit status 2."""
 
     exit_code = 2
+
+
+def writable(path: Path | None) -> Path | None:
+    """A file or folder that is to be written, as an option gives it: refused before the work.
+
+    Raises:
+        MisuseError: the place cannot be written to.
+    """
+    if path is None:
+        return None
+    place = next(folder for folder in path.absolute().parents if folder.exists())
+    if not place.is_dir():
+        raise MisuseError(f"cannot write {path}: {place} is a file, not a folder")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise MisuseError(f"cannot write {path}: no permission in {place}; name another place")
+    return path
 
 
 def emit(data: Any, *, line: bool = False) -> None:

@@ -78,12 +78,18 @@ def reporter(stages: Stages = ALONE) -> Reporter:
     return Bars(stages) if sys.stderr.isatty() else Lines()
 
 
+def _counted(phase: str, done: int, total: int) -> str:
+    """`screen 3/8`; the phase alone while nothing can be counted, as of a waiting job."""
+    return f"{phase} {done}/{total}" if total else phase
+
+
 class Lines:
     """Plain lines: at every change of phase, at its end, and every few seconds between."""
 
     def __init__(self) -> None:
         self._title = ""
         self._phase = ""
+        self._said = ""
         self._began = self._spoke = 0.0
 
     def __enter__(self) -> Self:
@@ -102,7 +108,7 @@ class Lines:
 
     def overall(self, done: int, total: int, title: str) -> None:
         """Begin the next problem."""
-        self._phase = ""
+        self._phase = self._said = ""
         if title == self._title:  # the same list of kernels, one further
             return
         self._title = title
@@ -124,15 +130,17 @@ class Lines:
             self._phase, self._began = phase, now
         elif now - self._spoke < EVERY_S and done < total and not message:
             return
-        self._spoke = now
-        parts = [f"{phase} {done}/{total}"]
+        parts = [_counted(phase, done, total)]
         if best_us is not None:
             parts.append(f"best {best_us:.2f} µs")
         if 0 < done < total and not fresh:
             parts.append(f"{(now - self._began) / done * (total - done):.0f} s left")
         if message:
             parts.append(message)
-        note("  " + ", ".join(parts))
+        line = ", ".join(parts)
+        if line != self._said:
+            self._said, self._spoke = line, now
+            note(f"  {line}")
 
     def line(self, text: str) -> None:
         """Print the text."""
@@ -198,7 +206,7 @@ class Bars:
         low, high = self._stages.get(phase, (0.0, 0.0) if self._stages else (0.0, 1.0))
         share = min(done / total, 1.0) if total else 0.0
         best = message if best_us is None else f"best {best_us:.2f} µs"
-        self._draw(low + (high - low) * share, f"{phase} {done}/{total}  {best}".rstrip())
+        self._draw(low + (high - low) * share, f"{_counted(phase, done, total)}  {best}".rstrip())
 
     def line(self, text: str) -> None:
         """Print above the bar."""

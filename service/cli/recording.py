@@ -28,7 +28,7 @@ from service.cli.options import (
     Packs,
     load_settings,
 )
-from service.cli.output import CommandError, MisuseError, emit, say
+from service.cli.output import CommandError, MisuseError, emit, say, writable
 from service.cli.progress import Reporter, reporter
 from service.cli.session import StopFlag, TuningSession, local
 from service.cli.space import level_of, predicted
@@ -46,7 +46,10 @@ if TYPE_CHECKING:
 
 def record(
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="Sweep file to write: NAME.jsonl.zst.")
+        Path,
+        typer.Option(
+            "-o", "--output", help="Sweep file to write: NAME.jsonl.zst.", callback=writable
+        ),
     ],
     m: OptionalM = None,
     n: OptionalN = None,

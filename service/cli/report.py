@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.options import AsJson, Database, dtypes_of, load_settings, shown
-from service.cli.output import CommandError, emit, note, ratio, say, table
+from service.cli import completion
+from service.cli.options import (
+    AsJson,
+    Database,
+    OnlyDevice,
+    dtypes_of,
+    load_settings,
+    shown,
+)
+from service.cli.output import CommandError, emit, note, ratio, say, table, writable
 
 if TYPE_CHECKING:
     from service.report.rows import DeviceReport
@@ -35,14 +43,16 @@ def report(
         typer.Option(
             "--dtype",
             help="Only these element types; repeatable, or with commas.",
+            autocompletion=completion.dtypes,
             show_default=False,
         ),
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="Only this device model (its slug).", show_default=False)
-    ] = None,
+    device: OnlyDevice = None,
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="Folder to write to; created if missing.")
+        Path,
+        typer.Option(
+            "-o", "--output", help="Folder to write to; created if missing.", callback=writable
+        ),
     ] = Path("report"),
     ceilings: Annotated[
         Path | None,

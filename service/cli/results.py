@@ -8,9 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from service.cli import completion
 from service.cli.files import Fields, FormatName, fields_of, format_of, send, write
-from service.cli.options import AsJson, Database, Url, connect, dtypes_of, load_settings
-from service.cli.output import MisuseError, emit, microseconds, note, ratio, table
+from service.cli.options import (
+    AsJson,
+    Database,
+    OnlyDevice,
+    Url,
+    connect,
+    dtypes_of,
+    load_settings,
+)
+from service.cli.output import MisuseError, emit, microseconds, note, ratio, table, writable
 
 if TYPE_CHECKING:
     from tuner.store import StoredTrial
@@ -23,17 +32,26 @@ def results(
         typer.Option("--problem", metavar="M N K", help="Only this shape.", show_default=False),
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="Only these element types.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Only these element types.", autocompletion=completion.dtypes, show_default=False
+        ),
     ] = None,
     layout: Annotated[
-        str | None, typer.Option(help="Only this layout: tn, tt, nt or nn.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Only this layout: tn, tt, nt or nn.",
+            autocompletion=completion.layouts,
+            show_default=False,
+        ),
     ] = None,
     batch: Annotated[int, typer.Option(help="With --problem.")] = 1,
-    device: Annotated[
-        str | None, typer.Option(help="Only this device model (its slug).", show_default=False)
-    ] = None,
+    device: OnlyDevice = None,
     phase: Annotated[
-        str | None, typer.Option(help="Only screen or final.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Only screen or final.", autocompletion=completion.phases, show_default=False
+        ),
     ] = None,
     job: Annotated[str | None, typer.Option(help="Only this job's.", show_default=False)] = None,
     winners: Annotated[
@@ -51,7 +69,13 @@ def results(
     fields: Fields = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="File to write; else stdout.", show_default=False),
+        typer.Option(
+            "-o",
+            "--output",
+            help="File to write; else stdout.",
+            show_default=False,
+            callback=writable,
+        ),
     ] = None,
     url: Url = None,
     database: Database = None,

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from service.cli import completion
 from service.cli.options import Database, DeviceName, Packs, Sweeps, Url, load_settings
-from service.cli.output import MisuseError, note
+from service.cli.output import MisuseError, note, writable
 
 STEPS = 2
 """Steps captured: the second is like all that follow, and a capture costs time at each product."""
@@ -35,10 +36,16 @@ def run(
     ] = STEPS,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Also write the captured suite to this file."),
+        typer.Option(
+            "-o", "--output", help="Also write the captured suite to this file.", callback=writable
+        ),
     ] = None,
     effort: Annotated[
-        str, typer.Option(help="With --tune: quick, default, exhaustive or recheck.")
+        str,
+        typer.Option(
+            help="With --tune: quick, default, exhaustive or recheck.",
+            autocompletion=completion.efforts,
+        ),
     ] = "default",
     time_limit: Annotated[
         float | None,

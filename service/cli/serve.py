@@ -8,6 +8,7 @@ before anything is started.
 
 from __future__ import annotations
 
+import errno
 import gc
 import signal
 import socket
@@ -157,9 +158,15 @@ def _listening(settings: Settings) -> Iterator[socket.socket]:
         try:
             listener.bind((settings.host, settings.port))
         except OSError as error:
+            advice = (
+                "If another gemmsmith runs there, use it, or choose a free port with --port."
+                if error.errno == errno.EADDRINUSE
+                else "Choose an address of this machine with --host, such as 127.0.0.1 or 0.0.0.0."
+                if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror)
+                else "Choose another port with --port."
+            )
             raise SettingsError(
-                f"cannot listen on {settings.host}:{settings.port}: {error.strerror}. If another "
-                "gemmsmith runs there, use it, or choose a free port with --port."
+                f"cannot listen on {settings.host}:{settings.port}: {error.strerror}. {advice}"
             ) from None
         yield listener
 

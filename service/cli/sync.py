@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli.options import AsJson, Database, load_settings
-from service.cli.output import CommandError, MisuseError, emit, note, say
+from service.cli.options import AsJson, Database, OnlyDevice, blaming, load_settings
+from service.cli.output import MisuseError, emit, note, say
 
 if TYPE_CHECKING:
     from gemmsmith.signing import Trusted
@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 def sync(
     url: Annotated[str, typer.Argument(help="Address of the service, such as https://HOST:8000.")],
-    device: Annotated[
-        str | None,
-        typer.Option(help="Only this device model (its slug); all by default.", show_default=False),
-    ] = None,
+    device: OnlyDevice = None,
     unsigned: Annotated[
         bool | None,
         typer.Option(
@@ -40,9 +37,8 @@ def sync(
 
     They come in as `gemmsmith import` takes a file: what cannot be true is refused, and what nobody
     who is believed has signed is not answered. Where a believed one disagrees with ours beyond
-    noise, a re-check is ordered.
+    noise, a re-check is requested.
     """
-    from gemmsmith.errors import GemmsmithError
     from service import identity
     from service.cli.session import say_made
     from service.cli.winners import unbelieved
@@ -53,10 +49,7 @@ def sync(
 
     settings = load_settings(database=database, unsigned=unsigned)
     trusted = identity.trusted(settings)
-    try:
-        found, skipped = _winners(url, device)
-    except GemmsmithError as error:
-        raise CommandError(f"{url}: {error}") from error
+    found, skipped = _winners(url, device)
     with open_store(settings, on_made=say_made) as store, tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "winners.jsonl"
         write_winners(path, found)
@@ -80,7 +73,7 @@ def sync(
         return
     say(f"{url}: {imported.added} winners added, {imported.kept} known already")
     compared = ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)
-    say(f"compared with those here: {compared or 'none'}; {len(rechecks)} re-checks ordered")
+    say(f"compared with those here: {compared or 'none'}; {len(rechecks)} re-checks requested")
     if skipped:
         note(f"{skipped} winners are of a newer gemmsmith: not taken")
     if imported.unbelieved:
@@ -127,7 +120,7 @@ def _rows(url: str, device: str | None) -> Iterator[dict[str, Any]]:
         client = Reader(url)
     except ValueError as error:
         raise MisuseError(str(error)) from error
-    with client:
+    with blaming(url), client:
         slugs = [device] if device else [row["slug"] for row in client.rows("/devices", "devices")]
         for slug in slugs:
             yield from client.rows("/winners", "winners", device=slug)

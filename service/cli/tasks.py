@@ -51,7 +51,6 @@ class Status(StrEnum):
     TUNED = "tuned"  # a winner was promoted
     CURRENT = "current"  # it had a winner of this very environment already
     UNRECORDED = "unrecorded"  # the recorded GPU does not hold it
-    ORDERED = "ordered"  # a job was ordered and is not waited for
     FAILED = "failed"  # see `error`
     SKIPPED = "skipped"  # stopped or out of time before its turn, or in the middle of it
 

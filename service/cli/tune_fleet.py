@@ -1,4 +1,4 @@
-"""`gemmsmith tune --fleet`: order jobs in the database for a fleet's GPUs, and follow them."""
+"""`gemmsmith tune --fleet`: request jobs in the database for a fleet's GPUs, and follow them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from gemmsmith.device import DeviceModel
 from gemmsmith.tuning import Effort, JobState
-from service.cli.output import CommandError, emit, note, say
+from service.cli.follow import abandoned
+from service.cli.output import CommandError, emit, say
 from service.cli.progress import Reporter, reporter
-from service.cli.session import StopFlag, say_made
+from service.cli.session import say_made
 from service.cli.tasks import Status, Task, TaskOutcome, report
 
 if TYPE_CHECKING:
@@ -32,15 +33,18 @@ def run(
     wait: bool,
     as_json: bool,
     whole: bool,
+    place: Sequence[str],
 ) -> int:
-    """Order every task, the longest first, and follow them to their end; the exit status.
+    """Request every task, the longest first, and follow them to their end; the exit status.
 
     Where tasks say how often they are run, the queue puts those first in which most time is at
-    stake. Interrupting this leaves the jobs: they go on.
+    stake. `place` is the option that says where the database is, if any.
 
     Raises:
         StoreError: the database cannot be used.
         CommandError: it knows no such device model.
+        KeyboardInterrupt: it was stopped, and what there was is printed; says how to cancel the
+            jobs that are left, which go on.
     """
     from service.database import open_store
     from tuner.jobs import Queue
@@ -48,29 +52,35 @@ def run(
     began = time.monotonic()
     with open_store(settings, on_made=say_made) as store:
         model = _model(store, settings.device)
-        outcomes, ordered = [], []
+        outcomes, requests = [], []
         queue = Queue(store, limit=settings.queue_limit)
         for task in longest_first(tasks, model):
             if skip_current and (outcome := _current(store, task, model)) is not None:
                 outcomes.append(outcome)
             else:
-                job = _order(store, queue, task, model, effort, priority, deadline_s)
-                ordered.append((task, job))
+                job = _request(store, queue, task, model, effort, priority, deadline_s)
+                requests.append((task, job))
         if not wait:
             if as_json:
-                emit({"jobs": [{"id": job.id, "state": job.state} for _, job in ordered]})
+                emit({"jobs": [{"id": job.id, "state": job.state} for _, job in requests]})
             else:
-                for task, job in ordered:
+                for task, job in requests:
                     say(f"{job.id}  {job.state}  {task.problem}")
             return 0
-        with StopFlag() as stop, reporter() as says:
-            for outcome in _follow(store, queue, ordered, stop, says):
-                outcomes.append(outcome)
-                if whole:
-                    says.line(f"  {outcome.line()}")
-            if stop():
-                note("the jobs that are left go on: gemmsmith jobs list")
-    return report(outcomes, whole=whole, as_json=as_json, seconds=time.monotonic() - began)
+        left = dict(enumerate(requests))
+        interrupted = False
+        try:
+            with reporter() as says:
+                for outcome in _follow(store, queue, left, says):
+                    outcomes.append(outcome)
+                    if whole:
+                        says.line(f"  {outcome.line()}")
+        except KeyboardInterrupt:
+            interrupted = True
+    code = report(outcomes, whole=whole, as_json=as_json, seconds=time.monotonic() - began)
+    if interrupted:
+        raise KeyboardInterrupt(abandoned([job.id for _, job in left.values()], place))
+    return code
 
 
 def longest_first(tasks: Sequence[Task], model: DeviceModel | None) -> list[Task]:
@@ -99,7 +109,7 @@ def _model(store: Store, device: str) -> DeviceModel | None:
     )
 
 
-def _order(
+def _request(
     store: Store,
     queue: Queue,
     task: Task,
@@ -134,20 +144,19 @@ def _current(store: Store, task: Task, model: DeviceModel | None) -> TaskOutcome
 def _follow(
     store: Store,
     queue: Queue,
-    ordered: Sequence[tuple[Task, Job]],
-    stop: StopFlag,
+    left: dict[int, tuple[Task, Job]],
     says: Reporter,
 ) -> Iterator[TaskOutcome]:
-    """What came of each job, as they end; until told to stop."""
+    """What came of each job, as they end; `left` are those that have not."""
     began = time.monotonic()
-    left = dict(enumerate(ordered))
-    while left and not stop():
+    total = len(left)
+    while left:
         for number, (task, job) in list(left.items()):
             now = queue.get(job.id)
             if not now.state.terminal:
                 continue
             del left[number]
-            says.overall(len(ordered) - len(left) - 1, len(ordered), str(task.problem))
+            says.overall(total - len(left) - 1, total, str(task.problem))
             yield _outcome(store, queue, task, now, time.monotonic() - began)
         if left:
             time.sleep(_LOOK_S)

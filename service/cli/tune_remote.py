@@ -78,6 +78,8 @@ def run(
             else:
                 for task, job in requests:
                     say(f"{job.id}  {job.status.state}  {task.problem}")
+                if requests and (waits := client.job_status(requests[0][1].id).waits):
+                    note(f"the first one {waits}")
                 note(f"follow one with: gemmsmith jobs watch ID --url {client.url}")
             return 0
         outcomes: list[TaskOutcome] = []
@@ -90,14 +92,14 @@ def run(
                         says.line(f"  {outcomes[-1].line()}")
         except KeyboardInterrupt:
             left = [job.id for _, job in requests[len(outcomes) :]]
-            raise KeyboardInterrupt(abandoned(left, url)) from None
+            raise KeyboardInterrupt(abandoned(left, ("--url", url))) from None
     return report(outcomes, whole=whole, as_json=as_json, seconds=time.monotonic() - began)
 
 
 def _follow(client: Client, task: Task, job: TuningJob, says: Reporter) -> TaskOutcome:
     began = time.monotonic()
     try:
-        with waiting(client, job, says):
+        with waiting(lambda: client.job_status(job.id), ("--url", client.url), says):
             answer = job.wait(on_progress=lambda status: show(status, says))
     except (JobFailed, JobCancelled) as error:
         return TaskOutcome(

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from service.cli import completion
 from service.cli.files import Fields, FormatName, fields_of, format_of, send, write
-from service.cli.options import AsJson, Database, dtypes_of, load_settings
-from service.cli.output import CommandError, MisuseError, emit, note, say
+from service.cli.options import AsJson, Database, OnlyDevice, dtypes_of, load_settings
+from service.cli.output import CommandError, MisuseError, emit, note, say, writable
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -22,13 +23,17 @@ if TYPE_CHECKING:
 
 def export(
     path: Annotated[
-        Path, typer.Argument(help="File to write, such as configs/winners/h200.jsonl.")
+        Path,
+        typer.Argument(
+            help="File to write, such as configs/winners/h200.jsonl.", callback=writable
+        ),
     ],
-    device: Annotated[
-        str | None, typer.Option(help="Only this device model (its slug).", show_default=False)
-    ] = None,
+    device: OnlyDevice = None,
     dtype: Annotated[
-        str | None, typer.Option(help="Only these element types.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Only these element types.", autocompletion=completion.dtypes, show_default=False
+        ),
     ] = None,
     form: FormatName = None,
     fields: Fields = None,

@@ -57,7 +57,7 @@ async def _idempotency_key(
     idempotency_key: Annotated[
         str | None,
         Header(
-            description="Orders nothing twice, however often it is sent",
+            description="What is sent again with the same key is requested once",
             json_schema_extra={"pattern": f"^[!-~]([ -~]{{0,{_MAX_KEY - 2}}}[!-~])?$"},
         ),
     ] = None,

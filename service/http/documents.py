@@ -58,7 +58,7 @@ def _url(path: str, problem: Problem, device: str | None) -> str:
 
 
 def tune_link(problem: Problem, device: str | None = None) -> dict[str, Any]:
-    """How to order the tuning of `problem`, body included."""
+    """How to request the tuning of `problem`, body included."""
     body = msgspec.to_builtins(problem)
     if device:
         body["device"] = device
@@ -73,7 +73,7 @@ def not_tuned(problem: Problem, device: DeviceModel | None, *, exact: bool) -> P
         status=404,
         kind="not-tuned",
         title="Not tuned yet",
-        detail=f"No winner is known for {problem}{where}{near}. Order a tuning job: POST /tune.",
+        detail=f"No winner is known for {problem}{where}{near}. Request a tuning job: POST /tune.",
         links={"tune": tune_link(problem, device.slug if device else None)},
     )
 
@@ -94,8 +94,8 @@ def answer(found: Answer) -> dict[str, Any]:
     return {**fields, "links": links}
 
 
-def job(item: Job) -> dict[str, Any]:
-    """The JSON of a job."""
+def job(item: Job, waits: str = "") -> dict[str, Any]:
+    """The JSON of a job; `waits` says what a waiting one waits for, where that was found out."""
     here = f"/jobs/{item.id}"
     links: dict[str, Any] = {"self": {"href": here}, "events": {"href": f"{here}/events"}}
     if item.state is JobState.DONE:
@@ -108,7 +108,8 @@ def job(item: Job) -> dict[str, Any]:
         name: timestamp(getattr(item, name))
         for name in ("created_at", "started_at", "finished_at", "deadline_at")
     }
-    return {**msgspec.to_builtins(item), **times, "links": links}
+    told = {"waits": waits} if waits else {}
+    return {**msgspec.to_builtins(item), **times, **told, "links": links}
 
 
 def job_event(event: RecordedEvent) -> dict[str, Any]:

@@ -35,6 +35,15 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 """What is sent, by method and path."""
 
+FILTERS: dict[str, dict[str, Any]] = {
+    "/jobs": {"state": "failed", "limit": 10},
+    "/packs": {"limit": 10},
+    "/results": {**ASKED, "phase": "final", "format": "csv"},
+    "/winners": {"dtype": "bf16", "min_speedup": 1.1, "format": "csv"},
+    "/audit": {"action": "pinned", "limit": 10},
+}
+"""What a listing is asked for, by path: all of it is left out in most calls."""
+
 _SHIPPED = "configs/winners/nvidia-h200-132sm.bf16.jsonl"
 _IN_PATHS = {
     "/jobs/{job_id}": "latest",
@@ -58,9 +67,10 @@ def curl(method: str, path: str, parameters: list[dict[str, Any]], origin: str) 
         if each["in"] == "path" and "example" in each:
             path = path.replace(f"{{{each['name']}}}", str(each["example"]))
     names = {each["name"] for each in parameters if each["in"] == "query"}
-    query = {name: ASKED[name] for name in ASKED if name in names and name != "batch"}
-    needed = {each["name"] for each in parameters if each.get("required")} >= _NEEDED
-    url = f"{origin}{path}?{urlencode(query)}" if needed else origin + path
+    query = FILTERS.get(path, {})
+    if {each["name"] for each in parameters if each.get("required")} >= _NEEDED:
+        query = {name: ASKED[name] for name in ASKED if name in names and name != "batch"}
+    url = f"{origin}{path}?{urlencode(query)}" if query and method == "get" else origin + path
     flags = [] if method == "get" else ["-X", method.upper()]
     if (body := BODIES.get(f"{method.upper()} {path}")) is not None:
         sent = msgspec.json.encode(body).decode()

@@ -71,7 +71,9 @@ def _documents(core: dict[str, Schema]) -> Iterator[tuple[str, Schema]]:
     answer["required"].remove("predicted_us")
     yield "Answer", answer
     times = {f"{name}_at": _MOMENT_OR_NONE for name in ("started", "finished", "deadline")}
-    yield "Job", _with(core["Job"], created_at=_MOMENT, **times, links=links)
+    job = _with(core["Job"], created_at=_MOMENT, **times, waits=_TEXT, links=links)
+    job["required"].remove("waits")  # of one that waits, asked for alone
+    yield "Job", job
     yield "Trial", _with(core["Trial"], id=_NUMBER, created_at=_MOMENT)
     yield "Winner", _with(core["Winner"], links=links)
     yield (

@@ -17,9 +17,9 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from gemmsmith.problem import DType, Layout
 from service.http.access import LOCAL, Caller, Scope
 from service.pages import addresses
-from service.pages.waiting import waiting
 from service.report.page import choices
 from service.report.verdict import faster, verdict
+from service.report.waiting import waiting
 
 _FOLDER = Path(__file__).parent
 STATIC = _FOLDER / "static"

@@ -6,6 +6,7 @@ import copy
 import difflib
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import jsonschema_rs
 import pytest
 
 from gemmsmith.problem import Problem
+from service.http import examples
 from service.http.app import create_app
 from service.settings import Settings
 from tests.support.openapi import REFRESH, SNAPSHOT, described, routes, text
@@ -133,6 +135,15 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     )
     with running(settings) as client:
         yield client
+
+
+@pytest.mark.parametrize("path", examples.FILTERS)
+def test_the_example_of_a_listing_is_answered(client: httpx.Client, path: str) -> None:
+    parameters = DOCUMENT["paths"][path]["get"]["parameters"]
+    command = examples.curl("get", path, parameters, str(client.base_url).rstrip("/"))
+    asked = shlex.split(command)[-1]
+    assert "?" in asked
+    assert client.get(asked).status_code == 200
 
 
 def test_answers_are_described_to_the_last_member(client: httpx.Client) -> None:

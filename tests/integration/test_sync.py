@@ -107,4 +107,7 @@ def test_winners_are_pulled_under_the_rules_of_an_import(ours: Settings, theirs:
 
 
 def test_a_service_that_is_away_is_told_in_one_line(ours: Settings) -> None:
-    assert "error: http://127.0.0.1:9: " in sync("http://127.0.0.1:9", code=1).stderr
+    assert (
+        "error: nothing answers at http://127.0.0.1:9: "
+        in sync("http://127.0.0.1:9", code=1).stderr
+    )

@@ -21,8 +21,9 @@ class Progress:
     """One report. `done` of `total` counts candidates, except while compiling: kernels.
 
     Attributes:
-        best_us: fastest verified candidate so far, microseconds per launch.
-        best: its key.
+        best_us: microseconds per launch of what is ahead. Until finals were held, that is the
+            fastest of the screening, which takes part in them; then what they decided for.
+        best: its key; the default's name where the default stays.
         message: one plain line for a log.
     """
 

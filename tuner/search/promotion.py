@@ -52,6 +52,16 @@ class Decision:
     rivals: tuple[AgainstRival, ...] = ()
     spreads: tuple[OnSpread, ...] = ()
 
+    @property
+    def winner(self) -> Candidate | None:
+        """The candidate that is promoted; None where the default stays."""
+        return None if self.use.is_default else self.candidate
+
+    @property
+    def ahead(self) -> Statistics | None:
+        """The times of what is served: the winner's, or the default's."""
+        return self.baseline if self.winner is None else self.statistics
+
 
 def decide(finals: Finals) -> Decision:
     """Choose among the finalists; with none left, cuBLAS stays the answer."""
@@ -120,8 +130,10 @@ def verdict(decision: Decision) -> str:
         return "no candidate survived; the default stays the answer"
     gain = f", {decision.speedup.median:.3f} × the default" if decision.speedup else ""
     cost = f", power penalty {decision.power_penalty:.3f}" if decision.power_penalty else ""
-    time = f"{decision.statistics.median_us:.2f} µs"
-    return f"{decision.use}: {decision.candidate.key} {time}{gain}{cost}"
+    found = f"{decision.candidate.key} {decision.statistics.median_us:.2f} µs{gain}{cost}"
+    if decision.winner is None:
+        return f"the default stays, before {found}"
+    return f"{decision.use}: {found}"
 
 
 def _in_regime(regime: Regime, rounds: Rounds, i: int) -> InRegime:

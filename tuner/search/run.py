@@ -125,7 +125,8 @@ class _Run:
         self.library: set[str] = set()
         self.planned = 0
         self.kernels = 0
-        self.best: Trial | None = None
+        self.fastest: Trial | None = None  # of the screening
+        self.decision: Decision | None = None  # of the last finals
         self.baseline_kernels: tuple[str, ...] = ()
         if self.job is not None:
             done = self.store.trials(problem=self.problem, job=self.job, phase=Phase.SCREEN)
@@ -261,7 +262,7 @@ class _Run:
         return finals
 
     def promote(self, finals: Finals) -> Winner:
-        decision = decide(finals)
+        self.decision = decision = decide(finals)
         winner = self.store.promote(self._winner(decision))
         self._say(Step.PROMOTE, self.planned, self.planned, verdict(decision))
         return winner
@@ -321,8 +322,8 @@ class _Run:
 
     def _keep(self, trial: Trial) -> None:
         self.trials[trial.candidate.key] = trial
-        if trial.measured and (self.best is None or _speed(trial) < _speed(self.best)):
-            self.best = trial
+        if trial.measured and (self.fastest is None or _speed(trial) < _speed(self.fastest)):
+            self.fastest = trial
 
     def _times(self) -> dict[str, float]:
         """Screened microseconds of everything measured, by candidate's key."""
@@ -381,17 +382,22 @@ class _Run:
         )
 
     def _say(self, step: Step, done: int, total: int, message: str) -> None:
-        best = self.best
+        best_us, best = self._best()
         self.on_event(
             Progress(
-                phase=step,
-                done=done,
-                total=total,
-                best_us=best.statistics.median_us if best and best.statistics else None,
-                best=best.candidate.key if best else None,
-                message=message,
+                phase=step, done=done, total=total, best_us=best_us, best=best, message=message
             )
         )
+
+    def _best(self) -> tuple[float | None, str | None]:
+        """What is ahead, by finals as soon as there were any: microseconds and the key."""
+        if self.decision is not None:
+            ahead, winner = self.decision.ahead, self.decision.winner
+            name = winner.key if winner else self.problem.operation.default
+            return ahead.median_us if ahead else None, name
+        if self.fastest is None:
+            return None, None
+        return _speed(self.fastest)
 
 
 def _speed(trial: Trial) -> tuple[float, str]:

@@ -35,6 +35,7 @@ from service.http.parameters import Number
 from service.http.requests import JobsQuery
 from service.http.routes.paging import filled, next_page
 from service.http.state import Service, State
+from service.report.waiting import waiting
 from tuner.errors import JobNotFound, NotRetryable
 from tuner.jobs import Job
 
@@ -56,10 +57,12 @@ def list_jobs(service: Service, asking: Asking, query: Annotated[JobsQuery, Quer
 
 @router.get("/{job_id}", dependencies=[needs(Scope.READ)])
 def get_job(service: Service, asking: Asking, job_id: str) -> Response:
-    """One job: its state, how far it is, and the best so far."""
-    return documents.json_response(
-        documents.job(_get(service, job_id, asking)), headers={"Cache-Control": "no-cache"}
-    )
+    """One job: its state, how far it is, and the best so far; `waits` says what a waiting one waits
+    for, and whether a worker lives that takes it.
+    """
+    job = _get(service, job_id, asking)
+    waits = waiting(job, service.queue.workers.alive()) if job.state is JobState.WAITING else ""
+    return documents.json_response(documents.job(job, waits), headers={"Cache-Control": "no-cache"})
 
 
 @router.delete("/{job_id}", status_code=202)
@@ -82,7 +85,7 @@ def retry_job(
     job_id: str,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    """Order anew what a job failed to do, or was cancelled before; answers as `POST /tune` does.
+    """Request anew what a job failed to do, or was cancelled before; answers as `POST /tune` does.
 
     The new job has the old one's problem, effort, device, priority and calls, and no deadline. A
     job that is done or not over yet gets a 409. Another key's job takes an admin.

@@ -55,7 +55,7 @@ def create_key(
 def revoke_key(
     service: Service, caller: Annotated[Caller, needs(Scope.ADMIN)], name: str
 ) -> Response:
-    """End a key for good; its name is free again. Jobs that it ordered go on."""
+    """End a key for good; its name is free again. Jobs that it requested go on."""
     try:
         key = service.store.keys.revoke(name, actor=caller.name)
     except KeyNotFound:

@@ -42,7 +42,7 @@ async def snapshot(
     if edition is None:
         raise not_found(
             "Snapshot",
-            "No device model has a winner yet. Order a tuning job: POST /tune.",
+            "No device model has a winner yet. Request a tuning job: POST /tune.",
             {"tune": {"href": "/tune", "method": "POST"}, "devices": {"href": "/devices"}},
         )
     headers = {

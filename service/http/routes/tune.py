@@ -1,4 +1,4 @@
-"""`POST /tune`: order a tuning job."""
+"""`POST /tune`: request a tuning job."""
 
 from __future__ import annotations
 

@@ -89,6 +89,10 @@ def test_problems_are_taken_in_one_word(name: str, given: list[str]) -> None:
         (completion.efforts, "q", ["quick"]),
         (completion.states, "r", ["running"]),
         (completion.levels, "", ["core", "full"]),
+        (completion.scopes, "t", ["tune"]),
+        (completion.formats, "c", ["csv"]),
+        (completion.phases, "f", ["final"]),
+        (completion.actions, "p", ["promoted", "pinned", "pack-removed"]),
         (completion.architectures, "sm1", ["sm100", "sm120"]),
         (completion.slugs, "nvidia-h1", ["nvidia-h100-80gb-hbm3-132sm"]),
         (completion.devices, "replay", ["replay:nvidia-h200-132sm"]),
@@ -110,7 +114,9 @@ def test_suites_complete_with_shipped_ones_and_files(
     ("name", "option"),
     [("best", "dtype"), ("best", "layout"), ("best", "device"), ("tune", "suite"),
      ("tune", "effort"), ("tune", "device"), ("jobs list", "state"), ("enumerate", "arch"),
-     ("enumerate", "level"), ("compile", "suite"), ("bake", "suite")],
+     ("enumerate", "level"), ("compile", "suite"), ("bake", "suite"), ("run", "effort"),
+     ("keys create", "scope"), ("audit", "action"), ("results", "phase"), ("results", "device"),
+     ("export", "form"), ("export", "dtype"), ("report", "device"), ("sync", "device")],
 )  # fmt: skip
 def test_options_offer_their_values(name: str, option: str) -> None:
     (found,) = [each for each in COMMANDS[name].params if each.name == option]

@@ -65,6 +65,9 @@ def test_a_pipe_gets_plain_lines(
         for done in range(11):
             says.update("screen", done, 10, best_us=20.0 - done)
         says.update("finals", 0, 3, message="3 finalists")
+        says.update("waiting", 0, 0)
+        for _ in range(3):
+            says.update("promote", 3, 3, best_us=10.0)
         says.line("that is all")
     out, err = capsys.readouterr()
     assert out == ""
@@ -72,9 +75,14 @@ def test_a_pipe_gets_plain_lines(
     assert lines[0] == "[1/1] a problem"
     assert lines[1] == "  screen 0/10, best 20.00 µs"
     assert any("s left" in line for line in lines)
-    assert len(lines) < 9, "not a line for every step"
+    assert len(lines) < 11, "not a line for every step"
     assert "  screen 10/10, best 10.00 µs" in lines
-    assert lines[-2:] == ["  finals 0/3, 3 finalists", "that is all"]
+    assert lines[-4:] == [
+        "  finals 0/3, 3 finalists",
+        "  waiting",
+        "  promote 3/3, best 10.00 µs",
+        "that is all",
+    ]
 
 
 def test_there_is_one_bar_and_it_only_grows() -> None:

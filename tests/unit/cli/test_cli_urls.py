@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from service.cli.main import app
+from tests.support.serving import new_settings, running
 
 
 @pytest.fixture(autouse=True)
@@ -60,3 +61,12 @@ def test_a_port_where_nobody_listens() -> None:
     said = error("jobs", "list", "--url", "http://127.0.0.1:9", code=1)
     assert "nothing answers at http://127.0.0.1:9: start a service there with" in said
     assert "--url, GEMMSMITH_URL" in said
+
+
+def test_a_path_too_much_names_the_service(tmp_path: Path) -> None:
+    with running(new_settings(tmp_path)) as http:
+        root = str(http.base_url).rstrip("/")
+        said = error("jobs", "list", "--url", f"{root}/api", code=2)
+        assert said == f"error: the URL {root}/api is wrong: the service is at {root}\n"
+        said = error("jobs", "list", "--url", root.replace("http:", "https:"), code=2)
+        assert said.endswith(f"is wrong: what answers there speaks no TLS; try {root}\n")

@@ -112,6 +112,11 @@ def test_every_command_explains_itself(command: str) -> None:
         (("results", "--winners", "--job", "j"), "--winners goes with"),
         (("serve", "--host", "0.0.0.0", "--port", 0), "gemmsmith keys create NAME --scope admin"),
         (("serve", "--port", 70000), "port (or GEMMSMITH_PORT)"),
+        (("serve", "--host", "192.0.2.1"), "Choose an address of this machine with --host"),
+        (("serve", "--packs", __file__), f"cannot make the folder {__file__}: File exists"),
+        (("capture", "-o", f"{__file__}/x.toml", "--", "true"), f"{__file__} is a file, not a fol"),
+        (("export", f"{__file__}/x.jsonl"), f"{__file__} is a file, not a folder"),
+        (("db", "backup", f"{__file__}/x"), f"{__file__} is a file, not a folder"),
     ],
 )
 def test_wrong_input_is_one_line_and_status_2(database, arguments, message) -> None:

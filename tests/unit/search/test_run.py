@@ -84,6 +84,8 @@ def test_the_recorded_optimum_is_promoted_and_every_trial_is_kept(
     assert failed == [FailureKind.REFUSED]
     steps = list(dict.fromkeys(progress.phase for progress in said))
     assert steps == [Step.ENUMERATE, Step.SCREEN, Step.FINALS, Step.PROMOTE]
+    assert winner.statistics is not None
+    assert (said[-1].best, said[-1].best_us) == (best_of(PROBLEM).key, winner.statistics.median_us)
 
 
 def test_what_is_measured_is_signed_with_the_pack_that_ran(
@@ -104,6 +106,31 @@ def test_what_is_measured_is_signed_with_the_pack_that_ran(
 def test_the_same_measurements_give_the_same_winner(device: Device, store: Store) -> None:
     first = run(device, store)
     assert run(device, store) == first  # nothing new: not even a new revision
+
+
+class FasterDefault:
+    """A device whose default is three times as fast in the finals as the recording says."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._device, name)
+
+    def finals(self, problem: Problem, contenders: Sequence[Contender], policy: Policy) -> Finals:
+        held = self._device.finals(problem, contenders, policy)
+        return replace(held, baseline_us=tuple(us / 3 for us in held.baseline_us))
+
+
+def test_what_loses_the_finals_is_best_no_more(device: Device, store: Store) -> None:
+    said: list[Progress] = []
+    winner = run(FasterDefault(device), store, on_event=said.append)  # type: ignore[arg-type]
+    assert winner.use is Use.CUBLAS  # type: ignore[attr-defined]
+    ahead = {progress.phase: progress.best for progress in said}
+    assert ahead[Step.FINALS] == best_of(PROBLEM).key
+    assert ahead[Step.PROMOTE] == "cuBLAS"
+    assert said[-1].best_us == winner.baseline.median_us  # type: ignore[attr-defined]
+    assert said[-1].message.startswith("the default stays, before ")
 
 
 class Counting:

@@ -115,7 +115,27 @@ def test_a_deadline_is_shown(client: httpx.Client) -> None:
     assert order(client, 1).json()["deadline_at"] is None
     job = order(client, 2, deadline_s=30 * 86_400).json()
     assert job["deadline_at"] > job["created_at"]
-    assert client.get("/jobs/latest").json() == job
+    waits = "waits: no worker lives; start one with gemmsmith worker"
+    assert client.get("/jobs/latest").json() == {**job, "waits": waits}
+
+
+def test_a_waiting_job_says_whether_a_worker_takes_it(client: httpx.Client, store: Store) -> None:
+    def waits(job: str) -> str:
+        said: str = client.get(f"/jobs/{job}").json().get("waits", "")
+        return said
+
+    first = order(client, 1).json()["id"]
+    queue = Queue(store)
+    bound = queue.enqueue(Problem(m=2, n=64, k=64), device="cuda:7")[0].id
+    queue.workers.report("smithy:1:x", ["cuda:0"])
+    assert waits(first) == "waits: the worker on smithy takes it next"
+    assert waits(bound) == "waits: no living worker takes jobs for cuda:7"
+    leased = queue.lease("smithy:1:x", ["cuda:0"], ttl_s=60)
+    assert leased is not None
+    assert leased.job.id == first
+    assert waits(first) == ""
+    queue.workers.report("smithy:1:x", ["cuda:0", "cuda:7"])
+    assert waits(bound) == "waits its turn: the worker on smithy has another job"
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 30 * 86_400 + 1, 1.5, "60", True])
