@@ -112,8 +112,9 @@ def is_told() -> bool:
 
 def tell(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue) -> None:
     """Tell every listener, in the types that autocast gives; of a gate, its own rows."""
-    if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
+    kind = x.device.type  # which may be `meta`
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
         x, weight = operators.cast(x, dtype), operators.cast(weight, dtype)
     for listener in _listeners:
         listener(x, weight, epilogue)
