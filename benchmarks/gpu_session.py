@@ -27,6 +27,9 @@ cut off keeps what it had; a failing step is reported and the next one still run
     train_moe the same of examples/train_qwen3_moe.py, 2048 and 16384 tokens a step, and of
               train_moe.py, in bf16, eager and then compiled: train-moe-*.json; tuned only if no
               winners are carried
+    train_fused  MLPs with both passes fused: transformers' Llama and Qwen3 (train_llama.py) and the
+              GPT of train_gpt.py, in bf16, eager and then compiled, with the carried or the shipped
+              winners: train-fused-*.json
     alone     winners of .packs/, else the shipped, and cuBLAS, each at its own clock: alone-*.json
     report    the session's winners as a page: report/
     profile   Nsight Compute on winners and cuBLAS: ncu-<problem>-<dtype>.csv
@@ -36,8 +39,8 @@ Several sessions may run at once on a host with several GPUs: give each another 
 other --dtype; its database and logs carry both in their names.
 
 The wheels come from .wheels/ (`make wheels` on a machine with internet), carried packs and winners
-of train and train_moe from .packs/, and transformers from the host. Only the standard library is
-used here: nothing else is installed yet.
+of train, train_moe and train_fused from .packs/, and transformers from the host. Only the standard
+library is used here: nothing else is installed yet.
 """
 
 from __future__ import annotations
@@ -96,7 +99,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[list[str], Session]:
         "--time-limit",
         type=int,
         default=3600,
-        help="seconds for each of tune, peers, train, train_moe, cold, base, waiting, stability",
+        help="seconds for each of tune, peers, train…, cold, base, waiting, stability",
     )
     parser.add_argument("--effort", default="default")
     parser.add_argument("--limit", type=int, help="kernels of each problem, or of the base")

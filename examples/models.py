@@ -78,23 +78,51 @@ MOE_SIZES = {
 }  # fmt: skip
 
 
+Linear = Callable[..., nn.Module]
+"""`nn.Linear`, or what stands in its place."""
+
+
+class FeedForward(nn.Module):
+    """GPT's."""
+
+    def __init__(self, size: Size, linear: Linear) -> None:
+        super().__init__()
+        self.up = linear(size.width, size.feed, bias=True)
+        self.down = linear(size.feed, size.width, bias=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., width] to the same."""
+        return self.down(functional.gelu(self.up(x), approximate="tanh"))
+
+
+class GatedFeedForward(nn.Module):
+    """Llama's, gate and up being one layer."""
+
+    def __init__(self, size: Size, linear: Linear) -> None:
+        super().__init__()
+        self.up = linear(size.width, 2 * size.feed)
+        self.down = linear(size.feed, size.width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., width] to the same."""
+        gate, hidden = self.up(x).chunk(2, dim=-1)
+        return self.down(functional.silu(gate) * hidden)
+
+
 class Block(nn.Module):
     """Attention and feed-forward, each behind a norm: GPT's with GELU, a gated one, or experts."""
 
-    def __init__(self, size: Size, linear: Callable[[int, int], nn.Module]) -> None:
+    def __init__(self, size: Size, linear: Linear) -> None:
         super().__init__()
         self.heads, self.kv_heads = size.heads, size.kv_heads
         self.head = size.width // size.heads
-        self.gated = size.gated
         self.norm_1, self.norm_2 = nn.RMSNorm(size.width), nn.RMSNorm(size.width)
         self.qkv = linear(size.width, (size.heads + 2 * size.kv_heads) * self.head)
         self.out = linear(size.width, size.width)
-        self.experts: Experts | None = None
         if isinstance(size, MoeSize):
-            self.experts = Experts(size)
-            return
-        self.up = linear(size.width, size.feed * (2 if size.gated else 1))
-        self.down = linear(size.feed, size.width)
+            self.feed: nn.Module = Experts(size)
+        else:
+            self.feed = (GatedFeedForward if size.gated else FeedForward)(size, linear)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[batch, length, width] to the same."""
@@ -108,13 +136,7 @@ class Block(nn.Module):
             q, k, v, is_causal=True, enable_gqa=self.kv_heads != self.heads
         )
         x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
-        if self.experts is not None:
-            return x + self.experts(self.norm_2(x))
-        hidden = self.up(self.norm_2(x))
-        if self.gated:
-            gate, hidden = hidden.chunk(2, dim=-1)
-            return x + self.down(functional.silu(gate) * hidden)
-        return x + self.down(functional.gelu(hidden, approximate="tanh"))
+        return x + self.feed(self.norm_2(x))
 
 
 class Experts(nn.Module):
@@ -152,10 +174,10 @@ class Model(nn.Module):
     def __init__(self, size: Size, *, fp8: Multiply | None) -> None:
         super().__init__()
 
-        def linear(inner: int, outer: int) -> nn.Module:
-            if fp8 is not None:
+        def linear(inner: int, outer: int, *, bias: bool = False) -> nn.Module:
+            if fp8 is not None:  # without biases
                 return Fp8Linear(inner, outer, multiply=fp8)
-            return nn.Linear(inner, outer, bias=False)
+            return nn.Linear(inner, outer, bias=bias)
 
         self.embedding = nn.Embedding(size.vocabulary, size.width)
         self.positions = nn.Parameter(torch.zeros(size.length, size.width))

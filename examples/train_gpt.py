@@ -3,12 +3,13 @@
     python examples/train_gpt.py --winners winners.gspack           # or a service's URL
     python examples/train_gpt.py --model llama-8b-blocks --precision fp8 --mode graph
 
-All begin with the same weights and see the same synthetic tokens; a few steps of the one alternate
-with a few of the others, so that clocks and temperature are the same for all. A third model runs
-stock torch once more: gemmsmith is compared with the mean of the two, and by how much they differ
-is what the comparison cannot tell. Prints tokens a second of each, the paired ratios with their
-intervals, the GPU time of matrix products by torch's profiler, and how far the loss curves lie
-apart; `-o` writes all of it as JSON, `--picture` the loss curves.
+The winners' side is the same model and `gemmsmith.patch(model)`: its products, and its feed-forward
+layers as a whole. All begin with the same weights and see the same synthetic tokens; a few steps of
+the one alternate with a few of the others, so that clocks and temperature are the same for all. A
+third model runs stock torch once more: gemmsmith is compared with the mean of the two, and by how
+much they differ is what the comparison cannot tell. Prints tokens a second of each, the paired
+ratios with their intervals, the GPU time of matrix products by torch's profiler, and how far the
+loss curves lie apart; `-o` writes all of it as JSON, `--picture` the loss curves.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,8 @@ class Side:
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     products: list[Product] = field(default_factory=list)
+    memory: int = 0
+    """Bytes that a step takes at most, beside what lies there between steps."""
 
     @property
     def product_us(self) -> float | None:
@@ -127,7 +131,7 @@ def _sides(
         model.load_state_dict(weights)
         context: Callable[[], Any] = contextlib.nullcontext
         if ours:
-            context = gemmsmith.patch
+            context = partial(gemmsmith.patch, model)
         with context():
             step = _step(model, options.mode, size, device)
         sides.append(Side(name=name, step=step, context=context))
@@ -201,16 +205,28 @@ def _tokens(size: Size, steps: int, device: torch.device, seed: int) -> list[tor
 def _timed(side: Side, batches: list[torch.Tensor], device: torch.device) -> None:
     with side.context():
         _settle(device)
+        before = _memory(device)
         began = time.perf_counter()
         losses = [side.step(batch) for batch in batches]
         _settle(device)
         side.seconds.append((time.perf_counter() - began) / len(batches))
+        side.memory = max(side.memory, _memory(device, peak=True) - before)
     side.losses += [float(loss) for loss in losses]
 
 
 def _settle(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def _memory(device: torch.device, *, peak: bool = False) -> int:
+    """Bytes allocated now, from where the peak is counted, or at the peak; 0 without a GPU."""
+    if device.type != "cuda":
+        return 0
+    if peak:
+        return torch.cuda.max_memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
 
 
 def _products(side: Side, batch: torch.Tensor, device: torch.device) -> list[Product]:
@@ -253,6 +269,7 @@ def _result(
         "speedup": _speedup(tuned, stock, again),
         "torch_over_itself": _speedup(again, stock),
         "seconds": {side.name: side.seconds for side in sides},
+        "step_memory_bytes": {side.name: side.memory or None for side in sides},
         "product_us_per_step": {side.name: side.product_us for side in sides},
         "products": {side.name: [asdict(one) for one in side.products] for side in sides},
         "losses": {side.name: side.losses for side in sides},
@@ -288,6 +305,12 @@ def _print(result: dict[str, Any]) -> None:
         lines.append(
             f"  matrix products, a step: {products['torch'] / 1e3:.2f} ms and "
             f"{products['gemmsmith'] / 1e3:.2f} ms of GPU time"
+        )
+    memory = result["step_memory_bytes"]
+    if memory["torch"]:
+        lines.append(
+            f"  memory of a step: {memory['torch'] / 1e9:.2f} GB and "
+            f"{memory['gemmsmith'] / 1e9:.2f} GB"
         )
     lines.append(
         f"  losses end at {result['losses']['torch'][-1]:.4f} and "

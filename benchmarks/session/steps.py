@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from benchmarks.session.core import CARRIED, ROOT, STATE, Deadline, Session
 from benchmarks.session.profiling import profile
-from benchmarks.session.training import train, train_moe
+from benchmarks.session.training import train, train_fused, train_moe
 from benchmarks.session.waiting import SUITE, base, cold, stability, waiting
 
 SWEEPS = "configs/suites/sweeps.toml"
@@ -160,6 +160,7 @@ STEPS: dict[str, Callable[[Session], int]] = {
     "ceilings": ceilings,
     "train": train,
     "train_moe": train_moe,
+    "train_fused": train_fused,
     "alone": alone,
     "report": report,
     "profile": profile,

@@ -4,7 +4,8 @@ Of examples/train_gpt.py, precision by precision: its products are tuned into a 
 step's own, the winners baked into one file, and both models trained eagerly, compiled and in a CUDA
 graph. Winners of an earlier session that lie in .packs/ as train-winners-*.jsonl are not tuned
 again. Of the mixtures of experts, in bf16: the winners in .packs/*.jsonl are taken as they are;
-only where there are none, products are tuned, in half of the time at most.
+only where there are none, products are tuned, in half of the time at most. Of fused MLPs, in bf16:
+likewise, and where nothing is carried, the shipped winners are taken.
 
 Every run leaves its figures, and its loss curves as a picture, before the next one begins; the
 summary grows with them.
@@ -19,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.session.core import CARRIED, CORES, SITE, Deadline, Session
+from benchmarks.session.core import CARRIED, CORES, ROOT, SITE, Deadline, Session
 
 SUITES = {
     "bf16": (("bf16", "configs/suites/train_gpt.toml"),),
@@ -52,6 +53,17 @@ MOE_RUNS: Mapping[str, tuple[str, ...]] = {
 }
 """Script and options of each, the most telling first."""
 
+SHIPPED = ROOT / "configs/winners"
+FUSED_SUITE = "configs/suites/train_fused.toml"
+FUSED_RUNS: Mapping[str, tuple[str, ...]] = {
+    "llama-3-8b": ("train_llama.py", "--model", "llama-3-8b", "--steps", "63"),
+    "gpt-350m": ("train_gpt.py", "--model", "gpt-350m", "--steps", "63"),
+    "qwen3-8b": ("train_llama.py", "--model", "qwen3-8b", "--steps", "63"),
+}
+"""As above: the first two have winners of both passes."""
+
+_COMPILED = {"train_gpt.py": ("--mode", "compiled")}
+"""How a script is told to compile, where it is not `--compile`."""
 _NEEDED = {"bf16": "bf16", "fp8": "fp8_e4m3"}
 
 
@@ -93,34 +105,49 @@ def train(session: Session) -> int:
 
 def train_moe(session: Session) -> int:
     """Ten runs of the mixtures of experts with winners of their products: train-moe-*.json."""
+    return _trained(session, "train-moe", MOE_SUITE, MOE_RUNS, sorted(CARRIED.glob("*.jsonl")))
+
+
+def train_fused(session: Session) -> int:
+    """Six runs with winners of MLPs whose both passes are fused: train-fused-*.json."""
+    known = sorted(CARRIED.glob("*.jsonl")) or sorted(SHIPPED.glob("*.bf16*.jsonl"))
+    return _trained(session, "train-fused", FUSED_SUITE, FUSED_RUNS, known)
+
+
+def _trained(
+    session: Session,
+    stem: str,
+    suite: str,
+    runs: Mapping[str, tuple[str, ...]],
+    known: Sequence[Path],
+) -> int:
+    """Each of the runs in bf16, eager and then compiled, with winners of a suite."""
     if "bf16" not in session.dtypes:
         return 0
     deadline = Deadline(session)
-    env = {"GEMMSMITH_DATABASE": session.database("train-moe")}
-    log = session.file("train-moe", ".log")
-    baked = session.file("train-moe", ".gspack")
-    known = sorted(str(path) for path in CARRIED.glob("*.jsonl"))
+    env = {"GEMMSMITH_DATABASE": session.database(stem)}
+    log, baked = session.file(stem, ".log"), session.file(stem, ".gspack")
     if known:
-        worst = session.gemmsmith("import", *known, log=log, env=env)
+        worst = session.gemmsmith("import", *map(str, known), log=log, env=env)
     else:
         half = deadline.left(share=0.5)
-        worst = _tune(session, "bf16", MOE_SUITE, half, env, log, stem="train-moe-winners")
+        worst = _tune(session, "bf16", suite, half, env, log, stem=f"{stem}-winners")
     code = session.gemmsmith(
-        *("bake", "--suite", MOE_SUITE, "--dtype", "bf16", "-o", str(baked)), log=log, env=env
+        *("bake", "--suite", suite, "--dtype", "bf16", "-o", str(baked)), log=log, env=env
     )
     worst = worst or code
     found: dict[str, Any] = {"cores": CORES, "runs": []}
     for mode in ("eager", "compiled"):
-        for model, (script, *words) in MOE_RUNS.items():
+        for model, (script, *words) in runs.items():
             if code or deadline.over():
                 break
             if mode == "compiled":
-                words.append("--compile")
-            name, limit = f"train-moe-{model}-{mode}", min(RUN_LIMIT_S, float(deadline.left()))
+                words += _COMPILED.get(script, ("--compile",))
+            name, limit = f"{stem}-{model}-{mode}", min(RUN_LIMIT_S, float(deadline.left()))
             row = _compared(session, name, (script, *words), baked, log, limit)
             worst = worst or int(row["exit"])
             found["runs"].append({"model": model, "mode": mode, **row})
-            session.keep("train-moe", found)
+            session.keep(stem, found)
     return worst
 
 
@@ -184,6 +211,7 @@ def summary(result: Mapping[str, Any]) -> dict[str, Any]:
         "torch": result["torch"],
         "tokens_per_second": result["tokens_per_second"],
         "speedup": result["speedup"],
+        "step_memory_bytes": result["step_memory_bytes"],
         "torch_over_itself": result["torch_over_itself"],
         "product_us_per_step": result["product_us_per_step"],
         "last_losses": {name: losses[-1] for name, losses in result["losses"].items()},

@@ -14,14 +14,13 @@ import pytest
 import torch
 from torch.nn import functional
 
+import gemmsmith
 from gemmsmith.activations import ACTIVATIONS
 from gemmsmith.device import DeviceModel
 from gemmsmith.epilogue import Backward
 from gemmsmith.kernel import CutlassKernel, Kernel, cutlass
 from gemmsmith.operation import Epilogue, Operation
 from gemmsmith.ops.backward import by_kernel
-from gemmsmith.ops.gated_backward import gated_mlp
-from gemmsmith.ops.mlp_backward import mlp
 from gemmsmith.problem import DType, Problem
 from tests.gpu.support.building import build
 from tests.gpu.support.choosing import Ground, tuned
@@ -215,6 +214,13 @@ def operands(m: int, hidden: int, inner: int, kind: str) -> list[Any]:
     return [x, weight(inner, hidden), biases[0], weight(hidden, inner), biases[1]]
 
 
+def mlp(given: list[Any], activation: str, **options: Any) -> torch.Tensor:
+    x, weight, *rest = given
+    named = ("bias", "down", "down_bias") if len(rest) == 3 else ("up", "down")
+    arguments = dict(zip(named, rest, strict=True)) | options
+    return gemmsmith.mlp(x, weight, activation=activation, **arguments)
+
+
 def exact(given: list[Any], activation: str) -> torch.Tensor:
     """In FP32, differentiable."""
     x, *rest = (None if one is None else one.float() for one in given)
@@ -243,12 +249,11 @@ def exact(given: list[Any], activation: str) -> torch.Tensor:
 def test_gradients_of_mlps_are_those_of_the_fp32_model(
     ground: Ground, kind: str, activation: str, recompute: bool
 ) -> None:
-    of: Callable[..., torch.Tensor] = mlp if kind == "plain" else gated_mlp
     for m, hidden, inner in ((1024, 768, 3072), (333, 256, 1048)):
         given = operands(m, hidden, inner, kind)
         leaves = [one for one in given if one is not None]
         with tuned(ground) as launched:
-            out = of(*given, activation, recompute=recompute)
+            out = mlp(given, activation, recompute=recompute)
             assert "MLP" in type(out.grad_fn).__name__
             dy = torch.randn_like(out)
             launched()
@@ -263,13 +268,12 @@ def test_gradients_of_mlps_are_those_of_the_fp32_model(
 
 @pytest.mark.parametrize("kind", ["plain", "joined"])
 def test_a_graph_is_replayed_with_other_operands(ground: Ground, kind: str) -> None:
-    of: Callable[..., torch.Tensor] = mlp if kind == "plain" else gated_mlp
     given = operands(512, 256, 768, kind)
     leaves = [one for one in given if one is not None]
     dy = torch.randn(512, 256, device="cuda").bfloat16()
 
     def step() -> list[torch.Tensor]:
-        out = of(*given, "silu")
+        out = mlp(given, "silu")
         return [out, *torch.autograd.grad(out, leaves, dy)]
 
     with tuned(ground):
@@ -313,5 +317,5 @@ def test_peak_memory_is_not_above_torchs(ground: Ground) -> None:
         return functional.linear(functional.silu(first) * second, given[3])
 
     with tuned(ground):
-        mine = peak(lambda: gated_mlp(*given, "silu"), leaves)
+        mine = peak(lambda: mlp(given, "silu"), leaves)
     assert mine <= peak(torchs, leaves)

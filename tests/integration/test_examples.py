@@ -19,6 +19,7 @@ SCRIPT = EXAMPLES / "train_gpt.py"
     [
         ("train_gpt.py", ("--model", "tiny", "--precision", "bf16")),
         ("train_gpt.py", ("--model", "tiny", "--precision", "fp8")),
+        ("train_llama.py", ("--model", "tiny")),
         ("train_moe.py", ("--tiny",)),
         ("train_qwen3_moe.py", ("--tiny",)),
         ("train_qwen3_moe.py", ("--tiny", "--experts", "gemmsmith")),

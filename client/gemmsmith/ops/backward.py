@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import torch
 
-from gemmsmith.activations import ACTIVATIONS, through
-from gemmsmith.epilogue import Activation, Epilogue
-from gemmsmith.ops import fallback, functions
-from gemmsmith.ops.engine import Engine, current
-from gemmsmith.ops.forms import Form
+from gemmsmith import activations
+from gemmsmith.epilogue import Backward, Epilogue
+from gemmsmith.ops import fallback, functions, fused
+from gemmsmith.ops.engine import current
+from gemmsmith.ops.forms import Form, Spec
+from gemmsmith.ops.gated import gate_gradients
 from gemmsmith.ops.registry import register
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -40,23 +41,25 @@ def _computed(dy: torch.Tensor, weight: torch.Tensor, aux: torch.Tensor, epilogu
         return gradient, none if given is None else given, none if sums is None else sums
     parts = what.backward
     assert parts is not None  # noqa: S101 - the functions below name no other
-    dh = functions.product(Form.MATMUL, dy, weight)
-    if parts.gated:
-        gradient, value = through_gate(parts.activation, dh, aux)
-    else:
-        gradient = through(parts.activation, dh, aux)
-        value = ACTIVATIONS[parts.activation](aux) if parts.activated else none
+    gradient = through(parts, functions.product(Form.MATMUL, dy, weight), aux)
     sums = rows(gradient).sum(0) if parts.bias_gradient else none
-    return gradient, value if parts.activated else none, sums
+    return gradient, activated(parts, aux) if parts.activated else none, sums
 
 
-def through_gate(
-    activation: Activation, dh: torch.Tensor, aux: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradient of gate and up, and act(gate)·up; differentiable."""
+def through(parts: Backward, dh: torch.Tensor, aux: torch.Tensor) -> torch.Tensor:
+    """The gradient of `aux` from that of the activation's value; differentiable."""
+    if parts.gated:
+        return torch.cat(gate_gradients(parts.activation, dh, aux), -1)
+    return activations.through(parts.activation, dh, aux)
+
+
+def activated(parts: Backward, aux: torch.Tensor) -> torch.Tensor:
+    """The activation's value, of a gate times up; differentiable."""
+    of = activations.ACTIVATIONS[parts.activation]
+    if not parts.gated:
+        return of(aux)
     gate, up = aux.chunk(2, -1)
-    value = ACTIVATIONS[activation](gate)
-    return torch.cat([through(activation, dh * up, gate), dh * value], -1), value * up
+    return of(gate) * up
 
 
 def by_kernel(
@@ -75,20 +78,27 @@ def by_kernel(
     return None if out is None else (out, beside.activated, beside.bias_gradient)
 
 
-def _wins(engine: Engine | None, x: torch.Tensor, w: torch.Tensor, epilogue: Epilogue) -> bool:
-    """Whether the backward product of a layer whose input has x's leading sizes has a winner."""
-    if engine is None or w.dim() != 2 or x.dim() < 2:
-        return False
-    dy = functions.contiguous(x, (*x.shape[:-1], w.shape[0]))
-    return engine.plan(Form.MATMUL, dy, w, epilogue=epilogue) is not None
+def chosen(x: Spec, weight: Spec, choices: tuple[Epilogue, ...]) -> Epilogue | None:
+    """The first of these that has a winner, of a layer with that weight.
 
-
-def chosen(
-    x: torch.Tensor, w: torch.Tensor, choices: tuple[Epilogue | None, ...]
-) -> Epilogue | None:
-    """The first of these that has a winner."""
+    Args:
+        x: has the leading sizes of the layer's result, and its type.
+        weight: of the layer.
+        choices: backward epilogues.
+    """
     engine = current()
-    return next((one for one in choices if one and _wins(engine, x, w, one)), None)
+    if engine is None or len(weight.size) != 2 or len(x.size) < 2:
+        return None
+    dy = functions.contiguous(x, (*x.size[:-1], weight.size[0]))
+    wins = (one for one in choices if engine.plan(Form.MATMUL, dy, weight, epilogue=one))
+    return next(wins, None)
+
+
+def tell(x: torch.Tensor, weight: torch.Tensor, choices: tuple[Epilogue, ...]) -> None:
+    """Tell listeners of `fused.telling` of the first of these; x and weight as of `chosen`."""
+    if choices and x.dim() >= 2 and weight.dim() == 2:
+        dy = x.detach().new_empty((*x.shape[:-1], weight.shape[0]))
+        fused.tell(dy, weight.detach(), choices[0])
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -104,7 +114,7 @@ def gradients(
     """Of a layer's input and weight."""
     multiply = fallback.product if torch.is_grad_enabled() else functions.product
     dx = multiply(Form.MATMUL, dy, weight) if wants_x else None
-    return dx, multiply(Form.WEIGHT_GRADIENT, dy, x) if wants_weight else None
+    return dx, functions.weight_gradient(multiply, dy, x, weight) if wants_weight else None
 
 
 def rows(tensor: torch.Tensor) -> torch.Tensor:

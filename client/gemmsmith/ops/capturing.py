@@ -93,7 +93,7 @@ class Shapes(Captured):
         if 0 in (*a.shape, *b.shape) or ((a.is_meta or is_traced(a)) and not self._without_data):
             return
         try:
-            found = present_shapes(form, _spec(a), _spec(b), output, groups, epilogue)
+            found = present_shapes(form, Spec.of(a), Spec.of(b), output, groups, epilogue)
         except InvalidProblem:
             found = ()
         types = f"{a.dtype} × {b.dtype}".replace("torch.", "")
@@ -111,7 +111,8 @@ def capture() -> Iterator[Shapes]:
     found = Shapes()
 
     def follows(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue) -> None:
-        found.record(Form.LINEAR, x, weight, epilogue=epilogue)
+        form = Form.MATMUL if epilogue.backward else Form.LINEAR
+        found.record(form, x, weight, epilogue=epilogue)
 
     with fused.telling(follows), Recorder(found.record):
         yield found
@@ -189,7 +190,3 @@ def _detail(
     # As `gemmsmith.ops.adding` has it: else torch's, with a product that a kernel may do alone.
     adds = factors == (1, 1) and added.dtype is output and added.dim() == dims
     return Form.ADDED if adds else form, output
-
-
-def _spec(tensor: torch.Tensor) -> Spec:
-    return Spec(tensor.dtype, tensor.device, tensor.size(), tensor.stride())

@@ -126,6 +126,11 @@ class Spec(NamedTuple):
     size: tuple[int, ...]
     stride: tuple[int, ...]
 
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Spec:
+        """That of a tensor."""
+        return cls(tensor.dtype, tensor.device, tensor.size(), tensor.stride())
+
 
 class Matrix(NamedTuple):
     """An operand: `batch` matrices, with strides in elements."""

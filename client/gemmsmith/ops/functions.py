@@ -9,6 +9,7 @@ called, so that the mode sees them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -66,6 +67,15 @@ def product(form: Form, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             case _:
                 out = operators.matmul(a, b)
         return out
+
+
+def weight_gradient(
+    multiply: Callable[..., torch.Tensor], dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
+) -> torch.Tensor:
+    """`dyᵀ · x`, by `product` or torch's; laid out as the weight: autograd copies none then."""
+    if weight.stride(-1) == 1:
+        return multiply(Form.WEIGHT_GRADIENT, dy, x)
+    return multiply(Form.WEIGHT_GRADIENT, x, dy).t()
 
 
 def linear_below(
@@ -208,7 +218,7 @@ def matmul_has_kernel(engine: Engine, a: torch.Tensor, b: torch.Tensor) -> bool:
     )
 
 
-def contiguous(like: torch.Tensor, size: tuple[int, ...]) -> Spec:
+def contiguous(like: torch.Tensor | Spec, size: tuple[int, ...]) -> Spec:
     """What a gradient of that size most likely is."""
     stride, step = [], 1
     for extent in reversed(size):

@@ -76,7 +76,8 @@ def linear(
 
 
 Listener = Callable[[torch.Tensor, torch.Tensor, Epilogue], None]
-"""Is told of x, weight and what could follow their product in one kernel."""
+"""Is told of x, weight and what could follow their product in one kernel; of backward epilogues dY
+stands for x, without its data."""
 
 _listeners: list[Listener] = []
 
@@ -111,8 +112,9 @@ def is_told() -> bool:
 
 def tell(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue) -> None:
     """Tell every listener, in the types that autocast gives; of a gate, its own rows."""
-    if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
+    kind = x.device.type  # which may be `meta`
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
         x, weight = operators.cast(x, dtype), operators.cast(weight, dtype)
     for listener in _listeners:
         listener(x, weight, epilogue)
@@ -261,10 +263,8 @@ class FusedLinear(torch.autograd.Function):
         dweight = None
         if wants_weight and ctx.main_grad is not None:
             functions.accumulate(ctx.main_grad, dp, x)
-        elif wants_weight and weight.stride(-1) == 1:
-            dweight = multiply(Form.WEIGHT_GRADIENT, dp, x)
-        elif wants_weight:  # one that lies in columns gets such a gradient: autograd copies none
-            dweight = multiply(Form.WEIGHT_GRADIENT, x, dp).t()
+        elif wants_weight:
+            dweight = functions.weight_gradient(multiply, dp, x, weight)
         dbias = dp.reshape(-1, dp.shape[-1]).sum(0) if wants_bias else None
         return dx, dweight, dbias, dy if wants_residual else None, None, None
 
@@ -283,7 +283,7 @@ def _compute(
     return _computed(x, weight, bias, residual, epilogue)[0].contiguous()
 
 
-def _fake(
+def fake(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,  # noqa: ARG001 - does not change the shape
@@ -291,6 +291,7 @@ def _fake(
     activation: str | None = None,  # noqa: ARG001 - likewise
     main_grad: torch.Tensor | None = None,  # noqa: ARG001 - likewise
 ) -> torch.Tensor:
+    """`linear`'s result without data."""
     size: tuple[Any, ...] = (*x.shape[:-1], weight.shape[0])
     if residual is None:
         return x.new_empty(size)
@@ -314,7 +315,7 @@ register(
     "fused_linear(Tensor x, Tensor weight, Tensor? bias=None, Tensor? residual=None, "
     "str? activation=None, Tensor? main_grad=None) -> Tensor",
     _compute,
-    _fake,
+    fake,
     _autograd,
     _autocast,
 )

@@ -12,11 +12,11 @@ import torch
 from torch.nn.modules.module import _has_any_global_hook
 
 from gemmsmith.epilogue import GATES, Activation, Epilogue
-from gemmsmith.ops import functions, operators
+from gemmsmith.ops import backward, feedforward, functions, operators
 from gemmsmith.ops import fused as products
 from gemmsmith.ops.engine import current
 from gemmsmith.ops.forms import Form, Spec
-from gemmsmith.ops.gated import gated_linear
+from gemmsmith.ops.gated import gated_linear, parts
 from gemmsmith.ops.plan import Plan
 from gemmsmith.ops.registry import all_ours, wants_gradient
 
@@ -78,7 +78,7 @@ def gated(
         return None if current() is None else gated_linear(x, gate, up, activation=activation)
     if up is None and gate.shape[0] % 2:
         return None
-    first, second = _halves(gate, up)
+    first, second = parts(gate.detach(), None if up is None else up.detach())
     aux = wants_gradient(x, *weights)
     epilogue = Epilogue.made_of(activation=activation, gate=True, aux=aux)
     if epilogue is None or first.shape != second.shape:
@@ -92,13 +92,40 @@ def gated(
     return gated_linear(x, gate, up, activation=activation)
 
 
-def _halves(gate: torch.Tensor, up: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gate's rows and up's, without their gradients."""
-    if up is not None:
-        return gate.detach(), up.detach()
-    half = gate.shape[0] // 2
-    whole = gate.detach()
-    return whole[:half], whole[half:]
+def mlp(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    up: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    down: torch.Tensor,
+    down_bias: torch.Tensor | None,
+    activation: Activation,
+    *,
+    is_gated: bool,
+) -> torch.Tensor | None:
+    """`gemmsmith.mlp` of these if its backward pass has a fused kernel; else None.
+
+    Where no gradient is wanted, nothing is gained beyond `linear` and `gated`.
+    """
+    shaped = is_gated is (up is not None or weight.shape[0] == 2 * down.shape[1])
+    if not shaped or not all_ours(x, weight, up, bias, down, down_bias):
+        return None
+    if (is_gated and activation not in GATES) or not wants_gradient(x, weight, up, bias):
+        return None
+    if not torch.compiler.is_compiling():
+        choices = feedforward.backward_epilogues(activation, is_gated=is_gated, bias=bias)
+        if products.is_told():
+            backward.tell(x, down, choices)
+            return None
+        if not functions.sizes_are_numbers(x, weight, down):
+            return None
+        if backward.chosen(_spec(x), _spec(down), choices) is None:
+            return None
+    elif current() is None:
+        return None
+    return feedforward.mlp(
+        x, weight, down, up=up, bias=bias, down_bias=down_bias, activation=activation
+    )
 
 
 def _plan(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue) -> Plan | None:
@@ -106,18 +133,15 @@ def _plan(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue) -> Plan | N
     engine = current()
     if engine is None or not functions.sizes_are_numbers(x, weight):
         return None
-    a: torch.Tensor | Spec = x
-    b: torch.Tensor | Spec = weight
-    if torch.is_autocast_enabled(x.device.type):
-        a, b = _as_cast(x), _as_cast(weight)
-    return engine.plan(Form.LINEAR, a, b, epilogue=epilogue)
+    return engine.plan(Form.LINEAR, _spec(x), _spec(weight), epilogue=epilogue)
 
 
-def _as_cast(tensor: torch.Tensor) -> Spec:
-    """What autocast makes of an operand."""
-    dtype = torch.get_autocast_dtype(tensor.device.type)
-    kept = tensor.dtype if tensor.dtype is torch.float64 else dtype
-    return Spec(kept, tensor.device, tensor.size(), tensor.stride())
+def _spec(tensor: torch.Tensor) -> Spec:
+    """Of an operand; of what autocast makes of it, where that is on."""
+    found, kind = Spec.of(tensor), tensor.device.type
+    if not torch.is_autocast_enabled(kind) or found.dtype is torch.float64:
+        return found
+    return found._replace(dtype=torch.get_autocast_dtype(kind))
 
 
 def _cast(bias: torch.Tensor | None) -> torch.Tensor | None:

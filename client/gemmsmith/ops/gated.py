@@ -55,12 +55,12 @@ def gated_linear(
             interleaved or differ in size; main_grad does not go with the weights.
         RuntimeError: torch's, where the sizes or types do not go together.
     """
-    _check(weight, up, activation, interleaved=interleaved)
+    check(weight, up, activation, interleaved=interleaved)
     of_gate, of_up = _main_grads(main_grad, weight, up)
     if fused.is_told():
         wanted = wants_gradient(x, weight, up, bias)
         if bias is None:
-            fused.tell(x, _parts(weight, up, interleaved)[0], _epilogue(activation, aux=wanted))
+            fused.tell(x, parts(weight, up, interleaved)[0], _epilogue(activation, aux=wanted))
     given = [one for one in (weight, up, bias) if one is not None]
     arguments = (x, weight, up, bias, activation, interleaved, of_gate, of_up)
     if current() is None or not all_ours(x, *given):
@@ -73,9 +73,10 @@ def gated_linear(
     return _autograd(*arguments)
 
 
-def _check(
+def check(
     weight: torch.Tensor, up: torch.Tensor | None, activation: str, *, interleaved: bool
 ) -> None:
+    """Raises ValueError as `gated_linear` does."""
     if activation not in GATES:
         raise ValueError(f"activation must be one of {', '.join(GATES)}, got {activation!r}")
     if up is not None and interleaved:
@@ -103,7 +104,7 @@ def _main_grads(
     return of_gate, of_up
 
 
-def _parts(whole: torch.Tensor, up: torch.Tensor | None, interleaved: bool) -> Pair:
+def parts(whole: torch.Tensor, up: torch.Tensor | None, interleaved: bool = False) -> Pair:
     """The gate's rows and up's."""
     if up is not None:
         return whole, up
@@ -159,11 +160,11 @@ def _autograd(
     wanted = wants_gradient(x, *weights)
     if bias is None and engine is not None and functions.sizes_are_numbers(x, *weights):
         epilogue = _epilogue(activation, aux=wanted)
-        gate, raised = _parts(weight.detach(), None if up is None else up.detach(), interleaved)
+        gate, raised = parts(weight.detach(), None if up is None else up.detach(), interleaved)
         plan = engine.plan(Form.LINEAR, x, gate, epilogue=epilogue)
         if plan is not None and plan.pairs(gate, raised):
             if not wanted:
-                return _below(x, weight, up, interleaved, epilogue)[0]
+                return with_aux(x, weight, up, interleaved, epilogue)[0]
             out: torch.Tensor = GatedLinear.apply(  # type: ignore[no-untyped-call]
                 x, weight, up, interleaved, epilogue, main_grad, up_main_grad
             )
@@ -183,7 +184,7 @@ def _autocast(
     return _autograd(x, weight, up, bias, *others)
 
 
-def _below(
+def with_aux(
     x: torch.Tensor,
     weight: torch.Tensor,
     up: torch.Tensor | None,
@@ -207,7 +208,7 @@ def _computed(
 ) -> Pair:
     """The same, below tracers."""
     what, engine = Epilogue(epilogue), current()
-    gate, raised = _parts(weight, up, interleaved)
+    gate, raised = parts(weight, up, interleaved)
     if engine is not None:
         found = _by_kernel(engine, x, gate, raised, what)
         if found is not None:
@@ -255,7 +256,7 @@ class GatedLinear(torch.autograd.Function):
         up_main_grad: torch.Tensor | None,
     ) -> torch.Tensor:
         """D."""
-        out, aux = _below(x, weight, up, interleaved, epilogue)
+        out, aux = with_aux(x, weight, up, interleaved, epilogue)
         ctx.save_for_backward(x, weight, up, aux)
         ctx.interleaved, ctx.activation = interleaved, epilogue.activation
         ctx.main_grads = (main_grad, up_main_grad)
@@ -269,7 +270,7 @@ class GatedLinear(torch.autograd.Function):
         again = torch.is_grad_enabled()  # a graph of the backward pass itself is asked for
         if again:
             aux = torch.cat(
-                [functional.linear(x, one) for one in _parts(weight, up, ctx.interleaved)], -1
+                [functional.linear(x, one) for one in parts(weight, up, ctx.interleaved)], -1
             )
         if up is None:
             made_anew = again or not functions.unobserved()

@@ -9,8 +9,9 @@ own steps where no kernel wins.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,9 +21,8 @@ from torch import nn
 from gemmsmith.ops import fusing
 from gemmsmith.ops.expert_layers import ExpertsLayer, ExpertsRecipe
 from gemmsmith.ops.recipes import (
-    ActivationRecipe,
+    FeedForwardRecipe,
     First,
-    GateRecipe,
     Recipe,
     ResidualRecipe,
     SequenceRecipe,
@@ -83,54 +83,85 @@ def _applies(module: nn.Module, first: First) -> bool:
     return not isinstance(applied, nn.Module) or is_plain(applied)
 
 
+def _drops(dropout: object) -> bool:
+    """Whether it does anything to its argument, or somebody listens to it."""
+    if type(dropout) is nn.Dropout:
+        return (dropout.training and dropout.p != 0) or not is_plain(dropout)
+    return type(dropout) is not nn.Identity or not is_plain(dropout)
+
+
+def _second(following: Sequence[nn.Module]) -> tuple[Any, int]:
+    """The layer that comes next, past dropouts that do nothing, and how many end with it."""
+    for count, child in enumerate(following, 1):
+        if _is_ready(child):
+            return child, count
+        if _drops(child):
+            break
+    return None, 0
+
+
+def _computed(
+    x: torch.Tensor,
+    first: First,
+    layer: Any,
+    up: Any,
+    following: Sequence[nn.Module],
+    *,
+    is_gated: bool,
+) -> tuple[torch.Tensor | None, int]:
+    """The activation's value, or what a layer after it makes of that, by kernels where they win.
+
+    None where they do not; and how many of the children that follow are done with.
+    """
+    weight, raised = weight_of(layer), None if up is None else weight_of(up)
+    down, count = _second(following)
+    if down is not None:
+        whole = fusing.mlp(
+            *(x, weight, raised, layer.bias, weight_of(down), down.bias, first.activation),
+            is_gated=is_gated,
+        )
+        if whole is not None:
+            return whole, count
+    if is_gated:
+        return fusing.gated(x, weight, raised, layer.bias, first.activation), 0
+    return fusing.linear(x, weight, layer.bias, first.activation), 0
+
+
 class Layer(Swapped):
     """Tries to compute a part by one kernel, and goes on from there, or leaves all to the class."""
 
     def forward(self, *given: Any, **named: Any) -> Any:
         """As the module's own forward."""
         if self.is_swapped and not named and fusing.may_fuse(given):
-            hidden = self._part(*given)
+            hidden, count = self._part(*given)
             if hidden is not None:
-                for name in self.recipe.then:
+                for name in self.recipe.then[count:]:
                     hidden = getattr(self, name)(hidden)
                 return hidden
         return super().forward(*given) if not named else super().forward(*given, **named)
 
-    def _part(self, *given: torch.Tensor) -> torch.Tensor | None:
+    def _part(self, *given: torch.Tensor) -> tuple[torch.Tensor | None, int]:
+        """What was computed, None where nothing was, and of `then` how many are done with."""
         raise NotImplementedError
 
 
-class ActivationLayer(Layer):
-    """See `ActivationRecipe`."""
+class FeedForwardLayer(Layer):
+    """See `FeedForwardRecipe`."""
 
-    recipe: ClassVar[ActivationRecipe]
+    recipe: ClassVar[FeedForwardRecipe]
 
-    def _part(self, *given: torch.Tensor) -> torch.Tensor | None:
-        first = self.recipe.first
+    def _part(self, *given: torch.Tensor) -> tuple[torch.Tensor | None, int]:
+        recipe, first, up = self.recipe, self.recipe.first, None
         layer = getattr(self, first.layer)
         if len(given) != 1 or not _is_ready(layer) or not _applies(self, first):
-            return None
-        return fusing.linear(given[0], weight_of(layer), layer.bias, first.activation)
-
-
-class GateLayer(Layer):
-    """See `GateRecipe`."""
-
-    recipe: ClassVar[GateRecipe]
-
-    def _part(self, *given: torch.Tensor) -> torch.Tensor | None:
-        first, up = self.recipe.first, self.recipe.up
-        layer = getattr(self, first.layer)
-        if len(given) != 1 or not _is_ready(layer) or not _applies(self, first):
-            return None
-        if up is None:
-            weight = weight_of(layer)
-            return fusing.gated(given[0], weight, None, layer.bias, first.activation)
-        other = getattr(self, up)
-        # Two biases are two tensors, which no kernel takes.
-        if not _is_ready(other) or layer.bias is not None or other.bias is not None:
-            return None
-        return fusing.gated(given[0], weight_of(layer), weight_of(other), None, first.activation)
+            return None, 0
+        if recipe.up is not None:
+            up = getattr(self, recipe.up)
+            # Two biases are two tensors, which no kernel takes.
+            if not _is_ready(up) or layer.bias is not None or up.bias is not None:
+                return None, 0
+        following = [getattr(self, name) for name in recipe.then]
+        return _computed(given[0], first, layer, up, following, is_gated=recipe.is_gated)
 
 
 class ResidualLayer(Layer):
@@ -138,26 +169,18 @@ class ResidualLayer(Layer):
 
     recipe: ClassVar[ResidualRecipe]
 
-    def _part(self, *given: torch.Tensor) -> torch.Tensor | None:
-        layer = getattr(self, self.recipe.layer)
-        if len(given) != 2 or not _is_ready(layer) or not self._keeps_all():
-            return None
+    def _part(self, *given: torch.Tensor) -> tuple[torch.Tensor | None, int]:
+        layer, dropout = getattr(self, self.recipe.layer), self.recipe.dropout
+        if len(given) != 2 or not _is_ready(layer):
+            return None, 0
+        if dropout is not None and _drops(getattr(self, dropout)):
+            return None, 0
         x, residual = given
-        return fusing.linear(x, weight_of(layer), layer.bias, residual=residual)
-
-    def _keeps_all(self) -> bool:
-        """Whether nothing is dropped between the product and the sum, by a module or a hook."""
-        if self.recipe.dropout is None:
-            return True
-        dropout = getattr(self, self.recipe.dropout)
-        inactive = type(dropout) is nn.Identity or (
-            type(dropout) is nn.Dropout and (dropout.p == 0 or not dropout.training)
-        )
-        return inactive and is_plain(dropout)
+        return fusing.linear(x, weight_of(layer), layer.bias, residual=residual), 0
 
 
 class SequenceLayer(Swapped):
-    """See `SequenceRecipe`: each pair by one kernel, all else as ever."""
+    """See `SequenceRecipe`: pairs by one kernel, or with the layer after them; all else as ever."""
 
     recipe: ClassVar[SequenceRecipe]
 
@@ -167,28 +190,30 @@ class SequenceLayer(Swapped):
             return super().forward(input)
         pairs = {one.layer: one for one in self.recipe.pairs}
         children: dict[str, Any] = self._modules
-        passed_by = None
-        for name, module in children.items():
-            if name == passed_by:
-                continue
-            hidden = None
+        names, at = list(children), 0
+        while at < len(names):
+            hidden, count, name = None, 0, names[at]
             if name in pairs:
-                hidden = self._pair(pairs[name], module, input)
+                # A layer with an activation of its own is left to its own kernel.
+                following = itertools.takewhile(lambda one: one not in pairs, names[at + 2 :])
+                rest = [children[one] for one in following]
+                hidden, count = self._pair(pairs[name], children[name], input, rest)
             if hidden is None:
-                input = module(input)  # noqa: A001
+                input, at = children[name](input), at + 1  # noqa: A001
             else:
-                input, passed_by = hidden, pairs[name].by  # noqa: A001
+                input, at = hidden, at + 2 + count  # noqa: A001
         return input
 
-    def _pair(self, pair: First, layer: Any, given: Any) -> torch.Tensor | None:
+    def _pair(
+        self, pair: First, layer: Any, given: Any, following: list[nn.Module]
+    ) -> tuple[torch.Tensor | None, int]:
         if not fusing.may_fuse((given,)) or not _is_ready(layer) or not _applies(self, pair):
-            return None
-        return fusing.linear(given, weight_of(layer), layer.bias, pair.activation)
+            return None, 0
+        return _computed(given, pair, layer, None, following, is_gated=False)
 
 
 _FORWARDS: dict[type, type[Swapped]] = {
-    ActivationRecipe: ActivationLayer,
-    GateRecipe: GateLayer,
+    FeedForwardRecipe: FeedForwardLayer,
     ResidualRecipe: ResidualLayer,
     SequenceRecipe: SequenceLayer,
     ExpertsRecipe: ExpertsLayer,

@@ -40,26 +40,23 @@ class First:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActivationRecipe:
-    """`then(activation(layer(x)))`: an MLP, or its first half."""
+class FeedForwardRecipe:
+    """`then(activation(layer(x)))`, or `then(activation(gate(x)) * up(x))`: an MLP, or half of one.
+
+    Attributes:
+        first: the layer, of a gated one the gate's, and the activation.
+        is_gated: whether a product follows.
+        up: name of its other factor's layer; None: it is half of the one layer's result.
+        then: children that go on, one after the other; the first layer among them is the second.
+    """
 
     first: First
-    then: tuple[str, ...]  # children that go on, one after the other
-
-    def __str__(self) -> str:
-        return f"linear + {self.first.activation.value}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class GateRecipe:
-    """`then(activation(gate(x)) * up(x))`; without `up`, of one layer's two halves."""
-
-    first: First
+    is_gated: bool
     up: str | None
     then: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"gated {self.first.activation.value}"
+        return f"{'gated' if self.is_gated else 'linear +'} {self.first.activation.value}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +81,7 @@ class SequenceRecipe:
         return "linear + " + ", ".join(sorted({one.activation.value for one in self.pairs}))
 
 
-Recipe = ActivationRecipe | GateRecipe | ResidualRecipe | SequenceRecipe | ExpertsRecipe
+Recipe = FeedForwardRecipe | ResidualRecipe | SequenceRecipe | ExpertsRecipe
 
 
 _CONV1D = ("transformers.pytorch_utils", "Conv1D")
@@ -182,7 +179,9 @@ def _matched(module: nn.Module, of: Expression, then: tuple[str, ...]) -> Recipe
     if isinstance(of, Combined):
         return _gate(module, of, then)
     first = _first(module, of)
-    return None if first is None else ActivationRecipe(first=first, then=then)
+    if first is None:
+        return None
+    return FeedForwardRecipe(first=first, is_gated=False, up=None, then=then)
 
 
 def _first(module: nn.Module, of: Expression) -> First | None:
@@ -216,11 +215,11 @@ def _layer(module: nn.Module, of: Expression, position: int = 0) -> str | None:
     return of.child if known else None
 
 
-def _gate(module: nn.Module, of: Combined, then: tuple[str, ...]) -> GateRecipe | None:
+def _gate(module: nn.Module, of: Combined, then: tuple[str, ...]) -> FeedForwardRecipe | None:
     for gate, other in ((of.left, of.right), (of.right, of.left)):
         first, up = _first(module, gate), _layer(module, other)
         if first is not None and up is not None:
-            return GateRecipe(first=first, up=up, then=then)
+            return FeedForwardRecipe(first=first, is_gated=True, up=up, then=then)
         applied = _applied(module, gate)
         if applied is None:
             continue
@@ -235,7 +234,7 @@ def _gate(module: nn.Module, of: Combined, then: tuple[str, ...]) -> GateRecipe 
         ):
             kind = None if by is None else type(getattr(module, by))
             whole = First(layer=layer, activation=activation, by=by, kind=kind)
-            return GateRecipe(first=whole, up=None, then=then)
+            return FeedForwardRecipe(first=whole, is_gated=True, up=None, then=then)
     return None
 
 

@@ -34,12 +34,7 @@ class ProductsReport:
             if problem.operation.is_fused:
                 self._fused[key] = problem.operation.epilogue.value
         else:
-            ways = present_shapes(
-                form,
-                Spec(a.dtype, a.device, a.size(), a.stride()),
-                Spec(b.dtype, b.device, b.size(), b.stride()),
-                groups=groups,
-            )
+            ways = present_shapes(form, Spec.of(a), Spec.of(b), groups=groups)
             what = f"{tuple(a.shape)} and {tuple(b.shape)} {a.dtype}".replace("torch.", "")
             key = (str(ways[0].problem) if ways else what, form.value, "torch")
         self._calls[key] += 1

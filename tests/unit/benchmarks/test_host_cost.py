@@ -46,6 +46,7 @@ def test_a_runs_curves_stay_in_its_own_file() -> None:
             "torch_over_itself": {"median": 1.0},
             "seconds": {"torch": [0.5], "gemmsmith": [0.25], "torch again": [0.5]},
             "product_us_per_step": {"torch": None, "gemmsmith": None},
+            "step_memory_bytes": {"torch": None, "gemmsmith": None},
             "losses": {"torch": [3.0, 1.5], "gemmsmith": [3.0, 1.25]},
             "largest_difference_of_losses": 0.25,
             "steps": 2,

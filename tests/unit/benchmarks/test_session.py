@@ -48,6 +48,9 @@ def test_the_script_dry_runs_every_step(tmp_path: Path) -> None:
         f"bake --suite configs/suites/train_moe.toml --dtype bf16 -o {tmp_path}/train-moe-cuda2",
         "examples/train_qwen3_moe.py --tokens 2048 --steps 63 --winners",
         "examples/train_moe.py --steps 63 --compile --winners",
+        "bake --suite configs/suites/train_fused.toml --dtype bf16",
+        "examples/train_llama.py --model llama-3-8b --steps 63 --winners",
+        "examples/train_gpt.py --model gpt-350m --steps 63 --mode compiled --winners",
         f"benchmarks.host_cost --winners {tmp_path}/train-cuda2-bf16.gspack",
         f"ceilings --device cuda:2 -o {tmp_path}/ceilings.json",
         f"--device cuda:2 -o {tmp_path}/alone-cuda2-bf16.json",
@@ -102,6 +105,20 @@ def test_mixtures_train_with_carried_winners_or_are_tuned_first(
     other = _session("--dry-run", "--out", str(tmp_path), "--dtype", "fp16")
     assert STEPS["train_moe"](other) == 0
     assert lines() == []
+
+
+def test_fused_layers_train_with_shipped_winners_where_none_are_carried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(training, "CARRIED", tmp_path)
+    session = _session("--dry-run", "--out", str(tmp_path))
+    assert STEPS["train_fused"](session) == 0
+    known, _, *runs = capsys.readouterr().out.splitlines()
+    assert "nvidia-h200-132sm.bf16.fused.jsonl" in known
+    assert len(runs) == 6
+    (tmp_path / "a.jsonl").touch()
+    assert STEPS["train_fused"](session) == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith(f" import {tmp_path}/a.jsonl")
 
 
 def test_every_precision_is_recorded_and_waited_for(

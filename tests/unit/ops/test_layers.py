@@ -14,6 +14,12 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - as models name it
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.utils.checkpoint import checkpoint
 
 import gemmsmith
@@ -102,21 +108,54 @@ class Squares(nn.Module):
         return self.down(F.relu(self.up(x)).square())
 
 
+class Dropping(nn.Module):
+    """With a dropout between its layers."""
+
+    def __init__(self, *, drop: float = 0.0) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, INNER), nn.Linear(INNER, WIDTH)
+        self.dropout = nn.Dropout(drop)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.dropout(F.silu(self.up(x))))
+
+
+def tower() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(WIDTH, INNER),
+        nn.GELU("tanh"),
+        nn.Dropout(0.0),
+        nn.Linear(INNER, WIDTH),
+        nn.Tanh(),
+    )
+
+
 def sequence() -> nn.Sequential:
     return nn.Sequential(
         nn.Linear(WIDTH, INNER), nn.SiLU(), nn.Dropout(0.0), nn.Linear(INNER, WIDTH), nn.GELU()
     )
 
 
-LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
-    "torchtitan": (FeedForward, ("silu_gate",)),
-    "halves": (Halves, ("gelu_tanh_gate",)),
-    "nanogpt": (Mlp, ("bias_gelu",)),
-    "bert": (Output, ("bias_residual",)),
-    "squares": (Squares, ("bias_relu2",)),
-    "sequence": (sequence, ("bias_silu", "bias_gelu")),
+LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...], tuple[str, ...]]] = {
+    "torchtitan": (FeedForward, ("silu_gate",), ("dsilu_gate",)),
+    "halves": (Halves, ("gelu_tanh_gate",), ("dgelu_tanh_gate",)),
+    "nanogpt": (Mlp, ("bias_gelu",), ("dgelu_bgrad",)),
+    "bert": (Output, ("bias_residual",), ()),
+    "squares": (Squares, ("bias_relu2",), ("drelu2_bgrad",)),
+    "dropping": (Dropping, ("bias_silu",), ("dsilu_bgrad",)),
+    "tower": (tower, ("bias_gelu_tanh",), ("dgelu_tanh_bgrad",)),
+    "sequence": (sequence, ("bias_silu", "bias_gelu"), ()),
 }
-"""Each with the epilogues of its fused products."""
+"""Each with the epilogues of its fused products, forwards and backwards."""
+
+
+def forwards(kind: str) -> int:
+    return len(LAYERS[kind][1])
+
+
+def both(kind: str) -> int:
+    """Fused products of a step."""
+    return forwards(kind) + len(LAYERS[kind][2])
 
 
 def made(kind: str) -> nn.Module:
@@ -172,11 +211,11 @@ def test_one_kernel_where_one_wins(engine: Engine, chooser: Chooser, runs: Runs,
     gemmsmith.patch(net)
     try:
         close(step(net), expected)
-        assert runs() == len(LAYERS[kind][1])
-        assert fused(chooser) == set(LAYERS[kind][1])
+        assert runs() == both(kind)
+        assert fused(chooser) == {*LAYERS[kind][1], *LAYERS[kind][2]}
         with torch.no_grad():
             close([net(*given(net))], expected[:1])
-        assert runs() == len(LAYERS[kind][1])
+        assert runs() == forwards(kind)
         assert list(net.state_dict()) == keys
     finally:
         gemmsmith.unpatch(net)
@@ -195,7 +234,7 @@ def test_to_the_bit_what_it_was_where_none_wins(
     with gemmsmith.patch(net):
         assert equal(step(net), expected)
     assert runs() == 0
-    assert fused(chooser) == set(LAYERS[kind][1])  # each was asked for
+    assert fused(chooser) >= {*LAYERS[kind][1], *LAYERS[kind][2]}  # each was asked for
 
 
 @pytest.mark.parametrize("winners", [False, True])
@@ -211,7 +250,7 @@ def test_compiled_as_one_graph(
     )
     with gemmsmith.patch(net):  # which compiles it anew, as its classes are others
         found = step(compiled)
-        assert runs() == winners * len(LAYERS[kind][1])
+        assert runs() == winners * both(kind)
     close(found, expected)
     assert equal(step(compiled), expected)
     assert runs() == 0
@@ -231,7 +270,7 @@ def test_under_autocast(engine: Engine, chooser: Chooser, runs: Runs, kind: str)
     with gemmsmith.patch(net):
         found = step(net, compute=compute)
     # A residual stays in FP32, which no kernel adds.
-    assert runs() == (0 if kind == "bert" else len(LAYERS[kind][1]))
+    assert runs() == (0 if kind == "bert" else both(kind))
     close(found, expected)
 
 
@@ -264,7 +303,7 @@ def test_under_activation_checkpointing(
 
     with gemmsmith.patch(net):
         close(run(), expected)
-    assert runs() == 2 * len(LAYERS[kind][1])  # and again for the backward pass
+    assert runs() == forwards(kind) + both(kind)  # forwards again for the backward pass
 
 
 def test_hooks_are_called(engine: Engine, chooser: Chooser, runs: Runs) -> None:
@@ -288,8 +327,10 @@ def test_hooks_are_called(engine: Engine, chooser: Chooser, runs: Runs) -> None:
         step(net)
         handle.remove()
         assert runs() == 0
+        called.clear()
+        net.c_proj._forward_hooks.clear()
         step(net)
-        assert runs() == 1
+        assert (called, runs()) == (["layer"], 2)
 
 
 def test_children_that_became_others(engine: Engine, chooser: Chooser, runs: Runs) -> None:
@@ -300,16 +341,18 @@ def test_children_that_became_others(engine: Engine, chooser: Chooser, runs: Run
     net = made("nanogpt")
     only_fused(chooser)
     with gemmsmith.patch(net):
-        own = net.c_fc
-        net.c_fc = Adapted(WIDTH, INNER, dtype=BF16)
+        for child, other, count in (
+            ("c_fc", Adapted(WIDTH, INNER, dtype=BF16), 0),
+            ("gelu", nn.Tanh(), 0),
+            ("c_proj", Adapted(INNER, WIDTH, dtype=BF16), 1),  # the first half is as it was
+        ):
+            own = getattr(net, child)
+            setattr(net, child, other)
+            step(net)
+            setattr(net, child, own)
+            assert runs() == count
         step(net)
-        net.c_fc, gelu = own, net.gelu
-        net.gelu = nn.Tanh()
-        step(net)
-        net.gelu = gelu
-        assert runs() == 0
-        step(net)
-        assert runs() == 1
+        assert runs() == 2
 
 
 def test_dropout(engine: Engine, chooser: Chooser, runs: Runs) -> None:
@@ -322,6 +365,13 @@ def test_dropout(engine: Engine, chooser: Chooser, runs: Runs) -> None:
         output.eval()
         step(output)
         assert runs() == 1
+        between = Dropping(drop=0.5).to(BF16)
+        with gemmsmith.patch(between):
+            step(between)
+            assert runs() == 1  # the first layer alone
+            between.eval()
+            step(between)
+            assert runs() == 2
         torch.manual_seed(5)
         x = given(mlp)[0]
         torch.manual_seed(6)
@@ -333,13 +383,20 @@ def test_dropout(engine: Engine, chooser: Chooser, runs: Runs) -> None:
 
 
 def test_biases(engine: Engine, chooser: Chooser, runs: Runs) -> None:
-    """No kernel has a gate and a bias, nor an activation and none."""
+    """No kernel has a gate and a bias, nor an activation and none; the backward ones do not care,
+    but for two biases, which are two tensors.
+    """
     only_fused(chooser)
-    for net in (FeedForward(bias=True), Halves(bias=True), Mlp(bias=False)):
+    for net, count in ((FeedForward(bias=True), 0), (Halves(bias=True), 1), (Mlp(bias=False), 1)):
         net.to(BF16)
         expected = step(net)
         with gemmsmith.patch(net):
-            assert equal(step(net), expected)
+            found = step(net)
+            assert runs() == count
+            close(found, expected)
+            assert count or equal(found, expected)
+            with torch.no_grad():
+                assert equal([net(*given(net))], expected[:1])
         assert runs() == 0
 
 
@@ -397,13 +454,13 @@ def test_a_layer_that_was_wrapped_while_patched(
     gemmsmith.patch(net)
     net.__class__ = type("Sharded", (net.__class__,), {})
     step(net)
-    assert runs() == 1
+    assert runs() == 2
     gemmsmith.unpatch(net)
     assert equal(step(net), expected)
     assert runs() == 0
     with gemmsmith.patch(net):
         step(net)
-        assert runs() == 1
+        assert runs() == 2
     assert equal(step(net), expected)
 
 
@@ -426,12 +483,66 @@ def test_under_fsdp2(engine: Engine, chooser: Chooser, runs: Runs, mesh: Any, fi
     if first == "shard":
         gemmsmith.patch(net)
     loss(net(*given(net))).backward()
-    assert runs() == 1
+    assert runs() == 2
     assert all(one.grad is not None for one in net.parameters())
     gemmsmith.unpatch(net)
     assert isinstance(net, FSDPModule)
     net(*given(net))
     assert runs() == 0
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own
+@pytest.mark.parametrize("first", ["patch", "parallelize"])
+def test_under_tensor_parallelism(
+    engine: Engine, chooser: Chooser, runs: Runs, mesh: Any, first: str
+) -> None:
+    """Which has hooks and weights of its own: its products stay its own."""
+    net = made("torchtitan")
+    expected = step(net)
+    only_fused(chooser)
+    plan = {"w1": ColwiseParallel(), "w2": RowwiseParallel(), "w3": ColwiseParallel()}
+    if first == "patch":
+        gemmsmith.patch(net)
+    parallelize_module(net, mesh, plan)
+    if first == "parallelize":
+        gemmsmith.patch(net)
+    operands = given(net)
+    out = net(*operands)
+    found = torch.autograd.grad(loss(out), [*operands, *net.parameters()])
+    assert runs() == 0
+    found = [one.full_tensor() if isinstance(one, DTensor) else one for one in found]
+    assert equal([out, *found], expected)
+    gemmsmith.unpatch(net)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_no_more_is_kept_for_the_backward_pass(
+    engine: Engine, chooser: Chooser, runs: Runs, kind: str
+) -> None:
+    net = made(kind)
+
+    def kept() -> int:
+        """Bytes beside parameters and operands."""
+        operands = given(net)
+        known = {one.untyped_storage().data_ptr() for one in (*operands, *net.parameters())}
+        found: dict[int, torch.UntypedStorage] = {}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in known:
+                found[storage.data_ptr()] = storage
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            out = net(*operands)
+        assert out.requires_grad
+        return sum(one.nbytes() for one in found.values())
+
+    own = kept()
+    only_fused(chooser)
+    with gemmsmith.patch(net):
+        assert 0 < kept() <= own
+    assert runs() == forwards(kind)
 
 
 def test_subclasses(engine: Engine) -> None:
@@ -468,16 +579,18 @@ def test_the_report_says_what_was_fused(engine: Engine, chooser: Chooser) -> Non
         for one in net:
             step(one)
     lines = file.getvalue().splitlines()
-    assert lines[0] == "gemmsmith: 3 of 20 products ran tuned kernels"
+    assert lines[0] == "gemmsmith: 6 of 20 products ran tuned kernels"
     assert lines[1:3] == [
         "  recognized: 1 × FeedForward (gated silu)",
         "  recognized: 2 × Mlp (linear + gelu)",
     ]
-    assert lines[-3:] == [
-        "  fused: 2 × bias_gelu_aux, 2.000 ms less in all",
+    assert sorted(lines[-5:-1]) == [
+        "  fused: 1 × dsilu_gate, 1.000 ms less in all",
         "  fused: 1 × silu_gate_aux, 1.000 ms less in all",
-        "  expected gain: 3.000 ms in all",
+        "  fused: 2 × bias_gelu_aux, 2.000 ms less in all",
+        "  fused: 2 × dgelu_bgrad, 2.000 ms less in all",
     ]
+    assert lines[-1] == "  expected gain: 6.000 ms in all"
 
 
 def test_other_libraries_tensors_are_left_alone(
@@ -493,3 +606,7 @@ def test_other_libraries_tensors_are_left_alone(
         found = net(x.as_subclass(Their))
     assert runs() == 0
     assert type(found) is Their
+    with gemmsmith.patch(net):  # as torchao's quantized weights are
+        net.c_proj.weight = nn.Parameter(net.c_proj.weight.detach().as_subclass(Their))
+        net(x)
+    assert runs() == 1

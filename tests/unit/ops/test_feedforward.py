@@ -11,11 +11,11 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch.nn import functional
 
+import gemmsmith
 from gemmsmith.activations import ACTIVATIONS
+from gemmsmith.epilogue import Epilogue
 from gemmsmith.ops import backward
 from gemmsmith.ops.engine import Engine
-from gemmsmith.ops.gated_backward import gated_mlp
-from gemmsmith.ops.mlp_backward import mlp
 from gemmsmith.problem import Problem
 from tests.support.stand_in import Chooser
 
@@ -43,6 +43,29 @@ def gated(*leading: int, joined: bool) -> list[Any]:
     x = torch.randn(*(leading or (M,)), K).to(BF16).requires_grad_()
     weights = [random(2 * INNER, K), None] if joined else [random(INNER, K), random(INNER, K)]
     return [x, *weights, random(OUT, INNER)]
+
+
+def mlp(
+    x: torch.Tensor,
+    w1: torch.Tensor,
+    b1: torch.Tensor | None,
+    w2: torch.Tensor,
+    b2: torch.Tensor | None,
+    activation: str,
+    **options: Any,
+) -> torch.Tensor:
+    return gemmsmith.mlp(x, w1, w2, bias=b1, down_bias=b2, activation=activation, **options)
+
+
+def gated_mlp(
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    up: torch.Tensor | None,
+    down: torch.Tensor,
+    activation: str,
+    **options: Any,
+) -> torch.Tensor:
+    return gemmsmith.mlp(x, gate, down, up=up, activation=activation, **options)
 
 
 def wanted(given: list[Any], activation: str) -> torch.Tensor:
@@ -103,6 +126,7 @@ def test_gradients_are_those_of_fp64(
 def test_gated_gradients_are_those_of_fp64(
     engine: Engine,
     chooser: Chooser,
+    runs: Runs,
     activation: str,
     recompute: bool,
     joined: bool,
@@ -110,23 +134,140 @@ def test_gated_gradients_are_those_of_fp64(
 ) -> None:
     given = gated(*leading, joined=joined)
     out = gated_mlp(*given, activation, recompute=recompute)
-    assert "GatedMLP" in type(out.grad_fn).__name__
+    assert "MLP" in type(out.grad_fn).__name__
+    assert runs() == 2  # gate and up in one
     gradients_agree(out, given, activation)
+    assert runs() == (4 if joined else 6)
     (asked,) = set(backwards(chooser))
     assert asked.dtype == f"bf16.then_d{activation}_gate{'_act' if recompute else ''}"
     assert (asked.m, asked.n, asked.k) == (torch.Size(leading).numel(), INNER, OUT)
 
 
-def test_without_a_winner_layers_are_composed(engine: Engine, chooser: Chooser, runs: Runs) -> None:
+@pytest.mark.parametrize("joined", [False, True])
+def test_the_first_layer_is_torchs_or_its_own_kernels_where_nothing_fused_wins_forwards(
+    engine: Engine, chooser: Chooser, runs: Runs, joined: bool
+) -> None:
+    """Of a gate beside its up torch writes each half where it belongs."""
+    chooser.answers = lambda problem: (
+        problem.operation.epilogue is Epilogue.NONE or bool(problem.operation.epilogue.backward)
+    )
+    other = gated(2, 3, joined=joined)
+    out = gated_mlp(*other, "silu")
+    assert runs() == (2 if joined else 1)
+    gradients_agree(out, other, "silu")
+    given = plain(2, 3, bias=False)
+    gradients_agree(mlp(*given, "silu"), given, "silu")
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_gates_bias_is_torchs_forwards(engine: Engine, runs: Runs, joined: bool) -> None:
+    """The backward product's kernel does not care."""
+    x, gate, up, down = gated(2, 3, joined=joined)
+    bias = random(2 * INNER)
+    given = [x, gate, up, down, bias]
+    out = gated_mlp(x, gate, up, down, "silu", bias=bias)
+    assert "MLP" in type(out.grad_fn).__name__
+    runs()
+    dy = torch.randn_like(out)
+    found = torch.autograd.grad(out, leaves(given), dy)
+    assert runs() == (4 if joined else 6)
+    wide = [None if one is None else one.double() for one in given]
+    whole = wide[1] if joined else torch.cat([wide[1], wide[2]])  # type: ignore[list-item]
+    first, second = functional.linear(wide[0], whole, wide[4]).chunk(2, -1)  # type: ignore[arg-type]
+    right = functional.linear(functional.silu(first) * second, wide[3])  # type: ignore[arg-type]
+    expected = torch.autograd.grad(right, leaves(given), dy.double())
+    for mine, theirs in zip([out, *found], [right, *expected], strict=True):
+        assert (mine.double() - theirs.double()).norm() / theirs.double().norm() < 2e-2
+
+
+@pytest.mark.parametrize("wins", [False, True])
+@pytest.mark.parametrize("size", [(M, OUT), (OUT,)])
+def test_a_residual_is_added(
+    engine: Engine, chooser: Chooser, runs: Runs, wins: bool, size: tuple[int, ...]
+) -> None:
+    """By the second product's kernel, where one does so and takes it as it is."""
+    chooser.answers = lambda problem: wins or not problem.operation.epilogue.has_residual
+    given = plain()
+    residual = random(*size)
+    out = mlp(*given, "gelu", residual=residual)
+    assert runs() == 2
+    fused = "MLP" in type(out.grad_fn).__name__
+    assert fused is (wins and size == (M, OUT))
+    dy = torch.randn_like(out)
+    found = torch.autograd.grad(out, [*given, residual], dy)
+    assert runs() == 4
+    expected = wanted(given, "gelu") + residual.double()
+    right = torch.autograd.grad(expected, [*given, residual], dy.double())
+    for mine, theirs in zip([out, *found], [expected, *right], strict=True):
+        assert (mine.double() - theirs.double()).norm() / theirs.double().norm() < 2e-2
+
+
+def test_weights_that_lie_in_columns(engine: Engine, chooser: Chooser, runs: Runs) -> None:
+    """As GPT-2's: their gradients lie so too, and autograd copies none."""
+    x, w1, b1, w2, b2 = plain()
+    for one in (w1, w2):
+        one.data = one.data.t().contiguous().t()
+    given = [x, w1, b1, w2, b2]
+    gradients_agree(mlp(*given, "gelu_tanh"), given, "gelu_tanh")
+    assert runs() == 6
+    (asked,) = set(backwards(chooser))
+    assert (asked.dtype, asked.layout) == ("bf16.then_dgelu_tanh_bgrad", "tn")
+    mlp(*given, "gelu_tanh").sum().backward()
+    assert w1.grad.stride() == w1.stride()
+    assert w2.grad.stride() == w2.stride()
+
+
+def test_what_no_kernel_computes_is_torchs_to_the_bit(engine: Engine, runs: Runs) -> None:
+    given = [one.detach().double().requires_grad_() for one in plain()]
+    found, right = mlp(*given, "gelu"), wanted(given, "gelu")
+    dy = torch.randn_like(right)
+    for mine, theirs in zip(
+        [found, *torch.autograd.grad(found, given, dy)],
+        [right, *torch.autograd.grad(right, given, dy)],
+        strict=True,
+    ):
+        assert torch.equal(mine, theirs)
+    assert runs() == 0
+    x, gate, _, down = gated(joined=True)
+    assert (
+        "MLP" not in type(gated_mlp(x, gate, None, down, "silu", interleaved=True).grad_fn).__name__
+    )
+
+
+def test_deterministic_programs_run_what_is_deterministic(
+    engine: Engine, chooser: Chooser, runs: Runs
+) -> None:
+    given = plain()
+    chooser.deterministic = False
+    torch.use_deterministic_algorithms(True)
+    try:
+        out = mlp(*given, "silu")
+        out.sum().backward()
+        assert runs() == 0
+        chooser.deterministic = True
+        engine._plans = ({}, {})
+        first, second = (
+            torch.autograd.grad(mlp(*given, "silu").sum(), leaves(given)) for _ in range(2)
+        )
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert runs() == 12
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def test_without_a_winner_backwards_layers_are_composed(
+    engine: Engine, chooser: Chooser, runs: Runs
+) -> None:
     chooser.answers = lambda problem: problem.operation.epilogue.backward is None
     given, other = plain(), gated(joined=True)
     out, gated_out = mlp(*given, "gelu"), gated_mlp(*other, "silu")
     for one in (out, gated_out):
         assert "MLP" not in type(one.grad_fn).__name__
+    assert runs() == 4  # each activation within the first product
     gradients_agree(out, given, "gelu")
     gradients_agree(gated_out, other, "silu")
-    # There is a derivative in a product of some activations only.
-    assert "MLP" not in type(gated_mlp(*gated(joined=True), "relu2").grad_fn).__name__
+    # There is a gate's derivative in a product of some activations only.
+    assert "MLP" not in type(gated_mlp(*gated(joined=True), "gelu").grad_fn).__name__
 
 
 def test_a_kernel_that_is_refused_later_leaves_the_steps_to_torch(
@@ -245,7 +386,7 @@ def test_compiled_as_one_graph(engine: Engine, runs: Runs, recompute: bool) -> N
     compiled = torch.compile(gated_mlp, fullgraph=True, backend=backend)
     other = gated(joined=False)
     gradients_agree(compiled(*other, "silu", recompute=recompute), other, "silu")
-    assert runs() == 9  # three products forwards; the fused one, two of x, three of weights
+    assert runs() == 8  # two products forwards; the fused one, two of x, three of weights
     torch._dynamo.reset()
 
 
