@@ -1,8 +1,9 @@
 """How well a fleet keeps its GPUs busy, without a data centre.
 
 `python -m benchmarks.fleet cluster` starts Ray's own cluster of several nodes on this machine and a
-PostgreSQL, with recorded GPUs of three models and compilers that take a given time. It kills
-workers, a node and the driver, restarts PostgreSQL, and checks that nothing was lost or done twice.
+PostgreSQL, with recorded GPUs of three models, and candidates and compilers that take a given time.
+At random moments it kills workers, nodes (another one joins) and the driver, and restarts
+PostgreSQL; it checks that nothing was lost or done twice.
 
 `python -m benchmarks.fleet simulate` runs the queue itself, with the order that `tune --fleet`
 gives, for many GPUs in virtual time. What a job takes is drawn: that is an assumption, printed.
@@ -19,13 +20,16 @@ import os
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem
 from service.cli.tasks import Task
@@ -34,7 +38,7 @@ from service.fleet.plan import Machine, compile_tasks
 from tests.support import fake_nvcc, postgresql
 from tests.support.cluster import LocalCluster
 from tests.support.ledger import verify
-from tests.support.recordings import record
+from tests.support.recordings import record, some_candidates
 from tests.support.replacing import replace
 from tests.support.serving import H200
 from tuner.jobs import LeasedJob, Queue
@@ -44,6 +48,9 @@ from tuner.store import Store, upgrade
 MODELS = [replace(H200, name=f"NVIDIA {name}") for name in ("H200", "H300", "H400")]
 
 FAULTS = ("worker", "database", "node", "driver")
+
+SHARED = 8
+"""So many problems have their kernels in common; the next ones need others."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +70,26 @@ def problems(number: int) -> list[Problem]:
     return [Problem(m=64 * (1 + i), n=1024, k=512) for i in range(number)]
 
 
+def chosen(problem: Problem) -> list[Candidate]:
+    """Eight candidates of a problem, of other kernels than those of most problems."""
+    found = some_candidates(problem, count=10_000)
+    first = (problem.m // 64 - 1) // SHARED * 8 % (len(found) - 8)
+    return found[first : first + 8]
+
+
 def cluster(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     models = MODELS[: arguments.gpus]
     per_model = -(-arguments.jobs // len(models))
     fake_nvcc.toolchain(folder / "nvcc", each_s=arguments.compile_s)
     (folder / "sweeps").mkdir()
     for model in models:
-        record(folder / "sweeps", *problems(per_model), name=model.slug, device=model)
+        record(
+            folder / "sweeps",
+            *problems(per_model),
+            name=model.slug,
+            device=model,
+            choose=chosen,
+        )
     binaries = postgresql.programs()
     if binaries is None:
         sys.exit("PostgreSQL's server programs are missing: apt-get install postgresql")
@@ -91,50 +111,99 @@ def cluster(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 ray.join(cores=arguments.cores, gpus=gpus)
             ray.drive()
             _wait(lambda: ray.log().count("gpu ready") >= arguments.gpus, 600, "GPUs")
-            began = time.time()
             jobs = _order(url, models, arguments.jobs)
-            faults: list[dict[str, Any]] = []
-            for name in FAULTS if arguments.kill else ():
-                time.sleep(arguments.every_s)
-                faults.append({"killed": name, "at_s": round(time.time() - began, 1)})
-                match name:
-                    case "worker":
-                        Random(0).choice(ray.gpus()).kill()
-                    case "database":
-                        server.restart()
-                    case "node":
-                        faults[-1] |= _replace_node(ray, arguments.cores, shares[0])
-                    case "driver":
-                        ray.kill_driver()
-            _wait(lambda: _done(url) == len(jobs), arguments.patience_s, "jobs")
+            with Store.open(url) as store:
+                breaker = Breaker(ray, server, store, arguments, list(shares), len(jobs))
+                faults = list(breaker.run()) if arguments.kill else []
+                _wait(breaker.over, arguments.patience_s, "jobs")
             ray.end_driver()
         ended = verify(url, jobs)
         with Store.open(url) as store:
             attempts = list(_attempts(Queue(store), jobs))
+    injected = ("compile_s", "pause_s", "ttl_s", "every_s", "seed")
     return {
+        "injected": {name: getattr(arguments, name) for name in injected},
         "jobs": dict(ended),
         "gpus": arguments.gpus,
         "nodes": arguments.nodes,
-        "faults": faults,
+        "faults": dict(Counter(fault["killed"] for fault in faults)),
+        "took_effect": _effects(faults),
         "load": os.getloadavg()[0],
         **_figures(attempts, _by_model(shares)),
     }
 
 
-def _replace_node(ray: LocalCluster, cores: int, gpus: Mapping[str, int]) -> dict[str, Any]:
-    """Lose a node and have another one join; after how long the driver did something about each."""
-    took: dict[str, Any] = {}
-    changes: list[tuple[str, str, Callable[[], None]]] = [
-        ("lost_s", "gpu_dismissed", lambda: ray.lose(0)),
-        ("joined_s", "gpu_hired", lambda: ray.join(cores=cores, gpus=gpus)),
-    ]
-    for name, said, change in changes:
-        before = ray.log().count(said)
+@dataclass
+class Breaker:
+    """Breaks a cluster's parts, in random order and at random moments, each kind as often.
+
+    Attributes:
+        shares: recorded GPUs of each node there is.
+    """
+
+    ray: LocalCluster
+    server: postgresql.Server
+    store: Store
+    arguments: argparse.Namespace
+    shares: list[dict[str, int]]
+    jobs: int
+
+    def over(self) -> bool:
+        """Whether all jobs have ended."""
+        counts = Queue(self.store).counts()
+        return sum(number for state, number in counts.items() if state.terminal) == self.jobs
+
+    def run(self) -> Iterator[dict[str, Any]]:
+        """Break one thing after the other until no job is left; what was broken, and effects."""
+        draw, began = Random(self.arguments.seed), time.monotonic()
+        while True:
+            for name in draw.sample(FAULTS, len(FAULTS)):
+                pause = self.arguments.every_s * draw.uniform(0.5, 1.5)
+                deadline = time.monotonic() + pause
+                while time.monotonic() < deadline:
+                    if self.over():
+                        return
+                    time.sleep(1.0)
+                at_s = round(time.monotonic() - began, 1)
+                yield {"killed": name, "at_s": at_s, **self._break(name, draw)}
+
+    def _break(self, name: str, draw: Random) -> dict[str, float]:
+        match name:
+            case "worker":
+                victim = draw.choice(self.ray.gpus())
+                return {"worker_lost_s": self._until("gpu_dismissed", victim.kill)}
+            case "database":
+                self.server.restart()
+            case "node":
+                return self._replace_node(draw)
+            case "driver":
+                self.ray.kill_driver()
+        return {}
+
+    def _replace_node(self, draw: Random) -> dict[str, float]:
+        """Lose a node and have another one join."""
+        number = draw.randrange(len(self.ray.nodes))
+        lost = self._until("gpu_dismissed", lambda: self.ray.lose(number))
+        self.shares.append(self.shares.pop(number))
+        node = partial(self.ray.join, cores=self.arguments.cores, gpus=self.shares[-1])
+        joined = self._until("gpu_hired", node)
+        return {"node_lost_s": lost, "node_joined_s": joined}
+
+    def _until(self, said: str, change: Callable[[], None]) -> float:
+        """Seconds from a change until the driver says that it has done something about it."""
+        before, began = self._said(said), time.monotonic()
         change()
-        began = time.monotonic()
-        _wait(lambda: ray.log().count(said) > before, 60, said, every_s=0.1)  # noqa: B023
-        took[name] = round(time.monotonic() - began, 1)
-    return took
+        _wait(lambda: self._said(said) > before, 120, said, every_s=0.1)
+        return time.monotonic() - began
+
+    def _said(self, what: str) -> int:
+        return self.ray.log().count(what)
+
+
+def _effects(faults: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """How long it took the driver each time to act on what was lost or had joined."""
+    names = ("worker_lost_s", "node_lost_s", "node_joined_s")
+    return {name: [round(each[name], 1) for each in faults if name in each] for name in names}
 
 
 def _by_model(shares: Sequence[Mapping[str, int]]) -> dict[str, int]:
@@ -164,12 +233,6 @@ def _order(url: str, models: Sequence[DeviceModel], number: int) -> list[str]:
             queue.enqueue(task.problem, device=model.slug)[0].id
             for _, (task, model) in zip(range(number), orders, strict=False)
         ]
-
-
-def _done(url: str) -> int:
-    with Store.open(url) as store:
-        counts = Queue(store).counts()
-    return sum(number for state, number in counts.items() if state.terminal)
 
 
 def _wait(
@@ -314,9 +377,10 @@ def main() -> None:
     real.add_argument("--jobs", type=int, default=1000)
     real.add_argument("--cores", type=int, default=2, help="of each node, for compilers")
     real.add_argument("--compile-s", type=float, default=2.0, help="of each unit")
-    real.add_argument("--pause-s", type=float, default=1.0, help="of each candidate on a GPU")
+    real.add_argument("--pause-s", type=float, default=1.5, help="of each candidate on a GPU")
     real.add_argument("--ttl-s", type=float, default=20.0)
-    real.add_argument("--every-s", type=float, default=20.0, help="between two kills")
+    real.add_argument("--every-s", type=float, default=30.0, help="between two kills, on average")
+    real.add_argument("--seed", type=int, default=0, help="of what is killed when")
     real.add_argument("--patience-s", type=float, default=3600.0)
     real.add_argument("--kill", action=argparse.BooleanOptionalAction, default=True)
     virtual = kinds.add_parser("simulate")

@@ -45,11 +45,18 @@ def shipped() -> list[Winner]:
 
 @contextmanager
 def service(database: Path, *arguments: str) -> Iterator[str]:
-    """`gemmsmith serve` on a free port; its address."""
+    """`gemmsmith serve` with a SQLite file, on a free port; its address."""
+    with served(f"sqlite:///{database}", database.parent / "packs", *arguments) as url:
+        yield url
+
+
+@contextmanager
+def served(database: str, packs: Path, *arguments: str) -> Iterator[str]:
+    """`gemmsmith serve` with the database at a URL, on a free port; its address."""
     command = ["-m", "service.cli", "serve", "--port", "0", *arguments]
     environ = {
-        "GEMMSMITH_DATABASE": f"sqlite:///{database}",
-        "GEMMSMITH_PACKS": str(database.parent / "packs"),
+        "GEMMSMITH_DATABASE": database,
+        "GEMMSMITH_PACKS": str(packs),
         "GEMMSMITH_DEVICE": "replay:",
     }
     with _process(command, environ) as process:

@@ -3,7 +3,8 @@
 No two GPUs are alike, and a median from one says little about another. What is compared is the
 paired speed-up over the default, in which a GPU's clock cancels out, and only where both were
 measured with the same software. A winner that holds on one GPU and not on the other is a tie, as
-long as neither speed-up is beyond the other's noise; where one is, somebody has to measure again.
+long as neither speed-up is beyond the other's noise. Where one is, a third GPU measures both
+choices again, if there is one; what it finds is served.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 from gemmsmith.answer import Ratio
+from gemmsmith.history import Origin
+from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
 from tuner.jobs.job import Job
 from tuner.jobs.queue import Queue
@@ -24,6 +27,9 @@ from tuner.trial import Winner
 NOISE = 0.02
 """How far two speed-ups are allowed to be apart beside their intervals. An assumption: how far
 two GPUs of a model differ was not measured."""
+
+LATELY_S = 7200.0
+"""A GPU that has reported so long before the newest report counts as there: it does so hourly."""
 
 _DEFAULT = Ratio(median=1.0, ci_low=1.0, ci_high=1.0)
 
@@ -59,7 +65,8 @@ def settle(
 ) -> tuple[Counter[Verdict], list[Job]]:
     """Compare winners from elsewhere with those that are served here; order what is in dispute.
 
-    A re-check is idle work of any GPU of the model; one that is waiting or running is joined.
+    A re-check is idle work of any GPU of the model but the parties to the dispute, as long as there
+    is another (`is_for_a_third`); one that is waiting or running is joined.
     `theirs` must be believed: whoever liked to could keep our GPUs busy.
 
     Returns:
@@ -85,6 +92,28 @@ def settle(
             )
             jobs.append(job)
     return verdicts, jobs
+
+
+def is_for_a_third(store: Store, problem: Problem, device: str, gpu: str) -> bool:
+    """Whether a GPU is party to a dispute about a problem that another one could settle.
+
+    `device` is the device model's slug, `gpu` the GPU's UUID.
+
+    Raises:
+        StoreError: the database cannot be used.
+    """
+    revisions = store.revisions(problem, device)
+    served = next((each.winner for each in revisions if each.current), None)
+    if served is None:
+        return False
+    believed = [each.winner for each in revisions if each.origin is not Origin.UNSIGNED]
+    against = [each for each in believed if compare(served, each) is Verdict.DISAGREE]
+    parties = {each.environment.gpu_uuid for each in (served, *against)}
+    if not against or gpu not in parties:
+        return False
+    there = [each for each in store.gpus.known() if each.device.slug == device]
+    newest = max((each.seen_at for each in there), default=0.0)
+    return any(each.uuid not in parties and each.seen_at > newest - LATELY_S for each in there)
 
 
 def _gain(winner: Winner) -> Ratio | None:

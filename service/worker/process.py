@@ -22,6 +22,7 @@ from pathlib import Path
 import structlog
 
 from gemmsmith.device import Environment
+from gemmsmith.tuning import Effort
 from service import identity, logging
 from service.settings import Settings, SettingsError
 from service.worker.builder import RecordingBuilder, Tally, open_builder
@@ -32,6 +33,7 @@ from tuner.devices import open_device
 from tuner.devices.base import Device
 from tuner.errors import LeaseLost, StoreError, TunerError
 from tuner.jobs import LeasedJob, Queue, Worker
+from tuner.merge import is_for_a_third
 from tuner.search.cost_model import AnalyticModel
 from tuner.search.progress import Progress
 from tuner.search.run import tune
@@ -47,6 +49,12 @@ KEEP_DEVICE_S = 30.0
 
 PROGRESS_EVERY_S = 0.2
 """Least time between two progress events of a phase; each is a durable write."""
+
+THIRD_LOOKS_S = 20.0
+"""How long a re-check that this GPU should not make waits for another one of the model."""
+
+THIRD_WITHIN = 10
+"""Attempts of such a re-check after which any GPU makes it: the others may be busy, or gone."""
 
 NICENESS = 10
 """Of a worker beside a service, and of its compilers: lookups have the processor first."""
@@ -114,6 +122,9 @@ class Tuning:
         job = leased.job
         store = self._store.fenced(leased.fence)
         self._enter()
+        if self._leaves_to_a_third(leased):
+            leased.release("this GPU is party to the dispute", delay_s=THIRD_LOOKS_S)
+            return None
         try:
             winner = tune(
                 job.problem,
@@ -143,6 +154,14 @@ class Tuning:
             },
         )
         return winner.revision
+
+    def _leaves_to_a_third(self, leased: LeasedJob) -> bool:
+        """Whether another GPU should measure again what this one and a third party differ about."""
+        job, device = leased.job, self._device
+        if job.effort is not Effort.RECHECK or device.replayed or job.attempt > THIRD_WITHIN:
+            return False
+        gpu = device.environment.gpu_uuid
+        return is_for_a_third(self._store, job.problem, device.model.slug, gpu)
 
     def _enter(self) -> None:
         if self._worked_at is None:

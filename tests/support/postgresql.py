@@ -15,6 +15,8 @@ from pathlib import Path
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "max_connections": "200",
+}
+_FORGETFUL = {
     # Nothing here outlives the tests, so nothing needs to reach the disk.
     "fsync": "off",
     "full_page_writes": "off",
@@ -36,11 +38,16 @@ def programs() -> Path | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """A running server; `url` is without a database's name."""
+    """A running server; `url` is without a database's name, `data` its folder."""
 
     url: str
+    data: Path
     control: tuple[str, ...]
     start: tuple[str, ...]
+
+    def pid(self) -> int:
+        """Of the process that all others of the server are children of."""
+        return int((self.data / "postmaster.pid").read_text().split()[0])
 
     def restart(self) -> None:
         """Break off every connection, and start again."""
@@ -56,8 +63,8 @@ def running(binaries: Path) -> Iterator[str]:
 
 
 @contextmanager
-def server(binaries: Path) -> Iterator[Server]:
-    """The same server, which can be restarted."""
+def server(binaries: Path, *, durable: bool = False) -> Iterator[Server]:
+    """The same server, which can be restarted; `durable`: what is committed is on the disk."""
     folder = Path(tempfile.mkdtemp(prefix="gemmsmith-pg-"))
     user = []
     if os.geteuid() == 0:  # the server refuses to run as root
@@ -67,7 +74,8 @@ def server(binaries: Path) -> Iterator[Server]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    settings = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
+    given = _SETTINGS if durable else {**_SETTINGS, **_FORGETFUL}
+    settings = " ".join(f"-c {name}={value}" for name, value in given.items())
     control = [*user, str(binaries / "pg_ctl"), "-D", str(data), "-s", "-w"]
     try:
         _run(
@@ -81,7 +89,7 @@ def server(binaries: Path) -> Iterator[Server]:
         _run(*control, *start)
         try:
             url = f"postgresql+psycopg://postgres@127.0.0.1:{port}"
-            yield Server(url=url, control=tuple(control), start=start)
+            yield Server(url=url, data=data, control=tuple(control), start=start)
         finally:
             _run(*control, "-m", "immediate", "stop")
     finally:

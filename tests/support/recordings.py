@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gemmsmith.answer import Conditions, Correctness
@@ -36,9 +36,13 @@ def some_candidates(problem: Problem, count: int = 8) -> list[Candidate]:
 
 
 def record(
-    folder: Path, *problems: Problem, name: str = "h200", device: DeviceModel = H200
+    folder: Path,
+    *problems: Problem,
+    name: str = "h200",
+    device: DeviceModel = H200,
+    choose: Callable[[Problem], Sequence[Candidate]] = some_candidates,
 ) -> Path:
-    """Write a sweep file: of each problem the third candidate is the best, the first fails."""
+    """Write a sweep file: of those chosen the third candidate is the best, the first fails."""
     header = Header(
         schema=SCHEMA,
         device=device,
@@ -49,7 +53,7 @@ def record(
     path = folder / f"{name}{SUFFIX}"
     with SweepWriter(path, header) as writer:
         for problem in problems:
-            writer.append(_recorded(problem, some_candidates(problem)))
+            writer.append(_recorded(problem, choose(problem)))
     return path
 
 

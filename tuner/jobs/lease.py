@@ -191,18 +191,19 @@ class LeasedJob:
         *,
         phase: str | None = None,
         notes: Mapping[str, Any] | None = None,
+        delay_s: float = 0.0,
     ) -> None:
         """Hand the job back for another worker to continue; the attempt does not count.
 
-        `phase` is what the job waits in from now on, `notes` what its next worker is to know: they
-        are in the event.
+        `phase` is what the job waits in from now on, for `delay_s` at least; `notes` what its next
+        worker is to know: they are in the event.
 
         Raises:
             LeaseLost: as `heartbeat`.
         """
         with self._fenced() as (session, row):
             row.phase = row.phase if phase is None else phase
-            _hand_back(session, row, reason, **(notes or {}))
+            _hand_back(session, row, reason, delay_s, **(notes or {}))
         self.settled = True
 
     def fence(self, session: Session) -> None:
@@ -249,9 +250,11 @@ def _renewal(row_id: int, owner: str, attempt: int, ttl_s: float) -> ReturningUp
     return renew.returning(jobs.c.cancel_requested, jobs.c.deadline_at - now())
 
 
-def _hand_back(session: Session, row: JobRow, reason: str, **notes: Any) -> None:
+def _hand_back(
+    session: Session, row: JobRow, reason: str, delay_s: float = 0.0, **notes: Any
+) -> None:
     row.handed_back += 1
     if row.cancel_requested:
         end(session, row, JobState.CANCELLED, {})
     else:
-        requeue(session, row, 0.0, {"reason": reason, **notes})
+        requeue(session, row, delay_s, {"reason": reason, **notes})

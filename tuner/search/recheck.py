@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gemmsmith.candidate import Candidate
+from gemmsmith.history import Origin
 from gemmsmith.kernel import CublasLtKernel
 from gemmsmith.problem import Problem
 from tuner.store import Store
@@ -20,8 +21,9 @@ def top_candidates(
 ) -> list[Candidate]:
     """At most `limit` of the candidates `offered`, most promising first.
 
-    The current winner on the device model (a slug), its ties, the finalists of earlier runs, then
-    the best of the screened ones; what failed when it last ran is left out. Empty where there is
+    The current winner on the device model (a slug), what other sites have chosen, its ties, the
+    finalists of earlier runs, then the best of the screened ones; what failed when it last ran is
+    left out. Empty where there is
     no winner, or its own candidate is among those that are not offered or failed: then measuring
     again does not do, and only a search helps.
     """
@@ -32,11 +34,17 @@ def top_candidates(
     last = {trial.candidate.key: trial for trial in trials}
     known = {candidate.key: candidate for candidate in offered}
     # A library's algorithms are not enumerated. Those of another version are refused when they run.
-    measured = [trial.candidate for trial in trials] + [winner.candidate]
+    elsewhere = [
+        each.winner.candidate
+        for each in store.revisions(problem, device)
+        if each.origin is Origin.IMPORTED and each.winner.candidate is not None
+    ]
+    measured = [trial.candidate for trial in trials] + [winner.candidate, *elsewhere]
     known |= {each.key: each for each in measured if isinstance(each.kernel, CublasLtKernel)}
     finalists = _by_time(trial for trial in trials if trial.phase is Phase.FINAL)
     screened = _by_time(trial for trial in trials if trial.phase is Phase.SCREEN)
-    keys = dict.fromkeys((winner.candidate.key, *winner.ties, *finalists, *screened))
+    others = [each.key for each in elsewhere]
+    keys = dict.fromkeys((winner.candidate.key, *others, *winner.ties, *finalists, *screened))
     found = [known[key] for key in keys if key in known and (key not in last or last[key].measured)]
     return found[:limit] if winner.candidate in found else []
 

@@ -257,8 +257,7 @@ class _Run:
         self._say(Step.FINALS, 0, len(chosen), f"{len(chosen)} finalists and the default")
         contenders = [self.packs.contender(candidate) for candidate in chosen]
         finals = hold_finals(self.device, self.problem, contenders, self.budget.policy)
-        for trial in self._final_trials(finals):
-            self.store.add_trial(trial)
+        self.store.add_trials(list(self._final_trials(finals)))
         return finals
 
     def promote(self, finals: Finals) -> Winner:

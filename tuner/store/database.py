@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, TextClause, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import Session
@@ -105,6 +105,7 @@ class Database:
         self._migrating = migrating
         self._patience_s = patience_s
         self._revision: str | None = None
+        self._first = self._first_statement()
         self._engine = self._create_engine()
         self._writer = self._engine.execution_options(**{_WRITES: True})
         self._fence: Fence = lambda _: None
@@ -124,8 +125,6 @@ class Database:
                 raise StoreError(
                     "PostgreSQL needs psycopg: pip install 'gemmsmith-service[postgresql]'"
                 ) from error
-            if not self._migrating:
-                event.listen(engine, "begin", _begin_postgresql)
             return engine
         patience_s = BUSY_TIMEOUT_S if self._patience_s is None else self._patience_s
         engine = create_engine(self.url, connect_args={"timeout": patience_s}, **options)
@@ -176,6 +175,7 @@ class Database:
     def expect(self, revision: str) -> None:
         """Write from now on only while the schema is this: somebody may migrate the database."""
         self._revision = revision
+        self._first = self._first_statement()
 
     @contextmanager
     def write(self) -> Iterator[Session]:
@@ -189,7 +189,7 @@ class Database:
             Session(self._writer, expire_on_commit=False) as session,
             session.begin(),
         ):
-            self._check_revision(session)
+            self._begin(session.connection())
             self._fence(session)
             yield session
 
@@ -197,6 +197,7 @@ class Database:
     def connect(self) -> Iterator[Connection]:
         """A plain connection inside a write transaction, for migrations."""
         with translated(self.url), self._writer.begin() as connection:
+            self._begin(connection)
             yield connection
 
     def lock(self, session: Session | Connection, name: int) -> None:
@@ -211,11 +212,24 @@ class Database:
         """Close all connections."""
         self._engine.dispose()
 
-    def _check_revision(self, session: Session) -> None:
-        if self._revision is None:
+    def _first_statement(self) -> TextClause | None:
+        """Of each write transaction: bounds PostgreSQL's patience, and asks for the revision.
+
+        In one, as a worker waits for the answer once for each trial.
+        """
+        asked = []
+        if not self.is_sqlite and not self._migrating:
+            limit = f"'{IDLE_IN_TRANSACTION_S * 1000:.0f}'"
+            asked.append(f"set_config('idle_in_transaction_session_timeout', {limit}, true)")
+        if self._revision is not None:
+            asked.append("(SELECT version_num FROM alembic_version)")
+        return text(f"SELECT {', '.join(asked)}") if asked else None
+
+    def _begin(self, connection: Connection) -> None:
+        if self._first is None:
             return
-        found = session.scalar(text("SELECT version_num FROM alembic_version"))
-        if found != self._revision:
+        found = connection.execute(self._first).one()[-1]
+        if self._revision is not None and found != self._revision:
             raise SchemaChanged(
                 f"the database was migrated from schema {self._revision} to {found} while this "
                 "program had it open, and nothing was changed. Restart it with the gemmsmith that "
@@ -225,12 +239,6 @@ class Database:
 
 def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if _writes(connection) else "BEGIN")
-
-
-def _begin_postgresql(connection: Connection) -> None:
-    if _writes(connection):
-        limit = int(IDLE_IN_TRANSACTION_S * 1000)
-        connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {limit}")
 
 
 def _writes(connection: Connection) -> bool:

@@ -49,11 +49,10 @@ class Dictionary:
         With `as_given` new ones get their ids in that order.
         """
         found = Ids(self._ids)
+        new = {key: entry for entry in entries if (key := _key(entry)) not in self._ids}
         # One order for everybody: two transactions that write the same new rows never deadlock.
-        for entry in entries if as_given else sorted(entries, key=_order):
-            key = _key(entry)
-            if key not in self._ids and key not in found.fresh:
-                found.fresh[key] = _intern(session, entry)
+        for key in new if as_given else sorted(new, key=lambda key: _order(new[key])):
+            found.fresh[key] = _intern(session, new[key])
         return found
 
     def problem_id(self, session: Session, problem: Problem) -> int | None:

@@ -18,8 +18,18 @@ from tuner.store.codec import from_json, from_json_or_none, to_json
 from tuner.store.database import Database
 from tuner.store.dictionary import Dictionary, Ids, problem_of
 from tuner.store.models import DeviceRow, ProblemRow, TrialRow
-from tuner.store.upsert import insert_ignore
+from tuner.store.upsert import insert_new
 from tuner.trial import Failure, FailureKind, Phase, Trial
+
+_IDENTITY = (
+    "problem_id",
+    "device_id",
+    "kernel_id",
+    "launch_key",
+    "phase",
+    "environment_id",
+    "job",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,10 +67,8 @@ class Trials:
                     )
                 ),
             )
-            added = [
-                _add(session, _identity(ids, trial), rest)
-                for trial, rest in zip(trials, values, strict=True)
-            ]
+            identities = [_identity(ids, trial) for trial in trials]
+            added = _add(session, identities, values)
         self._dictionary.keep(ids)
         return added
 
@@ -137,31 +145,40 @@ class Trials:
         ]
 
 
-def _add(session: Session, identity: dict[str, Any], rest: dict[str, Any]) -> int:
-    added = insert_ignore(session, TrialRow, {**identity, **rest})
-    if added is not None:
-        return added
-    return session.scalars(select(TrialRow.id).filter_by(**identity)).one()
+def _add(
+    session: Session, identities: Sequence[dict[str, Any]], rest: Sequence[dict[str, Any]]
+) -> list[int]:
+    """Ids of the rows with these identities; those that are not there yet get the `rest`."""
+    rows = [{**mine, **values} for mine, values in zip(identities, rest, strict=True)]
+    if not rows:
+        return []
+    new = insert_new(session, TrialRow, rows, _IDENTITY, created_at=now())
+    added: dict[tuple[Any, ...], int] = {tuple(row[1:]): row[0] for row in new}
+    return [
+        added.get(tuple(mine.values()))
+        or session.scalars(select(TrialRow.id).filter_by(**mine)).one()
+        for mine in identities
+    ]
 
 
 def _identity(ids: Ids, trial: Trial) -> dict[str, Any]:
-    return {
-        "problem_id": ids[trial.problem],
-        "device_id": ids[trial.device],
-        "kernel_id": ids[trial.candidate.kernel],
-        "launch_key": trial.candidate.launch.key,
-        "phase": trial.phase.value,
-        "environment_id": ids[trial.environment],
-        "job": trial.job or "",
-    }
+    values = (
+        ids[trial.problem],
+        ids[trial.device],
+        ids[trial.candidate.kernel],
+        trial.candidate.launch.key,
+        trial.phase.value,
+        ids[trial.environment],
+        trial.job or "",
+    )
+    return dict(zip(_IDENTITY, values, strict=True))
 
 
 def _values(trial: Trial) -> dict[str, Any]:
-    """All columns but those of the identity."""
+    """All columns but those of the identity and the time."""
     statistics = trial.statistics
     failure = trial.failure
     return {
-        "created_at": now(),
         "launch": to_json(trial.candidate.launch),
         "median_us": statistics and statistics.median_us,
         "ci_low_us": statistics and statistics.ci_low_us,

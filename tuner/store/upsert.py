@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
-from sqlalchemy import ClauseElement, Table, inspect
+from sqlalchemy import ClauseElement, Row, Table, inspect
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -27,3 +28,27 @@ def insert_ignore(session: Session, table: type[Base], values: dict[str, Any]) -
     key = inspect(table).primary_key[0]
     row: Any = session.execute(statement.returning(key), given).scalar_one_or_none()
     return row if isinstance(row, int) else None
+
+
+def insert_new(
+    session: Session,
+    table: type[Base],
+    rows: Sequence[dict[str, Any]],
+    returning: Sequence[str],
+    **computed: ClauseElement,
+) -> Sequence[Row[Any]]:
+    """Insert those rows that no unique constraint forbids, all in one statement or a few.
+
+    Each of them gets what is `computed` as well.
+
+    Returns:
+        For each inserted row, in any order, its id and the columns in `returning`.
+    """
+    on_sqlite = session.get_bind().dialect.name == "sqlite"
+    insert = sqlite.insert if on_sqlite else postgresql.insert
+    columns = cast(Table, table.__table__).columns
+    statement = insert(cast(Table, table.__table__)).values(**computed).on_conflict_do_nothing()
+    given = [columns[name] for name in returning]
+    key = inspect(table).primary_key[0]
+    # On the connection: a session would make an object of each row first.
+    return session.connection().execute(statement.returning(key, *given), list(rows)).all()

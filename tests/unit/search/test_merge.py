@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import update
 
 from gemmsmith.answer import Ratio, Use
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
 from tests.support.replacing import replace
-from tests.support.serving import ENVIRONMENT, winner
+from tests.support.serving import ENVIRONMENT, imported, winner
 from tuner.backends import kernels
 from tuner.jobs import Queue
 from tuner.jobs.rechecks import IDLE_PRIORITY
-from tuner.merge import NOISE, Verdict, compare, settle
+from tuner.merge import LATELY_S, NOISE, Verdict, compare, is_for_a_third, settle
+from tuner.search.recheck import top_candidates
 from tuner.store import Store
+from tuner.store.models import GpuRow
 from tuner.trial import Winner
 
 PROBLEM = Problem(m=256, n=1024, k=512)
@@ -75,3 +78,45 @@ def test_a_dispute_is_measured_again_once(store: Store) -> None:
     assert job.priority == IDLE_PRIORITY
     _, again = settle(store, queue, [theirs(1.3)])
     assert [each.id for each in again] == [job.id]
+
+
+def report(store: Store, gpu: str) -> None:
+    store.gpus.report(OURS.device, replace(ENVIRONMENT, gpu_uuid=gpu))
+
+
+def left(store: Store, gpu: str) -> bool:
+    return is_for_a_third(store, PROBLEM, OURS.device.slug, gpu)
+
+
+def test_a_dispute_is_for_a_gpu_that_is_no_party_to_it(store: Store) -> None:
+    store.promote(OURS)
+    report(store, "GPU-0")
+    report(store, "GPU-2")
+    imported(store, theirs(1.11, kernel=1))
+    assert not left(store, "GPU-0"), "a tie is no dispute"
+    imported(store, theirs(1.3, kernel=1))
+    assert [left(store, f"GPU-{number}") for number in range(3)] == [True, True, False]
+    with store.database.write() as session:
+        long_ago = {"seen_at": GpuRow.seen_at - 2 * LATELY_S}
+        session.execute(update(GpuRow).where(GpuRow.uuid == "GPU-2").values(long_ago))
+    assert not left(store, "GPU-0"), "nobody else is there"
+
+
+def test_what_nobody_believes_is_not_disputed(store: Store) -> None:
+    store.promote(OURS)
+    report(store, "GPU-2")
+    imported(store, theirs(1.3, kernel=1), believed=False)
+    assert not left(store, "GPU-0")
+
+
+def test_both_choices_are_measured_again(store: Store) -> None:
+    other = theirs(1.3, kernel=1)
+    assert OURS.candidate is not None
+    assert other.candidate is not None
+    offered = [OURS.candidate, other.candidate]
+    store.promote(OURS)
+    assert top_candidates(store, PROBLEM, OURS.device.slug, offered, 8) == offered[:1]
+    imported(store, other, believed=False)
+    assert top_candidates(store, PROBLEM, OURS.device.slug, offered, 8) == offered[:1]
+    imported(store, other)
+    assert top_candidates(store, PROBLEM, OURS.device.slug, offered, 8) == offered

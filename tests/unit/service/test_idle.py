@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import structlog
+from sqlalchemy import update
 
+from gemmsmith.answer import Ratio
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort, JobState
 from service.settings import Settings
@@ -17,16 +19,18 @@ from service.worker import idle, process
 from service.worker.process import Tuning
 from tests.support.gpu import NEWER, Gpu
 from tests.support.processes import until
-from tests.support.recordings import best_of, record
+from tests.support.recordings import best_of, record, some_candidates
 from tests.support.replacing import replace
-from tests.support.serving import H200, new_settings
+from tests.support.serving import H200, imported, new_settings
 from tests.support.serving import winner as winner_of
 from tuner.devices.base import Contender
 from tuner.errors import DeviceError
 from tuner.jobs import Queue, Worker
 from tuner.jobs.rechecks import IDLE_PRIORITY
 from tuner.measure.policy import Policy
+from tuner.merge import settle
 from tuner.store import Store
+from tuner.store.models import JobRow
 from tuner.trial import Finals
 
 STALE = Problem(m=256, n=4096, k=4096)
@@ -184,3 +188,51 @@ def test_a_gpu_that_cannot_be_asked_is_no_reason_to_end(settings: Settings, stor
         tuning.begin()
     assert [entry["event"] for entry in logged] == ["gpu_not_reported"]
     assert store.gpus.known() == []
+
+
+def test_a_dispute_is_settled_by_a_third_gpu(settings: Settings, store: Store) -> None:
+    def work(number: int) -> Gpu:
+        gpu = Gpu(settings.sweeps, STALE)
+        gpu._environment = replace(NEWER, gpu_uuid=f"GPU-{number}")
+        tuning = Tuning(settings, store, gpu)
+        tuning.begin()
+        Worker(Queue(store), tuning, devices=[H200.slug]).run(until_idle=True)
+        tuning.close()
+        return gpu
+
+    # GPU-0 and that of another site have found other winners, 20% apart.
+    store.promote(replace(winner_of(STALE), candidate=best_of(STALE), environment=NEWER))
+    other = replace(
+        winner_of(STALE),
+        candidate=some_candidates(STALE)[3],
+        environment=replace(NEWER, gpu_uuid="GPU-9"),
+        speedup=Ratio(median=1.3, ci_low=1.29, ci_high=1.31),
+    )
+    imported(store, other)
+    store.gpus.report(H200, replace(NEWER, gpu_uuid="GPU-1"))
+    _, (job,) = settle(store, Queue(store), [other])
+
+    assert work(0).finalists == []
+    assert Queue(store).get(job.id).state is JobState.WAITING
+    assert "party to the dispute" in str(Queue(store).events(job.id)[-1].data)
+    with store.database.write() as session:
+        session.execute(update(JobRow).values(available_at=0.0))  # the pause is over
+    assert work(1).finalists == [[best_of(STALE), some_candidates(STALE)[3]]]
+    winner = store.winner(STALE, H200.slug)
+    assert winner is not None
+    assert (winner.environment.gpu_uuid, winner.job) == ("GPU-1", job.id)
+
+
+def test_without_a_third_gpu_a_party_to_the_dispute_measures(
+    settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "is_for_a_third", lambda *_: True)
+    monkeypatch.setattr(process, "THIRD_LOOKS_S", 0.0)
+    gpu = Gpu(settings.sweeps, STALE)
+    tuning = Tuning(settings, store, gpu)
+    job, _ = Queue(store).enqueue(STALE, effort=Effort.RECHECK, device=H200.slug)
+    Worker(Queue(store), tuning, devices=[H200.slug]).run(until_idle=True)
+    tuning.close()
+    ended = Queue(store).get(job.id)
+    assert (ended.state, ended.attempt) == (JobState.DONE, process.THIRD_WITHIN + 1)
+    assert len(gpu.finalists) == 1
