@@ -87,6 +87,7 @@ def table() -> str:
     lines += [
         "",
         f"Over cuBLAS: mean speed-up of {len(report.rows)} problems in {report.dtype}, {device} at "
-        f"the power limit, {report.recorded_at[:10]}. For max-autotune only Triton's kernels count.",
+        f"the power limit, {report.recorded_at[:10]}. "
+        "For max-autotune only Triton's kernels count.",
     ]
     return "\n".join(lines)
