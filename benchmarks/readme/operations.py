@@ -42,6 +42,7 @@ def table(winners: Sequence[Winner]) -> str:
         "Geometric means of the speed-up over torch's default, in the regime where a winner gains "
         f"least; 1 where the default is kept. Of the {len(stays)} problems that keep the default, "
         f"{len(ahead)} have a kernel that is faster in every regime and is still not served, "
-        f"nearly always because it gains less than its power penalty. {origin(winners).capitalize()}.",
+        "nearly always because it gains less than its power penalty. "
+        f"{origin(winners).capitalize()}.",
     ]
     return "\n".join(lines)

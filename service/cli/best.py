@@ -118,7 +118,7 @@ def show(answer: Answer) -> None:
     verdict = f"{default}: keep torch's own operator" if answer.use.is_default else answer.use
     say(f"  use        {verdict}")
     if stays := why_cublas_stays(answer.use, answer.speedup, answer.power_penalty):
-        say(f"             our kernel {stays} (docs/winners.md)")
+        say(f"             our kernel {stays} (docs/choosing.md)")
     if answer.config is not None:
         say(f"  kernel     {answer.config.kernel.name}")
         say(f"  launch     {answer.config.launch.key}")

@@ -64,7 +64,7 @@ def test_best_says_where_power_decided(database: str) -> None:
     with Store.open(database) as store:
         store.promote(replace(winner(STAYS, use=Use.CUBLAS), power_penalty=1.12))
         told = run("best", 512, 512, 8192, "--device", H200.slug).stdout
-        assert "at the power limit: it must be 1.120 × as fast (docs/winners.md)" in told
+        assert "at the power limit: it must be 1.120 × as fast (docs/choosing.md)" in told
         behind = Ratio(median=0.95, ci_low=0.94, ci_high=0.96)
         store.promote(replace(winner(STAYS, use=Use.CUBLAS), speedup=behind))
     slower = run("best", 512, 512, 8192, "--device", H200.slug).stdout
