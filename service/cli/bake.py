@@ -89,7 +89,7 @@ def bake(
         emit({"file": str(output), "bytes": baked.size, "revision": revision, "counts": counts})
         return
     if baked.missing:
-        note(f"{baked.missing} of the suite's problems have no winner near: torch runs them")
+        note(f"{baked.missing} of the suite's problems have no winner nearby: torch runs them")
     say(
         f"{output}: {counts['winners']} winners of {slug}, {counts['kernels']} kernels in "
         f"{counts['packs']} packs, {baked.size / 1e6:.1f} MB, snapshot {revision[:16]}"

@@ -46,6 +46,6 @@ def capture(
         ranks = f" of {ended.processes} processes" if ended.processes > 1 else ""
         note(
             f"{output}: {len(found.problems)} problems, {found.problems.total()} products{ranks}, "
-            f"and {found.skipped.total()} that no kernel is for"
+            f"{found.skipped.total()} unsupported products"
         )
     raise typer.Exit(ended.status)
