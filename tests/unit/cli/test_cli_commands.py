@@ -122,7 +122,7 @@ def test_winners_travel_as_files(tmp_path: Path) -> None:
     assert first["files"] == [stored]
     told = run("import", path, "--database", other)
     assert "0 winners added, 0 known already" in told.stdout
-    assert "4 winners are stored and not answered" in told.stderr
+    assert "4 winners are stored and not served" in told.stderr
     assert "by nobody. To believe a key, put its public half" in told.stderr
     assert run("results", "--winners", "--json", "--database", other).stdout == ""
     waiting = run("results", "--unanswered", "--json", "--database", other).stdout.splitlines()
