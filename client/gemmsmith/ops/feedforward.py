@@ -25,19 +25,19 @@ def mlp(
 
     Args:
         x: any number of leading dimensions.
-        weight: [I, K] of a plain layer; of a gated one [2·I, K], or the gate's where `up` is given.
+        weight: [I, K] for a plain layer; for a gated one [2·I, K], or the gate's if `up` is given.
         down: [N, I].
         up: [I, K] of a gated layer.
         bias: of the first product; see `linear` and `gated_linear`.
         down_bias: [N].
-        activation: as `linear` has them, of a gated layer as `gated_linear` has.
+        activation: as in `linear`; for a gated layer as in `gated_linear`.
         interleaved: see `gated_linear`.
-        residual: is added to the result.
+        residual: added to the result.
 
     Raises:
         ValueError: `down` takes neither the weight's rows nor half of them; as `linear` and
             `gated_linear` say.
-        RuntimeError: torch's, where the sizes or types do not go together.
+        RuntimeError: raised by torch if sizes or types do not match.
     """
     rows, inner = weight.shape[0], down.shape[1]
     if up is not None or rows == 2 * inner:
