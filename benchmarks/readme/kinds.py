@@ -38,27 +38,27 @@ def _is_finely_scaled(winner: Winner) -> bool:
 
 KINDS = (
     Kind(
-        title="Experts (MoE), forward",
+        title="Grouped (MoE experts), forward",
         short="experts,\nforward",
         holds=lambda w: _grouping(w) is Grouping.ROWS and w.problem.operation.layout.value == "tn",
     ),
     Kind(
-        title="Experts, gradients",
+        title="Grouped (MoE experts), gradients",
         short="experts,\ngradients",
         holds=lambda w: w.problem.operation.is_grouped,
     ),
     Kind(
-        title="Gates in the product (SwiGLU, GeGLU)",
+        title="Fused SwiGLU and GeGLU",
         short="gates",
         holds=lambda w: w.problem.operation.epilogue.is_gated,
     ),
     Kind(
-        title="Gradients of activations in the product",
+        title="Fused gradients of activations",
         short="activations'\ngradients",
         holds=lambda w: w.problem.operation.epilogue.backward is not None,
     ),
     Kind(
-        title="Bias, activation, residual in the product",
+        title="Fused bias, activation, residual",
         short="bias,\nactivation",
         holds=lambda w: w.problem.operation.is_fused,
     ),
@@ -68,7 +68,7 @@ KINDS = (
         holds=_is_finely_scaled,
     ),
     Kind(
-        title="Unaligned sizes",
+        title="Rows not aligned to 16 bytes",
         short="unaligned",
         holds=lambda w: not is_aligned(w),
     ),
@@ -83,12 +83,12 @@ KINDS = (
         holds=lambda w: w.problem.operation.is_narrow_float,
     ),
     Kind(
-        title=f"Up to {FEW_TOKENS} tokens, 16-bit",
+        title=f"Up to {FEW_TOKENS} tokens, bf16 and fp16",
         short=f"≤ {FEW_TOKENS}\ntokens",
         holds=lambda w: w.problem.m <= FEW_TOKENS and w.problem.operation.a.bits == 16,
     ),
     Kind(
-        title="Gradients summed in FP32",
+        title="Weight gradients summed in FP32",
         short="FP32\nsums",
         holds=lambda w: w.problem.operation.accumulate,
     ),
@@ -109,7 +109,7 @@ def table(winners: Sequence[Winner]) -> str:
     """One row a kind, one column a GPU model: the geometric mean of what is served."""
     gpus = models(winners)
     lines = [
-        f"| product | {' | '.join(map(short, gpus))} | best | default stays |",
+        f"| product | {' | '.join(map(short, gpus))} | best problem | default kept |",
         "|---|" + "---|" * (len(gpus) + 2),
     ]
     unmeasured = []
@@ -129,8 +129,10 @@ def table(winners: Sequence[Winner]) -> str:
         )
     lines += [
         "",
-        "Times torch's speed: geometric mean (over so many problems) of what is served, in the "
-        f"regime with the least gain. The smallest of all is {min(map(got, winners)):.2f}. "
+        "Speed-up over torch's default: the geometric mean over the number of problems in "
+        "parentheses, each in the least favourable of three "
+        "[regimes](docs/choosing.md#three-regimes). Where the default is kept, the speed-up is 1; "
+        f"the lowest of all problems is {min(map(got, winners)):.2f}. "
         f"{origin(winners).capitalize()}.",
     ]
     if unmeasured:

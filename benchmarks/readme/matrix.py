@@ -19,10 +19,10 @@ ROWS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("plain", {}),
     ("scaled by row and column", {"scaling": Scaling.ROW}),
     ("scaled by block", {"scaling": Scaling.BLOCK}),
-    ("added to an FP32 sum", {"out": Element.F32, "accumulate": True}),
-    ("fused with what follows", {"epilogue": True}),
-    ("experts, forward and input gradient", {"grouping": Grouping.ROWS}),
-    ("experts, weight gradient", {"grouping": Grouping.DEPTH}),
+    ("accumulated into FP32", {"out": Element.F32, "accumulate": True}),
+    ("fused bias, activation, residual, gate", {"epilogue": True}),
+    ("grouped (experts), forward and input gradient", {"grouping": Grouping.ROWS}),
+    ("grouped (experts), weight gradient", {"grouping": Grouping.DEPTH}),
 )
 """What a row is called, and how its operations differ from plain ones."""
 

@@ -14,8 +14,8 @@ from tuner.trial import Winner
 def table(winners: Sequence[Winner]) -> str:
     """One row for each GPU model and operation."""
     lines = [
-        "| GPU | operation | problems | what you get | aligned rows alone | best "
-        "| by CUTLASS | by another algorithm of cuBLASLt's | default stays |",
+        "| GPU | operation | problems | mean speed-up | of aligned rows only | best "
+        "| CUTLASS kernel served | cuBLASLt algorithm served | default kept |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for model in models(winners):
@@ -39,9 +39,10 @@ def table(winners: Sequence[Winner]) -> str:
     ]
     lines += [
         "",
-        "Geometric means over the default of torch, in the regime where a winner gains least, 1 "
-        f"where the default stays. Of the {len(stays)} problems that keep it, {len(ahead)} have a "
-        "kernel that is ahead in every regime and is not served: nearly always it gains less than "
-        f"its power penalty. {origin(winners).capitalize()}.",
+        "Geometric means of the speed-up over torch's default, in the regime where a winner gains "
+        f"least; 1 where the default is kept. Of the {len(stays)} problems that keep the default, "
+        f"{len(ahead)} have a kernel that is faster in every regime and is still not served, "
+        "nearly always because it gains less than its power penalty. "
+        f"{origin(winners).capitalize()}.",
     ]
     return "\n".join(lines)

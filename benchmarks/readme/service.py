@@ -18,12 +18,12 @@ def table() -> str:
     newest = max(RESULTS.glob("*-load.json"))
     found = json.loads(newest.read_text(encoding="utf-8"))
     lines = [
-        "| what is asked | requests/s | p99 | requests/s over the other's | p99 over the other's |",
+        "| request | requests/s | p99 | requests/s over the baseline's | p99 over the baseline's |",
         "|---|---|---|---|---|",
     ]
     for entry in sorted(found["load"], key=lambda entry: "loads" not in entry):
         if "loads" not in entry:
-            first = f"{entry['first_ms'] / 1000:.1f} s when asked for the first time"
+            first = f"{entry['first_ms'] / 1000:.1f} s for the first request"
             lines.append(f"| {entry['what']} | – | {entry['median_ms']:.0f} ms; {first} | – | – |")
             continue
         mine = next(iter(entry["loads"].values()))

@@ -30,20 +30,20 @@ class Steps:
 
 MEASURED = (
     Steps(
-        title="Qwen3-MoE (4 layers), eager, its experts by `gemmsmith.experts`; bf16",
+        title="Qwen3-MoE (4 layers), bf16, eager, with `gemmsmith.experts`",
         file="2026-11-23-h200-train-experts.json",
     ),
     Steps(
-        title="Qwen3-MoE (4 layers), a 1 B MoE; bf16",
+        title="Qwen3-MoE (4 layers) and a 1 B MoE, bf16",
         file="2026-11-23-h200-train-moe.json",
     ),
     Steps(
-        title="GPT 350 M, Llama 8B blocks; FP8",
+        title="GPT 350 M and Llama 8B blocks, FP8",
         file="2026-11-22-h200-train-equals.json",
         precision="fp8",
     ),
     Steps(
-        title="GPT 350 M, Llama 8B blocks; bf16",
+        title="GPT 350 M and Llama 8B blocks, bf16",
         file="2026-11-22-h200-train-clocks.json",
         precision="bf16",
     ),
@@ -57,7 +57,7 @@ def _range(values: Sequence[float]) -> str:
 def table() -> str:
     """One row for each set of runs: the least and the greatest gain, and torch against itself."""
     lines = [
-        "| training steps, H200 | runs | gemmsmith / torch | torch / torch |",
+        "| training step, H200 | runs | gemmsmith over torch | torch over torch |",
         "|---|---|---|---|",
     ]
     for steps in MEASURED:

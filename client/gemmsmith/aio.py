@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """Asks a service for winners and orders tuning jobs; arguments as for `Client`."""
+    """Looks up winners at a service, and requests tuning jobs; arguments as for `Client`."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections; cached answers and packs stay."""
+        """Close the connections. Cached answers and packs are kept."""
         await self._http.aclose()
         self._setup.cleanup()
 
@@ -85,7 +85,7 @@ class AsyncClient:
 
     @property
     def last_from_cache(self) -> bool:
-        """The last lookup was served from the cache because the service was away."""
+        """Whether the last lookup came from the cache because the service could not be reached."""
         return self._session.last_from_cache
 
     async def best(
@@ -114,7 +114,7 @@ class AsyncClient:
         arch: str | None = None,
         exact: bool = False,
     ) -> list[Answer | NotTuned]:
-        """Answers to many problems in their order; as `Client.best_many`."""
+        """Answers for many problems in their order; as `Client.best_many`."""
         queries = [Query(problem=p, device=device, arch=arch, exact=exact) for p in problems]
         return await self._run(flows.best_many(self._session, queries))
 
@@ -136,7 +136,7 @@ class AsyncClient:
         timeout: float | None = None,
         on_busy: Callable[[Busy], None] = lambda _: None,
     ) -> AsyncTuningJob:
-        """Request a tuning job, or join the one already on its way; as `Client.tune`."""
+        """Request a tuning job, or join the existing one; as `Client.tune`."""
         problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
         patience = Patience(timeout if timeout is not None or wait else 0.0, on_busy)
         status = await self._run(
@@ -157,15 +157,15 @@ class AsyncClient:
         return job
 
     async def job(self, identifier: str) -> AsyncTuningJob:
-        """A handle on a job by its identifier."""
+        """A handle to a job, by its identifier."""
         return AsyncTuningJob(self, await self.job_status(identifier))
 
     async def job_status(self, identifier: str) -> JobStatus:
-        """How far a job is."""
+        """The status of a job."""
         return await self._run(flows.job(self._session, identifier))
 
     async def cancel(self, identifier: str) -> JobStatus:
-        """Ask a job to stop."""
+        """Cancel a job."""
         return await self._run(flows.cancel(self._session, identifier))
 
     async def retry(
@@ -175,11 +175,11 @@ class AsyncClient:
         timeout: float = 0.0,
         on_busy: Callable[[Busy], None] = lambda _: None,
     ) -> AsyncTuningJob:
-        """Request anew what a job failed to do, or was cancelled before; waits as `tune` does.
+        """Request a failed or cancelled job again; waits as `tune` does.
 
         Raises:
-            Rejected: there is no such job, it is done, or it is not over yet.
-            Busy: the queue is full, or the key's quota used up, for longer than `timeout`.
+            Rejected: there is no such job, it succeeded, or it has not ended yet.
+            Busy: the queue is full, or the key's limit is reached, for longer than `timeout`.
         """
         patience = Patience(timeout, on_busy)
         return AsyncTuningJob(
@@ -197,7 +197,7 @@ class AsyncClient:
                 yield status
 
     async def devices(self) -> list[DeviceModel]:
-        """Device models that the service knows winners or trials of."""
+        """Device models for which the service has winners or trials."""
         return await self._run(flows.devices(self._session))
 
     async def snapshot(
@@ -217,7 +217,7 @@ class AsyncClient:
         return await self._run(flow)
 
     async def pin(self, problem: Problem, revision: int, *, device: str | None = None) -> Revision:
-        """Serve that revision until it is unpinned; as `Client.pin`."""
+        """Serve this revision until it is unpinned; as `Client.pin`."""
         return await self._choose("pin", problem, device, revision)
 
     async def unpin(self, problem: Problem, *, device: str | None = None) -> Revision:
@@ -225,7 +225,7 @@ class AsyncClient:
         return await self._choose("unpin", problem, device)
 
     async def rollback(self, problem: Problem, *, device: str | None = None) -> Revision:
-        """Serve, pinned, what was served before; as `Client.rollback`."""
+        """Serve and pin the previous revision; as `Client.rollback`."""
         return await self._choose("rollback", problem, device)
 
     async def _choose(
@@ -248,7 +248,7 @@ class AsyncClient:
     async def packs(
         self, *, toolchain: str | None = None, limit: int | None = None
     ) -> AsyncIterator[dict[str, Any]]:
-        """Manifests of the kernel packs that the service has; as `Client.packs`."""
+        """Manifests of the service's kernel packs; as `Client.packs`."""
         pages = flows.Pages(self._session, "/packs", "packs", {"toolchain": toolchain}, limit)
         while not pages.finished:
             found = await self._run(flows.page(self._session, pages.request()))
@@ -265,11 +265,11 @@ class AsyncClient:
         return await asyncio.to_thread(packs.store, pack_hash, response.body)
 
     async def signing_key(self) -> PublicKey:
-        """What the service signs with; as `Client.signing_key`."""
+        """The public key of the service; as `Client.signing_key`."""
         return await self._run(flows.signing_key(self._session))
 
     async def winner_of(self, status: JobStatus, device: str | None = None) -> Answer:
-        """The answer a finished job led to on `device`; never one from the cache."""
+        """The answer of a finished job on `device`; never from the cache."""
         return await self._run(flows.winner_of(self._session, status, device))
 
     async def job_events(

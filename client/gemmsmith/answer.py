@@ -1,4 +1,4 @@
-"""What a lookup answers: the winner, how sure it is, and what it was compared with.
+"""The answer of a lookup: the winner, its measurements, and what it was compared with.
 
 These types are the JSON of `GET /best` field by field; `msgspec` converts both ways.
 """
@@ -28,7 +28,7 @@ class Statistics:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ratio:
-    """A paired ratio: median over rounds and 95% bootstrap interval. Above 1: ours is faster."""
+    """A paired ratio: median over rounds, with its 95% bootstrap interval. Above 1 is faster."""
 
     median: float
     ci_low: float
@@ -36,7 +36,7 @@ class Ratio:
 
 
 class Regime(StrEnum):
-    """A state of the GPU in which candidates and the default are timed against each other."""
+    """Conditions under which candidates and the default are timed against each other."""
 
     SUSTAINED = "sustained"  # never idle: large products run at the power limit
     BOOST = "boost"  # rested after each replay: the clock is free
@@ -45,11 +45,11 @@ class Regime(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InRegime:
-    """What the finals of one regime say of the winner.
+    """The winner's measurements in one regime of the finals.
 
     Attributes:
-        speedup: the default's time over the candidate's, paired; None where the default could not
-            be timed.
+        speedup: the default's time over the candidate's time, paired; None if the default could
+            not be timed.
         median_us, default_us: medians of one launch of the candidate and of the default.
     """
 
@@ -61,7 +61,7 @@ class InRegime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Correctness:
-    """How far the output was from an FP32 reference of the same inputs.
+    """The error of the output against an FP32 reference with the same inputs.
 
     Attributes:
         error: ‖D - R‖ / ‖R‖ (Frobenius norms).
@@ -97,7 +97,7 @@ Beyond that the number of tiles, and with it the best tile, is another. Not meas
 
 
 class Match(StrEnum):
-    """How an answer relates to the question."""
+    """How the measured problem relates to the requested one."""
 
     EXACT = "exact"  # measured on this very problem
     NEAREST = "nearest"  # measured on a neighbour whose winner is legal here
@@ -118,7 +118,7 @@ class Use(StrEnum):
 
     @property
     def is_default(self) -> bool:
-        """Whether the caller goes on with torch's own operator."""
+        """Whether to run torch's own operator."""
         return self is Use.CUBLAS
 
 
@@ -127,7 +127,7 @@ class Config(Plain):
     """A candidate and the compiled pack that holds its kernel.
 
     Attributes:
-        pack: content hash of the kernel pack, for `GET /packs/{hash}`; None when the service
+        pack: content hash of the kernel pack, for `GET /packs/{hash}`; None if the service
             has not compiled it (a shipped or replayed winner).
     """
 
@@ -144,30 +144,30 @@ class Answer(Plain):
     """The answer to `GET /best`.
 
     Attributes:
-        problem: the question.
-        match: how `measured` relates to it.
+        problem: the requested problem.
+        match: how `measured` relates to `problem`.
         measured: the problem that was measured; equals `problem` for an exact match, None for a
-            predicted one, where nothing was.
+            predicted answer.
         distance: 0 for exact, None for predicted; else the log2 distance that `service` documents.
         use: whether to run `config` or torch's own operator; for a predicted match, the latter.
-        config: the best CUTLASS candidate, present even where cuBLAS stays faster.
-        statistics, baseline: of the candidate and of cuBLAS, from the same paired rounds.
+        config: the best candidate, present even if the default is served.
+        statistics, baseline: of the candidate and of the default, from the same paired rounds.
         speedup: baseline time over candidate time, paired.
-        ties: keys of candidates whose time could not be told from the winner's.
-        replayed: found on a recorded GPU.
-        environment, revision, promoted_at: of the winner; None for a predicted match, which has
-            none. The revision grows with every promotion for this problem and device.
-        baseline_kernels: names of what one launch of cuBLAS ran, in order; empty if not known.
+        ties: keys of candidates whose time does not differ from the winner's beyond noise.
+        replayed: whether it was found on a recorded GPU.
+        environment, revision, promoted_at: of the winner; None for a predicted answer. The
+            revision increases with every promotion for this problem and device.
+        baseline_kernels: names of the kernels of one launch of cuBLAS, in order; empty if unknown.
         stale: measured under another driver, CUDA, CUTLASS or cuBLAS than any GPU of this model
             runs now; it will be measured again when a worker is idle.
-        pinned: a person chose this revision, and it is served whatever is promoted.
-        regimes: the ratio in each regime that the candidate was measured in; `speedup` is the
-            least of them. Empty where only the least was kept (before gemmsmith 0.2).
-        power_penalty: by what factor the candidate must be faster to make up for the power that
-            it draws beyond cuBLAS's in a program at the GPU's power limit; 1 where it is faster
-            than any power could cost, None where it was not measured.
-        predicted_us: microseconds that the cost model expects one launch of `config` to take;
-            None for what was measured.
+        pinned: whether a user pinned this revision, so that promotions do not replace it.
+        regimes: the ratio in each regime in which the candidate was measured; `speedup` is the
+            least of them. Empty if only the least was stored (before gemmsmith 0.2).
+        power_penalty: the factor that the mean of `regimes` must exceed, because the candidate
+            draws more power than cuBLAS in a program at the power limit; 1 if the candidate is
+            faster than any penalty, None if it was not measured.
+        predicted_us: the cost model's time for one launch of `config` in microseconds; None if
+            the answer was measured.
     """
 
     problem: Problem
@@ -196,14 +196,12 @@ class Answer(Plain):
 
     @property
     def tflops(self) -> float | None:
-        """10¹² operations per second of the candidate, multiplies and adds, on what was measured;
-        None where nothing was.
-        """
+        """TFLOP/s of the candidate on the measured problem; None if nothing was measured."""
         return self._tflops(self.statistics)
 
     @property
     def baseline_tflops(self) -> float | None:
-        """As `tflops`, of the default."""
+        """As `tflops`, for the default."""
         return self._tflops(self.baseline)
 
     def _tflops(self, found: Statistics | None) -> float | None:

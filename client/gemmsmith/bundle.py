@@ -31,9 +31,9 @@ class Bundle:
     """An opened bundle. Use it with `Lookup(bundle.snapshot)` and `bundle.packs.path(hash)`.
 
     Attributes:
-        path: the file; it must stay where it is while packs are taken out of it.
+        path: the file; do not move it while packs are extracted from it.
         snapshot: its winners.
-        packs: their packs, taken out into the cache folder when they are first asked for.
+        packs: their packs, extracted into the cache folder when they are first needed.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class Bundle:
         folder: Path | None = None,
         bounds: Bounds = BOUNDS,
     ) -> Bundle:
-        """Read a bundle; packs go to the cache folder `folder`, by default the platform's.
+        """Open a bundle; packs are extracted to `folder`, by default the platform's cache folder.
 
         Raises:
-            PackCorrupt: not a bundle, truncated, or without a pack that it should hold; or
-                something in it is compressed, or larger than `bounds` allow.
-            SnapshotCorrupt: its winners are not those that were baked, or of a newer format.
+            PackCorrupt: the file is not a bundle, is truncated, or lacks a pack; or a member is
+                compressed, or larger than `bounds` allow.
+            SnapshotCorrupt: its winners were altered, or have a newer format.
             OSError: there is no such file, or it cannot be read.
         """
         return cls(path, folder=folder, bounds=bounds)

@@ -1,8 +1,9 @@
 """The synchronous client of a gemmsmith service. Safe to share between threads.
 
-Wrong arguments raise before anything is sent. A service that is away costs a bounded time
-(`timeout` per attempt, `retries` more attempts with back-off); then the last known answer is
-served from the cache, with a warning in the log `gemmsmith`, or ServiceUnavailable is raised.
+Invalid arguments raise before anything is sent. If the service cannot be reached, a call takes a
+bounded time (`timeout` per attempt, `retries` more attempts with back-off). Then it returns the
+last known answer from the cache, with a warning in the log `gemmsmith`, or raises
+ServiceUnavailable.
 """
 
 from __future__ import annotations
@@ -45,21 +46,21 @@ T = TypeVar("T")
 
 
 class Client:
-    """Asks a service for winners and orders tuning jobs.
+    """Looks up winners at a service, and requests tuning jobs.
 
     Args:
         url: where the service listens; by default `GEMMSMITH_URL`, else http://127.0.0.1:8000.
-        api_key: as `gemmsmith keys create` prints it, for a service that asks for one; by default
-            that of the environment, `GEMMSMITH_API_KEY`.
+        api_key: an API key, as `gemmsmith keys create` prints it, if the service requires one; by
+            default that of the environment, `GEMMSMITH_API_KEY`.
         timeout: seconds for connecting, sending and each wait for data of one attempt.
         retries: further attempts after refused or broken connections and 429, 502, 503, 504.
-        cache_dir: folder of the answer and pack cache; `"default"` is the platform's cache
-            folder (or `GEMMSMITH_CACHE_DIR`), None caches nothing.
-        bounds: the most that is taken from the service; what exceeds one is a ServiceFault.
+        cache_dir: folder of the cache of answers and packs; `"default"` is the platform's cache
+            folder (or `GEMMSMITH_CACHE_DIR`), None disables the cache.
+        bounds: size limits for what the service sends; exceeding one raises ServiceFault.
         transport: an httpx transport to use instead of the network.
 
     Raises:
-        ValueError: the URL, the key, the time-out or the number of retries makes no sense.
+        ValueError: the URL, the key, the timeout or the number of retries is invalid.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connections; cached answers and packs stay."""
+        """Close the connections. Cached answers and packs are kept."""
         self._http.close()
         self._setup.cleanup()
 
@@ -101,12 +102,12 @@ class Client:
 
     @property
     def cache_folder(self) -> Path:
-        """Where answers and packs are kept; a temporary folder where nothing is to be cached."""
+        """Folder of cached answers and packs; a temporary folder if the cache is disabled."""
         return self._setup.packs().root.parent
 
     @property
     def last_from_cache(self) -> bool:
-        """The last lookup was served from the cache because the service was away."""
+        """Whether the last lookup came from the cache because the service could not be reached."""
         return self._session.last_from_cache
 
     def best(
@@ -124,16 +125,17 @@ class Client:
     ) -> Answer:
         """The fastest known kernel for `D[m,n] = A[m,k] · B[k,n]`.
 
-        `device` is a device model's slug (`nvidia-h200-132sm`), by default the service's own, or
-        the only one known of `arch`. What was not tuned gets the answer of a neighbouring problem
-        (`match` is `nearest`), else the cost model's proposal (`predicted`: nothing was measured,
-        and `use` is `cublas`); `exact` refuses both.
+        `device` is the slug of a device model (`nvidia-h200-132sm`). By default it is the service's
+        own GPU, or the only known model of `arch`. For a problem that was not tuned, the answer is
+        the winner of a nearby problem (`match` is `nearest`), or else a proposal of the cost model
+        (`predicted`: nothing was measured, and `use` is `cublas`). With `exact`, both raise
+        NotTuned.
 
         Raises:
-            InvalidProblem: the problem makes no sense; nothing was sent.
-            NotTuned: not tuned and `exact`, or nothing can be said of it; `tune` it.
-            ServiceUnavailable: the service is away and no answer is cached.
-            ServiceError: the service refused or failed.
+            InvalidProblem: the problem is invalid; nothing was sent.
+            NotTuned: not tuned and `exact`, or nothing is known about it; call `tune`.
+            ServiceUnavailable: the service cannot be reached, and no answer is cached.
+            ServiceError: the service refused the request, or failed.
         """
         problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
         query = Query(problem=problem, device=device, arch=arch, exact=exact)
@@ -147,7 +149,7 @@ class Client:
         arch: str | None = None,
         exact: bool = False,
     ) -> list[Answer | NotTuned]:
-        """Answers to many problems in their order; what is not tuned yet gives its `NotTuned`.
+        """Answers for many problems, in their order; a `NotTuned` object for each untuned problem.
 
         Raises:
             as `best`, except that NotTuned is returned, not raised.
@@ -173,26 +175,26 @@ class Client:
         timeout: float | None = None,
         on_busy: Callable[[Busy], None] = lambda _: None,
     ) -> TuningJob:
-        """Request a tuning job, or join the one already on its way for this problem.
+        """Request a tuning job, or join the existing job for this problem.
 
-        Of waiting jobs the one of highest `priority` goes first, then the one that is expected
-        to save most time in all its calls. `calls` is how often you run this problem, in a step
-        or a day: any span, if it is the same for all your problems. Those of a job that is
-        joined add up. `device` is a device model's slug, by default whichever worker comes
-        first. After `deadline_s` seconds the job is given up unless it has a winner; of orders
-        that join, the later deadline holds, or none.
+        Waiting jobs with the highest `priority` run first, then those that are expected to save
+        most time in all their calls. `calls` is how often you run this problem per step, per day,
+        or in any other period, which must be the same for all your problems. If a request joins a
+        job, their calls add up. `device` is the slug of a device model; by default any worker may
+        take the job. After `deadline_s` seconds, a job without a winner fails. If a request joins
+        a job, the later deadline applies, or none if one of them has none.
 
-        With `wait`, returns only when the job has ended, and raises what `TuningJob.wait` raises.
-        While the service's queue is full, or your key's quota used up, the order is repeated as
-        the service asks, each time after `on_busy` was told: for `timeout` seconds, which count
-        for `wait` too. Without a timeout that is any time with `wait`, and otherwise a few
-        attempts.
+        With `wait`, returns when the job has ended, and raises as `TuningJob.wait` does. If the
+        queue is full or your key has reached its limit, the request is repeated after the time
+        that the service gives; `on_busy` is called before each wait. This goes on for `timeout`
+        seconds, which include the time of `wait`. Without a timeout, it goes on without limit
+        with `wait`, and for a few attempts otherwise.
 
         Raises:
-            InvalidProblem: the problem, the effort, `calls` or `deadline_s` makes no sense;
-                nothing was sent.
-            Busy: there was no room for the job in time; nothing was ordered.
-            ServiceUnavailable, ServiceError: the job could not be ordered.
+            InvalidProblem: the problem, the effort, `calls` or `deadline_s` is invalid; nothing
+                was sent.
+            Busy: the queue stayed full; nothing was requested.
+            ServiceUnavailable, ServiceError: the job could not be requested.
         """
         problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
         patience = Patience(timeout if timeout is not None or wait else 0.0, on_busy)
@@ -214,15 +216,15 @@ class Client:
         return job
 
     def job(self, identifier: str) -> TuningJob:
-        """A handle on a job by its identifier."""
+        """A handle to a job, by its identifier."""
         return TuningJob(self, self.job_status(identifier))
 
     def job_status(self, identifier: str) -> JobStatus:
-        """How far a job is."""
+        """The status of a job."""
         return self._run(flows.job(self._session, identifier))
 
     def cancel(self, identifier: str) -> JobStatus:
-        """Ask a job to stop."""
+        """Cancel a job."""
         return self._run(flows.cancel(self._session, identifier))
 
     def retry(
@@ -232,11 +234,11 @@ class Client:
         timeout: float = 0.0,
         on_busy: Callable[[Busy], None] = lambda _: None,
     ) -> TuningJob:
-        """Request anew what a job failed to do, or was cancelled before; waits as `tune` does.
+        """Request a failed or cancelled job again; waits as `tune` does.
 
         Raises:
-            Rejected: there is no such job, it is done, or it is not over yet.
-            Busy: the queue is full, or the key's quota used up, for longer than `timeout`.
+            Rejected: there is no such job, it succeeded, or it has not ended yet.
+            Busy: the queue is full, or the key's limit is reached, for longer than `timeout`.
         """
         patience = Patience(timeout, on_busy)
         return TuningJob(self, self._run(flows.retry(self._session, identifier, patience)))
@@ -249,7 +251,7 @@ class Client:
             yield from job_statuses_of(pages.take(found))
 
     def devices(self) -> list[DeviceModel]:
-        """Device models that the service knows winners or trials of."""
+        """Device models for which the service has winners or trials."""
         return self._run(flows.devices(self._session))
 
     def snapshot(
@@ -257,14 +259,15 @@ class Client:
     ) -> Snapshot:
         """All current winners of a device model, for lookups without the service.
 
-        `device` and `arch` as in `best`. Given the snapshot that is `known`, that very object
-        comes back while nothing has changed. When the service is away the last snapshot that was
-        cached is given, with a warning in the log, unless one is known.
+        `device` and `arch` are as in `best`. If `known` is given and nothing has changed, returns
+        that object. If the service cannot be reached and `known` is not given, returns the last
+        cached snapshot, with a warning in the log.
 
         Raises:
-            ServiceUnavailable: the service is away, and nothing is cached or one is known.
-            Rejected: no such device model, or no winners of any yet.
-            ServiceError: the service refused or failed.
+            ServiceUnavailable: the service cannot be reached, and nothing is cached or `known`
+                is given.
+            Rejected: there is no such device model, or there are no winners yet.
+            ServiceError: the service refused the request, or failed.
         """
         shelf = Shelf(self._setup.cache_dir, self.url, device, arch)
         return self._run(
@@ -277,16 +280,16 @@ class Client:
         """Every winner that the problem has had on a device model, newest first.
 
         Raises:
-            NotTuned: it has none.
-            ServiceUnavailable, ServiceError: no answer.
+            NotTuned: it has no winner.
+            ServiceUnavailable, ServiceError: the service did not answer, or failed.
         """
         return self._run(history.history(self._session, problem, device=device, limit=limit))
 
     def pin(self, problem: Problem, revision: int, *, device: str | None = None) -> Revision:
-        """Serve that revision until it is unpinned, whatever is promoted meanwhile.
+        """Serve this revision until it is unpinned, even if others are promoted meanwhile.
 
-        This, `unpin` and `rollback` need a key of scope admin. They are sent once; without an
-        answer (ServiceUnavailable) they may have been done, or not.
+        This, `unpin` and `rollback` need a key with scope admin. They are sent once. After
+        ServiceUnavailable, the change may or may not have been made.
 
         Raises:
             NotTuned, Rejected: the problem has no winner, or no such revision.
@@ -294,11 +297,11 @@ class Client:
         return self._choose("pin", problem, device, revision)
 
     def unpin(self, problem: Problem, *, device: str | None = None) -> Revision:
-        """Serve the newest winner of the best origin again; Rejected where none is pinned."""
+        """Serve the newest winner of the best origin again; raises Rejected if none is pinned."""
         return self._choose("unpin", problem, device)
 
     def rollback(self, problem: Problem, *, device: str | None = None) -> Revision:
-        """Serve, pinned, what was served before; Rejected where nothing was."""
+        """Serve and pin the previous revision; raises Rejected if there is none."""
         return self._choose("rollback", problem, device)
 
     def _choose(
@@ -321,7 +324,7 @@ class Client:
     def packs(
         self, *, toolchain: str | None = None, limit: int | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Manifests of the kernel packs that the service has, by hash, fetched page by page.
+        """Manifests of the service's kernel packs, by hash, fetched page by page.
 
         At most `limit` of them; `toolchain` is the digest of the only toolchain to list.
         """
@@ -330,32 +333,33 @@ class Client:
             yield from pages.take(self._run(flows.page(self._session, pages.request())))
 
     def pack(self, pack_hash: str) -> Path:
-        """The compiled kernel pack as a local file, downloaded unless it is here already.
+        """The compiled kernel pack as a local file, downloaded unless it is cached.
 
         Raises:
-            PackCorrupt: what arrived has another hash. Whose it is, `gemmsmith.packs` checks.
-            ServiceError, ServiceUnavailable: the service has no such pack, or is away.
+            PackCorrupt: the downloaded bytes have another hash. Its signature is checked by
+                `gemmsmith.packs`.
+            ServiceError, ServiceUnavailable: the service has no such pack, or cannot be reached.
         """
         packs = self._setup.packs()
         found = packs.find(pack_hash)
         return found if found is not None else packs.store(pack_hash, self.pack_bytes(pack_hash))
 
     def pack_bytes(self, pack_hash: str) -> bytes:
-        """What the service sends for the pack: not checked, not kept. See `pack`."""
+        """The bytes that the service sends for the pack, neither checked nor cached. See `pack`."""
         return self._run(flows.pack(self._session, pack_hash)).body
 
     def signing_key(self) -> PublicKey:
-        """What the service signs with; `python -m gemmsmith trust` makes it believed here."""
+        """The public key of the service; `python -m gemmsmith trust` makes it trusted here."""
         return self._run(flows.signing_key(self._session))
 
     def winner_of(self, status: JobStatus, device: str | None = None) -> Answer:
-        """The answer a finished job led to on `device`; never one from the cache."""
+        """The answer of a finished job on `device`; never from the cache."""
         return self._run(flows.winner_of(self._session, status, device))
 
     def job_events(
         self, identifier: str, *, after: str = "", deadline: float | None = None
     ) -> Iterator[JobEvent | None]:
-        """A job's events until it ends; None now and then, for the reader to look at its clock.
+        """A job's events until it ends; sometimes None, so that the reader can check its clock.
 
         `after` is the identifier of the last event already seen; by `deadline`, on
         `time.monotonic()`'s clock, something is yielded in any case.

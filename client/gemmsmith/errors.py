@@ -1,24 +1,24 @@
 """Every exception the library raises.
 
 GemmsmithError
-├── InvalidProblem          a problem that no kernel could compute; names the field
+├── InvalidProblem          the problem is invalid; names the field
 ├── ServiceError            the service answered with a problem document (RFC 9457)
 │   ├── NotTuned            404: nothing known about this problem yet; tune it
-│   │   └── NotUnderstood   there is an answer, which a newer gemmsmith can run
-│   ├── Rejected            any other 4xx: the request is wrong
-│   │   ├── Unauthorized    401: no API key was sent, or one that the service does not know
-│   │   └── Forbidden       403: the API key lacks the scope that this takes
+│   │   └── NotUnderstood   there is an answer, which only a newer gemmsmith can run
+│   ├── Rejected            any other 4xx: the request is invalid
+│   │   ├── Unauthorized    401: the API key is missing or unknown
+│   │   └── Forbidden       403: the API key lacks the required scope
 │   ├── Busy                429 or 503: try again later (`retry_after` seconds)
-│   └── ServiceFault        5xx
-├── ServiceUnavailable      no answer: connection refused, time-out
+│   └── ServiceFault        any other 5xx: internal error of the service
+├── ServiceUnavailable      no answer: connection refused, timeout
 ├── SnapshotCorrupt         a snapshot's winners are not those of its revision, or unreadable
 ├── SnapshotUnavailable     rank 0 could not fetch the snapshot that all ranks share
 ├── JobFailed               a tuning job ended without a winner
 ├── JobCancelled            a tuning job was cancelled
-├── Untrusted               not signed by anybody who is believed here
+├── Untrusted               no trusted signature
 └── PackError               a kernel pack cannot be used
     ├── PackCorrupt         its bytes do not match its hash, or it is truncated
-    ├── PackUntrusted       named by no snapshot that is signed by anybody believed here
+    ├── PackUntrusted       in no snapshot with a trusted signature
     ├── PackIncompatible    built for another C ABI version or architecture
     └── LaunchFailed        the kernel refused or failed to launch
 """
@@ -33,7 +33,7 @@ class GemmsmithError(Exception):
 
 
 class InvalidProblem(GemmsmithError, ValueError):
-    """A problem that no kernel could compute. `field` names the offending field."""
+    """The problem is invalid. `field` names the invalid field."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -46,8 +46,8 @@ class ServiceError(GemmsmithError):
     Attributes:
         status: HTTP status code.
         title: the document's short title.
-        detail: what is wrong and what to do about it.
-        document: the whole document as parsed.
+        detail: what is wrong, and what to do.
+        document: the parsed document.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class NotTuned(ServiceError):
     """Nothing is known about this problem yet. Call `Client.tune` and wait for the job.
 
     Attributes:
-        call: that call, exactly; empty where there is none to make.
+        call: that call, as Python source; empty if there is none.
     """
 
     call = ""
@@ -75,22 +75,22 @@ class NotTuned(ServiceError):
 
 
 class NotUnderstood(NotTuned):
-    """The answer names something that this version does not know: run torch's own operator.
+    """The answer has something that this version does not support: run torch's own operator.
 
-    A newer gemmsmith can run it. To this one it is as if there were no winner.
+    A newer gemmsmith can run it. For this version there is no winner.
     """
 
 
 class Rejected(ServiceError):
-    """The request itself is wrong; `detail` names the field and the accepted range."""
+    """The request is invalid; `detail` names the field and the accepted range."""
 
 
 class Unauthorized(Rejected):
-    """The service wants an API key: `Client(api_key=…)`, or GEMMSMITH_API_KEY."""
+    """The service requires an API key: `Client(api_key=…)`, or GEMMSMITH_API_KEY."""
 
 
 class Forbidden(Rejected):
-    """The API key lacks the scope that this takes; `detail` says which."""
+    """The API key lacks the required scope; `detail` names it."""
 
 
 class Busy(ServiceError):
@@ -109,19 +109,19 @@ class Busy(ServiceError):
 
 
 class ServiceFault(ServiceError):
-    """The service failed while answering; its log has the cause."""
+    """An internal error of the service, or an invalid answer; its log has the cause."""
 
 
 class ServiceUnavailable(GemmsmithError):
-    """No answer from the service, and nothing cached for this problem."""
+    """The service did not answer, and nothing is cached."""
 
 
 class SnapshotCorrupt(GemmsmithError):
-    """A document that is not a snapshot, or not the one it says. Fetch or save it again."""
+    """The document is not a valid snapshot, or was altered. Fetch or save it again."""
 
 
 class SnapshotUnavailable(GemmsmithError):
-    """Rank 0 could not fetch the snapshot that all ranks share; raised on every rank alike."""
+    """Rank 0 could not fetch the snapshot for all ranks; raised on every rank."""
 
 
 class JobFailed(GemmsmithError):
@@ -141,11 +141,11 @@ class PackCorrupt(PackError):
 
 
 class PackUntrusted(PackError):
-    """No snapshot names the pack that is signed by anybody who is believed on this machine."""
+    """The pack is in no snapshot with a signature that is trusted on this machine."""
 
 
 class Untrusted(GemmsmithError):
-    """Something from elsewhere is not signed by anybody who is believed here."""
+    """Something from elsewhere has no trusted signature."""
 
 
 class PackIncompatible(PackError):

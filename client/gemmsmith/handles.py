@@ -1,7 +1,7 @@
 """Handles to wait on tuning jobs.
 
-A handle only asks; the job lives in the service and goes on when the handle is dropped, when
-`wait` times out and when the connection breaks.
+The job runs in the service. It goes on if the handle is dropped, if `wait` times out, and if the
+connection breaks.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def check_deadline(status: JobStatus, timeout: float | None, deadline: float | N
         return
     if time.monotonic() >= deadline:
         raise TimeoutError(
-            f"job {status.id} is still {status.state} after {timeout:g} s; it goes on, "
-            "wait again or cancel it"
+            f"job {status.id} is still {status.state} after {timeout:g} s. It goes on: "
+            "wait again, or cancel it"
         )
 
 
@@ -132,21 +132,21 @@ class TuningJob(_Handle):
         self._client = client
 
     def refresh(self) -> JobStatus:
-        """Ask the service how far the job is."""
+        """Fetch the status of the job."""
         self.status = self._client.job_status(self.id)
         return self.status
 
     def cancel(self) -> JobStatus:
-        """Ask for the job to stop; it does so before its next candidate."""
+        """Cancel the job; it stops before its next candidate."""
         self.status = self._client.cancel(self.id)
         return self.status
 
     def retry(self) -> TuningJob:
-        """Request anew what this job failed to do, or was cancelled before: another job."""
+        """Request this failed or cancelled job again, as a new job."""
         return self._client.retry(self.id)
 
     def events(self, after: str = "") -> Iterator[JobEvent]:
-        """Every event after `after`, as it happens, until the job ends; survives reconnects."""
+        """Each event after `after`, as it happens, until the job ends; reconnects if needed."""
         for event in self._client.job_events(self.id, after=after):
             if event is not None:
                 self._note(event)
@@ -164,12 +164,12 @@ class TuningJob(_Handle):
         Args:
             timeout: seconds; None waits as long as the service answers.
             on_progress: called with the status after every event.
-            progress: show it meanwhile: below a notebook's cell, else on standard error.
+            progress: show the progress, below a notebook's cell or on standard error.
 
         Raises:
-            TimeoutError: not finished in time; the job goes on.
-            JobFailed, JobCancelled: it ended without a winner.
-            ServiceUnavailable: the service stopped answering for longer than retries cover.
+            TimeoutError: the job did not end in time; it goes on.
+            JobFailed, JobCancelled: the job ended without a winner.
+            ServiceUnavailable: the service did not answer, even after retries.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with closing(shown(progress)) as display:
@@ -189,21 +189,21 @@ class AsyncTuningJob(_Handle):
         self._client = client
 
     async def refresh(self) -> JobStatus:
-        """Ask the service how far the job is."""
+        """Fetch the status of the job."""
         self.status = await self._client.job_status(self.id)
         return self.status
 
     async def cancel(self) -> JobStatus:
-        """Ask for the job to stop; it does so before its next candidate."""
+        """Cancel the job; it stops before its next candidate."""
         self.status = await self._client.cancel(self.id)
         return self.status
 
     async def retry(self) -> AsyncTuningJob:
-        """Request anew what this job failed to do, or was cancelled before: another job."""
+        """Request this failed or cancelled job again, as a new job."""
         return await self._client.retry(self.id)
 
     async def events(self, after: str = "") -> AsyncIterator[JobEvent]:
-        """Every event after `after`, as it happens, until the job ends; survives reconnects."""
+        """Each event after `after`, as it happens, until the job ends; reconnects if needed."""
         async for event in self._client.job_events(self.id, after=after):
             if event is not None:
                 self._note(event)

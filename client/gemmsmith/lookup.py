@@ -37,22 +37,22 @@ _Key = tuple[str, str, int, int, int, int]
 
 
 class Lookup:
-    """Which kernel to run, from a snapshot in memory. Safe to share between threads.
+    """Looks up winners in a snapshot in memory. Safe to share between threads.
 
     Args:
-        snapshot: what to choose from.
-        fetch: gets newer ones; None: there is nowhere to get one.
-        interval: seconds between refreshes in the background, by a thread that ends with this
-            object; None: only when `refresh` is called.
-        pin: keep `snapshot`, whatever happens; nothing is refreshed.
-        capacity: how many problems to remember.
+        snapshot: the winners.
+        fetch: gets a newer snapshot; None: there is no source of newer ones.
+        interval: seconds between refreshes by a background thread, which ends with this object;
+            None: only when `refresh` is called.
+        pin: keep `snapshot`; never refresh.
+        capacity: number of problems whose results are cached.
 
     Attributes:
-        pinned: whether the snapshot stays whatever happens.
-        on_swap: called whenever another snapshot was taken.
+        pinned: whether the snapshot is never refreshed.
+        on_swap: called after each change of the snapshot.
 
     Raises:
-        ValueError: the interval or the capacity makes no sense.
+        ValueError: the interval or the capacity is invalid.
     """
 
     def __init__(
@@ -116,8 +116,8 @@ class Lookup:
     ) -> Choice | None:
         """What to run for `D[m,n] = A[m,k] · B[k,n]`; None means torch's own operator.
 
-        As `Snapshot.find`. What is no problem of ours, an empty product or an unknown type, is
-        torch's as well: nothing is raised on the way of a training step.
+        As `Snapshot.find`. It also returns None for an empty product or an unknown type, so that
+        nothing is raised in a training step.
         """
         try:
             return self._found[dtype, layout, m, n, k, batch]
@@ -145,9 +145,9 @@ class Lookup:
         self._found = found  # one attribute less to read on every call
 
     def refresh(self) -> bool:
-        """Take the newest snapshot; whether it is another one. Does nothing while pinned.
+        """Fetch the newest snapshot; returns whether it has changed. Does nothing if pinned.
 
-        Never raises: what goes wrong is logged, once until it works again.
+        Never raises: errors are logged, once until it works again.
         """
         if self.pinned or self._fetch is None:
             return False
@@ -169,7 +169,7 @@ class Lookup:
         return True
 
     def close(self) -> None:
-        """End the refreshing in the background; the snapshot stays in use."""
+        """Stop refreshing in the background; the snapshot stays in use."""
         self._stop.set()
 
 

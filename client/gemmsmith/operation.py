@@ -31,7 +31,7 @@ from gemmsmith.plain import Plain
 
 
 class Grouping(StrEnum):
-    """How one call is many products over runs of tokens that are sorted by group (expert)."""
+    """How one call computes many products over tokens sorted by group (expert)."""
 
     NONE = "none"  # one product, or a batch of equal ones
     ROWS = "rows"  # each group's rows of A times that group's B: forward, input gradient
@@ -40,19 +40,19 @@ class Grouping(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Operation(Plain):
-    """What is computed apart from sizes. Get one from `Operation.of` or `Operation.parse`.
+    """What is computed, apart from sizes. Create one by `Operation.of` or `Operation.parse`.
 
     Attributes:
         types: short name of the operand types.
         layout: how A and B lie in memory.
         out: element type of the output D, and of C.
-        scaling: FP32 factors that the product is multiplied by.
-        grouping: whether tokens are sorted by group, each with a matrix of its own.
+        scaling: FP32 factors by which the product is multiplied.
+        grouping: whether tokens are sorted by group, each group with its own matrix.
         epilogue: what the same kernel does after the product.
         accumulate: `D += A·B` instead of `D = A·B`: C is D, and beta is 1.
 
     Raises:
-        InvalidProblem: a combination that does not exist; names the field and what it accepts.
+        InvalidProblem: the combination does not exist; names the field and its valid values.
     """
 
     types: DType
@@ -143,13 +143,13 @@ class Operation(Plain):
         epilogue: str | None = None,
         accumulate: bool | None = None,
     ) -> Operation:
-        """The operation by what people type; whatever is None is as `dtype` says.
+        """The operation for these names; arguments that are None follow from `dtype`.
 
         `dtype` is a short name, one of its other names (`bfloat16`, `torch.bfloat16`), or an
         operation's whole `dtype` such as `bf16.out_f32`.
 
         Raises:
-            InvalidProblem: names the field and what it accepts.
+            InvalidProblem: names the field and its valid values.
         """
         known = _asked(dtype, str(layout))
         if (out, scaling, grouping, epilogue, accumulate) == (None,) * 5:
@@ -166,7 +166,7 @@ class Operation(Plain):
 
     @classmethod
     def parse(cls, key: str) -> Operation:
-        """The operation with that key.
+        """The operation with this key.
 
         Raises:
             InvalidProblem: there is none.
@@ -176,7 +176,7 @@ class Operation(Plain):
 
     @property
     def dtype(self) -> str:
-        """The key without the layout: what people type, `bf16` or `bf16.out_f32.accumulate`."""
+        """The key without the layout, such as `bf16` or `bf16.out_f32.accumulate`."""
         meaning = MEANINGS[self.types]
         said: tuple[tuple[str, StrEnum, StrEnum], ...] = (
             ("out", self.out, meaning.d),
@@ -192,7 +192,7 @@ class Operation(Plain):
 
     @property
     def key(self) -> str:
-        """The canonical text: equal operations, and no others, have equal ones."""
+        """The canonical text. Two operations are equal if and only if their keys are."""
         return f"{self.dtype}.{self.layout.value}"
 
     @property
@@ -222,7 +222,7 @@ class Operation(Plain):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the short name says it all."""
+        """Whether the short name alone describes the operation."""
         return self.dtype == self.types.value
 
     @property
@@ -232,12 +232,12 @@ class Operation(Plain):
 
     @property
     def is_grouped(self) -> bool:
-        """Whether one call is many products over runs of tokens."""
+        """Whether one call computes many products over runs of tokens."""
         return self.grouping is not Grouping.NONE
 
     @property
     def is_fused(self) -> bool:
-        """Whether something follows the product within the same kernel."""
+        """Whether the kernel has a fused epilogue."""
         return self.epilogue is not Epilogue.NONE
 
     @property

@@ -70,11 +70,11 @@ class Packs:
     """Local files of packs. Safe to share between threads, its folder between processes.
 
     Args:
-        read: gets what is not here.
+        read: fetches a pack that is not cached.
         folder: the cache folder; by default the platform's.
-        signed: gives the snapshot that names the packs, asked at every pack anew, so that a
-            lookup's current one can stand here. Without it, nothing says whose the packs are.
-        how: what makes whoever signed it believed, for messages.
+        signed: returns the snapshot that names the packs; called for every pack, so it can return
+            a lookup's current snapshot. Without it, packs have no trusted signature.
+        how: how to trust the signer, for messages.
     """
 
     def __init__(
@@ -98,15 +98,14 @@ class Packs:
         return cls(source.pack_bytes, folder=source.cache_folder, signed=signed, how=asking(source))
 
     def path(self, pack_hash: str) -> Path:
-        """The pack as a local file, fetched unless it is here already, or installed with pip.
+        """The pack as a local file, fetched unless it is cached or installed with pip.
 
         Raises:
-            PackCorrupt: what arrived, or was here and cannot be replaced, has another SHA-256.
-                Nothing of it is kept.
-            PackUntrusted: no snapshot names it that is signed by anybody who is believed here.
+            PackCorrupt: the fetched or cached bytes have another SHA-256; they are deleted.
+            PackUntrusted: it is in no snapshot with a trusted signature.
             PackError: the cache folder cannot be written to.
-            ServiceError, ServiceUnavailable: the service has no such pack, or is away.
-            ValueError: not a pack's hash, or `GEMMSMITH_UNSIGNED` is neither yes nor no.
+            ServiceError, ServiceUnavailable: the service has no such pack, or cannot be reached.
+            ValueError: not a pack's hash, or `GEMMSMITH_UNSIGNED` is neither 0 nor 1.
         """
         found = self._checked.get(pack_hash)
         if found is not None:
@@ -159,12 +158,12 @@ class Packs:
 
 
 def believe(snapshot: Snapshot, how: str = ANYWHERE) -> None:
-    """Check that the packs of a snapshot may be run here; one without packs always may.
+    """Check that the snapshot has a trusted signature, if it has packs.
 
-    `how` is what makes its signer believed.
+    `how` says how to trust its signer.
 
     Raises:
-        PackUntrusted: it is not signed by anybody who is believed here; says what to do.
+        PackUntrusted: it has no trusted signature; the message says what to do.
     """
     if not snapshot.packs():
         return

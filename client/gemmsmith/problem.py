@@ -32,17 +32,17 @@ _EXTENTS = re.compile(r"[0-9]{1,19}(?:[x×*][0-9]{1,19}){2,3}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, order=True, repr=False)
 class Problem(Plain):
-    """`D[M,N] = alpha · A[M,K] · B[K,N] + beta · C[M,N]`, `batch` times over; or what the
-    operation's epilogue makes of the product.
+    """`D[M,N] = alpha · A[M,K] · B[K,N] + beta · C[M,N]`, `batch` times; or the product with the
+    operation's epilogue.
 
-    The operation is kept by the two words of its key, which are what travels: a reader that does
-    not know a `dtype` refuses it, and never takes it for a plainer one.
+    The operation is stored as the two parts of its key, `dtype` and `layout`. A reader that does
+    not know a `dtype` refuses it, and never mistakes it for a plain one.
 
     Attributes:
-        batch: how many products of these extents; of a grouped operation, how many groups share
-            the extent that is divided among them.
-        dtype: `Operation.dtype`: a short name such as `bf16`, and what differs from its defaults.
-            Other names of it (`bfloat16`, `torch.bfloat16`) become that.
+        batch: number of products of this shape; for a grouped operation, the number of groups
+            that share the divided extent.
+        dtype: as `Operation.dtype`: a short name such as `bf16`, followed by what differs from
+            its defaults. Other names (`bfloat16`, `torch.bfloat16`) are converted.
         layout: how A and B lie in memory.
 
     Raises:
@@ -109,13 +109,13 @@ class Problem(Plain):
 
     @classmethod
     def parse(cls, text: str) -> Problem:
-        """The problem as `str` writes it: `4096x6144x1024`, `8×512×512×512 bf16.out_f32 nt`.
+        """Parse a problem as `str` prints it: `4096x6144x1024`, `8×512×512×512 bf16.out_f32 nt`.
 
         Extents are joined by `×`, `x` or `*`; a fourth, before the others, is the batch. Element
         types and layout may follow; if they do not, they are bf16 and tn.
 
         Raises:
-            InvalidProblem: it is none.
+            InvalidProblem: the text is not a problem.
         """
         extents, *words = text.split()[:4] or [""]
         if not _EXTENTS.fullmatch(extents) or len(words) > 2:
@@ -134,7 +134,7 @@ class Problem(Plain):
 
     @property
     def flops(self) -> int:
-        """Operations: a multiply and an add per term."""
+        """Number of floating-point operations: a multiply and an add per term."""
         return 2 * self.m * self.n * self.k * (1 if self.operation.is_grouped else self.batch)
 
     @property
@@ -215,7 +215,7 @@ class Problem(Plain):
 
     @property
     def arguments(self) -> str:
-        """What makes it, as Python writes it: of `Problem`, and of `Client.best` and `tune`."""
+        """The arguments of `Problem`, `Client.best` and `tune`, as Python source."""
         batch = f"batch={self.batch}, " if self.batch > 1 else ""
         types = f"dtype={self.dtype!r}, layout={self.layout.value!r}"
         return f"{self.m}, {self.n}, {self.k}, {batch}{types}"

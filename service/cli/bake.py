@@ -44,7 +44,7 @@ def bake(
         Path | None,
         typer.Option(
             "--suite",
-            help="Only what answers for the problems of this suite.",
+            help="Only winners for the problems of this suite.",
             autocompletion=completion.suites,
         ),
     ] = None,
@@ -54,23 +54,23 @@ def bake(
         typer.Option(
             "--dtype",
             "--dtypes",
-            help="Only these element types; repeatable, or with commas. Default all.",
+            help="Only these element types; repeatable, or with commas. Default: all.",
             show_default=False,
         ),
     ] = None,
     device: DeviceSlug = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Compilers at once; default by cores and memory.")
+        int | None, typer.Option(min=1, help="Parallel compilers; default: by cores and memory.")
     ] = None,
     database: Database = None,
     packs: Packs = None,
     sweeps: Sweeps = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write winners and the packs that hold their kernels to one file.
+    """Write winners and their compiled kernels to one file.
 
-    `gemmsmith.Bundle` opens it without a service. Kernels that are in no pack yet are compiled
-    first. Packs go in whole, with kernels that did not win. The file is signed with this
+    `gemmsmith.use(FILE)` runs them without a service. Kernels that are in no pack yet are compiled
+    first. Packs are included whole, with kernels that did not win. The file is signed with this
     installation's key.
     """
     if winners == (suite is not None):
@@ -92,7 +92,7 @@ def bake(
         emit({"file": str(output), "bytes": baked.size, "revision": revision, "counts": counts})
         return
     if baked.missing:
-        note(f"{baked.missing} of the suite's problems have no winner near: torch runs them")
+        note(f"{baked.missing} of the suite's problems have no winner nearby: torch runs them")
     say(
         f"{output}: {counts['winners']} winners of {slug}, {counts['kernels']} kernels in "
         f"{counts['packs']} packs, {baked.size / 1e6:.1f} MB, snapshot {revision[:16]}"

@@ -37,13 +37,13 @@ def best(
     batch: Batch = 1,
     device: DeviceSlug = None,
     exact: Annotated[
-        bool, typer.Option("--exact", help="Only an answer that was measured on this problem.")
+        bool, typer.Option("--exact", help="Only a winner that was measured on this very problem.")
     ] = False,
     url: Url = None,
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the fastest known way to compute M N K, from a service or the local database."""
+    """Look up the fastest known kernel for M N K, at a service or in the local database."""
     problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
     if url:
         with connect(url) as client:
@@ -118,7 +118,7 @@ def show(answer: Answer) -> None:
     verdict = f"{default}: keep torch's own operator" if answer.use.is_default else answer.use
     say(f"  use        {verdict}")
     if stays := why_cublas_stays(answer.use, answer.speedup, answer.power_penalty):
-        say(f"             our kernel {stays} (docs/winners.md)")
+        say(f"             our kernel {stays} (docs/choosing.md)")
     if answer.config is not None:
         say(f"  kernel     {answer.config.kernel.name}")
         say(f"  launch     {answer.config.launch.key}")

@@ -19,17 +19,15 @@ def capture(
     ] = Path("suite.toml"),
     steps: Annotated[
         int,
-        typer.Option(
-            min=0, help="Steps of an optimizer to capture in each process; 0: the whole run."
-        ),
+        typer.Option(min=0, help="Optimizer steps to capture in each process; 0: the whole run."),
     ] = 0,
 ) -> None:
-    """Run a program, and write its matrix products with their counts to a suite file.
+    """Run a program, and write its matrix products and their counts to a suite file.
 
-    Of all its processes on this machine: ranks of torchrun or accelerate, modules, subprocesses.
-    Forward and backward products; compiled functions run uncompiled meanwhile. The exit status is
-    the program's own, and the file is written whether it succeeds or not. A capture without any
-    product is an error. Then `gemmsmith tune --suite FILE` tunes what takes most time first.
+    Captures forward and backward products of all processes on this machine, such as the ranks of
+    torchrun or accelerate. Compiled functions run uncompiled meanwhile. The exit status is the
+    program's own, and the file is written even if the program fails. A capture without any product
+    is an error. `gemmsmith tune --suite FILE` then tunes the products, most expensive first.
     """
     from service.cli import program
 
@@ -46,6 +44,6 @@ def capture(
         ranks = f" of {ended.processes} processes" if ended.processes > 1 else ""
         note(
             f"{output}: {len(found.problems)} problems, {found.problems.total()} products{ranks}, "
-            f"and {found.skipped.total()} that no kernel is for"
+            f"{found.skipped.total()} unsupported products"
         )
     raise typer.Exit(ended.status)

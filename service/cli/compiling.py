@@ -64,7 +64,7 @@ def compile_(
         bool,
         typer.Option(
             "--base",
-            help="The kernels that win most often. A problem that nobody has seen is then tuned "
+            help="The kernels that win most often. New problems are then tuned "
             "without waiting for a compiler.",
         ),
     ] = False,
@@ -85,12 +85,12 @@ def compile_(
         int | None,
         typer.Option(
             min=1,
-            help="At most so many kernels of each problem; with --winners or --base, in all.",
+            help="Maximum number of kernels per problem; with --winners or --base, in total.",
             show_default=False,
         ),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Compilers at once; default by cores and memory.")
+        int | None, typer.Option(min=1, help="Parallel compilers; default: by cores and memory.")
     ] = None,
     device: DeviceSlug = None,
     source: Annotated[
@@ -98,9 +98,8 @@ def compile_(
         typer.Option(
             "--from",
             metavar="URL",
-            help="Take packs from this service first, and compile what it lacks. Packs are "
-            "programs: only those are taken that a believed key has signed (see `gemmsmith "
-            "signing`).",
+            help="Fetch packs from this service first, and compile the rest. Only packs with a "
+            "trusted signature are accepted (see `gemmsmith signing`).",
             show_default=False,
         ),
     ] = None,
@@ -109,12 +108,12 @@ def compile_(
     sweeps: Sweeps = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compile kernels for M N K, a suite, the winners, or ahead of any problem: the base.
+    """Compile kernels for M N K, for a suite, for the winners, or for new problems (--base).
 
-    Kernels that were compiled before cost nothing. A kernel that does not compile is reported, the
-    rest goes on, and the status is 1. Ctrl-C stops at once, and what is compiled stays.
+    Kernels that are compiled already are skipped. If a kernel does not compile, it is reported, the
+    others are still compiled, and the status is 1. Ctrl-C stops at once; compiled kernels are kept.
 
-    With `--from` this machine needs no compiler. Without one, packs of any compiler are taken, and
+    With `--from`, this machine needs no compiler. It then accepts packs of any compiler, and
     kernels that the service lacks count as failed.
     """
     from service.cli.session import say_made

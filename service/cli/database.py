@@ -25,9 +25,9 @@ WithPacks = Annotated[
 
 @app.command("upgrade", epilog=example("db upgrade"))
 def upgrade(database: Database = None, as_json: AsJson = False) -> None:
-    """Create the database, or bring it to the schema this version needs. Safe to repeat.
+    """Create the database, or migrate it to the schema of this version. Safe to repeat.
 
-    Loads the shipped winners that it lacks.
+    Also loads missing shipped winners.
     """
     from service.database import prepare
     from tuner import store
@@ -79,7 +79,7 @@ def backup(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the database, as it is at one moment, to FILE; nothing needs to stop.
+    """Write a consistent backup of the database to FILE, while everything runs.
 
     FILE is checked before it gets its name. For SQLite it is a database; PostgreSQL needs
     pg_dump and pg_restore.
@@ -105,7 +105,7 @@ def backup(
 
 @app.command("restore", epilog=example("db restore gemmsmith.backup"))
 def restore(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `db backup` has written.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file written by `db backup`.")],
     packs: WithPacks = False,
     force: Annotated[
         bool, typer.Option("--force", help="Replace a database that is not empty.")
@@ -113,7 +113,7 @@ def restore(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replace the database by the backup FILE. Stop the service first.
+    """Replace the database with the backup FILE. Stop the service first.
 
     A backup of an older gemmsmith is upgraded. A newer or damaged one is refused, and nothing
     changes.

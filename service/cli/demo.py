@@ -56,10 +56,10 @@ def demo(
     sweeps: Sweeps = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the problems of the recorded GPU, or watch the search find the winner of one.
+    """List the problems of the recorded GPU, or watch the search on one of them.
 
-    The new winner is then looked up as `gemmsmith best` does. Needs no GPU, and changes nothing
-    but a database of its own.
+    The new winner is then looked up, as by `gemmsmith best`. Needs no GPU, and only changes a
+    database of its own.
     """
     settings = load_settings(device=device or "replay:", sweeps=sweeps)
     recorded = _open(settings)

@@ -15,7 +15,7 @@ def doctor(
         str | None,
         typer.Option(
             envvar="GEMMSMITH_URL",
-            help="Service to look for; default: where `gemmsmith serve` would listen.",
+            help="Service to check; default: where `gemmsmith serve` would listen.",
             show_default=False,
         ),
     ] = None,
@@ -30,8 +30,8 @@ def doctor(
 ) -> None:
     """Check GPU, driver, compiler, torch, CUTLASS, disk, database, recordings and service.
 
-    Changes nothing. The status is 0 if this machine can serve answers, otherwise 1. With --deep it
-    is also 1 if anything stored was altered.
+    Changes nothing. The status is 0 if this machine can serve answers, otherwise 1. With --deep, it
+    is also 1 if stored data was altered.
     """
     from service.cli import checks
     from service.cli.deep import wrong

@@ -37,7 +37,7 @@ def evaluate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Judge search strategies on recorded sweeps: the regret of their winner after N trials.
+    """Evaluate search strategies on recorded sweeps: the regret of their winner after N trials.
 
     Regret is how much longer than the recorded optimum the winner takes, in paired rounds.
     """

@@ -23,7 +23,7 @@ def fleet(
         int,
         typer.Option(
             min=0,
-            help="Cores of one compile task; 0: no such tasks, each GPU's worker compiles.",
+            help="Cores per compile task; 0: no compile tasks, each GPU's worker compiles.",
         ),
     ] = 4,
     share: Annotated[

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tuner.store.revisions import WinnerRevision as Stored
 
 app = typer.Typer(
-    help="A problem's winners, past and present: history, pin, unpin, rollback; sign files.",
+    help="The winners of a problem: history, pin, unpin, rollback; sign files.",
     no_args_is_help=True,
 )
 
@@ -64,7 +64,7 @@ def history(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """List every winner that M N K has had, newest first."""
+    """List all winners of M N K, newest first."""
     problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
     with _opened(url, database) as winners:
         found = winners.history(problem, device=device, limit=limit)
@@ -92,7 +92,7 @@ def pin(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Serve REVISION until it is unpinned, whatever is tuned, imported or re-checked."""
+    """Serve REVISION until it is unpinned, even if M N K is tuned, imported or re-checked."""
     problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
     with _opened(url, database) as winners:
         chosen = winners.pin(problem, revision, device=device)
@@ -132,7 +132,7 @@ def rollback(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Serve the revision that was served before, pinned. A second time undoes it."""
+    """Serve and pin the previous revision. A second rollback undoes the first."""
     problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
     with _opened(url, database) as winners:
         chosen = winners.rollback(problem, device=device)
@@ -148,9 +148,10 @@ def sign(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Sign the winners of files, in place of earlier signatures.
+    """Sign the winners of files, replacing earlier signatures.
 
-    A release has its own key. Exported winners carry the signature of whoever measured them.
+    Releases are signed with their own key. Exported winners have the signature of the installation
+    that measured them.
     """
     from gemmsmith.signing import Signer
     from service import identity

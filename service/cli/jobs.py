@@ -50,7 +50,7 @@ def list_(
             show_default=False,
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number.")] = 20,
     url: Url = None,
     database: Database = None,
     as_json: AsJson = False,
@@ -72,7 +72,7 @@ def list_(
 def show(
     job: Identifier, url: Url = None, database: Database = None, as_json: AsJson = False
 ) -> None:
-    """Print how far a job is, or how it ended."""
+    """Print the status of a job."""
     with _opened(url, database) as jobs:
         _print(jobs.show(job), as_json)
 
@@ -86,7 +86,7 @@ def watch(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Follow a job until it ends, with a progress bar; status 1 if it has no winner.
+    """Follow a job with a progress bar until it ends; status 1 if it ends without a winner.
 
     Ctrl-C stops watching, and the job goes on.
     """
@@ -113,7 +113,7 @@ def cancel(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Stop jobs: at once while they wait, else after the current candidate. Trials are kept."""
+    """Cancel jobs: waiting ones at once, running ones after their current candidate."""
     with _opened(url, database) as jobs:
         found = [jobs.cancel(job) for job in identifiers]
     if as_json and len(found) > 1:
@@ -134,7 +134,7 @@ def retry(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Request anew what a job failed to do, or was cancelled before; prints the new job."""
+    """Request a failed or cancelled job again, as a new job."""
     with _opened(url, database) as jobs:
         _print(jobs.retry(job, time_limit), as_json)
 

@@ -16,7 +16,7 @@ from service.cli.output import CommandError, MisuseError, emit, note, say, table
 if TYPE_CHECKING:
     from tuner.store.keys import ApiKey
 
-app = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True)
+app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True)
 
 _LIFE = re.compile(r"([0-9]{1,9})([mhdw])", re.ASCII)
 _UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
@@ -24,7 +24,7 @@ _UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 @app.command("create", epilog=example("keys create me --scope tune"))
 def create(
-    name: Annotated[str, typer.Argument(help="Whose key it is; the audit shows it.")],
+    name: Annotated[str, typer.Argument(help="Name of the key, shown in the audit log.")],
     scope: Annotated[
         str,
         typer.Option(
@@ -45,15 +45,15 @@ def create(
         int | None,
         typer.Option(
             metavar="N",
-            help="Jobs it may have waiting or running (else GEMMSMITH_KEY_JOB_LIMIT of the "
-            "service).",
+            help="Limit of waiting and running jobs; default: the service's "
+            "GEMMSMITH_KEY_JOB_LIMIT.",
             show_default=False,
         ),
     ] = None,
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a key and print it once; only its hash is kept.
+    """Create a key and print it once; only its hash is stored.
 
     A running service accepts it at once.
     """
@@ -90,7 +90,7 @@ def list_(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the keys that work, newest first."""
+    """List the active keys, newest first."""
     from tuner.store import Store
 
     with Store.open(load_settings(database=database).database) as store:
@@ -118,7 +118,7 @@ def revoke(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """End a key for good. Running services refuse it within two seconds."""
+    """Revoke a key. Running services refuse it within two seconds."""
     from tuner.errors import KeyNotFound
     from tuner.store import Store
 
@@ -153,17 +153,17 @@ def audit(
         str | None,
         typer.Option(
             metavar="HASH",
-            help="With --verify: a head that it printed earlier must be there still.",
+            help="With --verify: check that this earlier head is still in the log.",
             show_default=False,
         ),
     ] = None,
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print who changed what is served or who may come in, newest first.
+    """Print the audit log: who changed winners or API keys, newest first.
 
-    An entry that was changed, or whose predecessor is missing, is marked. With --verify the status
-    is 1 if there is one.
+    Entries that were changed, or whose predecessor is missing, are marked. With --verify, the
+    status is 1 if there are any.
     """
     import msgspec
 

@@ -45,15 +45,15 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Finds, keeps and serves the fastest kernel for a matrix product on an NVIDIA GPU.",
+    help="Find, store and serve the fastest kernel for matrix products on NVIDIA GPUs.",
     epilog="Exit status: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted.",
 )
 
-_ASK = "Find and ask"
+_ASK = "Look up and tune"
 _RUN = "Use in your program"
-_SERVE = "Serve many"
+_SERVE = "Run a service"
 _PREPARE = "Prepare and compare"
-_LOOK_AFTER = "Look after an installation"
+_LOOK_AFTER = "Maintain an installation"
 
 app.command(
     "best", cls=ProblemCommand, rich_help_panel=_ASK, epilog=example("best 4096 6144 1024")

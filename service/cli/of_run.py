@@ -1,4 +1,4 @@
-"""What `gemmsmith run` makes of a program's captured products: winners, and who lacks them."""
+"""What `gemmsmith run` does with captured products: tunes them, or reports what lacks winners."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def tune(
     except CommandError as error:
         note(f"gemmsmith: no winners for the next run: {error}")
         return status or 1
-    note(f"gemmsmith: the next run has winners of {len(baked.snapshot.rows)} problems: {bundle}")
+    note(f"gemmsmith: winners for the next run: {len(baked.snapshot.rows)}, in {bundle}")
     return status
 
 
@@ -110,18 +110,19 @@ def summary(settings: Settings, found: Captured, bundle: Path | None, url: str |
     whole = sum(times.values())
     with_winners = 1 - sum(times[one] for one in without) / whole
     lines = [
-        f"gemmsmith: {found.problems.total()} products of {len(times)} problems captured; those "
-        f"with winners take {with_winners:.0%} of their time by default"
+        f"gemmsmith: captured {found.problems.total()} products of {len(times)} problems; winners "
+        f"cover {with_winners:.0%} of their time"
     ]
     for one in sorted(lacking, key=lambda one: (-times[one], one)):
         if times[one] >= MATTERS * whole:
-            lines.append(f"  {one} has none, {times[one] / whole:.0%}: {tune_command(one, url)}")
+            share = f"{times[one] / whole:.0%}"
+            lines.append(f"  {one} has no winner, {share}: {tune_command(one, url)}")
     if len(without) > len(lacking):
         waiting = len(without) - len(lacking)
-        lines.append(f"  {waiting} have winners in the database, but not in {bundle}")
+        lines.append(f"  {waiting} have winners in the database that are not in {bundle} yet")
     if without:
         options = "--tune" if url is None else f"--tune --url {url}"
-        lines.append(f"  `gemmsmith run {options} -- …` brings winners of them to the next run")
+        lines.append(f"  `gemmsmith run {options} -- …` tunes them for the next run")
     return lines
 
 

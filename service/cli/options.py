@@ -123,7 +123,7 @@ DeviceName = Annotated[
     str | None,
     typer.Option(
         "--device",
-        help="What to measure on: cuda:0, or replay:NAME for a recorded GPU "
+        help="Device to measure on: cuda:0, or replay:NAME for a recorded GPU "
         "(GEMMSMITH_DEVICE; else the local GPU, else the recorded one).",
         autocompletion=completion.devices,
         show_default=False,
@@ -152,7 +152,7 @@ Url = Annotated[
     typer.Option(
         "--url",
         envvar="GEMMSMITH_URL",
-        help="Ask this service instead of the local database.",
+        help="Use this service instead of the local database.",
         show_default=False,
     ),
 ]
@@ -161,8 +161,9 @@ Calls = Annotated[
     typer.Option(
         "--calls",
         metavar="N",
-        help="How often you run each problem, in a step, a day or any span. Of equal priority, "
-        "what saves most time in all its calls goes first. A suite's own counts win.",
+        help="How often you run each problem, per step, per day or in any other period. At equal "
+        "priority, the problem that saves most time in all its calls goes first. Counts in a suite "
+        "take precedence.",
         show_default=False,
     ),
 ]
@@ -174,7 +175,7 @@ LevelName = Annotated[
         autocompletion=completion.levels,
     ),
 ]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many.")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number.")]
 
 
 def load_settings(**overrides: Any) -> Settings:

@@ -69,7 +69,7 @@ def record(
     limit: Limit = None,
     candidates: Annotated[
         int | None,
-        typer.Option(min=1, help="Only so many of each problem, the best predicted ones."),
+        typer.Option(min=1, help="Maximum number of candidates per problem, best predicted first."),
     ] = None,
     compiled_only: Annotated[
         bool,
@@ -82,7 +82,7 @@ def record(
 ) -> None:
     """Measure every candidate of the problems (at most --limit of them) and write a sweep file.
 
-    After an interruption the same command goes on. The file appears when it is complete.
+    After an interruption, the same command continues. The file appears when it is complete.
     """
     began = time.monotonic()
     _check_output(output)

@@ -63,7 +63,7 @@ def report(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare the winners with cuBLAS, and with the best that the GPU can do.
+    """Compare the winners with cuBLAS, and with the limits of the GPU.
 
     Writes report.html, report.csv and report.json.
     """

@@ -61,10 +61,10 @@ def results(
         bool,
         typer.Option(
             "--unanswered",
-            help="Imported winners that are not answered, because no believed key has signed them.",
+            help="Imported winners that are not served, because they have no trusted signature.",
         ),
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number.")] = 50,
     form: FormatName = None,
     fields: Fields = None,
     output: Annotated[
@@ -81,7 +81,7 @@ def results(
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print recorded trials, oldest first, also failed ones. With --json one document a line.
+    """Print recorded trials, oldest first, including failed ones; with --json one per line.
 
     With --format, --fields or --output they are a table of plain columns for other programs.
     """

@@ -22,17 +22,17 @@ def run(
     ],
     tune: Annotated[
         bool,
-        typer.Option("--tune", help="Tune what it multiplied once it has ended, for its next run."),
+        typer.Option("--tune", help="When it has ended, tune its products for the next run."),
     ] = False,
     rehearse: Annotated[
         bool,
         typer.Option(
             "--rehearse",
-            help="With --tune: end the program after the captured steps, tune, and run it then.",
+            help="With --tune: end the program after the captured steps, tune, then run it again.",
         ),
     ] = False,
     steps: Annotated[
-        int, typer.Option(min=1, help="Steps of an optimizer to capture in each process.")
+        int, typer.Option(min=1, help="Optimizer steps to capture in each process.")
     ] = STEPS,
     output: Annotated[
         Path | None,
@@ -49,7 +49,7 @@ def run(
     ] = "default",
     time_limit: Annotated[
         float | None,
-        typer.Option(min=0, help="With --tune: seconds after which no further problem is begun."),
+        typer.Option(min=0, help="With --tune: seconds after which no further problem is started."),
     ] = None,
     url: Url = None,
     device: DeviceName = None,
@@ -57,13 +57,13 @@ def run(
     packs: Packs = None,
     sweeps: Sweeps = None,
 ) -> None:
-    """Run a program with the winners there are, and say which of its products have none.
+    """Run a program with tuned kernels, and report which of its products have no winner.
 
-    The program is not changed: all of its processes run tuned kernels, by GEMMSMITH in their
-    environment, and its first steps are captured. With --tune what costs most is tuned first, and
-    the winners are kept for the next run: in one file of the user's, or by the service of --url.
-    Signals are passed on, and the exit status is the program's own; 1 where it is 0 and --tune
-    found nothing to tune or failed.
+    The program is not changed. The variable GEMMSMITH makes all of its processes run tuned kernels,
+    and its first steps are captured. With --tune, the captured products are tuned when the program
+    has ended, the most expensive ones first. The winners are stored for the next run: in a file of
+    the user's, or by the service of --url. Signals are passed on. The exit status is the program's
+    own; if that is 0 and --tune failed or found nothing to tune, it is 1.
     """
     from gemmsmith.errors import GemmsmithError
     from gemmsmith.requests import effort_of

@@ -25,7 +25,7 @@ def serve(
         bool | None,
         typer.Option(
             "--require-keys",
-            help="Ask for API keys on the loopback interface, too (GEMMSMITH_REQUIRE_KEYS). "
+            help="Require API keys on the loopback interface, too (GEMMSMITH_REQUIRE_KEYS). "
             "Other interfaces always need them.",
             show_default=False,
         ),
@@ -75,9 +75,9 @@ def worker(
         bool, typer.Option("--until-idle", help="Stop when the queue is empty.")
     ] = False,
 ) -> None:
-    """Take tuning jobs from the queue and run them, until SIGTERM or Ctrl-C.
+    """Run tuning jobs from the queue, until SIGTERM or Ctrl-C.
 
-    It may be killed at any time. Another worker goes on from the recorded trials.
+    It may be killed at any time. Another worker then continues from the recorded trials.
     """
     from service import logging
     from service.worker.process import run

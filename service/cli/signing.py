@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from service.settings import Settings
 
 app = typer.Typer(
-    help="Show the signing key of this installation, and say whose to believe.",
+    help="Show the signing key of this installation, and manage trusted keys.",
     no_args_is_help=True,
 )
 
@@ -26,9 +26,9 @@ _AGAIN = "services and workers that run already know it when they are started ag
 
 @app.command("show", epilog=example("signing show"))
 def show(as_json: AsJson = False) -> None:
-    """Print this installation's public key, which others need to believe what it signs.
+    """Print this installation's public key, which others need to trust its signatures.
 
-    Makes the key if there is none.
+    Creates the key if there is none.
     """
     from service import identity
 
@@ -50,13 +50,13 @@ def trust(
         str | None,
         typer.Option(
             "--id",
-            help="The identifier that the key must have; then nothing is asked.",
+            help="The identifier that the key must have; skips the confirmation.",
             show_default=False,
         ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, whichever key it is.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Trust any key without confirmation.")] = False,
 ) -> None:
-    """Believe what a service, or the owner of a key, has signed."""
+    """Trust the key of a service, or a key in a file."""
     from gemmsmith.trusting import trust as believe
 
     def confirm(text: str) -> bool:
@@ -73,7 +73,7 @@ def trust(
 
 @app.command("list", epilog=example("signing list"))
 def list_(as_json: AsJson = False) -> None:
-    """Print the keys that are believed here."""
+    """List the keys that are trusted here."""
     found = _believed(load_settings())
     if as_json:
         emit({"keys": [{"id": key.id, "file": str(path)} for path, key in found]})
@@ -85,7 +85,7 @@ def list_(as_json: AsJson = False) -> None:
 def revoke(
     identifier: Annotated[str, typer.Argument(metavar="ID", help="See `gemmsmith signing list`.")],
 ) -> None:
-    """Stop believing a key. What it has signed is no longer used."""
+    """Stop trusting a key. Nothing that it has signed is used any more."""
     from service import identity
 
     settings = load_settings()
@@ -107,8 +107,8 @@ def revoke(
 def packs(folder: Packs = None) -> None:
     """Sign the unsigned packs here, which an older gemmsmith compiled.
 
-    Do this only if they were all compiled on your machines: whoever believes this installation will
-    run them.
+    Do this only if all of them were compiled on your machines: everyone who trusts this
+    installation will run them.
     """
     from service import identity
     from tuner.compile import ArtifactStore

@@ -25,18 +25,17 @@ def sync(
         bool | None,
         typer.Option(
             "--unsigned",
-            help="Answer winners that nobody who is believed has signed, before they are measured "
-            "here.",
+            help="Also serve winners without a trusted signature.",
             show_default=False,
         ),
     ] = None,
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take the winners that another service serves; those measured here stay.
+    """Import the winners that another service serves; winners measured here are kept.
 
-    They come in as `gemmsmith import` takes a file: what cannot be true is refused, and what nobody
-    who is believed has signed is not answered. Where a believed one disagrees with ours beyond
+    The rules are those of `gemmsmith import`: implausible winners are refused, and winners without
+    a trusted signature are not served. If a trusted winner and one measured here differ beyond
     noise, a re-check is requested.
     """
     from service import identity

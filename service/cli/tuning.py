@@ -76,7 +76,7 @@ def tune(
         int | None,
         typer.Option(
             metavar="SECONDS",
-            help="With --url: after so long nobody needs the answer, and a job without one fails.",
+            help="With --url: seconds after which a job without a winner fails.",
             show_default=False,
         ),
     ] = None,
@@ -106,11 +106,11 @@ def tune(
     sweeps: Sweeps = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find, verify and keep the fastest kernel for M N K, or for every problem of a suite.
+    """Find, verify and store the fastest kernel for M N K, or for every problem of a suite.
 
     Ctrl-C stops after the current candidate, with status 130. Every trial so far is kept.
 
-    A suite goes on past problems that fail, and ends with status 1 if any did.
+    If a problem of a suite fails, the others are still tuned, and the status is 1.
     """
     from gemmsmith.requests import deadline_of, effort_of
     from service.cli import tune_fleet, tune_local, tune_remote

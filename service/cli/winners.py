@@ -72,17 +72,17 @@ def import_(
         bool | None,
         typer.Option(
             "--unsigned",
-            help="Answer winners that no believed key has signed, before they are measured here.",
+            help="Also serve winners without a trusted signature.",
             show_default=False,
         ),
     ] = None,
     database: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take the winners of files into the database; better ones that it has are kept.
+    """Import winners from files into the database; winners measured here are kept.
 
-    A file with an impossible winner is refused whole, with status 2. Winners that no believed key
-    has signed are stored, and not answered until they are measured here.
+    A file with an implausible winner is refused as a whole, with status 2. Winners without a
+    trusted signature are stored, but not served.
     """
     from service import identity
     from service.cli.session import say_made
@@ -111,7 +111,7 @@ def unbelieved(imported: Imported, settings: Settings) -> str:
     """What to do about winners that are stored and not answered."""
     keys = f"keys that are not believed here ({', '.join(imported.keys)}), or by nobody"
     return (
-        f"{imported.unbelieved} winners are stored and not answered until they are measured here: "
+        f"{imported.unbelieved} winners are stored and not served until they are measured here: "
         f"they are signed by {keys if imported.keys else 'nobody'}. To believe a key, put its "
         f"public half, NAME.pub, into {settings.trusted} and import again; to answer them all the "
         "same, import with --unsigned"

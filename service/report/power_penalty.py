@@ -1,4 +1,4 @@
-"""What power had to do with an answer, in a clause for people."""
+"""Why cuBLAS is kept although a kernel was faster, as a clause for people."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from gemmsmith.answer import Ratio, Use
 
 
 def why_cublas_stays(use: Use, speedup: Ratio | None, power_penalty: float | None) -> str:
-    """What our kernel does, where cuBLAS is the answer although it was faster; else empty.
+    """Why our kernel is not served although it was faster than cuBLAS; empty if that is not so.
 
-    `speedup` is of the regime in which it gains least, `power_penalty` what was asked of it.
+    `speedup` is of the regime in which it gains least; `power_penalty` is what it must exceed.
     """
     if not use.is_default or speedup is None or speedup.ci_low <= 1.0:
         return ""
     if power_penalty is not None and power_penalty <= speedup.ci_low:
-        return "is not surely ahead of cuBLAS's in every regime"
+        return "is not reliably faster than cuBLAS's in every regime"
     asked = f": it must be {power_penalty:.3f} × as fast" if power_penalty else ""
-    return f"draws more power than its gain is worth to a program at the power limit{asked}"
+    return f"gains less than its higher power draw costs a program at the power limit{asked}"

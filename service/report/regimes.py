@@ -1,8 +1,8 @@
 """How much faster than the default a winner is, regime by regime, in words for people.
 
-The figure that is served is that of the regime in which the winner gains least. What its power
-must be made up for by is asked of the geometric mean of the regimes, so a penalty above the served
-figure is no contradiction.
+The speed-up that is served is that of the regime in which the winner gains least. The power penalty
+is compared with the geometric mean of the regimes, so a penalty above the served speed-up is no
+contradiction.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gemmsmith.answer import InRegime, Ratio
 def lines(
     speedup: Ratio | None, regimes: Sequence[InRegime], power_penalty: float | None
 ) -> Iterator[tuple[str, str]]:
-    """A label and a text for each line: the served figure, each regime, the power penalty."""
+    """A label and a text for each line: the served speed-up, each regime, the power penalty."""
     if speedup is not None:
         # What has a penalty was measured in all regimes, even if only the least was kept.
         several = len(regimes) > 1 or power_penalty is not None
@@ -27,7 +27,7 @@ def lines(
         default = f", default {found.default_us:.2f} µs" if found.default_us is not None else ""
         yield "regime", f"{found.regime.value:<11} {compared}{found.median_us:.2f} µs{default}"
     if power_penalty is not None:
-        yield "penalty", f"{power_penalty:.3f} power penalty{_against(regimes)}"
+        yield "penalty", f"{power_penalty:.3f}{_against(regimes)}"
 
 
 def summary(regimes: Sequence[InRegime], power_penalty: float | None) -> str:
@@ -52,8 +52,8 @@ def mean(regimes: Sequence[InRegime]) -> float | None:
 def _against(regimes: Sequence[InRegime]) -> str:
     over_all = mean(regimes)
     if over_all is None:
-        return ", asked of the mean of the regimes, which was not kept"
-    return f", asked of the mean of the regimes: {over_all:.3f}"
+        return "; the mean of the regimes must exceed it, and was not kept"
+    return f"; the mean of the regimes must exceed it: {over_all:.3f}"
 
 
 def _ratio(ratio: Ratio) -> str:

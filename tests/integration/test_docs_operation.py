@@ -191,7 +191,7 @@ def test_every_other_variable_is_listed() -> None:
 
 def test_every_message_is_one_of_ours() -> None:
     ours = [text for tree in sources() for node in ast.walk(tree) if (text := said(node))]
-    section = PAGE.partition("## When it complains")[2]
+    section = PAGE.partition("## Error messages")[2]
     messages = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
     assert len(messages) > 10
     for message in messages:

@@ -33,7 +33,7 @@ RECORDED = Problem(m=16, n=4096, k=4096)
 
 def commands() -> list[tuple[list[str], list[str]]]:
     """Words of each command for a script of one's own, and the lines that it is said to print."""
-    page = PAGE.partition("\n## Whether your step gains")[0]
+    page = PAGE.partition("\n## Does your training step gain?")[0]
     blocks = re.findall(r"```\n\$ (.*?)\n(.*?)```", page, re.DOTALL)
     return [(shlex.split(line, comments=False), said.splitlines()) for line, said in blocks]
 

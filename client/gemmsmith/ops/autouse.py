@@ -241,7 +241,7 @@ class _Bounded:
     def path(self, pack_hash: str) -> Path:
         """As `Packs.path`."""
         if time.monotonic() < self._away_until:
-            raise ServiceUnavailable("the service went away; packs that are not here stay there")
+            raise ServiceUnavailable("the service is away; packs not fetched yet are not used")
         try:
             return self._packs.path(pack_hash)
         except ServiceUnavailable:
@@ -255,6 +255,6 @@ def _report(url: str | None) -> None:
     matter = [] if lookup is None else lookup.matter()
     if not matter or CAPTURE_VARIABLE in os.environ:  # whoever captures reports better
         return
-    lines = [f"gemmsmith: no winner is known for {len(matter)} products that matter:"]
+    lines = [f"gemmsmith: {len(matter)} large products have no winner:"]
     lines += [f"  {one}: {tune_command(one, url)}" for one in matter]
     sys.stderr.write("\n".join(lines) + "\n")

@@ -58,10 +58,10 @@ for _name, _form in (
 
 
 class Shapes(Captured):
-    """What was captured in this process.
+    """The products that were captured in this process.
 
-    Begun on the device `meta` or under a `FakeTensorMode`, it counts products of tensors without
-    data, which are left out otherwise.
+    If it starts on the device `meta` or under a `FakeTensorMode`, products of tensors without data
+    are counted; otherwise they are not.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Shapes(Captured):
 
 @contextmanager
 def capture() -> Iterator[Shapes]:
-    """Record every matrix product of the block, those of backward passes included."""
+    """Record every matrix product in the block, including those of backward passes."""
     found = Shapes()
 
     def follows(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue) -> None:

@@ -31,26 +31,26 @@ def compare(
     blocks: int = 16,
     steps: int = 5,
 ) -> Ratio:
-    """How many times faster `step` is under `patch(model)` than without: stock ÷ tuned seconds.
+    """How many times as fast `step` is under `patch(model)`: stock seconds ÷ tuned seconds.
 
-    Call it outside of patch blocks, which would hold for both sides.
+    Call it outside patch blocks, which would apply to both sides.
 
-    Some steps without winners alternate with as many with them, so that clocks and temperature are
-    the same for both; three of each go first, untimed. Every call is a real step: what it trains,
-    it trains. Use winners if the whole interval is above 1:
+    Blocks of steps with and without winners alternate, so that clocks and temperature are the same
+    for both. Three untimed steps of each come first. Every call is a real training step. Use the
+    winners if the whole interval is above 1:
 
         with gemmsmith.patch(model) if gain.ci_low > 1 else contextlib.nullcontext():
 
-    On several ranks it is a collective, and a block takes as long as on the slowest rank: all
-    get the same answer. The kernels that compute a CUDA graph are those that were captured: capture
-    one graph for each side, and give the one of a patch block as `tuned`.
+    On several ranks this is a collective. A block counts with the time of the slowest rank, and all
+    ranks get the same answer. A CUDA graph keeps the kernels that were captured: capture one graph
+    for each side, and pass the one from a patch block as `tuned`.
 
     Args:
-        step: one step, synchronous or not: the GPU is waited for after each block.
-        model: as of `patch`; None: everything.
-        tuned: what to run in place of `step` where winners are used.
-        blocks: pairs of blocks timed.
-        steps: of each block.
+        step: runs one step; the GPU is synchronized after each block.
+        model: as for `patch`; None: the whole process.
+        tuned: runs instead of `step` in blocks with winners.
+        blocks: number of pairs of blocks to time.
+        steps: steps per block.
 
     Returns:
         The median of the paired ratios, with its 95% interval.

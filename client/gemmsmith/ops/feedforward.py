@@ -45,21 +45,21 @@ def mlp(
 
     Args:
         x: any number of leading dimensions.
-        weight: [I, K] of a plain layer; of a gated one [2·I, K], or the gate's where `up` is given.
+        weight: [I, K] for a plain layer; for a gated one [2·I, K], or the gate's if `up` is given.
         down: [N, I].
         up: [I, K] of a gated layer.
         bias: of the first product; see `linear` and `gated_linear`.
         down_bias: [N].
-        activation: as `linear` has them, of a gated layer as `gated_linear` has.
-        interleaved: see `gated_linear`; the backward pass of such a weight is torch's steps.
-        residual: is added to the result.
-        recompute: keep an [..., I] tensor less for the backward pass, where a kernel wins there
-            that gives it again.
+        activation: as in `linear`; for a gated layer as in `gated_linear`.
+        interleaved: see `gated_linear`; for such a weight, the backward pass is not fused.
+        residual: added to the result.
+        recompute: keep one [..., I] tensor less for the backward pass, if a fused kernel is used
+            there that computes it again.
 
     Raises:
         ValueError: `down` takes neither the weight's rows nor half of them; as `linear` and
             `gated_linear` say.
-        RuntimeError: torch's, where the sizes or types do not go together.
+        RuntimeError: raised by torch if sizes or types do not match.
     """
     call = _Call(x, weight, down, up, bias, down_bias, residual, activation, interleaved, recompute)
     _check(call)

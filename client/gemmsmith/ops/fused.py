@@ -34,23 +34,23 @@ def linear(
 ) -> torch.Tensor:
     """`activation(x[..., K] · weight[N, K]ᵀ + bias[N]) + residual[..., N]`.
 
-    Without activation and residual it is `torch.nn.functional.linear`. Under autocast x, weight and
-    bias are cast, as torch's are; a residual is added in its own type.
+    Without activation and residual this is `torch.nn.functional.linear`. Under autocast, x, weight
+    and bias are cast as by torch; a residual is added in its own type.
 
     Args:
         x: any number of leading dimensions.
         weight: [N, K].
         bias: [N]; None adds nothing.
         activation: `gelu_tanh`, `gelu` (exact), `silu` or `relu2` (the square of ReLU); None: none.
-            Kernels have it with a bias.
-        residual: of the result's size, or what torch broadcasts to it; None adds nothing.
+            Fused kernels need a bias.
+        residual: of the result's size, or broadcastable to it; None adds nothing.
         main_grad: [N, K], usually FP32: the weight's gradient is added to it in the backward pass,
-            and `weight.grad` stays as it is, as Megatron's gradient accumulation does.
+            and `weight.grad` is not changed, as in Megatron's gradient accumulation.
 
     Raises:
         ValueError: there is no such activation; main_grad does not have the weight's shape or
-            device, or wants a gradient.
-        RuntimeError: torch's, where the sizes or types do not go together.
+            device, or requires a gradient.
+        RuntimeError: raised by torch if sizes or types do not match.
     """
     if activation is not None:
         check_activation(activation)

@@ -37,23 +37,23 @@ def gated_linear(
 ) -> torch.Tensor:
     """`activation(x · gateᵀ) * (x · upᵀ)`: [..., K] to [..., I].
 
-    Under autocast x, weights and bias are cast, as those of torch's `linear` are.
+    Under autocast, x, weights and bias are cast as by torch's `linear`.
 
     Args:
         x: any number of leading dimensions.
-        weight: [2·I, K], the gate's rows before up's; the gate's own [I, K] where `up` is given.
+        weight: [2·I, K], the gate's rows before up's; only the gate's [I, K] if `up` is given.
         up: [I, K].
-        bias: [2·I], in the order of the weight's rows, the gate's before up's where there are two
-            weights; None adds nothing. No kernel has one yet: torch's steps run.
+        bias: [2·I], in the order of the weight's rows; with two weights the gate's first. None adds
+            nothing. No kernel has a bias yet, so torch's operators run.
         activation: of the gate: `silu` (SwiGLU), `gelu_tanh` or `gelu` (GeGLU).
-        interleaved: the weight's even rows are the gate's, its odd ones up's.
+        interleaved: even rows of the weight are the gate's, odd rows are up's.
         main_grad: of the weight's size, usually FP32: the weight's gradient is added to it in the
-            backward pass, and `weight.grad` stays as it is; of two weights one for each.
+            backward pass, and `weight.grad` is not changed; with two weights, a pair.
 
     Raises:
         ValueError: there is no such activation; the weight cannot be halved; two weights are
-            interleaved or differ in size; main_grad does not go with the weights.
-        RuntimeError: torch's, where the sizes or types do not go together.
+            interleaved or differ in size; main_grad does not match the weights.
+        RuntimeError: raised by torch if sizes or types do not match.
     """
     check(weight, up, activation, interleaved=interleaved)
     of_gate, of_up = _main_grads(main_grad, weight, up)

@@ -19,20 +19,21 @@ def grouped_mm(
     *,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """`torch.nn.functional.grouped_mm`: each run of tokens times its expert's own matrix.
+    """`torch.nn.functional.grouped_mm`: each expert's tokens times that expert's matrix.
 
-    Rows of `a` from the last end on are no expert's: those of the result are left as they are, and
-    so are those of the gradient. Under autocast both operands are cast, as for `gemmsmith.matmul`.
+    Rows of `a` after the last end belong to no expert. These rows of the result are not written,
+    and neither are those of the gradient. Under autocast both operands are cast, as in
+    `gemmsmith.matmul`.
 
     Args:
         a: [T, K], tokens sorted by expert; or [M, T] with a `b` of two dimensions.
         b: [E, K, N], for weights [E, N, K] pass `weight.mT`: the result is [T, N]; or [T, N], and
             the result is [E, M, N], one product for each run of T.
-        offs: [E] int32 on the device: where each expert's tokens end, each at least the one before.
+        offs: [E] int32 on the device: the end of each expert's tokens, in ascending order.
         out_dtype: None, or the operands' type.
 
     Raises:
-        RuntimeError: torch's, where the sizes, types or strides do not go together; ValueError too.
+        RuntimeError, ValueError: raised by torch if sizes, types or strides do not match.
     """
     kind = a.device.type
     if torch.is_autocast_enabled(kind):

@@ -44,7 +44,7 @@ _aten = torch.ops.aten
 
 
 def inductor_pass() -> CustomGraphPass:
-    """A pass over Inductor's graphs that puts in fused products where winners say so.
+    """A pass over Inductor's graphs that inserts fused products where they have winners.
 
         torch.compile(model, options={"joint_custom_pre_pass": gemmsmith.inductor_pass()})
 
@@ -52,9 +52,9 @@ def inductor_pass() -> CustomGraphPass:
 
         torch._inductor.config.joint_custom_pre_pass = gemmsmith.inductor_pass()
 
-    Winners are those that are in use when a graph is compiled: call `gemmsmith.use` before. Sizes
-    must be numbers then (`dynamic=False`, or as torch does by itself at first). Inductor's caches
-    tell graphs of other winners apart; where they cannot be told, it caches nothing.
+    The pass uses the winners that are in use when a graph is compiled, so call `gemmsmith.use`
+    before. Sizes must be static (`dynamic=False`, or torch's default for the first compilation).
+    Inductor's caches distinguish graphs with different winners; if they cannot, nothing is cached.
     """
     return FusingPass()
 

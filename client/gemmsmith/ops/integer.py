@@ -20,19 +20,19 @@ def int8_mm(
 ) -> torch.Tensor:
     """`scale_a · scale_b · a[M, K] · b[K, N]` of INT8 operands, for every size.
 
-    Where no kernel is tuned, `torch._int_mm` runs and then what scales its result; sizes that it
-    refuses are padded with zeros.
+    Without a winner, `torch._int_mm` runs and its result is scaled. Sizes that it refuses are
+    padded with zeros.
 
     Args:
         a: int8; kernels take it row-major.
         b: int8; kernels take it column-major: for a weight [N, K], pass `weight.t()`.
         scale_a: [M, 1], one FP32 factor for each row of a; None: ones.
         scale_b: [1, N], one for each column of b; None: ones.
-        out_dtype: bfloat16, or int32 for the sums as they are, which takes no factors.
+        out_dtype: bfloat16, or int32 for the unscaled sums, which takes no factors.
 
     Raises:
-        ValueError: types or sizes do not go together; the message names them.
-        NotImplementedError: a factor wants a gradient.
+        ValueError: types or sizes do not match; the message names them.
+        NotImplementedError: a factor requires a gradient.
     """
     _check(a, b, scale_a, scale_b, out_dtype)
     if (

@@ -47,20 +47,20 @@ def experts(
     gate_up: torch.Tensor,
     down: torch.Tensor,
 ) -> torch.Tensor:
-    """What the chosen experts, SwiGLU each, make of every token, added up by their shares.
+    """The weighted sum of the chosen experts, SwiGLU each, for every token.
 
     `sum_j top_k_weights[t, j] * down[e] · (silu(gate) * up)`, `gate, up = gate_up[e] · x[t]`, and
     `e = top_k_index[t, j]`, in the tokens' type; sums over experts are FP32. Deterministic.
 
     Args:
         hidden_states: [T, width], bf16 or fp16.
-        top_k_index: [T, chosen] integers; experts from E on are other ranks' and add nothing.
-        top_k_weights: [T, chosen], of any float type; takes part in autograd.
-        gate_up: [E, 2 * inner, width], an expert's gate rows and then its up rows.
+        top_k_index: [T, chosen] integers; numbers from E on are experts of other ranks and add 0.
+        top_k_weights: [T, chosen], of any float type; has a gradient.
+        gate_up: [E, 2 * inner, width], each expert's gate rows, then its up rows.
         down: [E, width, inner].
 
     Raises:
-        ValueError: sizes or types that do not go together; names them.
+        ValueError: sizes or types do not match; the message names them.
     """
     _check(hidden_states, top_k_index, top_k_weights, gate_up, down)
     compute = torch.ops.gemmsmith.experts if torch.compiler.is_compiling() else _autograd

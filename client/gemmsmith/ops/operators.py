@@ -35,11 +35,11 @@ def linear(
         weight: [N, K].
         bias: [N]; None adds nothing.
         main_grad: [N, K], usually FP32: the weight's gradient is added to it in the backward pass,
-            and `weight.grad` stays as it is, as Megatron's gradient accumulation does.
+            and `weight.grad` is not changed, as in Megatron's gradient accumulation.
 
     Raises:
-        ValueError: main_grad does not have the weight's shape or device, or wants a gradient.
-        RuntimeError: torch's, where the sizes or types do not go together.
+        ValueError: main_grad does not have the weight's shape or device, or requires a gradient.
+        RuntimeError: raised by torch if sizes or types do not match.
     """
     if main_grad is not None:
         check_main_grad(main_grad, weight)
@@ -54,10 +54,10 @@ def linear(
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """`torch.matmul`: a[..., M, K] · b[K, N], or equal batches of both; broadcasts as torch does.
+    """`torch.matmul`: a[..., M, K] · b[K, N], or equal batches of both; broadcasts like torch.
 
     Raises:
-        RuntimeError: torch's, where the sizes or types do not go together.
+        RuntimeError: raised by torch if sizes or types do not match.
     """
     if current() is None or not ours(a, b) or not _multiplies_plainly(a, b):
         return torch.matmul(a, b)
@@ -86,17 +86,17 @@ def scaled_mm(
         scale_a: one FP32 element on the operands' device.
         scale_b: likewise.
         bias: [N]; None adds nothing.
-        out_dtype: kernels give bf16; other types are torch's.
-        use_fast_accum: as torch's: sums may stay in the tensor core, with fewer bits than FP32, for
-            all of K. Most FP8 winners do, and are measured against cuBLAS doing so; without it
-            only kernels that promote their sums to FP32 run, else torch.
+        out_dtype: tuned kernels give bf16; torch computes other types.
+        use_fast_accum: as in torch: sums may stay in the tensor core, with fewer bits than FP32,
+            for all of K. Most FP8 winners do so, and are measured against cuBLAS doing so. Without
+            it, only kernels that promote their sums to FP32 run, or else torch.
 
-    FP8 values have no gradient of their own: cast and scale inside an autograd function, and give
-    the gradients' products to this function as well (`fp8_e5m2`).
+    FP8 values have no gradient: cast and scale inside an autograd function, and compute the
+    products of its backward pass by this function as well (`fp8_e5m2`).
 
     Raises:
         ValueError: a scale is not one FP32 element on the operands' device.
-        RuntimeError: torch's, where the sizes or types do not go together.
+        RuntimeError: raised by torch if sizes or types do not match.
     """
     for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
         if scale.dtype != torch.float32 or scale.numel() != 1 or scale.device != a.device:

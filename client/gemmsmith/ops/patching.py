@@ -48,28 +48,28 @@ from gemmsmith.ops.swapping import Swapped, Swaps, TunedLinear
 def patch(
     model: torch.nn.Module | None = None, *, report: bool = False, file: TextIO | None = None
 ) -> Patch:
-    """Run tuned kernels in `model`, or everywhere.
+    """Run tuned kernels in `model`, or in the whole process.
 
-    From the call on until `unpatch(model)`; as a `with` block until its end:
+    The patch lasts until `unpatch(model)`, or until the end of a `with` block:
 
         gemmsmith.patch(model)
         with gemmsmith.patch(model): ...
 
-    Patches may be nested: each adds to what the outer ones replace. A block may be opened for every
-    step: what was decided is kept while it is the same engine and model. A CUDA graph keeps what
-    was captured. Where nothing is in use (`gemmsmith.use`) when it is called, a warning says so
-    once, and everything stays torch's.
+    Patches can be nested; each adds to what the outer ones replace. A block can be opened for every
+    step, because decisions are kept for the same winners and model. A CUDA graph keeps the kernels
+    that were captured. If no winners are in use (`gemmsmith.use`), a warning is logged once, and
+    torch's own operators run.
 
     Args:
-        model: replace the products of its `nn.Linear` modules (not those of derived classes) and
-            the grouped ones with its weights, and with them any of just their sizes elsewhere in
-            the process; and the layers that it is known to be made of (docs/fusing.md). None:
-            replace the products of `F.linear`, `torch.matmul` and `@`, `mm`, `bmm` and `_int_mm`,
-            of `addmm` and `baddbmm` with `out_dtype`, of plain `addmm` with a bias, and grouped
-            ones.
-        report: print at the end what was computed by what, how often, what was fused, and the
-            expected gain. Of a call that is never undone, the end is the process's.
-        file: where to; standard error if None.
+        model: replace the products of its `nn.Linear` modules (not those of derived classes), the
+            grouped products with its weights, and the layers that are recognized in it
+            (docs/fusing.md). Products of the same sizes elsewhere in the process are replaced as
+            well. None: replace the products of `F.linear`, `torch.matmul` and `@`, `mm`, `bmm` and
+            `_int_mm`, of `addmm` and `baddbmm` with `out_dtype`, of plain `addmm` with a bias, and
+            grouped ones.
+        report: print at the end which kernels ran, how often, what was fused, and the expected
+            gain; for a patch that is never undone, at the end of the process.
+        file: where to print; None is standard error.
     """
     if current() is None and not report and not fused.is_told():
         _warn_once()
@@ -90,9 +90,9 @@ def opened(
 
 
 def unpatch(model: torch.nn.Module | None = None) -> None:
-    """End what calls of `patch(model)` began; None: what all calls of `patch` began.
+    """Undo all calls of `patch(model)`; with None, all calls of `patch`.
 
-    Blocks end by themselves. Where no such call was made, nothing happens.
+    `with` blocks end by themselves. Without such a call, nothing happens.
     """
     for one in list(_Patches.open):
         if not one._is_block and (model is None or one._model is model):
@@ -100,7 +100,7 @@ def unpatch(model: torch.nn.Module | None = None) -> None:
 
 
 class Patch(AbstractContextManager[None]):
-    """What `patch` began: it lasts until `close`, `unpatch`, or the end of a block with it."""
+    """An active patch; it lasts until `close`, `unpatch`, or the end of its `with` block."""
 
     def __init__(self, model: torch.nn.Module | None, *, report: bool, file: TextIO | None) -> None:
         # A model that its program has forgotten is not kept for us.
@@ -125,7 +125,7 @@ class Patch(AbstractContextManager[None]):
         self.close()
 
     def close(self) -> None:
-        """End it, whatever began since; does nothing if it has ended."""
+        """Undo the patch; does nothing if it has ended already."""
         with _Patches.lock:
             if self not in _Patches.open:
                 return

@@ -1,4 +1,4 @@
-"""`gemmsmith.use`: where this process takes its winners and their packs from."""
+"""`gemmsmith.use`: sets where this process gets its winners and their packs."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def use(
     """Run the winners of `source` in `gemmsmith.matmul`, `linear`, `scaled_mm` and `patch`.
 
     Args:
-        source: a Client or a service's URL; a Bundle or the path of one (`winners.gspack`); a pair
-            of a Lookup or Snapshot and where its packs lie; None: torch's own operators again.
-        pin: keep the winners of this moment; else a service's newer ones are taken over.
+        source: a Client or the URL of a service; a Bundle or its path (`winners.gspack`); a pair of
+            a Lookup or Snapshot and the source of its packs; None: torch's own operators again.
+        pin: keep the current winners; else newer ones of the service are used when they appear.
         deterministic: True: only kernels that give the same bits for the same inputs; None: as
-            `torch.use_deterministic_algorithms` says at each call.
+            set by `torch.use_deterministic_algorithms` at each call.
         device: slug of the device model; by default that of the current GPU.
 
-    In a distributed job this is a collective: rank 0 asks the service and all ranks keep what it
-    got, pinned. When nothing can be had, or it is signed by nobody who is believed here, the log
-    `gemmsmith` says so and everything runs torch.
+    In a distributed job this is a collective: rank 0 asks the service, and all ranks keep the same
+    winners, pinned. If there are no winners, or they have no trusted signature, torch's own
+    operators run, and the log `gemmsmith` gives the reason.
 
     Raises:
         TypeError: `source` is none of these.
-        ValueError: the URL makes no sense.
+        ValueError: the URL is invalid.
         OSError: there is no such bundle.
     """
     while _before_use:

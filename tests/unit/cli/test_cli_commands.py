@@ -60,11 +60,11 @@ def test_best_from_the_database() -> None:
 
 def test_best_says_where_power_decided(database: str) -> None:
     faster = run("best", 512, 512, 8192, "--device", H200.slug).stdout
-    assert "our kernel draws more power than its gain is worth" in faster
+    assert "our kernel gains less than its higher power draw costs" in faster
     with Store.open(database) as store:
         store.promote(replace(winner(STAYS, use=Use.CUBLAS), power_penalty=1.12))
         told = run("best", 512, 512, 8192, "--device", H200.slug).stdout
-        assert "at the power limit: it must be 1.120 × as fast (docs/winners.md)" in told
+        assert "at the power limit: it must be 1.120 × as fast (docs/choosing.md)" in told
         behind = Ratio(median=0.95, ci_low=0.94, ci_high=0.96)
         store.promote(replace(winner(STAYS, use=Use.CUBLAS), speedup=behind))
     slower = run("best", 512, 512, 8192, "--device", H200.slug).stdout
@@ -122,7 +122,7 @@ def test_winners_travel_as_files(tmp_path: Path) -> None:
     assert first["files"] == [stored]
     told = run("import", path, "--database", other)
     assert "0 winners added, 0 known already" in told.stdout
-    assert "4 winners are stored and not answered" in told.stderr
+    assert "4 winners are stored and not served" in told.stderr
     assert "by nobody. To believe a key, put its public half" in told.stderr
     assert run("results", "--winners", "--json", "--database", other).stdout == ""
     waiting = run("results", "--unanswered", "--json", "--database", other).stdout.splitlines()

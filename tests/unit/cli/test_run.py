@@ -78,11 +78,10 @@ def test_what_lacks_a_winner_is_named_once_with_its_command(
     assert done.exit_code == 0, done.output
     assert out == "winners None captures True 0\n"
     assert done.output.splitlines() == [
-        "gemmsmith: 6 products of 1 problems captured; those with winners take 0% of their time by "
-        "default",
-        "  4096×4096×4096 bf16 tn has none, 100%: gemmsmith tune 4096 4096 4096 --dtype bf16 "
+        "gemmsmith: captured 6 products of 1 problems; winners cover 0% of their time",
+        "  4096×4096×4096 bf16 tn has no winner, 100%: gemmsmith tune 4096 4096 4096 --dtype bf16 "
         "--layout tn",
-        "  `gemmsmith run --tune -- …` brings winners of them to the next run",
+        "  `gemmsmith run --tune -- …` tunes them for the next run",
     ]
 
 
@@ -146,6 +145,6 @@ def test_shares_are_of_what_the_default_takes(settings: Settings, tmp_path: Path
     found = Captured()
     found.problems.update({FORWARD: 10, INPUT: 10, SMALL: 1})
     lines = of_run.summary(settings, found, tmp_path / "none.gspack", None)
-    assert lines[0].startswith("gemmsmith: 21 products of 3 problems captured; those with winners")
+    assert lines[0].startswith("gemmsmith: captured 21 products of 3 problems; winners cover")
     assert [line.split()[0] for line in lines[1:]] == [str(INPUT).split()[0], "1", "`gemmsmith"]
-    assert "1 have winners in the database, but not in" in lines[2]
+    assert "1 have winners in the database that are not in" in lines[2]

@@ -100,7 +100,7 @@ def test_a_bundle_in_a_plain_program(ground: Ground, script: Path, tmp_path: Pat
     (worker,) = (tmp_path / "site").glob("worker-*")
     assert worker.read_text() == "torch gemmsmith.hook"
     assert done.stderr.splitlines() == [
-        "gemmsmith: no winner is known for 1 products that matter:",
+        "gemmsmith: 1 large products have no winner:",
         "  32×16×48 bf16 tt: gemmsmith tune 32 16 48 --dtype bf16 --layout tt",
     ]
 

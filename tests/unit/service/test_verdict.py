@@ -43,7 +43,7 @@ def test_the_served_figure_leads_and_a_penalty_above_it_is_no_riddle() -> None:
         ("speed-up", "1.074  (1.064 … 1.084) × the default, in the regime where it gains least"),
         ("regime", "sustained   1.200  (1.190 … 1.210): 10.00 µs, default 12.00 µs"),
         ("regime", "boost       1.074  (1.064 … 1.084): 9.00 µs, default 9.67 µs"),
-        ("penalty", "1.102 power penalty, asked of the mean of the regimes: 1.135"),
+        ("penalty", "1.102; the mean of the regimes must exceed it: 1.135"),
     ]
     said = regimes.summary(measured, 1.102)
     assert said == "regimes: sustained 1.200, boost 1.074; power penalty 1.102"
@@ -54,7 +54,7 @@ def test_of_winners_without_regimes_only_what_is_known_is_said() -> None:
         ("speed-up", "1.050  (1.040 … 1.060) × the default")
     ]
     assert list(regimes.lines(None, (), 1.02)) == [
-        ("penalty", "1.020 power penalty, asked of the mean of the regimes, which was not kept")
+        ("penalty", "1.020; the mean of the regimes must exceed it, and was not kept")
     ]
     alone = InRegime(regime=Regime.BOOST, speedup=None, median_us=9.0, default_us=None)
     assert list(regimes.lines(None, [alone], None)) == [("regime", "boost       9.00 µs")]
