@@ -38,7 +38,7 @@ class JobStatus(Plain):
         best_us, best: fastest candidate so far, microseconds per launch, and its key.
         winner_revision: revision of the promoted winner, once done.
         deadline_at: time after which it is given up unless it has a winner; None for never.
-        ordered_by: name of the API key that ordered it.
+        ordered_by: name of the API key that requested it.
     """
 
     id: str
@@ -230,6 +230,6 @@ class EventCursor:
             check(reply)
         reason = reply.reason if isinstance(reply, NoAnswer) else "no answer"
         raise ServiceUnavailable(
-            f"lost the events of job {self.job}: {reason}. The job itself goes on; ask for it "
-            "again once the service is back"
+            f"lost the events of job {self.job}: {reason}. The job goes on; wait for it "
+            "again when the service is back"
         )

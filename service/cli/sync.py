@@ -79,9 +79,9 @@ def sync(
         return
     say(f"{url}: {imported.added} winners added, {imported.kept} known already")
     compared = ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)
-    say(f"compared with those here: {compared or 'none'}; {len(rechecks)} re-checks ordered")
+    say(f"compared with those here: {compared or 'none'}; {len(rechecks)} re-checks requested")
     if skipped:
-        note(f"{skipped} winners are of a newer gemmsmith: not taken")
+        note(f"{skipped} winners need a newer gemmsmith, and were skipped")
     if imported.unbelieved:
         note(f"{url}: {unbelieved(imported, settings)}")
 

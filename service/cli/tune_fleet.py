@@ -69,7 +69,7 @@ def run(
                 if whole:
                     says.line(f"  {outcome.line()}")
             if stop():
-                note("the jobs that are left go on: gemmsmith jobs list")
+                note("the remaining jobs go on: gemmsmith jobs list")
     return report(outcomes, whole=whole, as_json=as_json, seconds=time.monotonic() - began)
 
 

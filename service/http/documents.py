@@ -73,7 +73,7 @@ def not_tuned(problem: Problem, device: DeviceModel | None, *, exact: bool) -> P
         status=404,
         kind="not-tuned",
         title="Not tuned yet",
-        detail=f"No winner is known for {problem}{where}{near}. Order a tuning job: POST /tune.",
+        detail=f"No winner is known for {problem}{where}{near}. Request a tuning job: POST /tune.",
         links={"tune": tune_link(problem, device.slug if device else None)},
     )
 

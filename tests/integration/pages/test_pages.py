@@ -83,7 +83,7 @@ def test_the_overview_tells_how_things_stand(page: Page, site: Site) -> None:
     expect(page.locator(".workers")).to_contain_text(
         f"elsewhere, for {H200.slug} and another-gpu: idle"
     )
-    expect(waiting).to_contain_text("the worker on elsewhere takes it next")
+    expect(waiting).to_contain_text("the worker on elsewhere runs it next")
     site.queue.workers.leave("elsewhere:1:x")
     row.get_by_role("link").first.click()
     assert len(rows(page)) == 50

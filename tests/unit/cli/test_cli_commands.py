@@ -211,7 +211,7 @@ def test_signed_winners_are_believed_where_their_key_is(
     assert f"4 winners signed with {signer.public.id}" in said
     other = f"sqlite:///{tmp_path}/other.db"
     told = run("import", path, "--database", other).stderr
-    assert f"keys that are not believed here ({signer.public.id})" in told
+    assert f"keys that are not trusted here ({signer.public.id})" in told
     trusted = tmp_path / "trusted"
     trusted.mkdir()
     (trusted / "release.pub").write_text(signer.public.line)
