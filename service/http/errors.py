@@ -26,7 +26,7 @@ from tuner.errors import DatabaseBusy, JobNotFound, SchemaChanged, StoreError
 MEDIA_TYPE = "application/problem+json"
 _TYPE = "urn:gemmsmith:problem:"
 _PLACES = ("query", "body", "path", "header")
-_BUSY = "Another process has held the write lock for too long; this request changed nothing."
+_BUSY = "Another process has held the write lock for too long; nothing of this request was changed."
 """The log also says which process it is: nothing for everybody who may ask."""
 
 log = structlog.get_logger("gemmsmith.service")

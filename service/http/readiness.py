@@ -37,7 +37,7 @@ PACKS_NEED_BYTES = 100_000_000
 
 OK = "ok"
 _UNUSABLE = (
-    "cannot be used; the reason is in the service's log, and in this answer for requests with a key"
+    "cannot be used; the service's log says why, and so does this answer to a request with a key"
 )
 
 log = structlog.get_logger("gemmsmith.service")

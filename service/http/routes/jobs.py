@@ -87,8 +87,8 @@ def retry_job(
     """Request a failed or cancelled job again; answers as `POST /tune`.
 
     The new job has the old one's problem, effort, device, priority and calls, and no deadline. A
-    job that succeeded or has not ended gets a 409. Only an admin key
-    can retry the job of another key.
+    job that succeeded or has not ended gets a 409. Only an admin key can retry the job of another
+    key.
     """
     old = _get(service, job_id)
     _need_right(caller, old)

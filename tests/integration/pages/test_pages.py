@@ -171,7 +171,7 @@ def test_the_description_has_examples_that_work(site: Site, page: Page) -> None:
     command = page.get_by_role("region", name="Example of POST /best:batch").inner_text()
     [*_, sent, url] = shlex.split(command)
     assert site.http.post(url, json=json.loads(sent)).status_code == 200
-    page.get_by_text("What it is answered").first.click()
+    page.get_by_text("Responses").first.click()
     shown = page.get_by_role("region", name="Answer of GET /best", exact=True).inner_text()
     assert json.loads(shown)["problem"]["n"] == 6144
 
@@ -311,7 +311,7 @@ def test_a_service_without_anything_says_how_to_begin(chromium: Browser, tmp_pat
             page = watch.over(context.new_page())
             for path, said in (
                 ("/ui", "There are no winners yet"),
-                ("/ui", "none lives"),
+                ("/ui", "none alive"),
                 ("/ui/problems", "There are no winners yet"),
                 ("/ui/problems?q=4096&sort=time", "No winner matches"),
                 ("/ui/map", "No winner has K = 1"),

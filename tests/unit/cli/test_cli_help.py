@@ -44,8 +44,8 @@ def test_help_is_grouped_by_what_people_do() -> None:
     text = CliRunner().invoke(app, ["--help"]).stdout
     places = [
         text.index(title)
-        for title in ("Find and ask", "Use in your program", "Serve many", "Prepare and compare",
-                      "Look after an installation")
+        for title in ("Look up and tune", "Use in your program", "Run a service", "Prepare and compare",
+                      "Maintain an installation")
     ]  # fmt: skip
     assert places == sorted(places)
     assert "─ Commands ─" not in text  # none is left out of the groups
