@@ -299,7 +299,7 @@ def test_a_queue_without_room_says_so_in_the_form(tmp_path: Path) -> None:
             answer = http.post("/ui/tune", data={"m": m, "n": "8", "k": "8", "calls": "7"})
             assert answer.status_code == status
         assert int(answer.headers["retry-after"]) > 0
-        assert "1 jobs are waiting, as many as may. Nothing was requested" in answer.text
+        assert "1 jobs are waiting, which is the limit. Nothing was requested" in answer.text
         assert 'name="calls" inputmode="numeric" autocomplete="off" value="7"' in answer.text
 
 
@@ -316,7 +316,7 @@ def test_a_service_without_anything_says_how_to_begin(chromium: Browser, tmp_pat
                 ("/ui/problems?q=4096&sort=time", "No winner matches"),
                 ("/ui/map", "No winner has K = 1"),
                 ("/ui/jobs?state=failed", "There are no failed jobs"),
-                ("/ui/devices", "No device is known yet"),
+                ("/ui/devices", "There is no device yet"),
                 ("/ui/tune", "whichever worker comes first"),
             ):
                 page.goto(path)
