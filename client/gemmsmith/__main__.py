@@ -1,4 +1,4 @@
-"""`python -m gemmsmith trust`: run what a service has compiled, or whoever a key belongs to."""
+"""`python -m gemmsmith trust`: trust the signing key of a service, or a key in a file."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the arguments and do as they say; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m gemmsmith", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    command = commands.add_parser("trust", help="believe a signing key from now on")
+    command = commands.add_parser("trust", help="trust a signing key")
     command.add_argument("source", metavar="URL|KEY.pub", help="a service, or its key in a file")
-    command.add_argument("--id", help="the key that it must be; nothing is asked then")
-    command.add_argument("--yes", action="store_true", help="whichever key it is")
+    command.add_argument("--id", help="the identifier that it must have; skips the confirmation")
+    command.add_argument("--yes", action="store_true", help="trust any key without confirmation")
     given = parser.parse_args(arguments)
 
     def confirm(text: str) -> bool:
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _agrees() -> bool:
-    sys.stderr.write("Believe it from now on? [y/N] ")
+    sys.stderr.write("Trust it? [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 

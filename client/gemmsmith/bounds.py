@@ -55,7 +55,7 @@ BOUNDS = Bounds()
 def exceeded(what: str, bound: str, bounds: Bounds) -> str:
     """What to tell people about something that is larger than it may be."""
     return (
-        f"{what} exceeds {bound}={getattr(bounds, bound)}: if it is what you asked for, raise that "
+        f"{what} exceeds {bound}={getattr(bounds, bound)}: if that is expected, raise the limit "
         f"with bounds=Bounds({bound}=…) of gemmsmith"
     )
 

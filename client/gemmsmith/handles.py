@@ -43,7 +43,7 @@ def outcome(status: JobStatus) -> None:
         JobCancelled: it was cancelled.
     """
     if status.state is JobState.FAILED:
-        raise JobFailed(status.error or f"job {status.id} failed without saying why")
+        raise JobFailed(status.error or f"job {status.id} failed without a reason")
     if status.state is JobState.CANCELLED:
         raise JobCancelled(f"job {status.id} for {status.problem} was cancelled")
 

@@ -152,7 +152,7 @@ def _quietly(do: Callable[[], None], variable: str) -> None:
     try:
         do()
     except Exception as error:  # noqa: BLE001 - the program must not end by what it did not ask for
-        _warn(f"{variable} does nothing, the program runs as without it: {error}")
+        _warn(f"{variable} is ignored: {error}")
 
 
 def _warn(text: str) -> None:

@@ -39,9 +39,9 @@ class JobStatus(Plain):
             name: by the finals as soon as there were any, else by the screening.
         winner_revision: revision of the promoted winner, once done.
         deadline_at: time after which it is given up unless it has a winner; None for never.
-        ordered_by: name of the API key that ordered it.
-        waits: what a waiting job waits for, in words, and whether a worker lives that takes it;
-            empty where the service did not say.
+        ordered_by: name of the API key that requested it.
+        waits: what a waiting job waits for, in words, and whether a worker is alive that can take
+            it; empty if the service did not say.
     """
 
     id: str
@@ -237,6 +237,6 @@ class EventCursor:
             check(reply)
         reason = reply.reason if isinstance(reply, NoAnswer) else "no answer"
         raise ServiceUnavailable(
-            f"lost the events of job {self.job}: {reason}. The job itself goes on; ask for it "
-            "again once the service is back"
+            f"lost the events of job {self.job}: {reason}. The job goes on; wait for it "
+            "again when the service is back"
         )

@@ -149,8 +149,8 @@ class Packs:
         snapshot = self._signed() if self._signed is not None else None
         if snapshot is None or pack_hash not in snapshot.packs():
             raise PackUntrusted(
-                f"pack {pack_hash[:16]}… is not run: no snapshot here names it, so nobody says "
-                f"whose it is. Give Packs the snapshot, or set {UNSIGNED_VARIABLE}=1"
+                f"pack {pack_hash[:16]}… is not run: no snapshot here names it, so it "
+                f"has no signature. Give Packs the snapshot, or set {UNSIGNED_VARIABLE}=1"
             )
         if snapshot is not self._believed:
             believe(snapshot, self._how)
@@ -172,8 +172,8 @@ def believe(snapshot: Snapshot, how: str = ANYWHERE) -> None:
             snapshot.check(Trusted.load(trusted_folder()))
     except (Untrusted, ValueError, OSError) as error:
         raise PackUntrusted(
-            f"the kernels of snapshot {snapshot.revision[:16]} are not run: {error}. To believe "
-            f"who made it: {how}; {UNSIGNED_VARIABLE}=1 runs whatever comes"
+            f"the kernels of snapshot {snapshot.revision[:16]} are not run: {error}. To trust "
+            f"its signer: {how}; {UNSIGNED_VARIABLE}=1 runs unsigned packs"
         ) from error
 
 

@@ -180,7 +180,7 @@ class Trusted:
         if key is None:
             raise Untrusted(
                 f"it is signed with the key {signature.key[:16]!r}, which is not among the "
-                f"{len(self.keys)} that are believed here"
+                f"{len(self.keys)} that are trusted here"
             )
         try:
             value = base64.b64decode(signature.value, validate=True)

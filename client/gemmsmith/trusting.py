@@ -43,7 +43,7 @@ def trust(
         f"{source} signs with the key {key.id}. Whoever has it can run programs here. Compare it "
         "with what `gemmsmith signing show` prints there."
     ):
-        raise Untrusted(f"the key {key.id} is not believed: nothing was changed")
+        raise Untrusted(f"the key {key.id} is not trusted: nothing was changed")
     name = _ODD.sub("-", urlsplit(url).hostname or "" if url else Path(source).stem)
     name = name.removesuffix(f"-{key.id}")
     path = folder / f"{name}-{key.id}{SUFFIX}"

@@ -215,9 +215,9 @@ def _compiled(
         builder = open_builder(settings, store, workers)
     except CompilerNotFound as error:
         raise CommandError(
-            f"{len(missing)} of {of} winners' kernels are in no pack here that anyone believed "
-            f"has signed, and cannot be compiled: {error} Or take them from a machine that has "
-            "them: `gemmsmith compile --winners --from URL`."
+            f"{len(missing)} of {of} winners' kernels are in no pack with a trusted signature, "
+            f"and cannot be compiled: {error} Or fetch them from a machine that has them: "
+            "`gemmsmith compile --winners --from URL`."
         ) from error
     files: dict[str, Path] = {}
     failures = []

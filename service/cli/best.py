@@ -51,7 +51,7 @@ def best(
                 m, n, k, batch=batch, dtype=dtype, layout=layout, device=device, exact=exact
             )
             if client.last_from_cache:
-                note("the service is away: this is its last known answer")
+                note("the service cannot be reached: this is its last known answer")
     else:
         answer = _from_database(problem, device, exact, database)
     if as_json:

@@ -31,7 +31,7 @@ class CheckStatus(StrEnum):
 
     OK = "ok"  # usable
     WARNING = "warning"  # usable, but look at it
-    MISSING = "missing"  # not there, or not usable
+    MISSING = "missing"  # not there, or not valid
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

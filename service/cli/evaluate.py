@@ -70,7 +70,7 @@ def load(folder: Path) -> list[Recording]:
     loaded = [Sweep.load(path) for path in sorted(folder.glob(f"*{SUFFIX}"))]
     found = [Recording(sweep, each) for sweep in loaded for each in sweep.problems.values()]
     if not found:
-        raise CommandError(f"no recorded sweep in {folder}; pass --sweeps with a folder of some")
+        raise CommandError(f"no recorded sweeps in {folder}; pass their folder by --sweeps")
     return found
 
 
@@ -199,7 +199,7 @@ class Judged:
         table(title, ("strategy", "", *map(str, self.curves[0].counts)), rows, left=2)
         gaps = list(self.flips.differences.values())
         said = f"; their difference is {_percent(max(gaps))}% at most" if gaps else ""
-        say(f"Two halves of the last rounds name different winners for {len(gaps)} problems{said}.")
+        say(f"Two halves of the last rounds give different winners for {len(gaps)} problems{said}.")
         known = [each.regret for each in self.neighbours if each.regret is not None]
         if known:
             say(

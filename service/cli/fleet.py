@@ -68,4 +68,4 @@ def fleet(
             run(settings, Options(cores=cores, share=share), until_idle=until_idle)
     except ConnectionError as error:
         raise CommandError(f"no Ray cluster: {error}. Start one: ray start --head") from error
-    note("the fleet has ended")
+    note("the fleet has stopped")

@@ -207,7 +207,7 @@ def _verify(url: str, head: str | None, *, as_json: bool) -> None:
     elif chain.fault is None:
         say(f"{chain.entries} entries, none changed or removed; head {chain.head or 'none'}")
     else:
-        say(f"the audit was tampered with: {chain.fault}")
+        say(f"the audit log was altered: {chain.fault}")
     if chain.fault is not None:
         raise typer.Exit(1)
 

@@ -87,7 +87,7 @@ def _check_keys(settings: Settings) -> None:
         if not store.keys.list(limit=1):
             raise SettingsError(
                 f"serving on {settings.host} takes API keys, and there is none in this database: "
-                "make one first, with: gemmsmith keys create NAME --scope admin"
+                "create one first: gemmsmith keys create NAME --scope admin"
             )
 
 
@@ -98,7 +98,7 @@ def _check_packs(settings: Settings) -> None:
     left_out = len(packs.manifests()) - len(packs.believed())
     if left_out > 0:
         log.warning(
-            "packs are not handed on: nobody who is believed here has signed them",
+            "packs are not served: they have no trusted signature",
             packs=left_out,
             fix="if they were compiled here: gemmsmith signing packs",
         )
@@ -109,7 +109,7 @@ def _tell_of_winners(loaded: list[tuple[Path, Imported]]) -> None:
         log.info("shipped winners", file=path.name, added=imported.added, kept=imported.kept)
         if imported.unbelieved:
             log.warning(
-                "winners that nobody who is believed has signed are not answered",
+                "winners without a trusted signature are not served",
                 file=path.name,
                 unbelieved=imported.unbelieved,
                 keys=imported.keys,

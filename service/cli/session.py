@@ -57,7 +57,7 @@ def local(settings: Settings) -> Iterator[TuningSession]:
 def say_made(winners: int) -> None:
     """Tell of a new database, and what is in it."""
     if winners:
-        note(f"made the database, with {winners} shipped winners")
+        note(f"created the database with {winners} shipped winners")
 
 
 def model_of(settings: Settings, slug: str | None) -> DeviceModel:

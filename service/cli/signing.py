@@ -37,7 +37,9 @@ def show(as_json: AsJson = False) -> None:
         emit({"id": key.id, "key": key.line})
         return
     say(key.line)
-    note(f"its identifier is {key.id}; where it is to be believed: gemmsmith signing trust FILE,")
+    note(
+        f"its identifier is {key.id}; to trust it on another machine: gemmsmith signing trust FILE,"
+    )
     note("or without the application: python -m gemmsmith trust FILE, with this line in FILE")
 
 
@@ -91,7 +93,7 @@ def revoke(
     settings = load_settings()
     found = [path for path, key in _believed(settings) if key.id == identifier]
     if not found:
-        raise MisuseError(f"no key {identifier!r:.40} is believed; see `gemmsmith signing list`")
+        raise MisuseError(f"no key {identifier!r:.40} is trusted; see `gemmsmith signing list`")
     if identifier == identity.signer(settings).public.id:
         raise MisuseError(
             f"{identifier} is this installation's own: move {settings.signing_key} away first, and "

@@ -74,7 +74,7 @@ def sync(
     compared = ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)
     say(f"compared with those here: {compared or 'none'}; {len(rechecks)} re-checks requested")
     if skipped:
-        note(f"{skipped} winners are of a newer gemmsmith: not taken")
+        note(f"{skipped} winners need a newer gemmsmith, and were skipped")
     if imported.unbelieved:
         note(f"{url}: {unbelieved(imported, settings)}")
 

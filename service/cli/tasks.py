@@ -184,7 +184,10 @@ def _print(outcomes: Sequence[TaskOutcome], seconds: float) -> None:
     if rows:
         table("", ("problem", "origin", "winner", "µs", "default µs", "speed-up"), rows, left=3)
     if unrecorded:
-        say(f"not recorded, so not tuned: {_some(unrecorded)} (`gemmsmith demo` lists what is)")
+        say(
+            f"not recorded, so not tuned: {_some(unrecorded)} "
+            "(`gemmsmith demo` lists the recorded problems)"
+        )
     sums = totals(outcomes)
     counted = ", ".join(f"{sums[status]} {status}" for status in Status if sums[status])
     mean = sums["speedup_geometric_mean"]

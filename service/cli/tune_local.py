@@ -106,7 +106,7 @@ def _kept(outcomes: Sequence[TaskOutcome]) -> str:
     tuned = sum(outcome.status is Status.TUNED for outcome in outcomes)
     return (
         f"interrupted: {tuned} of {len(outcomes)} problems have a new winner, and every trial is "
-        "kept; the same command goes on"
+        "kept; run the same command to continue"
     )
 
 

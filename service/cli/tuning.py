@@ -116,7 +116,7 @@ def tune(
     from service.cli import tune_fleet, tune_local, tune_remote
 
     if fleet and url:
-        raise MisuseError("--fleet asks the database, --url a service: give one of them")
+        raise MisuseError("--fleet uses the database, --url a service: give one of them")
     checked = effort_of(effort)
     found = tasks(m, n, k, suite, dtype, layout, batch, limit, calls or 0)
     if url:

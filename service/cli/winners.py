@@ -109,10 +109,10 @@ def import_(
 
 def unbelieved(imported: Imported, settings: Settings) -> str:
     """What to do about winners that are stored and not answered."""
-    keys = f"keys that are not believed here ({', '.join(imported.keys)}), or by nobody"
+    keys = f"keys that are not trusted here ({', '.join(imported.keys)}), or by nobody"
     return (
         f"{imported.unbelieved} winners are stored and not served until they are measured here: "
-        f"they are signed by {keys if imported.keys else 'nobody'}. To believe a key, put its "
-        f"public half, NAME.pub, into {settings.trusted} and import again; to answer them all the "
-        "same, import with --unsigned"
+        f"they are signed by {keys if imported.keys else 'nobody'}. To trust a key, put its "
+        f"public half, NAME.pub, into {settings.trusted} and import again; to serve them "
+        "anyway, import with --unsigned"
     )

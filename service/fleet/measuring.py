@@ -116,8 +116,8 @@ class StagedTuning(Tuning):
         except KernelsWanted as wanted:
             if notes.rounds >= MOST_ROUNDS:
                 raise PacksMissing(
-                    f"{wanted.kernels[0].name} was asked for {notes.rounds} times and is not here: "
-                    "do all machines see one packs folder or share, and believe its keys?"
+                    f"{wanted.kernels[0].name} was requested {notes.rounds} times and is not here: "
+                    "do all machines see one packs folder or share, and trust its keys?"
                 ) from None
             hand_to_compilers(leased, [kernel.name for kernel in wanted.kernels])
             return None

@@ -255,7 +255,8 @@ class Doorkeeper:
 
 BEARER = HTTPBearer(
     auto_error=False,
-    description="An API key, `gsk_…`. Not asked for where the service serves this machine only.",
+    description="An API key, `gsk_…`. "
+    "Not required if the service listens on the loopback interface only.",
 )
 """For the OpenAPI description; the `Doorkeeper` reads the header."""
 

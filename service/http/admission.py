@@ -40,7 +40,7 @@ def refused_without_room(service: State, caller: Caller) -> Iterator[None]:
         raise _busy("queue-full", "The queue is full", error, service.queue.pause_s()) from error
     except QuotaUsedUp as error:
         pause_s = service.queue.pause_s(key_name(caller))
-        raise _busy("quota-used-up", "The key's quota is used up", error, pause_s) from error
+        raise _busy("quota-used-up", "The key's job limit is reached", error, pause_s) from error
 
 
 def accepted(job: Job, *, created: bool) -> Response:
@@ -57,7 +57,7 @@ async def _idempotency_key(
     idempotency_key: Annotated[
         str | None,
         Header(
-            description="What is sent again with the same key is requested once",
+            description="Makes repeated requests safe: the same key never creates a second job",
             json_schema_extra={"pattern": f"^[!-~]([ -~]{{0,{_MAX_KEY - 2}}}[!-~])?$"},
         ),
     ] = None,
@@ -68,7 +68,7 @@ async def _idempotency_key(
         and idempotency_key.isprintable()
     ):
         raise invalid_field(
-            "Idempotency-Key", "is not usable", f"1 … {_MAX_KEY} printable ASCII characters"
+            "Idempotency-Key", "is not valid", f"1 … {_MAX_KEY} printable ASCII characters"
         )
     return idempotency_key
 

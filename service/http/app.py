@@ -56,7 +56,7 @@ PREDICTOR = AnalyticModel()
 """Of lookups that find no winner."""
 
 DESCRIPTION = (
-    "Asks which CUTLASS kernel, launched how, is fastest for a matrix product on a GPU. "
+    "Finds the fastest kernel, with its launch parameters, for a matrix product on a GPU. "
     "Errors are RFC 9457 problem documents."
 )
 

@@ -55,7 +55,7 @@ class Attempts:
         if over_s > 0:
             if client not in self._refused:
                 self._refused.add(client)
-                log.warning("unknown keys without end", client=client)
+                log.warning("many unknown API keys", client=client)
             raise _too_many(math.ceil(over_s))
         self._refused.discard(client)
         self._paid_at[client] = paid_at
@@ -80,6 +80,6 @@ def _too_many(wait_s: int) -> ProblemError:
         kind="too-many-unknown-keys",
         title="Too many unknown keys",
         detail="Many unknown API keys were sent from this address: mistyped, revoked or expired. "
-        "Send one that is known, or wait.",
+        "Send a valid key, or wait.",
         headers={"Retry-After": str(wait_s)},
     )

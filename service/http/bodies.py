@@ -85,7 +85,7 @@ def _too_large(limit: int) -> ProblemError:
         status=413,
         kind="body-too-large",
         title="Body too large",
-        detail=f"A body may have {limit} bytes; send fewer problems per call.",
+        detail=f"A body can have at most {limit} bytes; send fewer problems per call.",
     )
 
 
@@ -94,6 +94,6 @@ def _too_many() -> ProblemError:
         status=503,
         kind="too-many-bodies",
         title="Too many bodies",
-        detail="Others are sending more than there is memory for. Try again.",
+        detail="The bodies of all clients together exceed the memory limit. Try again.",
         headers={"Retry-After": "1"},
     )

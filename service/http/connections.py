@@ -212,13 +212,13 @@ class Connections:
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE) and self._may_open_files:
                 self._may_open_files = False
-                log.error("new connections are lost: no file can be opened", error=error.strerror)  # noqa: TRY400
+                log.error("connections refused: too many open files", error=error.strerror)  # noqa: TRY400
 
     def _say(self, connection: Connection, why: str) -> None:
         times = self._pressed.times()
         if times:
             log.warning(
-                "connections are short",
+                "connection limit reached",
                 reason=why,
                 client=connection.client_name,
                 open=len(self),

@@ -26,7 +26,7 @@ from tuner.errors import DatabaseBusy, JobNotFound, SchemaChanged, StoreError
 MEDIA_TYPE = "application/problem+json"
 _TYPE = "urn:gemmsmith:problem:"
 _PLACES = ("query", "body", "path", "header")
-_BUSY = "Somebody else has been writing to it for too long; nothing of this request was changed."
+_BUSY = "Another process has held the write lock for too long; nothing of this request was changed."
 """The log also says which process it is: nothing for everybody who may ask."""
 
 log = structlog.get_logger("gemmsmith.service")
@@ -160,10 +160,10 @@ def from_status(request: Request, error: HTTPException) -> ProblemError:
     status = HTTPStatus(error.status_code)
     headers = dict(error.headers or {})
     if status is HTTPStatus.NOT_FOUND:
-        detail = f"There is nothing at {request.url.path}; /docs lists what there is."
+        detail = f"There is nothing at {request.url.path}; /docs lists all routes."
     elif status is HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = headers["Allow"] = ", ".join(_methods(request)) or "GET, HEAD"
-        detail = f"{request.method} is not possible on {request.url.path}; it takes {allowed}."
+        detail = f"{request.method} is not allowed on {request.url.path}; allowed: {allowed}."
     else:
         detail = str(error.detail or status.description)
     return ProblemError(

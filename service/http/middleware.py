@@ -126,7 +126,7 @@ _TOO_MANY_WRITES = ProblemError(
     status=503,
     kind="store-unavailable",
     title="The database cannot be used",
-    detail="Others have been waiting to write for long; nothing was changed. Try again.",
+    detail="Many other requests are waiting to write; nothing was changed. Try again.",
     headers={"Retry-After": "5"},
 )
 
@@ -150,8 +150,8 @@ class RefuseCrossSite:
             status=403,
             kind="cross-site",
             title="Cross-site request",
-            detail="A page of another site asked for this. Changes are made from the service's "
-            "own pages, or by programs, which send neither Origin nor Sec-Fetch-Site.",
+            detail="Requests from pages of other sites cannot change anything. Use the service's "
+            "own pages, or a program, which sends neither Origin nor Sec-Fetch-Site.",
             headers={"Connection": "close"},  # the body is not going to be read
         )
         await problem.response(scope["path"])(scope, receive, send)

@@ -198,25 +198,25 @@ _URL_TOO_LONG = ProblemError(
     status=414,
     kind="url-too-long",
     title="URL too long",
-    detail=f"A URL may have {MAX_URL_BYTES} bytes.",
+    detail=f"A URL can have at most {MAX_URL_BYTES} bytes.",
 )
 _HEAD_TOO_LARGE = ProblemError(
     status=431,
     kind="headers-too-large",
     title="Headers too large",
-    detail=f"The URL and all headers together may have {MAX_HEAD_BYTES} bytes.",
+    detail=f"The URL and all headers together can have at most {MAX_HEAD_BYTES} bytes.",
 )
 _TOO_SLOW = ProblemError(
     status=408,
     kind="request-timeout",
     title="Request timeout",
-    detail="The rest of the request did not come in time; send it in one go.",
+    detail="The rest of the request did not arrive in time.",
 )
 _FULL = ProblemError(
     status=503,
     kind="too-many-connections",
     title="Too many connections",
-    detail="There are as many connections as there may be, or as many from this address; close "
+    detail="The limit of connections, or of connections from this address, is reached; close "
     "some, and try again.",
     headers={"Retry-After": "1"},
 )

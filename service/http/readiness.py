@@ -36,7 +36,9 @@ PACKS_NEED_BYTES = 100_000_000
 """Free space below which the packs' disk counts as full: a few tuned problems' packs."""
 
 OK = "ok"
-_UNUSABLE = "cannot be used; the service's log says why, and whoever brings a key can read it"
+_UNUSABLE = (
+    "cannot be used; the service's log says why, and so does this answer to a request with a key"
+)
 
 log = structlog.get_logger("gemmsmith.service")
 
@@ -117,7 +119,7 @@ class Readiness:
             checks |= {"schema": OK, "packs": _room_for_packs(self._packs)}
             self._write_if_due()
         except DatabaseBusy:
-            checks["database"] = "busy: somebody else has been writing for seconds"
+            checks["database"] = "busy: another process has held the write lock for seconds"
         except StoreError as error:
             self._say(str(error))
             return _unusable(str(error), {**checks, "database": str(error)})

@@ -128,9 +128,9 @@ class SnapshotQuery(_Strict):
 
     arch: Arch | None = None
     device: Slug | None = None
-    since: Annotated[str | None, Field(max_length=100, description="A revision to go on from")] = (
-        None
-    )
+    since: Annotated[
+        str | None, Field(max_length=100, description="The revision that the client has")
+    ] = None
 
 
 class ProblemBody(_Problem):
@@ -147,7 +147,7 @@ class ProblemBody(_Problem):
 class BestBatchBody(_Strict):
     """Many lookups in one call.
 
-    The problems are checked one by one, so that a wrong one costs its own answer only.
+    The problems are checked one by one, so that an invalid one only affects its own answer.
     """
 
     problems: Annotated[
@@ -164,23 +164,24 @@ class BestBatchBody(_Strict):
 
 
 class TuneBody(ProblemBody):
-    """A tuning job to request. `device` empty: whichever worker comes first."""
+    """A tuning job to request. An empty `device` means any worker."""
 
     effort: Effort = Effort.DEFAULT
-    priority: Annotated[Priority, Field(description="Higher goes first, whatever is at stake")] = 0
+    priority: Annotated[Priority, Field(description="Jobs with a higher priority run first")] = 0
     calls: Annotated[
         Calls,
         Field(
             description="How often the caller runs this problem, in any span that is the same for "
-            "all its problems (a training step, a day). Of equal priority, the job goes first that "
-            "is expected to save most time in all its calls; those of joined requests add up."
+            "all its problems (a training step, a day). At equal priority, the job that is "
+            "expected to save most time in all its calls runs first. The calls of requests that "
+            "join a job add up."
         ),
     ] = 0
     deadline_s: Annotated[
         DeadlineSeconds | None,
         Field(
-            description="Seconds from now after which nobody needs the answer: a job that has no "
-            "winner by then fails. Of joined requests the latest holds, or none."
+            description="Seconds from now after which a job without a winner fails. If requests "
+            "join a job, the latest deadline applies, or none if one of them has none."
         ),
     ] = None
     device: Slug = ""
@@ -200,14 +201,14 @@ class PinBody(WinnerBody):
 
 
 class KeyBody(_Strict):
-    """An API key to make."""
+    """An API key to create."""
 
     name: KeyName
-    scope: Annotated[Scope, Field(description="Each includes those before it")] = Scope.READ
+    scope: Annotated[Scope, Field(description="Each scope includes the previous ones")] = Scope.READ
     expires_in_s: Annotated[KeyLife | None, Field(description="Seconds; null: never")] = None
     job_limit: Annotated[
         JobLimit | None,
-        Field(description="Jobs it may have waiting or running; null: the service's default"),
+        Field(description="Limit of waiting and running jobs; null: the service's default"),
     ] = None
 
 
@@ -261,7 +262,7 @@ Fields = Annotated[
     ),
 ]
 FormatName = Annotated[
-    Format | None, Field(description="Wins over the Accept header; without both, JSON")
+    Format | None, Field(description="Takes precedence over the Accept header; without both, JSON")
 ]
 
 

@@ -156,10 +156,10 @@ def _problem(links: Schema) -> Schema:
         instance=_TEXT,
         errors={"type": "array", "items": error},
         links=links,
-        checks={**_CHECKS, "description": "How each check of /readyz went."},
+        checks={**_CHECKS, "description": "The result of each check of /readyz."},
     )
     problem["required"] = ["type", "title", "status", "detail", "instance"]
-    problem["description"] = "What is wrong and what to do, as RFC 9457 has it."
+    problem["description"] = "What is wrong and what to do, as defined by RFC 9457."
     return problem
 
 

@@ -277,6 +277,6 @@ def _full(status: int, detail: str) -> ProblemError:
         status=status,
         kind="too-many-streams",
         title="Too many event streams",
-        detail=f"{detail} at once; close some, or ask for the job itself.",
+        detail=f"{detail} at once; close some, or poll the job instead.",
         headers={"Retry-After": "5"},
     )

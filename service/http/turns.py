@@ -76,8 +76,8 @@ class Lookups:
                 status=429,
                 kind="too-many-lookups",
                 title="Too many lookups",
-                detail=f"Batches under way may ask about {self._limit} problems together; wait for "
-                "answers before asking more, or fetch GET /snapshot once.",
+                detail=f"Batches under way may have {self._limit} problems together; wait for "
+                "the answers before sending more, or fetch GET /snapshot once.",
                 headers={"Retry-After": "2"},
             )
         self._asked[client] += problems

@@ -49,7 +49,7 @@ def _change(one: Winner, before: Winner) -> str:
     if one.speedup and before.speedup:
         change = one.speedup.median / before.speedup.median - 1
         said.append(f"ratio {change:+.1%}")
-    return ", ".join(said) or "nothing that is on record"
+    return ", ".join(said) or "nothing that is recorded"
 
 
 def curl(asked: Problem, device: str, origin: str, *, with_key: bool) -> str:

@@ -10,10 +10,10 @@ from tuner.jobs import Job, LivingWorker, taker
 def waiting(job: Job, workers: Sequence[LivingWorker]) -> str:
     """Of a job that waits, with all the workers that live."""
     if not workers:
-        return "waits: no worker lives; start one with gemmsmith worker"
+        return "waits: no worker is alive; start one with gemmsmith worker"
     worker = taker(workers, job)
     if worker is None:
-        return f"waits: no living worker takes jobs for {job.device}"
+        return f"waits: no worker that is alive takes jobs for {job.device}"
     if worker.job is not None:
         return f"waits its turn: the worker on {worker.host} has another job"
-    return f"waits: the worker on {worker.host} takes it next"
+    return f"waits: the worker on {worker.host} runs it next"

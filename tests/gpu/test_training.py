@@ -441,9 +441,9 @@ def test_a_pack_that_is_not_what_it_should_be_is_refused(
     assert len(said) == {"damaged cache": 0, "signed by a stranger": 1, "tampered": len(files)}[how]
     for line in said:
         assert line.startswith(
-            "everything runs torch's own operators"
+            "torch's own operators run: "
             if how == "signed by a stranger"
-            else "torch's own operators stand in for kernel pack"
+            else "torch's own operators run instead of kernel pack"
         )
 
 

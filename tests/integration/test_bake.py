@@ -155,7 +155,7 @@ def test_without_a_compiler_what_is_missing_is_counted(
     packs_of(settings).publish(compiled, MEMBERS[:1], fake_nvcc.toolchain(tmp_path / "elsewhere"))
     no_compiler(monkeypatch)
     result = bake("--winners", "-o", tmp_path / "w.gspack", code=1)
-    assert "error: 3 of 4 winners' kernels are in no pack here" in result.stderr
+    assert "error: 3 of 4 winners' kernels are in no pack with a trusted signature" in result.stderr
     assert "Install one." in result.stderr
     assert "compile --winners --from URL" in result.stderr
     assert not (tmp_path / "w.gspack").exists()

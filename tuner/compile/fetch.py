@@ -134,8 +134,8 @@ def _take(
             offer.manifest.check(offer.hash, trusted)
         except Untrusted as error:
             raise Untrusted(
-                f"{error}. To believe that service: gemmsmith signing trust {client.url}; "
-                f"{UNSIGNED_VARIABLE}=1 takes whatever comes"
+                f"{error}. To trust that service: gemmsmith signing trust {client.url}; "
+                f"{UNSIGNED_VARIABLE}=1 accepts unsigned packs"
             ) from error
     here = store.get(offer.hash)  # for other kernels, perhaps
     if here is not None:

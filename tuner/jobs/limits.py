@@ -38,7 +38,7 @@ def refusal(
     waiting = JobState.WAITING.value
     if limit is not None and _count(session, limit, JobRow.state == waiting) >= limit:
         return QueueFull(
-            f"{limit} jobs are waiting, as many as may. Nothing was requested; try again later"
+            f"{limit} jobs are waiting, which is the limit. Nothing was requested; try again later"
         )
     if ordered_by is None or job_limit is None:
         return None
@@ -46,8 +46,8 @@ def refusal(
     active = JobRow.state.in_([waiting, JobState.RUNNING.value])
     if _count(session, job_limit, theirs, active) >= job_limit:
         return QuotaUsedUp(
-            f"{job_limit} jobs ordered with the key {ordered_by!r} are waiting or running, as many "
-            "as it may have. Nothing was requested; try again later"
+            f"{job_limit} jobs of the key {ordered_by!r} are waiting or running, which is its "
+            "limit. Nothing was requested; try again later"
         )
     return None
 

@@ -63,7 +63,7 @@ class MatmulHeuristics:
             ) from error
         gpu = next((ours for ours in _GPUS if ours in model.name.split()), None)
         if gpu is None:
-            raise HeuristicsUnavailable(f"nvMatmulHeuristics is not asked about {model.name}")
+            raise HeuristicsUnavailable(f"nvMatmulHeuristics does not support {model.name}")
         self._package = package
         self._library: Any = package.NvMatmulHeuristicsInterfaceEx(
             backend=package.NvMatmulHeuristicsTarget.CUTLASS3,

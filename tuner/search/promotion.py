@@ -127,7 +127,7 @@ def decide(finals: Finals) -> Decision:
 def verdict(decision: Decision) -> str:
     """A decision in a line of progress."""
     if decision.candidate is None or decision.statistics is None:
-        return "no candidate survived; the default stays the answer"
+        return "no candidate passed; the default is kept"
     gain = f", {decision.speedup.median:.3f} × the default" if decision.speedup else ""
     cost = f", power penalty {decision.power_penalty:.3f}" if decision.power_penalty else ""
     found = f"{decision.candidate.key} {decision.statistics.median_us:.2f} µs{gain}{cost}"

@@ -85,8 +85,8 @@ class Revisions:
                 )
             if not _may_be_served(known[revision]):
                 raise NoSuchRevision(
-                    f"revision {revision} of {problem} on {device} is not answered: nobody who is "
-                    "believed here signed it; trust its key and import it again, or tune it"
+                    f"revision {revision} of {problem} on {device} is not served: it has no "
+                    "trusted signature. Trust its key and import it again, or tune it"
                 )
             return self._serve(session, problem, history, known[revision], Action.PINNED, actor)
 

@@ -145,7 +145,7 @@ def _made(winners: _Winners, snapshot: Snapshot) -> tuple[_Noting, Engine]:
     kind = engine.platform.kind
     if kind is not None and Dispatch.of(kind) is None:
         raise PackIncompatible(
-            "gemmsmith's compiled binding cannot be had: install the wheel, or a C++ compiler"
+            "gemmsmith's compiled binding is not available: install the wheel, or a C++ compiler"
         )
     return lookup, engine
 

@@ -212,7 +212,7 @@ class Dispatch:
         try:
             return self._decide(words)
         except Exception:
-            log.warning("torch's own operator stands in for a product", exc_info=True)
+            log.warning("torch's own operator runs instead of a tuned kernel", exc_info=True)
             return None
 
     def _decide(self, words: Any) -> int | None:

@@ -330,7 +330,7 @@ class Engine:
         if (pack, reason) not in self._complaints:
             self._complaints.add((pack, reason))
             what = f"kernel pack {pack[:16]}" if pack else "the lookup"
-            log.warning("torch's own operators stand in for %s: %s", what, error)
+            log.warning("torch's own operators run instead of %s: %s", what, error)
 
 
 class _Current:

@@ -63,13 +63,13 @@ def use(
     try:
         chooser, packs = _opened(source, pin, model)
     except GemmsmithError as error:
-        log.warning("everything runs torch's own operators: %s", error)
+        log.warning("torch's own operators run: %s", error)
         install(None)
         return
     found = getattr(getattr(chooser, "snapshot", None), "device", model)
     if model is not None and found != model:
         log.warning(
-            "everything runs torch's own operators: the winners are those of %s, and this is %s",
+            "torch's own operators run: the winners are for %s, and this GPU is %s",
             found,
             model,
         )

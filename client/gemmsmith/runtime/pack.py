@@ -216,6 +216,6 @@ def _load(path: Path) -> tuple[ctypes.CDLL, Spoken]:
         raise PackIncompatible(f"{path} is not a kernel pack: {error}") from error
     except ValueError as error:
         raise PackIncompatible(
-            f"{path} speaks {error}; fetch or build the pack with a matching gemmsmith"
+            f"{path} has {error}; fetch or build the pack with a matching gemmsmith"
         ) from error
     return library, speaks

@@ -19,7 +19,7 @@ router = APIRouter(tags=["access"])
 
 @router.get("/audit", dependencies=[needs(Scope.ADMIN)])
 def audit(service: Service, query: Annotated[AuditQuery, Query()]) -> Response:
-    """What was done, newest first; `links.next` leads to what was done before."""
+    """The audit log, newest first; `links.next` has the older entries."""
     entries = service.store.audit.entries(
         action=query.action, actor=query.actor, after=query.after, limit=query.limit
     )

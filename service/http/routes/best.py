@@ -35,7 +35,8 @@ async def best(
 ) -> Response:
     """The fastest known kernel and launch for a matrix product on a GPU model.
 
-    What was never tuned, nor anything like it, gets the cost model's proposal, `predicted`.
+    If neither this problem nor a nearby one was tuned, the cost model's proposal is returned
+    (`predicted`).
     """
     client = whose(caller, request.scope)
     asked: bytes = request.scope["query_string"]
@@ -54,10 +55,10 @@ async def best_batch(
     asking: Asking,
     body: BestBatchBody,
 ) -> Response:
-    """Many lookups in one call, each answered as by `GET /best`; a wrong one costs itself only.
+    """Many lookups in one call, each answered as by `GET /best`; an invalid one fails alone.
 
-    While a client's batches ask about as many problems as they may, further ones get a 429: send
-    them again after `Retry-After` seconds.
+    While a client's batches together reach the limit of problems, further ones get a 429: send them
+    again after `Retry-After` seconds.
     """
     client = whose(caller, request.scope)
     with service.lookups.admitted(client, len(body.problems)):

@@ -14,7 +14,7 @@ router = APIRouter(tags=["history"])
 
 @router.get("/devices", dependencies=[needs(Scope.READ)])
 def devices(service: Service) -> Response:
-    """Known device models; the first is the one that lookups without `device` mean."""
+    """Known device models; the first is the default of lookups without `device`."""
     known = service.catalogue.known(refresh=True)
     local = service.catalogue.local
     return documents.json_response(

@@ -114,7 +114,7 @@ def listing(
         raise ProblemError(
             status=501,
             kind="parquet-missing",
-            title="No Parquet here",
+            title="Parquet is not available",
             detail=f"{error}. Until then: format=csv.",
         ) from None
     return Response(content, media_type=MEDIA_TYPES[form], headers=headers)

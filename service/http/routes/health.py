@@ -36,18 +36,18 @@ class _NotReadyError(ProblemError):
 
 @router.get("/healthz")
 async def healthz() -> Response:
-    """The process answers; says nothing about the database."""
+    """Answers while the process runs; does not check the database."""
     return documents.json_response({"status": "ok"})
 
 
 @router.get("/readyz")
 async def readyz(service: Service, request: Request) -> Response:
-    """Whether the database has the schema that this version needs and can be written.
+    """Whether the database is writable and has the schema that this version needs.
 
-    `checks` says how each check went, and is a second old at most; whether the database can be
-    written, ten. The status is `degraded`, and the service ready, while lookups are answered as
-    ever: somebody else is writing for long, or there is no room for packs. What the database says
-    is told to those who may read.
+    `checks` has the result of each check, at most a second old; the test write is at most ten
+    seconds old. The status is `degraded`, and the service still ready, if lookups work but another
+    process has held the write lock for long, or there is no space for packs. The database's error
+    message is included for requests with a key.
     """
     report = await service.readiness.report()
     if not service.access.admits(request.scope, Scope.READ):

@@ -44,7 +44,7 @@ router = APIRouter(prefix="/jobs", tags=["tuning"])
 
 @router.get("", dependencies=[needs(Scope.READ)])
 def list_jobs(service: Service, asking: Asking, query: Annotated[JobsQuery, Query()]) -> Response:
-    """Jobs, newest first; `links.next` leads to the older ones."""
+    """Jobs, newest first; `links.next` has the older ones."""
     try:
         jobs = _jobs(service, asking, query.state, query.after, query.limit)
     except JobNotFound as error:
@@ -57,8 +57,9 @@ def list_jobs(service: Service, asking: Asking, query: Annotated[JobsQuery, Quer
 
 @router.get("/{job_id}", dependencies=[needs(Scope.READ)])
 def get_job(service: Service, asking: Asking, job_id: str) -> Response:
-    """One job: its state, how far it is, and the best so far; `waits` says what a waiting one waits
-    for, and whether a worker lives that takes it.
+    """One job: its state, its progress, and the best time so far.
+
+    `waits` says what a waiting job waits for, and whether a worker is alive that can take it.
     """
     job = _get(service, job_id, asking)
     waits = waiting(job, service.queue.workers.alive()) if job.state is JobState.WAITING else ""
@@ -69,8 +70,10 @@ def get_job(service: Service, asking: Asking, job_id: str) -> Response:
 def cancel_job(
     service: Service, caller: Annotated[Caller, needs(Scope.TUNE)], job_id: str
 ) -> Response:
-    """Ask for cancellation: at once for a waiting job, after the current candidate for a running
-    one. A job that has ended stays as it is. Trials are kept. Another key's job takes an admin.
+    """Cancel a job: a waiting one at once, a running one after its current candidate.
+
+    A job that has ended does not change. Trials are kept. Only an admin key can cancel the job of
+    another key.
     """
     job = _get(service, job_id)
     _need_right(caller, job)
@@ -85,10 +88,11 @@ def retry_job(
     job_id: str,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    """Request anew what a job failed to do, or was cancelled before; answers as `POST /tune` does.
+    """Request a failed or cancelled job again; answers as `POST /tune`.
 
     The new job has the old one's problem, effort, device, priority and calls, and no deadline. A
-    job that is done or not over yet gets a 409. Another key's job takes an admin.
+    job that succeeded or has not ended gets a 409. Only an admin key can retry the job of another
+    key.
     """
     old = _get(service, job_id)
     _need_right(caller, old)
@@ -104,7 +108,7 @@ def retry_job(
         raise ProblemError(
             status=409,
             kind="not-retryable",
-            title="Nothing to try again",
+            title="Nothing to retry",
             detail=f"{error}.",
             links={"job": {"href": f"/jobs/{old.id}"}},
         ) from error
@@ -121,7 +125,10 @@ def job_events(
     after: Annotated[Number, Query(description="Event to continue after")] = 0,
     last_event_id: Annotated[
         str | None,
-        Header(description="As `after`; it wins", json_schema_extra={"pattern": "^[0-9]{0,9}$"}),
+        Header(
+            description="As `after`, and takes precedence",
+            json_schema_extra={"pattern": "^[0-9]{0,9}$"},
+        ),
     ] = None,
 ) -> Response:
     """The job's events from the first (or from `Last-Event-ID`) to its end, as they happen."""
@@ -170,10 +177,10 @@ def _need_right(caller: Caller, job: Job) -> None:
         raise ProblemError(
             status=403,
             kind="forbidden",
-            title="Another key's job",
-            detail=f"The job was not requested with the API key {caller.name!r}: only the key that "
-            "did, or one with the scope admin, may cancel it or try it again. To have the problem "
-            "tuned, request it: POST /tune.",
+            title="Job of another key",
+            detail=f"The job was not requested with the API key {caller.name!r}. Only the key that "
+            "requested it, or one with the scope admin, may cancel or retry it. To tune the "
+            "problem, request it: POST /tune.",
             links={"tune": {"href": "/tune", "method": "POST"}},
         )
 

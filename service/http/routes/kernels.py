@@ -40,7 +40,7 @@ def kernel(service: Service, name: str) -> Response:
 
 @router.get("/packs", dependencies=[needs(Scope.READ)])
 def packs(service: Service, query: Annotated[PacksQuery, Query()]) -> Response:
-    """The kernel packs that are here and what they hold, by hash; `after` continues a page."""
+    """The service's kernel packs and their contents, by hash; `after` continues a page."""
     found = service.artifacts.manifests(
         toolchain=query.toolchain, after=query.after or "", limit=query.limit
     )
@@ -56,9 +56,9 @@ def pack(
     pack_hash: PackHash,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """A kernel pack's bytes: a shared object, the same for ever under this hash.
+    """The bytes of a kernel pack: a shared object, which never changes under this hash.
 
-    One `Range` of them can be asked for; several at once get all bytes.
+    A single `Range` is supported; a request with several ranges gets all bytes.
     """
     # Nothing but a hash ever becomes part of a path.
     if not _HASH.fullmatch(pack_hash):

@@ -22,7 +22,7 @@ router = APIRouter(prefix="/keys", tags=["access"])
 
 @router.get("", dependencies=[needs(Scope.ADMIN)])
 def list_keys(service: Service, query: Annotated[KeysQuery, Query()]) -> Response:
-    """Keys that work, newest first; with `inactive` also those revoked or expired."""
+    """Active keys, newest first; with `inactive` also revoked and expired ones."""
     keys = service.store.keys.list(inactive=query.inactive, after=query.after, limit=query.limit)
     following = next_page("/keys", query, keys, lambda last: last.id)
     return documents.json_response(documents.page("keys", map(_document, keys), following))
@@ -32,7 +32,7 @@ def list_keys(service: Service, query: Annotated[KeysQuery, Query()]) -> Respons
 def create_key(
     service: Service, caller: Annotated[Caller, needs(Scope.ADMIN)], body: KeyBody
 ) -> Response:
-    """Make a key. Its `key` is in this answer and nowhere else: only a hash of it is kept."""
+    """Create a key. Only this answer contains its `key`; the service stores a hash."""
     try:
         key, secret = service.store.keys.create(
             body.name,
@@ -55,7 +55,7 @@ def create_key(
 def revoke_key(
     service: Service, caller: Annotated[Caller, needs(Scope.ADMIN)], name: str
 ) -> Response:
-    """End a key for good; its name is free again. Jobs that it requested go on."""
+    """Revoke a key. Its name can be used again. Jobs that it requested go on."""
     try:
         key = service.store.keys.revoke(name, actor=caller.name)
     except KeyNotFound:

@@ -16,7 +16,7 @@ router = APIRouter(tags=["kernels"])
 def signing_key(service: Service) -> Response:
     """The public key that snapshots are signed with, as a line of a file, and its identifier.
 
-    `python -m gemmsmith trust URL` puts it among those that a user's programs believe.
+    `python -m gemmsmith trust URL` adds it to a user's trusted keys.
     """
     key = service.signer.public
     return documents.json_response({"id": key.id, "key": key.line})

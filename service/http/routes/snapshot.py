@@ -31,12 +31,12 @@ async def snapshot(
     if_none_match: Annotated[str | None, Header()] = None,
     accept_encoding: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> Response:
-    """All current winners of a GPU model in one document, and the revision that they make.
+    """All current winners of a GPU model in one document, with their revision.
 
-    The same winners, packs included, have the same revision, and with that and the same key the
-    same ETag. Packs that nobody who is believed here has signed are not named. Who has an earlier
-    document asks for what has changed `since` its revision, and gets that, as long as it is known
-    and less than the whole; the header `Gemmsmith-Since` tells which of both it is.
+    The same winners and packs give the same revision, and with the same signing key the same ETag.
+    Packs without a trusted signature are left out. A client with an earlier document can request
+    the changes `since` its revision. It gets them if that revision is still known and the changes
+    are smaller than the whole; the header `Gemmsmith-Since` says which of the two was sent.
     """
     edition = await service.snapshots.newest(query.arch, query.device, asking)
     if edition is None:

@@ -30,13 +30,13 @@ def tune(
     body: TuneBody,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    """Request a tuning job: 202 for a new one, 200 for the one that already does this.
+    """Request a tuning job: 202 for a new job, 200 for an existing one that already does this.
 
-    The job's `calls` are those of all requests that joined it, and its `expected_saving_us` what
-    tuning is expected to save in them together, in microseconds: null while there are none. A
-    request that is repeated with its Idempotency-Key adds nothing. While the queue is full, or as
-    many jobs of the caller's key wait and run as may, new jobs are refused with a 429: send the
-    request again after `Retry-After` seconds.
+    The job's `calls` are the sum of all requests that joined it. Its `expected_saving_us` is the
+    time that tuning is expected to save in all these calls, in microseconds; null without calls.
+    Repeating a request with its Idempotency-Key adds nothing. If the queue is full, or the key has
+    reached its limit of jobs, new jobs are refused with a 429: send the request again after
+    `Retry-After` seconds.
     """
     problem = body.problem()
     model = service.catalogue.resolve(None, body.device)

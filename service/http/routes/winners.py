@@ -29,7 +29,7 @@ Admin = Annotated[Caller, needs(Scope.ADMIN)]
 
 @router.get("/history", dependencies=[needs(Scope.READ)])
 def history(service: Service, asking: Asking, query: Annotated[HistoryQuery, Query()]) -> Response:
-    """Every winner that a problem has had on a GPU model, newest first.
+    """All winners of a problem on a GPU model, newest first.
 
     Each comes with the answer of `GET /best` while it is served. `current` marks the one that is;
     `origin` says where its measurements come from.
@@ -47,7 +47,7 @@ def history(service: Service, asking: Asking, query: Annotated[HistoryQuery, Que
 
 @router.post("/pin")
 def pin(service: Service, caller: Admin, asking: Asking, body: PinBody) -> Response:
-    """Serve a revision until it is unpinned, whatever is tuned, imported or re-checked."""
+    """Serve a revision until it is unpinned, even if others are promoted meanwhile."""
     with _asked(service, body) as (problem, device):
         chosen = service.store.pin(problem, device.slug, body.revision, actor=caller.name)
     return _served(service, asking, chosen)
@@ -63,9 +63,9 @@ def unpin(service: Service, caller: Admin, asking: Asking, body: WinnerBody) -> 
 
 @router.post("/rollback")
 def roll_back(service: Service, caller: Admin, asking: Asking, body: WinnerBody) -> Response:
-    """Serve, pinned, the revision that was current before the present one.
+    """Serve and pin the revision that was current before.
 
-    Rolling back once more undoes it; any other revision can be pinned.
+    A second rollback undoes the first. To serve any other revision, pin it.
     """
     with _asked(service, body) as (problem, device):
         chosen = service.store.roll_back(problem, device.slug, actor=caller.name)

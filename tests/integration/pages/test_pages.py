@@ -83,7 +83,7 @@ def test_the_overview_tells_how_things_stand(page: Page, site: Site) -> None:
     expect(page.locator(".workers")).to_contain_text(
         f"elsewhere, for {H200.slug} and another-gpu: idle"
     )
-    expect(waiting).to_contain_text("the worker on elsewhere takes it next")
+    expect(waiting).to_contain_text("the worker on elsewhere runs it next")
     site.queue.workers.leave("elsewhere:1:x")
     row.get_by_role("link").first.click()
     assert len(rows(page)) == 50
@@ -171,7 +171,7 @@ def test_the_description_has_examples_that_work(site: Site, page: Page) -> None:
     command = page.get_by_role("region", name="Example of POST /best:batch").inner_text()
     [*_, sent, url] = shlex.split(command)
     assert site.http.post(url, json=json.loads(sent)).status_code == 200
-    page.get_by_text("What it is answered").first.click()
+    page.get_by_text("Responses").first.click()
     shown = page.get_by_role("region", name="Answer of GET /best", exact=True).inner_text()
     assert json.loads(shown)["problem"]["n"] == 6144
 
@@ -299,7 +299,7 @@ def test_a_queue_without_room_says_so_in_the_form(tmp_path: Path) -> None:
             answer = http.post("/ui/tune", data={"m": m, "n": "8", "k": "8", "calls": "7"})
             assert answer.status_code == status
         assert int(answer.headers["retry-after"]) > 0
-        assert "1 jobs are waiting, as many as may. Nothing was requested" in answer.text
+        assert "1 jobs are waiting, which is the limit. Nothing was requested" in answer.text
         assert 'name="calls" inputmode="numeric" autocomplete="off" value="7"' in answer.text
 
 
@@ -311,12 +311,12 @@ def test_a_service_without_anything_says_how_to_begin(chromium: Browser, tmp_pat
             page = watch.over(context.new_page())
             for path, said in (
                 ("/ui", "There are no winners yet"),
-                ("/ui", "none lives"),
+                ("/ui", "none alive"),
                 ("/ui/problems", "There are no winners yet"),
                 ("/ui/problems?q=4096&sort=time", "No winner matches"),
                 ("/ui/map", "No winner has K = 1"),
                 ("/ui/jobs?state=failed", "There are no failed jobs"),
-                ("/ui/devices", "No device is known yet"),
+                ("/ui/devices", "There is no device yet"),
                 ("/ui/tune", "whichever worker comes first"),
             ):
                 page.goto(path)

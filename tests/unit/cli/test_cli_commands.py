@@ -123,7 +123,7 @@ def test_winners_travel_as_files(tmp_path: Path) -> None:
     told = run("import", path, "--database", other)
     assert "0 winners added, 0 known already" in told.stdout
     assert "4 winners are stored and not served" in told.stderr
-    assert "by nobody. To believe a key, put its public half" in told.stderr
+    assert "by nobody. To trust a key, put its public half" in told.stderr
     assert run("results", "--winners", "--json", "--database", other).stdout == ""
     waiting = run("results", "--unanswered", "--json", "--database", other).stdout.splitlines()
     assert [json.loads(line)["origin"] for line in waiting] == ["unsigned"] * 4
@@ -211,7 +211,7 @@ def test_signed_winners_are_believed_where_their_key_is(
     assert f"4 winners signed with {signer.public.id}" in said
     other = f"sqlite:///{tmp_path}/other.db"
     told = run("import", path, "--database", other).stderr
-    assert f"keys that are not believed here ({signer.public.id})" in told
+    assert f"keys that are not trusted here ({signer.public.id})" in told
     trusted = tmp_path / "trusted"
     trusted.mkdir()
     (trusted / "release.pub").write_text(signer.public.line)

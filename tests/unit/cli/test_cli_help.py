@@ -44,9 +44,14 @@ def test_help_is_grouped_by_what_people_do() -> None:
     text = CliRunner().invoke(app, ["--help"]).stdout
     places = [
         text.index(title)
-        for title in ("Find and ask", "Use in your program", "Serve many", "Prepare and compare",
-                      "Look after an installation")
-    ]  # fmt: skip
+        for title in (
+            "Look up and tune",
+            "Use in your program",
+            "Run a service",
+            "Prepare and compare",
+            "Maintain an installation",
+        )
+    ]
     assert places == sorted(places)
     assert "─ Commands ─" not in text  # none is left out of the groups
     assert places[0] < text.index("│ best ") < places[1] < text.index("│ capture ") < places[2]

@@ -43,7 +43,7 @@ def run(*words: object, code: int = 0) -> Result:
 def test_best_answers_with_them_and_says_that_it_made_the_database(url: str) -> None:
     first = run("best", 4096, 6144, 1024, "--json")
     assert json.loads(first.stdout)["match"] == "exact"
-    assert first.stderr == "made the database, with 87 shipped winners\n"
+    assert first.stderr == "created the database with 87 shipped winners\n"
     assert run("best", 4096, 6144, 1024, "--json").stderr == ""
 
 

@@ -61,7 +61,7 @@ def test_a_file_that_is_not_there_is_one_warning(tmp_path: Path) -> None:
     done = unchanged.run(["python", "-c", "import torch; print('on')"], tmp_path, environment)
     assert (done.returncode, done.stdout) == (0, "on\n")
     assert done.stderr == (
-        "GEMMSMITH does nothing, the program runs as without it: it must be a service's URL, a "
+        "GEMMSMITH is ignored: it must be a service's URL, a "
         f"bundle's path or auto, and there is no file {tmp_path}/winners.gspack\n"
     )
 

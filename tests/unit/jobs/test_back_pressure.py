@@ -100,7 +100,7 @@ def test_a_keys_quota_counts_its_waiting_and_running_jobs(store: Store) -> None:
     assert mine.ordered_by == "ann"
     leased(queue)
     queue.enqueue(problem(2), ordered_by="ann", job_limit=2)
-    with pytest.raises(QuotaUsedUp, match="2 jobs ordered with the key 'ann'"):
+    with pytest.raises(QuotaUsedUp, match="2 jobs of the key 'ann'"):
         queue.enqueue(problem(3), ordered_by="ann", job_limit=2)
     queue.enqueue(problem(3), ordered_by="bob", job_limit=2)
     queue.enqueue(problem(4))

@@ -68,7 +68,9 @@ def test_a_kernel_that_does_not_run_is_torchs_from_then_on(
     assert runs() == 0
     messages = [record.message for record in caplog.records if record.name == "gemmsmith"]
     assert len(messages) == 1
-    assert messages[0].startswith("torch's own operators stand in for kernel pack aaaaaaaaaaaaaaaa")
+    assert messages[0].startswith(
+        "torch's own operators run instead of kernel pack aaaaaaaaaaaaaaaa"
+    )
 
 
 def test_a_neighbours_algorithm_that_is_none_here_is_torchs_without_a_word(
@@ -301,7 +303,7 @@ def test_use_without_a_service_is_torch_and_one_line(
     gemmsmith.use(client)
     assert current() is None
     (record,) = [r for r in caplog.records if r.name == "gemmsmith"]
-    assert record.message.startswith("everything runs torch's own operators")
+    assert record.message.startswith("torch's own operators run: ")
 
 
 def test_use_of_what_nobody_believed_has_signed_is_torch_and_one_line(
@@ -317,7 +319,7 @@ def test_use_of_what_nobody_believed_has_signed_is_torch_and_one_line(
         gemmsmith.use(tmp_path / "w.gspack")
         assert current() is None
         (record,) = [r for r in caplog.records if r.name == "gemmsmith"]
-        assert record.message.startswith("everything runs torch's own operators")
+        assert record.message.startswith("torch's own operators run: ")
         assert "python -m gemmsmith trust" in record.message
         monkeypatch.setenv("GEMMSMITH_UNSIGNED", "1")
         gemmsmith.use(tmp_path / "w.gspack")

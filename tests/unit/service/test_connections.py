@@ -182,7 +182,7 @@ def test_health_is_told_while_all_connections_are_at_work(
                 answer = read_to_the_end(link)
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"too-many-connections" in answer
-        short = [line for line in logged if line["event"] == "connections are short"]
+        short = [line for line in logged if line["event"] == "connection limit reached"]
         assert len(short) == 1, "said once, not for each"
         assert short[0]["client"] == "127.0.0.1"
 

@@ -1,4 +1,4 @@
-"""Another key's jobs and idempotency keys; what was denied is in the audit, however often."""
+"""Job of another keys and idempotency keys; what was denied is in the audit, however often."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def keyed(store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 def test_only_its_own_key_or_an_admin_changes_a_job(keyed: Keyed) -> None:
     job = keyed.ask("ann", "POST", "/tune", json=SIZES).json()["id"]
     refused = keyed.ask("bob", "DELETE", f"/jobs/{job}")
-    assert (refused.status_code, refused.json()["title"]) == (403, "Another key's job")
+    assert (refused.status_code, refused.json()["title"]) == (403, "Job of another key")
     assert keyed.ask("bob", "POST", f"/ui/jobs/{job}/cancel").status_code == 403
     assert "/cancel" not in keyed.ask("bob", "GET", f"/ui/jobs/{job}").text
     assert "/cancel" in keyed.ask("ann", "GET", f"/ui/jobs/{job}").text

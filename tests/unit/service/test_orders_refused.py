@@ -157,7 +157,7 @@ def test_a_failed_job_is_tried_again(client: httpx.Client, queue: Queue) -> None
     retry = f"/jobs/{old['id']}/retry"
     assert "retry" not in old["links"]
     refused = client.post(retry)
-    assert (refused.status_code, refused.json()["title"]) == (409, "Nothing to try again")
+    assert (refused.status_code, refused.json()["title"]) == (409, "Nothing to retry")
     end_one(queue)
     failed = client.get(f"/jobs/{old['id']}").json()
     assert failed["links"]["retry"] == {"href": retry, "method": "POST"}

@@ -180,7 +180,7 @@ def test_a_reason_for_all_that_is_below_one_or_costs_more_than_it_gains() -> Non
         assert bool(why(row)) == (row.ratio < 1.0 or kept)
         price = row.winner.power_penalty
         dear = kept and (price is None or price > row.winner.speedup.ci_low)
-        assert ("power than its gain" in why(row)) == dear
+        assert ("higher power draw" in why(row)) == dear
         assert ("every regime" in why(row)) == (kept and not dear)
         assert "\n" not in why(row)
         priced += kept
