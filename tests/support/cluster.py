@@ -6,16 +6,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import psutil
+from ray._private import services
 from ray.cluster_utils import Cluster
 
 from tests.support.shipped import ROOT
 
+_PATIENCE_S = 180.0
 _MEMORY = 80 * 2**20
 _DETECTION = {
     # A node counts as dead after two seconds of silence, as docs/fleet.md has it.
@@ -42,14 +45,16 @@ class LocalCluster:
             "PYTHONPATH": os.pathsep.join([str(ROOT / "client"), str(ROOT)]),
             "RAY_DEDUP_LOGS": "0",
             "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_worker_niceness": "0",  # Ray's 15 starves workers where others want the cores
+            "RAY_worker_niceness": "5",  # Ray's 15 starves workers where others want the cores
         }
         self._before = dict(os.environ)
+        self._get_node = services.get_node
         self.nodes: list[Any] = []
         self.driver: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         os.environ.update(self._environ)  # the raylets' workers inherit it
+        services.get_node = _patiently(self._get_node)
         self._cluster = Cluster(
             initialize_head=True,
             head_node_args={
@@ -71,6 +76,7 @@ class LocalCluster:
             self.driver.kill()
             self.driver.wait()
         self._cluster.shutdown()  # type: ignore[no-untyped-call]
+        services.get_node = self._get_node
         os.environ.clear()
         os.environ.update(self._before)
         if kind is not None:
@@ -126,6 +132,22 @@ class LocalCluster:
     def log(self) -> str:
         """What the driver, and the workers through it, have written so far."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+
+def _patiently(get_node: Callable[..., Any]) -> Callable[..., Any]:
+    """Ray gives a new node 30 s to be known: too little on cores that are busy."""
+
+    def wait(*arguments: Any) -> Any:
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return get_node(*arguments)
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+
+    return wait
 
 
 def _title(process: psutil.Process) -> str:

@@ -1,13 +1,15 @@
-"""The fleet's Kubernetes files, as far as they can be held without Helm and without a cluster.
+"""The fleet's Kubernetes files, as far as they can be held without a cluster.
 
-Helm itself is not run: `render` knows the few forms that the chart's templates use, and refuses any
-other.
+`render` knows the few forms that the chart's templates use, and refuses any other. Where Helm is
+installed, or its own code as `pip install helm-python-sdk`, it has to make the same of them.
 """
 
 from __future__ import annotations
 
 import copy
 import re
+import shutil
+import subprocess
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,21 @@ def documents(values: dict[str, Any]) -> list[dict[str, Any]]:
     return [each for text in texts for each in yaml.safe_load_all(render(text, values)) if each]
 
 
+def helm_template(values: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
+    """What Helm itself makes of the chart."""
+    if shutil.which("helm"):
+        given = folder / "values.yaml"
+        given.write_text(yaml.safe_dump(values))
+        command = ["helm", "template", "tests", str(CHART), "--values", str(given)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return [each for each in yaml.safe_load_all(done.stdout) if each]
+    helm = pytest.importorskip("helm_python", reason="no Helm: pip install helm-python-sdk")
+    findings = helm.lint(CHART, values, strict=True)
+    assert not findings["errors"], findings
+    made = helm.Chart.load(CHART).render(values, name="tests").values()
+    return [each for text in made for each in yaml.safe_load_all(text) if each]
+
+
 def containers(document: dict[str, Any]) -> list[dict[str, Any]]:
     spec = document["spec"]
     templates = [spec.get("template"), spec.get("headGroupSpec", {}).get("template")]
@@ -67,6 +84,18 @@ def test_the_chart_has_what_it_says_and_leaves_out_what_is_turned_off() -> None:
     without["postgresql"]["enabled"] = without["fleet"]["enabled"] = False
     assert [found["kind"] for found in documents(without)] == ["Deployment", "Service"]
     assert yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))["apiVersion"] == "v2"
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_helm_makes_the_same_of_the_chart(enabled: bool, tmp_path: Path) -> None:
+    values = copy.deepcopy(VALUES)
+    values["postgresql"]["enabled"] = values["fleet"]["enabled"] = enabled
+
+    def by_name(found: dict[str, Any]) -> tuple[str, str]:
+        return found["kind"], found["metadata"]["name"]
+
+    made = sorted(helm_template(values, tmp_path), key=by_name)
+    assert made == sorted(documents(values), key=by_name)
 
 
 def test_every_value_is_used() -> None:

@@ -60,6 +60,15 @@ def test_only_the_fleet_knows_ray_and_only_the_command_line_the_fleet() -> None:
                 assert "service.fleet" not in path.read_text(encoding="utf-8"), path
 
 
+def test_workers_and_services_load_no_ray() -> None:
+    code = (
+        "import sys, service.cli.main, service.cli.running, service.worker.process, "
+        "service.http.app; print(sorted({'ray', 'service.fleet'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_only_one_module_knows_where_cutlass_lies() -> None:
     users = {
         path.relative_to(FOLDERS["tuner"]).parts[:-1]
