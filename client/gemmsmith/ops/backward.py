@@ -78,7 +78,9 @@ def by_kernel(
     return None if out is None else (out, beside.activated, beside.bias_gradient)
 
 
-def chosen(x: Spec, weight: Spec, choices: tuple[Epilogue, ...]) -> Epilogue | None:
+def chosen(
+    x: torch.Tensor | Spec, weight: torch.Tensor | Spec, choices: tuple[Epilogue, ...]
+) -> Epilogue | None:
     """The first of these that has a winner, of a layer with that weight.
 
     Args:
@@ -87,9 +89,9 @@ def chosen(x: Spec, weight: Spec, choices: tuple[Epilogue, ...]) -> Epilogue | N
         choices: backward epilogues.
     """
     engine = current()
-    if engine is None or len(weight.size) != 2 or len(x.size) < 2:
+    if engine is None or len(weight.shape) != 2 or len(x.shape) < 2:
         return None
-    dy = functions.contiguous(x, (*x.size[:-1], weight.size[0]))
+    dy = functions.contiguous(x, (*x.shape[:-1], weight.shape[0]))
     wins = (one for one in choices if engine.plan(Form.MATMUL, dy, weight, epilogue=one))
     return next(wins, None)
 

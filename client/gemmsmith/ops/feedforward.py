@@ -22,7 +22,7 @@ from gemmsmith.activations import check_activation
 from gemmsmith.epilogue import Activation, Backward, Epilogue
 from gemmsmith.ops import backward, fallback, functions, fused, gated, operators
 from gemmsmith.ops.engine import current
-from gemmsmith.ops.forms import Form, Spec
+from gemmsmith.ops.forms import Form
 from gemmsmith.ops.registry import all_ours, register, wants_gradient
 
 
@@ -157,7 +157,7 @@ def _autograd(*given: Any) -> torch.Tensor:
         choices = backward_epilogues(
             activation, is_gated=call.is_gated, bias=bias, recompute=recompute
         )
-        epilogue = backward.chosen(Spec.of(x), Spec.of(down), choices)
+        epilogue = backward.chosen(x, down, choices)
         if epilogue is not None:
             within = residual if _adds(call) else None
             out: torch.Tensor = MLP.apply(  # type: ignore[no-untyped-call]

@@ -131,6 +131,11 @@ class Spec(NamedTuple):
         """That of a tensor."""
         return cls(tensor.dtype, tensor.device, tensor.size(), tensor.stride())
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As a tensor calls its size."""
+        return self.size
+
 
 class Matrix(NamedTuple):
     """An operand: `batch` matrices, with strides in elements."""

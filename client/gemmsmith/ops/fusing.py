@@ -119,7 +119,7 @@ def mlp(
             return None
         if not functions.sizes_are_numbers(x, weight, down):
             return None
-        if backward.chosen(_spec(x), _spec(down), choices) is None:
+        if backward.chosen(_as_cast(x), _as_cast(down), choices) is None:
             return None
     elif current() is None:
         return None
@@ -133,15 +133,15 @@ def _plan(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue) -> Plan | N
     engine = current()
     if engine is None or not functions.sizes_are_numbers(x, weight):
         return None
-    return engine.plan(Form.LINEAR, _spec(x), _spec(weight), epilogue=epilogue)
+    return engine.plan(Form.LINEAR, _as_cast(x), _as_cast(weight), epilogue=epilogue)
 
 
-def _spec(tensor: torch.Tensor) -> Spec:
-    """Of an operand; of what autocast makes of it, where that is on."""
-    found, kind = Spec.of(tensor), tensor.device.type
-    if not torch.is_autocast_enabled(kind) or found.dtype is torch.float64:
-        return found
-    return found._replace(dtype=torch.get_autocast_dtype(kind))
+def _as_cast(tensor: torch.Tensor) -> torch.Tensor | Spec:
+    """An operand, or what autocast makes of it, where that is on."""
+    kind = tensor.device.type
+    if not torch.is_autocast_enabled(kind) or tensor.dtype is torch.float64:
+        return tensor
+    return Spec.of(tensor)._replace(dtype=torch.get_autocast_dtype(kind))
 
 
 def _cast(bias: torch.Tensor | None) -> torch.Tensor | None:

@@ -571,6 +571,41 @@ def test_a_capture_of_a_patched_model(engine: Engine) -> None:
     }
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_capture_of_a_step_holds_what_the_backward_pass_could_fuse(device: str) -> None:
+    """Also of a model without data, and of `gemmsmith.mlp`."""
+    net = made("nanogpt").to(device)
+    with torch.device(device), gemmsmith.capture() as shapes, gemmsmith.patch(net):
+        x = torch.randn(2, 3, WIDTH, dtype=BF16)
+        net(x).sum().backward()
+        weights = (net.c_fc.weight, net.c_proj.weight)
+        gemmsmith.mlp(x, *weights, bias=net.c_fc.bias, activation="silu", recompute=True)
+    found = {problem: n for problem, n in shapes.problems.items() if problem.operation.is_fused}
+    assert found == {
+        Problem(m=6, n=INNER, k=WIDTH, dtype="bf16.then_bias_gelu_aux"): 1,
+        Problem(m=6, n=INNER, k=WIDTH, dtype="bf16.then_dgelu_bgrad", layout="tt"): 1,
+        Problem(m=6, n=INNER, k=WIDTH, dtype="bf16.then_bias_silu_aux"): 1,
+        Problem(m=6, n=INNER, k=WIDTH, dtype="bf16.then_dsilu_act", layout="tt"): 1,
+        Problem(m=6, n=INNER, k=WIDTH, dtype="bf16.then_bias"): 2,
+        Problem(m=6, n=WIDTH, k=INNER, dtype="bf16.then_bias"): 1,
+    }
+
+
+def test_deterministic_programs_run_what_is_deterministic(
+    engine: Engine, chooser: Chooser, runs: Runs
+) -> None:
+    net = made("torchtitan")
+    expected = step(net)
+    chooser.deterministic = False
+    torch.use_deterministic_algorithms(True)
+    try:
+        with gemmsmith.patch(net):
+            assert equal(step(net), expected)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert runs() == 0
+
+
 def test_the_report_says_what_was_fused(engine: Engine, chooser: Chooser) -> None:
     net = nn.ModuleList([made("torchtitan"), made("nanogpt"), made("nanogpt")])
     only_fused(chooser)
