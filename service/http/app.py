@@ -76,7 +76,7 @@ def create_app(settings: Settings) -> FastAPI:
                 closing(state.readiness),
                 state.watcher,
                 state.chart,
-                Ahead(state.catalogue, PREDICTOR),
+                Ahead(state.catalogue, PREDICTOR, state.chart),
             ):
                 yield
                 state.stopping.set()

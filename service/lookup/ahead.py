@@ -2,7 +2,7 @@
 
 The kernels that may be predicted for an operation take 0.1 s to enumerate, once a process. A thread
 does that when the service has been up for a moment, so that neither its start nor its first
-predictions wait.
+predictions wait. The chart of what was measured is drawn then, too, if it was not by then.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Self
 
 from gemmsmith.operation import DType, Operation, layouts_of
 from service.lookup.devices import Catalogue
+from service.lookup.neighbourhood import Chart
 from tuner.errors import StoreError
 from tuner.search.cost_model import AnalyticModel
 from tuner.search.predict_many import prepare_many
@@ -30,10 +31,12 @@ class Ahead:
     Args:
         catalogue: says which model is meant where none is named.
         ranker: what predicts.
+        chart: what was measured.
     """
 
-    def __init__(self, catalogue: Catalogue, ranker: AnalyticModel) -> None:
+    def __init__(self, catalogue: Catalogue, ranker: AnalyticModel, chart: Chart) -> None:
         self._catalogue = catalogue
+        self._chart = chart
         self._ranker = ranker
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ahead", daemon=True)
@@ -50,6 +53,7 @@ class Ahead:
         if self._stopping.wait(AFTER_S):
             return
         try:
+            self._chart.catch_up()
             device = self._catalogue.resolve(None, None)
         except StoreError:
             return  # whoever asks will be told

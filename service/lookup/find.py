@@ -95,12 +95,15 @@ def find_many(
     A neighbour whose answer is cuBLAS answers too: cuBLAS takes every problem. Its CUTLASS
     candidate comes along only where it is legal for the question.
     """
+    seen: dict[tuple[Problem, int], bool] = {}  # one winner may be near many problems
 
     def is_whole(winner: Winner) -> bool:
-        whole = is_intact(winner)
-        if not whole:
-            on_altered(winner)
-        return whole
+        key = winner.problem, winner.revision
+        if key not in seen:
+            seen[key] = is_intact(winner)
+            if not seen[key]:
+                on_altered(winner)
+        return seen[key]
 
     measured = {
         each: _measured(source, each, device, exact, pack_of, is_whole) for each in problems

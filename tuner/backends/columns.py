@@ -240,6 +240,12 @@ class Fitted:
         kernels = numpy.array(known, dtype=int)[back]
         return problems[kernels >= 0], kernels[kernels >= 0]
 
+    def make_all(self) -> None:
+        """Make every kernel that may be offered, which else is made when it is."""
+        for number in range(self._ways.shape[1]):
+            for width in fitted.widths(self._like.operation):
+                self._place(number, width)
+
     def _widths(self, problem: Extents) -> Column:
         """Tile N by way (a row) and problem (a column), as `fitted.kernels` has it; 0 for none."""
         import numpy

@@ -92,9 +92,7 @@ def build(like: CutlassKernel) -> None:
 
     Up to 1,800 of them; takes about 50 ms the first time.
     """
-    step = step_of(like.operation)
-    widths = range(ceil(NARROWEST / step) * step, WIDEST + 1, step)
-    for way, n in product(dict.fromkeys(way for way, _ in WAYS), widths):
+    for way, n in product(dict.fromkeys(way for way, _ in WAYS), widths(like.operation)):
         legal(like, way, n)
 
 
@@ -117,6 +115,12 @@ def legal(like: CutlassKernel, way: Fit, n: int) -> CutlassKernel | None:
 def step_of(operation: Operation) -> int:
     """What widths are a multiple of."""
     return 8 if operation.is_narrow_float else 16
+
+
+def widths(operation: Operation) -> range:
+    """All that tile N may be."""
+    step = step_of(operation)
+    return range(ceil(NARROWEST / step) * step, WIDEST + 1, step)
 
 
 def _width(
