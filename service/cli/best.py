@@ -22,6 +22,7 @@ from service.cli.options import (
     connect,
     load_settings,
     problem_of,
+    typed,
 )
 from service.cli.output import CommandError, emit, note, say
 from service.report import regimes
@@ -89,18 +90,9 @@ def _from_database(
             ranker=AnalyticModel(),
         )
     if answer is None:
-        raise CommandError(
-            f"nothing known about {problem} on {model.name}. Tune it: {_tune_command(problem)}"
-        )
+        tune = f"gemmsmith tune {typed(problem)}"
+        raise CommandError(f"nothing known about {problem} on {model.name}. Tune it: {tune}")
     return answer
-
-
-def _tune_command(problem: Problem) -> str:
-    batch = f" --batch {problem.batch}" if problem.batch > 1 else ""
-    return (
-        f"gemmsmith tune {problem.m} {problem.n} {problem.k} --dtype {problem.dtype} "
-        f"--layout {problem.layout}{batch}"
-    )
 
 
 def show(answer: Answer) -> None:
@@ -146,4 +138,4 @@ def _print_predicted(answer: Answer) -> None:
         say(f"  kernel     {answer.config.kernel.name}")
         say(f"  launch     {answer.config.launch.key}")
         say(f"  pack       {answer.config.pack or 'not compiled here yet'}")
-    say(f"  tune it    {_tune_command(answer.problem)}")
+    say(f"  tune it    gemmsmith tune {typed(answer.problem)}")

@@ -27,6 +27,7 @@ from service.cli.options import (
     Sweeps,
     load_settings,
     problem_of,
+    typed,
 )
 from service.cli.output import MisuseError, emit, microseconds, note, say, table
 from tuner import places
@@ -77,7 +78,7 @@ def demo(
     _compare(recorded, winner, as_json)
     if not as_json:
         url = f"sqlite:///{database}"
-        say(f"\n$ gemmsmith best {m} {n} {k} --dtype {dtype} --layout {layout} --database {url}")
+        say(f"\n$ gemmsmith best {typed(problem)} --database {url}")
         _look_up(problem, recorded, url)
 
 
@@ -106,16 +107,7 @@ def _list(recorded: ReplayDevice, as_json: bool) -> None:
         return
     table(f"recorded on {recorded.model.name}", ("problem", "trials"), rows)
     first = recorded.problems[0]
-    say(f"\nwatch one: gemmsmith demo {_typed(first)}")
-
-
-def _typed(problem: Problem) -> str:
-    """A problem as it is typed."""
-    words = [f"{problem.m} {problem.n} {problem.k}"]
-    words += [f"--dtype {problem.dtype}"] if problem.dtype != "bf16" else []
-    words += [f"--layout {problem.layout}"] if problem.layout.value != "tn" else []
-    words += [f"--batch {problem.batch}"] if problem.batch > 1 else []
-    return " ".join(words)
+    say(f"\nwatch one: gemmsmith demo {typed(first)}")
 
 
 def _search(recorded: ReplayDevice, problem: Problem, database: Path, seconds: float) -> Winner:
@@ -143,7 +135,10 @@ def _search(recorded: ReplayDevice, problem: Problem, database: Path, seconds: f
                 note(f"  trial {progress.done:>3}  {progress.best_us:8.2f} µs  {progress.best}")
             time.sleep(seconds / BUDGETS[Effort.DEFAULT].trials)
         elif progress.message:
-            note(f"  {progress.phase}: {progress.message}")
+            longer = (
+                ", in long rounds: a warm GPU is slower" if progress.phase is Step.FINALS else ""
+            )
+            note(f"  {progress.phase}: {progress.message}{longer}")
 
     note(f"{problem} on {recorded.name}, real measurements of {recorded.model.name}")
     with Store.open(f"sqlite:///{database}") as store, recorded:

@@ -203,6 +203,13 @@ def problem_of(m: int, n: int, k: int, *, batch: int, dtype: str, layout: str) -
     return requests.problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
 
 
+def typed(problem: Problem) -> str:
+    """A problem as a command takes it."""
+    batch = f" --batch {problem.batch}" if problem.batch > 1 else ""
+    sizes = f"{problem.m} {problem.n} {problem.k}"
+    return f"{sizes} --dtype {problem.dtype} --layout {problem.layout}{batch}"
+
+
 def dtypes_of(names: list[str]) -> list[str]:
     """Element types by name, also comma-separated, each once.
 

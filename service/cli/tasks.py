@@ -59,7 +59,8 @@ class Status(StrEnum):
 class TaskOutcome:
     """What came of one task; `result` is the winner, or the service's answer.
 
-    `answered` is when a first winner was known, `seconds` when the last one was.
+    `answered` is when a first winner was known, `seconds` when the last one was. `kept` says that
+    what was found is not what is served, and why.
     """
 
     task: Task
@@ -69,6 +70,7 @@ class TaskOutcome:
     job: str | None = None
     seconds: float = 0.0
     answered: float | None = None
+    kept: str = ""
 
     @property
     def chosen(self) -> Candidate | Config | None:
@@ -111,6 +113,19 @@ def summary(result: Winner | Answer) -> str:
     return f"{time}, {gain}, {name}"
 
 
+def not_served(found: int | None, served: Winner | Answer | None) -> str:
+    """Why revision `found`, a new winner, is kept while another is served; empty if it is served.
+
+    People who tune on a recorded GPU would else take the one for the other.
+    """
+    if served is None or found is None or served.revision in (None, found):
+        return ""
+    why = ", which is pinned," if served.pinned else ""
+    if not (why or served.replayed):
+        why = ", which a GPU has measured,"
+    return f"kept as revision {found}; revision {served.revision}{why} stays served"
+
+
 def report(outcomes: Sequence[TaskOutcome], *, whole: bool, as_json: bool, seconds: float) -> int:
     """Print what came of the tasks; the exit status.
 
@@ -129,6 +144,8 @@ def report(outcomes: Sequence[TaskOutcome], *, whole: bool, as_json: bool, secon
             say(outcome.line())
             if outcome.chosen is not None:
                 say(f"  launch {outcome.chosen.launch.key}")
+            if outcome.kept:
+                say(f"  {outcome.kept}")
     return 1 if any(outcome.status is Status.FAILED for outcome in outcomes) else 0
 
 

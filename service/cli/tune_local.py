@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gemmsmith.tuning import Effort
 from service.cli.progress import TUNING, Reporter, reporter
 from service.cli.session import StopFlag, TuningSession, local
-from service.cli.tasks import Status, Task, TaskOutcome, by_stake, report
+from service.cli.tasks import Status, Task, TaskOutcome, by_stake, not_served, report
 from tuner.errors import (
     CompilerNotFound,
     DeviceError,
@@ -164,12 +164,14 @@ class _Tuning:
             )
         except JobAborted as error:
             return _without(task, Status.SKIPPED, str(error), began)
+        served = self.session.store.winner(task.problem, winner.device.slug)
         return TaskOutcome(
             task=task,
             status=Status.TUNED,
             result=winner,
             seconds=time.monotonic() - began,
             answered=answered[0],
+            kept=not_served(winner.revision, served),
         )
 
     def of_suite(

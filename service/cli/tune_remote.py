@@ -15,7 +15,7 @@ from service.cli.jobs import tell_busy
 from service.cli.options import connect
 from service.cli.output import emit, note, say
 from service.cli.progress import TUNING, Reporter, reporter
-from service.cli.tasks import Status, Task, TaskOutcome, by_stake, report
+from service.cli.tasks import Status, Task, TaskOutcome, by_stake, not_served, report
 
 
 def run(
@@ -115,4 +115,5 @@ def _follow(client: Client, task: Task, job: TuningJob, says: Reporter) -> TaskO
         result=answer,
         job=job.id,
         seconds=time.monotonic() - began,
+        kept=not_served(job.status.winner_revision, answer),
     )

@@ -57,10 +57,11 @@ class Decision:
         """The candidate that is promoted; None where the default stays."""
         return None if self.use.is_default else self.candidate
 
-    @property
-    def ahead(self) -> Statistics | None:
-        """The times of what is served: the winner's, or the default's."""
-        return self.baseline if self.winner is None else self.statistics
+    def ahead(self, default: str) -> tuple[float | None, str]:
+        """What is to be run: its microseconds, and the winner's key or the name of the default."""
+        times = self.baseline if self.winner is None else self.statistics
+        name = default if self.winner is None else self.winner.key
+        return times.median_us if times else None, name
 
 
 def decide(finals: Finals) -> Decision:

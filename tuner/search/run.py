@@ -381,22 +381,11 @@ class _Run:
         )
 
     def _say(self, step: Step, done: int, total: int, message: str) -> None:
-        best_us, best = self._best()
-        self.on_event(
-            Progress(
-                phase=step, done=done, total=total, best_us=best_us, best=best, message=message
-            )
-        )
-
-    def _best(self) -> tuple[float | None, str | None]:
-        """What is ahead, by finals as soon as there were any: microseconds and the key."""
+        us, best = _speed(self.fastest) if self.fastest else (None, None)
         if self.decision is not None:
-            ahead, winner = self.decision.ahead, self.decision.winner
-            name = winner.key if winner else self.problem.operation.default
-            return ahead.median_us if ahead else None, name
-        if self.fastest is None:
-            return None, None
-        return _speed(self.fastest)
+            us, best = self.decision.ahead(self.problem.operation.default)
+        said = Progress(phase=step, done=done, total=total, best_us=us, best=best, message=message)
+        self.on_event(said)
 
 
 def _speed(trial: Trial) -> tuple[float, str]:

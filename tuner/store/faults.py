@@ -62,8 +62,7 @@ def _classify(url: URL, error: BaseException | None, disconnected: bool) -> Stor
         return DatabaseBusy(f"{where} stayed locked ({said}): {_who_writes(url)}")
     if "unable to open" in lowered or "readonly database" in lowered:
         return StoreError(
-            f"cannot open {where} for writing ({said}). Check that its folder exists and belongs "
-            "to you."
+            f"cannot open {where} for writing ({said}). Check that it and its folder belong to you."
         )
     if "disk i/o error" in lowered:
         return StoreError(

@@ -62,7 +62,8 @@ def upgrade(url: str, revision: str = "head") -> str:
             create_private(path)
         except OSError as error:
             raise StoreError(
-                f"cannot create the folder {path.parent}, or {path.name} in it: {error}"
+                f"cannot create the folder {path.parent}, or {path.name} in it: {error.strerror}. "
+                "Name another place: --database, GEMMSMITH_DATABASE"
             ) from error
     database = Database(url, migrating=True)
     try:

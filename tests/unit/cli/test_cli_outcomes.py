@@ -1,0 +1,77 @@
+"""What commands say of what they found, of jobs that wait, and of jobs that are left behind."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from gemmsmith.problem import Problem
+from service.cli.main import app
+from service.cli.options import typed
+from service.cli.tasks import not_served
+from tests.support.replacing import replace
+from tests.support.serving import winner
+from tuner.jobs import Queue
+from tuner.store import Store
+
+PROBLEM = Problem(m=256, n=4096, k=4096)
+MEASURED = replace(winner(PROBLEM), revision=1)
+
+
+@pytest.mark.parametrize(
+    ("served", "said"),
+    [
+        (None, ""),
+        (replace(MEASURED, revision=2), ""),
+        (MEASURED, "kept as revision 2; revision 1, which a GPU has measured, stays served"),
+        (
+            replace(MEASURED, pinned=True, replayed=True),
+            "kept as revision 2; revision 1, which is pinned, stays served",
+        ),
+    ],
+)
+def test_a_winner_that_is_not_served_is_told_apart(served: object, said: str) -> None:
+    assert not_served(2, served) == said  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (PROBLEM, "256 4096 4096 --dtype bf16 --layout tn"),
+        (
+            Problem.parse("8x256x4096x4096 bf16.group_rows tt"),
+            "256 4096 4096 --dtype bf16.group_rows --layout tt --batch 8",
+        ),
+    ],
+)
+def test_a_problem_is_typed_whole(problem: Problem, words: str) -> None:
+    assert shlex.split(typed(problem)) == words.split()
+
+
+def test_a_waiting_job_of_the_database_says_that_no_worker_lives(sqlite_url: str) -> None:
+    with Store.open(sqlite_url) as store:
+        job, _ = Queue(store).enqueue(PROBLEM)
+    shown = CliRunner().invoke(app, ["jobs", "show", "latest", "--database", sqlite_url])
+    waits = "waits: no worker lives; start one with gemmsmith worker"
+    assert shown.stdout.splitlines()[0] == f"{job.id}  waiting  ({waits})"
+
+
+def test_who_stops_waiting_for_a_fleet_is_told_how_to_cancel(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=interrupted)
+    monkeypatch.setattr("service.cli.tune_fleet.time", clock)
+    words = ["tune", "256x4096x4096", "--fleet", "--database", sqlite_url]
+    left = CliRunner().invoke(app, words)
+    assert left.exit_code == 130
+    with Store.open(sqlite_url) as store:
+        (job,) = Queue(store).list()
+    cancel = f"gemmsmith jobs cancel {job.id} --database {sqlite_url}"
+    assert left.stderr.endswith(f"error: interrupted: the job goes on; to cancel: {cancel}\n")
