@@ -7,7 +7,8 @@ All start with the same weights and get the same synthetic tokens. A few steps o
 that clocks and temperature are the same for all. A third model runs stock torch again: gemmsmith is
 compared with the mean of the two, and their difference is the noise of the comparison. Prints
 tokens per second of each, the paired ratios with their intervals, the GPU time of matrix products
-by torch's profiler, and how far the loss curves differ; `-o` writes all of it as JSON, `--picture` the loss curves.
+by torch's profiler, and how far the loss curves differ; `-o` writes all of it as JSON, `--picture`
+the loss curves.
 """
 
 from __future__ import annotations
