@@ -3,9 +3,9 @@
     python examples/train_moe.py --winners winners.gspack           # or a service's URL
     python examples/train_moe.py --tiny --device cpu
 
-The model has 1.0 B parameters in 9 layers of 64 experts, of which each token has 8. It is plain
-torch: its experts are `torch._grouped_mm`, which `gemmsmith.patch` takes over forwards and
-backwards. What is compared, how, and what is printed and written: see train_gpt.py.
+The model has 1.0 B parameters in 9 layers of 64 experts, 8 of them per token. It is plain torch:
+its experts are `torch._grouped_mm`, which `gemmsmith.patch` replaces, forward and backward. See
+train_gpt.py for the comparison and the output.
 """
 
 from __future__ import annotations

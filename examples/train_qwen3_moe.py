@@ -6,11 +6,10 @@
     python examples/train_qwen3_moe.py --tiny --device cpu
 
 The model is transformers' own (`pip install transformers`, 5.17 or newer) with the sizes of
-Qwen3-30B-A3B, 4 of its 48 layers (`--layers`) and random weights. Its experts are the `grouped_mm`
-that transformers takes by itself: they come down to `torch._grouped_mm`, which `gemmsmith.patch`
-takes over, as it does the other products. Nothing else differs between the sides, but with
-`--experts gemmsmith`: then our side's layers of experts are `gemmsmith.experts`. What is compared,
-how, and what is printed and written: see train_gpt.py.
+Qwen3-30B-A3B, 4 of its 48 layers (`--layers`) and random weights. Its experts are transformers'
+default `grouped_mm`, which uses `torch._grouped_mm`. `gemmsmith.patch` replaces it, like the other
+products. With `--experts gemmsmith`, the layers of experts on our side are `gemmsmith.experts`. See
+train_gpt.py for the comparison and the output.
 
 Memory, by torch's tracker on tensors without data: the three models and AdamW's moments, all bf16,
 are 56 GB. One step at a time adds to them: 8 GB at 2048 tokens, 43 GB at 16384, most of it FP32

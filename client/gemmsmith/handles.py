@@ -30,7 +30,7 @@ def check_deadline(status: JobStatus, timeout: float | None, deadline: float | N
         return
     if time.monotonic() >= deadline:
         raise TimeoutError(
-            f"job {status.id} is still {status.state} after {timeout:g} s. It goes on: "
+            f"job {status.id} is still {status.state} after {timeout:g} s; it goes on: "
             "wait again, or cancel it"
         )
 

@@ -77,7 +77,7 @@ def test_the_overview_tells_how_things_stand(page: Page, site: Site) -> None:
     expect(jobs.locator("tr", has_text="failed")).to_contain_text("nothing like it was recorded")
     expect(page.locator(".workers")).to_contain_text(f"on job {site.jobs['running'][:8]}")
     waiting = jobs.locator("tr", has_text="waiting")
-    expect(waiting).to_contain_text("no living worker takes jobs for another-gpu")
+    expect(waiting).to_contain_text("no worker that is alive takes jobs for another-gpu")
     site.queue.workers.report("elsewhere:1:x", [H200.slug, "another-gpu"])
     page.reload()
     expect(page.locator(".workers")).to_contain_text(
@@ -273,7 +273,7 @@ def test_a_running_job_is_shown_as_it_goes(page: Page, site: Site) -> None:
     expect(page.locator("#log li").first).to_contain_text("screen 5 of 12 · twelve candidates")
     assert page.title() == "not loaded again"
     page.get_by_role("button", name="Cancel").click()
-    expect(page.locator("main")).to_contain_text("cancellation was asked for")
+    expect(page.locator("main")).to_contain_text("Cancellation was requested")
     leased.cancelled()
     expect(page.locator("#state")).to_have_text("cancelled")
     page.get_by_role("button", name="Try again").click()

@@ -94,7 +94,7 @@ def test_a_pinned_winner_and_one_measured_here_stay(store: Store) -> None:
 
 def test_nobodys_word_cannot_be_pinned_and_does_not_come_back(store: Store) -> None:
     take(store, winner(KNOWN, us=1.0), believed=False)
-    with pytest.raises(NoSuchRevision, match="nobody who is believed"):
+    with pytest.raises(NoSuchRevision, match="no trusted signature"):
         store.pin(KNOWN, H200.slug, 1)
     mine = store.promote(winner(KNOWN))
     store.pin(KNOWN, H200.slug, 2)
