@@ -3,13 +3,13 @@
     python examples/train_gpt.py --winners winners.gspack           # or a service's URL
     python examples/train_gpt.py --model llama-8b-blocks --precision fp8 --mode graph
 
-The winners' side is the same model with `gemmsmith.patch(model)`: its products, and its feed-forward
-layers as a whole. All models start with the same weights and get the same synthetic tokens. A few
-steps of each alternate, so that clocks and temperature are the same for all. A third model runs
-stock torch again: gemmsmith is compared with the mean of the two, and their difference is the noise
-of the comparison. Prints tokens per second of each, the paired ratios with their intervals, the GPU
-time of matrix products by torch's profiler, and how far the loss curves differ; `-o` writes all of
-it as JSON, `--picture` the loss curves.
+The winners' side is the same model with `gemmsmith.patch(model)`: its products, and its feed-
+forward layers as a whole. All models start with the same weights and get the same synthetic tokens.
+A few steps of each alternate, so that clocks and temperature are the same for all. A third model
+runs stock torch again: gemmsmith is compared with the mean of the two, and their difference is the
+noise of the comparison. Prints tokens per second of each, the paired ratios with their intervals,
+the GPU time of matrix products by torch's profiler, and how far the loss curves differ; `-o` writes
+all of it as JSON, `--picture` the loss curves.
 """
 
 from __future__ import annotations
