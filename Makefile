@@ -21,7 +21,7 @@ PIP = .venv/bin/pip install --quiet --disable-pip-version-check --no-deps
 install = $(PIP) -r requirements/$(1).lock && $(PIP) --no-build-isolation -e client -e .
 # Torch and the compiler are gigabytes: `make run` takes them only where a GPU can use them.
 RUN_LOCK = $(if $(or $(wildcard /dev/nvidia0),$(shell command -v nvidia-smi)),gpu,run)
-PROJECT = pyproject.toml client/pyproject.toml $(wildcard requirements/*.lock) client/gemmsmith/ops/dispatch.cpp
+PROJECT = pyproject.toml client/pyproject.toml $(wildcard requirements/*.lock) client/gemmsmith/ops/below/dispatch.cpp
 
 .PHONY: run test test-all faults lint format bench docs figures wheels kernels gpu-test gpu-bench lock clean
 

@@ -34,9 +34,9 @@ from torch.nn import functional
 
 import gemmsmith
 from gemmsmith import Bundle, Lookup, Snapshot
-from gemmsmith.ops import source
-from gemmsmith.ops.dispatch import Dispatch
-from gemmsmith.ops.engine import Engine
+from gemmsmith.ops.below.dispatch import Dispatch
+from gemmsmith.ops.engine import source
+from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.problem import DType, Layout
 from tests.support import stand_in
 

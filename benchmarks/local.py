@@ -25,8 +25,8 @@ import httpx
 import msgspec
 
 from benchmarks import load, million, servers, wrk
-from gemmsmith.client import Client
-from gemmsmith.lookup import Lookup
+from gemmsmith.answers.lookup import Lookup
+from gemmsmith.http.client import Client
 from gemmsmith.problem import DType, Problem
 from service.cli import evaluate
 from tuner.backends import candidates

@@ -36,7 +36,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from benchmarks import load, million, servers
-from gemmsmith.answer import Conditions, Correctness, Statistics
+from gemmsmith.answers.answer import Conditions, Correctness, Statistics
 from gemmsmith.problem import Problem
 from service.http.documents import best_url
 from tests.support import postgresql

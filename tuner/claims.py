@@ -14,7 +14,7 @@ from datetime import datetime
 
 import msgspec
 
-from gemmsmith.answer import Ratio, Statistics, Use
+from gemmsmith.answers.answer import Ratio, Statistics, Use
 from gemmsmith.kernel import AnyKernel, Backend, CutlassKernel, TileScheduler
 from gemmsmith.launch import Decomposition, Launch
 from gemmsmith.problem import MAX_EXTENT, Problem

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterable
 from enum import StrEnum
 
-from gemmsmith.answer import Ratio
-from gemmsmith.history import Origin
+from gemmsmith.answers.answer import Ratio
+from gemmsmith.answers.history import Origin
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
 from tuner.jobs.job import Job

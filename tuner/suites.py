@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmsmith.errors import InvalidProblem
+from gemmsmith.http.requests import calls_of
 from gemmsmith.operation import (
     DType,
     Epilogue,
@@ -43,7 +44,6 @@ from gemmsmith.operation import (
     layouts_of,
 )
 from gemmsmith.problem import Problem
-from gemmsmith.requests import calls_of
 from tuner import places
 from tuner.errors import TunerError
 

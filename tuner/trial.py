@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from gemmsmith.answer import (
+from gemmsmith.answers.answer import (
     Conditions,
     Correctness,
     InRegime,
@@ -17,9 +17,9 @@ from gemmsmith.answer import (
     Statistics,
     Use,
 )
+from gemmsmith.answers.history import Origin
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.history import Origin
 from gemmsmith.problem import Problem
 from gemmsmith.signing import Signature
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gemmsmith.answer import Conditions, Ratio, Statistics
+from gemmsmith.answers.answer import Conditions, Ratio, Statistics
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.problem import DType, Problem

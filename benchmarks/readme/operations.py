@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from benchmarks.readme.shipped import geometric_mean, got, is_aligned, models, origin
-from gemmsmith.answer import Use
+from gemmsmith.answers.answer import Use
 from gemmsmith.operation import in_order
 from tuner.trial import Winner
 

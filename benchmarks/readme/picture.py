@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from benchmarks.readme.kinds import KINDS, kind_of
 from benchmarks.readme.shipped import RESULTS, got, models, short
-from gemmsmith.answer import Use
+from gemmsmith.answers.answer import Use
 from tuner.trial import Winner
 
 FILE = RESULTS / "speedup.svg"

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gemmsmith import distributed as distributed
     from gemmsmith import runtime as runtime
-    from gemmsmith.aio import AsyncClient
-    from gemmsmith.answer import (
+    from gemmsmith.answers.answer import (
         Answer,
         Conditions,
         Config,
@@ -24,10 +23,12 @@ if TYPE_CHECKING:
         Statistics,
         Use,
     )
+    from gemmsmith.answers.bundle import Bundle
+    from gemmsmith.answers.history import Origin, Revision
+    from gemmsmith.answers.lookup import Lookup
+    from gemmsmith.answers.snapshot import Choice, Snapshot
     from gemmsmith.bounds import Bounds
-    from gemmsmith.bundle import Bundle
     from gemmsmith.candidate import Candidate
-    from gemmsmith.client import Client
     from gemmsmith.device import DeviceModel, Environment
     from gemmsmith.errors import (
         Busy,
@@ -51,8 +52,9 @@ if TYPE_CHECKING:
         SnapshotUnavailable,
         Unauthorized,
     )
-    from gemmsmith.handles import AsyncTuningJob, TuningJob
-    from gemmsmith.history import Origin, Revision
+    from gemmsmith.http.aio import AsyncClient
+    from gemmsmith.http.client import Client
+    from gemmsmith.http.handles import AsyncTuningJob, TuningJob
     from gemmsmith.jobs import JobEvent, JobStatus
     from gemmsmith.kernel import (
         CublasLtKernel,
@@ -62,7 +64,6 @@ if TYPE_CHECKING:
         Kernel,
     )
     from gemmsmith.launch import Launch
-    from gemmsmith.lookup import Lookup
     from gemmsmith.operation import DType, Element, Layout, Operation
     from gemmsmith.ops import (
         Shapes,
@@ -77,20 +78,19 @@ if TYPE_CHECKING:
         unpatch,
         use,
     )
-    from gemmsmith.ops.feedforward import mlp
-    from gemmsmith.ops.gated import gated_linear
-    from gemmsmith.ops.inductor import inductor_pass
-    from gemmsmith.ops.mixture import experts
+    from gemmsmith.ops.graphs.inductor import inductor_pass
+    from gemmsmith.ops.products.feedforward import mlp
+    from gemmsmith.ops.products.gated import gated_linear
+    from gemmsmith.ops.products.mixture import experts
     from gemmsmith.packs import Packs
     from gemmsmith.problem import Problem
-    from gemmsmith.snapshot import Choice, Snapshot
     from gemmsmith.tuning import Effort, JobState
 
     __version__: str
 
 _MODULES = {
-    "aio": ("AsyncClient",),
-    "answer": (
+    "http.aio": ("AsyncClient",),
+    "answers.answer": (
         "Answer",
         "Conditions",
         "Config",
@@ -101,9 +101,9 @@ _MODULES = {
         "Use",
     ),
     "bounds": ("Bounds",),
-    "bundle": ("Bundle",),
+    "answers.bundle": ("Bundle",),
     "candidate": ("Candidate",),
-    "client": ("Client",),
+    "http.client": ("Client",),
     "device": ("DeviceModel", "Environment"),
     "errors": (
         "Busy",
@@ -127,8 +127,8 @@ _MODULES = {
         "SnapshotUnavailable",
         "Unauthorized",
     ),
-    "handles": ("AsyncTuningJob", "TuningJob"),
-    "history": ("Origin", "Revision"),
+    "http.handles": ("AsyncTuningJob", "TuningJob"),
+    "answers.history": ("Origin", "Revision"),
     "jobs": ("JobEvent", "JobStatus"),
     "kernel": (
         "CublasLtKernel",
@@ -138,7 +138,7 @@ _MODULES = {
         "Kernel",
     ),
     "launch": ("Launch",),
-    "lookup": ("Lookup",),
+    "answers.lookup": ("Lookup",),
     "ops": (
         "Shapes",
         "capture",
@@ -152,14 +152,14 @@ _MODULES = {
         "unpatch",
         "use",
     ),
-    "ops.feedforward": ("mlp",),
-    "ops.gated": ("gated_linear",),
-    "ops.inductor": ("inductor_pass",),
-    "ops.mixture": ("experts",),
+    "ops.products.feedforward": ("mlp",),
+    "ops.products.gated": ("gated_linear",),
+    "ops.graphs.inductor": ("inductor_pass",),
+    "ops.products.mixture": ("experts",),
     "operation": ("DType", "Element", "Layout", "Operation"),
     "packs": ("Packs",),
     "problem": ("Problem",),
-    "snapshot": ("Choice", "Snapshot"),
+    "answers.snapshot": ("Choice", "Snapshot"),
     "tuning": ("Effort", "JobState"),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
-from gemmsmith.replies import NoAnswer, Reply, Response
+from gemmsmith.http.replies import NoAnswer, Reply, Response
 
 GZIP = "gzip"
 """What `Accept-Encoding` says."""

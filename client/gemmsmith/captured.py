@@ -15,8 +15,8 @@ from gemmsmith.files import publish
 from gemmsmith.problem import Problem
 
 if TYPE_CHECKING:
-    from gemmsmith.client import Client
-    from gemmsmith.handles import TuningJob
+    from gemmsmith.http.client import Client
+    from gemmsmith.http.handles import TuningJob
 
 
 STEPS_VARIABLE = "GEMMSMITH_CAPTURE_STEPS"

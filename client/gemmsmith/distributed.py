@@ -14,8 +14,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from gemmsmith.answers.snapshot import Snapshot
 from gemmsmith.errors import SnapshotUnavailable
-from gemmsmith.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import torch.distributed

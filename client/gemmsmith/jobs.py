@@ -12,16 +12,16 @@ from typing import Any
 
 import msgspec
 
-from gemmsmith import understood
+from gemmsmith.answers import understood
 from gemmsmith.bounds import BOUNDS, Bounds, exceeded
 from gemmsmith.errors import ServiceFault, ServiceUnavailable
+from gemmsmith.http.replies import NoAnswer, Reply, Response, check
+from gemmsmith.http.requests import Request
+from gemmsmith.http.retry import RetryPolicy
+from gemmsmith.http.sse import EventParser, EventTooLong, ServerEvent
 from gemmsmith.plain import Plain
 from gemmsmith.problem import Problem
-from gemmsmith.replies import NoAnswer, Reply, Response, check
-from gemmsmith.requests import Request
-from gemmsmith.retry import RetryPolicy
 from gemmsmith.showing import bar, line, table
-from gemmsmith.sse import EventParser, EventTooLong, ServerEvent
 from gemmsmith.tuning import Effort, JobState
 
 

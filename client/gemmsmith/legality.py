@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import MappingProxyType
 
-from gemmsmith.answer import Config
+from gemmsmith.answers.answer import Config
 from gemmsmith.kernel import (
     Backend,
     CutlassKernel,

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
-from gemmsmith.answer import MAX_DISTANCE, Use
+from gemmsmith.answers.answer import MAX_DISTANCE, Use
 from gemmsmith.problem import Problem
 
 NEIGHBOURS = 64

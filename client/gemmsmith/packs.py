@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
 from gemmsmith import installed
-from gemmsmith.cache import PackCache, default_cache_dir
+from gemmsmith.answers.cache import PackCache, default_cache_dir
 from gemmsmith.errors import (
     GemmsmithError,
     PackCorrupt,
@@ -35,7 +35,7 @@ from gemmsmith.errors import (
 from gemmsmith.signing import UNSIGNED_VARIABLE, Trusted, trusted_folder, unsigned_allowed
 
 if TYPE_CHECKING:
-    from gemmsmith.snapshot import Snapshot
+    from gemmsmith.answers.snapshot import Snapshot
 
 ANYWHERE = "python -m gemmsmith trust KEY.pub, the line that `gemmsmith signing show` prints there"
 """How to believe whoever signed, where no service is known that could be asked for its key."""

@@ -53,7 +53,7 @@ def trust(
 
 
 def _of_service(url: str) -> PublicKey:
-    from gemmsmith.client import Client
+    from gemmsmith.http.client import Client
 
     with Client(url, cache_dir=None) as client:
         try:

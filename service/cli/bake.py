@@ -25,9 +25,9 @@ from service.cli.session import model_of
 from service.cli.tuning import load_suite, tasks
 
 if TYPE_CHECKING:
+    from gemmsmith.answers.snapshot import Row, Snapshot
     from gemmsmith.kernel import AnyKernel
     from gemmsmith.problem import Problem
-    from gemmsmith.snapshot import Row, Snapshot
     from service.settings import Settings
     from tuner.store import Store
     from tuner.trial import Winner
@@ -131,7 +131,7 @@ def write(
         CommandError: there is no winner, or a kernel cannot be compiled.
         OSError: the file cannot be written.
     """
-    from gemmsmith.bundle import write_bundle
+    from gemmsmith.answers.bundle import write_bundle
     from service import identity
     from service.http import documents
     from tuner.exchange import of_types

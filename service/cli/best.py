@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gemmsmith.answer import Answer, Match
+from gemmsmith.answers.answer import Answer, Match
 from gemmsmith.problem import Problem
 from service.cli.options import (
     AsJson,

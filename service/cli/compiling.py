@@ -35,8 +35,8 @@ from service.cli.space import level_of, predicted
 from service.cli.tuning import tasks
 
 if TYPE_CHECKING:
-    from gemmsmith.client import Client
     from gemmsmith.device import DeviceModel
+    from gemmsmith.http.client import Client
     from gemmsmith.kernel import AnyKernel
     from service.cli.progress import Reporter
     from service.cli.tasks import Task

@@ -144,7 +144,7 @@ class Judged:
     @classmethod
     def of(cls, recordings: Sequence[Recording]) -> Judged:
         """Every strategy on the recordings."""
-        from gemmsmith.answer import MAX_DISTANCE
+        from gemmsmith.answers.answer import MAX_DISTANCE
         from tuner.search import evaluation
 
         curves, left_out = judge(recordings)

@@ -29,9 +29,9 @@ from service.cli.options import (
 from service.cli.output import MisuseError, emit, microseconds, ratio, say, table
 
 if TYPE_CHECKING:
-    from gemmsmith.answer import Config
-    from gemmsmith.client import Client
-    from gemmsmith.history import Revision
+    from gemmsmith.answers.answer import Config
+    from gemmsmith.answers.history import Revision
+    from gemmsmith.http.client import Client
     from gemmsmith.problem import Problem
     from service.settings import Settings
     from tuner.store import Store
@@ -204,7 +204,7 @@ class _Local:
         return model_of(self._settings, device).slug
 
     def _as_told(self, revision: Stored) -> Revision:
-        from gemmsmith.history import Revision
+        from gemmsmith.answers.history import Revision
         from service.lookup import find
 
         return Revision(

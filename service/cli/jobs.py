@@ -17,8 +17,8 @@ from service.cli.output import CommandError, MisuseError, emit, microseconds, no
 from service.cli.progress import TUNING, Reporter, reporter
 
 if TYPE_CHECKING:
-    from gemmsmith.client import Client
     from gemmsmith.errors import Busy
+    from gemmsmith.http.client import Client
     from gemmsmith.jobs import JobStatus
     from tuner.jobs import Job, Queue
 

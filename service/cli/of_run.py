@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from gemmsmith.bundle import Bundle, kept_bundle
+from gemmsmith.answers.bundle import Bundle, kept_bundle
+from gemmsmith.answers.snapshot import Snapshot
 from gemmsmith.captured import Captured, tune_command
 from gemmsmith.errors import GemmsmithError
 from gemmsmith.problem import Problem
-from gemmsmith.snapshot import Snapshot
 from gemmsmith.tuning import Effort
 from service.cli import bake, tune_local, tune_remote
 from service.cli.options import connect

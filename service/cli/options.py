@@ -21,7 +21,7 @@ from service.cli import completion
 from service.cli.output import CommandError, MisuseError
 
 if TYPE_CHECKING:
-    from gemmsmith.client import Client
+    from gemmsmith.http.client import Client
     from service.settings import Settings
 
 
@@ -198,7 +198,7 @@ def problem_of(m: int, n: int, k: int, *, batch: int, dtype: str, layout: str) -
     Raises:
         InvalidProblem: names the field and what it accepts.
     """
-    from gemmsmith import requests
+    from gemmsmith.http import requests
 
     return requests.problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
 
@@ -233,7 +233,7 @@ def connect(url: str, **options: Any) -> Iterator[Client]:
         MisuseError: not a URL, or not one of a gemmsmith service.
         CommandError: nothing answers there.
     """
-    from gemmsmith.client import Client
+    from gemmsmith.http.client import Client
 
     try:
         client = Client(url, **options)

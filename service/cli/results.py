@@ -123,8 +123,8 @@ def _filters(
     job: str | None,
 ) -> dict[str, Any]:
     """The filters of `GET /results`, checked; those not given are left out."""
+    from gemmsmith.http.requests import problem_of
     from gemmsmith.problem import Layout
-    from gemmsmith.requests import problem_of
     from tuner.trial import Phase
 
     if layout is not None and layout not in set(Layout):

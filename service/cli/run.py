@@ -66,7 +66,7 @@ def run(
     own; if that is 0 and --tune failed or found nothing to tune, it is 1.
     """
     from gemmsmith.errors import GemmsmithError
-    from gemmsmith.requests import effort_of
+    from gemmsmith.http.requests import effort_of
     from service.cli import of_run, program
     from tuner.errors import TunerError
 

@@ -103,8 +103,8 @@ def _winners(url: str, device: str | None) -> tuple[list[Winner], int]:
 
 def _rows(url: str, device: str | None) -> Iterator[dict[str, Any]]:
     """Rows of `GET /winners`, of one device model or of all that the service knows."""
-    from gemmsmith import flows
-    from gemmsmith.client import Client
+    from gemmsmith.http import flows
+    from gemmsmith.http.client import Client
 
     class Reader(Client):
         """A client that reads listings which training code has no use for."""

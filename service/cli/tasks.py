@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from gemmsmith.answer import Answer, Config, Ratio, Statistics, Use
+from gemmsmith.answers.answer import Answer, Config, Ratio, Statistics, Use
 from gemmsmith.candidate import Candidate
 from gemmsmith.problem import Problem
 from service.cli.output import emit, microseconds, ratio, say, table

@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from math import inf
 
-from gemmsmith.client import Client
 from gemmsmith.errors import JobCancelled, JobFailed
-from gemmsmith.handles import TuningJob
+from gemmsmith.http.client import Client
+from gemmsmith.http.handles import TuningJob
 from gemmsmith.tuning import Effort
 from service.cli.follow import abandoned, show, waiting
 from service.cli.jobs import tell_busy

@@ -112,7 +112,7 @@ def tune(
 
     If a problem of a suite fails, the others are still tuned, and the status is 1.
     """
-    from gemmsmith.requests import deadline_of, effort_of
+    from gemmsmith.http.requests import deadline_of, effort_of
     from service.cli import tune_fleet, tune_local, tune_remote
 
     if fleet and url:
@@ -196,8 +196,8 @@ def tasks(
         MisuseError: neither or both, or an unreadable suite.
         InvalidProblem: a shape or `calls` that makes no sense.
     """
+    from gemmsmith.http.requests import calls_of
     from gemmsmith.operation import DType
-    from gemmsmith.requests import calls_of
     from service.cli.tasks import Task
 
     calls = calls_of(calls)

@@ -16,11 +16,11 @@ from typing import Annotated
 
 from fastapi import Depends, Header, Request
 
-from gemmsmith.answer import Answer, Use
+from gemmsmith.answers.answer import Answer, Use
+from gemmsmith.http.requests import RUNS
 from gemmsmith.kernel import CUTLASS_KERNELS, AnyKernel, Backend
 from gemmsmith.operation import DType
 from gemmsmith.problem import Problem
-from gemmsmith.requests import RUNS
 from tuner.trial import Winner
 
 _CLIENT = b"gemmsmith-client"

@@ -10,13 +10,13 @@ from urllib.parse import quote, quote_plus, urlencode
 import msgspec
 from starlette.responses import Response
 
-from gemmsmith.answer import Answer, Config, Match
+from gemmsmith.answers.answer import Answer, Config, Match
+from gemmsmith.answers.snapshot import Row, Snapshot
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.http.replies import SCHEMA
 from gemmsmith.problem import Problem
-from gemmsmith.replies import SCHEMA
 from gemmsmith.signing import Signer
-from gemmsmith.snapshot import Row, Snapshot
 from gemmsmith.tuning import JobState
 from service.http.errors import ProblemError
 from service.http.tables import timestamp as timestamp

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 
-from gemmsmith.answer import Use
+from gemmsmith.answers.answer import Use
+from gemmsmith.http.requests import problem_of
 from gemmsmith.operation import Element, Epilogue, Grouping, Operation, Scaling
 from gemmsmith.problem import DType, Layout, Problem
-from gemmsmith.requests import problem_of
 from gemmsmith.tuning import Effort, JobState
 from service.http.parameters import (
     Calls,

@@ -13,12 +13,12 @@ from typing import Any, get_args
 
 import msgspec
 
-from gemmsmith.answer import Answer
+from gemmsmith.answers.answer import Answer
+from gemmsmith.answers.history import Origin
+from gemmsmith.answers.snapshot import Row
 from gemmsmith.device import DeviceModel
-from gemmsmith.history import Origin
+from gemmsmith.http.replies import SCHEMA
 from gemmsmith.kernel import AnyKernel
-from gemmsmith.replies import SCHEMA
-from gemmsmith.snapshot import Row
 from service.http.tables import TRIALS, WINNERS, Table
 from tuner.compile import Manifest
 from tuner.jobs import Job

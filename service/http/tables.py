@@ -1,9 +1,9 @@
 """Trials and winners as tables: one list of columns for CSV, Parquet and lines of JSON.
 
-Every table has a schema (`gemmsmith.replies.SCHEMA`), counted up when a column changes its meaning
-or goes, not when one is added: readers go by names. Parquet files have it in their metadata, lines
-of JSON in the member `schema`, HTTP answers in a header; a bare CSV file has nothing but its names.
-Units are in the names: `_us` is microseconds, `_bytes` bytes.
+Every table has a schema (`gemmsmith.http.replies.SCHEMA`), counted up when a column changes its
+meaning or goes, not when one is added: readers go by names. Parquet files have it in their
+metadata, lines of JSON in the member `schema`, HTTP answers in a header; a bare CSV file has
+nothing but its names. Units are in the names: `_us` is microseconds, `_bytes` bytes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from gemmsmith.answer import Statistics
+from gemmsmith.answers.answer import Statistics
 from gemmsmith.candidate import Candidate
+from gemmsmith.http.replies import SCHEMA
 from gemmsmith.problem import Problem
-from gemmsmith.replies import SCHEMA
 from service.cells import inert
 from tuner.store import StoredTrial
 from tuner.trial import Winner
@@ -212,7 +212,9 @@ TRIALS: Table[StoredTrial] = Table(
     },
     row=_trial,
 )
-"""Trials; `error` is the relative error of the output, see `gemmsmith.answer.Correctness`."""
+"""Trials; `error` is the relative error of the output, see
+`gemmsmith.answers.answer.Correctness`.
+"""
 
 
 def _winner(winner: Winner) -> Row:

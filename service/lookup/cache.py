@@ -20,11 +20,11 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from gemmsmith.answer import Answer, Match
+from gemmsmith.answers.answer import Answer, Match
+from gemmsmith.http.requests import RUNS
 from gemmsmith.kernel import Backend
 from gemmsmith.neighbours import Neighbourhood
 from gemmsmith.problem import Problem
-from gemmsmith.requests import RUNS
 from service.http import documents
 from service.http.abilities import without_config
 from service.lookup.find import REACH

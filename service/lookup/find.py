@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from gemmsmith.answer import MAX_DISTANCE, Answer, Config, Match, Use
+from gemmsmith.answers.answer import MAX_DISTANCE, Answer, Config, Match, Use
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
 from gemmsmith.neighbours import NEIGHBOURS, answering

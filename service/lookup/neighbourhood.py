@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from gemmsmith.answer import Use
+from gemmsmith.answers.answer import Use
 from gemmsmith.candidate import Candidate
 from gemmsmith.neighbours import NEIGHBOURS, answering
 from gemmsmith.problem import Problem

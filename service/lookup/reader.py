@@ -15,7 +15,7 @@ from typing import cast
 
 import msgspec
 
-from gemmsmith.answer import Answer
+from gemmsmith.answers.answer import Answer
 from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem
 from service.http import documents

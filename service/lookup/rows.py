@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from gemmsmith.answer import Config, Use
+from gemmsmith.answers.answer import Config, Use
+from gemmsmith.answers.snapshot import Row
 from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import Backend
 from gemmsmith.problem import Problem
-from gemmsmith.snapshot import Row
 from service.http import documents
 from service.http.abilities import Abilities
 from tuner.compile import ArtifactStore

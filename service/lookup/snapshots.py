@@ -19,7 +19,7 @@ from typing import Generic, TypeVar, TypeVarTuple
 import anyio
 import anyio.to_thread
 
-from gemmsmith import document
+from gemmsmith.answers import document
 from gemmsmith.kernel import Backend
 from gemmsmith.signing import Signer
 from service.http.abilities import EVERYTHING, Abilities

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Depends, Path, Request
 from starlette.responses import Response
 
-from gemmsmith.answer import Answer
+from gemmsmith.answers.answer import Answer
 from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem
 from service.http.abilities import EVERYTHING

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from gemmsmith.answer import Use
+from gemmsmith.answers.answer import Use
 from gemmsmith.operation import DType, Layout
 from service.http.errors import FieldError
 from service.http.parameters import Cursor

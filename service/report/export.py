@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from gemmsmith.answer import Regime, Statistics
+from gemmsmith.answers.answer import Regime, Statistics
 from service.cells import inert
 from service.report.reasons import baseline_note, notes, why
 from service.report.rows import DeviceReport, ReportRow, Side

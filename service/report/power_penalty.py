@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemmsmith.answer import Ratio, Use
+from gemmsmith.answers.answer import Ratio, Use
 
 
 def why_cublas_stays(use: Use, speedup: Ratio | None, power_penalty: float | None) -> str:

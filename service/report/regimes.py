@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from gemmsmith.answer import InRegime, Ratio
+from gemmsmith.answers.answer import InRegime, Ratio
 
 
 def lines(

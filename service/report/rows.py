@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gemmsmith.answer import Statistics
+from gemmsmith.answers.answer import Statistics
 from gemmsmith.device import DeviceModel
 from gemmsmith.operation import Layout, in_order
 from gemmsmith.problem import Problem

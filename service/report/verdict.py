@@ -4,7 +4,7 @@ default stays.
 
 from __future__ import annotations
 
-from gemmsmith.answer import Ratio, Use
+from gemmsmith.answers.answer import Ratio, Use
 
 _TIMES = 2.0
 """From this ratio on, "2.1 times as fast" is easier to read than "110% faster"."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 
-from gemmsmith.answer import Use
+from gemmsmith.answers.answer import Use
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.serving import H200, new_settings, promote, running, trial, winner
 from tuner.jobs import Queue

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from gemmsmith import Client, Problem, Use
-from gemmsmith.answer import InRegime, Ratio, Regime
+from gemmsmith.answers.answer import InRegime, Ratio, Regime
 from gemmsmith.candidate import Candidate
 from gemmsmith.launch import Algorithm, Launch
 from gemmsmith.problem import Layout

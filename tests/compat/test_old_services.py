@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 
 from gemmsmith import Answer, Client, JobStatus, NotTuned, Problem, Snapshot, Use
-from gemmsmith.answer import Match
+from gemmsmith.answers.answer import Match
 from gemmsmith.kernel import Backend
 from gemmsmith.problem import Layout
 from gemmsmith.tuning import JobState

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gemmsmith.answer import Config
+from gemmsmith.answers.answer import Config
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
 from gemmsmith.files import publish

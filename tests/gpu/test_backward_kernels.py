@@ -20,7 +20,7 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.epilogue import Backward
 from gemmsmith.kernel import CutlassKernel, Kernel, cutlass
 from gemmsmith.operation import Epilogue, Operation
-from gemmsmith.ops.backward import by_kernel
+from gemmsmith.ops.products.backward import by_kernel
 from gemmsmith.problem import DType, Problem
 from tests.gpu.support.building import build
 from tests.gpu.support.choosing import Ground, tuned

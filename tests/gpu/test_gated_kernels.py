@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch.nn import functional
 
-from gemmsmith.answer import Config
+from gemmsmith.answers.answer import Config
 from gemmsmith.device import DeviceModel
 from gemmsmith.epilogue import Activation
 from gemmsmith.kernel import Kernel, cutlass
 from gemmsmith.launch import Launch
 from gemmsmith.operation import Epilogue
-from gemmsmith.ops.forms import Form, Spec, shapes
-from gemmsmith.ops.plan import Beside, Plan
-from gemmsmith.ops.platform import Cuda
+from gemmsmith.ops.engine.forms import Form, Spec, shapes
+from gemmsmith.ops.engine.plan import Beside, Plan
+from gemmsmith.ops.engine.platform import Cuda
 from gemmsmith.problem import Problem
 from gemmsmith.runtime.pack import LoadedPack
 from tests.gpu.support.building import build

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import gemmsmith
-from gemmsmith.ops import passes
-from gemmsmith.ops.mixture import route
+from gemmsmith.ops.products import passes
+from gemmsmith.ops.products.mixture import route
 from tests.support.mixtures import close, reference
 
 TYPES = [torch.bfloat16, torch.float16]

@@ -16,7 +16,7 @@ import torch
 import gemmsmith
 from gemmsmith.device import DeviceModel
 from gemmsmith.operation import Operation
-from gemmsmith.ops.plan import Plan
+from gemmsmith.ops.engine.plan import Plan
 from gemmsmith.problem import DType, Problem
 from tests.gpu.support.building import build
 from tests.gpu.support.choosing import Ground, tuned

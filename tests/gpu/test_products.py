@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gemmsmith.answer import Config
+from gemmsmith.answers.answer import Config
 from gemmsmith.problem import Problem
 from gemmsmith.runtime import LoadedPack
 from tests.support.host_pack import build
@@ -21,7 +21,7 @@ from tuner.backends.cublaslt.space import candidates, kernel_for
 
 torch = pytest.importorskip("torch")
 gemmsmith = pytest.importorskip("gemmsmith")
-engines = pytest.importorskip("gemmsmith.ops.engine")
+engines = pytest.importorskip("gemmsmith.ops.engine.engine")
 stand_in = pytest.importorskip("tests.support.stand_in")
 
 M, N, K = 64, 96, 128

@@ -26,12 +26,12 @@ from torch.nn import functional
 
 import gemmsmith
 from gemmsmith import Bundle, Client, Lookup, Packs
-from gemmsmith.bundle import write_bundle
+from gemmsmith.answers.bundle import write_bundle
 from gemmsmith.device import DeviceModel
 from gemmsmith.operation import Operation
-from gemmsmith.ops import fallback
-from gemmsmith.ops.dispatch import Dispatch
-from gemmsmith.ops.swapping import TunedLinear
+from gemmsmith.ops.below.dispatch import Dispatch
+from gemmsmith.ops.engine import fallback
+from gemmsmith.ops.models.swapping import TunedLinear
 from gemmsmith.problem import DType, Layout
 from gemmsmith.runtime.launch import torch_dtype
 from tests.gpu.conftest import Packs as BuiltPacks

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gemmsmith.bundle import write_bundle
+from gemmsmith.answers.bundle import write_bundle
 from gemmsmith.problem import Layout, Problem
 from tests.gpu.support.choosing import Ground
 from tests.gpu.test_training import ground

@@ -52,7 +52,7 @@ def here(tmp_path: Path, there: Machine, monkeypatch: pytest.MonkeyPatch) -> Mac
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr("service.worker.builder.find_toolchain", lambda: made.toolchain)
-    monkeypatch.setattr("gemmsmith.retry.RetryPolicy.delay", lambda *_: None)
+    monkeypatch.setattr("gemmsmith.http.retry.RetryPolicy.delay", lambda *_: None)
     for i, member in enumerate(MEMBERS[:4]):
         problem = Problem(m=64 << i, n=64, k=64)
         candidate = Candidate(kernel=member, launch=Launch())

@@ -11,8 +11,8 @@ import httpx
 import msgspec
 import pytest
 
-from gemmsmith.client import Client
 from gemmsmith.errors import PackCorrupt, ServiceFault, ServiceUnavailable
+from gemmsmith.http.client import Client
 from tests.support import fake_nvcc
 from tests.support.machines import MEMBERS, Machine, Meddling, compile_, document, taking
 from tests.support.replacing import replace

@@ -11,7 +11,7 @@ import httpx
 import msgspec
 import pytest
 
-from gemmsmith.client import Client
+from gemmsmith.http.client import Client
 from gemmsmith.signing import Signer
 from service import identity
 from tests.support.machines import MEMBERS, Machine, compile_, document

@@ -26,7 +26,7 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path: Pat
         loaded = re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"(https?:[^\"]+)", text)
         assert loaded == [], page.name
     library = (site / "library" / "index.html").read_text(encoding="utf-8")
-    assert 'id="gemmsmith.client.Client.best"' in library
-    assert 'id="gemmsmith.ops.source.use"' in library
+    assert 'id="gemmsmith.http.client.Client.best"' in library
+    assert 'id="gemmsmith.ops.engine.source.use"' in library
     assert (site / "project" / "benchmarks" / "results" / "regret.svg").is_file()
     assert "Add an operation" in (site / "CONTRIBUTING" / "index.html").read_text(encoding="utf-8")

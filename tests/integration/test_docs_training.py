@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from gemmsmith import Bundle
-from gemmsmith.answer import Ratio
+from gemmsmith.answers.answer import Ratio
 from gemmsmith.problem import Problem
 from tests.support import fake_nvcc, unchanged
 from tests.support.serving import H200, own_signer

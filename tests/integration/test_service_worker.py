@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from gemmsmith.answer import Conditions, Correctness
+from gemmsmith.answers.answer import Conditions, Correctness
 from gemmsmith.candidate import Candidate
 from gemmsmith.problem import Problem
 from tests.integration.test_service_events import read_events

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from gemmsmith.answer import Ratio
-from gemmsmith.history import Origin
+from gemmsmith.answers.answer import Ratio
+from gemmsmith.answers.history import Origin
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
 from service import identity

@@ -239,7 +239,7 @@ def test_the_library_is_for_every_python_and_for_whoever_has_torch(
     found = wheels["gemmsmith"]
     tags = f"cp311-abi3-manylinux_2_28_{platform.machine()}"
     assert found.name == f"gemmsmith-{VERSION}-{tags}.whl"
-    assert "gemmsmith/ops/_dispatch.abi3.so" in zipfile.ZipFile(found).namelist()
+    assert "gemmsmith/ops/below/_dispatch.abi3.so" in zipfile.ZipFile(found).namelist()
     words = [sys.executable, "-m", "auditwheel", "show", found]
     told = " ".join(subprocess.check_output(words, text=True).split())
     oldest = re.findall(r'platform tag: "manylinux_2_(\d+)_', told)
@@ -257,7 +257,7 @@ def test_without_a_compiler_the_library_is_pure(tmp_path: Path) -> None:
     (found,) = tmp_path.glob("*.whl")
     assert found.name == f"gemmsmith-{VERSION}-py3-none-any.whl"
     names = zipfile.ZipFile(found).namelist()
-    assert "gemmsmith/ops/dispatch.cpp" in names  # compiled on first use
+    assert "gemmsmith/ops/below/dispatch.cpp" in names  # compiled on first use
     assert not any(name.endswith(".so") or ".data/" in name for name in names)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import JSON, Boolean, MetaData, func, select, text
 
-from gemmsmith.history import Origin
+from gemmsmith.answers.history import Origin
 from gemmsmith.problem import Layout, Problem
 from gemmsmith.tuning import JobState
 from tests.migration.make_asset import ASSETS

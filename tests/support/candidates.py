@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemmsmith.answer import Correctness
+from gemmsmith.answers.answer import Correctness
 from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import (
     Cutlass3xKernel,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gemmsmith.answer import Ratio, Use
+from gemmsmith.answers.answer import Ratio, Use
 from gemmsmith.problem import DType, Problem
 from tests.support.replacing import replace
 from tests.support.serving import H200, trial, winner

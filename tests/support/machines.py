@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 from typer.testing import CliRunner, Result
 
-from gemmsmith.client import Client
+from gemmsmith.http.client import Client
 from gemmsmith.problem import Problem
 from gemmsmith.signing import Trusted
 from service import identity

@@ -30,8 +30,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import gemmsmith
-from gemmsmith.ops.dispatch import Dispatch
-from gemmsmith.ops.engine import Engine, install
+from gemmsmith.ops.below.dispatch import Dispatch
+from gemmsmith.ops.engine.engine import Engine, install
 from tests.support.stand_in import Chooser, Host, Packs
 
 WIDTH, ROWS, STEPS = 32, 16, 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gemmsmith.answer import Conditions, Correctness
+from gemmsmith.answers.answer import Conditions, Correctness
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem

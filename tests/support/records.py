@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemmsmith.answer import Conditions, Correctness, Ratio, Statistics, Use
+from gemmsmith.answers.answer import Conditions, Correctness, Ratio, Statistics, Use
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.launch import Decomposition, Launch, RasterOrder

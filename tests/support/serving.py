@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import uvicorn
 
-from gemmsmith.answer import Correctness, Ratio, Statistics, Use
+from gemmsmith.answers.answer import Correctness, Ratio, Statistics, Use
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.launch import Launch

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from gemmsmith.answer import Config, Use
+from gemmsmith.answers.answer import Config, Use
+from gemmsmith.answers.snapshot import Row, Snapshot
 from gemmsmith.launch import Launch
 from gemmsmith.problem import Problem
 from gemmsmith.signing import Signer, trusted_folder
-from gemmsmith.snapshot import Row, Snapshot
 from tests.support.candidates import KERNEL
 from tests.support.replacing import replace
 

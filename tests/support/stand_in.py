@@ -15,11 +15,11 @@ from pathlib import Path
 
 import torch
 
-from gemmsmith.answer import Config
+from gemmsmith.answers.answer import Config
 from gemmsmith.kernel import Cutlass3xKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
 from gemmsmith.launch import Launch
 from gemmsmith.operation import Epilogue, Operation, layouts_of
-from gemmsmith.ops.engine import Engine
+from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.problem import DType, Layout, Problem
 
 SOURCE = Path(__file__).parents[1] / "unit" / "ops" / "kernels.c"
@@ -183,4 +183,6 @@ def build(folder: Path) -> Path:
 
 
 ENGINE = partial(Engine, platform=Host())
-"""In the place of `gemmsmith.ops.source.Engine`, `gemmsmith.use` takes the host for a GPU."""
+"""In the place of `gemmsmith.ops.engine.source.Engine`, `gemmsmith.use` takes the host for a
+GPU.
+"""

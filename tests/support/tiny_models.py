@@ -184,8 +184,8 @@ MODELS = (
 
 def recognized(model: torch.nn.Module) -> Counter[str]:
     """How many layers of each kind a patch takes over."""
-    from gemmsmith.ops.layers import counts
-    from gemmsmith.ops.layers import recognized as found
+    from gemmsmith.ops.models.layers import counts
+    from gemmsmith.ops.models.layers import recognized as found
 
     return counts(list(found(model)))
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gemmsmith.answer import Use
+from gemmsmith.answers.answer import Use
 from gemmsmith.kernel import TileScheduler
 from gemmsmith.problem import Problem
 from tests.support.replacing import replace

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.answer import Ratio, Statistics, Use
+from gemmsmith.answers.answer import Ratio, Statistics, Use
+from gemmsmith.answers.history import Origin
 from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.history import Origin
 from gemmsmith.problem import DType, Problem
 from gemmsmith.signing import Signer, Trusted
 from tests.support.candidates import EXACT, PROBLEM, named

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
@@ -39,6 +40,18 @@ def test_a_package_imports_nothing_above_it(package: str) -> None:
     assert files
     for path in files:
         assert not imported(path) & FORBIDDEN[package], path
+
+
+def test_the_rooms_of_torch_operators_stand_on_each_other() -> None:
+    """A room imports from those before it; `models` and `graphs` do not know each other."""
+    rooms = ("engine", "below", "products", "models", "graphs")
+    folder = FOLDERS["gemmsmith"] / "ops"
+    assert {path.parent.name for path in folder.glob("*/__init__.py")} == set(rooms)
+    for number, room in enumerate(rooms):
+        for path in (folder / room).rglob("*.py"):
+            used = set(re.findall(r"from gemmsmith\.ops\.(\w+)", path.read_text(encoding="utf-8")))
+            assert used <= {*rooms[:number], room}, path
+            assert room != "graphs" or "models" not in used, path
 
 
 def test_only_the_store_and_jobs_know_sqlalchemy() -> None:

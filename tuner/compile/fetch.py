@@ -14,8 +14,8 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from gemmsmith.client import Client
 from gemmsmith.errors import PackCorrupt, Rejected, ServiceFault, Untrusted
+from gemmsmith.http.client import Client
 from gemmsmith.kernel import AnyKernel
 from gemmsmith.signing import UNSIGNED_VARIABLE, Trusted
 from tuner.backends.unit import kernel_digest

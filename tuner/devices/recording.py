@@ -22,7 +22,7 @@ from typing import Self
 import msgspec
 import zstandard
 
-from gemmsmith.answer import Conditions, Correctness
+from gemmsmith.answers.answer import Conditions, Correctness
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.kernel import AnyKernel

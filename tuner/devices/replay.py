@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from gemmsmith.answer import Correctness
+from gemmsmith.answers.answer import Correctness
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import Environment
 from gemmsmith.launch import Algorithm

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from gemmsmith.answer import Correctness
+from gemmsmith.answers.answer import Correctness
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
 from gemmsmith.errors import LaunchFailed, PackError

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gemmsmith.answer import Conditions, Statistics
+from gemmsmith.answers.answer import Conditions, Statistics
 from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.files import publish
 from gemmsmith.problem import DType, Problem

@@ -15,7 +15,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from gemmsmith.answer import Conditions
+from gemmsmith.answers.answer import Conditions
 
 FRESH_S = 0.1
 """Asking for every candidate would only cost time."""

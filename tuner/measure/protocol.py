@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from gemmsmith.answer import Conditions, Correctness
+from gemmsmith.answers.answer import Conditions, Correctness
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.launch import Algorithm

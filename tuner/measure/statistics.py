@@ -17,7 +17,7 @@ from functools import lru_cache
 from math import comb
 from statistics import median
 
-from gemmsmith.answer import Ratio, Statistics
+from gemmsmith.answers.answer import Ratio, Statistics
 
 CONFIDENCE = 0.95
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from gemmsmith.answer import MAX_DISTANCE
+from gemmsmith.answers.answer import MAX_DISTANCE
 from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem
 from tuner.arch import ARCHITECTURES, SM90

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import prod
 from statistics import median
 
-from gemmsmith.answer import (
+from gemmsmith.answers.answer import (
     Conditions,
     Correctness,
     InRegime,

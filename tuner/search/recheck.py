@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from gemmsmith.answers.history import Origin
 from gemmsmith.candidate import Candidate
-from gemmsmith.history import Origin
 from gemmsmith.kernel import CublasLtKernel
 from gemmsmith.problem import Problem
 from tuner.store import Store

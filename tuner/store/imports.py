@@ -16,8 +16,8 @@ from typing import Any
 from sqlalchemy import Row, insert, select, update
 from sqlalchemy.orm import Session
 
+from gemmsmith.answers.history import Origin
 from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.history import Origin
 from gemmsmith.kernel import AnyKernel, Kernel
 from tuner.store import asked
 from tuner.store.codec import to_json

@@ -21,7 +21,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, Select, func, or_, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from gemmsmith.answer import Ratio, Use
+from gemmsmith.answers.answer import Ratio, Use
 from gemmsmith.kernel import AnyKernel
 from gemmsmith.problem import Layout, Problem
 from tuner.store.codec import from_json_or_none

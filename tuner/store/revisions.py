@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from gemmsmith.history import Origin
+from gemmsmith.answers.history import Origin
 from gemmsmith.problem import Problem
 from tuner.errors import NoSuchRevision, NoSuchWinner, NothingToUndo
 from tuner.store.audit import Action, record

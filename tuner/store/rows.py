@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from gemmsmith.answer import Conditions, Correctness, InRegime, Ratio, Statistics, Use
+from gemmsmith.answers.answer import Conditions, Correctness, InRegime, Ratio, Statistics, Use
+from gemmsmith.answers.history import Origin
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.history import Origin
 from gemmsmith.kernel import AnyKernel
 from gemmsmith.launch import Launch
 from gemmsmith.problem import Problem

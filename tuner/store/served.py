@@ -13,7 +13,7 @@ import msgspec
 from sqlalchemy import Select, Text, cast, select
 from sqlalchemy.orm import Session
 
-from gemmsmith.answer import Use
+from gemmsmith.answers.answer import Use
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import Environment
 from gemmsmith.launch import Launch

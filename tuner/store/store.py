@@ -13,7 +13,7 @@ from typing import Self
 
 from sqlalchemy import func, select
 
-from gemmsmith.answer import Use
+from gemmsmith.answers.answer import Use
 from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.kernel import AnyKernel
 from gemmsmith.problem import Layout, Problem

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
 
-from gemmsmith.answer import Conditions, Correctness, Statistics
+from gemmsmith.answers.answer import Conditions, Correctness, Statistics
 from gemmsmith.candidate import Candidate
 from gemmsmith.launch import Launch
 from gemmsmith.problem import Layout, Problem

@@ -19,9 +19,9 @@ from types import MappingProxyType
 from sqlalchemy import Row, Select, func, select, update
 from sqlalchemy.orm import Session
 
-from gemmsmith.answer import Use
+from gemmsmith.answers.answer import Use
+from gemmsmith.answers.history import Origin
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.history import Origin
 from gemmsmith.kernel import AnyKernel
 from gemmsmith.problem import Layout, Problem
 from tuner.errors import JobAborted

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from gemmsmith.answer import Correctness
+from gemmsmith.answers.answer import Correctness
 from gemmsmith.kernel import AnyKernel
 from gemmsmith.problem import Problem
 from tuner.errors import ReferenceBroken

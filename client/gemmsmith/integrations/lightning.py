@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gemmsmith.integrations.switching import Switch
-from gemmsmith.ops.source import Source
+from gemmsmith.ops.engine.source import Source
 
 try:
     from lightning.pytorch import Callback

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 import torch
 
-from gemmsmith.ops.patching import patch
-from gemmsmith.ops.source import Source, use
+from gemmsmith.ops.engine.source import Source, use
+from gemmsmith.ops.models.patching import patch
 
 
 class Switch:

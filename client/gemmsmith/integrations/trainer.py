@@ -13,7 +13,7 @@ import torch
 from transformers import TrainerCallback
 
 from gemmsmith.integrations.switching import Switch
-from gemmsmith.ops.source import Source
+from gemmsmith.ops.engine.source import Source
 
 
 class GemmsmithCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]

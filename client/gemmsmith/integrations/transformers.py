@@ -11,7 +11,7 @@ its type, where transformers' own are in that of the weights.
 
 from __future__ import annotations
 
-from gemmsmith.ops.expert_layers import experts_forward, learn
+from gemmsmith.ops.models.expert_layers import experts_forward, learn
 
 
 def register_experts(name: str = "gemmsmith") -> None:

@@ -5,13 +5,13 @@ are used.
 """
 
 from gemmsmith.ops.capturing import Shapes, capture
-from gemmsmith.ops.comparing import compare
-from gemmsmith.ops.fused import linear
-from gemmsmith.ops.grouped import grouped_mm
-from gemmsmith.ops.integer import int8_mm
-from gemmsmith.ops.operators import matmul, scaled_mm
-from gemmsmith.ops.patching import patch, unpatch
-from gemmsmith.ops.source import use
+from gemmsmith.ops.engine.source import use
+from gemmsmith.ops.models.comparing import compare
+from gemmsmith.ops.models.patching import patch, unpatch
+from gemmsmith.ops.products.fused import linear
+from gemmsmith.ops.products.grouped import grouped_mm
+from gemmsmith.ops.products.integer import int8_mm
+from gemmsmith.ops.products.operators import matmul, scaled_mm
 
 __all__ = [
     "Shapes",

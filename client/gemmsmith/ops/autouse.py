@@ -22,22 +22,22 @@ from pathlib import Path
 
 import httpx
 
-from gemmsmith.bundle import Bundle, kept_bundle
+from gemmsmith.answers.bundle import Bundle, kept_bundle
+from gemmsmith.answers.lookup import Lookup
+from gemmsmith.answers.snapshot import Choice, Snapshot
 from gemmsmith.captured import tune_command
-from gemmsmith.client import Client
 from gemmsmith.distributed import agreed_snapshot
 from gemmsmith.errors import InvalidProblem, PackError, PackIncompatible, ServiceUnavailable
-from gemmsmith.lookup import Lookup
-from gemmsmith.ops import source
-from gemmsmith.ops.choosing import PackSource
-from gemmsmith.ops.dispatch import Dispatch
-from gemmsmith.ops.engine import Engine, install
-from gemmsmith.ops.patching import patch
+from gemmsmith.http.client import Client
+from gemmsmith.http.requests import problem_of
+from gemmsmith.http.transport import DEFAULT_URL
+from gemmsmith.ops.below.dispatch import Dispatch
+from gemmsmith.ops.engine import source
+from gemmsmith.ops.engine.choosing import PackSource
+from gemmsmith.ops.engine.engine import Engine, install
+from gemmsmith.ops.models.patching import patch
 from gemmsmith.packs import Packs, asking, believe
 from gemmsmith.problem import Problem
-from gemmsmith.requests import problem_of
-from gemmsmith.snapshot import Choice, Snapshot
-from gemmsmith.transport import DEFAULT_URL
 from gemmsmith.variables import CAPTURE_VARIABLE, VARIABLE, is_first_rank
 
 log = logging.getLogger("gemmsmith")

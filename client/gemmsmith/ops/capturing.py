@@ -20,15 +20,15 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from gemmsmith.captured import Captured
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.operation import Epilogue
-from gemmsmith.ops import fused
-from gemmsmith.ops import grouped as _grouped  # noqa: F401 - registers gemmsmith::…
-from gemmsmith.ops import integer as _integer  # noqa: F401 - likewise
-from gemmsmith.ops import operators as _operators  # noqa: F401 - likewise
-from gemmsmith.ops.forms import Form, Spec, present_shapes
-from gemmsmith.ops.registry import is_traced
+from gemmsmith.ops.engine.forms import Form, Spec, present_shapes
+from gemmsmith.ops.products import fused
+from gemmsmith.ops.products import grouped as _grouped  # noqa: F401 - registers gemmsmith::…
+from gemmsmith.ops.products import integer as _integer  # noqa: F401 - likewise
+from gemmsmith.ops.products import operators as _operators  # noqa: F401 - likewise
+from gemmsmith.ops.products.registry import is_traced
 
 _aten = torch.ops.aten
-_own = torch.ops.gemmsmith  # registered by gemmsmith.ops.operators
+_own = torch.ops.gemmsmith  # registered by gemmsmith.ops.products.operators
 
 # Which product an operator is, and where its two operands are among the arguments.
 _PRODUCTS: dict[Any, tuple[Form, int, int]] = {
@@ -187,6 +187,7 @@ def _detail(
     if output is None or added is None:
         return form, output
     factors = (given.get("alpha", 1), given.get("beta", 1))
-    # As `gemmsmith.ops.adding` has it: else torch's, with a product that a kernel may do alone.
+    # As `gemmsmith.ops.below.adding` has it: else torch's, with a product that a kernel may do
+    # alone.
     adds = factors == (1, 1) and added.dtype is output and added.dim() == dims
     return Form.ADDED if adds else form, output

@@ -12,7 +12,7 @@ import functools
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from gemmsmith.answer import Config
+from gemmsmith.answers.answer import Config
 from gemmsmith.errors import LaunchFailed
 from gemmsmith.operation import Scaling
 from gemmsmith.problem import Element, Problem

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
 
-from gemmsmith.replies import SCHEMA
+from gemmsmith.http.replies import SCHEMA
 from service.http import documents, tables
 from service.http.abilities import Asking
 from service.http.access import Scope, needs

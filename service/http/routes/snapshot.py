@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query
 from starlette.responses import Response, StreamingResponse
 
-from gemmsmith.document import SINCE
+from gemmsmith.answers.document import SINCE
 from service.http.abilities import Asking
 from service.http.access import Scope, needs
 from service.http.errors import not_found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gemmsmith.answer import InRegime, Ratio
+from gemmsmith.answers.answer import InRegime, Ratio
 from service.report.axes import BOTTOM, RIGHT, TOP, WIDTH, Scale, linear, steps, svg, text, title
 
 _LINE = 34

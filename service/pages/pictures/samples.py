@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gemmsmith.answer import Statistics
+from gemmsmith.answers.answer import Statistics
 from service.report.axes import (
     BOTTOM,
     RIGHT,

@@ -11,7 +11,7 @@ from itertools import cycle, islice
 import torch
 
 from gemmsmith import runtime
-from gemmsmith.answer import Config
+from gemmsmith.answers.answer import Config
 from gemmsmith.candidate import Candidate
 from gemmsmith.launch import Launch
 from gemmsmith.runtime.launch import torch_dtype

@@ -20,13 +20,13 @@ import torch
 
 import gemmsmith
 from gemmsmith import Snapshot, Use
-from gemmsmith.answer import Config
+from gemmsmith.answers.answer import Config
+from gemmsmith.answers.snapshot import Choice, Row
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import Kernel
-from gemmsmith.ops.engine import current, install
+from gemmsmith.ops.engine.engine import current, install
 from gemmsmith.problem import DType, Layout, Problem
-from gemmsmith.snapshot import Choice, Row
 from tests.gpu import selection
 from tests.gpu.support.counting import launches
 from tests.support.processes import serving

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gemmsmith.ops.plan import Plan, RawPlan
+from gemmsmith.ops.engine.plan import Plan, RawPlan
 
 _Run = ctypes.CFUNCTYPE(
     ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p

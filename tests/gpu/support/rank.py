@@ -19,8 +19,8 @@ from torch.nn import functional
 
 import gemmsmith
 from gemmsmith import Client
-from gemmsmith.ops import source
-from gemmsmith.ops.engine import current
+from gemmsmith.ops.engine import source
+from gemmsmith.ops.engine.engine import current
 from tests.gpu.support.counting import launches
 
 STEPS = 6

@@ -16,7 +16,7 @@ from benchmarks.peers.supervisor import Supervisor
 from benchmarks.peers.table import as_answered, geometric_mean, markdown, ratios
 from benchmarks.peers.triton import generated_by_triton
 from benchmarks.peers.winners import find_packs, find_winners
-from gemmsmith.answer import Ratio, Statistics
+from gemmsmith.answers.answer import Ratio, Statistics
 from gemmsmith.problem import DType, Problem
 from tests.support.candidates import KERNEL
 from tests.support.replacing import replace

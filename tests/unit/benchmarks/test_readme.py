@@ -11,7 +11,7 @@ from benchmarks.readme.__main__ import blocks, put
 from benchmarks.readme.kinds import KINDS, kind_of, table
 from benchmarks.readme.picture import COLOURS, FILE, columns
 from benchmarks.readme.shipped import got, shipped
-from gemmsmith.answer import Use
+from gemmsmith.answers.answer import Use
 
 WINNERS = shipped()
 

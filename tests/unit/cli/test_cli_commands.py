@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from gemmsmith.answer import Ratio, Use
+from gemmsmith.answers.answer import Ratio, Use
 from gemmsmith.problem import DType, Problem
 from gemmsmith.signing import Signer
 from service.cli.main import app

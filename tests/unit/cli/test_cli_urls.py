@@ -17,7 +17,7 @@ from tests.support.serving import new_settings, running
 @pytest.fixture(autouse=True)
 def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("gemmsmith.retry.RetryPolicy.delay", lambda *_: None)
+    monkeypatch.setattr("gemmsmith.http.retry.RetryPolicy.delay", lambda *_: None)
 
 
 @pytest.fixture

@@ -224,7 +224,7 @@ def test_passwords_are_not_printed() -> None:
 
 def test_the_service_being_away_is_one_line(database: str, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("gemmsmith.retry.RetryPolicy.delay", lambda *_: None)
+    monkeypatch.setattr("gemmsmith.http.retry.RetryPolicy.delay", lambda *_: None)
     result = run("best", 16, 16, 16, "--url", "http://127.0.0.1:9")
     assert result.exit_code == 1
     assert "gemmsmith serve" in result.stderr

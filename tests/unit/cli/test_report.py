@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from gemmsmith.answer import Conditions, Statistics, Use
+from gemmsmith.answers.answer import Conditions, Statistics, Use
 from gemmsmith.problem import DType, Problem
 from service.cli.main import app
 from service.report.page import page

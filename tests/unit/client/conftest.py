@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from gemmsmith.answer import Answer, Config, Match, Ratio, Statistics, Use
+from gemmsmith.answers.answer import Answer, Config, Match, Ratio, Statistics, Use
 from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.launch import Launch
 from gemmsmith.problem import Problem

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gemmsmith import Bundle, Lookup, PackCorrupt, PackUntrusted, Snapshot, SnapshotCorrupt, Use
-from gemmsmith.bundle import write_bundle
+from gemmsmith.answers.bundle import write_bundle
 from gemmsmith.signing import Signer, trusted_folder
 from tests.support.snapshots import (
     BIG,

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.answer import Answer
-from gemmsmith.cache import AnswerCache, PackCache, default_cache_dir
+from gemmsmith.answers.answer import Answer
+from gemmsmith.answers.cache import AnswerCache, PackCache, default_cache_dir
 from gemmsmith.errors import PackCorrupt
+from gemmsmith.http.requests import Query
 from gemmsmith.problem import Problem
-from gemmsmith.requests import Query
 
 URL = "http://127.0.0.1:8000"
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from gemmsmith.replies import NoAnswer, Response
-from gemmsmith.retry import RetryPolicy
+from gemmsmith.http.replies import NoAnswer, Response
+from gemmsmith.http.retry import RetryPolicy
 
 DOWN = NoAnswer(reason="refused")
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmsmith.sse import EventParser, ServerEvent
+from gemmsmith.http.sse import EventParser, ServerEvent
 
 STREAM = (
     "retry: 1500\n\n: hello\n\nid: 1\nevent: created\ndata: {}\n\n"

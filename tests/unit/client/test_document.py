@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmsmith import AsyncClient, Client, Snapshot, SnapshotCorrupt, Use, document
+from gemmsmith import AsyncClient, Client, Snapshot, SnapshotCorrupt, Use
+from gemmsmith.answers import document
+from gemmsmith.answers.snapshot import Row
 from gemmsmith.signing import Signer, Trusted
-from gemmsmith.snapshot import Row
 from tests.support.snapshots import BIG, CONFIG, H200, row, snapshot
 from tests.unit.client.misbehaving import Misbehaving, Say
 

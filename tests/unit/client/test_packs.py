@@ -21,8 +21,8 @@ from gemmsmith import (
     ServiceUnavailable,
 )
 from gemmsmith import packs as library
+from gemmsmith.answers.snapshot import Snapshot
 from gemmsmith.signing import Signer
-from gemmsmith.snapshot import Snapshot
 from tests.support.replacing import replace
 from tests.support.snapshots import BIG, CONFIG, CONTENT, PACK, row, snapshot, trusted_signer
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from gemmsmith import Answer, Client, NotTuned, Problem
-from gemmsmith.answer import Match, Use
+from gemmsmith.answers.answer import Match, Use
 from gemmsmith.jobs import JobStatus
 from gemmsmith.progress import NoDisplay, NotebookCell, TerminalLine, progress
 from gemmsmith.showing import bar, line, table

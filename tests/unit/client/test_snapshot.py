@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from gemmsmith import Config, Launch, Layout, Problem, Use
+from gemmsmith.answers.snapshot import Row, Snapshot
 from gemmsmith.errors import SnapshotCorrupt, Untrusted
 from gemmsmith.kernel import TileScheduler
 from gemmsmith.launch import Decomposition
 from gemmsmith.signing import Signer, Trusted
-from gemmsmith.snapshot import Row, Snapshot
 from tests.support.candidates import KERNEL
 from tests.support.replacing import replace
 from tests.support.snapshots import BIG, CONFIG, H200, PACK, document, row, snapshot

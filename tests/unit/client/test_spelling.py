@@ -14,10 +14,10 @@ import torch
 
 from gemmsmith.elements import ELEMENTS
 from gemmsmith.errors import InvalidProblem
+from gemmsmith.http.requests import calls_of, deadline_of, fields_of, problem_of
 from gemmsmith.operands import OPERANDS
 from gemmsmith.operation import DType, Element, Layout, Operation, in_order, layouts_of, of_dtype
 from gemmsmith.problem import Problem
-from gemmsmith.requests import calls_of, deadline_of, fields_of, problem_of
 
 
 @pytest.mark.parametrize(

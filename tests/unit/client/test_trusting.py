@@ -16,7 +16,7 @@ from tests.unit.client.misbehaving import Misbehaving, Say
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("GEMMSMITH_TRUSTED", str(tmp_path / "trusted"))
-    monkeypatch.setattr("gemmsmith.retry.RetryPolicy.delay", lambda *_: None)
+    monkeypatch.setattr("gemmsmith.http.retry.RetryPolicy.delay", lambda *_: None)
     return tmp_path / "trusted"
 
 

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from gemmsmith.answer import Conditions, Correctness
+from gemmsmith.answers.answer import Conditions, Correctness
 from gemmsmith.device import DeviceModel, Environment
 from tuner.measure import protocol
 from tuner.measure.protocol import (

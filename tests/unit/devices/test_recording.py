@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import zstandard
 
-from gemmsmith.answer import Conditions, Correctness
+from gemmsmith.answers.answer import Conditions, Correctness
 from gemmsmith.device import DeviceModel
 from gemmsmith.problem import DType, Problem
 from tests.support.replacing import replace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gemmsmith.answer import Conditions
+from gemmsmith.answers.answer import Conditions
 from tuner.measure.graphs import Replay
 from tuner.measure.power import (
     beyond_all_prices,

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from gemmsmith.answer import Config
+from gemmsmith.answers.answer import Config
 from gemmsmith.kernel import Kernel
 from gemmsmith.launch import Launch
 from gemmsmith.legality import refusal
-from gemmsmith.ops.engine import Engine, install
+from gemmsmith.ops.engine.engine import Engine, install
 from gemmsmith.problem import DType, Problem
 from tests.gpu.support.choosing import Ground
 from tests.support import fake_nvcc, stand_in
@@ -70,7 +70,7 @@ def engine(chooser: Chooser, pack: Path, host: Host) -> Iterator[Engine]:
 @pytest.fixture
 def ground(pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ground:
     """The host as a place to train, for the tests that GPUs run too."""
-    monkeypatch.setattr("gemmsmith.ops.source.Engine", stand_in.ENGINE)
+    monkeypatch.setattr("gemmsmith.ops.engine.source.Engine", stand_in.ENGINE)
     folder = tmp_path / "store"
     store = ArtifactStore(folder / "packs", signer=own_signer())
     store.publish(pack, stand_in.KERNELS, fake_nvcc.toolchain(folder / "toolchain"))

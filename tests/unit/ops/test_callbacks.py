@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, Dataset
 
 import gemmsmith
 from gemmsmith.integrations.switching import Switch
-from gemmsmith.ops.dispatch import Dispatch
-from gemmsmith.ops.engine import Engine
-from gemmsmith.ops.patching import TunedLinear
+from gemmsmith.ops.below.dispatch import Dispatch
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.models.patching import TunedLinear
 from tests.support.stand_in import Host
 
 Runs = Callable[[], int]

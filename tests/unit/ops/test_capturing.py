@@ -13,8 +13,8 @@ from torch import nn
 
 import gemmsmith
 from gemmsmith.captured import Captured
-from gemmsmith.ops.dispatch import Dispatch
-from gemmsmith.ops.engine import Engine, install
+from gemmsmith.ops.below.dispatch import Dispatch
+from gemmsmith.ops.engine.engine import Engine, install
 from gemmsmith.problem import Layout, Problem
 from tests.support.stand_in import Host
 from tuner.suites import load

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import gemmsmith
-from gemmsmith.ops.comparing import WARM_STEPS, paired
-from gemmsmith.ops.engine import Engine
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.models.comparing import WARM_STEPS, paired
 
 Runs = Callable[[], int]
 

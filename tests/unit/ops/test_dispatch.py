@@ -21,9 +21,9 @@ from torch.nn import functional
 
 import gemmsmith
 from gemmsmith.operation import Epilogue
-from gemmsmith.ops.dispatch import Dispatch, _binding, of_layers
-from gemmsmith.ops.engine import Engine, install
-from gemmsmith.ops.swapping import TunedLinear
+from gemmsmith.ops.below.dispatch import Dispatch, _binding, of_layers
+from gemmsmith.ops.engine.engine import Engine, install
+from gemmsmith.ops.models.swapping import TunedLinear
 from gemmsmith.problem import Problem
 from tests.support.stand_in import Chooser, Host, Packs
 
@@ -36,7 +36,7 @@ def binding(tmp_path_factory: pytest.TempPathFactory) -> Dispatch:
     """Compiled from its source, into a cache of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr("gemmsmith.ops.dispatch._INSTALLED", Path("none"))
+        patch.setattr("gemmsmith.ops.below.dispatch._INSTALLED", Path("none"))
         found = Dispatch.of("cpu", stream=lambda index: 77)
     assert found is not None
     return found
@@ -618,7 +618,7 @@ def test_the_binding_says_why_it_cannot_be_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("gemmsmith.ops.dispatch._INSTALLED", Path("none"))
+    monkeypatch.setattr("gemmsmith.ops.below.dispatch._INSTALLED", Path("none"))
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(OSError, match="no C\\+\\+ compiler"):

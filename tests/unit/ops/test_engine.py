@@ -14,18 +14,18 @@ import torch
 from torch.nn import functional
 
 import gemmsmith
-from gemmsmith.answer import Config, Use
-from gemmsmith.bundle import Bundle, write_bundle
+from gemmsmith.answers.answer import Config, Use
+from gemmsmith.answers.bundle import Bundle, write_bundle
+from gemmsmith.answers.lookup import Lookup
+from gemmsmith.answers.snapshot import Row, Snapshot
 from gemmsmith.errors import PackCorrupt
 from gemmsmith.kernel import CublasLtKernel
 from gemmsmith.launch import Algorithm, Launch
-from gemmsmith.lookup import Lookup
-from gemmsmith.ops.engine import Engine, current, install
-from gemmsmith.ops.forms import Form
+from gemmsmith.ops.engine.engine import Engine, current, install
+from gemmsmith.ops.engine.forms import Form
 from gemmsmith.problem import DType, Layout, Problem
 from gemmsmith.runtime.abi import Arguments
 from gemmsmith.signing import Signer
-from gemmsmith.snapshot import Row, Snapshot
 from tests.support.serving import own_signer
 from tests.support.stand_in import Choice, Chooser, Host, Packs, config
 

@@ -14,8 +14,8 @@ from torch.nn import functional
 import gemmsmith
 from gemmsmith.activations import ACTIVATIONS
 from gemmsmith.epilogue import Epilogue
-from gemmsmith.ops import backward
-from gemmsmith.ops.engine import Engine
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.products import backward
 from gemmsmith.problem import Problem
 from tests.support.stand_in import Chooser
 

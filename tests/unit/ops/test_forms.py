@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gemmsmith.ops.forms import Form, Spec, batched, folded, operation_of, shapes
+from gemmsmith.ops.engine.forms import Form, Spec, batched, folded, operation_of, shapes
 from gemmsmith.problem import DType
 
 BF16 = torch.bfloat16

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import gemmsmith
 from gemmsmith.epilogue import GATES
-from gemmsmith.ops.engine import Engine
+from gemmsmith.ops.engine.engine import Engine
 from tests.support.stand_in import Chooser
 from tuner.suites import load
 

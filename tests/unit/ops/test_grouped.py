@@ -18,14 +18,14 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch.nn import functional
 
 import gemmsmith
-from gemmsmith.answer import Use
-from gemmsmith.lookup import Lookup
-from gemmsmith.ops import engine as engines
-from gemmsmith.ops.dispatch import Dispatch
-from gemmsmith.ops.engine import Engine, install
-from gemmsmith.ops.forms import Form
+from gemmsmith.answers.answer import Use
+from gemmsmith.answers.lookup import Lookup
+from gemmsmith.answers.snapshot import Row, Snapshot
+from gemmsmith.ops.below.dispatch import Dispatch
+from gemmsmith.ops.engine import engine as engines
+from gemmsmith.ops.engine.engine import Engine, install
+from gemmsmith.ops.engine.forms import Form
 from gemmsmith.problem import Problem
-from gemmsmith.snapshot import Row, Snapshot
 from tests.support.stand_in import Chooser, Host, Packs, config
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn

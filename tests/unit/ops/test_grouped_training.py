@@ -2,7 +2,7 @@
 
 import pytest
 
-from gemmsmith.ops.dispatch import Dispatch
+from gemmsmith.ops.below.dispatch import Dispatch
 from tests.gpu import test_grouped as on_gpus
 from tests.gpu.support.choosing import Ground
 from tests.gpu.test_grouped import test_300_random_mixtures_against_torch, test_scaled_mixtures

@@ -21,7 +21,7 @@ import gemmsmith
 from gemmsmith.activations import ACTIVATIONS
 from gemmsmith.epilogue import Activation
 from gemmsmith.operation import Epilogue
-from gemmsmith.ops.engine import Engine, install
+from gemmsmith.ops.engine.engine import Engine, install
 from tests.support.stand_in import Chooser, Host, Packs
 
 BF16 = torch.bfloat16

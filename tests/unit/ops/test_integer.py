@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import gemmsmith
-from gemmsmith.ops import fallback
-from gemmsmith.ops.engine import Engine, install
+from gemmsmith.ops.engine import fallback
+from gemmsmith.ops.engine.engine import Engine, install
 from tests.support.stand_in import Chooser
 
 Runs = Callable[[], int]

@@ -23,9 +23,9 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import checkpoint
 
 import gemmsmith
-from gemmsmith.ops.engine import Engine
-from gemmsmith.ops.layers import recognized
-from gemmsmith.ops.swapping import Swapped
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.models.layers import recognized
+from gemmsmith.ops.models.swapping import Swapped
 from gemmsmith.problem import Problem
 from tests.support.stand_in import Chooser
 

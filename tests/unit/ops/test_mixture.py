@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import gemmsmith
-from gemmsmith.ops.mixture import route
+from gemmsmith.ops.products.mixture import route
 from tests.support.mixtures import close, reference
 
 TOKENS, CHOSEN, EXPERTS, WIDTH, INNER = 37, 3, 5, 32, 16

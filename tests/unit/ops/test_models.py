@@ -14,8 +14,8 @@ from torch import nn
 
 import gemmsmith
 from gemmsmith.operation import Epilogue
-from gemmsmith.ops.engine import Engine
-from gemmsmith.ops.swapping import Swapped
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.models.swapping import Swapped
 from tests.support.stand_in import Chooser
 from tests.support.tiny_models import MODELS, Tiny, recognized, table
 

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 import gemmsmith
-from gemmsmith.ops.engine import Engine, install
+from gemmsmith.ops.engine.engine import Engine, install
 from gemmsmith.problem import DType, Layout
 from tests.support import stand_in
 from tests.support.replacing import replace

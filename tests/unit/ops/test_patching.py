@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import gemmsmith
-from gemmsmith.ops.dispatch import Dispatch
-from gemmsmith.ops.engine import Engine
-from gemmsmith.ops.swapping import TunedLinear
+from gemmsmith.ops.below.dispatch import Dispatch
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.models.swapping import TunedLinear
 from tests.support.stand_in import Chooser, Host
 
 BF16 = torch.bfloat16

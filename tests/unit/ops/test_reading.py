@@ -12,8 +12,8 @@ import torch.nn.functional as F  # noqa: N812 - as models name it
 from torch import nn
 
 from gemmsmith.epilogue import Activation
-from gemmsmith.ops import recipes
-from gemmsmith.ops.reading import Activated, Called, Combined, Half, read
+from gemmsmith.ops.models import recipes
+from gemmsmith.ops.models.reading import Activated, Called, Combined, Half, read
 
 
 class Known:

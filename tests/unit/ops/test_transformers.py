@@ -19,9 +19,9 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 import gemmsmith
 from gemmsmith.integrations import transformers as ours
-from gemmsmith.ops import expert_layers
-from gemmsmith.ops.dispatch import Dispatch
-from gemmsmith.ops.engine import Engine
+from gemmsmith.ops.below.dispatch import Dispatch
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.models import expert_layers
 from tests.support.stand_in import Chooser, Host
 
 BF16 = torch.bfloat16

@@ -13,9 +13,10 @@ import torch
 
 import gemmsmith
 from gemmsmith import Snapshot
-from gemmsmith.bundle import kept_bundle, write_bundle
+from gemmsmith.answers.bundle import kept_bundle, write_bundle
 from gemmsmith.errors import PackCorrupt, PackIncompatible, ServiceUnavailable
-from gemmsmith.ops import autouse, source
+from gemmsmith.ops import autouse
+from gemmsmith.ops.engine import source
 from gemmsmith.problem import Layout, Problem
 from tests.gpu.support.choosing import Ground
 from tests.gpu.support.counting import launches

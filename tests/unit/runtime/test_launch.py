@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gemmsmith.answer import Config
+from gemmsmith.answers.answer import Config
 from gemmsmith.errors import LaunchFailed
 from gemmsmith.kernel import Cutlass3xKernel, EpilogueSchedule, MainloopSchedule, TileScheduler
 from gemmsmith.launch import Launch

@@ -8,7 +8,7 @@ from statistics import fmean, median
 
 import pytest
 
-from gemmsmith.answer import Ratio, Use
+from gemmsmith.answers.answer import Ratio, Use
 from gemmsmith.problem import DType, Problem
 from tests.support.records import DEVICE, PROBLEM, winner
 from tuner.exchange import read_winners

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gemmsmith.answer import Conditions, Use
+from gemmsmith.answers.answer import Conditions, Use
 from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import AnyKernel, CublasLtKernel
 from gemmsmith.launch import Algorithm, Launch

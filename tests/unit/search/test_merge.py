@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import update
 
-from gemmsmith.answer import Ratio, Use
+from gemmsmith.answers.answer import Ratio, Use
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
 from tests.support.replacing import replace

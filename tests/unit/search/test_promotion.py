@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gemmsmith.answer import Conditions, Use
+from gemmsmith.answers.answer import Conditions, Use
 from gemmsmith.candidate import Candidate
 from gemmsmith.kernel import TileScheduler
 from gemmsmith.launch import Decomposition, Launch

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.answer import Use
+from gemmsmith.answers.answer import Use
 from gemmsmith.candidate import Candidate
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort

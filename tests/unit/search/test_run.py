@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.answer import Use
+from gemmsmith.answers.answer import Use
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
 from gemmsmith.errors import Untrusted

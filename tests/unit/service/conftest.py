@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gemmsmith.answer import Use
+from gemmsmith.answers.answer import Use
 from gemmsmith.problem import DType, Problem
 from service.settings import Settings
 from tests.support.serving import H100, H200, new_settings, promote, running, winner

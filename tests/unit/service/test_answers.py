@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gemmsmith.answer import Answer, Match, Use
+from gemmsmith.answers.answer import Answer, Match, Use
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.kernel import Kernel
 from gemmsmith.problem import DType, Layout, Problem

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Engine, event
 
 from gemmsmith import neighbours
-from gemmsmith.answer import Match, Use
+from gemmsmith.answers.answer import Match, Use
 from gemmsmith.problem import DType, Problem
 from service.lookup import find, neighbourhood
 from service.lookup.neighbourhood import Chart, Charted, Together

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from benchmarks import million
-from gemmsmith.answer import Use
+from gemmsmith.answers.answer import Use
 from gemmsmith.candidate import Candidate
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.problem import Problem

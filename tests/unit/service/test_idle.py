@@ -11,7 +11,7 @@ import pytest
 import structlog
 from sqlalchemy import update
 
-from gemmsmith.answer import Ratio
+from gemmsmith.answers.answer import Ratio
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort, JobState
 from service.settings import Settings

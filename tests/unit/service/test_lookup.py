@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemmsmith.answer import Answer, Config, Match, Use
+from gemmsmith.answers.answer import Answer, Config, Match, Use
 from gemmsmith.problem import Problem
 from service.lookup.find import find
 from tests.support.replacing import replace

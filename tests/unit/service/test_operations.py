@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gemmsmith.answer import InRegime, Ratio, Regime
+from gemmsmith.answers.answer import InRegime, Ratio, Regime
 from gemmsmith.problem import Layout, Problem
 from tests.support.replacing import replace
 from tests.support.serving import H200, new_settings, promote, running, winner

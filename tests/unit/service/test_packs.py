@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from gemmsmith import AsyncClient, Client
+from gemmsmith.http.replies import SCHEMA
 from gemmsmith.problem import Problem
-from gemmsmith.replies import SCHEMA
 from service import identity
 from service.settings import Settings
 from tests.support.replacing import replace
@@ -142,7 +142,7 @@ def test_the_listing_is_described(http: httpx.Client) -> None:
 def test_the_clients_go_through_all_pages(
     http: httpx.Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gemmsmith.flows.PAGE", 2)
+    monkeypatch.setattr("gemmsmith.http.flows.PAGE", 2)
     hashes = sorted(publish(settings, OLDER, member).hash for member in range(5))
     publish(settings, NEWER, 5)
     url = str(http.base_url)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gemmsmith.answer import InRegime, Ratio, Regime, Use
+from gemmsmith.answers.answer import InRegime, Ratio, Regime, Use
 from service.pages.comparisons import changes, curl, python
 from service.pages.pictures.convergence import convergence
 from service.pages.pictures.heatmap import Cell, heatmap

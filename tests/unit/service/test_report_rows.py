@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmsmith.answer import Conditions, Ratio, Statistics, Use
+from gemmsmith.answers.answer import Conditions, Ratio, Statistics, Use
 from gemmsmith.kernel import TileScheduler
 from gemmsmith.launch import Decomposition, Launch
 from gemmsmith.problem import DType, Layout, Problem

@@ -17,9 +17,10 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from gemmsmith import AsyncClient, Client, Problem, Snapshot, Use, document
+from gemmsmith import AsyncClient, Client, Problem, Snapshot, Use
+from gemmsmith.answers import document
+from gemmsmith.http.requests import RUNS
 from gemmsmith.kernel import Backend
-from gemmsmith.requests import RUNS
 from gemmsmith.signing import Signer
 from service.http import documents
 from service.http.abilities import EVERYTHING, Abilities, abilities_of

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from gemmsmith import Client, Config, Problem, Snapshot, Use
-from gemmsmith.answer import Answer
+from gemmsmith.answers.answer import Answer
 from service.settings import Settings
 from tests.support.processes import until
 from tests.support.serving import ENVIRONMENT, H200, new_settings, promote, running, winner

@@ -18,7 +18,7 @@ import pytest
 import structlog
 from structlog.typing import EventDict
 
-from gemmsmith.answer import Answer
+from gemmsmith.answers.answer import Answer
 from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem
 from service.lookup import find

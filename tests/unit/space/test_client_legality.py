@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from gemmsmith.answer import Config
+from gemmsmith.answers.answer import Config
 from gemmsmith.kernel import TileScheduler
 from gemmsmith.legality import refusal
 from gemmsmith.operation import Operation

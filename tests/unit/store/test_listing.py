@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
-from gemmsmith.answer import Ratio
+from gemmsmith.answers.answer import Ratio
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.records import (
     DEVICE,

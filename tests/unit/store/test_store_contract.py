@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gemmsmith.answer import Ratio, Use
+from gemmsmith.answers.answer import Ratio, Use
 from gemmsmith.problem import DType, Layout, Problem
 from tests.support.records import (
     DEVICE,

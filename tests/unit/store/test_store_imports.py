@@ -11,7 +11,7 @@ import pytest
 from msgspec import structs
 from sqlalchemy import select, update
 
-from gemmsmith.history import Origin
+from gemmsmith.answers.history import Origin
 from gemmsmith.kernel import AnyKernel, Cutlass3xKernel
 from gemmsmith.problem import Problem
 from gemmsmith.signing import Signer, Trusted

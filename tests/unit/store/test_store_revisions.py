@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gemmsmith.history import Origin
+from gemmsmith.answers.history import Origin
 from tests.support.records import DEVICE, PROBLEM, winner
 from tuner.errors import NoSuchRevision, NoSuchWinner, NothingToUndo
 from tuner.store import Store

@@ -1,0 +1,80 @@
+"""A problem's winners, past and present, and the choices that people make among them.
+
+The flows here are `gemmsmith.http.flows`' in form. A choice is sent once, unlike every other
+request: a roll-back that is repeated would be undone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gemmsmith.answers import understood
+from gemmsmith.answers.answer import Answer
+from gemmsmith.errors import ServiceUnavailable
+from gemmsmith.http.flows import Pages
+from gemmsmith.http.replies import NoAnswer, check, document, read
+from gemmsmith.http.requests import choice_request, fields_of
+from gemmsmith.http.session import Flow, Session
+from gemmsmith.problem import Problem
+
+
+class Origin(StrEnum):
+    """Where a winner's measurements come from."""
+
+    MEASURED = "measured"  # by this installation
+    IMPORTED = "imported"  # by another one that is believed, on a real GPU: shipped winners
+    UNSIGNED = "unsigned"  # by another one, says a file that nobody who is believed has signed
+    REPLAYED = "replayed"  # on a recorded GPU
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Revision:
+    """A winner in the history of its problem.
+
+    Attributes:
+        answer: what is, was or would be answered while it is served; `answer.revision` is its
+            number, `answer.pinned` and `answer.stale` are as of now.
+        current: it is the one that is served.
+    """
+
+    answer: Answer
+    origin: Origin
+    current: bool
+
+
+def history(
+    session: Session, problem: Problem, *, device: str | None, limit: int | None
+) -> Flow[list[Revision]]:
+    """`GET /winners/history`, newest first.
+
+    Raises:
+        NotTuned: the problem has no winner on that device model.
+        ServiceError, ServiceUnavailable: no answer.
+    """
+    where = {**fields_of(problem), "device": device}
+    pages = Pages(session, "/winners/history", "revisions", where, limit)
+    found: list[Revision] = []
+    while not pages.finished:
+        response = check((yield from session.exchange(pages.request())), lookup=True)
+        found += understood.each(pages.take(document(response)), Revision, "revisions")
+    return found
+
+
+def choose(
+    session: Session, verb: str, problem: Problem, *, device: str | None, revision: int | None
+) -> Flow[Revision]:
+    """`POST /winners/pin`, `/unpin` or `/rollback`; the revision that is served from now on.
+
+    Raises:
+        NotTuned: the problem has no winner on that device model.
+        Rejected: there is no such revision, or nothing to undo.
+        ServiceUnavailable: no answer; the choice may have been made, or not.
+    """
+    reply = yield choice_request(verb, problem, device=device, revision=revision)
+    if isinstance(reply, NoAnswer):
+        raise ServiceUnavailable(
+            f"no answer from {session.url}: {reply.reason}. It may have been done, or not: look at "
+            "the history before you repeat it"
+        )
+    return read(check(reply, lookup=True), Revision)

@@ -1,0 +1,281 @@
+"""A device model's winners in memory: one consistent set to choose from for a whole run.
+
+A snapshot is one JSON document, and its revision is the hash of the winners in it: processes that
+hold the same revision choose alike, whichever way the document came to them. It never changes;
+`gemmsmith.answers.lookup` swaps a newer one in. A document whose winners do not match its revision
+is refused as SnapshotCorrupt, whole. One whose winners are not all known to this library is read
+without those: their problems have no winner here. The revision is of all of them, so that processes
+with libraries of different ages agree on it.
+
+Whoever makes a snapshot signs it. One signature binds every pack to the problem, the kernel and the
+launch that it is named for, and to the environment that these were measured in.
+
+A neighbour's figures are not the question's. What varies in practice is M, the tokens of a batch,
+while N and K are a layer's own; distance counts all three alike, as `GET /best` does, so a layer
+of another width is a neighbour too, no nearer than the same layer at another M.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from gemmsmith.answers import document as documents
+from gemmsmith.answers import understood
+from gemmsmith.answers.answer import MAX_DISTANCE, Config, Use
+from gemmsmith.errors import SnapshotCorrupt
+from gemmsmith.files import publish
+from gemmsmith.legality import refusal
+from gemmsmith.neighbours import NEIGHBOURS, Neighbourhood, answering
+from gemmsmith.problem import Problem
+from gemmsmith.signing import PublicKey, Purpose, Signer, Trusted
+
+log = logging.getLogger("gemmsmith")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """What a lookup gives for "run this kernel".
+
+    Attributes:
+        config: kernel, launch and the hash of the pack that holds the kernel, never None here.
+        measured: the problem that it was measured on, and beat cuBLAS.
+        distance: 0.0 for exactly this problem; else the log2 distance of `Problem.distance`.
+        deterministic: whether the order of every sum is fixed: the same inputs, the same bits.
+        stale: it was measured under software that no GPU of this model runs any more.
+        saving_us: microseconds that a launch takes less than cuBLAS, measured in the same rounds;
+            None for a neighbour's kernel, which was not measured here, and where no one says it.
+    """
+
+    config: Config
+    measured: Problem
+    distance: float
+    deterministic: bool
+    stale: bool = False
+    saving_us: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One winner of a snapshot.
+
+    Attributes:
+        use: whether to run `config` or torch's own operator.
+        config: the best CUTLASS candidate; its pack is None where it is not compiled.
+        deterministic: of the candidate; False where there is none.
+        stale: as in `Answer`; services from before there was such a field do not say it.
+        saving_us: as in `Choice`; likewise.
+        environment: `Environment.digest` of where it was measured; likewise.
+    """
+
+    problem: Problem
+    use: Use
+    config: Config | None = None
+    deterministic: bool = False
+    stale: bool = False
+    saving_us: float | None = None
+    environment: str = ""
+
+
+class Snapshot:
+    """One consistent set of a device model's winners. Immutable, and safe to share.
+
+    Attributes:
+        device: slug of the device model.
+        revision: hash of the content: the same winners, packs included, the same revision.
+        document: the snapshot as bytes, for `parse`.
+        signature: of whoever made it, not checked; None where nobody signed.
+        rows: the winners that this library understands, in the order of their problems.
+        skipped: how many others there are: of a newer service's operations or backends, say.
+    """
+
+    __slots__ = (
+        "_alike", "_digest", "_exact", "_places", "device", "document", "revision", "rows",
+        "signature", "skipped",
+    )  # fmt: skip
+
+    def __init__(self, document: bytes, places: Sequence[Row | None] | None = None) -> None:
+        """`places`: what each row of the document says, where that is known already."""
+        found = documents.read(document)
+        if places is None:
+            places = _understood(found.rows, found.revision)
+        rows = tuple(row for row in places if row is not None)
+        self.device: Final = found.device
+        self.revision: Final = found.revision
+        self.document: Final = document
+        self.signature: Final = found.signature
+        self._digest: Final = found.digest
+        self.rows: Final = rows
+        self.skipped: Final = len(places) - len(rows)
+        self._places: Final = places if self.skipped else rows
+        self._exact: Final = {row.problem: row for row in rows}
+        self._alike: Final = Neighbourhood((row.problem, row) for row in self._exact.values())
+
+    @classmethod
+    def parse(cls, document: bytes) -> Snapshot:
+        """The snapshot that a document holds.
+
+        Raises:
+            SnapshotCorrupt: it does not hold one, or another than it says.
+        """
+        return cls(document)
+
+    @classmethod
+    def of(cls, device: str, rows: Iterable[Row], signer: Signer | None = None) -> Snapshot:
+        """The snapshot of these winners of the device model `device`, in whatever order.
+
+        Signed by `signer`, if there is one.
+        """
+        written = [msgspec.json.encode(row) for row in sorted(rows, key=lambda row: row.problem)]
+        head = documents.Head.of(device, written, signer)
+        return cls(b"".join(documents.whole(head, written)))
+
+    def updated(self, delta: bytes) -> Snapshot:
+        """The later snapshot that a delta (`gemmsmith.answers.document`) makes of this one.
+
+        Raises:
+            SnapshotCorrupt: it is no delta, or one of another snapshot.
+        """
+        changes = documents.read_delta(delta)
+        later = documents.applied(self.document, changes)
+        new = _understood([row for _, row in changes.added], self.revision)
+        return Snapshot(later, changes.applied(self._places, new))
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Snapshot:
+        """Read what `save` wrote.
+
+        Raises:
+            SnapshotCorrupt: the file does not hold a snapshot.
+            OSError: there is no such file, or it cannot be read.
+        """
+        return cls(Path(path).read_bytes())
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the document to a file, atomically.
+
+        Raises:
+            OSError: it cannot be written; what was there before stays.
+        """
+        publish(Path(path), self.document, durable=True, shared=True)
+
+    def check(self, trusted: Trusted) -> PublicKey:
+        """Whose snapshot this is.
+
+        Raises:
+            Untrusted: nobody's who is believed, or it was signed with other winners.
+        """
+        return trusted.check(
+            Purpose.SNAPSHOT, documents.statement(self.device, self._digest), self.signature
+        )
+
+    @property
+    def tag(self) -> str:
+        """Its ETag, unquoted: the revision, and the key that signed it.
+
+        Winners that stay as they are under a new key are asked for again.
+        """
+        return documents.tag_of(self.revision, self.signature)
+
+    def find(self, problem: Problem) -> Choice | None:
+        """What to run for `problem`; None means torch's own operator.
+
+        The exact winner, else that of the nearest problem within MAX_DISTANCE whose kernel is
+        legal here. None where there is neither, where the winner is cuBLAS, and where its kernel
+        is not compiled: then no farther neighbour stands in, as `GET /best` would not name one.
+        """
+        row = self.row_for(problem)
+        if row is None or row.use.is_default or row.config is None:
+            return None
+        if row.config.pack is None:
+            return None
+        return Choice(
+            config=row.config,
+            measured=row.problem,
+            distance=problem.distance(row.problem),
+            deterministic=row.deterministic,
+            stale=row.stale,
+            saving_us=row.saving_us if row.problem == problem else None,
+        )
+
+    def row_for(self, problem: Problem) -> Row | None:
+        """The winner that answers for `problem`, cuBLAS or not, compiled or not."""
+        exact = self._exact.get(problem)
+        if exact is not None:
+            return exact
+        nearest = self._alike.nearest(problem, NEIGHBOURS, MAX_DISTANCE)
+        return answering(
+            problem,
+            nearest,
+            lambda row: row.config is not None and refusal(row.config, problem) is None,
+        )
+
+    def packs(self) -> tuple[str, ...]:
+        """Hashes of the packs that choices name, each once."""
+        named = (
+            row.config.pack
+            for row in self.rows
+            if not row.use.is_default and row.config is not None and row.config.pack is not None
+        )
+        return tuple(dict.fromkeys(named))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Snapshot) and (self.revision, self.signature) == (
+            other.revision,
+            other.signature,
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.revision)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Snapshot, (self.document,))
+
+    def __repr__(self) -> str:
+        return f"<Snapshot {self.revision[:16]} of {self.device}: {len(self.rows)} winners>"
+
+
+class Shelf:
+    """The last snapshot that a service gave, on disk, for a start while it is away.
+
+    `folder` is the cache's; None keeps nothing. A file that cannot be read is none, and one that
+    cannot be written costs the cache, not the snapshot.
+    """
+
+    def __init__(
+        self, folder: Path | str | None, url: str, device: str | None, arch: str | None
+    ) -> None:
+        self._path: Path | None = None
+        if folder is not None:
+            key = hashlib.sha256(msgspec.json.encode([url, device, arch])).hexdigest()[:40]
+            self._path = Path(folder) / "snapshots" / f"{key}.json"
+
+    def load(self) -> Snapshot | None:
+        """What was stored last."""
+        if self._path is None:
+            return None
+        try:
+            return Snapshot.load(self._path)
+        except (OSError, SnapshotCorrupt):
+            return None
+
+    def store(self, snapshot: Snapshot) -> None:
+        """Replace what was stored."""
+        if self._path is None:
+            return
+        try:
+            snapshot.save(self._path)
+        except OSError as error:
+            log.warning("the snapshot is not cached: %s: %s", self._path, error.strerror)
+
+
+def _understood(rows: Iterable[msgspec.Raw], revision: str) -> list[Row | None]:
+    """What each row says; None for one that this library does not know."""
+    return understood.places(rows, Row, f"winners of snapshot {revision[:16]}")

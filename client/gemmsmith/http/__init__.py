@@ -1,0 +1,1 @@
+"""The service's client: requests to build, replies to read, and who sends them."""

@@ -1,0 +1,399 @@
+"""The synchronous client of a gemmsmith service. Safe to share between threads.
+
+Invalid arguments raise before anything is sent. If the service cannot be reached, a call takes a
+bounded time (`timeout` per attempt, `retries` more attempts with back-off). Then it returns the
+last known answer from the cache, with a warning in the log `gemmsmith`, or raises
+ServiceUnavailable.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, SupportsIndex, TypeVar
+
+import httpx
+
+from gemmsmith.answers import history
+from gemmsmith.answers.answer import Answer
+from gemmsmith.answers.history import Revision
+from gemmsmith.answers.snapshot import Shelf, Snapshot
+from gemmsmith.bounds import BOUNDS, Bounds
+from gemmsmith.device import DeviceModel
+from gemmsmith.elements import TypeName
+from gemmsmith.errors import Busy, NotTuned
+from gemmsmith.http import flows
+from gemmsmith.http import transport as wire
+from gemmsmith.http.handles import TuningJob
+from gemmsmith.http.replies import Reply
+from gemmsmith.http.requests import Query, Request, calls_of, deadline_of, effort_of, problem_of
+from gemmsmith.http.retry import Patience
+from gemmsmith.http.session import Flow
+from gemmsmith.http.transport import DEFAULT_TIMEOUT_S, CacheDir, Setup
+from gemmsmith.jobs import EventCursor, JobEvent, JobStatus, job_statuses_of
+from gemmsmith.problem import Problem
+from gemmsmith.signing import PublicKey
+from gemmsmith.tuning import Effort
+
+T = TypeVar("T")
+
+
+class Client:
+    """Looks up winners at a service, and requests tuning jobs.
+
+    Args:
+        url: where the service listens; by default `GEMMSMITH_URL`, else http://127.0.0.1:8000.
+        api_key: an API key, as `gemmsmith keys create` prints it, if the service requires one; by
+            default that of the environment, `GEMMSMITH_API_KEY`.
+        timeout: seconds for connecting, sending and each wait for data of one attempt.
+        retries: further attempts after refused or broken connections and 429, 502, 503, 504.
+        cache_dir: folder of the cache of answers and packs; `"default"` is the platform's cache
+            folder (or `GEMMSMITH_CACHE_DIR`), None disables the cache.
+        bounds: size limits for what the service sends; exceeding one raises ServiceFault.
+        transport: an httpx transport to use instead of the network.
+
+    Raises:
+        ValueError: the URL, the key, the timeout or the number of retries is invalid.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        api_key: str | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        retries: int = 3,
+        cache_dir: CacheDir = "default",
+        bounds: Bounds = BOUNDS,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._setup = Setup(url, api_key, timeout, retries, cache_dir, bounds)
+        self._session = self._setup.session
+        self._http = httpx.Client(transport=transport, **self._setup.options())
+        self._sleep: Callable[[float], None] = time.sleep
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections. Cached answers and packs are kept."""
+        self._http.close()
+        self._setup.cleanup()
+
+    @property
+    def url(self) -> str:
+        """The service's base URL."""
+        return self._setup.url
+
+    @property
+    def cache_folder(self) -> Path:
+        """Folder of cached answers and packs; a temporary folder if the cache is disabled."""
+        return self._setup.packs().root.parent
+
+    @property
+    def last_from_cache(self) -> bool:
+        """Whether the last lookup came from the cache because the service could not be reached."""
+        return self._session.last_from_cache
+
+    def best(
+        self,
+        m: SupportsIndex,
+        n: SupportsIndex,
+        k: SupportsIndex,
+        *,
+        batch: SupportsIndex = 1,
+        dtype: TypeName = "bf16",
+        layout: str = "tn",
+        device: str | None = None,
+        arch: str | None = None,
+        exact: bool = False,
+    ) -> Answer:
+        """The fastest known kernel for `D[m,n] = A[m,k] · B[k,n]`.
+
+        `device` is the slug of a device model (`nvidia-h200-132sm`). By default it is the service's
+        own GPU, or the only known model of `arch`. For a problem that was not tuned, the answer is
+        the winner of a nearby problem (`match` is `nearest`), or else a proposal of the cost model
+        (`predicted`: nothing was measured, and `use` is `cublas`). With `exact`, both raise
+        NotTuned.
+
+        Raises:
+            InvalidProblem: the problem is invalid; nothing was sent.
+            NotTuned: not tuned and `exact`, or nothing is known about it; call `tune`.
+            ServiceUnavailable: the service cannot be reached, and no answer is cached.
+            ServiceError: the service refused the request, or failed.
+        """
+        problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
+        query = Query(problem=problem, device=device, arch=arch, exact=exact)
+        return self._run(flows.best(self._session, query))
+
+    def best_many(
+        self,
+        problems: Sequence[Problem],
+        *,
+        device: str | None = None,
+        arch: str | None = None,
+        exact: bool = False,
+    ) -> list[Answer | NotTuned]:
+        """Answers for many problems, in their order; a `NotTuned` object for each untuned problem.
+
+        Raises:
+            as `best`, except that NotTuned is returned, not raised.
+        """
+        queries = [Query(problem=p, device=device, arch=arch, exact=exact) for p in problems]
+        return self._run(flows.best_many(self._session, queries))
+
+    def tune(
+        self,
+        m: SupportsIndex,
+        n: SupportsIndex,
+        k: SupportsIndex,
+        *,
+        batch: SupportsIndex = 1,
+        dtype: TypeName = "bf16",
+        layout: str = "tn",
+        effort: str = Effort.DEFAULT,
+        priority: int = 0,
+        calls: int = 0,
+        device: str | None = None,
+        deadline_s: int | None = None,
+        wait: bool = False,
+        timeout: float | None = None,
+        on_busy: Callable[[Busy], None] = lambda _: None,
+    ) -> TuningJob:
+        """Request a tuning job, or join the existing job for this problem.
+
+        Waiting jobs with the highest `priority` run first, then those that are expected to save
+        most time in all their calls. `calls` is how often you run this problem per step, per day,
+        or in any other period, which must be the same for all your problems. If a request joins a
+        job, their calls add up. `device` is the slug of a device model; by default any worker may
+        take the job. After `deadline_s` seconds, a job without a winner fails. If a request joins
+        a job, the later deadline applies, or none if one of them has none.
+
+        With `wait`, returns when the job has ended, and raises as `TuningJob.wait` does. If the
+        queue is full or your key has reached its limit, the request is repeated after the time
+        that the service gives; `on_busy` is called before each wait. This goes on for `timeout`
+        seconds, which include the time of `wait`. Without a timeout, it goes on without limit
+        with `wait`, and for a few attempts otherwise.
+
+        Raises:
+            InvalidProblem: the problem, the effort, `calls` or `deadline_s` is invalid; nothing
+                was sent.
+            Busy: the queue stayed full; nothing was requested.
+            ServiceUnavailable, ServiceError: the job could not be requested.
+        """
+        problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
+        patience = Patience(timeout if timeout is not None or wait else 0.0, on_busy)
+        status = self._run(
+            flows.tune(
+                self._session,
+                problem,
+                effort=effort_of(effort),
+                priority=priority,
+                device=device,
+                calls=calls_of(calls),
+                deadline_s=deadline_of(deadline_s),
+                patience=patience,
+            )
+        )
+        job = TuningJob(self, status)
+        if wait:
+            job.wait(patience.left())
+        return job
+
+    def job(self, identifier: str) -> TuningJob:
+        """A handle to a job, by its identifier."""
+        return TuningJob(self, self.job_status(identifier))
+
+    def job_status(self, identifier: str) -> JobStatus:
+        """The status of a job."""
+        return self._run(flows.job(self._session, identifier))
+
+    def cancel(self, identifier: str) -> JobStatus:
+        """Cancel a job."""
+        return self._run(flows.cancel(self._session, identifier))
+
+    def retry(
+        self,
+        identifier: str,
+        *,
+        timeout: float = 0.0,
+        on_busy: Callable[[Busy], None] = lambda _: None,
+    ) -> TuningJob:
+        """Request a failed or cancelled job again; waits as `tune` does.
+
+        Raises:
+            Rejected: there is no such job, it succeeded, or it has not ended yet.
+            Busy: the queue is full, or the key's limit is reached, for longer than `timeout`.
+        """
+        patience = Patience(timeout, on_busy)
+        return TuningJob(self, self._run(flows.retry(self._session, identifier, patience)))
+
+    def jobs(self, *, state: str | None = None, limit: int | None = None) -> Iterator[JobStatus]:
+        """Jobs, newest first, fetched page by page: those in one `state`, at most `limit`."""
+        pages = flows.Pages(self._session, "/jobs", "jobs", {"state": state}, limit)
+        while not pages.finished:
+            found = self._run(flows.page(self._session, pages.request()))
+            yield from job_statuses_of(pages.take(found))
+
+    def devices(self) -> list[DeviceModel]:
+        """Device models for which the service has winners or trials."""
+        return self._run(flows.devices(self._session))
+
+    def snapshot(
+        self, device: str | None = None, *, arch: str | None = None, known: Snapshot | None = None
+    ) -> Snapshot:
+        """All current winners of a device model, for lookups without the service.
+
+        `device` and `arch` are as in `best`. If `known` is given and nothing has changed, returns
+        that object. If the service cannot be reached and `known` is not given, returns the last
+        cached snapshot, with a warning in the log.
+
+        Raises:
+            ServiceUnavailable: the service cannot be reached, and nothing is cached or `known`
+                is given.
+            Rejected: there is no such device model, or there are no winners yet.
+            ServiceError: the service refused the request, or failed.
+        """
+        shelf = Shelf(self._setup.cache_dir, self.url, device, arch)
+        return self._run(
+            flows.snapshot(self._session, shelf, device=device, arch=arch, known=known)
+        )
+
+    def history(
+        self, problem: Problem, *, device: str | None = None, limit: int | None = None
+    ) -> list[Revision]:
+        """Every winner that the problem has had on a device model, newest first.
+
+        Raises:
+            NotTuned: it has no winner.
+            ServiceUnavailable, ServiceError: the service did not answer, or failed.
+        """
+        return self._run(history.history(self._session, problem, device=device, limit=limit))
+
+    def pin(self, problem: Problem, revision: int, *, device: str | None = None) -> Revision:
+        """Serve this revision until it is unpinned, even if others are promoted meanwhile.
+
+        This, `unpin` and `rollback` need a key with scope admin. They are sent once. After
+        ServiceUnavailable, the change may or may not have been made.
+
+        Raises:
+            NotTuned, Rejected: the problem has no winner, or no such revision.
+        """
+        return self._choose("pin", problem, device, revision)
+
+    def unpin(self, problem: Problem, *, device: str | None = None) -> Revision:
+        """Serve the newest winner of the best origin again; raises Rejected if none is pinned."""
+        return self._choose("unpin", problem, device)
+
+    def rollback(self, problem: Problem, *, device: str | None = None) -> Revision:
+        """Serve and pin the previous revision; raises Rejected if there is none."""
+        return self._choose("rollback", problem, device)
+
+    def _choose(
+        self, verb: str, problem: Problem, device: str | None, revision: int | None = None
+    ) -> Revision:
+        return self._run(
+            history.choose(self._session, verb, problem, device=device, revision=revision)
+        )
+
+    def results(self, *, limit: int | None = None, **filters: Any) -> Iterator[dict[str, Any]]:
+        """Trials, oldest first, fetched page by page as they are consumed.
+
+        At most `limit` of them; `filters` are those of `GET /results`: m, n, k (together), batch,
+        dtype, layout, device, phase, job.
+        """
+        pages = flows.Pages(self._session, "/results", "trials", filters, limit)
+        while not pages.finished:
+            yield from pages.take(self._run(flows.page(self._session, pages.request())))
+
+    def packs(
+        self, *, toolchain: str | None = None, limit: int | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Manifests of the service's kernel packs, by hash, fetched page by page.
+
+        At most `limit` of them; `toolchain` is the digest of the only toolchain to list.
+        """
+        pages = flows.Pages(self._session, "/packs", "packs", {"toolchain": toolchain}, limit)
+        while not pages.finished:
+            yield from pages.take(self._run(flows.page(self._session, pages.request())))
+
+    def pack(self, pack_hash: str) -> Path:
+        """The compiled kernel pack as a local file, downloaded unless it is cached.
+
+        Raises:
+            PackCorrupt: the downloaded bytes have another hash. Its signature is checked by
+                `gemmsmith.packs`.
+            ServiceError, ServiceUnavailable: the service has no such pack, or cannot be reached.
+        """
+        packs = self._setup.packs()
+        found = packs.find(pack_hash)
+        return found if found is not None else packs.store(pack_hash, self.pack_bytes(pack_hash))
+
+    def pack_bytes(self, pack_hash: str) -> bytes:
+        """The bytes that the service sends for the pack, neither checked nor cached. See `pack`."""
+        return self._run(flows.pack(self._session, pack_hash)).body
+
+    def signing_key(self) -> PublicKey:
+        """The public key of the service; `python -m gemmsmith trust` makes it trusted here."""
+        return self._run(flows.signing_key(self._session))
+
+    def winner_of(self, status: JobStatus, device: str | None = None) -> Answer:
+        """The answer of a finished job on `device`; never from the cache."""
+        return self._run(flows.winner_of(self._session, status, device))
+
+    def job_events(
+        self, identifier: str, *, after: str = "", deadline: float | None = None
+    ) -> Iterator[JobEvent | None]:
+        """A job's events until it ends; sometimes None, so that the reader can check its clock.
+
+        `after` is the identifier of the last event already seen; by `deadline`, on
+        `time.monotonic()`'s clock, something is yielded in any case.
+        """
+        cursor = EventCursor(identifier, self._setup.stream_retry, after, self._session.bounds)
+        while not cursor.finished:
+            request = cursor.request(cursor.patience(deadline))
+            reply: Reply
+            try:
+                with self._http.stream(**self._setup.arguments(request)) as response:
+                    if response.status_code >= 400 or not wire.is_plain(response):
+                        reply = wire.received(response, request, self._session.bounds)
+                    else:
+                        for chunk in response.iter_raw():
+                            yield from cursor.feed(chunk)
+                            yield None
+                        reply = cursor.ended()
+            except httpx.RequestError as error:
+                reply = wire.no_answer(error)
+            ended = cursor.ended_cleanly(reply)
+            if cursor.finished or (ended and self.job_status(identifier).state.terminal):
+                return
+            yield None
+            self._sleep(cursor.interrupted(reply, deadline))
+
+    def _run(self, flow: Flow[T]) -> T:
+        try:
+            request = next(flow)
+            while True:
+                request = flow.send(self._send(request))
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def _send(self, request: Request) -> Reply:
+        if request.delay:
+            self._sleep(request.delay)
+        try:
+            with self._http.stream(**self._setup.arguments(request)) as response:
+                return wire.received(response, request, self._session.bounds)
+        except httpx.RequestError as error:
+            return wire.no_answer(error)

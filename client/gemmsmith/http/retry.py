@@ -1,0 +1,87 @@
+"""When to try again and how long to wait first: exponential back-off with full jitter.
+
+Pure: it decides, the clients wait. `Retry-After` is honoured up to `longest`; a service that asks
+for more is reported as `Busy` at once, so that the caller decides.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gemmsmith.errors import Busy
+from gemmsmith.http.replies import NoAnswer, Reply, retry_after
+
+RETRIED = frozenset({429, 502, 503, 504})
+"""Statuses that say 'not now'; any other is an answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetryPolicy:
+    """How often and how patiently a request is repeated.
+
+    Attributes:
+        retries: attempts after the first.
+        base: upper bound of the first wait in seconds; doubles with every attempt.
+        cap: upper bound of any wait that the service did not ask for.
+        longest: longest `Retry-After` that is waited for.
+        statuses: those that are tried again.
+    """
+
+    retries: int = 3
+    base: float = 0.25
+    cap: float = 8.0
+    longest: float = 30.0
+    statuses: frozenset[int] = RETRIED
+
+    def delay(self, attempt: int, reply: Reply) -> float | None:
+        """Seconds to wait before attempt `attempt + 1`, or None: the reply is final.
+
+        `attempt` counts from 0.
+        """
+        asked: float | None = None
+        if not isinstance(reply, NoAnswer):
+            if reply.status not in self.statuses:
+                return None
+            asked = retry_after(reply.headers)
+        if attempt >= self.retries or (asked is not None and asked > self.longest):
+            return None
+        # Full jitter (each wait uniform below the bound) spreads a fleet of ranks that all lost
+        # the service at the same moment.
+        jittered = random.uniform(0, min(self.cap, self.base * 2**attempt))  # noqa: S311
+        return jittered if asked is None else asked + jittered
+
+
+class Patience:
+    """How long an order waits for room in the service's queue.
+
+    Args:
+        timeout: seconds in all; None for any number, 0 to leave it at the usual few attempts.
+        on_busy: told of every refusal that is waited out; its `retry_after` is how long.
+    """
+
+    def __init__(
+        self, timeout: float | None, on_busy: Callable[[Busy], None] = lambda _: None
+    ) -> None:
+        self.deadline = None if timeout is None else time.monotonic() + timeout
+        self._on_busy = on_busy
+
+    def left(self) -> float | None:
+        """Seconds left; None where any number is."""
+        return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+
+    def pause(self, busy: Busy) -> float:
+        """Seconds to wait before the refused order is sent again.
+
+        Raises:
+            Busy: the refusal itself, where that would be too late.
+        """
+        left = self.left()
+        if left is not None and busy.retry_after >= left:
+            raise busy
+        self._on_busy(busy)
+        # Orders that were refused together do not all come back together.
+        later = busy.retry_after * random.uniform(1.0, 1.25)  # noqa: S311
+        return later if left is None else min(later, left)

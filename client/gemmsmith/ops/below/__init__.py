@@ -1,0 +1,1 @@
+"""Tuned kernels below torch's own operators."""

@@ -1,0 +1,396 @@
+/* torch's `mm`, `bmm` and `_int_mm` by tuned kernels, below autograd and without Python.
+ *
+ * Takes the place of their kernels for one dispatch key, so that forward and backward products of
+ * unchanged code come here, from any thread. Whatever has no plan goes on to the kernel that was
+ * there, by torch's C shim, which does not dispatch. A product is decided once by `resolve`, in
+ * Python, and remembered by types, device, sizes and strides; after that a call takes no lock and
+ * allocates nothing but the output and the kernel's workspace, both from torch's allocator.
+ *
+ * Of torch its C shim is used (torch/csrc/inductor/aoti_torch/c/shim.h) and three functions that
+ * tell whether FP32 products may run in TF32, by addresses that Python looks up: the shared object
+ * is linked to nothing and outlives torch's versions. The shim passes no Scalar, so operators with
+ * alpha and beta are not here but in `gemmsmith.ops.below.adding`.
+ */
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+namespace {
+
+using Tensor = void*;                                           /* AtenTensorHandle */
+using Boxed = void (*)(uint64_t* stack, uint64_t, uint64_t);    /* StableIValue is 64 bits */
+
+constexpr int kDims = 3;
+constexpr int kWords = 2 + 4 * kDims;
+constexpr int kBuckets = 4096;
+constexpr int64_t kMostDecisions = 1 << 16; /* sizes without end must not fill the memory */
+constexpr int kArgumentsBytes = 1024;       /* room for gs_arguments, whatever it grows to */
+/* c10::ScalarType */
+constexpr int32_t kByte = 0, kInt = 3, kFloat = 6;
+/* at::Float32Backend::CUDA, at::Float32Op::MATMUL, at::Float32Precision::TF32 */
+constexpr int32_t kCudaBackend = 1, kMatmulOp = 3, kTf32Precision = 2;
+constexpr int32_t kCpu = 0, kCuda = 1; /* c10::DeviceType */
+
+}  // namespace
+
+extern "C" {
+
+/* torch's shim, in the order of dispatch.py's list. Statuses: 0 is success. */
+struct gs_torch {
+  int32_t (*get_dim)(Tensor, int64_t*);
+  int32_t (*get_sizes)(Tensor, int64_t**);
+  int32_t (*get_strides)(Tensor, int64_t**);
+  int32_t (*get_dtype)(Tensor, int32_t*);
+  int32_t (*get_device_type)(Tensor, int32_t*);
+  int32_t (*get_device_index)(Tensor, int32_t*);
+  int32_t (*get_data_ptr)(Tensor, void**);
+  int32_t (*empty_strided)(int64_t, const int64_t*, const int64_t*, int32_t, int32_t, int32_t,
+                           Tensor*);
+  int32_t (*delete_tensor)(Tensor);
+  int32_t (*library_init)(const char*, const char*, const char*, uint32_t, void**);
+  int32_t (*library_impl)(void*, const char*, Boxed);
+  int32_t (*mm_out)(Tensor, Tensor, Tensor);
+  int32_t (*bmm_out)(Tensor, Tensor, Tensor);
+  int32_t (*get_stream)(int32_t, void**);
+  /* Null where this torch has no such function: then what needs it stays torch's. */
+  int32_t (*int_mm_out)(Tensor, Tensor, Tensor);
+  int32_t (*mm_dtype_out)(Tensor, Tensor, Tensor, int32_t);
+  /* Of torch's C++: at::globalContext, at::Context::float32Precision and at::NoTF32Guard's. */
+  const void* (*context)();
+  int32_t (*float32_precision)(const void* context, int32_t backend, int32_t op);
+  bool (*no_tf32)();
+};
+
+/* A product's kernel and everything of its launch that does not change. Python keeps it alive. */
+struct gs_plan {
+  int32_t (*run)(int32_t, const void* arguments, void* workspace, void* stream); /* gs_run */
+  int32_t kernel;
+  int32_t dtype; /* of the output, as torch numbers it */
+  int64_t workspace;
+  uint64_t mask_a, mask_b, mask_d; /* bits that aligned addresses have not */
+  uint64_t size, at_a, at_b, at_c, at_d; /* of gs_arguments, in bytes: the pack's ABI is Python's */
+  unsigned char arguments[kArgumentsBytes]; /* `size` of them are used */
+};
+
+/* The plan for a product; null: torch computes it, for good; 1: torch, and ask again next time. */
+typedef const gs_plan* (*gs_resolve)(const int64_t words[kWords]);
+typedef void (*gs_failed)(const gs_plan*, int32_t status);
+
+}  // extern "C"
+
+namespace {
+
+struct Key {
+  int64_t words[kWords];
+  uint64_t hash() const {
+    uint64_t h = 0x9e3779b97f4a7c15u;
+    for (int64_t word : words) h = (h ^ static_cast<uint64_t>(word)) * 0xff51afd7ed558ccdu, h ^= h >> 32;
+    return h;
+  }
+  bool operator==(Key const& other) const {
+    return std::memcmp(words, other.words, sizeof words) == 0;
+  }
+};
+
+struct Decision {
+  Key key;
+  std::atomic<const gs_plan*> plan;
+  Decision* next;
+};
+
+const gs_plan* const kAskAgain = reinterpret_cast<const gs_plan*>(1);
+
+gs_torch torch_;
+gs_resolve resolve_;
+gs_failed failed_;
+int32_t device_type_;
+std::atomic<bool> enabled_{false};
+std::atomic<Decision*> decisions_[kBuckets];
+std::atomic<int64_t> decided_{0};
+std::atomic<uint64_t> generation_{0};
+
+/* An owned tensor handle. */
+class Owned {
+ public:
+  explicit Owned(Tensor handle = nullptr) : handle_(handle) {}
+  ~Owned() {
+    if (handle_) torch_.delete_tensor(handle_);
+  }
+  Owned(Owned const&) = delete;
+  Owned& operator=(Owned const&) = delete;
+  Tensor get() const { return handle_; }
+  Tensor* address() { return &handle_; }
+  Tensor release() {
+    Tensor handle = handle_;
+    handle_ = nullptr;
+    return handle;
+  }
+
+ private:
+  Tensor handle_;
+};
+
+struct View {
+  int64_t dim = 0;
+  int64_t *sizes = nullptr, *strides = nullptr;
+  int32_t dtype = 0, device_type = 0, device = 0;
+
+  explicit View(Tensor tensor) {
+    torch_.get_dim(tensor, &dim);
+    torch_.get_sizes(tensor, &sizes);
+    torch_.get_strides(tensor, &strides);
+    torch_.get_dtype(tensor, &dtype);
+    torch_.get_device_type(tensor, &device_type);
+    torch_.get_device_index(tensor, &device);
+  }
+  std::string shape() const {
+    std::string text;
+    for (int64_t i = 0; i < dim; ++i) text += (i ? "x" : "") + std::to_string(sizes[i]);
+    return text;
+  }
+};
+
+/* Which operator of torch's a product is, by the element type of its output. */
+enum class Output {
+  kSame,  /* mm, bmm: that of the operands */
+  kInt32, /* _int_mm */
+  kAsked, /* mm.dtype: an argument */
+};
+
+/* Whether torch itself would multiply FP32 matrices in TF32 now, in this thread. */
+bool allows_tf32() {
+  return torch_.context && torch_.float32_precision && torch_.no_tf32 && !torch_.no_tf32() &&
+         torch_.float32_precision(torch_.context(), kCudaBackend, kMatmulOp) == kTf32Precision;
+}
+
+uint64_t address(Tensor tensor) {
+  void* pointer = nullptr;
+  torch_.get_data_ptr(tensor, &pointer);
+  return reinterpret_cast<uint64_t>(pointer);
+}
+
+/* What torch's own kernel would say first, in its words; the shim tells no reason. */
+void check(View const& a, View const& b, int dim) {
+  auto matrix = [dim](const char* flat, const char* batch, View const& view) {
+    if (view.dim == dim) return;
+    throw std::runtime_error(
+        dim == 2 ? std::string(flat) + " must be a matrix, got " + std::to_string(view.dim) +
+                       "-D tensor"
+                 : std::string(batch) + " must be a 3D tensor");
+  };
+  matrix("mat1", "batch1", a);
+  matrix("mat2", "batch2", b);
+  if (dim == 2 && a.sizes[1] != b.sizes[0]) {
+    throw std::runtime_error("mat1 and mat2 shapes cannot be multiplied (" + a.shape() +
+                             " and " + b.shape() + ")");
+  }
+  if (dim == 3 && (a.sizes[0] != b.sizes[0] || a.sizes[2] != b.sizes[1])) {
+    throw std::runtime_error("Expected size for first two dimensions of batch2 tensor to be: [" +
+                             std::to_string(a.sizes[0]) + ", " + std::to_string(a.sizes[2]) +
+                             "] but got: [" + std::to_string(b.sizes[0]) + ", " +
+                             std::to_string(b.sizes[1]) + "].");
+  }
+  if (a.dtype != b.dtype) {
+    throw std::runtime_error("mat1 and mat2 must have the same dtype");
+  }
+  if (a.device_type != b.device_type || a.device != b.device) {
+    throw std::runtime_error("Expected all tensors to be on the same device, but found two");
+  }
+}
+
+/* The sizes that torch's `_int_mm` takes on CUDA; kernels may take others. */
+void check_int(View const& a, View const& b) {
+  if (device_type_ != kCuda) return;
+  auto multiple = [](const char* what, int64_t size) {
+    if (size > 0 && size % 8 == 0) return;
+    throw std::runtime_error(std::string(what) +
+                             " needs to be greater than 0 and a multiple of 8, but got " +
+                             std::to_string(size));
+  };
+  if (a.sizes[0] <= 16) {
+    throw std::runtime_error("self.size(0) needs to be greater than 16, but got " +
+                             std::to_string(a.sizes[0]));
+  }
+  multiple("self.size(1)", a.sizes[1]);
+  multiple("mat2.size(1)", b.sizes[1]);
+}
+
+Decision* find(Key const& key, std::atomic<Decision*>& bucket) {
+  Decision* at = bucket.load(std::memory_order_acquire);
+  while (at && !(at->key == key)) at = at->next;
+  return at;
+}
+
+/* Torch's answer may come more than once, if threads ask at once: the plans are the same. */
+const gs_plan* decide(Key const& key, Decision** where) {
+  std::atomic<Decision*>& bucket = decisions_[key.hash() % kBuckets];
+  if (Decision* known = find(key, bucket)) {
+    *where = known;
+    return known->plan.load(std::memory_order_acquire);
+  }
+  uint64_t generation = generation_.load();
+  if (decided_.load(std::memory_order_relaxed) >= kMostDecisions) return nullptr;
+  const gs_plan* plan = resolve_(key.words);
+  if (plan == kAskAgain) return nullptr;
+  Decision* made = new (std::nothrow) Decision{key, {plan}, bucket.load()};
+  if (!made || generation != generation_.load()) {
+    delete made;
+    return plan;
+  }
+  while (!bucket.compare_exchange_weak(made->next, made, std::memory_order_release)) {
+  }
+  decided_.fetch_add(1, std::memory_order_relaxed);
+  *where = made;
+  return plan;
+}
+
+bool launch(const gs_plan* plan, Decision* decision, Tensor a, Tensor b, Tensor out,
+            int32_t device) {
+  uint64_t at_a = address(a), at_b = address(b), at_d = address(out);
+  if ((at_a & plan->mask_a) | (at_b & plan->mask_b) | (at_d & plan->mask_d)) return false;
+  alignas(16) unsigned char arguments[kArgumentsBytes];
+  std::memcpy(arguments, plan->arguments, plan->size);
+  std::memcpy(arguments + plan->at_a, &at_a, 8);
+  std::memcpy(arguments + plan->at_b, &at_b, 8);
+  std::memcpy(arguments + plan->at_c, &at_d, 8);
+  std::memcpy(arguments + plan->at_d, &at_d, 8);
+  /* Freed on return, but to this stream only: the next owner's work comes after ours. */
+  Owned workspace;
+  void* scratch = nullptr;
+  if (plan->workspace) {
+    const int64_t one = 1;
+    if (torch_.empty_strided(1, &plan->workspace, &one, kByte, device_type_, device,
+                             workspace.address()) != 0) {
+      return false;
+    }
+    scratch = reinterpret_cast<void*>(address(workspace.get()));
+  }
+  void* stream = nullptr;
+  if (torch_.get_stream(device, &stream) != 0) return false;
+  int32_t status = plan->run(plan->kernel, arguments, scratch, stream);
+  if (status == 0) return true;
+  failed_(plan, status);
+  if (decision) decision->plan.store(nullptr, std::memory_order_release);
+  return false;
+}
+
+/* Whether `out` is what kernels write: contiguous, of the right size, type and device. */
+bool writable(View const& out, View const& a, const int64_t* size, const int64_t* stride, int dim,
+              int32_t dtype) {
+  if (out.dim != dim || out.dtype != dtype || out.device_type != a.device_type ||
+      out.device != a.device) {
+    return false;
+  }
+  return std::memcmp(out.sizes, size, dim * sizeof *size) == 0 &&
+         std::memcmp(out.strides, stride, dim * sizeof *stride) == 0;
+}
+
+/* torch's own product into `out`; a status of its shim. */
+template <int kDim, Output kOutput>
+int32_t fallback(Tensor out, View const& left, Tensor a, View const& right, Tensor b,
+                 int32_t dtype) {
+  if (kOutput == Output::kInt32) {
+    check_int(left, right);
+    return torch_.int_mm_out(out, a, b);
+  }
+  if (kOutput == Output::kAsked) {
+    if (!torch_.mm_dtype_out) throw std::runtime_error("torch has no mm with out_dtype here");
+    return torch_.mm_dtype_out(out, a, b, dtype);
+  }
+  return (kDim == 2 ? torch_.mm_out : torch_.bmm_out)(out, a, b);
+}
+
+/* stack: a, b, then an asked type and, with `kInto`, out. All handles on it are ours. */
+template <int kDim, bool kInto, Output kOutput = Output::kSame>
+void product(uint64_t* stack, uint64_t, uint64_t) {
+  Owned a(reinterpret_cast<Tensor>(stack[0])), b(reinterpret_cast<Tensor>(stack[1]));
+  constexpr int kAtOut = kOutput == Output::kAsked ? 3 : 2;
+  Owned out(kInto ? reinterpret_cast<Tensor>(stack[kAtOut]) : nullptr);
+  View left(a.get()), right(b.get());
+  check(left, right, kDim);
+  int32_t dtype = left.dtype;
+  if (kOutput == Output::kInt32) dtype = kInt;
+  if (kOutput == Output::kAsked) dtype = static_cast<int32_t>(stack[2]);
+  int64_t size[kDims] = {left.sizes[0], left.sizes[1], right.sizes[kDim - 1]};
+  if (kDim == 2) size[1] = right.sizes[1];
+  int64_t stride[kDims] = {kDim == 2 ? size[1] : size[1] * size[2], kDim == 2 ? 1 : size[2], 1};
+  const gs_plan* plan = nullptr;
+  Decision* decision = nullptr;
+  if (enabled_.load(std::memory_order_relaxed) && left.device_type == device_type_ &&
+      (left.dtype != kFloat || allows_tf32())) {
+    Key key{};
+    key.words[0] = kDim | int64_t{left.dtype} << 8 | int64_t{dtype} << 16;
+    key.words[1] = left.device;
+    for (int i = 0; i < kDim; ++i) {
+      key.words[2 + i] = left.sizes[i];
+      key.words[2 + kDims + i] = left.strides[i];
+      key.words[2 + 2 * kDims + i] = right.sizes[i];
+      key.words[2 + 3 * kDims + i] = right.strides[i];
+    }
+    plan = decide(key, &decision);
+  }
+  if (!kInto && torch_.empty_strided(kDim, size, stride, dtype, left.device_type, left.device,
+                                     out.address()) != 0) {
+    throw std::runtime_error("gemmsmith: torch could not allocate a product's output");
+  }
+  if (plan && kInto && !writable(View(out.get()), left, size, stride, kDim, plan->dtype)) {
+    plan = nullptr;
+  }
+  if (!plan || !launch(plan, decision, a.get(), b.get(), out.get(), left.device)) {
+    if (fallback<kDim, kOutput>(out.get(), left, a.get(), right, b.get(), dtype) != 0) {
+      throw std::runtime_error("torch's own product failed; the reason is on standard error");
+    }
+  }
+  stack[0] = reinterpret_cast<uint64_t>(out.release());
+}
+
+}  // namespace
+
+#define GS_API extern "C" __attribute__((visibility("default")))
+
+/* sizeof(gs_plan): Python's is compared with it, as a binding may be older than its Python. */
+GS_API uint64_t gs_dispatch_plan_bytes(void) { return sizeof(gs_plan); }
+
+/* Puts the products in the place of torch's for `dispatch_key`. Once a process; a torch status. */
+GS_API int32_t gs_dispatch_install(const gs_torch* torch, int32_t device_type,
+                                   const char* dispatch_key, gs_resolve resolve, gs_failed failed) {
+  torch_ = *torch;
+  device_type_ = device_type;
+  resolve_ = resolve;
+  failed_ = failed;
+  void* library = nullptr; /* torch keeps it for ever */
+  int32_t status = torch_.library_init("aten", dispatch_key, __FILE__, __LINE__, &library);
+  const bool ints = torch_.int_mm_out != nullptr;
+  /* A kernel is replaced only if it can still be called; torch's CPU has none for these. */
+  const bool asked = torch_.mm_dtype_out || device_type == kCpu;
+  const struct {
+    bool wanted;
+    const char* name;
+    Boxed function;
+  } kernels[] = {{true, "mm", product<2, false>},
+                 {true, "mm.out", product<2, true>},
+                 {true, "bmm", product<3, false>},
+                 {true, "bmm.out", product<3, true>},
+                 {ints, "_int_mm", product<2, false, Output::kInt32>},
+                 {ints, "_int_mm.out", product<2, true, Output::kInt32>},
+                 {asked, "mm.dtype", product<2, false, Output::kAsked>},
+                 {asked, "mm.dtype_out", product<2, true, Output::kAsked>}};
+  for (auto const& kernel : kernels) {
+    if (status == 0 && kernel.wanted) {
+      status = torch_.library_impl(library, kernel.name, kernel.function);
+    }
+  }
+  return status;
+}
+
+GS_API void gs_dispatch_enable(int32_t enabled) { enabled_.store(enabled != 0); }
+
+/* Decide everything anew. Decisions in use elsewhere stay in memory: there are few, and few times. */
+GS_API void gs_dispatch_forget(void) {
+  generation_.fetch_add(1);
+  for (auto& bucket : decisions_) bucket.store(nullptr, std::memory_order_release);
+  decided_.store(0);
+}

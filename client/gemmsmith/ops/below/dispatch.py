@@ -1,0 +1,353 @@
+"""Puts tuned kernels below torch's own products, by a small compiled binding (dispatch.cpp).
+
+These are `mm`, also with `out_dtype`, `bmm` and `_int_mm`, each also with `out=`; what takes
+factors or adds is Python's (`gemmsmith.ops.below.adding`). FP32 operands are
+torch's unless torch itself may multiply them in TF32, which the binding asks at every call.
+
+Then forward and backward products of unchanged code run without any Python of ours: a call costs
+a fraction of a microsecond more than torch's. Python is asked once for each product, and decides as
+everywhere (`Engine.plan`). The binding knows torch by its C shim only, so one build suits every
+torch from 2.9 on. It is compiled when gemmsmith is installed, where there is a C++ compiler; a
+checkout that was not installed compiles it on first use. Without it, `patch` does the same by a
+function mode, which costs more.
+
+torch keeps an operator's new kernel for as long as the process lives, so the binding is installed
+once and then switched on and off, for every product or for those of some linear layers, which it
+knows by their sizes. Whether only deterministic kernels count is asked of torch when it is switched
+on, not at every call.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from gemmsmith.answers.cache import default_cache_dir
+from gemmsmith.errors import LaunchFailed
+from gemmsmith.operation import Epilogue
+from gemmsmith.ops.below import adding
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.engine.forms import Form, Spec, allows_tf32
+from gemmsmith.ops.engine.plan import Plan, RawPlan
+from gemmsmith.runtime.abi import status_text
+from gemmsmith.runtime.launch import torch_dtype
+
+log = logging.getLogger("gemmsmith")
+
+SOURCE = Path(__file__).with_name("dispatch.cpp")
+_INSTALLED = SOURCE.with_name("_dispatch.abi3.so")
+"""Every Python's: it calls nothing of Python's, and is loaded as a library."""
+
+_DIMS = 3
+_ASK_AGAIN = 1
+_DEVICE_TYPES = {"cpu": 0, "cuda": 1}
+_DTYPES = {
+    torch.bfloat16: 15,
+    torch.float16: 5,
+    torch.float32: 6,
+    torch.int8: 1,
+    torch.int32: 3,
+}
+"""c10::ScalarType of the element types that kernels read and write."""
+_BY_CODE = {code: dtype for dtype, code in _DTYPES.items()}
+
+_SHIM = (
+    "aoti_torch_get_dim",
+    "aoti_torch_get_sizes",
+    "aoti_torch_get_strides",
+    "aoti_torch_get_dtype",
+    "aoti_torch_get_device_type",
+    "aoti_torch_get_device_index",
+    "aoti_torch_get_data_ptr",
+    "aoti_torch_empty_strided",
+    "aoti_torch_delete_tensor_object",
+    "aoti_torch_library_init_impl",
+    "aoti_torch_library_impl",
+    "aoti_torch_{kind}_mm_out",
+    "aoti_torch_{kind}_bmm_out",
+)
+"""Functions of torch's C shim, in the order of `gs_torch`; the stream's follows them."""
+
+_MM_DTYPE = "aoti_torch_{kind}_mm_dtype_out"
+_OPTIONAL = (
+    "aoti_torch_{kind}__int_mm_out",
+    _MM_DTYPE,
+    "_ZN2at13globalContextEv",  # at::globalContext()
+    # at::Context::float32Precision(Float32Backend, Float32Op) const, since torch 2.10
+    "_ZNK2at7Context16float32PrecisionENS_14Float32BackendENS_9Float32OpE",
+    "_ZN2at11NoTF32Guard19should_disable_tf32Ev",  # at::NoTF32Guard::should_disable_tf32()
+)
+"""What follows: functions that a torch may lack, and then the products that need them are its."""
+
+_Resolve = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64))
+_Failed = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
+_Stream = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+
+
+Weights = frozenset[tuple[int, int]]
+"""Sizes of linear layers' weights: (out_features, in_features)."""
+
+
+class _Torch(ctypes.Structure):
+    _fields_ = [(f"f{i}", ctypes.c_void_p) for i in range(len(_SHIM) + 1 + len(_OPTIONAL))]
+
+    def has(self, optional: str) -> bool:
+        """Whether torch has this one of `_OPTIONAL`."""
+        return bool(getattr(self, f"f{len(_SHIM) + 1 + _OPTIONAL.index(optional)}"))
+
+
+class Dispatch:
+    """The binding in this process, for one kind of device. Get it from `Dispatch.of`."""
+
+    _made: ClassVar[dict[str, Dispatch | None]] = {}
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(
+        self, kind: str, library: ctypes.CDLL, stream: Callable[[int], int] | None
+    ) -> None:
+        self._kind = kind
+        self._library = library
+        self._engine: Engine | None = None
+        self._only: Weights | None = frozenset()
+        self._decided_by: tuple[object, ...] = ()
+        # Kept alive, as C holds their addresses; by plan too, as each switch asks for them again.
+        self._plans: dict[int, tuple[RawPlan, Plan]] = {}
+        self._addresses: dict[Plan, int] = {}
+        # Callbacks must outlive every call.
+        self._callbacks = (_Resolve(self._resolve), _Failed(self._failed))
+        self._get_stream = _Stream(_stream_of(stream)) if stream else None
+        library.gs_dispatch_plan_bytes.restype = ctypes.c_uint64
+        if library.gs_dispatch_plan_bytes() != ctypes.sizeof(RawPlan):
+            raise OSError("the compiled binding is another gemmsmith's; install gemmsmith again")
+        functions = _functions(kind, self._get_stream)
+        status = _quietly(
+            lambda: library.gs_dispatch_install(
+                ctypes.byref(functions),
+                ctypes.c_int32(_DEVICE_TYPES[kind]),
+                kind.upper().encode(),
+                *self._callbacks,
+            )
+        )
+        if status != 0:
+            raise OSError(f"torch did not take the kernels (status {status})")
+        adding.install(kind, without_mm=functions.has(_MM_DTYPE) or kind == "cpu")
+        atexit.register(library.gs_dispatch_enable, 0)  # no callback into a Python that ends
+
+    @classmethod
+    def of(cls, kind: str, *, stream: Callable[[int], int] | None = None) -> Dispatch | None:
+        """The binding for `cuda` tensors; None where it cannot be had, which the log says once.
+
+        `stream` replaces torch's own current stream, for tests on the CPU, which has none.
+        """
+        with cls._lock:
+            if kind not in cls._made:
+                try:
+                    cls._made[kind] = cls(kind, ctypes.CDLL(str(_binding())), stream)
+                except (OSError, AttributeError, subprocess.SubprocessError) as error:
+                    log.info("patch() works by a function mode, which costs more: %s", error)
+                    cls._made[kind] = None
+            return cls._made[kind]
+
+    @contextmanager
+    def on(self, engine: Engine, only: Weights | None = None) -> Iterator[None]:
+        """Run `engine`'s kernels in every thread, until the end of the block.
+
+        Blocks may be nested: what an outer one replaces, an inner one does too.
+
+        Args:
+            engine: decides.
+            only: weights of the linear layers whose products are replaced; None: all products.
+        """
+        before, outer = self._engine, self._only
+        self._switch(engine, None if outer is None or only is None else outer | only)
+        try:
+            yield
+        finally:
+            engine.on_swap(lambda: None)
+            self._switch(before, outer)
+
+    def _switch(self, engine: Engine | None, only: Weights | None) -> None:
+        """Go on with an engine, or with none.
+
+        What was decided holds for as long as whatever decides is the same, so that a block may be
+        opened for every step.
+        """
+        self._engine, self._only = engine, only
+        if engine is not None:
+            engine.on_swap(self._forget)
+            by = (engine, engine.snapshot, only, torch.are_deterministic_algorithms_enabled())
+            if by != self._decided_by:
+                self._forget()
+                self._decided_by = by
+        self._library.gs_dispatch_enable(int(engine is not None))
+        adding.switch(
+            engine,
+            None if only is None else lambda a, b: of_layers(only, a.size(), b.size()),
+        )
+
+    def _forget(self) -> None:
+        """Decide everything anew, and take over what there are winners of now."""
+        self._library.gs_dispatch_forget()
+        if self._engine is not None and self._engine.may_run(
+            lambda operation: operation.epilogue is Epilogue.BIAS
+        ):
+            adding.install_biases(self._kind)
+
+    def _resolve(self, words: Any) -> int | None:
+        """`gs_resolve`. Nothing may be raised into C."""
+        try:
+            return self._decide(words)
+        except Exception:
+            log.warning("torch's own operator runs instead of a tuned kernel", exc_info=True)
+            return None
+
+    def _decide(self, words: Any) -> int | None:
+        engine, only = self._engine, self._only
+        dims, dtype = words[0] & 0xFF, _BY_CODE.get(words[0] >> 8 & 0xFF)
+        output = _BY_CODE.get(words[0] >> 16)
+        if engine is None:
+            return _ASK_AGAIN
+        if dtype is None or output is None:
+            return None
+        device = torch.device(self._kind, words[1]) if self._kind == "cuda" else torch.device("cpu")
+        a, b = (
+            Spec(
+                dtype,
+                device,
+                torch.Size(words[2 + at + i] for i in range(dims)),
+                tuple(words[2 + at + _DIMS + i] for i in range(dims)),
+            )
+            for at in (0, 2 * _DIMS)
+        )
+        if only is not None and not of_layers(only, a.size, b.size):
+            return None
+        plan = engine.plan(Form.MATMUL, a, b, None if output == dtype else output)
+        if plan is None:  # nothing is decided during a capture, or where TF32 was just forbidden
+            forbidden = dtype is torch.float32 and not allows_tf32()
+            return _ASK_AGAIN if forbidden or engine.platform.capturing() else None
+        address = self._addresses.get(plan)
+        if address is None:
+            raw = plan.raw(_DTYPES[torch_dtype(plan.config.kernel.operation.d)])
+            address = ctypes.addressof(raw)
+            self._plans[address] = (raw, plan)
+            self._addresses[plan] = address
+        return address
+
+    def _failed(self, address: int, status: int) -> None:
+        """`gs_failed`: the kernel or CUDA refused, and nothing was launched."""
+        _, plan = self._plans[address]
+        name = plan.config.kernel.name
+        if self._engine is not None:
+            error = LaunchFailed(f"{name}: {status_text(status)}", status)
+            self._engine.give_up(plan, error)
+
+
+def of_layers(weights: Weights, a: Sequence[int], b: Sequence[int]) -> bool:
+    """Whether a product of these sizes may be one of linear layers with these weights.
+
+    That is a[M, K] · b[K, N] as a layer's output or as the gradient of its input or of its weight,
+    the gradients also transposed, as torch computes them where the other factor lies in columns.
+    """
+    if len(a) != 2:
+        return False
+    (m, k), n = a, b[1]
+    return not weights.isdisjoint(((n, k), (k, n), (k, m), (m, n), (n, m)))
+
+
+def _quietly(install: Callable[[], int]) -> int:
+    """Its status, without torch's warning of the override, which is what is meant.
+
+    Warnings of torch's C++ are Python's only where a function of torch was called from Python;
+    elsewhere they go to standard error. So a function that calls back is called.
+    """
+    statuses = []
+
+    def call(value: float) -> float:
+        statuses.append(install())
+        return value
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.zeros(1, device="cpu").apply_(call)
+    return statuses[0]
+
+
+def _stream_of(stream: Callable[[int], int]) -> Callable[[int, Any], int]:
+    def give(index: int, into: Any) -> int:
+        into[0] = stream(index)
+        return 0
+
+    return give
+
+
+def _functions(kind: str, stream: Any) -> _Torch:
+    """Addresses of torch's C shim in the libraries that torch has loaded.
+
+    Raises:
+        AttributeError: this torch has no such function.
+        OSError: there is no such library.
+    """
+    folder = Path(torch.__file__).parent / "lib"
+    libraries = [ctypes.CDLL(str(folder / "libtorch_cpu.so"))]
+    if kind == "cuda":
+        libraries.insert(0, ctypes.CDLL(str(folder / "libtorch_cuda.so")))
+
+    def find(name: str) -> int | None:
+        for library in libraries:
+            if hasattr(library, name):
+                return ctypes.cast(library[name], ctypes.c_void_p).value
+        return None
+
+    def need(name: str) -> int:
+        address = find(name)
+        if address is None:
+            raise AttributeError(f"torch {torch.__version__} has no {name}")
+        return address
+
+    addresses: list[int | None] = [need(name.format(kind=kind)) for name in _SHIM]
+    if stream is None:
+        addresses.append(need("aoti_torch_get_current_cuda_stream"))
+    else:
+        addresses.append(ctypes.cast(stream, ctypes.c_void_p).value)
+    return _Torch(*addresses, *(find(name.format(kind=kind)) for name in _OPTIONAL))
+
+
+def _binding() -> Path:
+    """The compiled binding: installed, or compiled now and kept in the cache folder.
+
+    Raises:
+        OSError: there is no compiler, or nowhere to write.
+        CalledProcessError: the compiler refused.
+    """
+    if _INSTALLED.exists():
+        return _INSTALLED
+    source = SOURCE.read_bytes()
+    path = default_cache_dir() / "bindings" / f"{hashlib.sha256(source).hexdigest()[:32]}.so"
+    if path.exists():
+        return path
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        raise OSError("no C++ compiler was found for gemmsmith's binding")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / "binding.so"
+        flags = ["-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden"]
+        subprocess.run(
+            [compiler, *flags, str(SOURCE), "-o", str(made)], check=True, capture_output=True
+        )
+        made.replace(path)
+    return path

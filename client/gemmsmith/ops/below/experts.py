@@ -1,0 +1,219 @@
+"""torch's grouped products by tuned kernels: unchanged mixtures of experts, both passes.
+
+`_grouped_mm` and `_scaled_grouped_mm` (also `_v2`, with a factor per row) take tokens sorted by
+expert and `offs`, where each expert's tokens end. Two dimensions by three are a layer's output and
+its input's gradient, two by two its weight's gradient: torch's own gradient of the first makes the
+others. These run kernels where they have winners; three dimensions on the left, a bias, and what
+else no kernel takes are torch's.
+
+`offs` stays on the device, unread: nothing waits for it, and a CUDA graph may be replayed with
+other ones. A product is decided by the number of tokens and experts, not by who got how many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from gemmsmith.ops.below.dispatch import Weights
+from gemmsmith.ops.below.standing import stand_before
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.engine.forms import Form
+
+_ROW_RECIPE = [1]
+"""at::blas::ScalingType::RowWise, of `_scaled_grouped_mm_v2`."""
+
+
+def by_kernel(
+    engine: Engine,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor | None,
+    form: Form = Form.GROUPED,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+) -> torch.Tensor | None:
+    """The grouped product; None: torch is to compute it.
+
+    Args:
+        engine: decides.
+        a: [T, K], or [M, T].
+        b: [E, K, N], or [T, N].
+        offs: [E] int32 on the device: where each group ends in T.
+        form: which product.
+        scale_a: FP32 factors: [T], or [E · M].
+        scale_b: [E, N], or [E · N].
+    """
+    if (
+        offs is None
+        or offs.dtype is not torch.int32
+        or offs.dim() != 1
+        or offs.device != a.device
+        or not offs.is_contiguous()
+    ):
+        return None
+    return engine.product(form, a, b, scale_a, scale_b, offs=offs)
+
+
+def takes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether torch's own grouped product of these comes by here at present."""
+    only, ours = _TakenOver.only, a.dim() == 2 and b.dim() in (2, 3)
+    return _TakenOver.engine is not None and ours and (only is None or _of(only, a, b))
+
+
+@contextmanager
+def on(engine: Engine, kind: str, only: Weights | None) -> Iterator[None]:
+    """Run `engine`'s kernels in every thread, until the end of the block.
+
+    Blocks may be nested: what an outer one replaces, an inner one does too.
+
+    Args:
+        engine: decides.
+        kind: of the device: `cuda`.
+        only: sizes of one expert's weights whose products are replaced; None: all.
+    """
+    _install(kind)
+    before = _TakenOver.engine, _TakenOver.only
+    _TakenOver.engine = engine
+    _TakenOver.only = None if before[1] is None or only is None else before[1] | only
+    try:
+        yield
+    finally:
+        _TakenOver.engine, _TakenOver.only = before
+
+
+def weights_of(model: torch.nn.Module) -> Weights:
+    """Sizes of what may be an expert's weights: linear layers', and the experts' held in one."""
+    return frozenset(
+        (int(one.shape[-2]), int(one.shape[-1]))
+        for one in model.parameters()
+        if one.dim() in (2, 3)
+    )
+
+
+class _TakenOver:
+    """What is switched on in this process."""
+
+    engine: Engine | None = None
+    only: Weights | None = frozenset()
+    installed: set[str] = set()  # noqa: RUF012 - one a process
+
+
+def _of(weights: Weights, a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the product may be an output, or a gradient, of experts with these weights."""
+    rows, columns = b.shape[-2:] if b.dim() == 3 else (a.shape[0], b.shape[-1])
+    return (rows, columns) in weights or (columns, rows) in weights
+
+
+def _install(kind: str) -> None:
+    if kind in _TakenOver.installed:
+        return
+    _TakenOver.installed.add(kind)
+    for name, by_us in (
+        ("_grouped_mm", _grouped),
+        ("_scaled_grouped_mm", _scaled),
+        ("_scaled_grouped_mm_v2", _scaled_v2),
+    ):
+        stand_before(kind, name, _before(name, by_us))
+
+
+Ours = Callable[..., torch.Tensor | None]
+
+
+def _before(name: str, by_us: Ours) -> Callable[[Any], Callable[..., torch.Tensor]]:
+    def make(original: Any) -> Callable[..., torch.Tensor]:
+        def call(keys: Any, a: torch.Tensor, b: torch.Tensor, *rest: Any) -> torch.Tensor:
+            engine = _TakenOver.engine
+            if engine is not None and takes(a, b):
+                found = by_us(engine, a, b, *rest)
+                if found is not None:
+                    return found
+            if original is None:
+                raise NotImplementedError(f"torch has no {name} for these tensors")
+            out: torch.Tensor = original.call_boxed(keys, a, b, *rest)
+            return out
+
+        return call
+
+    return make
+
+
+def _grouped(
+    engine: Engine,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor | None:
+    if bias is not None or out_dtype not in (None, a.dtype):
+        return None
+    return by_kernel(engine, a, b, offs)
+
+
+def _scaled(
+    engine: Engine,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    scale_result: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> torch.Tensor | None:
+    if (
+        offs is None
+        or offs.dim() != 1
+        or bias is not None
+        or scale_result is not None
+        or out_dtype not in (None, torch.bfloat16)
+    ):
+        return None
+    groups, rows, columns = offs.shape[0], a.shape[0], b.shape[-1]
+    sizes = (
+        [(rows,), (groups, columns)] if b.dim() == 3 else [(groups * rows,), (groups * columns,)]
+    )
+    for scale, size in zip((scale_a, scale_b), sizes, strict=True):
+        if (
+            scale.dtype is not torch.float32
+            or scale.shape != size
+            or scale.device != a.device
+            or not scale.is_contiguous()
+        ):
+            return None
+    form = Form.GROUPED_SCALED if use_fast_accum else Form.GROUPED_SCALED_PRECISE
+    return by_kernel(engine, a, b, offs, form, scale_a, scale_b)
+
+
+def _scaled_v2(
+    engine: Engine,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: Sequence[torch.Tensor],
+    recipe_a: Sequence[int],
+    swizzle_a: Sequence[int],
+    scale_b: Sequence[torch.Tensor],
+    recipe_b: Sequence[int],
+    swizzle_b: Sequence[int],
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    contraction_dim: Sequence[int] = (),
+    use_fast_accum: bool = False,
+) -> torch.Tensor | None:
+    if (
+        not list(recipe_a) == list(recipe_b) == _ROW_RECIPE
+        or not len(scale_a) == len(scale_b) == 1
+        or any(swizzle_a)
+        or any(swizzle_b)
+        or contraction_dim
+    ):
+        return None
+    return _scaled(
+        engine, a, b, scale_a[0], scale_b[0], offs, bias, None, out_dtype, use_fast_accum
+    )

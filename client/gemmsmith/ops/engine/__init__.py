@@ -1,0 +1,1 @@
+"""Who computes a product, and the launch that does: from tensors to kernels."""

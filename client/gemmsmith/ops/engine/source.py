@@ -1,0 +1,128 @@
+"""`gemmsmith.use`: sets where this process gets its winners and their packs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+
+from gemmsmith.answers.bundle import Bundle
+from gemmsmith.answers.lookup import Lookup
+from gemmsmith.device import DeviceModel
+from gemmsmith.distributed import shared_snapshot
+from gemmsmith.errors import GemmsmithError
+from gemmsmith.http.client import Client
+from gemmsmith.ops.engine.choosing import Chooser, PackSource
+from gemmsmith.ops.engine.engine import Engine, install
+from gemmsmith.packs import Packs, asking, believe
+
+if TYPE_CHECKING:
+    from gemmsmith.answers.snapshot import Snapshot
+
+log = logging.getLogger("gemmsmith")
+
+Source: TypeAlias = "Client | Bundle | str | PathLike[str] | tuple[Chooser | Snapshot, PackSource]"
+
+
+def use(
+    source: Source | None,
+    *,
+    pin: bool = False,
+    deterministic: bool | None = None,
+    device: str | None = None,
+) -> None:
+    """Run the winners of `source` in `gemmsmith.matmul`, `linear`, `scaled_mm` and `patch`.
+
+    Args:
+        source: a Client or the URL of a service; a Bundle or its path (`winners.gspack`); a pair of
+            a Lookup or Snapshot and the source of its packs; None: torch's own operators again.
+        pin: keep the current winners; else newer ones of the service are used when they appear.
+        deterministic: True: only kernels that give the same bits for the same inputs; None: as
+            set by `torch.use_deterministic_algorithms` at each call.
+        device: slug of the device model; by default that of the current GPU.
+
+    In a distributed job this is a collective: rank 0 asks the service, and all ranks keep the same
+    winners, pinned. If there are no winners, or they have no trusted signature, torch's own
+    operators run, and the log `gemmsmith` gives the reason.
+
+    Raises:
+        TypeError: `source` is none of these.
+        ValueError: the URL is invalid.
+        OSError: there is no such bundle.
+    """
+    while _before_use:
+        _before_use.pop()()
+    if source is None:
+        install(None)
+        return
+    model = device or local_model()
+    try:
+        chooser, packs = _opened(source, pin, model)
+    except GemmsmithError as error:
+        log.warning("torch's own operators run: %s", error)
+        install(None)
+        return
+    found = getattr(getattr(chooser, "snapshot", None), "device", model)
+    if model is not None and found != model:
+        log.warning(
+            "torch's own operators run: the winners are for %s, and this GPU is %s",
+            found,
+            model,
+        )
+        install(None)
+        return
+    install(Engine(chooser, packs, deterministic=deterministic))
+
+
+def on_use(react: Callable[[], object]) -> None:
+    """Have `react` called when the program calls `use` next, which goes before its environment."""
+    _before_use[:] = [react]
+
+
+_before_use: list[Callable[[], object]] = []
+
+
+def _opened(source: Source, pin: bool, device: str | None) -> tuple[Chooser, PackSource]:
+    if isinstance(source, tuple) and len(source) == 2:
+        chooser, packs = source
+        return (chooser if hasattr(chooser, "lookup") else Lookup(chooser, pin=True)), packs
+    if isinstance(source, str) and source.startswith(("http://", "https://")):
+        source = Client(source)
+    if isinstance(source, Client):
+        client = source
+        check = partial(believe, how=asking(client))
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            shared = shared_snapshot(lambda: client.snapshot(device), check=check)
+            assert shared is not None  # noqa: S101 - a client gives one or raises
+            lookup = Lookup(shared, pin=True)
+        else:
+            lookup = Lookup.of(client, device, pin=pin)
+            check(lookup.snapshot)
+        return lookup, Packs.of(client, signed=lambda: lookup.snapshot)
+    if isinstance(source, str | PathLike):
+        source = Bundle.open(fspath(source))
+    if isinstance(source, Bundle):
+        believe(source.snapshot)
+        return Lookup(source.snapshot, pin=True), source.packs
+    raise TypeError(
+        "source must be a Client, a service's URL, a Bundle or its path, or a pair of a lookup and "
+        f"packs, got {type(source).__name__}"
+    )
+
+
+def local_model() -> str | None:
+    """Slug of this process's GPU; None without one."""
+    if not torch.cuda.is_available():
+        return None
+    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return DeviceModel(
+        name=found.name,
+        arch=f"sm{found.major}{found.minor}",
+        sm_count=found.multi_processor_count,
+        memory_bytes=found.total_memory,
+        l2_bytes=getattr(found, "L2_cache_size", 0),
+    ).slug

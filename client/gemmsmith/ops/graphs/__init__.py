@@ -1,0 +1,1 @@
+"""Fused products in the graphs that `torch.compile` makes."""

@@ -1,0 +1,323 @@
+"""`gemmsmith.inductor_pass`: fused products in graphs that `torch.compile` makes.
+
+Works on the graph of both passes before it is parted, or on that of inference: products followed by
+an activation, a gate or a residual, and gradients that are products followed by an activation's
+gradient, become one operator each where a winner computes just that, of that size. All else is
+left as it is. What replaces them asks for its kernel when it runs, and is torch's own steps where
+there is none any more.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import operator
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import detect_fake_mode
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.pattern_matcher import stable_topological_sort
+
+from gemmsmith.epilogue import GATES, Epilogue
+from gemmsmith.ops.engine.engine import Engine, current
+from gemmsmith.ops.engine.forms import Form, Spec
+from gemmsmith.ops.engine.plan import Plan
+from gemmsmith.ops.graphs.matching import (
+    VIEWS,
+    Product,
+    activated,
+    activation_gradient,
+    calls,
+    escapes,
+    same_value,
+    value,
+)
+from gemmsmith.ops.products import backward as _backward  # noqa: F401 - registers gemmsmith::…
+from gemmsmith.ops.products import fused as _fused  # noqa: F401 - likewise
+from gemmsmith.ops.products import gated as _gated  # noqa: F401 - likewise
+
+_aten = torch.ops.aten
+
+
+def inductor_pass() -> CustomGraphPass:
+    """A pass over Inductor's graphs that inserts fused products where they have winners.
+
+        torch.compile(model, options={"joint_custom_pre_pass": gemmsmith.inductor_pass()})
+
+    Or for every compilation of the process:
+
+        torch._inductor.config.joint_custom_pre_pass = gemmsmith.inductor_pass()
+
+    The pass uses the winners that are in use when a graph is compiled, so call `gemmsmith.use`
+    before. Sizes must be static (`dynamic=False`, or torch's default for the first compilation).
+    Inductor's caches distinguish graphs with different winners; if they cannot, nothing is cached.
+    """
+    return FusingPass()
+
+
+class FusingPass(CustomGraphPass):
+    """See `inductor_pass`."""
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Put fused products in."""
+        engine = current()
+        if engine is None:
+            return
+        changed = False
+        for node in calls(graph):
+            if not node.users and not node.is_impure():
+                graph.erase_node(node)  # a part of what was replaced
+            elif isinstance(node.meta.get("val"), torch.Tensor):
+                changed |= any(replace(engine, graph, node) for replace in _RULES)
+        if changed:
+            stable_topological_sort(graph)
+            graph.eliminate_dead_code()
+            _refresh(graph)
+
+    def uuid(self) -> Any | None:
+        """What the graphs depend on, for Inductor's caches; None where that cannot be told."""
+        engine = current()
+        state = "none" if engine is None else engine.state
+        return None if state is None else f"gemmsmith {_sources()} {state}"
+
+
+@functools.cache
+def _sources() -> str:
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _activation(engine: Engine, graph: fx.Graph, node: fx.Node) -> bool:
+    """`activation(x · w + bias)`."""
+    found = activated(node)
+    product = None if found is None else Product.at(found.of)
+    if found is None or product is None:
+        return False
+    aux = escapes({*product.passed, *found.steps}, node)
+    epilogue = Epilogue.made_of(bias=product.bias is not None, activation=found.activation, aux=aux)
+    return _fuse(engine, graph, node, product, None, epilogue)
+
+
+def _residual(engine: Engine, graph: fx.Graph, node: fx.Node) -> bool:
+    """`x · w + bias + residual`."""
+    if node.target is not _aten.add.Tensor or node.kwargs or len(node.args) != 2:
+        return False
+    for added, residual in (node.args, node.args[::-1]):
+        product = Product.at(added)
+        if product is None or not isinstance(residual, fx.Node):
+            continue
+        kept = escapes({*product.passed, node}, node)
+        if kept or value(residual).shape != value(node).shape:
+            continue
+        epilogue = Epilogue.made_of(bias=product.bias is not None, residual=True)
+        if _fuse(engine, graph, node, product, residual, epilogue):
+            return True
+    return False
+
+
+def _gate(engine: Engine, graph: fx.Graph, node: fx.Node) -> bool:
+    """`activation(x · gate) * (x · up)` of two weights."""
+    if node.target is not _aten.mul.Tensor or node.kwargs:
+        return False
+    for first, second in (node.args, node.args[::-1]):
+        found = activated(first) if isinstance(first, fx.Node) else None
+        if found is None or found.activation not in GATES:
+            continue
+        gate, up = Product.at(found.of), Product.at(second)
+        if gate is None or up is None or gate.node is up.node:
+            continue
+        if gate.bias is not None or up.bias is not None or not same_value(gate.x, up.x):
+            continue
+        aux = escapes({*gate.passed, *up.passed, *found.steps, node}, node)
+        epilogue = Epilogue.made_of(activation=found.activation, gate=True, aux=aux)
+        weights = _rows(gate.weight), _rows(up.weight)
+        plan = _plan(engine, gate.x, weights[0], epilogue)
+        if plan is None or not plan.pairs(weights[0], weights[1]) or epilogue is None:
+            continue
+        with graph.inserting_before(node):
+            operands = (_transposed(graph, gate.weight), _transposed(graph, up.weight))
+            out = _call(
+                graph,
+                torch.ops.gemmsmith.gated_product.default,
+                (gate.x, *operands, False, epilogue.value),
+            )
+            _put(graph, node, _item(graph, out, 0))
+            if aux:
+                both = _item(graph, out, 1)
+                half = value(gate.node).shape[1]
+                for product, start in ((gate, 0), (up, half)):
+                    part = _call(graph, _aten.slice.Tensor, (both, 1, start, start + half))
+                    _put(graph, product.node, part)
+        return True
+    return False
+
+
+def _gradient(engine: Engine, graph: fx.Graph, node: fx.Node) -> bool:
+    """`(dy · w) * activation'(aux)`, and the sum of its rows, a bias's gradient, if it is there."""
+    found = activation_gradient(node)
+    product = None if found is None else Product.at(found.of)
+    if found is None or product is None or product.bias is not None:
+        return False
+    if escapes({*product.passed, *found.steps}, node) or value(found.at).shape != value(node).shape:
+        return False
+    if not value(found.at).is_contiguous():
+        return False
+    sums = _sum_of_rows(node)
+    for sum_of_rows in (sums, None) if sums is not None else (None,):
+        epilogue = Epilogue.backward_of(found.activation, bias_gradient=sum_of_rows is not None)
+        plan = _plan(engine, product.x, value(product.weight), epilogue, Form.MATMUL)
+        if plan is None or epilogue is None:
+            continue
+        with graph.inserting_before(node):
+            size = list(value(product.node).shape)
+            aux = found.at
+            if value(aux).dim() != 2:
+                aux = _call(graph, _aten.reshape.default, (aux, size))
+            out = _call(
+                graph,
+                torch.ops.gemmsmith.backward_product.default,
+                (product.x, product.weight, aux, epilogue.value),
+            )
+            _put(graph, node, _item(graph, out, 0))
+            if sum_of_rows is not None:
+                _put(graph, sum_of_rows, _item(graph, out, 2))
+        return True
+    return False
+
+
+def _sum_of_rows(of: fx.Node) -> fx.Node | None:
+    """The sum over all but the last dimension of what a node gives, in its type."""
+    for user in of.users:
+        if user.target in VIEWS and value(user).shape[-1] == value(of).shape[-1]:
+            found = _sum_of_rows(user)
+            if found is not None:
+                return found
+        if user.target is _aten.sum.dim_IntList and not user.kwargs:
+            over = [int(one) % value(of).dim() for one in user.args[1]]  # type: ignore[union-attr, arg-type]
+            if sorted(over) == list(range(value(of).dim() - 1)):
+                return user
+    return None
+
+
+_RULES: tuple[Callable[[Engine, fx.Graph, fx.Node], bool], ...] = (
+    _gate,
+    _activation,
+    _residual,
+    _gradient,
+)
+
+
+def _fuse(
+    engine: Engine,
+    graph: fx.Graph,
+    node: fx.Node,
+    product: Product,
+    residual: fx.Node | None,
+    epilogue: Epilogue | None,
+) -> bool:
+    """Put one operator in the place of a product and what follows it, if a winner computes that."""
+    plan = _plan(engine, product.x, _rows(product.weight), epilogue)
+    if plan is None or epilogue is None:
+        return False
+    flat = None if residual is None else value(residual).reshape(value(product.node).shape)
+    if not plan.suits(None if product.bias is None else value(product.bias), flat):
+        return False
+    with graph.inserting_before(node):
+        added = residual
+        if residual is not None and value(residual).dim() != 2:
+            size = list(value(product.node).shape)
+            added = _call(graph, _aten.reshape.default, (residual, size))
+        weight = _transposed(graph, product.weight)
+        out = _call(
+            graph,
+            torch.ops.gemmsmith.fused_product.default,
+            (product.x, weight, product.bias, added, epilogue.value),
+        )
+        _put(graph, node, _item(graph, out, 0))
+        if epilogue.stores_aux:
+            _put(graph, product.node, _item(graph, out, 1))
+    return True
+
+
+def _plan(
+    engine: Engine,
+    x: fx.Node,
+    weight: torch.Tensor,
+    epilogue: Epilogue | None,
+    form: Form = Form.LINEAR,
+) -> Plan | None:
+    a = value(x)
+    if epilogue is None or not _has_numbers(a) or not _has_numbers(weight):
+        return None
+    return engine.plan(form, _spec(a), _spec(weight), epilogue=epilogue)
+
+
+def _spec(tensor: torch.Tensor) -> Spec:
+    return Spec(tensor.dtype, tensor.device, tensor.size(), tensor.stride())
+
+
+def _has_numbers(tensor: torch.Tensor) -> bool:
+    return all(type(one) is int for one in (*tensor.size(), *tensor.stride()))
+
+
+def _rows(weight: fx.Node) -> torch.Tensor:
+    """[K, N] as [N, K]."""
+    return value(weight).t()
+
+
+def _transposed(graph: fx.Graph, weight: fx.Node) -> fx.Node:
+    """The same in the graph, without turning over twice."""
+    if weight.target is _aten.permute.default and list(weight.args[1]) == [1, 0]:  # type: ignore[arg-type]
+        inner = weight.args[0]
+        assert isinstance(inner, fx.Node)  # noqa: S101 - permute's first argument is a tensor
+        return inner
+    return _call(graph, _aten.permute.default, (weight, [1, 0]))
+
+
+def _call(graph: fx.Graph, target: Any, args: tuple[Any, ...]) -> fx.Node:
+    """A new node, with what it gives as far as tracers know."""
+    node = graph.call_function(target, args)
+    node.meta["val"] = _given(target, args, {})
+    return node
+
+
+def _refresh(graph: fx.Graph) -> None:
+    """Say of every step what it gives now: halves of one tensor have other strides than two."""
+    changed: set[fx.Node] = set()
+    for node in graph.nodes:
+        known = node.meta.get("val")
+        if node.op != "call_function" or not isinstance(known, torch.Tensor):
+            continue
+        if node.target is _aten.slice.Tensor or changed.intersection(node.all_input_nodes):
+            before = known.stride()
+            found = _given(node.target, node.args, node.kwargs)
+            if found.stride() != before or node.target is _aten.slice.Tensor:
+                node.meta["val"] = found
+                changed.add(node)
+
+
+def _given(target: Any, args: Any, kwargs: Any) -> Any:
+    """What a step gives, as far as tracers know."""
+    args, kwargs = fx.node.map_arg((args, kwargs), value)
+    mode = detect_fake_mode(args)
+    assert mode is not None  # noqa: S101 - Inductor's graphs are made of such
+    with mode:
+        return target(*args, **kwargs)
+
+
+def _item(graph: fx.Graph, of: fx.Node, at: int) -> fx.Node:
+    node = graph.call_function(operator.getitem, (of, at))
+    node.meta["val"] = of.meta["val"][at]
+    return node
+
+
+def _put(graph: fx.Graph, old: fx.Node, new: fx.Node) -> None:
+    """Have all that uses a node use another, of as many elements."""
+    shape = value(old).shape
+    if value(new).shape != shape:
+        new = _call(graph, _aten.reshape.default, (new, list(shape)))
+    old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)

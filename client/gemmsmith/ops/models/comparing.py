@@ -1,0 +1,115 @@
+"""`gemmsmith.compare`: whether a step of a program is faster with winners, told by the step itself.
+
+A winner beat cuBLAS by itself, many launches on end. In a program other kernels come between: they
+leave other things in L2, other clocks, and nothing to overlap with. Mostly the gain is what was
+measured, and now and then it is lost (docs/training.md has both). What a whole step gains, no
+tuner can tell beforehand; a minute of steps can.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import torch
+
+from gemmsmith.answers.answer import Ratio
+from gemmsmith.ops.models.patching import opened
+
+LEAST_BLOCKS = 6
+"""Fewer paired blocks give no 95% interval of a median."""
+
+WARM_STEPS = 3
+
+
+def compare(
+    step: Callable[[], object],
+    model: torch.nn.Module | None = None,
+    *,
+    tuned: Callable[[], object] | None = None,
+    blocks: int = 16,
+    steps: int = 5,
+) -> Ratio:
+    """How many times as fast `step` is under `patch(model)`: stock seconds ÷ tuned seconds.
+
+    Call it outside patch blocks, which would apply to both sides.
+
+    Blocks of steps with and without winners alternate, so that clocks and temperature are the same
+    for both. Three untimed steps of each come first. Every call is a real training step. Use the
+    winners if the whole interval is above 1:
+
+        with gemmsmith.patch(model) if gain.ci_low > 1 else contextlib.nullcontext():
+
+    On several ranks this is a collective. A block counts with the time of the slowest rank, and all
+    ranks get the same answer. A CUDA graph keeps the kernels that were captured: capture one graph
+    for each side, and pass the one from a patch block as `tuned`.
+
+    Args:
+        step: runs one step; the GPU is synchronized after each block.
+        model: as for `patch`; None: the whole process.
+        tuned: runs instead of `step` in blocks with winners.
+        blocks: number of pairs of blocks to time.
+        steps: steps per block.
+
+    Returns:
+        The median of the paired ratios, with its 95% interval.
+
+    Raises:
+        ValueError: fewer than 6 blocks, or no steps.
+    """
+    if blocks < LEAST_BLOCKS:
+        raise ValueError(f"blocks must be at least {LEAST_BLOCKS}, not {blocks}")
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, not {steps}")
+    stock: list[float] = []
+    ours: list[float] = []
+
+    def run_stock(count: int) -> None:
+        stock.append(_seconds(step, count))
+
+    def run_tuned(count: int) -> None:
+        with opened(model):
+            ours.append(_seconds(tuned or step, count))
+
+    run_stock(WARM_STEPS)
+    run_tuned(WARM_STEPS)
+    for block in range(blocks):
+        sides = (run_stock, run_tuned) if block % 2 == 0 else (run_tuned, run_stock)
+        for side in sides:
+            side(steps)
+    return paired(_slowest(stock[1:]), _slowest(ours[1:]))
+
+
+def paired(stock: Sequence[float], tuned: Sequence[float]) -> Ratio:
+    """The median of stock ÷ tuned, pair by pair, and its 95% interval by order statistics."""
+    ratios = sorted(theirs / mine for theirs, mine in zip(stock, tuned, strict=True))
+    n = len(ratios)
+    # So many at either end lie beyond the median with a chance of 5%, by the normal distribution.
+    skipped = max(0, int(n / 2 - 0.98 * n**0.5))
+    return Ratio(median=median(ratios), ci_low=ratios[skipped], ci_high=ratios[-1 - skipped])
+
+
+def _seconds(step: Callable[[], object], count: int) -> float:
+    _settle()
+    began = time.perf_counter()
+    for _ in range(count):
+        step()
+    _settle()
+    return time.perf_counter() - began
+
+
+def _settle() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _slowest(seconds: list[float]) -> list[float]:
+    """Block by block on whichever rank took longest; without a process group as they are."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return seconds
+    everyones: list[list[float]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyones, seconds)
+    return [max(block) for block in zip(*everyones, strict=True)]

@@ -1,0 +1,156 @@
+"""Asked by a patched model's layers: a product and all that follows it by one kernel, or nothing.
+
+Where no winner runs all of it, the answer is None, and the layer's own forward computes it as if
+there were no patch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.modules.module import _has_any_global_hook
+
+from gemmsmith.epilogue import GATES, Activation, Epilogue
+from gemmsmith.ops.engine import functions
+from gemmsmith.ops.engine.engine import current
+from gemmsmith.ops.engine.forms import Form, Spec
+from gemmsmith.ops.engine.plan import Plan
+from gemmsmith.ops.products import (
+    backward,
+    feedforward,
+    operators,
+)
+from gemmsmith.ops.products import fused as products
+from gemmsmith.ops.products.gated import gated_linear, parts
+from gemmsmith.ops.products.registry import all_ours, wants_gradient
+
+
+def may_fuse(given: tuple[Any, ...]) -> bool:
+    """Whether these are operands that kernels may have, and somebody has kernels or listens."""
+    if current() is None and not products.is_told():
+        return False
+    if not all(isinstance(one, torch.Tensor) and one.is_floating_point() for one in given):
+        return False
+    return torch.compiler.is_compiling() or not _has_any_global_hook()  # type: ignore[no-untyped-call]
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: Activation | None = None,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor | None:
+    """`gemmsmith.linear` of these if one kernel computes all of it; else None."""
+    given = [one for one in (bias, residual) if one is not None]
+    if not all_ours(x, weight, *given):
+        return None
+    if torch.compiler.is_compiling():
+        if current() is None:
+            return None
+        return products.linear(x, weight, bias, activation=activation, residual=residual)
+    epilogue = Epilogue.made_of(
+        bias=bias is not None,
+        activation=activation,
+        residual=residual is not None,
+        aux=activation is not None and wants_gradient(x, weight, bias),
+    )
+    if epilogue is None:
+        return None
+    if products.is_told():  # the products are seen by themselves as well, as torch runs them
+        products.tell(x, weight, epilogue)
+        return None
+    plan = _plan(x, weight, epilogue)
+    if plan is None or not plan.suits(_cast(bias), residual):
+        return None
+    return products.linear(x, weight, bias, activation=activation, residual=residual)
+
+
+def gated(
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    up: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    activation: Activation,
+) -> torch.Tensor | None:
+    """`gemmsmith.gated_linear` of these if one kernel computes all of it; else None."""
+    weights = [gate] if up is None else [gate, up]
+    # No kernel has a gate and a bias.
+    if bias is not None or activation not in GATES or not all_ours(x, *weights):
+        return None
+    if torch.compiler.is_compiling():
+        return None if current() is None else gated_linear(x, gate, up, activation=activation)
+    if up is None and gate.shape[0] % 2:
+        return None
+    first, second = parts(gate.detach(), None if up is None else up.detach())
+    aux = wants_gradient(x, *weights)
+    epilogue = Epilogue.made_of(activation=activation, gate=True, aux=aux)
+    if epilogue is None or first.shape != second.shape:
+        return None
+    if products.is_told():
+        products.tell(x, first, epilogue)
+        return None
+    plan = _plan(x, first, epilogue)
+    if plan is None or not plan.pairs(first, second):
+        return None
+    return gated_linear(x, gate, up, activation=activation)
+
+
+def mlp(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    up: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    down: torch.Tensor,
+    down_bias: torch.Tensor | None,
+    activation: Activation,
+    *,
+    is_gated: bool,
+) -> torch.Tensor | None:
+    """`gemmsmith.mlp` of these if its backward pass has a fused kernel; else None.
+
+    Where no gradient is wanted, nothing is gained beyond `linear` and `gated`.
+    """
+    shaped = is_gated is (up is not None or weight.shape[0] == 2 * down.shape[1])
+    if not shaped or not all_ours(x, weight, up, bias, down, down_bias):
+        return None
+    if (is_gated and activation not in GATES) or not wants_gradient(x, weight, up, bias):
+        return None
+    if not torch.compiler.is_compiling():
+        choices = feedforward.backward_epilogues(activation, is_gated=is_gated, bias=bias)
+        if products.is_told():
+            backward.tell(x, down, choices)
+            return None
+        if not functions.sizes_are_numbers(x, weight, down):
+            return None
+        if backward.chosen(_as_cast(x), _as_cast(down), choices) is None:
+            return None
+    elif current() is None:
+        return None
+    return feedforward.mlp(
+        x, weight, down, up=up, bias=bias, down_bias=down_bias, activation=activation
+    )
+
+
+def _plan(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue) -> Plan | None:
+    """How the product would be launched, in the types that autocast gives."""
+    engine = current()
+    if engine is None or not functions.sizes_are_numbers(x, weight):
+        return None
+    return engine.plan(Form.LINEAR, _as_cast(x), _as_cast(weight), epilogue=epilogue)
+
+
+def _as_cast(tensor: torch.Tensor) -> torch.Tensor | Spec:
+    """An operand, or what autocast makes of it, where that is on."""
+    kind = tensor.device.type
+    if not torch.is_autocast_enabled(kind) or tensor.dtype is torch.float64:
+        return tensor
+    return Spec.of(tensor)._replace(dtype=torch.get_autocast_dtype(kind))
+
+
+def _cast(bias: torch.Tensor | None) -> torch.Tensor | None:
+    if bias is None or not torch.is_autocast_enabled(bias.device.type):
+        return bias
+    found: torch.Tensor = operators.cast(bias, torch.get_autocast_dtype(bias.device.type))
+    return found

@@ -1,0 +1,266 @@
+"""Which modules of a model may run a product and what follows it by one kernel, and what they are.
+
+A module is known by what its class's forward computes (`gemmsmith.ops.models.reading`), never by
+its name alone, and by the exact types of the children that are taken over. Subclasses with a
+forward of their own are read as such; a forward of the instance, hooks on a child that would be
+passed by, and children of other classes (quantized, adapted, sharded on their own) leave it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from gemmsmith.epilogue import Activation
+from gemmsmith.ops.models.expert_layers import ExpertsRecipe, experts_recipe
+from gemmsmith.ops.models.reading import Activated, Called, Combined, Expression, Given, Half, read
+from gemmsmith.ops.models.swapping import TunedLinear
+
+
+@dataclass(frozen=True, kw_only=True)
+class First:
+    """A layer and the activation of its result.
+
+    Attributes:
+        layer: name of the child, or its place in a `Sequential`.
+        activation: what follows.
+        by: name or place of the child that applies it; None: a function of torch does.
+        kind: that child's class.
+    """
+
+    layer: str
+    activation: Activation
+    by: str | None
+    kind: type | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedForwardRecipe:
+    """`then(activation(layer(x)))`, or `then(activation(gate(x)) * up(x))`: an MLP, or half of one.
+
+    Attributes:
+        first: the layer, of a gated one the gate's, and the activation.
+        is_gated: whether a product follows.
+        up: name of its other factor's layer; None: it is half of the one layer's result.
+        then: children that go on, one after the other; the first layer among them is the second.
+    """
+
+    first: First
+    is_gated: bool
+    up: str | None
+    then: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{'gated' if self.is_gated else 'linear +'} {self.first.activation.value}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidualRecipe:
+    """`then(dropout(layer(x)) + y)`, where the dropout does nothing."""
+
+    layer: str
+    dropout: str | None
+    then: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "linear + residual"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceRecipe:
+    """Layers of a `Sequential` that an activation follows."""
+
+    pairs: tuple[First, ...]
+
+    def __str__(self) -> str:
+        return "linear + " + ", ".join(sorted({one.activation.value for one in self.pairs}))
+
+
+Recipe = FeedForwardRecipe | ResidualRecipe | SequenceRecipe | ExpertsRecipe
+
+
+_CONV1D = ("transformers.pytorch_utils", "Conv1D")
+"""GPT-2's linear layer, whose weight is [K, N]."""
+
+_OF_TRANSFORMERS = {
+    "GELUActivation": Activation.GELU,
+    "GELUTanh": Activation.GELU_TANH,
+    "NewGELUActivation": Activation.GELU_TANH,
+    "FastGELUActivation": Activation.GELU_TANH,
+    "AccurateGELUActivation": Activation.GELU_TANH,
+    "PytorchGELUTanh": Activation.GELU_TANH,
+    "SiLUActivation": Activation.SILU,
+    "ReLUSquaredActivation": Activation.RELU2,
+}
+"""Classes of `transformers.activations` by what they compute."""
+
+
+def is_linear(module: object) -> bool:
+    """Whether it multiplies by a weight and adds a bias, and does nothing else."""
+    kind = type(module)
+    return kind in (nn.Linear, TunedLinear) or is_transposed(module)
+
+
+def is_transposed(module: object) -> bool:
+    """Whether its weight is [K, N]."""
+    return (type(module).__module__, type(module).__qualname__) == _CONV1D
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether calling it is calling its class's forward: it has no hooks and no other forward."""
+    return not (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+    )
+
+
+def activation_of(applied: object) -> Activation | None:
+    """What a module or a function of torch applies to each element; None: not one of ours."""
+    if applied is functional.silu:
+        return Activation.SILU
+    if applied is functional.gelu:
+        return Activation.GELU
+    kind = type(applied)
+    if kind is nn.SiLU:
+        return Activation.SILU
+    if isinstance(applied, nn.GELU) and kind is nn.GELU:
+        return {"none": Activation.GELU, "tanh": Activation.GELU_TANH}.get(applied.approximate)
+    if kind.__module__ == "transformers.activations":
+        return _OF_TRANSFORMERS.get(kind.__qualname__)
+    return None
+
+
+def recipe_of(module: nn.Module) -> Recipe | None:
+    """What the module is known to compute; None: nothing that is taken over."""
+    forward = type(module).forward
+    if "forward" in module.__dict__:
+        return None
+    if forward is nn.Sequential.forward:
+        return _sequence(module)
+    experts = experts_recipe(module)
+    if experts is not None:
+        return experts
+    if not any(is_linear(child) for child in module._modules.values()):
+        return None
+    expression = read(forward)
+    then: list[str] = []
+    while expression is not None:
+        found = _matched(module, expression, tuple(reversed(then)))
+        if found is not None:
+            return found
+        if not isinstance(expression, Called) or expression.child not in module._modules:
+            return None
+        then.append(expression.child)
+        expression = expression.argument
+    return None
+
+
+def _sequence(module: nn.Module) -> SequenceRecipe | None:
+    children = list(module._modules.items())
+    pairs = tuple(
+        First(layer=name, activation=activation, by=following, kind=type(applied))
+        for (name, layer), (following, applied) in pairwise(children)
+        if is_linear(layer) and (activation := activation_of(applied)) is not None
+    )
+    return SequenceRecipe(pairs=pairs) if pairs else None
+
+
+def _matched(module: nn.Module, of: Expression, then: tuple[str, ...]) -> Recipe | None:
+    if isinstance(of, Combined) and not of.is_product:
+        return _residual(module, of, then)
+    if isinstance(of, Combined):
+        return _gate(module, of, then)
+    first = _first(module, of)
+    if first is None:
+        return None
+    return FeedForwardRecipe(first=first, is_gated=False, up=None, then=then)
+
+
+def _first(module: nn.Module, of: Expression) -> First | None:
+    """`activation(layer(x))`."""
+    applied = _applied(module, of)
+    if applied is None:
+        return None
+    activation, by, argument = applied
+    layer = _layer(module, argument)
+    if layer is None:
+        return None
+    kind = None if by is None else type(getattr(module, by))
+    return First(layer=layer, activation=activation, by=by, kind=kind)
+
+
+def _applied(module: nn.Module, of: Expression) -> tuple[Activation, str | None, Expression] | None:
+    """The activation, who applies it, and to what."""
+    if isinstance(of, Activated) and of.activation is not None:
+        return of.activation, None, of.argument
+    if not isinstance(of, Called):
+        return None
+    activation = activation_of(getattr(module, of.child, None))
+    return None if activation is None else (activation, of.child, of.argument)
+
+
+def _layer(module: nn.Module, of: Expression, position: int = 0) -> str | None:
+    """The linear layer that is called with an argument of the forward."""
+    if not isinstance(of, Called) or not isinstance(of.argument, Given):
+        return None
+    known = of.argument.position == position and is_linear(module._modules.get(of.child))
+    return of.child if known else None
+
+
+def _gate(module: nn.Module, of: Combined, then: tuple[str, ...]) -> FeedForwardRecipe | None:
+    for gate, other in ((of.left, of.right), (of.right, of.left)):
+        first, up = _first(module, gate), _layer(module, other)
+        if first is not None and up is not None:
+            return FeedForwardRecipe(first=first, is_gated=True, up=up, then=then)
+        applied = _applied(module, gate)
+        if applied is None:
+            continue
+        activation, by, half = applied
+        if (
+            isinstance(half, Half)
+            and isinstance(other, Half)
+            and half.of is other.of
+            and not half.second
+            and other.second
+            and (layer := _layer(module, half.of.argument)) is not None
+        ):
+            kind = None if by is None else type(getattr(module, by))
+            whole = First(layer=layer, activation=activation, by=by, kind=kind)
+            return FeedForwardRecipe(first=whole, is_gated=True, up=None, then=then)
+    return None
+
+
+def _residual(module: nn.Module, of: Combined, then: tuple[str, ...]) -> ResidualRecipe | None:
+    for added, other in ((of.left, of.right), (of.right, of.left)):
+        if not isinstance(other, Given) or other.position != 1:
+            continue
+        dropout = None
+        if isinstance(added, Called) and type(module._modules.get(added.child)) is nn.Dropout:
+            dropout, added = added.child, added.argument
+        layer = _layer(module, added)
+        if layer is not None:
+            return ResidualRecipe(layer=layer, dropout=dropout, then=then)
+    return None
+
+
+def recipes(model: nn.Module) -> Iterator[tuple[str, nn.Module, Recipe]]:
+    """The modules of a model that are known, by name."""
+    for name, module in model.named_modules():
+        recipe = recipe_of(module)
+        if recipe is not None:
+            yield name, module, recipe
+
+
+def weight_of(layer: nn.Module) -> torch.Tensor:
+    """[N, K]."""
+    weight = layer.weight
+    assert isinstance(weight, torch.Tensor)  # noqa: S101 - a linear layer's
+    return weight.t() if is_transposed(layer) else weight

@@ -1,0 +1,1 @@
+"""The products that programs call, with their gradients."""

@@ -1,0 +1,122 @@
+"""`gemmsmith.grouped_mm`: the products of a mixture of experts' layer, with their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gemmsmith.ops.below import experts
+from gemmsmith.ops.engine import functions
+from gemmsmith.ops.engine.engine import current
+from gemmsmith.ops.engine.forms import Form
+from gemmsmith.ops.products.registry import ours, register, wants_gradient
+
+
+def grouped_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """`torch.nn.functional.grouped_mm`: each expert's tokens times that expert's matrix.
+
+    Rows of `a` after the last end belong to no expert. These rows of the result are not written,
+    and neither are those of the gradient. Under autocast both operands are cast, as in
+    `gemmsmith.matmul`.
+
+    Args:
+        a: [T, K], tokens sorted by expert; or [M, T] with a `b` of two dimensions.
+        b: [E, K, N], for weights [E, N, K] pass `weight.mT`: the result is [T, N]; or [T, N], and
+            the result is [E, M, N], one product for each run of T.
+        offs: [E] int32 on the device: the end of each expert's tokens, in ascending order.
+        out_dtype: None, or the operands' type.
+
+    Raises:
+        RuntimeError, ValueError: raised by torch if sizes, types or strides do not match.
+    """
+    kind = a.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        a, b = a.to(dtype), b.to(dtype)
+    plain = ours(a, b) and out_dtype in (None, a.dtype) and a.dim() == 2 and b.dim() in (2, 3)
+    if current() is None or not plain:
+        return torch._grouped_mm(a, b, offs=offs, out_dtype=out_dtype)
+    if torch.compiler.is_compiling() or not functions.unobserved():
+        result: torch.Tensor = torch.ops.gemmsmith.grouped_mm(a, b, offs)
+        return result
+    return _autograd(a, b, offs)
+
+
+def _autograd(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    if not wants_gradient(a, b):
+        return grouped_below(a, b, offs)
+    if b.dim() == 2:  # whose gradients have three dimensions on one side: no kernel is for them
+        return torch._grouped_mm(a, b, offs=offs)
+    out: torch.Tensor = GroupedMm.apply(a, b, offs)  # type: ignore[no-untyped-call]
+    return out
+
+
+def grouped_below(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    """The product, by a kernel or by torch. Below autograd."""
+    if functions.unobserved():
+        return _computed(a, b, offs)
+    engine = current()
+    if engine is None or (
+        functions.sizes_are_numbers(a, b, offs)
+        and engine.plan(Form.GROUPED, a, b, groups=offs.shape[0]) is None
+    ):
+        return torch._grouped_mm(a, b, offs=offs)  # a tracer sees torch's own
+    with torch._C._AutoDispatchBelowAutograd():
+        out: torch.Tensor = torch.ops.gemmsmith.grouped_mm(a, b, offs)
+        return out
+
+
+def _computed(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    """The same, below tracers."""
+    engine = current()
+    # Torch's own comes to the same kernel where a block of `patch` is open, and is told of once.
+    if engine is not None and not experts.takes(a, b):
+        out = experts.by_kernel(engine, a, b, offs)
+        if out is not None:
+            return out
+    return torch._grouped_mm(a, b, offs=offs)
+
+
+class GroupedMm(torch.autograd.Function):
+    """`grouped_mm` of tokens and experts' weights, each of the three products by its own winner."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+        """`a · b`, by runs of rows."""
+        ctx.save_for_backward(a, b, offs)
+        return grouped_below(a, b, offs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Gradients of a and b, that of b lying in memory as b does."""
+        a, b, offs = ctx.saved_tensors
+        # A gradient that was expanded, as a sum's, suits neither kernels nor torch.
+        dy = grads[0].contiguous()
+        # A graph of the backward pass itself is asked for: torch's operator knows how.
+        multiply = torch._grouped_mm if torch.is_grad_enabled() else grouped_below
+        da = db = None
+        if ctx.needs_input_grad[0]:
+            da = multiply(dy, b.mT, offs)
+        if ctx.needs_input_grad[1]:
+            turned = b.stride(-2) == 1
+            db = multiply(dy.mT, a, offs).mT if turned else multiply(a.mT, dy, offs)
+        return da, db, None
+
+
+def _compute(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    return _computed(a, b, offs).contiguous()
+
+
+def _fake(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    size = (a.shape[0], b.shape[-1])
+    return a.new_empty(size if b.dim() == 3 else (offs.shape[0], *size))
+
+
+register("grouped_mm(Tensor a, Tensor b, Tensor offs) -> Tensor", _compute, _fake, _autograd)
