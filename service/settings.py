@@ -135,7 +135,12 @@ class Settings(BaseModel):
         Raises:
             SettingsError: one cannot be made.
         """
-        for field, folder in self.volumes().items():
+        folders = self.volumes()
+        # The database's first: where it holds the packs too, that folder is to be private.
+        for field in ("database", "packs"):
+            folder = folders.get(field)
+            if folder is None:
+                continue
             try:
                 if field == "database":
                     private_folder(folder)
