@@ -34,12 +34,15 @@ def clusters() -> str:
         killed = ", ".join(f"{number} × {what}" for what, number in run["faults"].items())
         ended = ", ".join(f"{number:,} {state}" for state, number in run["jobs"].items())
         injected = run["injected"]
-        times = f"{injected['pause_s']:g} s a candidate, {injected['compile_s']:g} s a unit"
+        times = (
+            f"{injected['pause_s']:g} s a candidate, {injected['compile_s']:g} s a unit; "
+            f"load {run['load']:.0f}"
+        )
         faster = "–"
         if run["gpus"] > 1 and injected["pause_s"] == one["injected"]["pause_s"]:
             faster = f"{_rate(run) / _rate(one):.1f} ×"
         lines.append(
-            f"| {run['gpus']} on {run['nodes']}; {times}; load {run['load']:.0f} | {ended} | {killed or '–'} "
+            f"| {run['gpus']} on {run['nodes']}; {times} | {ended} | {killed or '–'} "
             f"| {run['busy']:.1%} | {_rate(run):.3g} | {faster} |"
         )
     effects = [run["took_effect"] for run in runs]
