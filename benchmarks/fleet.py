@@ -23,14 +23,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from gemmsmith.candidate import Candidate
-from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem
 from service.cli.tasks import Task
 from service.cli.tune_fleet import longest_first
@@ -79,7 +77,7 @@ def chosen(problem: Problem) -> list[Candidate]:
 
 def cluster(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     models = MODELS[: arguments.gpus]
-    per_model = -(-arguments.jobs // len(models))
+    per_model = -(-arguments.jobs // arguments.gpus) * -(-arguments.gpus // len(models))
     fake_nvcc.toolchain(folder / "nvcc", each_s=arguments.compile_s)
     (folder / "sweeps").mkdir()
     for model in models:
@@ -111,7 +109,7 @@ def cluster(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 ray.join(cores=arguments.cores, gpus=gpus)
             ray.drive()
             _wait(lambda: ray.log().count("gpu ready") >= arguments.gpus, 600, "GPUs")
-            jobs = _order(url, models, arguments.jobs)
+            jobs = _order(url, arguments.gpus, arguments.jobs)
             with Store.open(url) as store:
                 breaker = Breaker(ray, server, store, arguments, list(shares), len(jobs))
                 faults = list(breaker.run()) if arguments.kill else []
@@ -185,9 +183,15 @@ class Breaker:
         number = draw.randrange(len(self.ray.nodes))
         lost = self._until("gpu_dismissed", lambda: self.ray.lose(number))
         self.shares.append(self.shares.pop(number))
-        node = partial(self.ray.join, cores=self.arguments.cores, gpus=self.shares[-1])
-        joined = self._until("gpu_hired", node)
-        return {"node_lost_s": lost, "node_joined_s": joined}
+        hired, began = self._said("gpu_hired"), time.monotonic()
+        self.ray.join(cores=self.arguments.cores, gpus=self.shares[-1])
+        known = time.monotonic()
+        _wait(lambda: self._said("gpu_hired") > hired, 120, "workers of a node", every_s=0.1)
+        return {
+            "node_lost_s": lost,
+            "node_started_s": known - began,
+            "node_joined_s": time.monotonic() - known,
+        }
 
     def _until(self, said: str, change: Callable[[], None]) -> float:
         """Seconds from a change until the driver says that it has done something about it."""
@@ -201,8 +205,11 @@ class Breaker:
 
 
 def _effects(faults: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """How long it took the driver each time to act on what was lost or had joined."""
-    names = ("worker_lost_s", "node_lost_s", "node_joined_s")
+    """How long it took the driver each time to act on what was lost or had joined.
+
+    `node_started_s` is what Ray took to start a node, until it was known as one that had joined.
+    """
+    names = ("worker_lost_s", "node_lost_s", "node_started_s", "node_joined_s")
     return {name: [round(each[name], 1) for each in faults if name in each] for name in names}
 
 
@@ -224,14 +231,17 @@ def _shares(gpus: int, nodes: int) -> list[dict[str, int]]:
     return shares
 
 
-def _order(url: str, models: Sequence[DeviceModel], number: int) -> list[str]:
-    tasks = [Task(problem=each, origin="") for each in problems(-(-number // len(models)))]
+def _order(url: str, gpus: int, number: int) -> list[str]:
+    """As many jobs for each GPU, whatever its model; the longest first."""
+    models = [MODELS[gpu % gpus % len(MODELS)] for gpu in range(number)]
+    most = max(Counter(model.slug for model in models).values())
+    tasks = longest_first([Task(problem=each, origin="") for each in problems(most)], H200)
+    left = {model.slug: iter(tasks) for model in MODELS}
     with Store.open(url) as store:
         queue = Queue(store)
-        orders = ((task, model) for task in longest_first(tasks, H200) for model in models)
         return [
-            queue.enqueue(task.problem, device=model.slug)[0].id
-            for _, (task, model) in zip(range(number), orders, strict=False)
+            queue.enqueue(next(left[model.slug]).problem, device=model.slug)[0].id
+            for model in models
         ]
 
 

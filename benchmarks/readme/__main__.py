@@ -6,11 +6,22 @@ import re
 import sys
 from pathlib import Path
 
-from benchmarks.readme import beside, kinds, matrix, operations, picture, regimes, service, steps
+from benchmarks.readme import (
+    beside,
+    fleet,
+    kinds,
+    matrix,
+    operations,
+    picture,
+    regimes,
+    service,
+    steps,
+)
 from benchmarks.readme.shipped import ROOT, shipped
 
 README = ROOT / "README.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
+FLEET = ROOT / "docs" / "fleet.md"
 
 
 def blocks() -> dict[Path, dict[str, str]]:
@@ -23,7 +34,12 @@ def blocks() -> dict[Path, dict[str, str]]:
             "beside": beside.table(),
             "matrix": matrix.table(winners),
         },
-        BENCHMARKS: {"operations": operations.table(winners), "load": service.table()},
+        BENCHMARKS: {
+            "operations": operations.table(winners),
+            "load": service.table(),
+            "writers": fleet.writers(),
+        },
+        FLEET: {"clusters": fleet.clusters(), "simulated": fleet.simulated()},
     }
 
 

@@ -77,9 +77,7 @@ def test_nothing_is_lost_whatever_is_killed(
     jobs = order(url)
 
     def done() -> int:
-        with Store.open(url) as store:
-            counts = Queue(store).counts()
-        return sum(count for state, count in counts.items() if state.terminal)
+        return sum(count for state, count in queue.counts().items() if state.terminal)
 
     def faults(cluster: LocalCluster) -> set[int]:
         victims = cluster.gpus()
@@ -91,7 +89,8 @@ def test_nothing_is_lost_whatever_is_killed(
         cluster.kill_driver()
         return kept
 
-    with LocalCluster(tmp_path, environment(tmp_path, url)) as cluster:
+    with Store.open(url) as store, LocalCluster(tmp_path, environment(tmp_path, url)) as cluster:
+        queue = Queue(store)
         for _ in range(2):
             cluster.join(cores=1, gpus=GPUS)
         cluster.drive()

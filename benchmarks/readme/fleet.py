@@ -1,0 +1,113 @@
+"""How busy a fleet keeps its GPUs, and what the database takes from all of them at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from itertools import chain, repeat
+from typing import Any
+
+from benchmarks.readme.shipped import RESULTS
+
+
+def _runs(kind: str) -> list[dict[str, Any]]:
+    """What the newest runs of `benchmarks.fleet` and `benchmarks.writers` printed, of one kind."""
+    newest = max(RESULTS.glob("*-fleet.json"))
+    found = json.loads(newest.read_text(encoding="utf-8"))["runs"]
+    return [run[kind] for run in found if kind in run]
+
+
+def _rate(run: Mapping[str, Any]) -> float:
+    """Jobs a second, of those that were begun."""
+    return float(run["attempts"] / run["seconds"])
+
+
+def clusters() -> str:
+    """One row for each cluster."""
+    runs = _runs("cluster")
+    one = next(run for run in runs if run["gpus"] == 1)
+    lines = [
+        "| GPUs on nodes | jobs | killed | busy while a job was ready | jobs/s | over one GPU's |",
+        "|---|---|---|---|---|---|",
+    ]
+    for run in runs:
+        killed = ", ".join(f"{number} × {what}" for what, number in run["faults"].items())
+        ended = ", ".join(f"{number:,} {state}" for state, number in run["jobs"].items())
+        injected = run["injected"]
+        times = (
+            f"{injected['pause_s']:g} s a candidate, {injected['compile_s']:g} s a unit; "
+            f"load {run['load']:.0f}"
+        )
+        faster = "–"
+        if run["gpus"] > 1 and injected["pause_s"] == one["injected"]["pause_s"]:
+            faster = f"{_rate(run) / _rate(one):.1f} ×"
+        lines.append(
+            f"| {run['gpus']} on {run['nodes']}; {times} | {ended} | {killed or '–'} "
+            f"| {run['busy']:.1%} | {_rate(run):.3g} | {faster} |"
+        )
+    effects = [run["took_effect"] for run in runs]
+    lost = [
+        max(chain(*(each[name] for each in effects))) for name in ("worker_lost_s", "node_lost_s")
+    ]
+    joined = [
+        sum(both)
+        for each in effects
+        for both in zip(
+            each["node_joined_s"], each.get("node_started_s", repeat(0.0)), strict=False
+        )
+    ]
+    lines += [
+        "",
+        f"The driver acted on a lost worker within {lost[0]:g} s and on a lost node within "
+        f"{lost[1]:g} s, and had workers on a new node {min(joined):g} to {max(joined):g} s after "
+        "its start, Ray's own start of it included.",
+    ]
+    return "\n".join(lines)
+
+
+def simulated() -> str:
+    """One row for each simulation."""
+    lines = [
+        "| GPUs, cores | jobs, of them cold | compile, measure | ideal | took | busy while a job "
+        "was ready | of all time |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for run in _runs("simulate"):
+        assumed = run["assumed"]
+        lines.append(
+            f"| {assumed['gpus']:,}, {assumed['cores']:,} "
+            f"| {assumed['jobs']:,}, {assumed['cold']:.0%} "
+            f"| {assumed['compile_s']:g} s, {assumed['measure_s']:g} s "
+            f"| {run['ideal_s']:.0f} s | {run['seconds']:.0f} s "
+            f"| {run['busy']:.1%} | {run['busy_of_all']:.1%} |"
+        )
+    return "\n".join(lines)
+
+
+def writers() -> str:
+    """One row for each size of transactions."""
+    lines = [
+        "| trials in a transaction | 64 writers, as fast as they can | of a core each: PostgreSQL, "
+        "writer | meanwhile, lookups | p99 idle | p99 loaded | ratio |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for run in _runs("writers"):
+        costs = (
+            f"{run['server_core_ms_per_trial']:.2f} ms, {run['writer_core_ms_per_trial']:.2f} ms"
+        )
+        start = (
+            f"| {run['batch']} | {run['trials_per_s']:,} trials/s, load "
+            f"{run['machine']['load']:.0f} | {costs} "
+        )
+        beside: Mapping[str, Any] = run.get("lookups", {})
+        rates = beside.get("trials_per_s", [0])
+        rows = [
+            f"{start}| {what}, beside {min(rates):,} … {max(rates):,} trials/s "
+            f"| {found['idle']['p99_ms']:.1f} ms | {found['loaded']['p99_ms']:.1f} ms "
+            f"| {found['p99_ratio']:.2f} ({min(found['p99_ratios']):.2f} … "
+            f"{max(found['p99_ratios']):.2f}) |"
+            for what, found in beside.items()
+            if what != "trials_per_s"
+        ]
+        lines += rows or [f"{start}| – | – | – | – |"]
+    return "\n".join(lines)
