@@ -1,6 +1,6 @@
 """configs/deploy/Containerfile: both images, built where a builder works and its base can be had.
 
-What a builder needs beside that, such as `--volume /etc/ssl/certs:/etc/ssl/certs:ro` behind a
+What a builder needs beside that, such as `--volume /etc/pip.conf:/etc/pip.conf:ro` behind a
 proxy, is taken from `GEMMSMITH_TEST_BUILD`. The worker's image downloads gigabytes: it is built
 where `GEMMSMITH_TEST_IMAGES=all`.
 """
