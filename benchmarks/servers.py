@@ -89,11 +89,7 @@ def standing_still() -> Iterator[None]:
 
     For less than a worker's lease, 60 s.
     """
-    halted = [
-        child
-        for child in psutil.Process().children(recursive=True)
-        if WORKER in (command := child.cmdline()) or "write" in command
-    ]
+    halted = [one for one in psutil.Process().children(recursive=True) if _is_busy(one)]
     for process in halted:
         process.suspend()
     try:
@@ -101,6 +97,15 @@ def standing_still() -> Iterator[None]:
     finally:
         for process in halted:
             process.resume()
+
+
+def _is_busy(process: psutil.Process) -> bool:
+    """Whether it is a worker or a writer."""
+    try:
+        command = process.cmdline()
+    except psutil.NoSuchProcess:  # it has just ended
+        return False
+    return WORKER in command or "write" in command
 
 
 @contextmanager

@@ -247,7 +247,7 @@ def test_waiting_for_nobody_is_said_and_so_is_how_to_cancel(settings: Settings) 
         )
         assert process.stderr is not None
         said = next(line for line in process.stderr if "waits" in line)
-        assert said.startswith("  waits: no worker lives; start one with gemmsmith worker. To canc")
+        assert said.startswith("  waits: no worker is alive; start one with gemmsmith worker. To ")
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 130

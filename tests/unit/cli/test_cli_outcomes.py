@@ -56,7 +56,7 @@ def test_a_waiting_job_of_the_database_says_that_no_worker_lives(sqlite_url: str
     with Store.open(sqlite_url) as store:
         job, _ = Queue(store).enqueue(PROBLEM)
     shown = CliRunner().invoke(app, ["jobs", "show", "latest", "--database", sqlite_url])
-    waits = "waits: no worker lives; start one with gemmsmith worker"
+    waits = "waits: no worker is alive; start one with gemmsmith worker"
     assert shown.stdout.splitlines()[0] == f"{job.id}  waiting  ({waits})"
 
 

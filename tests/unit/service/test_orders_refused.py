@@ -115,7 +115,7 @@ def test_a_deadline_is_shown(client: httpx.Client) -> None:
     assert order(client, 1).json()["deadline_at"] is None
     job = order(client, 2, deadline_s=30 * 86_400).json()
     assert job["deadline_at"] > job["created_at"]
-    waits = "waits: no worker lives; start one with gemmsmith worker"
+    waits = "waits: no worker is alive; start one with gemmsmith worker"
     assert client.get("/jobs/latest").json() == {**job, "waits": waits}
 
 
@@ -128,8 +128,8 @@ def test_a_waiting_job_says_whether_a_worker_takes_it(client: httpx.Client, stor
     queue = Queue(store)
     bound = queue.enqueue(Problem(m=2, n=64, k=64), device="cuda:7")[0].id
     queue.workers.report("smithy:1:x", ["cuda:0"])
-    assert waits(first) == "waits: the worker on smithy takes it next"
-    assert waits(bound) == "waits: no living worker takes jobs for cuda:7"
+    assert waits(first) == "waits: the worker on smithy runs it next"
+    assert waits(bound) == "waits: no worker that is alive takes jobs for cuda:7"
     leased = queue.lease("smithy:1:x", ["cuda:0"], ttl_s=60)
     assert leased is not None
     assert leased.job.id == first

@@ -30,7 +30,7 @@ def test_an_order_is_accepted_and_found_again(client: httpx.Client) -> None:
     }  # fmt: skip
     assert job["created_at"].endswith("+00:00")
     assert job["started_at"] is None
-    alone = {**job, "waits": "waits: no worker lives; start one with gemmsmith worker"}
+    alone = {**job, "waits": "waits: no worker is alive; start one with gemmsmith worker"}
     assert client.get(reply.headers["location"]).json() == alone
     assert client.get("/jobs/latest").json() == alone
 
@@ -122,7 +122,7 @@ def test_a_job_shows_the_time_at_stake(client: httpx.Client) -> None:
     assert more["calls"] == 40
     assert more["expected_saving_us"] == pytest.approx(4 * told["expected_saving_us"])
     alone = client.get(f"/jobs/{more['id']}").json()
-    assert alone == {**more, "waits": "waits: no worker lives; start one with gemmsmith worker"}
+    assert alone == {**more, "waits": "waits: no worker is alive; start one with gemmsmith worker"}
     assert client.get("/jobs?limit=1").json()["jobs"] == [more]
 
 
