@@ -1,1 +1,1 @@
-"""What Prometheus is told: counted in this process, or read from the database."""
+"""Metrics for Prometheus: counted in this process, or read from the database."""

@@ -1,1 +1,1 @@
-"""gemmsmith in other libraries' hands: a module for each, which imports it."""
+"""Integrations with training libraries: one module each, which imports its library."""
