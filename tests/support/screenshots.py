@@ -43,6 +43,8 @@ def main(folder: Path) -> None:
     """Take all of them."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as state, browser() as chromium:
+        os.environ["GEMMSMITH_TRUSTED"] = f"{state}/trusted"
+        os.environ["GEMMSMITH_SIGNING_KEY"] = f"{state}/signing.key"
         settings = new_settings(
             Path(state), sweeps=ROOT / "configs" / "sweeps", device=f"replay:{DEVICE}"
         )
