@@ -19,15 +19,15 @@ import json
 import os
 import sys
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from benchmarks.breaking import Breaker, effects, wait
 from gemmsmith.candidate import Candidate
 from gemmsmith.problem import Problem
 from service.cli.tasks import Task
@@ -44,8 +44,6 @@ from tuner.jobs.stages import Stage, StagedQueue, hand_to_gpus
 from tuner.store import Store, upgrade
 
 MODELS = [replace(H200, name=f"NVIDIA {name}") for name in ("H200", "H300", "H400")]
-
-FAULTS = ("worker", "database", "node", "driver")
 
 SHARED = 8
 """So many problems have their kernels in common; the next ones need others."""
@@ -108,12 +106,12 @@ def cluster(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
             for gpus in shares:
                 ray.join(cores=arguments.cores, gpus=gpus)
             ray.drive()
-            _wait(lambda: ray.log().count("gpu ready") >= arguments.gpus, 600, "GPUs")
+            wait(lambda: ray.log().count("gpu ready") >= arguments.gpus, 600, "GPUs")
             jobs = _order(url, arguments.gpus, arguments.jobs)
             with Store.open(url) as store:
                 breaker = Breaker(ray, server, store, arguments, list(shares), len(jobs))
                 faults = list(breaker.run()) if arguments.kill else []
-                _wait(breaker.over, arguments.patience_s, "jobs")
+                wait(breaker.over, arguments.patience_s, "jobs")
             ray.end_driver()
         ended = verify(url, jobs)
         with Store.open(url) as store:
@@ -125,92 +123,10 @@ def cluster(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "gpus": arguments.gpus,
         "nodes": arguments.nodes,
         "faults": dict(Counter(fault["killed"] for fault in faults)),
-        "took_effect": _effects(faults),
+        "took_effect": effects(faults),
         "load": os.getloadavg()[0],
         **_figures(attempts, _by_model(shares)),
     }
-
-
-@dataclass
-class Breaker:
-    """Breaks a cluster's parts, in random order and at random moments, each kind as often.
-
-    Attributes:
-        shares: recorded GPUs of each node there is.
-    """
-
-    ray: LocalCluster
-    server: postgresql.Server
-    store: Store
-    arguments: argparse.Namespace
-    shares: list[dict[str, int]]
-    jobs: int
-
-    def over(self) -> bool:
-        """Whether all jobs have ended."""
-        counts = Queue(self.store).counts()
-        return sum(number for state, number in counts.items() if state.terminal) == self.jobs
-
-    def run(self) -> Iterator[dict[str, Any]]:
-        """Break one thing after the other until no job is left; what was broken, and effects."""
-        draw, began = Random(self.arguments.seed), time.monotonic()
-        while True:
-            for name in draw.sample(FAULTS, len(FAULTS)):
-                pause = self.arguments.every_s * draw.uniform(0.5, 1.5)
-                deadline = time.monotonic() + pause
-                while time.monotonic() < deadline:
-                    if self.over():
-                        return
-                    time.sleep(1.0)
-                at_s = round(time.monotonic() - began, 1)
-                yield {"killed": name, "at_s": at_s, **self._break(name, draw)}
-
-    def _break(self, name: str, draw: Random) -> dict[str, float]:
-        match name:
-            case "worker":
-                victim = draw.choice(self.ray.gpus())
-                return {"worker_lost_s": self._until("gpu_dismissed", victim.kill)}
-            case "database":
-                self.server.restart()
-            case "node":
-                return self._replace_node(draw)
-            case "driver":
-                self.ray.kill_driver()
-        return {}
-
-    def _replace_node(self, draw: Random) -> dict[str, float]:
-        """Lose a node and have another one join."""
-        number = draw.randrange(len(self.ray.nodes))
-        lost = self._until("gpu_dismissed", lambda: self.ray.lose(number))
-        self.shares.append(self.shares.pop(number))
-        hired, began = self._said("gpu_hired"), time.monotonic()
-        self.ray.join(cores=self.arguments.cores, gpus=self.shares[-1])
-        known = time.monotonic()
-        _wait(lambda: self._said("gpu_hired") > hired, 120, "workers of a node", every_s=0.1)
-        return {
-            "node_lost_s": lost,
-            "node_started_s": known - began,
-            "node_joined_s": time.monotonic() - known,
-        }
-
-    def _until(self, said: str, change: Callable[[], None]) -> float:
-        """Seconds from a change until the driver says that it has done something about it."""
-        before, began = self._said(said), time.monotonic()
-        change()
-        _wait(lambda: self._said(said) > before, 120, said, every_s=0.1)
-        return time.monotonic() - began
-
-    def _said(self, what: str) -> int:
-        return self.ray.log().count(what)
-
-
-def _effects(faults: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """How long it took the driver each time to act on what was lost or had joined.
-
-    `node_started_s` is what Ray took to start a node, until it was known as one that had joined.
-    """
-    names = ("worker_lost_s", "node_lost_s", "node_started_s", "node_joined_s")
-    return {name: [round(each[name], 1) for each in faults if name in each] for name in names}
 
 
 def _by_model(shares: Sequence[Mapping[str, int]]) -> dict[str, int]:
@@ -243,16 +159,6 @@ def _order(url: str, gpus: int, number: int) -> list[str]:
             queue.enqueue(next(left[model.slug]).problem, device=model.slug)[0].id
             for model in models
         ]
-
-
-def _wait(
-    condition: Callable[[], bool], patience_s: float, what: str, *, every_s: float = 0.5
-) -> None:
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not all {what} after {patience_s:.0f} s")
-        time.sleep(every_s)
 
 
 def _attempts(queue: Queue, jobs: Sequence[str]) -> Iterator[Attempt]:

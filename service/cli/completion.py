@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from importlib import import_module
 
 
 def _values(all_of: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
@@ -15,64 +16,9 @@ def _values(all_of: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
     return complete
 
 
-def _dtypes() -> Iterable[str]:
-    from gemmsmith.operation import DType
-
-    return list(DType)
-
-
-def _layouts() -> Iterable[str]:
-    from gemmsmith.operation import Layout
-
-    return list(Layout)
-
-
-def _efforts() -> Iterable[str]:
-    from gemmsmith.tuning import Effort
-
-    return list(Effort)
-
-
-def _states() -> Iterable[str]:
-    from gemmsmith.tuning import JobState
-
-    return list(JobState)
-
-
-def _levels() -> Iterable[str]:
-    from tuner.backends import Level
-
-    return list(Level)
-
-
-def _architectures() -> Iterable[str]:
-    from tuner.arch import ARCHITECTURES
-
-    return list(ARCHITECTURES)
-
-
-def _scopes() -> Iterable[str]:
-    from tuner.store.keys import Scope
-
-    return list(Scope)
-
-
-def _actions() -> Iterable[str]:
-    from tuner.store.audit import Action
-
-    return list(Action)
-
-
-def _phases() -> Iterable[str]:
-    from tuner.trial import Phase
-
-    return list(Phase)
-
-
-def _formats() -> Iterable[str]:
-    from service.http.tables import FileFormat
-
-    return list(FileFormat)
+def _members(module: str, name: str) -> Callable[[str], list[str]]:
+    """A completion from a collection in a module, which is not imported before."""
+    return _values(lambda: list(getattr(import_module(module), name)))
 
 
 def _slugs() -> list[str]:
@@ -99,16 +45,16 @@ def _suites() -> Iterable[str]:
     return sorted({*shipped, *map(str, Path().glob("*.toml"))})
 
 
-dtypes = _values(_dtypes)
-layouts = _values(_layouts)
-efforts = _values(_efforts)
-states = _values(_states)
-levels = _values(_levels)
-architectures = _values(_architectures)
-scopes = _values(_scopes)
-actions = _values(_actions)
-phases = _values(_phases)
-formats = _values(_formats)
+dtypes = _members("gemmsmith.operation", "DType")
+layouts = _members("gemmsmith.operation", "Layout")
+efforts = _members("gemmsmith.tuning", "Effort")
+states = _members("gemmsmith.tuning", "JobState")
+levels = _members("tuner.backends", "Level")
+architectures = _members("tuner.arch", "ARCHITECTURES")
+scopes = _members("tuner.store.keys", "Scope")
+actions = _members("tuner.store.audit", "Action")
+phases = _members("tuner.trial", "Phase")
+formats = _members("service.http.tables", "FileFormat")
 slugs = _values(_slugs)
 devices = _values(_devices)
 suites = _values(_suites)

@@ -23,9 +23,8 @@ def top_candidates(
 
     The current winner on the device model (a slug), what other sites have chosen, its ties, the
     finalists of earlier runs, then the best of the screened ones; what failed when it last ran is
-    left out. Empty where there is
-    no winner, or its own candidate is among those that are not offered or failed: then measuring
-    again does not do, and only a search helps.
+    left out. Empty where there is no winner, or its own candidate is among those that are not
+    offered or failed: then measuring again does not do, and only a search helps.
     """
     winner = store.winner(problem, device)
     if winner is None or winner.candidate is None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from sqlalchemy import ClauseElement, Row, Table, inspect
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
+from sqlalchemy.sql.dml import ReturningInsert
 
 from tuner.store.models import Base
 
@@ -18,15 +19,12 @@ def insert_ignore(session: Session, table: type[Base], values: dict[str, Any]) -
     On PostgreSQL this waits for a transaction that is inserting the same row, so that a SELECT
     afterwards sees that one's row.
     """
-    on_sqlite = session.get_bind().dialect.name == "sqlite"
-    insert = sqlite.insert if on_sqlite else postgresql.insert
     # What is no expression goes in as parameters: written into the statement, values would cost
     # three times as much as the insertion.
     computed = {name: value for name, value in values.items() if isinstance(value, ClauseElement)}
     given = {name: value for name, value in values.items() if name not in computed}
-    statement = insert(cast(Table, table.__table__)).values(**computed).on_conflict_do_nothing()
-    key = inspect(table).primary_key[0]
-    row: Any = session.execute(statement.returning(key), given).scalar_one_or_none()
+    statement = _insert(session, table, computed, ())
+    row: Any = session.execute(statement, given).scalar_one_or_none()
     return row if isinstance(row, int) else None
 
 
@@ -44,11 +42,21 @@ def insert_new(
     Returns:
         For each inserted row, in any order, its id and the columns in `returning`.
     """
+    statement = _insert(session, table, computed, returning)
+    # On the connection: a session would make an object of each row first.
+    return session.connection().execute(statement, list(rows)).all()
+
+
+def _insert(
+    session: Session,
+    table: type[Base],
+    computed: Mapping[str, ClauseElement],
+    returning: Sequence[str],
+) -> ReturningInsert[Any]:
+    """The statement, which returns the new rows' ids and those columns."""
     on_sqlite = session.get_bind().dialect.name == "sqlite"
     insert = sqlite.insert if on_sqlite else postgresql.insert
-    columns = cast(Table, table.__table__).columns
-    statement = insert(cast(Table, table.__table__)).values(**computed).on_conflict_do_nothing()
-    given = [columns[name] for name in returning]
-    key = inspect(table).primary_key[0]
-    # On the connection: a session would make an object of each row first.
-    return session.connection().execute(statement.returning(key, *given), list(rows)).all()
+    into = cast(Table, table.__table__)
+    statement = insert(into).values(**computed).on_conflict_do_nothing()
+    columns = [into.columns[name] for name in returning]
+    return statement.returning(inspect(table).primary_key[0], *columns)

@@ -16,11 +16,7 @@ from gemmsmith.ops.engine import functions
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.plan import Plan
-from gemmsmith.ops.products import (
-    backward,
-    feedforward,
-    operators,
-)
+from gemmsmith.ops.products import backward, feedforward, operators
 from gemmsmith.ops.products import fused as products
 from gemmsmith.ops.products.gated import gated_linear, parts
 from gemmsmith.ops.products.registry import all_ours, wants_gradient
@@ -112,7 +108,7 @@ def mlp(
 
     Where no gradient is wanted, nothing is gained beyond `linear` and `gated`.
     """
-    shaped = is_gated is (up is not None or weight.shape[0] == 2 * down.shape[1])
+    shaped = is_gated is feedforward.is_gated(weight, up, down)
     if not shaped or not all_ours(x, weight, up, bias, down, down_bias):
         return None
     if (is_gated and activation not in GATES) or not wants_gradient(x, weight, up, bias):

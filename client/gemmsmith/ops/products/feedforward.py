@@ -23,12 +23,7 @@ from gemmsmith.epilogue import Activation, Backward, Epilogue
 from gemmsmith.ops.engine import fallback, functions
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form
-from gemmsmith.ops.products import (
-    backward,
-    fused,
-    gated,
-    operators,
-)
+from gemmsmith.ops.products import backward, fused, gated, operators
 from gemmsmith.ops.products.registry import all_ours, register, wants_gradient
 
 
@@ -102,7 +97,12 @@ class _Call(NamedTuple):
     @property
     def is_gated(self) -> bool:
         """Whether half of the first product gates the other half."""
-        return self.up is not None or self.weight.shape[0] == 2 * self.down.shape[1]
+        return is_gated(self.weight, self.up, self.down)
+
+
+def is_gated(weight: torch.Tensor, up: torch.Tensor | None, down: torch.Tensor) -> bool:
+    """Whether `mlp` takes these for a gated layer."""
+    return up is not None or weight.shape[0] == 2 * down.shape[1]
 
 
 def _check(call: _Call) -> None:
