@@ -63,7 +63,7 @@ if __name__ == "__main__":
 from benchmarks.session.core import Session, prepare  # noqa: E402
 from benchmarks.session.profiling import problem_name  # noqa: E402
 from benchmarks.session.steps import STEPS  # noqa: E402
-from benchmarks.session.training import MODELS  # noqa: E402
+from benchmarks.session.training import MODES, RUNS  # noqa: E402
 
 DTYPES = ("bf16", "fp16", "fp8_e4m3")
 PROFILED = ("256x4096x4096", "512x512x8192", "4096x6144x4096")
@@ -108,7 +108,8 @@ def parse(arguments: Sequence[str] | None) -> tuple[list[str], Session]:
     parser.add_argument(
         "--problem", type=problem_name, action="append", help=f"MxNxK to profile ({PROFILED})"
     )
-    parser.add_argument("--model", choices=MODELS, action="append", help="to train (default: all)")
+    parser.add_argument("--model", choices=RUNS, action="append", help="to train (default: all)")
+    parser.add_argument("--mode", choices=MODES, action="append", help="of train… (default: all)")
     parser.add_argument("--tests", nargs="+", default=["tests/gpu"], help="files of `test`")
     parser.add_argument("--jobs", type=int, help=f"compilers at once ({JOBS_VARIABLE})")
     options = parser.parse_args(arguments)
@@ -127,7 +128,8 @@ def parse(arguments: Sequence[str] | None) -> tuple[list[str], Session]:
         device=options.device,
         suite=options.suite,
         problems=tuple(options.problem or PROFILED),
-        models=tuple(options.model or MODELS),
+        models=tuple(options.model or RUNS),
+        modes=tuple(options.mode or MODES),
         tests=tuple(options.tests),
         tag=tag,
     )

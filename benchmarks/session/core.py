@@ -36,7 +36,8 @@ class Session:
 
     Attributes:
         suite: of `compile` and `tune`, and of `record` and `peers` if one was given.
-        models: of examples/train_gpt.py that `train` trains.
+        models: that `train`, `train_moe` and `train_fused` train, each those that it knows.
+        modes: in which they are trained: eager, compiled, graph.
         tests: files that `test` runs.
         tag: device and element types, in the names of this session's files.
     """
@@ -51,6 +52,7 @@ class Session:
     suite: str | None
     problems: tuple[str, ...]
     models: tuple[str, ...]
+    modes: tuple[str, ...]
     tests: tuple[str, ...]
     tag: str
 

@@ -62,6 +62,9 @@ FUSED_RUNS: Mapping[str, tuple[str, ...]] = {
 }
 """As above: the first two have winners of both passes."""
 
+RUNS = (*dict.fromkeys((*MODELS, *MOE_RUNS, *FUSED_RUNS)),)
+"""Every model that some step trains."""
+
 _COMPILED = {"train_gpt.py": ("--mode", "compiled")}
 """How a script is told to compile, where it is not `--compile`."""
 _NEEDED = {"bf16": "bf16", "fp8": "fp8_e4m3"}
@@ -85,8 +88,8 @@ def train(session: Session) -> int:
             worst = max(worst, _tune(session, dtype, suite, deadline.left(), env, log))
         code = session.gemmsmith("bake", "--winners", "-o", str(baked), log=log, env=env)
         worst = worst or code
-        for model in session.models:
-            for mode in MODES:
+        for model in (one for one in MODELS if one in session.models):
+            for mode in session.modes:
                 if code or deadline.over():
                     break
                 row = _run(session, model, precision, mode, baked)
@@ -137,10 +140,12 @@ def _trained(
     )
     worst = worst or code
     found: dict[str, Any] = {"cores": CORES, "runs": []}
-    for mode in ("eager", "compiled"):
+    for mode in (one for one in ("eager", "compiled") if one in session.modes):
         for model, (script, *words) in runs.items():
             if code or deadline.over():
                 break
+            if model not in session.models:
+                continue
             if mode == "compiled":
                 words += _COMPILED.get(script, ("--compile",))
             name, limit = f"{stem}-{model}-{mode}", min(RUN_LIMIT_S, float(deadline.left()))

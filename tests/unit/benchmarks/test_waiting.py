@@ -47,6 +47,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
         suite=None,
         problems=(),
         models=(),
+        modes=(),
         tests=(),
         tag="replay",
     )
