@@ -27,8 +27,8 @@ cut off keeps what it had; a failing step is reported and the next one still run
     train_moe the same of examples/train_qwen3_moe.py, 2048 and 16384 tokens a step, and of
               train_moe.py, in bf16, eager and then compiled: train-moe-*.json; tuned only if no
               winners are carried
-    train_fused  MLPs with both passes fused: transformers' Llama and Qwen3 (train_llama.py) and the
-              GPT of train_gpt.py, in bf16, eager and then compiled, with the carried or the shipped
+    train_fused  MLPs with both passes fused: transformers' Llama and Qwen3 (train_llama.py), GPT
+              and Llama blocks of train_gpt.py, in bf16, eager and then compiled, with the carried or the shipped
               winners: train-fused-*.json
     alone     winners of .packs/, else the shipped, and cuBLAS, each at its own clock: alone-*.json
     report    the session's winners as a page: report/

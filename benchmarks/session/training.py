@@ -55,12 +55,15 @@ MOE_RUNS: Mapping[str, tuple[str, ...]] = {
 
 SHIPPED = ROOT / "configs/winners"
 FUSED_SUITE = "configs/suites/train_fused.toml"
+_LLAMA = ("train_llama.py", "--layers", "12", "--steps", "43")
 FUSED_RUNS: Mapping[str, tuple[str, ...]] = {
-    "llama-3-8b": ("train_llama.py", "--model", "llama-3-8b", "--steps", "63"),
+    # 12 of their 32 or 36 layers is what fits beside two more models.
+    "llama-3-8b": (*_LLAMA, "--model", "llama-3-8b"),
     "gpt-350m": ("train_gpt.py", "--model", "gpt-350m", "--steps", "63"),
-    "qwen3-8b": ("train_llama.py", "--model", "qwen3-8b", "--steps", "63"),
+    "llama-8b-blocks": ("train_gpt.py", "--model", "llama-8b-blocks", "--steps", "63"),
+    "qwen3-8b": (*_LLAMA, "--model", "qwen3-8b"),
 }
-"""As above: the first two have winners of both passes."""
+"""As above."""
 
 RUNS = (*dict.fromkeys((*MODELS, *MOE_RUNS, *FUSED_RUNS)),)
 """Every model that some step trains."""
@@ -112,7 +115,7 @@ def train_moe(session: Session) -> int:
 
 
 def train_fused(session: Session) -> int:
-    """Six runs with winners of MLPs whose both passes are fused: train-fused-*.json."""
+    """Eight runs with winners of MLPs whose both passes are fused: train-fused-*.json."""
     known = sorted(CARRIED.glob("*.jsonl")) or sorted(SHIPPED.glob("*.bf16*.jsonl"))
     return _trained(session, "train-fused", FUSED_SUITE, FUSED_RUNS, known)
 

@@ -25,9 +25,11 @@ def test_it_is_what_one_step_of_each_multiplies(monkeypatch: pytest.MonkeyPatch)
     import models
     import train_llama
 
-    size = models.SIZES["gpt-350m"]
+    captured: Counter[Problem] = Counter()
     with torch.device("meta"):
-        captured = products(models.Model(size, fp8=None).to(torch.bfloat16), size)
+        for name in ("gpt-350m", "llama-8b-blocks"):
+            size = models.SIZES[name]
+            captured += products(models.Model(size, fp8=None).to(torch.bfloat16), size)
     with FakeTensorMode():
         for name in ("llama-3-8b", "qwen3-8b"):
             size = train_llama.SIZES[name]

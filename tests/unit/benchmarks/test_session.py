@@ -49,7 +49,7 @@ def test_the_script_dry_runs_every_step(tmp_path: Path) -> None:
         "examples/train_qwen3_moe.py --tokens 2048 --steps 63 --winners",
         "examples/train_moe.py --steps 63 --compile --winners",
         "bake --suite configs/suites/train_fused.toml --dtype bf16",
-        "examples/train_llama.py --model llama-3-8b --steps 63 --winners",
+        "examples/train_llama.py --layers 12 --steps 43 --model llama-3-8b --winners",
         "examples/train_gpt.py --model gpt-350m --steps 63 --mode compiled --winners",
         f"benchmarks.host_cost --winners {tmp_path}/train-cuda2-bf16.gspack",
         f"ceilings --device cuda:2 -o {tmp_path}/ceilings.json",
@@ -115,7 +115,7 @@ def test_fused_layers_train_with_shipped_winners_where_none_are_carried(
     assert STEPS["train_fused"](session) == 0
     known, _, *runs = capsys.readouterr().out.splitlines()
     assert "nvidia-h200-132sm.bf16.fused.jsonl" in known
-    assert len(runs) == 6
+    assert len(runs) == 8
     (tmp_path / "a.jsonl").touch()
     assert STEPS["train_fused"](session) == 0
     assert capsys.readouterr().out.splitlines()[0].endswith(f" import {tmp_path}/a.jsonl")
