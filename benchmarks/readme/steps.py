@@ -30,20 +30,24 @@ class Steps:
 
 MEASURED = (
     Steps(
-        title="Qwen3-MoE (4 layers), bf16, eager, with `gemmsmith.experts`",
+        title="Qwen3-MoE (4 layers), bf16, with `gemmsmith.experts`",
         file="2026-11-23-h200-train-experts.json",
+    ),
+    Steps(
+        title="GPT 350 M, Llama 3 8B and Qwen3 8B, bf16, with `patch(model)`",
+        file="2026-11-23-h200-train-fused.json",
     ),
     Steps(
         title="Qwen3-MoE (4 layers) and a 1 B MoE, bf16",
         file="2026-11-23-h200-train-moe.json",
     ),
     Steps(
-        title="GPT 350 M and Llama 8B blocks, FP8",
+        title="GPT 350 M and Llama 8B blocks, FP8, plain products",
         file="2026-11-22-h200-train-equals.json",
         precision="fp8",
     ),
     Steps(
-        title="GPT 350 M and Llama 8B blocks, bf16",
+        title="GPT 350 M and Llama 8B blocks, bf16, plain products",
         file="2026-11-22-h200-train-clocks.json",
         precision="bf16",
     ),

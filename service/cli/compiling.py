@@ -149,15 +149,24 @@ def _of_problems(
     """Kernels of all problems, each once; of each problem the `limit` most promising ones.
 
     As in a tuning run, winners of near problems come first, then what resembles cuBLAS's choice,
-    where an earlier run recorded it, then the best predicted ones.
+    where an earlier run recorded it, then the best predicted ones. Problems of a suite that nothing
+    can be compiled for are noted.
     """
+    from tuner.errors import NoLegalCandidate
     from tuner.search.hints import resembling
     from tuner.search.transfer import near_winners
 
     kernels: dict[str, AnyKernel] = {}
+    without = []
     for task in found:
+        try:
+            by_time = [candidate for _, candidate in predicted(task.problem, model, level)]
+        except NoLegalCandidate:
+            if len(found) == 1:
+                raise
+            without.append(task.problem)
+            continue
         order = near_winners(store, task.problem, model.slug)
-        by_time = [candidate for _, candidate in predicted(task.problem, model, level)]
         known = store.winner(task.problem, model.slug)
         if known is not None:
             order += resembling(by_time, known.baseline_kernels)
@@ -166,6 +175,8 @@ def _of_problems(
         for candidate in order:
             mine.setdefault(candidate.kernel.name, candidate.kernel)
         kernels |= dict(list(mine.items())[:limit])
+    if without:
+        note(f"{len(without)} of {len(found)} problems have no kernels to compile: {without[0]} …")
     return list(kernels.values())
 
 

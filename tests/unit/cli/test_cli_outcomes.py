@@ -9,12 +9,16 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+from gemmsmith.kernel import AnyKernel
 from gemmsmith.problem import Problem
+from service.cli.compiling import _of_problems
 from service.cli.main import app
 from service.cli.options import typed
-from service.cli.tasks import not_served
+from service.cli.tasks import Task, not_served
 from tests.support.replacing import replace
-from tests.support.serving import winner
+from tests.support.serving import H200, winner
+from tuner.backends import Level
+from tuner.errors import NoLegalCandidate
 from tuner.jobs import Queue
 from tuner.store import Store
 
@@ -75,3 +79,19 @@ def test_who_stops_waiting_for_a_fleet_is_told_how_to_cancel(
         (job,) = Queue(store).list()
     cancel = f"gemmsmith jobs cancel {job.id} --database {sqlite_url}"
     assert left.stderr.endswith(f"error: interrupted: the job goes on; to cancel: {cancel}\n")
+
+
+def test_problems_without_kernels_do_not_keep_a_suite_from_compiling(
+    sqlite_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without, with_kernels = (Problem.parse(f"512x512x512 tf32 {layout}") for layout in ("tt", "tn"))
+    with Store.open(sqlite_url) as store:
+
+        def chosen(*problems: Problem) -> list[AnyKernel]:
+            tasks = [Task(problem=problem, origin="") for problem in problems]
+            return _of_problems(store, tasks, H200, Level.CORE, 2)
+
+        assert len(chosen(without, with_kernels)) == 2
+        assert capsys.readouterr().err.startswith("1 of 2 problems have no kernels to compile: 512")
+        with pytest.raises(NoLegalCandidate, match="no backend has kernels"):
+            chosen(without)
