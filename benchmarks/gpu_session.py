@@ -7,6 +7,7 @@ Steps run in the order given. Each writes its results into --out as it goes, so 
 cut off keeps what it had; a failing step is reported and the next one still runs.
 
     test      tests/gpu or --tests, with the machine-readable report gpu-tests-*.json
+    build_tests  the kernels of the same files, and no test: the GPU may be busy with another step
     ranks     tests/gpu/test_ranks.py alone, on all of the host's GPUs: ranks-*.json
     cold      three problems, each with nothing compiled and nothing known: cold-*.json
     base      what `gemmsmith compile --base` costs on all cores: base-*.json; the session goes on
@@ -28,8 +29,8 @@ cut off keeps what it had; a failing step is reported and the next one still run
               train_moe.py, in bf16, eager and then compiled: train-moe-*.json; tuned only if no
               winners are carried
     train_fused  MLPs with both passes fused: transformers' Llama and Qwen3 (train_llama.py), GPT
-              and Llama blocks of train_gpt.py, in bf16, eager and then compiled, with the carried or the shipped
-              winners: train-fused-*.json
+              and Llama blocks of train_gpt.py, in bf16, eager and then compiled, with the carried
+              or the shipped winners: train-fused-*.json
     alone     winners of .packs/, else the shipped, and cuBLAS, each at its own clock: alone-*.json
     report    the session's winners as a page: report/
     profile   Nsight Compute on winners and cuBLAS: ncu-<problem>-<dtype>.csv

@@ -30,6 +30,16 @@ def test(session: Session) -> int:
     )
 
 
+def build_tests(session: Session) -> int:
+    """The kernels of tests/gpu or of what was asked for of it, without running a test."""
+    return session.command(
+        *(sys.executable, "-m", "pytest", *session.tests, "-q", "--tb=short"),
+        *("-p", "no:cacheprovider"),
+        log=session.file("build-tests", ".log"),
+        env={**session.only_device(), "GEMMSMITH_GPU_TESTS": "build"},
+    )
+
+
 def ranks(session: Session) -> int:
     """tests/gpu/test_ranks.py alone, on all of the host's GPUs."""
     return session.command(
@@ -148,6 +158,7 @@ def packs(session: Session) -> int:
 
 STEPS: dict[str, Callable[[Session], int]] = {
     "test": test,
+    "build_tests": build_tests,
     "ranks": ranks,
     "cold": cold,
     "base": base,
