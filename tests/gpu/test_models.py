@@ -137,7 +137,6 @@ def both_ways(name: str) -> dict[str, int]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_patched_model_trains_as_torchs(ground: Ground, name: str) -> None:
-    """Not run on a GPU yet since backward passes are fused too."""
     narrow, wide, tokens = pair(ground, name)
     expected = step(wide, wide, tokens)
     with tuned(ground), launches() as launched:
@@ -151,7 +150,6 @@ def test_a_patched_model_trains_as_torchs(ground: Ground, name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_patched_model_in_a_compiled_graph(ground: Ground, name: str) -> None:
-    """Not run on a GPU yet since backward passes are fused too."""
     narrow, wide, tokens = pair(ground, name)
     expected = step(wide, wide, tokens)
     with tuned(ground), launches() as launched, gemmsmith.patch(narrow):

@@ -35,7 +35,8 @@ def test_from_an_order_to_the_winner_in_torch(tmp_path: Path, dtype: DType) -> N
             assert answer.config is not None
             assert answer.config.pack is not None
             assert answer.speedup is not None
-            assert (answer.use is Use.CUTLASS) == (answer.speedup.ci_low > 1.0)
+            # The converse need not hold: a faster kernel's power may cost a program more.
+            assert answer.use is not Use.CUTLASS or answer.speedup.ci_low > 1.0
             pack = client.pack(answer.config.pack)
     a = torch.randn(M, K, device="cuda").to(torch_dtype(Operation.of(dtype).a))
     w = torch.randn(N, K, device="cuda").to(torch_dtype(Operation.of(dtype).b))

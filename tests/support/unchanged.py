@@ -79,9 +79,12 @@ def environment(
         START + COUNT * (counting or stand_in) + STAND_IN * stand_in
     )
     scripts = sysconfig.get_path("scripts")
+    inherited = os.environ.get("PYTHONPATH")  # where a GPU host has the packages
     return {
         **{name: value for name, value in os.environ.items() if name != "GEMMSMITH"},
-        "PYTHONPATH": os.pathsep.join(map(str, (folder, ROOT / "client", ROOT))),
+        "PYTHONPATH": os.pathsep.join(
+            [str(folder), str(ROOT / "client"), str(ROOT), *filter(None, [inherited])]
+        ),
         "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
         **variables,
     }

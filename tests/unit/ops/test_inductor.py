@@ -16,6 +16,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.utils import fresh_inductor_cache
+from transformers.activations import NewGELUActivation
 
 import gemmsmith
 from gemmsmith.activations import ACTIVATIONS
@@ -60,6 +61,7 @@ Function = Callable[[Net, torch.Tensor], Any]
 FUSED: dict[str, tuple[Function, list[str]]] = {
     "gelu_tanh": (lambda net, x: F.gelu(net.up(x), approximate="tanh"), ["bias_gelu_tanh"]),
     "gelu": (lambda net, x: F.gelu(net.up(x)), ["bias_gelu"]),
+    "gelu in steps": (lambda net, x: NewGELUActivation()(net.up(x)), ["bias_gelu_tanh"]),
     "silu": (lambda net, x: F.silu(net.up(x)), ["bias_silu"]),
     "relu2": (lambda net, x: F.relu(net.up(x)).square(), ["bias_relu2"]),
     "swiglu": (lambda net, x: F.silu(net.gate(x)) * net.raised(x), ["silu_gate"]),

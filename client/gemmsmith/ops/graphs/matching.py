@@ -8,6 +8,7 @@ makes of it. What comes out differently there, is not found, and stays as it is.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -170,7 +171,18 @@ def _activations(dtype: torch.dtype) -> Patterns:
     if dtype not in (torch.bfloat16, torch.float16):
         return ()
     sample = torch.ones(2, 2, dtype=dtype)
-    return tuple((one, _taken_apart(ACTIVATIONS[one], sample)) for one in Activation)
+    ours = [(one, ACTIVATIONS[one]) for one in Activation]
+    return tuple(
+        (one, _taken_apart(function, sample))
+        for one, function in (*ours, (Activation.GELU_TANH, _gelu_in_steps))
+    )
+
+
+def _gelu_in_steps(x: torch.Tensor) -> torch.Tensor:
+    """As GPT-2 and models after it write it down: `gelu_new` in transformers."""
+    return (
+        0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+    )
 
 
 @functools.cache
