@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import resource
 import socket
 import time
@@ -46,12 +47,17 @@ def read_to_the_end(link: socket.socket) -> bytes:
 
 
 def ask(link: socket.socket, request: bytes) -> int:
-    """The status that is answered; 0 where the connection is closed."""
+    """The status that is answered, the answer taken whole; 0 where the connection is closed."""
+    answer = b""
     with contextlib.suppress(ConnectionError):
         link.sendall(request)
-        answer = link.recv(65536)
-        return int(answer.split(b" ")[1]) if answer else 0
-    return 0
+        while b"\r\n\r\n" not in answer and (data := link.recv(65536)):
+            answer += data
+        head, _, body = answer.partition(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+        while length and len(body) < int(length[1]) and (data := link.recv(65536)):
+            body += data
+    return int(answer.split(b" ")[1]) if answer else 0
 
 
 @pytest.fixture
