@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.session.core import CARRIED, ROOT, STATE, Deadline, Session
 from benchmarks.session.profiling import profile
@@ -19,34 +19,27 @@ ARCHIVE_BYTES = 40 * 2**20
 
 def test(session: Session) -> int:
     """tests/gpu or what was asked for of it, with its report."""
-    return session.command(
-        *(sys.executable, "-m", "pytest", *session.tests, "-q"),
-        *("--tb=short", "-p", "no:cacheprovider"),
-        log=session.file("gpu-tests", ".log"),
-        env={
-            **session.only_device(),
-            "GEMMSMITH_GPU_REPORT": str(session.file("gpu-tests", ".json")),
-        },
-    )
+    report = {"GEMMSMITH_GPU_REPORT": str(session.file("gpu-tests", ".json"))}
+    return _pytest(session, "gpu-tests", session.tests, session.only_device() | report)
 
 
 def build_tests(session: Session) -> int:
     """The kernels of tests/gpu or of what was asked for of it, without running a test."""
-    return session.command(
-        *(sys.executable, "-m", "pytest", *session.tests, "-q", "--tb=short"),
-        *("-p", "no:cacheprovider"),
-        log=session.file("build-tests", ".log"),
-        env={**session.only_device(), "GEMMSMITH_GPU_TESTS": "build"},
-    )
+    asked = {"GEMMSMITH_GPU_TESTS": "build"}
+    return _pytest(session, "build-tests", session.tests, session.only_device() | asked)
 
 
 def ranks(session: Session) -> int:
     """tests/gpu/test_ranks.py alone, on all of the host's GPUs."""
+    report = {"GEMMSMITH_GPU_REPORT": str(session.file("ranks", ".json"))}
+    return _pytest(session, "ranks", ("tests/gpu/test_ranks.py",), report)
+
+
+def _pytest(session: Session, stem: str, files: Sequence[str], env: Mapping[str, str]) -> int:
     return session.command(
-        *(sys.executable, "-m", "pytest", "tests/gpu/test_ranks.py", "-q"),
-        *("--tb=short", "-p", "no:cacheprovider"),
-        log=session.file("ranks", ".log"),
-        env={"GEMMSMITH_GPU_REPORT": str(session.file("ranks", ".json"))},
+        *(sys.executable, "-m", "pytest", *files, "-q", "--tb=short", "-p", "no:cacheprovider"),
+        log=session.file(stem, ".log"),
+        env=env,
     )
 
 

@@ -6,12 +6,12 @@ import contextlib
 import errno
 import json
 import os
-import re
 import resource
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from http.client import HTTPResponse
 from pathlib import Path
 
 import httpx
@@ -48,16 +48,13 @@ def read_to_the_end(link: socket.socket) -> bytes:
 
 def ask(link: socket.socket, request: bytes) -> int:
     """The status that is answered, the answer taken whole; 0 where the connection is closed."""
-    answer = b""
-    with contextlib.suppress(ConnectionError):
+    with contextlib.suppress(ConnectionError), HTTPResponse(link) as answer:
         link.sendall(request)
-        while b"\r\n\r\n" not in answer and (data := link.recv(65536)):
-            answer += data
-        head, _, body = answer.partition(b"\r\n\r\n")
-        length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
-        while length and len(body) < int(length[1]) and (data := link.recv(65536)):
-            body += data
-    return int(answer.split(b" ")[1]) if answer else 0
+        answer.begin()
+        if answer.length:  # an event stream has none
+            answer.read()
+        return answer.status
+    return 0
 
 
 @pytest.fixture
