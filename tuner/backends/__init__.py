@@ -20,6 +20,7 @@ from gemmsmith.launch import Launch
 from gemmsmith.operation import Operation
 from gemmsmith.problem import Problem
 from tuner.arch import ARCHITECTURES, Architecture, architecture
+from tuner.backends import cutlass as _cutlass  # noqa: F401  # before all that import its library
 from tuner.backends.backend import Features, KernelBackend, Level
 from tuner.backends.registry import BACKENDS, backend_of
 from tuner.errors import NoLegalCandidate
