@@ -83,7 +83,7 @@ def test_layouts_and_descriptors_are_as_the_kernel_takes_them(tmp_path: Path) ->
     """A host program goes through every element of a tile, and prints what TMA is told. It needs no
     GPU, but minutes of nvcc.
     """
-    toolchain = find_toolchain(wheels_only=True)
+    toolchain = find_toolchain()
     program = tmp_path / "layouts"
     source = Path(__file__).with_name("gated_layouts.cu")
     subprocess.run(

@@ -42,6 +42,7 @@ OPERATIONS = tuple(
     for epilogue, layout in (
         ("bias_gelu_tanh", "tt"),
         ("bias_gelu_tanh_aux", "tt"),
+        ("bias_residual", "tt"),
         ("dsilu_gate", "tt"),
         ("dgelu_bgrad", "tt"),
         ("dgelu_tanh_bgrad", "tn"),

@@ -70,6 +70,10 @@ FUSED: dict[str, tuple[Function, list[str]]] = {
         ["gelu_tanh_gate"],
     ),
     "residual": (lambda net, x: x + net.out(x), ["bias_residual"]),
+    "residual after dropout that is off": (
+        lambda net, x: x + F.dropout(net.out(x), 0.1, training=False),
+        ["bias_residual"],
+    ),
     "mlp": (lambda net, x: x + net.down(F.gelu(net.up(x))), ["bias_gelu", "residual"]),
     "gated mlp": (
         lambda net, x: net.down(F.silu(net.gate(x)) * net.raised(x)) + x,
@@ -282,11 +286,17 @@ def test_inductor_itself(pack: Any, host: Host, chooser: Chooser, runs: Runs) ->
     assert hits == [0, 1, 0]
 
 
+WRITTEN: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    **{name: (name, ACTIVATIONS[Activation(name)]) for name in ("gelu_tanh", "gelu", "silu")},
+    "gelu in steps": ("gelu_tanh", NewGELUActivation()),
+}
+
+
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("name", ["gelu_tanh", "gelu", "silu"])
-def test_gradients_of_activations(engine: Engine, runs: Runs, name: str, bias: bool) -> None:
+@pytest.mark.parametrize("written", WRITTEN)
+def test_gradients_of_activations(engine: Engine, runs: Runs, written: str, bias: bool) -> None:
     """The product before one takes it along, and the bias's gradient, the sum of its rows."""
-    activation = ACTIVATIONS[Activation(name)]
+    name, activation = WRITTEN[written]
     layer = "up" if bias else "gate"
 
     def mlp(net: Net, x: torch.Tensor) -> torch.Tensor:

@@ -27,12 +27,12 @@ from gemmsmith.ops.engine.engine import Engine, current
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.plan import Plan
 from gemmsmith.ops.graphs.matching import (
-    VIEWS,
     Product,
     activated,
     activation_gradient,
     calls,
     escapes,
+    is_view,
     same_value,
     value,
 )
@@ -192,7 +192,7 @@ def _gradient(engine: Engine, graph: fx.Graph, node: fx.Node) -> bool:
 def _sum_of_rows(of: fx.Node) -> fx.Node | None:
     """The sum over all but the last dimension of what a node gives, in its type."""
     for user in of.users:
-        if user.target in VIEWS and value(user).shape[-1] == value(of).shape[-1]:
+        if is_view(user) and value(user).shape[-1] == value(of).shape[-1]:
             found = _sum_of_rows(user)
             if found is not None:
                 return found

@@ -27,6 +27,11 @@ VIEWS = (
 )
 
 
+def is_view(node: fx.Node) -> bool:
+    """Whether a node holds its argument's elements; dropout that is off leaves a copy of them."""
+    return node.target in VIEWS or (node.target is _aten.clone.default and not node.kwargs)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Product:
     """A matrix product in a graph.
@@ -52,7 +57,7 @@ class Product:
         """The one whose value a node is; None: it is another's."""
         passed: list[fx.Node] = []
         node = view
-        while isinstance(node, fx.Node) and node.target in VIEWS:
+        while isinstance(node, fx.Node) and is_view(node):
             if value(node).shape[-1] != value(node.args[0]).shape[-1]:
                 return None
             passed.append(node)
@@ -113,7 +118,8 @@ class FoundGradient:
         activation: which.
         of: the gradient of its result.
         at: what it was applied to.
-        steps: the nodes that it consists of, without these two.
+        steps: the nodes that it consists of, without these two and without those that are of `at`
+            alone: the activation itself may share them.
     """
 
     activation: Activation
@@ -129,18 +135,22 @@ def activation_gradient(node: fx.Node) -> FoundGradient | None:
         found: dict[fx.Node, Any] = {}
         if _agree(output.args[0], node, found):
             gradient, at = (one for one in pattern.nodes if one.op == "placeholder")
-            steps = (real for step, real in found.items() if step not in (gradient, at))
+            later = {gradient}
+            for step in pattern.nodes:
+                if not later.isdisjoint(step.all_input_nodes):
+                    later.add(step)
             return FoundGradient(
                 activation=activation,
                 of=found[gradient],
                 at=found[at],
-                steps=frozenset(steps),
+                steps=frozenset(found[step] for step in later - {gradient} if step in found),
             )
     return None
 
 
 def _agree(step: Any, real: Any, found: dict[fx.Node, Any]) -> bool:
     """Whether a step of a pattern and an argument in a graph are the same computation."""
+    step, real = _without_aliases(step), _without_aliases(real)
     if isinstance(step, fx.Node):
         if not isinstance(real, fx.Node):
             return False
@@ -160,6 +170,13 @@ def _agree(step: Any, real: Any, found: dict[fx.Node, Any]) -> bool:
         found[step] = real
         return True
     return type(step) is type(real) and bool(step == real)
+
+
+def _without_aliases(argument: Any) -> Any:
+    """What autograd has stored for a gradient is an alias of it in some graphs."""
+    while isinstance(argument, fx.Node) and argument.target is _aten.alias.default:
+        argument = argument.args[0]
+    return argument
 
 
 Patterns = tuple[tuple[Activation, fx.Graph], ...]
@@ -193,12 +210,21 @@ def _gradients(dtype: torch.dtype) -> Patterns:
     # A tracer takes one tensor given twice for one operand.
     samples = (torch.ones(2, 2, dtype=dtype), torch.ones(2, 2, dtype=dtype))
     gelu = _aten.gelu_backward
-    steps = {
-        Activation.GELU_TANH: functools.partial(gelu, approximate="tanh"),
-        Activation.GELU: gelu,
-        Activation.SILU: _aten.silu_backward,
-    }
-    return tuple((one, _taken_apart(step, *samples)) for one, step in steps.items())
+    steps = (
+        (Activation.GELU_TANH, functools.partial(gelu, approximate="tanh")),
+        (Activation.GELU, gelu),
+        (Activation.SILU, _aten.silu_backward),
+        (Activation.GELU_TANH, _gradient_of_gelu_in_steps),
+    )
+    return tuple((one, _taken_apart(step, *samples)) for one, step in steps)
+
+
+def _gradient_of_gelu_in_steps(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """As autograd makes it."""
+    with torch.enable_grad():
+        at = x.requires_grad_()
+        (found,) = torch.autograd.grad(_gelu_in_steps(at), at, gradient)
+    return found
 
 
 def _taken_apart(function: Any, *samples: torch.Tensor) -> fx.Graph:
@@ -217,8 +243,8 @@ def same_value(one: Any, other: Any) -> bool:
     if not isinstance(one, fx.Node) or not isinstance(other, fx.Node):
         return False
     return (
-        one.target in VIEWS
-        and other.target in VIEWS
+        is_view(one)
+        and is_view(other)
         and one.args[0] is other.args[0]
         and value(one).shape == value(other).shape
     )
