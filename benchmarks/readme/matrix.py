@@ -47,9 +47,9 @@ def _operations(types: DType, differs: dict[str, Any]) -> list[Operation]:
 
 
 def _cell(operations: Sequence[Operation], winners: Sequence[Winner]) -> str:
-    shipped = [w for w in winners if w.problem.operation in operations]
-    if shipped:
-        return ", ".join(short(model) for model in models(shipped))
+    measured = {w.device.slug for w in winners if w.problem.operation in operations}
+    if measured:
+        return ", ".join(short(model) for model in models(winners) if model.slug in measured)
     if any(supporting(operation, architecture(MEASURED)) for operation in operations):
         return "kernels"
     return "default" if operations else "–"
