@@ -6,7 +6,8 @@ Each writer is what a worker is to the database: it has leased a job, and adds t
 job's fence, `--batch` of them in each transaction. First all of them write as fast as they can.
 Then they write `--rate` trials a second, while a service on the same database is asked at a steady
 pace: for what it has in memory, and for what it has to read. Rounds in which nobody writes come in
-between. In a fleet the writers are on other machines; here they share the cores with the rest.
+between. In a fleet the writers are on other machines. Here they share the cores with the rest, so
+they have the lowest priority: what lookups wait for is mostly the database.
 
 The server keeps PostgreSQL's own settings: what is committed is on the disk. Prints one JSON
 document.
@@ -103,6 +104,7 @@ def trials(number: int, winner: Winner, job: str) -> Iterator[Trial]:
 
 def work(order: Order, ready: Any, writing: Event, ended: Event) -> None:
     """The writers of one process."""
+    os.nice(19)
     threads = [
         threading.Thread(target=_write, args=(order, number, ready, writing, ended))
         for number in range(order.first, order.first + order.writers)
