@@ -20,6 +20,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+from gemmsmith.built import remember
 from gemmsmith.variables import CAPTURE_VARIABLE, VARIABLE, is_first_rank
 
 _SAID = "GEMMSMITH_SAID"
@@ -77,9 +78,12 @@ class _Waiting:
 def _begin() -> None:
     """Now torch is there."""
     folder, value = os.environ.get(CAPTURE_VARIABLE, ""), os.environ.get(VARIABLE, "").strip()
+    used = value.lower() not in _OFF
+    if folder or used:
+        _quietly(remember, VARIABLE)
     if folder:
         _quietly(lambda: _capture(folder), CAPTURE_VARIABLE)
-    if value.lower() not in _OFF:
+    if used:
         _quietly(lambda: _wait_for_devices(value), VARIABLE)
 
 

@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch.utils import _python_dispatch
 from gemmsmith.captured import STEPS_VARIABLE, STOP_VARIABLE, STOPPED, SUFFIX
 from gemmsmith.files import publish
 from gemmsmith.ops.capturing import Recorder, capture
+from gemmsmith.ops.models.automatic import every_model
 
 
 def begin(folder: Path) -> None:
@@ -47,8 +49,10 @@ class _Recording:
         self._steps = 0
         self._done = False
         self._thread = threading.get_ident()
-        self._block = capture()
-        self._found = self._block.__enter__()
+        self._block = ExitStack()
+        self._found = self._block.enter_context(capture())
+        # Layers of all models tell what a kernel could do with their products.
+        self._block.enter_context(every_model())
 
     def stepped(self, *_: Any) -> None:
         """An optimizer has made its step."""
@@ -65,7 +69,7 @@ class _Recording:
         if not isinstance(_python_dispatch._get_current_dispatch_mode(), Recorder):
             return
         self._done = True
-        self._block.__exit__(None, None, None)
+        self._block.close()
         self.write()
         if self._stop:
             (self._folder / STOPPED).touch()

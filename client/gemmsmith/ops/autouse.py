@@ -35,6 +35,7 @@ from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine import source
 from gemmsmith.ops.engine.choosing import PackSource
 from gemmsmith.ops.engine.engine import Engine, install
+from gemmsmith.ops.models.automatic import every_model
 from gemmsmith.ops.models.patching import patch
 from gemmsmith.packs import Packs, asking, believe
 from gemmsmith.problem import Problem
@@ -75,6 +76,7 @@ def start(value: str) -> None:
         ((lookup, engine),) = ready
         stack.callback(install, install(engine))
         stack.enter_context(patch())
+        stack.enter_context(every_model())
         _State.running = stack.pop_all()
     source.on_use(_State.running.close)
     _State.lookup = lookup

@@ -16,6 +16,7 @@ from torch import nn
 
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form, Spec
+from gemmsmith.ops.models import fusing
 from gemmsmith.ops.models.swapping import Swapped
 from gemmsmith.ops.products import fused
 from gemmsmith.ops.products.grouped import grouped_mm
@@ -66,7 +67,9 @@ class ExpertsLayer(Swapped):
             return False
         if any(not isinstance(one, torch.Tensor) for one in (tokens, index, shares)):
             return False
-        if fused.is_told() or torch.is_autocast_enabled(tokens.device.type):
+        if fused.is_told() or fusing.is_written_down():
+            return False
+        if torch.is_autocast_enabled(tokens.device.type):
             return False
         opened, down = self.gate_up_proj, self.down_proj
         if not (isinstance(opened, torch.Tensor) and isinstance(down, torch.Tensor)):

@@ -28,7 +28,14 @@ def may_fuse(given: tuple[Any, ...]) -> bool:
         return False
     if not all(isinstance(one, torch.Tensor) and one.is_floating_point() for one in given):
         return False
+    if is_written_down():
+        return False
     return torch.compiler.is_compiling() or not _has_any_global_hook()  # type: ignore[no-untyped-call]
+
+
+def is_written_down() -> bool:
+    """Whether the program is traced for others, who may have no gemmsmith: exported, or by jit."""
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()
 
 
 def linear(

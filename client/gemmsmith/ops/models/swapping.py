@@ -11,6 +11,7 @@ be taken out from under it; such a module is told to run its own forward from th
 
 from __future__ import annotations
 
+import copy
 import copyreg
 import weakref
 from collections.abc import Iterable
@@ -48,6 +49,10 @@ class Swapped(torch.nn.Module):
         # Not `__newobj__`, which makes nothing of another class than the object's.
         rebuild = copyreg._reconstructor  # type: ignore[attr-defined]
         return (rebuild, (own, object, None), *made[2:])
+
+    def __prepare_scriptable__(self) -> torch.nn.Module:
+        """What `torch.jit.script` compiles: a module of its own class, with the same parts."""
+        return copy.copy(self)
 
 
 class TunedLinear(Swapped, torch.nn.Linear):

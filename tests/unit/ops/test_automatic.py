@@ -1,0 +1,162 @@
+"""Layers of all models of a process, without a call of `patch(model)`: stand-in kernels in C."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import gemmsmith
+from gemmsmith import built
+from gemmsmith.answers.bundle import write_bundle
+from gemmsmith.built import remember
+from gemmsmith.ops import autouse
+from gemmsmith.ops.capturing import capture
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.models.automatic import every_model
+from gemmsmith.ops.models.swapping import Swapped
+from gemmsmith.problem import Problem
+from tests.gpu.support.choosing import Ground
+from tests.gpu.support.counting import launches
+from tests.support import stand_in
+from tests.support.stand_in import Chooser
+
+BF16 = torch.bfloat16
+WIDTH, INNER = 16, 32
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, INNER)
+        self.act = nn.GELU(approximate="tanh")
+        self.down = nn.Linear(INNER, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.act(self.up(x)))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Mlp() for _ in range(2)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+@pytest.fixture(autouse=True)
+def _remembering() -> Iterator[None]:
+    remember()
+    yield
+    assert built._Built.listeners == []
+
+
+def swapped(model: nn.Module) -> int:
+    return sum(isinstance(one, Swapped) for one in model.modules())
+
+
+def made() -> Model:
+    return Model().to(BF16)
+
+
+def operand() -> torch.Tensor:
+    return torch.randn(8, WIDTH, dtype=BF16).requires_grad_()
+
+
+def test_models_built_before_and_within_a_block_until_its_end() -> None:
+    before = made()
+    copied = nn.ModuleList([copy.deepcopy(before)])  # torch tells of the outermost part alone
+    with every_model():
+        later = made()
+        assert [swapped(one) for one in (before, copied, later)] == [2, 2, 2]
+        assert swapped(copy.deepcopy(later)) == 0
+    assert [swapped(one) for one in (before, copied, later)] == [0, 0, 0]
+    assert swapped(made()) == 0
+
+
+def test_the_last_of_overlapping_blocks_ends_it() -> None:
+    model, first, second = made(), every_model(), every_model()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert swapped(model) == 2
+    second.__exit__(None, None, None)
+    assert swapped(model) == 0
+
+
+def test_a_forgotten_model_is_not_kept_alive() -> None:
+    with every_model():
+        before = len(built._Built.modules)
+        made()
+        assert len(built._Built.modules) == before
+
+
+def test_layers_run_fused_kernels(
+    engine: Engine, chooser: Chooser, runs: Callable[[], int]
+) -> None:
+    chooser.answers = lambda problem: problem.operation.epilogue.activation is not None
+    model, x = made(), operand()
+    expected = model(x)
+    assert runs() == 0
+    with every_model():
+        found = model(x)
+    assert runs() == 2
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_a_capture_lists_what_could_be_fused() -> None:
+    model, x = made(), operand()
+    with capture() as found, every_model():
+        model(x).float().sum().backward()
+    kinds = {str(one.operation.epilogue) for one in found.problems}
+    assert {"bias_gelu_tanh_aux", "dgelu_tanh_bgrad"} <= {kind.split(".")[-1] for kind in kinds}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_programs_written_down_for_others_hold_torchs_operators_alone(
+    engine: Engine, chooser: Chooser
+) -> None:
+    """Whoever loads them may have no gemmsmith."""
+    chooser.answers = lambda problem: problem.operation.epilogue.activation is not None
+    model, x = made().eval(), operand().detach()
+    with every_model(), torch.no_grad():
+        expected = model(x)
+        exported = torch.export.export(model, (x,))
+        traced = torch.jit.trace(model, (x,), check_trace=False)
+        assert swapped(model) == 2
+        scripted = torch.jit.script(model)
+    texts = (str(exported.graph), str(traced.inlined_graph), str(scripted.inlined_graph))
+    for text in texts:
+        assert "linear" in text
+        assert "gemmsmith" not in text
+    for program in (exported.module(), traced, scripted):
+        torch.testing.assert_close(program(x), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_a_variable_is_enough(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As `GEMMSMITH=winners.gspack` switches it on, until the program chooses for itself."""
+    monkeypatch.setattr(autouse, "Engine", stand_in.ENGINE)
+    monkeypatch.setattr(autouse._State, "reports", True)
+    model, x = made(), operand()
+    problem = Problem(m=8, n=INNER, k=WIDTH, dtype="bf16.then_bias_gelu_tanh_aux")
+    snapshot = ground.snapshot([problem])
+    packs = [ground.store.get(name) for name in snapshot.packs()]
+    bundle = tmp_path / "winners.gspack"
+    write_bundle(bundle, snapshot, {pack.hash: pack.path for pack in packs if pack is not None})
+    autouse.start(str(bundle))
+    try:
+        with launches() as found:
+            model(x)
+        assert [one.shape.problem for one in found] == [problem, problem]
+    finally:
+        gemmsmith.use(None)
+    assert swapped(model) == 0
