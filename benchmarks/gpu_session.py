@@ -31,6 +31,9 @@ cut off keeps what it had; a failing step is reported and the next one still run
     train_fused  MLPs with both passes fused: transformers' Llama and Qwen3 (train_llama.py), GPT
               and Llama blocks of train_gpt.py, in bf16, eager and then compiled, with the carried
               or the shipped winners: train-fused-*.json
+    programs  benchmarks/programs and examples/train.py, unchanged, through `gemmsmith run`: seconds
+              to the first tuned step, cold and warm, then processes without and with winners in
+              turns, eager and then compiled: programs-*.json
     alone     winners of .packs/, else the shipped, and cuBLAS, each at its own clock: alone-*.json
     report    the session's winners as a page: report/
     profile   Nsight Compute on winners and cuBLAS: ncu-<problem>-<dtype>.csv
@@ -63,10 +66,12 @@ if __name__ == "__main__":
 
 from benchmarks.session.core import Session, prepare  # noqa: E402
 from benchmarks.session.profiling import problem_name  # noqa: E402
+from benchmarks.session.programs import PROGRAMS  # noqa: E402
 from benchmarks.session.steps import STEPS  # noqa: E402
 from benchmarks.session.training import MODES, RUNS  # noqa: E402
 
 DTYPES = ("bf16", "fp16", "fp8_e4m3")
+MODELS = (*RUNS, *PROGRAMS)
 PROFILED = ("256x4096x4096", "512x512x8192", "4096x6144x4096")
 JOBS_VARIABLE = "GEMMSMITH_COMPILE_JOBS"
 
@@ -109,8 +114,10 @@ def parse(arguments: Sequence[str] | None) -> tuple[list[str], Session]:
     parser.add_argument(
         "--problem", type=problem_name, action="append", help=f"MxNxK to profile ({PROFILED})"
     )
-    parser.add_argument("--model", choices=RUNS, action="append", help="to train (default: all)")
-    parser.add_argument("--mode", choices=MODES, action="append", help="of train… (default: all)")
+    parser.add_argument(
+        "--model", choices=MODELS, action="append", help="of train… and programs (default: all)"
+    )
+    parser.add_argument("--mode", choices=MODES, action="append", help="of the same (default: all)")
     parser.add_argument("--tests", nargs="+", default=["tests/gpu"], help="files of `test`")
     parser.add_argument("--jobs", type=int, help=f"compilers at once ({JOBS_VARIABLE})")
     options = parser.parse_args(arguments)
@@ -129,7 +136,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[list[str], Session]:
         device=options.device,
         suite=options.suite,
         problems=tuple(options.problem or PROFILED),
-        models=tuple(options.model or RUNS),
+        models=tuple(options.model or MODELS),
         modes=tuple(options.mode or MODES),
         tests=tuple(options.tests),
         tag=tag,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.session.core import CARRIED, ROOT, STATE, Deadline, Session
 from benchmarks.session.profiling import profile
+from benchmarks.session.programs import programs
 from benchmarks.session.training import train, train_fused, train_moe
 from benchmarks.session.waiting import SUITE, base, cold, stability, waiting
 
@@ -165,6 +166,7 @@ STEPS: dict[str, Callable[[Session], int]] = {
     "train": train,
     "train_moe": train_moe,
     "train_fused": train_fused,
+    "programs": programs,
     "alone": alone,
     "report": report,
     "profile": profile,

@@ -69,7 +69,7 @@ def cold(session: Session) -> int:
     for number, wanted in enumerate(_of(session, COLD)):
         if deadline.over():
             break
-        env = _place(session, f"cold-{number}")
+        env = place(session, f"cold-{number}")
         code, row, _ = _tune(session, wanted, env, session.file("cold", ".log"))
         worst = worst or code
         measured.append(row)
@@ -134,14 +134,14 @@ def waiting(session: Session) -> int:
         lists.append(("suite", SUITE, (SUITE_DTYPE,), ("--compiled-only",)))
     lists.append(("together", UNSEEN, session.dtypes, ()))
     for name, suite, dtypes, options in lists:
-        env = _place(session, f"waiting-{name}", _compiled(session))
+        env = place(session, f"waiting-{name}", _compiled(session))
         code, found[name] = _tune_suite(session, suite, dtypes, options, deadline, env)
         worst = worst or code
         session.keep("waiting", found)
     for number, wanted in enumerate(_of(session, unseen())):
         if deadline.over():
             break
-        env = _place(session, f"waiting-{number}", _compiled(session))
+        env = place(session, f"waiting-{number}", _compiled(session))
         code, row, _ = _tune(session, wanted, env, log)
         worst = worst or code
         found["one_by_one"].append(row)
@@ -154,7 +154,7 @@ def stability(session: Session) -> int:
     deadline = Deadline(session)
     log = session.file("stability", ".log")
     winners = session.file("stability-winners", ".jsonl")
-    packs = _place(session, "stability", _compiled(session))["GEMMSMITH_PACKS"]
+    packs = place(session, "stability", _compiled(session))["GEMMSMITH_PACKS"]
     runs: list[dict[str, Any]] = []
     lines: list[str] = []
     worst = 0
@@ -163,7 +163,7 @@ def stability(session: Session) -> int:
         if deadline.over():
             break
         # One pack store: what a run compiles beyond the base, the next ones find as well.
-        env = {**_place(session, f"stability-{run}"), "GEMMSMITH_PACKS": packs}
+        env = {**place(session, f"stability-{run}"), "GEMMSMITH_PACKS": packs}
         code, document = session.ask(
             *("tune", "--suite", STABLE, *dtypes, "--device", session.device),
             *("--effort", session.effort, "--again"),
@@ -209,7 +209,7 @@ def _tune(
     `seconds` are those of the whole command, start-up included; `tuning` those within it, and
     `answered` those until a first winner was known.
     """
-    before = _kernels(env)
+    before = count_kernels(env)
     began = time.monotonic()
     code, document = session.ask(
         *("tune", *wanted.words, "--device", session.device),
@@ -219,7 +219,7 @@ def _tune(
     )
     seconds = time.monotonic() - began
     row = {"problem": str(wanted), "seconds": round(seconds, 2), "exit": code}
-    row |= {"compiled": _kernels(env) - before, **outcome_figures(document)}
+    row |= {"compiled": count_kernels(env) - before, **outcome_figures(document)}
     print(json.dumps(row), flush=True)
     return code, row, (document or {}).get("result")
 
@@ -233,7 +233,7 @@ def _tune_suite(
     env: Environment,
 ) -> tuple[int, dict[str, Any]]:
     words = [word for dtype in dtypes for word in ("--dtype", dtype)]
-    before = _kernels(env)
+    before = count_kernels(env)
     began = time.monotonic()
     code, document = session.ask(
         *("tune", "--suite", suite, *words, "--device", session.device),
@@ -248,7 +248,7 @@ def _tune_suite(
         "dtypes": list(dtypes),
         "seconds": round(seconds, 1),
         "exit": code,
-        "compiled": _kernels(env) - before,
+        "compiled": count_kernels(env) - before,
         "totals": (document or {}).get("totals"),
     }
     print(json.dumps(row), flush=True)
@@ -278,7 +278,7 @@ def _name(problem: Mapping[str, Any]) -> str:
     return str(Wanted(**{name: problem[name] for name in _FIELDS})) + batch
 
 
-def _place(session: Session, name: str, packs: Path | None = None) -> dict[str, str]:
+def place(session: Session, name: str, packs: Path | None = None) -> dict[str, str]:
     """Environment of a command with a new database, and a pack store that is empty or holds what
     `packs` does."""
     folder = STATE / f"measured-{session.tag}" / name
@@ -303,7 +303,7 @@ def _link(packs: Path, folder: Path) -> None:
                 shutil.copy2(path, folder / path.name)
 
 
-def _kernels(env: Environment) -> int:
+def count_kernels(env: Environment) -> int:
     """How many kernels the pack store of a command holds, one in two packs twice."""
     manifests = Path(env["GEMMSMITH_PACKS"]).glob("*.json")
     return sum(len(json.loads(path.read_bytes())["kernels"]) for path in manifests)

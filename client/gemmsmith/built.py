@@ -20,7 +20,7 @@ class _Built:
     """What this process has built, and who is told of it."""
 
     lock = threading.RLock()
-    modules: WeakSet[Any] = WeakSet()
+    modules: WeakSet[Any] = WeakSet()  # noqa: RUF012 - one a process
     listeners: list[Listener] = []  # noqa: RUF012 - one a process
     is_remembering = False
 

@@ -1,0 +1,1 @@
+"""Programs as users have them, which know nothing of gemmsmith."""

@@ -1,0 +1,175 @@
+"""Trains a model of transformers, or decodes with one; an ordinary program, without gemmsmith.
+
+    python benchmarks/programs/hugging.py llama --steps 12
+    gemmsmith run --tune -- python benchmarks/programs/hugging.py llama --steps 12
+    python benchmarks/programs/hugging.py decode --rows 16 --tiny --device cpu
+
+The sizes are published ones with fewer layers, the weights are random, and the text is noise. It
+prints a line for every few steps with the milliseconds of one; the last line is `ms` and the
+median. A step is an optimizer's, or a call of `generate` that decodes 32 tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+
+NEW_TOKENS = 32
+
+MODELS: dict[str, dict[str, Any]] = {
+    # gpt2-medium, without dropout.
+    "gpt2": {
+        "config": "GPT2Config", "n_layer": 24, "n_embd": 1024, "n_head": 16, "n_positions": 1024,
+        "vocab_size": 50304, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+        "batch": 16, "length": 1024,
+    },
+    # Meta-Llama-3-8B.
+    "llama": {
+        "config": "LlamaConfig", "num_hidden_layers": 4, "hidden_size": 4096,
+        "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "vocab_size": 128256, "batch": 1, "length": 4096,
+    },
+    # Qwen3-8B.
+    "qwen3": {
+        "config": "Qwen3Config", "num_hidden_layers": 4, "hidden_size": 4096, "head_dim": 128,
+        "intermediate_size": 12288, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "vocab_size": 151936, "batch": 1, "length": 4096,
+    },
+    # Qwen3-30B-A3B.
+    "qwen3-moe": {
+        "config": "Qwen3MoeConfig", "num_hidden_layers": 4, "hidden_size": 2048, "head_dim": 128,
+        "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+        "norm_topk_prob": True, "num_attention_heads": 32, "num_key_value_heads": 4,
+        "vocab_size": 151936, "batch": 2, "length": 2048,
+    },
+    # vit-large-patch16-224.
+    "vit": {
+        "config": "ViTConfig", "num_hidden_layers": 24, "hidden_size": 1024,
+        "intermediate_size": 4096, "num_attention_heads": 16, "num_labels": 1000,
+        "batch": 64, "length": 197,
+    },
+    # Meta-Llama-3-8B, whole.
+    "decode": {
+        "config": "LlamaConfig", "num_hidden_layers": 32, "hidden_size": 4096,
+        "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "vocab_size": 128256, "batch": 16, "length": 128,
+    },
+}  # fmt: skip
+
+TINY = {
+    "n_layer": 2, "n_embd": 64, "n_head": 4, "num_hidden_layers": 2, "hidden_size": 64,
+    "head_dim": 16, "intermediate_size": 128, "moe_intermediate_size": 32, "num_experts": 4,
+    "num_experts_per_tok": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": 128, "batch": 2, "length": 16, "image_size": 32, "num_labels": 8,
+}  # fmt: skip
+
+
+def main() -> None:
+    """Run what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--every", type=int, default=5, help="steps in a line")
+    parser.add_argument("--rows", type=int, help="sequences in a batch")
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    sizes = dict(MODELS[options.model])
+    if options.tiny:
+        sizes |= {name: value for name, value in TINY.items() if name in sizes or "size" in name}
+    if options.layers:
+        sizes["n_layer" if "n_layer" in sizes else "num_hidden_layers"] = options.layers
+    batch, length = options.rows or sizes.pop("batch"), sizes.pop("length")
+    sizes.pop("batch", None)
+    config = getattr(transformers, sizes.pop("config"))(**sizes)
+    torch.manual_seed(1)
+    with torch.device(options.device):
+        if options.model == "vit":
+            model = transformers.ViTForImageClassification(config).to(torch.bfloat16)
+        else:
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        if options.model == "decode":
+            step = decoding(model, batch, length, options.compile)
+        else:
+            step = training(model, options.model, batch, length, options.compile)
+    timed(step, options.steps, options.every, options.device)
+
+
+def training(model: Any, name: str, batch: int, length: int, compiles: bool) -> Callable[[], Any]:
+    """A step of AdamW on the same noise; it gives the loss."""
+    if name == "vit":
+        size = model.config.image_size
+        given = {
+            "pixel_values": torch.randn(batch, 3, size, size, dtype=torch.bfloat16),
+            "labels": torch.randint(model.config.num_labels, (batch,)),
+        }
+    else:
+        tokens = torch.randint(model.config.vocab_size, (batch, length))
+        given = {"input_ids": tokens, "labels": tokens, "use_cache": False}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
+    model.train()
+    run = torch.compile(model) if compiles else model
+
+    def step() -> Any:
+        loss = run(**given).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def decoding(model: Any, batch: int, length: int, compiles: bool) -> Callable[[], Any]:
+    """Decoding after a prompt of noise; it gives the tokens."""
+    prompt = torch.randint(model.config.vocab_size, (batch, length))
+    model.eval()
+    model.generation_config.pad_token_id = 0
+    how = {"cache_implementation": "static"} if compiles else {}
+
+    def step() -> Any:
+        return model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            min_new_tokens=NEW_TOKENS,
+            max_new_tokens=NEW_TOKENS,
+            **how,
+        )
+
+    return step
+
+
+def timed(step: Callable[[], Any], steps: int, every: int, device: str) -> None:
+    """Run the steps, the first three by themselves, and print milliseconds of each line's."""
+    wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
+    found, done = [], 0
+    while done < steps:
+        count = 1 if done < 3 else min(every, steps - done)
+        wait()
+        began = time.perf_counter()
+        for _ in range(count):
+            out = step()
+        wait()
+        ms = 1e3 * (time.perf_counter() - began) / count
+        print(f"step {done}: {float(out.flatten()[-1]):.4f}, {ms:.2f} ms", flush=True)
+        if done >= 3:
+            found.append(ms)
+        done += count
+    peak = torch.cuda.max_memory_allocated() if device == "cuda" else 0
+    last = float(out.flatten()[-1])
+    median = statistics.median(found) if found else None
+    print(json.dumps({"ms": median, "all": found, "peak_bytes": peak, "last": last}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""Programs that know nothing of gemmsmith: how long they wait for winners, and what those gain.
+
+Each runs as a user would start it: `gemmsmith run --tune --rehearse`, then `gemmsmith run`, then in
+turns without and with `GEMMSMITH=auto`, process by process. The database and the user's folders are
+new for each program; the pack store begins with what was carried, and counts what is compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks.session.core import ROOT, SITE, STATE, Deadline, Session
+from benchmarks.session.waiting import count_kernels, place
+
+SCRIPT = "benchmarks/programs/hugging.py"
+PROGRAMS: Mapping[str, tuple[str, ...]] = {
+    "llama": (SCRIPT, "llama", "--steps", "18"),
+    "qwen3-moe": (SCRIPT, "qwen3-moe", "--steps", "18"),
+    "gpt2": (SCRIPT, "gpt2", "--steps", "18"),
+    "vit": (SCRIPT, "vit", "--steps", "23"),
+    "qwen3": (SCRIPT, "qwen3", "--steps", "18"),
+    "decode-1": (SCRIPT, "decode", "--rows", "1", "--steps", "9", "--every", "2"),
+    "decode-16": (SCRIPT, "decode", "--rows", "16", "--steps", "9", "--every", "2"),
+    "decode-64": (SCRIPT, "decode", "--rows", "64", "--steps", "9", "--every", "2"),
+    "example": ("examples/train.py",),
+}
+"""Script and options of each."""
+
+ROUNDS = 2
+"""Runs with winners of each; one more without."""
+
+LIMIT_S = 240.0
+
+
+def programs(session: Session) -> int:
+    """Every program that was asked for, eager and then compiled: programs-*.json."""
+    deadline, worst = Deadline(session), 0
+    found: list[dict[str, Any]] = []
+    asked = [name for name in PROGRAMS if name in session.models]
+    for mode in (one for one in ("eager", "compiled") if one in session.modes):
+        for name in asked:
+            if deadline.over() or (mode == "compiled" and name == "example"):
+                continue
+            row: dict[str, Any] = {"program": name, "mode": mode}
+            found.append(row)
+            for part in _parts(session, name, mode):
+                row |= part
+                session.keep("programs", found)
+            worst = worst or int(row["exit"])
+            print(json.dumps(row), flush=True)
+    return worst
+
+
+def _parts(session: Session, name: str, mode: str) -> Any:
+    """What is measured of a program, in parts as they come; `exit` is the worst status."""
+    words = [sys.executable, *PROGRAMS[name]]
+    if mode == "compiled":
+        words.append("--compile")
+    env = _environment(session, name)
+    before = count_kernels(env)
+    tuning = [*_gemmsmith("run", "--tune", "--rehearse", "--effort", session.effort), "--", *words]
+    cold = _timed(session, tuning, env)
+    yield {"exit": cold["exit"], "cold": cold, "compiled": count_kernels(env) - before}
+    if cold["exit"]:
+        return
+    warm = _timed(session, [*_gemmsmith("run"), "--", *words], env)
+    yield {"exit": warm["exit"], "warm": warm}
+    turns: list[tuple[str, dict[str, Any]]] = []
+    for number in range(2 * ROUNDS + 1):
+        ours = number % 2 == 1
+        side = "gemmsmith" if ours else "torch"
+        given = env | ({"GEMMSMITH": "auto"} if ours else {})
+        turns.append((side, _timed(session, words, given)))
+        exits = [one["exit"] for _, one in turns]
+        yield {"exit": max(exits), "turns": [{"side": side} | one for side, one in turns]}
+    yield gains([(side, (one["result"] or {}).get("ms")) for side, one in turns])
+
+
+def gains(turns: Sequence[tuple[str, float | None]]) -> dict[str, Any]:
+    """Of milliseconds in turns, torch's first and last: what each of ours gains over its two
+    neighbours, and each of torch's but the last over its next."""
+    times = [ms for _, ms in turns if ms is not None]
+    if len(times) != len(turns) or len(times) < 3:
+        return {"gain": None}
+    torchs = times[::2]
+    ours = [(times[at - 1] + times[at + 1]) / 2 / times[at] for at in range(1, len(times), 2)]
+    itself = [one / other for one, other in pairwise(torchs)]
+    return {
+        "gain": round(sum(ours) / len(ours), 4),
+        "gains": [round(one, 4) for one in ours],
+        "torch_over_itself": [round(one, 4) for one in itself],
+    }
+
+
+def _gemmsmith(*words: str) -> list[str]:
+    return [sys.executable, "-m", "service.cli.main", *words]
+
+
+def _environment(session: Session, name: str) -> dict[str, str]:
+    """A new user's, with gemmsmith as if it were installed."""
+    env = place(session, f"program-{name}", STATE / "packs")
+    folder = Path(env["GEMMSMITH_PACKS"]).parent
+    if not session.dry_run:
+        (folder / "site").mkdir(exist_ok=True)
+        # Where it is installed, this line lies in `gemmsmith.pth`.
+        line = (ROOT / "client" / "gemmsmith.pth").read_text()
+        (folder / "site" / "sitecustomize.py").write_text(line)
+    return (
+        session.only_device()
+        | env
+        | {
+            "PYTHONPATH": os.pathsep.join(
+                [str(folder / "site"), str(SITE), str(ROOT / "client"), str(ROOT)]
+            ),
+            "PYTHONUNBUFFERED": "1",
+            "XDG_DATA_HOME": str(folder / "data"),
+            "XDG_STATE_HOME": str(folder / "state"),
+            "XDG_CONFIG_HOME": str(folder / "config"),
+            # What is carried was signed elsewhere.
+            "GEMMSMITH_UNSIGNED": "1",
+            "GEMMSMITH_WINNERS": str(ROOT / "configs" / "winners"),
+        }
+    )
+
+
+def _timed(session: Session, words: Sequence[str], env: Mapping[str, str]) -> dict[str, Any]:
+    """Run it: its status, seconds, when each line came, and the document that its last line is.
+
+    `first_step` is when the last process that began with its step 0 had done it.
+    """
+    print(f"$ {' '.join(words)}", flush=True)
+    if session.dry_run:
+        return {"exit": 0, "result": None}
+    began, lines = time.monotonic(), list[tuple[float, str]]()
+    with subprocess.Popen(
+        words,
+        cwd=ROOT,
+        env={**os.environ, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            seconds = round(time.monotonic() - began, 2)
+            lines.append((seconds, line.rstrip()))
+            print(f"{seconds:7.2f} {line}", end="", flush=True)
+            if seconds > LIMIT_S:
+                process.terminate()
+        code = process.wait()
+    with session.file("programs", ".log").open("a") as log:
+        log.write(f"$ {' '.join(words)}\n")
+        log.writelines(f"{seconds:7.2f} {line}\n" for seconds, line in lines)
+    firsts = [seconds for seconds, line in lines if line.startswith("step 0")]
+    result = next((json.loads(line) for _, line in lines if line.startswith('{"ms"')), None)
+    return {
+        "exit": code,
+        "seconds": round(time.monotonic() - began, 2),
+        "first_step": firsts[-1] if firsts else None,
+        "said": [line for _, line in lines if line.startswith("gemmsmith") or " tuned, " in line],
+        "result": result,
+    }
