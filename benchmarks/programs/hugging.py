@@ -19,7 +19,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import transformers
+import transformers as transformers_
+
+transformers: Any = transformers_
 
 NEW_TOKENS = 32
 
@@ -106,6 +108,7 @@ def main() -> None:
 
 def training(model: Any, name: str, batch: int, length: int, compiles: bool) -> Callable[[], Any]:
     """A step of AdamW on the same noise; it gives the loss."""
+    given: dict[str, Any]
     if name == "vit":
         size = model.config.image_size
         given = {
@@ -124,7 +127,7 @@ def training(model: Any, name: str, batch: int, length: int, compiles: bool) -> 
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        return loss
+        return loss.detach()
 
     return step
 
@@ -151,7 +154,7 @@ def decoding(model: Any, batch: int, length: int, compiles: bool) -> Callable[[]
 
 def timed(step: Callable[[], Any], steps: int, every: int, device: str) -> None:
     """Run the steps, the first three by themselves, and print milliseconds of each line's."""
-    wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
+    wait: Any = torch.cuda.synchronize if device == "cuda" else (lambda: None)
     found, done = [], 0
     while done < steps:
         count = 1 if done < 3 else min(every, steps - done)

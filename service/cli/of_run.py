@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 
 from gemmsmith.answers.bundle import Bundle, kept_bundle
 from gemmsmith.answers.snapshot import Snapshot
@@ -20,6 +22,7 @@ from service.database import open_store
 from service.http import documents
 from service.settings import Settings
 from tuner.devices import local_gpu
+from tuner.errors import TunerError
 from tuner.search import demand
 
 MATTERS = 0.01
@@ -73,16 +76,17 @@ def tune(
             as_json=False,
             whole=True,
         )
-    status = tune_local.run(
-        settings,
-        tasks,
-        effort=effort,
-        skip_current=True,
-        compiled_only=False,
-        time_limit=time_limit,
-        as_json=False,
-        whole=True,
-    )
+    with _winners_compiled(settings, list(found.problems)):
+        status = tune_local.run(
+            settings,
+            tasks,
+            effort=effort,
+            skip_current=True,
+            compiled_only=False,
+            time_limit=time_limit,
+            as_json=False,
+            whole=True,
+        )
     before = _read(bundle)
     problems = list(found.problems)
     if before is not None:
@@ -94,6 +98,44 @@ def tune(
         return status or 1
     note(f"gemmsmith: winners for the next run: {len(baked.snapshot.rows)}, in {bundle}")
     return status
+
+
+@contextmanager
+def _winners_compiled(settings: Settings, problems: Sequence[Problem]) -> Iterator[None]:
+    """Compile the kernels of winners that are known already, while the others are looked for.
+
+    The bundle would have to wait for them. What does not compile, it finds out by itself.
+    """
+    from service.worker.builder import open_builder
+
+    if _model() is None:  # a recording runs no kernel
+        yield
+        return
+    settings.create_folders()
+    with open_store(settings, on_made=say_made) as store:
+        slug = model_of(settings, None).slug
+        known = [store.winner(one, slug) for one in problems]
+        kernels = [
+            one.candidate.kernel
+            for one in known
+            if one is not None and one.candidate is not None and not one.use.is_default
+        ]
+        builder = open_builder(settings, store)
+
+        def compile_() -> None:
+            with suppress(TunerError, OSError):
+                for _ in builder.build(kernels):
+                    pass
+
+        thread = Thread(target=compile_, name="known winners", daemon=True)
+        thread.start()
+        try:
+            yield
+        except BaseException:
+            builder.stop()
+            raise
+        finally:
+            thread.join()
 
 
 def summary(settings: Settings, found: Captured, bundle: Path | None, url: str | None) -> list[str]:

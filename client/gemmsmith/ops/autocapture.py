@@ -74,8 +74,8 @@ class _Recording:
         if self._stop:
             (self._folder / STOPPED).touch()
             raise SystemExit(0)
-        if "torch._dynamo" in sys.modules:
-            # It has noted of compiled functions that they cannot be compiled.
+        if _has_compiled():
+            # Dynamo has noted of compiled functions that they cannot be compiled.
             torch._dynamo.reset()
 
     def write(self) -> None:
@@ -95,6 +95,17 @@ class _Recording:
         multiprocessing.util.register_after_fork(
             self, lambda one: multiprocessing.util.Finalize(one, one.write, exitpriority=10)
         )
+
+
+def _has_compiled() -> bool:
+    """Whether the program uses `torch.compile`: a reset imports all of Inductor, which takes 2 s.
+
+    Optimizers import Dynamo, too.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return False
+    backends = getattr(torch._dynamo.eval_frame, "cached_backends", None)
+    return backends is None or any(one is not None for one in backends.values())
 
 
 def _file(folder: Path) -> Path:

@@ -35,7 +35,7 @@ def may_fuse(given: tuple[Any, ...]) -> bool:
 
 def is_written_down() -> bool:
     """Whether the program is traced for others, who may have no gemmsmith: exported, or by jit."""
-    return torch.compiler.is_exporting() or torch.jit.is_tracing()
+    return torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
 
 
 def linear(
