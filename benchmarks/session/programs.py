@@ -80,6 +80,8 @@ def _parts(session: Session, name: str, mode: str) -> Any:
     if mode == "eager":
         warm = _timed(session, [*_gemmsmith("run"), *words], env)
         yield {"exit": warm["exit"], "warm": warm}
+    if PROGRAMS[name][0] != SCRIPT:  # which says nothing of its time
+        return
     turns: list[tuple[str, dict[str, Any]]] = []
     for number in range(2 * ROUNDS + 1):
         ours = number % 2 == 1
