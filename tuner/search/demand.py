@@ -13,6 +13,7 @@ from statistics import fmean
 
 from gemmsmith.answers.answer import MAX_DISTANCE
 from gemmsmith.device import DeviceModel
+from gemmsmith.operation import Epilogue, Operation
 from gemmsmith.problem import Problem
 from tuner.arch import ARCHITECTURES, SM90
 from tuner.backends.cutlass.features import EPILOGUE_US, LAUNCH_US, PROLOGUE_US
@@ -23,12 +24,24 @@ from tuner.trial import Winner
 NEIGHBOURS = 8
 """Nearest winners asked: the gain is a mean, and those farther off have little to say about it."""
 
-TYPICAL_GAIN = 0.1124
-"""Share of the default's time that tuning saves where no neighbour tells: the mean of
+TYPICAL_GAINS = {
+    "bf16": 0.045,
+    "fp16": 0.039,
+    "fp8_e4m3": 0.081,
+    "tf32": 0.037,
+    "int8": 0.300,
+    "out_f32": 0.029,
+    "group_depth": 0.024,
+    "group_rows": 0.169,
+    "epilogue": 0.171,
+}
+"""Share of the default's time that tuning saves where no neighbour tells, by kind: the mean of
 1 - 1/speed-up over the 864 winners in configs/winners (H200 and H100, 2026-11-24), 0 where the
-default stays. By type: 0.045 (bf16), 0.039 (fp16), 0.081 (fp8_e4m3), 0.029
-(bf16.out_f32.accumulate), 0.024 (bf16.group_depth), 0.037 (tf32), 0.169 (bf16.group_rows), 0.171
-(bf16 with an epilogue) and 0.300 (int8)."""
+default stays. `out_f32` are weight
+gradients added to FP32 sums."""
+
+OTHER_GAIN = 0.1124
+"""The same over all of them, for kinds of which none is shipped."""
 
 
 def estimate(store: Store, problem: Problem, device: DeviceModel | None) -> float:
@@ -51,8 +64,19 @@ def saving_us(problem: Problem, device: DeviceModel | None, near: Sequence[Winne
     near = [winner for winner in near if problem.distance(winner.problem) <= MAX_DISTANCE]
     if near and near[0].problem == problem:
         return 0.0
-    gain = fmean(map(_gain, near)) if near else TYPICAL_GAIN
+    gain = fmean(map(_gain, near)) if near else typical_gain(problem.operation)
     return default_us(problem, device, near) * gain
+
+
+def typical_gain(operation: Operation) -> float:
+    """The gain of products of this kind, by what sets it apart most."""
+    kinds = (
+        "epilogue" if operation.epilogue is not Epilogue.NONE else "",
+        f"group_{operation.grouping.value}",
+        "out_f32" if operation.accumulate else "",
+        operation.types.value,
+    )
+    return next((TYPICAL_GAINS[one] for one in kinds if one in TYPICAL_GAINS), OTHER_GAIN)
 
 
 def _gain(winner: Winner) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
@@ -12,7 +13,14 @@ from gemmsmith.answers.answer import Ratio, Use
 from gemmsmith.problem import DType, Problem
 from tests.support.records import DEVICE, PROBLEM, winner
 from tuner.exchange import read_winners
-from tuner.search.demand import TYPICAL_GAIN, estimate, roofline_us, saving_us
+from tuner.search.demand import (
+    OTHER_GAIN,
+    TYPICAL_GAINS,
+    estimate,
+    roofline_us,
+    saving_us,
+    typical_gain,
+)
 from tuner.store import Store
 from tuner.trial import Winner
 
@@ -26,7 +34,7 @@ def near(problem: Problem, speedup: float, use: Use = Use.CUTLASS) -> Winner:
 
 
 def test_without_neighbours_time_is_the_rooflines_and_the_gain_the_usual_one() -> None:
-    assert saving_us(PROBLEM, DEVICE, []) == roofline_us(PROBLEM, DEVICE) * TYPICAL_GAIN
+    assert saving_us(PROBLEM, DEVICE, []) == roofline_us(PROBLEM, DEVICE) * TYPICAL_GAINS["bf16"]
     # 3.8 µs of launch, prologue and epilogue; 137 GFLOP at 132 × 4096 × 1.38 GHz take 184 µs.
     assert roofline_us(Problem(m=4096, n=4096, k=4096), DEVICE) == pytest.approx(188.0, rel=0.01)
     # 134 MB at 0.85 × 4.8 TB/s take 33 µs.
@@ -95,11 +103,14 @@ def test_the_store_gives_the_neighbours(store: Store) -> None:
 
 def test_the_constants_are_what_the_shipped_winners_say() -> None:
     shipped = [found for file in sorted(WINNERS.glob("*.jsonl")) for found in read_winners(file)]
-    gains = [
-        1 - 1 / found.speedup.median if found.speedup and not found.use.is_default else 0.0
-        for found in shipped
-    ]
-    assert fmean(gains) == pytest.approx(TYPICAL_GAIN, abs=0.001)
+    gains: dict[float, list[float]] = {}
+    for found in shipped:
+        gain = 1 - 1 / found.speedup.median if found.speedup and not found.use.is_default else 0.0
+        gains.setdefault(typical_gain(found.problem.operation), []).append(gain)
+    assert gains.keys() == set(TYPICAL_GAINS.values())
+    for typical, found_gains in gains.items():
+        assert fmean(found_gains) == pytest.approx(typical, abs=0.001)
+    assert fmean(itertools.chain(*gains.values())) == pytest.approx(OTHER_GAIN, abs=0.001)
     ratios = [
         found.baseline.median_us / roofline_us(found.problem, found.device)
         for found in shipped

@@ -1,0 +1,59 @@
+"""Programs that know nothing of gemmsmith, as a GPU session measures them: without a GPU."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpu_session
+from benchmarks.session import programs
+from benchmarks.session.core import ROOT
+from benchmarks.session.steps import STEPS
+
+
+def test_programs_run_as_a_user_starts_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Compiled, a program is tuned only where that was not done before."""
+    names = ("--model", "example", "--model", "llama")
+    session = gpu_session.parse(
+        ["programs", "--dry-run", "--out", str(tmp_path), *names, "--mode", "eager"]
+    )[1]
+    assert STEPS["programs"](session) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("$ ")]
+    said = [re.sub(r"^\$ \S+ (-m service.cli.main )?|(?<= -- )\S+ ", "", line) for line in lines]
+    tuned = "run --tune --rehearse --effort default --time-limit 60 -- "
+    llama = "benchmarks/programs/hugging.py llama --steps 18"
+    exports = [line for line in said if line.startswith("export ")]
+    assert [line for line in said if line not in exports] == [
+        f"{tuned}examples/train.py",
+        "run -- examples/train.py",
+        f"{tuned}{llama}",
+        f"run -- {llama}",
+        *[llama] * 5,
+    ]
+    assert len(exports) == 2
+
+
+def test_gains_are_over_both_neighbours() -> None:
+    turns = [("torch", 100.0), ("gemmsmith", 80.0), ("torch", 110.0)]
+    found = programs.gains(turns)
+    assert found == {"gain": 1.3125, "gains": [1.3125], "torch_over_itself": [0.9091]}
+    assert programs.gains([*turns, ("gemmsmith", None)]) == {"gain": None}
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama", "qwen3", "qwen3-moe", "vit", "decode"])
+def test_the_measured_program_runs(model: str) -> None:
+    words = [model, "--tiny", "--device", "cpu", "--steps", "4"]
+    done = subprocess.run(
+        [sys.executable, "benchmarks/programs/hugging.py", *words],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    *steps, last = done.stdout.splitlines()
+    assert len(steps) == 4
+    assert json.loads(last)["ms"] > 0
