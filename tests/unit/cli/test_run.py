@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from threading import Event
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -148,3 +150,45 @@ def test_shares_are_of_what_the_default_takes(settings: Settings, tmp_path: Path
     assert lines[0].startswith("gemmsmith: captured 21 products of 3 problems; winners cover")
     assert [line.split()[0] for line in lines[1:]] == [str(INPUT).split()[0], "1", "`gemmsmith"]
     assert "1 have winners in the database that are not in" in lines[2]
+
+
+def test_kernels_of_known_winners_are_compiled_meanwhile(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of other problems are not, nor any where no GPU is; an error stops the compilers."""
+    known = winner(FORWARD)
+    promote(settings, known)
+    assert known.candidate is not None
+    builder = Compilers()
+    monkeypatch.setattr("service.worker.builder.open_builder", lambda *_: builder)
+    with of_run._winners_compiled(settings, [FORWARD, INPUT]):
+        pass
+    assert builder.asked == []
+    monkeypatch.setattr(of_run, "_model", lambda: H200.slug)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(settings, builder)
+    assert builder.asked == [known.candidate.kernel]
+    assert builder.stopped.is_set()
+
+
+def interrupted(settings: Settings, builder: Compilers) -> None:
+    with of_run._winners_compiled(settings, [FORWARD, INPUT]):
+        assert builder.started.wait(10)
+        raise KeyboardInterrupt
+
+
+class Compilers:
+    """Stands for a compile pool that takes until it is stopped."""
+
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+        self.started, self.stopped = Event(), Event()
+
+    def build(self, kernels: Sequence[object]) -> Iterator[object]:
+        self.asked += kernels
+        self.started.set()
+        yield from ()
+        self.stopped.wait(10)
+
+    def stop(self) -> None:
+        self.stopped.set()
