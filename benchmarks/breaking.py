@@ -65,8 +65,8 @@ class Breaker:
         return {}
 
     def _replace_node(self, draw: Random) -> dict[str, float]:
-        """Lose a node and have another one join."""
-        number = draw.randrange(len(self.ray.nodes))
+        """Lose a node that has GPUs, and have another one join."""
+        number = draw.choice([at for at, gpus in enumerate(self.shares) if gpus])
         lost = self._until("gpu_dismissed", lambda: self.ray.lose(number))
         self.shares.append(self.shares.pop(number))
         hired, began = self._said("gpu_hired"), time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from itertools import chain, repeat
+from itertools import chain
 from typing import Any
 
 from benchmarks.readme.shipped import RESULTS
@@ -49,19 +49,19 @@ def clusters() -> str:
     lost = [
         max(chain(*(each[name] for each in effects))) for name in ("worker_lost_s", "node_lost_s")
     ]
-    joined = [
-        sum(both)
-        for each in effects
-        for both in zip(
-            each["node_joined_s"], each.get("node_started_s", repeat(0.0)), strict=False
-        )
-    ]
-    lines += [
-        "",
+    apart = [each for each in effects if "node_started_s" in each]
+    joined = list(chain(*(each["node_joined_s"] for each in apart)))
+    started = list(chain(*(each["node_started_s"] for each in apart)))
+    said = (
         f"The driver acted on a lost worker within {lost[0]:g} s and on a lost node within "
-        f"{lost[1]:g} s, and had workers on a new node {min(joined):g} to {max(joined):g} s after "
-        "its start, Ray's own start of it included.",
-    ]
+        f"{lost[1]:g} s."
+    )
+    if joined:
+        said += (
+            f" It had workers on a new node {min(joined):g} to {max(joined):g} s after Ray knew of "
+            f"the node, whose start took Ray {min(started):g} to {max(started):g} s."
+        )
+    lines += ["", said]
     return "\n".join(lines)
 
 

@@ -31,6 +31,7 @@ from gemmsmith.errors import InvalidProblem, PackError, PackIncompatible, Servic
 from gemmsmith.http.client import Client
 from gemmsmith.http.requests import problem_of
 from gemmsmith.http.transport import DEFAULT_URL
+from gemmsmith.operation import Epilogue
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine import source
 from gemmsmith.ops.engine.choosing import PackSource
@@ -55,6 +56,9 @@ AWAY_S = 60.0
 MEETING_S = 60.0
 """How long a rank waits for the others, who come by at about the same line of the same program."""
 
+_PLAIN = (Epilogue.NONE, Epilogue.BIAS)
+"""Products that are seen without their layer."""
+
 MATTERS = 0.05
 """Share of the operations of all products met, each counted once, from which one is reported."""
 
@@ -76,7 +80,8 @@ def start(value: str) -> None:
         ((lookup, engine),) = ready
         stack.callback(install, install(engine))
         stack.enter_context(patch())
-        stack.enter_context(every_model())
+        if _fuses(snapshot):
+            stack.enter_context(every_model())
         _State.running = stack.pop_all()
     source.on_use(_State.running.close)
     _State.lookup = lookup
@@ -85,6 +90,12 @@ def start(value: str) -> None:
         atexit.register(_report, opened().url)
     revision = snapshot.revision[:16]
     log.info("%s=%s: winners of %s, snapshot %s", VARIABLE, value, snapshot.device, revision)
+
+
+def _fuses(snapshot: Snapshot) -> bool:
+    """Whether there are winners that only whole layers can run: others are not slowed down."""
+    operations = [row.problem.operation for row in snapshot.rows if not row.use.is_default]
+    return any(one.is_grouped or one.epilogue not in _PLAIN for one in operations)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
