@@ -20,7 +20,6 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from gemmsmith.built import remember
 from gemmsmith.variables import CAPTURE_VARIABLE, VARIABLE, is_first_rank
 
 _SAID = "GEMMSMITH_SAID"
@@ -78,24 +77,25 @@ class _Waiting:
 def _begin() -> None:
     """Now torch is there."""
     folder, value = os.environ.get(CAPTURE_VARIABLE, ""), os.environ.get(VARIABLE, "").strip()
-    used = value.lower() not in _OFF
-    if folder or used:
-        _quietly(remember, VARIABLE)
     if folder:
         _quietly(lambda: _capture(folder), CAPTURE_VARIABLE)
-    if used:
+    if value.lower() not in _OFF:
         _quietly(lambda: _wait_for_devices(value), VARIABLE)
 
 
 def _capture(folder: str) -> None:
+    from gemmsmith.built import remember
     from gemmsmith.ops.autocapture import begin
 
+    remember()
     begin(Path(folder))
 
 
 def _wait_for_devices(value: str) -> None:
     """Have `value`'s winners run from when CUDA and the ranks' process group are there."""
     import torch
+
+    from gemmsmith.built import remember
 
     if not value.startswith(("http://", "https://")) and value.lower() != "auto":
         value = str(Path(value).expanduser().absolute())  # the program may change its folder
@@ -104,6 +104,8 @@ def _wait_for_devices(value: str) -> None:
             raise ValueError(
                 f"it must be a service's URL, a bundle's path or auto, and there is no file {value}"
             )
+
+    remember()
 
     def start() -> None:
         from gemmsmith.ops.autouse import start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,8 +23,9 @@ from gemmsmith.ops.models.swapping import Swapped
 from gemmsmith.problem import Problem
 from tests.gpu.support.choosing import Ground
 from tests.gpu.support.counting import launches
-from tests.support import stand_in
+from tests.support import stand_in, unchanged
 from tests.support.stand_in import Chooser
+from tuner.suites import load
 
 BF16 = torch.bfloat16
 WIDTH, INNER = 16, 32
@@ -165,3 +167,53 @@ def test_a_variable_is_enough(
     finally:
         gemmsmith.use(None)
     assert swapped(model) == 0
+
+
+SCRIPT = """
+import torch
+from torch import nn
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.act = nn.GELU(approximate="tanh")
+
+    def forward(self, x):
+        return self.down(self.act(self.up(x)))
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mlp = Mlp()
+
+    def forward(self, x):
+        return x + self.mlp(x)
+
+model = Model().bfloat16()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    model(torch.ones(8, 16).bfloat16()).float().square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.long
+def test_a_program_is_captured_and_runs_fused_kernels(ground: Ground, tmp_path: Path) -> None:
+    """Through the variables alone, in processes of its own."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    environment = unchanged.environment(tmp_path / "site", OMP_NUM_THREADS="1")
+    command = ["python", "-m", "service.cli", "capture", "-o", "s.toml", "--", "python", "train.py"]
+    assert unchanged.run(command, tmp_path, environment).returncode == 0
+    forward = Problem(m=8, n=INNER, k=WIDTH, dtype="bf16.then_bias_gelu_tanh_aux")
+    assert forward.operation.epilogue in {one.epilogue for one in load(tmp_path / "s.toml").entries}
+
+    snapshot = ground.snapshot([forward])
+    packs = [ground.store.get(name) for name in snapshot.packs()]
+    bundle = tmp_path / "winners.gspack"
+    write_bundle(bundle, snapshot, {pack.hash: pack.path for pack in packs if pack is not None})
+    given = unchanged.environment(tmp_path / "site", stand_in=True, GEMMSMITH=str(bundle))
+    done = unchanged.run([sys.executable, "train.py"], tmp_path, given)
+    assert done.returncode == 0, done.stderr
+    ran = [line.rpartition(" ")[0] for line in unchanged.launched(tmp_path / "site", 0)]
+    assert ran.count(str(forward)) == 2
