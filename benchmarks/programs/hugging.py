@@ -6,7 +6,8 @@
 
 The sizes are published ones with fewer layers, the weights are random, and the text is noise. It
 prints a line for every few steps with the milliseconds of one; the last line is `ms` and the
-median. A step is an optimizer's, or a call of `generate` that decodes 32 tokens.
+median. A step is an optimizer's, or a call of `generate` that decodes 32 tokens. `--parts` tells
+before it what the host and the GPU need for each part of a step.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -84,6 +85,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--parts", action="store_true", help="time the parts of a step as well")
     options = parser.parse_args()
     sizes = dict(MODELS[options.model])
     if options.tiny:
@@ -100,14 +102,21 @@ def main() -> None:
         else:
             model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         if options.model == "decode":
-            step = decoding(model, batch, length, options.compile)
+            parts = decoding(model, batch, length, options.compile)
         else:
-            step = training(model, options.model, batch, length, options.compile)
-    timed(step, options.steps, options.every, options.device)
+            parts = training(model, options.model, batch, length, options.compile)
+    result = timed(parts, options.steps, options.every, options.device)
+    if options.parts:
+        print(json.dumps({"parts": split(parts, options.device)}), flush=True)
+    print(json.dumps(result), flush=True)
 
 
-def training(model: Any, name: str, batch: int, length: int, compiles: bool) -> Callable[[], Any]:
-    """A step of AdamW on the same noise; it gives the loss."""
+Part = Callable[[Any], Any]
+"""It gets what the part before it gave."""
+
+
+def training(model: Any, name: str, batch: int, length: int, compiles: bool) -> Mapping[str, Part]:
+    """A step of AdamW on the same noise; its last part gives the loss."""
     given: dict[str, Any]
     if name == "vit":
         size = model.config.image_size
@@ -122,24 +131,26 @@ def training(model: Any, name: str, batch: int, length: int, compiles: bool) -> 
     model.train()
     run = torch.compile(model) if compiles else model
 
-    def step() -> Any:
-        loss = run(**given).loss
+    def backward(loss: Any) -> Any:
         loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
         return loss.detach()
 
-    return step
+    def optimize(loss: Any) -> Any:
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return {"forward": lambda _: run(**given).loss, "backward": backward, "optimizer": optimize}
 
 
-def decoding(model: Any, batch: int, length: int, compiles: bool) -> Callable[[], Any]:
+def decoding(model: Any, batch: int, length: int, compiles: bool) -> Mapping[str, Part]:
     """Decoding after a prompt of noise; it gives the tokens."""
     prompt = torch.randint(model.config.vocab_size, (batch, length))
     model.eval()
     model.generation_config.pad_token_id = 0
     how = {"cache_implementation": "static"} if compiles else {}
 
-    def step() -> Any:
+    def generate(_: Any) -> Any:
         return model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
@@ -149,19 +160,25 @@ def decoding(model: Any, batch: int, length: int, compiles: bool) -> Callable[[]
             **how,
         )
 
-    return step
+    return {"generate": generate}
 
 
-def timed(step: Callable[[], Any], steps: int, every: int, device: str) -> None:
+def waiting(device: str) -> Callable[[], Any]:
+    """What waits for all that was started."""
+    return torch.cuda.synchronize if device == "cuda" else lambda: None
+
+
+def timed(parts: Mapping[str, Part], steps: int, every: int, device: str) -> dict[str, Any]:
     """Run the steps, the first three by themselves, and print milliseconds of each line's."""
-    wait: Any = torch.cuda.synchronize if device == "cuda" else (lambda: None)
-    found, done = [], 0
+    wait = waiting(device)
+    found, done, out = [], 0, None
     while done < steps:
         count = 1 if done < 3 else min(every, steps - done)
         wait()
         began = time.perf_counter()
         for _ in range(count):
-            out = step()
+            for part in parts.values():
+                out = part(out)
         wait()
         ms = 1e3 * (time.perf_counter() - began) / count
         print(f"step {done}: {float(out.flatten()[-1]):.4f}, {ms:.2f} ms", flush=True)
@@ -171,7 +188,44 @@ def timed(step: Callable[[], Any], steps: int, every: int, device: str) -> None:
     peak = torch.cuda.max_memory_allocated() if device == "cuda" else 0
     last = float(out.flatten()[-1])
     median = statistics.median(found) if found else None
-    print(json.dumps({"ms": median, "all": found, "peak_bytes": peak, "last": last}), flush=True)
+    return {"ms": median, "all": found, "peak_bytes": peak, "last": last}
+
+
+def split(parts: Mapping[str, Part], device: str, repeats: int = 5) -> dict[str, dict[str, float]]:
+    """Median milliseconds of each part alone: until the host has started it, until it is done, and
+    the sum of its kernels.
+
+    The GPU has nothing to do when a part begins. A part of more kernels than its queue holds (about
+    a thousand) makes the host wait, so that its host's time says no more than that it was longer.
+    """
+    from torch.profiler import ProfilerActivity, profile
+
+    wait, found = waiting(device), {name: {"host": [], "all": []} for name in parts}
+    for _ in range(repeats):
+        out = None
+        for name, part in parts.items():
+            wait()
+            began = time.perf_counter()
+            out = part(out)
+            found[name]["host"].append(1e3 * (time.perf_counter() - began))
+            wait()
+            found[name]["all"].append(1e3 * (time.perf_counter() - began))
+    result = {
+        name: {kind: round(statistics.median(ms), 3) for kind, ms in kinds.items()}
+        for name, kinds in found.items()
+    }
+    if device == "cuda":
+        out = None
+        for name, part in parts.items():
+            with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+                out = part(out)
+                wait()
+            kernels: Any = profiled.key_averages()
+            result[name]["kernels"] = round(sum(k.self_device_time_total for k in kernels) / 1e3, 3)
+            for one in sorted(kernels, key=lambda k: -k.self_device_time_total)[:12]:
+                ms = one.self_device_time_total / 1e3
+                print(f"{name}: {ms:8.3f} ms {one.count:5} × {one.key[:110]}")
+    return result
 
 
 if __name__ == "__main__":

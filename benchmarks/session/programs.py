@@ -35,7 +35,7 @@ PROGRAMS: Mapping[str, tuple[str, ...]] = {
 """Script and options of each."""
 
 ROUNDS = 2
-"""Runs with winners of each; one more without."""
+"""Runs with winners of each; one more without. The last of each is split into its parts."""
 
 TUNE_S = "60"
 """No further problem is tuned then: those at which most time is at stake come first."""
@@ -87,7 +87,8 @@ def _parts(session: Session, name: str, mode: str) -> Any:
         ours = number % 2 == 1
         side = "gemmsmith" if ours else "torch"
         given = env | ({"GEMMSMITH": "auto"} if ours else {})
-        turns.append((side, _timed(session, words, given)))
+        last = ["--parts"] if number >= 2 * ROUNDS - 1 else []
+        turns.append((side, _timed(session, [*words, *last], given)))
         exits = [one["exit"] for _, one in turns]
         yield {"exit": max(exits), "turns": [{"side": side} | one for side, one in turns]}
     yield gains([(side, (one["result"] or {}).get("ms")) for side, one in turns])
@@ -172,10 +173,12 @@ def _timed(session: Session, words: Sequence[str], env: Mapping[str, str]) -> di
         log.writelines(f"{seconds:7.2f} {line}\n" for seconds, line in lines)
     firsts = [seconds for seconds, line in lines if line.startswith("step 0")]
     result = next((json.loads(line) for _, line in lines if line.startswith('{"ms"')), None)
+    parts = [json.loads(line) for _, line in lines if line.startswith('{"parts"')]
     return {
         "exit": code,
         "seconds": round(time.monotonic() - began, 2),
         "first_step": firsts[-1] if firsts else None,
         "said": [line for _, line in lines if line.startswith("gemmsmith") or " tuned, " in line],
         "result": result,
+        **(parts[0] if parts else {}),
     }

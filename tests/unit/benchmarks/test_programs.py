@@ -35,7 +35,8 @@ def test_programs_run_as_a_user_starts_them(
         "run -- examples/train.py",
         f"{tuned}{llama}",
         f"run -- {llama}",
-        *[llama] * 5,
+        *[llama] * 3,
+        *[f"{llama} --parts"] * 2,
     ]
     assert len(exports) == 2
 
@@ -49,11 +50,13 @@ def test_gains_are_over_both_neighbours() -> None:
 
 @pytest.mark.parametrize("model", ["gpt2", "llama", "qwen3", "qwen3-moe", "vit", "decode"])
 def test_the_measured_program_runs(model: str) -> None:
-    words = [model, "--tiny", "--device", "cpu", "--steps", "4"]
+    words = [model, "--tiny", "--device", "cpu", "--steps", "4", "--parts"]
     done = subprocess.run(
         [sys.executable, "benchmarks/programs/hugging.py", *words],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    *steps, last = done.stdout.splitlines()
+    *steps, parts, last = done.stdout.splitlines()
     assert len(steps) == 4
+    for times in json.loads(parts)["parts"].values():
+        assert 0 < times["host"] <= times["all"]
     assert json.loads(last)["ms"] > 0
