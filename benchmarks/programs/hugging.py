@@ -171,7 +171,8 @@ def waiting(device: str) -> Callable[[], Any]:
 def timed(parts: Mapping[str, Part], steps: int, every: int, device: str) -> dict[str, Any]:
     """Run the steps, the first three by themselves, and print milliseconds of each line's."""
     wait = waiting(device)
-    found, done, out = [], 0, None
+    out: Any = None
+    found, done = [], 0
     while done < steps:
         count = 1 if done < 3 else min(every, steps - done)
         wait()
@@ -200,7 +201,8 @@ def split(parts: Mapping[str, Part], device: str, repeats: int = 5) -> dict[str,
     """
     from torch.profiler import ProfilerActivity, profile
 
-    wait, found = waiting(device), {name: {"host": [], "all": []} for name in parts}
+    wait = waiting(device)
+    found: dict[str, dict[str, list[float]]] = {name: {"host": [], "all": []} for name in parts}
     for _ in range(repeats):
         out = None
         for name, part in parts.items():
