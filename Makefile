@@ -9,6 +9,7 @@
 #   make docs       the documentation as a site, in site/
 #   make figures    the tables and pictures of README and docs, from the files of results
 #   make wheels     download the wheels that a GPU host without internet needs into .wheels/
+#                   (EXTRA="ray psycopg": more; benchmarks/site.py makes one small archive of them)
 #   make kernels    the wheel gemmsmith-kernels-sm90, into configs/kernels/dist: what the shipped winners
 #                   and new problems need, compiled and signed (minutes of 16 cores, hours of 2)
 #   make gpu-test   tests/gpu on the local GPU;  make gpu-bench: tune the suite on it
@@ -74,7 +75,7 @@ lock: .venv/.test
 # What a GPU host with torch and nvcc but no internet still lacks, for the Python it runs.
 GPU_PYTHON ?= 3.12
 wheels: .venv/bin/python
-	benchmarks/wheels.sh $(GPU_PYTHON) .wheels
+	benchmarks/wheels.sh $(GPU_PYTHON) .wheels $(EXTRA)
 
 kernels: .venv/.test
 	.venv/bin/python -m configs.kernels.build $(if $(LIMIT),--limit $(LIMIT),)

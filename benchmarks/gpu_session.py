@@ -34,6 +34,8 @@ cut off keeps what it had; a failing step is reported and the next one still run
     programs  benchmarks/programs and examples/train.py, unchanged, through `gemmsmith run`: seconds
               to the first tuned step, cold and warm, then processes without and with winners in
               turns, eager and then compiled: programs-*.json
+    fleet     a suite tuned by a fleet of one GPU, then of all of this host's, with nothing compiled
+              and again (Ray among the wheels): fleet-*.json, winners-fleet-*.jsonl
     alone     winners of .packs/, else the shipped, and cuBLAS, each at its own clock: alone-*.json
     report    the session's winners as a page: report/
     profile   Nsight Compute on winners and cuBLAS: ncu-<problem>-<dtype>.csv
@@ -42,7 +44,8 @@ cut off keeps what it had; a failing step is reported and the next one still run
 Several sessions may run at once on a host with several GPUs: give each another --device and
 other --dtype; its database and logs carry both in their names.
 
-The wheels come from .wheels/ (`make wheels` on a machine with internet), carried packs and winners
+The wheels come from .wheels/ (`make wheels` on a machine with internet, and benchmarks/site.py to
+make one small archive of them), carried packs and winners
 of train, train_moe and train_fused from .packs/, and transformers from the host. Only the standard
 library is used here: nothing else is installed yet.
 """

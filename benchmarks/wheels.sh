@@ -1,10 +1,11 @@
 #!/bin/sh
 # Download into $2 the wheels that a GPU host with Python $1, torch and nvcc, but no internet, lacks.
-# Usage: benchmarks/wheels.sh 3.12 .wheels
+# Usage: benchmarks/wheels.sh 3.12 .wheels [further packages of requirements/test.lock]
 set -eu
 python=$1
 folder=$2
-names="alembic annotated-doc annotated-types cffi cryptography cuda-bindings cuda-core cuda-pathfinder cuda-python
+shift 2
+names="$* alembic annotated-doc annotated-types cffi cryptography cuda-bindings cuda-core cuda-pathfinder cuda-python
   fastapi httptools mako msgspec nvidia-cutlass opentelemetry-api prometheus-client psutil pycparser pydantic
   pydantic-core pydot pytest pytest-timeout sqlalchemy starlette structlog treelib typer typing-extensions
   typing-inspection uvicorn uvloop zstandard"

@@ -2,18 +2,21 @@
 
     python benchmarks/programs/hugging.py llama --steps 12
     gemmsmith run --tune -- python benchmarks/programs/hugging.py llama --steps 12
+    torchrun --nproc-per-node 2 benchmarks/programs/hugging.py llama
     python benchmarks/programs/hugging.py decode --rows 16 --tiny --device cpu
 
 The sizes are published ones with fewer layers, the weights are random, and the text is noise. It
 prints a line for every few steps with the milliseconds of one; the last line is `ms` and the
 median. A step is an optimizer's, or a call of `generate` that decodes 32 tokens. `--parts` tells
-before it what the host and the GPU need for each part of a step.
+before it what the host and the GPU need for each part of a step. Started by `torchrun`, each rank
+has a GPU and text of its own, FSDP2 shards the model's layers, and rank 0 prints.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -96,19 +99,50 @@ def main() -> None:
     sizes.pop("batch", None)
     config = getattr(transformers, sizes.pop("config"))(**sizes)
     torch.manual_seed(1)
+    rank = joined(options.device)
     with torch.device(options.device):
         if options.model == "vit":
             model = transformers.ViTForImageClassification(config).to(torch.bfloat16)
         else:
             model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        if rank is not None:
+            shard(model)
+            torch.manual_seed(1 + rank)
         if options.model == "decode":
             parts = decoding(model, batch, length, options.compile)
         else:
             parts = training(model, options.model, batch, length, options.compile)
     result = timed(parts, options.steps, options.every, options.device)
     if options.parts:
-        print(json.dumps({"parts": split(parts, options.device)}), flush=True)
-    print(json.dumps(result), flush=True)
+        say(json.dumps({"parts": split(parts, options.device)}))
+    say(json.dumps(result))
+    if rank is not None:
+        torch.distributed.destroy_process_group()
+
+
+def joined(device: str) -> int | None:
+    """This process's rank, with a GPU of its own, where `torchrun` started it; else None."""
+    if "LOCAL_RANK" not in os.environ:
+        return None
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.distributed.init_process_group("nccl" if device == "cuda" else "gloo")
+    return torch.distributed.get_rank()
+
+
+def shard(model: Any) -> None:
+    """Shard the parameters of each layer, and of what is around them, by FSDP2."""
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+
+
+def say(line: str) -> None:
+    """Print a line; of several ranks, the first one does."""
+    if os.environ.get("RANK", "0") == "0":
+        print(line, flush=True)
 
 
 Part = Callable[[Any], Any]
@@ -182,7 +216,7 @@ def timed(parts: Mapping[str, Part], steps: int, every: int, device: str) -> dic
                 out = part(out)
         wait()
         ms = 1e3 * (time.perf_counter() - began) / count
-        print(f"step {done}: {float(out.flatten()[-1]):.4f}, {ms:.2f} ms", flush=True)
+        say(f"step {done}: {float(out.flatten()[-1]):.4f}, {ms:.2f} ms")
         if done >= 3:
             found.append(ms)
         done += count
@@ -226,7 +260,7 @@ def split(parts: Mapping[str, Part], device: str, repeats: int = 5) -> dict[str,
             result[name]["kernels"] = round(sum(k.self_device_time_total for k in kernels) / 1e3, 3)
             for one in sorted(kernels, key=lambda k: -k.self_device_time_total)[:12]:
                 ms = one.self_device_time_total / 1e3
-                print(f"{name}: {ms:8.3f} ms {one.count:5} × {one.key[:110]}")
+                say(f"{name}: {ms:8.3f} ms {one.count:5} × {one.key[:110]}")
     return result
 
 

@@ -30,6 +30,11 @@ CORES = len(os.sched_getaffinity(0))
 """Those this session may use: on a host of several GPUs it may be kept to a share."""
 
 
+def gpus() -> int:
+    """How many this host has."""
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Session:
     """Where things go, and how long each step may take.
@@ -94,26 +99,12 @@ class Session:
         print(f"$ {' '.join(words)}", flush=True)
         if self.dry_run:
             return 0
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(SITE), str(ROOT / "client"), str(ROOT)]),
-            "PYTHONUNBUFFERED": "1",
-            "GEMMSMITH_DATABASE": self.database(),
-            "GEMMSMITH_PACKS": str(STATE / "packs"),
-            # Steps say themselves which winners they begin with.
-            "GEMMSMITH_WINNERS": str(STATE / "no-winners"),
-            # Carried packs are signed, if at all, by the machine that compiled them.
-            "GEMMSMITH_UNSIGNED": "1",
-            "GEMMSMITH_SIGNING_KEY": str(STATE / "signing.key"),
-            "GEMMSMITH_TRUSTED": str(STATE / "trusted"),
-            **(env or {}),
-        }
         with (
             log.open("ab") as file,
             subprocess.Popen(
                 words,
                 cwd=ROOT,
-                env=environment,
+                env=self.environment(env),
                 stdout=stdout or subprocess.PIPE,
                 stderr=subprocess.PIPE if stdout else subprocess.STDOUT,
             ) as process,
@@ -130,6 +121,23 @@ class Session:
             code = process.wait()
             alarm.cancel()
             return code
+
+    def environment(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
+        """What commands of this session find in their environment, `env` in place of its own."""
+        return {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(SITE), str(ROOT / "client"), str(ROOT)]),
+            "PYTHONUNBUFFERED": "1",
+            "GEMMSMITH_DATABASE": self.database(),
+            "GEMMSMITH_PACKS": str(STATE / "packs"),
+            # Steps say themselves which winners they begin with.
+            "GEMMSMITH_WINNERS": str(STATE / "no-winners"),
+            # Carried packs are signed, if at all, by the machine that compiled them.
+            "GEMMSMITH_UNSIGNED": "1",
+            "GEMMSMITH_SIGNING_KEY": str(STATE / "signing.key"),
+            "GEMMSMITH_TRUSTED": str(STATE / "trusted"),
+            **(env or {}),
+        }
 
     def gemmsmith(
         self,
@@ -219,11 +227,19 @@ def prepare(session: Session) -> int:
 
 def _install(session: Session, log: Path) -> int:
     """Into a folder beside, renamed when it is whole: a session that starts later finds all."""
+    archive = ROOT / ".wheels" / "site.tar.xz"
     wheels = sorted(str(path) for path in (ROOT / ".wheels").glob("*.whl"))
-    if not wheels or SITE.exists():
+    if not (wheels or archive.exists()) or SITE.exists():
         return 0
     aside = STATE / "gpu-site.part"
     shutil.rmtree(aside, ignore_errors=True)
+    if archive.exists():
+        print(f"unpacking {archive.name}", flush=True)
+        if not session.dry_run:
+            with tarfile.open(archive) as tar:
+                tar.extractall(aside, filter="data")
+            aside.rename(SITE)
+        return 0
     code = session.command(
         *(sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"),
         *("--no-compile", "--target", str(aside), *wheels),

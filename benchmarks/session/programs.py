@@ -2,7 +2,8 @@
 
 Each runs as a user would start it: `gemmsmith run --tune --rehearse`, then `gemmsmith run`, then in
 turns without and with `GEMMSMITH=auto`, process by process. The database and the user's folders are
-new for each program; the pack store begins with what was carried, and counts what is compiled.
+new for each program; the pack store begins with what was carried, and counts what is compiled. With
+a bundle among what was carried there is nothing to tune: only the turns, with `GEMMSMITH=` it.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.session.core import ROOT, SITE, STATE, Deadline, Session
+from benchmarks.session.core import CARRIED, ROOT, SITE, STATE, Deadline, Session, gpus
 from benchmarks.session.waiting import count_kernels, place
 
 SCRIPT = "benchmarks/programs/hugging.py"
 _DECODE = ("--layers", "8", "--steps", "9", "--every", "1")
+TWO_RANKS = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
 PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "example": ("examples/train.py",),
     "llama": (SCRIPT, "llama", "--steps", "18"),
+    "llama-fsdp2": (*TWO_RANKS, SCRIPT, "llama", "--steps", "18"),
     "qwen3-moe": (SCRIPT, "qwen3-moe", "--steps", "18"),
     "gpt2": (SCRIPT, "gpt2", "--steps", "18"),
     "vit": (SCRIPT, "vit", "--steps", "23"),
@@ -52,6 +55,8 @@ def programs(session: Session) -> int:
         for name in asked:
             if deadline.over() or (mode == "compiled" and name == "example"):
                 continue
+            if TWO_RANKS[1] in PROGRAMS[name] and gpus() < 2:
+                continue
             row: dict[str, Any] = {"program": name, "mode": mode}
             found.append(row)
             for part in _parts(session, name, mode):
@@ -68,7 +73,8 @@ def _parts(session: Session, name: str, mode: str) -> Any:
     if mode == "compiled":
         words.append("--compile")
     env, tuned = _environment(session, name)
-    if not tuned:
+    bundle = next((str(path) for path in sorted(CARRIED.glob("*.gspack"))), None)
+    if bundle is None and not tuned:
         before = count_kernels(env)
         options = ("--effort", session.effort, "--time-limit", TUNE_S)
         cold = _timed(session, [*_gemmsmith("run", "--tune", "--rehearse", *options), *words], env)
@@ -77,16 +83,16 @@ def _parts(session: Session, name: str, mode: str) -> Any:
             return
         winners = str(session.file(f"programs-winners-{name}", ".jsonl"))
         session.gemmsmith("export", winners, log=session.file("programs", ".log"), env=env)
-    if mode == "eager":
+    if bundle is None and mode == "eager":
         warm = _timed(session, [*_gemmsmith("run"), *words], env)
         yield {"exit": warm["exit"], "warm": warm}
-    if PROGRAMS[name][0] != SCRIPT:  # which says nothing of its time
+    if SCRIPT not in PROGRAMS[name]:  # which says nothing of its time
         return
     turns: list[tuple[str, dict[str, Any]]] = []
     for number in range(2 * ROUNDS + 1):
         ours = number % 2 == 1
         side = "gemmsmith" if ours else "torch"
-        given = env | ({"GEMMSMITH": "auto"} if ours else {})
+        given = env | ({"GEMMSMITH": bundle or "auto"} if ours else {})
         last = ["--parts"] if number >= 2 * ROUNDS - 1 else []
         turns.append((side, _timed(session, [*words, *last], given)))
         exits = [one["exit"] for _, one in turns]
@@ -115,7 +121,10 @@ def _gemmsmith(*words: str) -> list[str]:
 
 
 def _environment(session: Session, name: str) -> tuple[dict[str, str], bool]:
-    """A new user's, with gemmsmith as if it were installed; whether it was tuned in already."""
+    """A new user's, with gemmsmith as if it were installed; whether it was tuned in already.
+
+    A program of one process sees the session's GPU alone.
+    """
     folder = STATE / f"measured-{session.tag}" / f"program-{name}"
     tuned = any(folder.glob("data/gemmsmith/winners/*.gspack"))
     if not tuned:
@@ -125,7 +134,8 @@ def _environment(session: Session, name: str) -> tuple[dict[str, str], bool]:
         # Where it is installed, this line lies in `gemmsmith.pth`.
         line = (ROOT / "client" / "gemmsmith.pth").read_text()
         (folder / "site" / "sitecustomize.py").write_text(line)
-    env = session.only_device() | {
+    env = {} if TWO_RANKS[1] in PROGRAMS[name] else session.only_device()
+    env |= {
         "GEMMSMITH_DATABASE": f"sqlite:///{folder / 'gemmsmith.db'}",
         "GEMMSMITH_PACKS": str(folder / "packs"),
         "PYTHONPATH": os.pathsep.join(
