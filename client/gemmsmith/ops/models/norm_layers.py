@@ -47,7 +47,7 @@ class NormLayer(Swapped):
 
     def _suitable(self, x: Any) -> torch.Tensor | None:
         """The weight, if torch's fused kernel computes what the module would."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or is_written_down():
             return None
         kind = kind_in_use()
         if kind is None or not isinstance(x, torch.Tensor) or x.device.type != kind:
@@ -67,6 +67,5 @@ class NormLayer(Swapped):
             and (recipe.scales is None or getattr(self, recipe.scales) is True)
             and not torch.is_autocast_enabled(kind)
             and not torch._C._are_functorch_transforms_active()
-            and not is_written_down()
         )
         return weight if suits else None
