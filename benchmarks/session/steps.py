@@ -7,6 +7,7 @@ import tarfile
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.session.core import CARRIED, ROOT, STATE, Deadline, Session
+from benchmarks.session.norms import norms
 from benchmarks.session.profiling import profile
 from benchmarks.session.programs import programs
 from benchmarks.session.training import train, train_fused, train_moe
@@ -167,6 +168,7 @@ STEPS: dict[str, Callable[[Session], int]] = {
     "train_moe": train_moe,
     "train_fused": train_fused,
     "programs": programs,
+    "norms": norms,
     "alone": alone,
     "report": report,
     "profile": profile,
