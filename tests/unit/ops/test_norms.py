@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -461,6 +463,28 @@ def test_a_norm_that_was_wrapped_while_patched(calls: Callable[[], int]) -> None
     gemmsmith.unpatch(net)
     assert equal(step(net), expected)
     assert calls() == 0
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own
+@pytest.mark.parametrize("first", ["patch", "shard"])
+def test_under_fsdp2(calls: Callable[[], int], first: str) -> None:
+    net = made()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+        if first == "patch":
+            gemmsmith.patch(net)
+        fully_shard(net, mesh=mesh)
+        if first == "shard":
+            gemmsmith.patch(net)
+        net(given()).float().sum().backward()
+        assert calls() == 1
+        assert net.weight.grad is not None
+        gemmsmith.unpatch(net)
+        net(given())
+        assert calls() == 0
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_capture_of_products_has_no_norms(calls: Callable[[], int]) -> None:
