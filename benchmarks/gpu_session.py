@@ -36,6 +36,8 @@ cut off keeps what it had; a failing step is reported and the next one still run
               turns, eager and then compiled: programs-*.json
     fleet     a suite tuned by a fleet of one GPU, then of all of this host's, with nothing compiled
               and again (Ray among the wheels): fleet-*.json, winners-fleet-*.jsonl
+    norms     steps of transformers' models with RMS norms written out and by torch's fused kernel,
+              and norms alone: norms-*.json; no winners are needed
     alone     winners of .packs/, else the shipped, and cuBLAS, each at its own clock: alone-*.json
     report    the session's winners as a page: report/
     profile   Nsight Compute on winners and cuBLAS: ncu-<problem>-<dtype>.csv
@@ -118,7 +120,10 @@ def parse(arguments: Sequence[str] | None) -> tuple[list[str], Session]:
         "--problem", type=problem_name, action="append", help=f"MxNxK to profile ({PROFILED})"
     )
     parser.add_argument(
-        "--model", choices=MODELS, action="append", help="of train… and programs (default: all)"
+        "--model",
+        choices=MODELS,
+        action="append",
+        help="of train…, programs, norms (default: all)",
     )
     parser.add_argument("--mode", choices=MODES, action="append", help="of the same (default: all)")
     parser.add_argument("--tests", nargs="+", default=["tests/gpu"], help="files of `test`")

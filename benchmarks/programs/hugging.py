@@ -90,28 +90,16 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--parts", action="store_true", help="time the parts of a step as well")
     options = parser.parse_args()
-    sizes = dict(MODELS[options.model])
-    if options.tiny:
-        sizes |= {name: value for name, value in TINY.items() if name in sizes or "size" in name}
-    if options.layers:
-        sizes["n_layer" if "n_layer" in sizes else "num_hidden_layers"] = options.layers
-    batch, length = options.rows or sizes.pop("batch"), sizes.pop("length")
-    sizes.pop("batch", None)
-    config = getattr(transformers, sizes.pop("config"))(**sizes)
-    torch.manual_seed(1)
     rank = joined(options.device)
-    with torch.device(options.device):
-        if options.model == "vit":
-            model = transformers.ViTForImageClassification(config).to(torch.bfloat16)
-        else:
-            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-        if rank is not None:
-            shard(model)
-            torch.manual_seed(1 + rank)
-        if options.model == "decode":
-            parts = decoding(model, batch, length, options.compile)
-        else:
-            parts = training(model, options.model, batch, length, options.compile)
+    _, parts = built(
+        options.model,
+        options.device,
+        tiny=options.tiny,
+        layers=options.layers,
+        rows=options.rows,
+        compiles=options.compile,
+        rank=rank,
+    )
     result = timed(parts, options.steps, options.every, options.device)
     if options.parts:
         say(json.dumps({"parts": split(parts, options.device)}))
@@ -149,6 +137,40 @@ Part = Callable[[Any], Any]
 """It gets what the part before it gave."""
 
 
+def built(
+    name: str,
+    device: str,
+    *,
+    tiny: bool = False,
+    layers: int | None = None,
+    rows: int | None = None,
+    compiles: bool = False,
+    new_tokens: int = NEW_TOKENS,
+    rank: int | None = None,
+) -> tuple[Any, Mapping[str, Part]]:
+    """A model, of the same weights each time, and the parts of its step; a rank shards it."""
+    sizes = dict(MODELS[name])
+    if tiny:
+        sizes |= {key: value for key, value in TINY.items() if key in sizes or "size" in key}
+    if layers:
+        sizes["n_layer" if "n_layer" in sizes else "num_hidden_layers"] = layers
+    batch, length = rows or sizes.pop("batch"), sizes.pop("length")
+    sizes.pop("batch", None)
+    config = getattr(transformers, sizes.pop("config"))(**sizes)
+    torch.manual_seed(1)
+    with torch.device(device):
+        if name == "vit":
+            model = transformers.ViTForImageClassification(config).to(torch.bfloat16)
+        else:
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        if rank is not None:
+            shard(model)
+            torch.manual_seed(1 + rank)
+        if name == "decode":
+            return model, decoding(model, batch, length, compiles, new_tokens)
+        return model, training(model, name, batch, length, compiles)
+
+
 def training(model: Any, name: str, batch: int, length: int, compiles: bool) -> Mapping[str, Part]:
     """A step of AdamW on the same noise; its last part gives the loss."""
     given: dict[str, Any]
@@ -177,7 +199,9 @@ def training(model: Any, name: str, batch: int, length: int, compiles: bool) -> 
     return {"forward": lambda _: run(**given).loss, "backward": backward, "optimizer": optimize}
 
 
-def decoding(model: Any, batch: int, length: int, compiles: bool) -> Mapping[str, Part]:
+def decoding(
+    model: Any, batch: int, length: int, compiles: bool, new_tokens: int
+) -> Mapping[str, Part]:
     """Decoding after a prompt of noise; it gives the tokens."""
     prompt = torch.randint(model.config.vocab_size, (batch, length))
     model.eval()
@@ -189,8 +213,8 @@ def decoding(model: Any, batch: int, length: int, compiles: bool) -> Mapping[str
             prompt,
             attention_mask=torch.ones_like(prompt),
             do_sample=False,
-            min_new_tokens=NEW_TOKENS,
-            max_new_tokens=NEW_TOKENS,
+            min_new_tokens=new_tokens,
+            max_new_tokens=new_tokens,
             **how,
         )
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.session.core import CARRIED, ROOT, STATE, Deadline, Session
 from benchmarks.session.fleet import fleet
+from benchmarks.session.norms import norms
 from benchmarks.session.profiling import profile
 from benchmarks.session.programs import programs
 from benchmarks.session.training import train, train_fused, train_moe
@@ -169,6 +170,7 @@ STEPS: dict[str, Callable[[Session], int]] = {
     "train_fused": train_fused,
     "programs": programs,
     "fleet": fleet,
+    "norms": norms,
     "alone": alone,
     "report": report,
     "profile": profile,

@@ -36,7 +36,7 @@ from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine import source
 from gemmsmith.ops.engine.choosing import PackSource
 from gemmsmith.ops.engine.engine import Engine, install
-from gemmsmith.ops.models.automatic import every_model
+from gemmsmith.ops.models.automatic import every_model, every_norm
 from gemmsmith.ops.models.patching import patch
 from gemmsmith.packs import Packs, asking, believe
 from gemmsmith.problem import Problem
@@ -80,8 +80,7 @@ def start(value: str) -> None:
         ((lookup, engine),) = ready
         stack.callback(install, install(engine))
         stack.enter_context(patch())
-        if _fuses(snapshot):
-            stack.enter_context(every_model())
+        stack.enter_context(every_model() if _fuses(snapshot) else every_norm())
         _State.running = stack.pop_all()
     source.on_use(_State.running.close)
     _State.lookup = lookup

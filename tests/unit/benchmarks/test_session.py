@@ -52,6 +52,7 @@ def test_the_script_dry_runs_every_step(tmp_path: Path) -> None:
         "examples/train_llama.py --layers 12 --steps 43 --model llama-3-8b --winners",
         "examples/train_gpt.py --model gpt-350m --steps 63 --mode compiled --winners",
         f"benchmarks.host_cost --winners {tmp_path}/train-cuda2-bf16.gspack",
+        "benchmarks.norms --model llama --model qwen3 --model qwen3-moe --model decode -o",
         f"ceilings --device cuda:2 -o {tmp_path}/ceilings.json",
         f"--device cuda:2 -o {tmp_path}/alone-cuda2-bf16.json",
         f"report -o {tmp_path}/report",

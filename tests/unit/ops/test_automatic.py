@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import gemmsmith
 from gemmsmith import built
@@ -149,10 +150,12 @@ def test_a_variable_is_enough(
     """As `GEMMSMITH=winners.gspack` does it, until the program chooses for itself.
 
     Layers are left alone where they could run nothing that their products cannot run by themselves.
+    Norms need no winners of theirs.
     """
     monkeypatch.setattr(autouse, "Engine", stand_in.ENGINE)
     monkeypatch.setattr(autouse._State, "reports", True)
     model, x = made(), operand()
+    norms = nn.ModuleList([LlamaRMSNorm(WIDTH)])
     problem = Problem(m=8, n=INNER, k=WIDTH, dtype=dtype)
     snapshot = ground.snapshot([problem])
     packs = [ground.store.get(name) for name in snapshot.packs()]
@@ -161,12 +164,13 @@ def test_a_variable_is_enough(
     autouse.start(str(bundle))
     try:
         assert swapped(model) == (2 if "gelu" in dtype else 0)
+        assert swapped(norms) == 1
         with launches() as found:
             model(x)
         assert [one.shape.problem for one in found].count(problem) == 2
     finally:
         gemmsmith.use(None)
-    assert swapped(model) == 0
+    assert swapped(model) == swapped(norms) == 0
 
 
 SCRIPT = """

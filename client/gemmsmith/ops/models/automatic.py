@@ -13,44 +13,66 @@ from typing import Any
 
 from gemmsmith import built
 from gemmsmith.ops.models import layers
+from gemmsmith.ops.models.norms import NormRecipe
 from gemmsmith.ops.models.swapping import Swaps
 
 
-class _Swapped:
-    """Who wants layers swapped at present, and how to undo it."""
+class _Shared:
+    """Layers of one sort: how many blocks want them swapped at present, and how to undo it."""
 
-    lock = threading.Lock()
-    wanted = 0
-    stack = ExitStack()
+    def __init__(self, *, norms: bool) -> None:
+        self._norms = norms
+        self._lock = threading.Lock()
+        self._wanted = 0
+        self._stack = ExitStack()
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Until the last of such blocks ends."""
+        with self._lock:
+            self._wanted += 1
+            if self._wanted == 1:
+                self._stack = self._begun()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._wanted -= 1
+                if not self._wanted:
+                    self._stack.close()
+
+    def _begun(self) -> ExitStack:
+        swaps = Swaps()
+
+        def swap(module: Any) -> None:
+            # Its parts as well: of a copy, torch tells the outermost module alone.
+            swaps.make(
+                (one.module, one.swapped_class)
+                for one in layers.recognized(module)
+                if isinstance(one.recipe, NormRecipe) is self._norms
+            )
+
+        with ExitStack() as stack:
+            stack.callback(swaps.undo)
+            stack.enter_context(built.told(swap))
+            return stack.pop_all()
+
+
+_norms, _products = _Shared(norms=True), _Shared(norms=False)
+
+
+@contextmanager
+def every_norm() -> Iterator[None]:
+    """Swap the recognized norms of all models that are built or were, until the block ends.
+
+    Blocks may overlap: the last one to end gives the layers their classes back.
+    """
+    with _norms.swapped():
+        yield
 
 
 @contextmanager
 def every_model() -> Iterator[None]:
-    """Swap the recognized layers of all models that are built or were, until the block ends.
-
-    Blocks may overlap: the last one to end gives the layers their classes back.
-    """
-    with _Swapped.lock:
-        _Swapped.wanted += 1
-        if _Swapped.wanted == 1:
-            _Swapped.stack = _begun()
-    try:
+    """As `every_norm`, all recognized layers."""
+    with _norms.swapped(), _products.swapped():
         yield
-    finally:
-        with _Swapped.lock:
-            _Swapped.wanted -= 1
-            if not _Swapped.wanted:
-                _Swapped.stack.close()
-
-
-def _begun() -> ExitStack:
-    swaps = Swaps()
-
-    def swap(module: Any) -> None:
-        # Its parts as well: of a copy, torch tells the outermost module alone.
-        swaps.make((one.module, one.swapped_class) for one in layers.recognized(module))
-
-    with ExitStack() as stack:
-        stack.callback(swaps.undo)
-        stack.enter_context(built.told(swap))
-        return stack.pop_all()

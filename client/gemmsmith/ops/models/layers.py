@@ -20,6 +20,8 @@ from torch import nn
 
 from gemmsmith.ops.models import fusing
 from gemmsmith.ops.models.expert_layers import ExpertsLayer, ExpertsRecipe
+from gemmsmith.ops.models.norm_layers import NormLayer
+from gemmsmith.ops.models.norms import NormRecipe
 from gemmsmith.ops.models.recipes import (
     FeedForwardRecipe,
     First,
@@ -36,7 +38,7 @@ from gemmsmith.ops.models.swapping import Swapped, class_for
 
 @dataclass(frozen=True, kw_only=True)
 class Recognized:
-    """A module that may run fused products.
+    """A module that a patch takes over.
 
     Attributes:
         name: within the model.
@@ -217,4 +219,5 @@ _FORWARDS: dict[type, type[Swapped]] = {
     ResidualRecipe: ResidualLayer,
     SequenceRecipe: SequenceLayer,
     ExpertsRecipe: ExpertsLayer,
+    NormRecipe: NormLayer,
 }

@@ -12,6 +12,7 @@ dimensions, stays torch's.
 
 A model's layers that end in an activation, a gate or a residual change class likewise, and run the
 product and what follows it by one kernel where such a one wins (`gemmsmith.ops.models.layers`).
+RMS norms that are written out run torch's fused one (`gemmsmith.ops.models.norm_layers`).
 
 Where the binding cannot be had, or a report is wanted, all `nn.Linear` modules of a model change
 class; without a model a torch function mode catches the products in this thread
@@ -64,11 +65,11 @@ def patch(
 
     Args:
         model: replace the products of its `nn.Linear` modules (not those of derived classes), the
-            grouped products with its weights, and the layers that are recognized in it
-            (docs/fusing.md). Products of the same sizes elsewhere in the process are replaced as
-            well. None: replace the products of `F.linear`, `torch.matmul` and `@`, `mm`, `bmm` and
-            `_int_mm`, of `addmm` and `baddbmm` with `out_dtype`, of plain `addmm` with a bias, and
-            grouped ones.
+            grouped products with its weights, and the layers that are recognized in it, RMS norms
+            among them (docs/fusing.md). Products of the same sizes elsewhere in the process are
+            replaced as well. None: replace the products of `F.linear`, `torch.matmul` and `@`,
+            `mm`, `bmm` and `_int_mm`, of `addmm` and `baddbmm` with `out_dtype`, of plain `addmm`
+            with a bias, and grouped ones.
         report: print at the end which kernels ran, how often, what was fused, and the expected
             gain; for a patch that is never undone, at the end of the process.
         file: where to print; None is standard error.

@@ -86,19 +86,25 @@ def read(forward: Callable[..., Any]) -> Expression | None:
     Args:
         forward: a class's, that takes `self` and positional arguments.
     """
-    if not isinstance(forward, FunctionType) or hasattr(forward, "__wrapped__"):
-        return None
-    try:
-        source = textwrap.dedent(inspect.getsource(forward))
-        (tree,) = ast.parse(source).body
-    except (OSError, TypeError, SyntaxError, ValueError):
-        return None
-    if not isinstance(tree, ast.FunctionDef) or not _is_code_of(forward, tree):
+    if not isinstance(forward, FunctionType) or (tree := parsed(forward)) is None:
         return None
     try:
         return _Reader(forward, tree).result()
     except _NotUnderstoodError:
         return None
+
+
+def parsed(function: object) -> ast.FunctionDef | None:
+    """The source of a function, if it is that of its very code; None of anything else."""
+    if not isinstance(function, FunctionType) or hasattr(function, "__wrapped__"):
+        return None
+    try:
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return None
+    if not isinstance(tree, ast.FunctionDef) or not _is_code_of(function, tree):
+        return None
+    return tree
 
 
 def _is_code_of(forward: FunctionType, tree: ast.FunctionDef) -> bool:

@@ -1,4 +1,4 @@
-"""Which modules of a model may run a product and what follows it by one kernel, and what they are.
+"""Which modules of a model are taken over: a product and what follows it, experts, norms.
 
 A module is known by what its class's forward computes (`gemmsmith.ops.models.reading`), never by
 its name alone, and by the exact types of the children that are taken over. Subclasses with a
@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from gemmsmith.epilogue import Activation
 from gemmsmith.ops.models.expert_layers import ExpertsRecipe, experts_recipe
+from gemmsmith.ops.models.norms import NormRecipe, norm_recipe
 from gemmsmith.ops.models.reading import Activated, Called, Combined, Expression, Given, Half, read
 from gemmsmith.ops.models.swapping import TunedLinear
 
@@ -81,7 +82,7 @@ class SequenceRecipe:
         return "linear + " + ", ".join(sorted({one.activation.value for one in self.pairs}))
 
 
-Recipe = FeedForwardRecipe | ResidualRecipe | SequenceRecipe | ExpertsRecipe
+Recipe = FeedForwardRecipe | ResidualRecipe | SequenceRecipe | ExpertsRecipe | NormRecipe
 
 
 _CONV1D = ("transformers.pytorch_utils", "Conv1D")
@@ -148,6 +149,8 @@ def recipe_of(module: nn.Module) -> Recipe | None:
     experts = experts_recipe(module)
     if experts is not None:
         return experts
+    if not module._modules:
+        return norm_recipe(module)
     if not any(is_linear(child) for child in module._modules.values()):
         return None
     expression = read(forward)

@@ -1,0 +1,273 @@
+"""RMS norms as models write them out, beside torch's fused kernel: in whole steps, and alone.
+
+    python -m benchmarks.norms -o norms.json [--device cpu] [--only steps|kernels] [--model NAME …]
+
+Needs torch, transformers and the library of this checkout, and no winners: of each model the norms
+alone are swapped, as `gemmsmith.patch(model)` does where there are some. First come steps of models
+of benchmarks/programs/hugging.py, with and without, in blocks that alternate as those of
+`gemmsmith.compare` do, and torch against itself in the same way. Then one norm of each size.
+A line of JSON for each is printed and kept at once, so a run that is cut off keeps what it had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from benchmarks.programs import hugging
+from gemmsmith.answers.answer import Ratio
+from gemmsmith.ops.models import norm_layers
+from gemmsmith.ops.models.comparing import paired
+from gemmsmith.ops.models.layers import recognized
+from gemmsmith.ops.models.norms import NormRecipe
+from gemmsmith.ops.models.swapping import Swaps
+
+MODELS = ("llama", "qwen3", "qwen3-moe", "decode")
+PARTS = ("steps", "kernels")
+NEW_TOKENS = 8
+FIRST_STEPS = 5
+"""From the same weights on each side: their losses and peaks are compared."""
+BLOCKS, BLOCK_S = 8, 0.5
+"""Of each of three sides: 12 s a model, and some more to build it twice."""
+
+WIDTHS = (128, 768, 1024, 2048, 4096, 8192)
+SIZES = (
+    *((torch.bfloat16, *size) for size in itertools.product((1, 16, 512, 4096, 16384), WIDTHS)),
+    (torch.bfloat16, 131072, 128),
+    (torch.float16, 512, 4096),
+    (torch.float16, 16384, 4096),
+)
+TINY_SIZES = ((torch.bfloat16, 1, 128), (torch.float16, 16, 128))
+ROTATED_BYTES = 256 * 2**20
+"""Operands in turns: several times what L2 holds (50 MiB on a H100 or H200)."""
+REPEATS, REPEAT_S = 5, 0.01
+
+Side = Callable[[], AbstractContextManager[None]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 once all that was asked for is measured."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="small models and sizes, few repeats")
+    parser.add_argument("--only", choices=PARTS)
+    parser.add_argument("--model", choices=MODELS, action="append", help="of steps (default: all)")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    found: dict[str, Any] = {
+        "device": torch.cuda.get_device_name() if options.device != "cpu" else "cpu",
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    sizes = TINY_SIZES if options.tiny else SIZES
+    measured = {
+        "steps": (steps(name, options) for name in options.model or MODELS),
+        "kernels": (kernels(*size, options) for size in sizes),
+    }
+    for part in PARTS if options.only is None else (options.only,):
+        rows = found.setdefault(part, [])
+        for row in measured[part]:
+            print(json.dumps(row), flush=True)
+            rows.append(row)
+            aside = options.output.with_suffix(".part")
+            aside.write_text(json.dumps(found) + "\n")
+            aside.replace(options.output)
+    return 0
+
+
+@contextmanager
+def fused(model: torch.nn.Module, device: str) -> Iterator[None]:
+    """The norms of a model are swapped, and nothing else, as if winners were in use."""
+    kind, swaps = torch.device(device).type, Swaps()
+    norms = [one for one in recognized(model) if isinstance(one.recipe, NormRecipe)]
+
+    def kind_in_use() -> str:
+        return kind
+
+    with mock.patch.object(norm_layers, "kind_in_use", kind_in_use):
+        swaps.make((one.module, one.swapped_class) for one in norms)
+        try:
+            yield
+        finally:
+            swaps.undo()
+
+
+class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts calls of torch's fused operator."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.count += "_fused_rms_norm" in func.name() and "backward" not in func.name()
+        return func(*args, **(kwargs or {}))
+
+
+def steps(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """A model's step, with and without its norms fused."""
+    given = {"tiny": options.tiny, "new_tokens": NEW_TOKENS}
+    firsts: dict[str, list[torch.Tensor]] = {}
+    peaks: dict[str, int] = {}
+    for side in ("torch", "fused"):
+        _settle(options.device, forget=True)
+        model, parts = hugging.built(name, options.device, **given)
+        step = partial(_step, parts)
+        sides: dict[str, Side] = {
+            "torch": nullcontext,
+            "fused": partial(fused, model, options.device),
+            "again": nullcontext,
+        }
+        with sides[side]():
+            firsts[side] = [step().float().cpu() for _ in range(FIRST_STEPS)]
+        peaks[side] = torch.cuda.max_memory_allocated() if options.device != "cpu" else 0
+        if side == "torch":
+            del model, parts, step, sides
+    with sides["fused"](), _Counting() as counting:  # type: ignore[no-untyped-call]
+        step()
+    seconds = _in_turns(step, sides, options)
+    return {
+        "model": name,
+        "norms": sum(isinstance(one.recipe, NormRecipe) for one in recognized(model)),
+        "fused_calls_a_step": counting.count,
+        **_ratio("gain", paired(seconds["torch"], seconds["fused"])),
+        **_ratio("torch_over_torch", paired(seconds["torch"], seconds["again"])),
+        "ms": {side: round(1e3 * statistics.median(all_), 3) for side, all_ in seconds.items()},
+        **_alike(firsts["torch"], firsts["fused"]),
+        "peak_bytes": peaks,
+    }
+
+
+def _step(parts: Any) -> torch.Tensor:
+    out: Any = None
+    for part in parts.values():
+        out = part(out)
+    return torch.as_tensor(out)
+
+
+def _in_turns(
+    step: Callable[[], object], sides: dict[str, Side], options: argparse.Namespace
+) -> dict[str, list[float]]:
+    """Seconds of a step, block by block."""
+
+    def timed(side: str, count: int) -> float:
+        with sides[side]():
+            _settle(options.device)
+            began = time.perf_counter()
+            for _ in range(count):
+                step()
+            _settle(options.device)
+            return (time.perf_counter() - began) / count
+
+    warm = max(timed(side, 2) for side in sides)
+    count = 1 if options.tiny else min(20, max(1, round(BLOCK_S / warm)))
+    found: dict[str, list[float]] = {side: [] for side in sides}
+    orders = itertools.cycle(itertools.permutations(sides))
+    for order in itertools.islice(orders, 2 if options.tiny else BLOCKS):
+        for side in order:
+            found[side].append(timed(side, count))
+    return found
+
+
+def _ratio(name: str, ratio: Ratio) -> dict[str, Any]:
+    interval = [round(ratio.ci_low, 4), round(ratio.ci_high, 4)]
+    return {name: round(ratio.median, 4), f"{name}_interval": interval}
+
+
+def _alike(theirs: list[torch.Tensor], ours: list[torch.Tensor]) -> dict[str, Any]:
+    """Losses of both, or how many of the tokens are the same."""
+    if all(one.numel() == 1 for one in theirs):
+        return {"losses": {"torch": list(map(float, theirs)), "fused": list(map(float, ours))}}
+    new = [(a[:, -NEW_TOKENS:] == b[:, -NEW_TOKENS:]) for a, b in zip(theirs, ours, strict=True)]
+    return {"same_tokens": float(torch.stack(new).float().mean())}
+
+
+def _settle(device: str, *, forget: bool = False) -> None:
+    """Wait for the GPU; or have its memory as in the beginning."""
+    if forget:
+        gc.collect()
+    if device == "cpu":
+        return
+    torch.cuda.synchronize()
+    if forget:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def kernels(
+    dtype: torch.dtype, tokens: int, width: int, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Microseconds of one norm, eager: each in turn, medians."""
+    device, size = options.device, tokens * width * dtype.itemsize
+    torch.manual_seed(2)
+    norm = LlamaRMSNorm(width).to(device, dtype)
+    number = 2 if options.tiny else min(32, max(2, ROTATED_BYTES // size))
+    xs = [
+        torch.randn(tokens, width, dtype=dtype, device=device, requires_grad=True)
+        for _ in range(number)
+    ]
+    grads = [x.detach() for x in (*xs[1:], xs[0])]
+
+    def forward(at: int) -> None:
+        with torch.no_grad():
+            norm(xs[at])
+
+    def both(at: int) -> None:
+        torch.autograd.grad(norm(xs[at]), [xs[at], norm.weight], grads[at])
+
+    sides: dict[str, Side] = {"written_out": nullcontext, "fused": partial(fused, norm, device)}
+    row: dict[str, Any] = {"dtype": str(dtype).partition(".")[2], "tokens": tokens, "width": width}
+    for name, run in (("forward", forward), ("forward_backward", both)):
+        counts: dict[str, int] = {}
+        times: dict[str, list[float]] = {side: [] for side in sides}
+        for repeat in range(-1, 2 if options.tiny else REPEATS):
+            for side, context in sides.items():
+                with context():
+                    us = _us(run, counts.get(side, 3), number, device)
+                if repeat < 0:  # they warm up
+                    _us(run, 3, number, device)
+                    counts[side] = min(200, max(3, round(REPEAT_S * 1e6 / us)))
+                else:
+                    times[side].append(us)
+        row[f"{name}_us"] = {side: round(statistics.median(us), 2) for side, us in times.items()}
+    return row
+
+
+def _us(run: Callable[[int], None], count: int, number: int, device: str) -> float:
+    """Microseconds of a call, by the GPU's clock: while the host is slower, by the host's."""
+    if device == "cpu":
+        began = time.perf_counter()
+        for at in range(count):
+            run(at % number)
+        return 1e6 * (time.perf_counter() - began) / count
+    begin, end = (
+        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        for _ in range(2)
+    )
+    torch.cuda.synchronize()
+    begin.record()
+    for at in range(count):
+        run(at % number)
+    end.record()
+    end.synchronize()
+    return 1e3 * float(begin.elapsed_time(end)) / count
+
+
+if __name__ == "__main__":
+    sys.exit(main())

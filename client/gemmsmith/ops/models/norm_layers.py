@@ -1,0 +1,71 @@
+"""RMS norms of a patched model: one fused kernel of torch's in the place of six to eight steps.
+
+The kernel is `torch.nn.functional.rms_norm`'s, which has one for the backward pass too. It runs
+where winners run, while there are some in use: without them a patch leaves every bit as it is. It
+rounds once, to the result; most models round the normalized value and then the product. Both are
+within a step of the type of the exact value. For operands that torch has no fused kernel for, and
+in compiled graphs, which Inductor fuses itself, the module's own forward runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch.nn import functional
+
+from gemmsmith.ops.engine.engine import current
+from gemmsmith.ops.models.fusing import is_written_down
+from gemmsmith.ops.models.norms import NormRecipe
+from gemmsmith.ops.models.swapping import Swapped
+from gemmsmith.ops.products.registry import ours
+
+_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def kind_in_use() -> str | None:
+    """The kind of device whose norms are replaced: winners run there; None: none are in use."""
+    engine = current()
+    if engine is None or not engine.may_run(lambda _: True):
+        return None
+    return engine.platform.kind
+
+
+class NormLayer(Swapped):
+    """See `NormRecipe`."""
+
+    recipe: ClassVar[NormRecipe]
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        """As the module's own forward."""
+        if self.is_swapped and not named and len(given) == 1:
+            weight = self._suitable(*given)
+            if weight is not None:
+                epsilon = getattr(self, self.recipe.epsilon)
+                return functional.rms_norm(given[0], weight.shape, weight, epsilon)
+        return super().forward(*given, **named)
+
+    def _suitable(self, x: Any) -> torch.Tensor | None:
+        """The weight, if torch's fused kernel computes what the module would."""
+        if torch.compiler.is_compiling() or is_written_down():
+            return None
+        kind = kind_in_use()
+        if kind is None or not isinstance(x, torch.Tensor) or x.device.type != kind:
+            return None
+        weight, recipe = self.weight, self.recipe
+        if not isinstance(weight, torch.Tensor) or not ours(x, weight):
+            return None
+        suits = (
+            x.dtype is weight.dtype
+            and x.dtype in _TYPES
+            and weight.dim() == 1
+            and x.shape[-1:] == weight.shape
+            # The kernel's result always is, and what views it later may count on strides.
+            and x.is_contiguous()
+            and x.numel() > 0
+            and type(getattr(self, recipe.epsilon)) is float
+            and (recipe.scales is None or getattr(self, recipe.scales) is True)
+            and not torch.is_autocast_enabled(kind)
+            and not torch._C._are_functorch_transforms_active()
+        )
+        return weight if suits else None

@@ -1,0 +1,170 @@
+"""RMS norms as models write them out, recognized by the source of a class's `forward`.
+
+It must be one of the forms below to the letter, but for the names of its variables and of the
+attribute that holds epsilon. Gemma's is not among them: it adds 1 to its weight in FP32, and a
+weight of another type than the activations' has no fused kernel.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemmsmith.ops.models.reading import parsed
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormRecipe:
+    """`x / sqrt(mean(x²) + epsilon) * weight`, over the last dimension.
+
+    Attributes:
+        epsilon: name of the attribute that holds it.
+        scales: name of one that must be true, or nothing is multiplied with the weight.
+    """
+
+    epsilon: str
+    scales: str | None
+
+    def __str__(self) -> str:
+        return "rms norm"
+
+
+_LLAMA = """
+def forward(self, x):
+    dtype = x.dtype
+    x = x.to(torch.float32)
+    variance = x.pow(2).mean(-1, keepdim=True)
+    x = x * torch.rsqrt(variance + self.eps)
+    return {}
+"""
+_META = """
+def forward(self, x):
+    out = self._norm(x.float()).type_as(x)
+    return out * self.weight
+"""
+_MOSHI = """
+def forward(self, x):
+    out = self._norm(x.float())
+    out = out * self.weight.float()
+    return out.type_as(x)
+"""
+_GEMMA4 = """
+def forward(self, x):
+    out = self._norm(x.float())
+    if self.with_scale:
+        out = out * self.weight.float()
+    return out.type_as(x)
+"""
+_NORM = """
+def _norm(self, x):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+"""
+_NORM_BY_POWER = """
+def _norm(self, x):
+    mean_squared = x.pow(2).mean(-1, keepdim=True) + self.eps
+    return x * torch.pow(mean_squared, -0.5)
+"""
+_FORMS = (
+    (_LLAMA.format("self.weight * x.to(dtype)"), None),
+    (_LLAMA.format("(self.weight * x).to(dtype)"), None),  # OLMo 2
+    (_LLAMA.format("(self.weight.to(torch.float32) * x).to(dtype)"), None),  # Helium
+    (_META, _NORM),  # the first Llama, and Llama 4
+    (_MOSHI, _NORM),
+    (_GEMMA4, _NORM_BY_POWER),
+)
+"""`forward`, and the method `_norm` if it calls one."""
+
+_KEPT = ("weight", "_norm", "with_scale")
+"""Attributes of the module that must have these very names."""
+
+
+class _Canonical(ast.NodeTransformer):
+    """Names variables by the order in which they appear, and the other attribute `epsilon`."""
+
+    def __init__(self, tree: ast.FunctionDef) -> None:
+        names = [one.arg for one in ast.walk(tree) if isinstance(one, ast.arg)]
+        stored = [one for one in ast.walk(tree) if isinstance(one, ast.Name)]
+        self._self = names[0] if names else None
+        self._local = {*names, *(one.id for one in stored if isinstance(one.ctx, ast.Store))}
+        self._given: dict[str, str] = {}
+        self.others: set[str] = set()
+
+    def text(self, tree: ast.FunctionDef) -> str:
+        """The same for functions that differ in nothing else, nor in annotations."""
+        tree.returns = None
+        if ast.get_docstring(tree, clean=False) is not None:
+            del tree.body[0]
+        return ast.dump(self.visit(tree))
+
+    def _renamed(self, name: str) -> str:
+        if name not in self._local:
+            return name
+        return self._given.setdefault(name, str(len(self._given)))
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        """An argument."""
+        return ast.arg(arg=self._renamed(node.arg))
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        """A variable, or a global."""
+        return ast.Name(id=self._renamed(node.id), ctx=node.ctx)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        """An attribute of the module, or of something else."""
+        is_own = isinstance(node.value, ast.Name) and node.value.id == self._self
+        if is_own and node.attr not in _KEPT:
+            self.others.add(node.attr)
+            node.attr = "epsilon"
+        return self.generic_visit(node)
+
+
+def _written(source: str) -> str:
+    (tree,) = ast.parse(source).body
+    assert isinstance(tree, ast.FunctionDef)  # noqa: S101 - one of ours
+    return _Canonical(tree).text(tree)
+
+
+_KNOWN = {_written(forward): norm and _written(norm) for forward, norm in _FORMS}
+
+
+def _text(function: object, others: set[str]) -> str | None:
+    """Canonical; None where its source is not known, or means something else."""
+    tree = parsed(function)
+    if tree is None or tree.decorator_list or not isinstance(function, FunctionType):
+        return None
+    if function.__closure__ or function.__globals__.get("torch", torch) is not torch:
+        return None
+    canonical = _Canonical(tree)
+    text = canonical.text(tree)
+    others |= canonical.others
+    return text
+
+
+@functools.cache
+def _recipe(forward: Callable[..., Any], norm: object) -> NormRecipe | None:
+    """Of a class's `forward` and `_norm`."""
+    others: set[str] = set()
+    text = _text(forward, others)
+    if text is None or text not in _KNOWN:
+        return None
+    inner = _KNOWN[text]
+    if (inner is not None and _text(norm, others) != inner) or len(others) != 1:
+        return None
+    scales = "with_scale" if "with_scale" in text else None
+    return NormRecipe(epsilon=others.pop(), scales=scales)
+
+
+def norm_recipe(module: nn.Module) -> NormRecipe | None:
+    """What the module is known to compute; None: nothing that is taken over."""
+    weight, kind = module._parameters.get("weight"), type(module)
+    if weight is None or module._modules or "_norm" in module.__dict__:
+        return None
+    found = _recipe(kind.forward, getattr(kind, "_norm", None))
+    return found if found is not None and weight.dim() == 1 else None
