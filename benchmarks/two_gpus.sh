@@ -32,7 +32,9 @@ fleet=$!
 } > "$out/writers-said.log" 2>&1 &
 wait $fleet
 tail -n 4 "$out/fleet-said.log" | cut -c 1-300
-timeout "$(left 60)" $session programs --model llama-fsdp2 --mode eager --dtype bf16 --out "$out/fsdp2" \
-  > "$out/fsdp2-said.log" 2>&1
-[ "$(left 30)" -gt 0 ] && timeout "$(left 5)" $session ranks --out "$out" > "$out/ranks-said.log" 2>&1
-tar -czf "$out/logs.tar.gz" -C "$out" --exclude='*.db' --exclude=logs.tar.gz . && echo archived
+taskset -c "$half-$last" $session build_tests --tests tests/gpu/test_ranks.py --out "$out/build" \
+  > "$out/build-said.log" 2>&1 &
+timeout "$(left 45)" $session programs --model llama-fsdp2 --mode eager --dtype bf16 \
+  --out "$out/fsdp2" > "$out/fsdp2-said.log" 2>&1
+timeout "$(left 5)" $session ranks --out "$out/ranks" > "$out/ranks-said.log" 2>&1
+wait

@@ -1,7 +1,7 @@
 """How much faster a fleet of two GPUs tunes a suite than one of them: real Ray, on this host.
 
 Each fleet has a database and a pack store of its own, a share of the host's cores as large as that
-of its GPUs, and tunes the suite three times: with nothing compiled, then twice with the kernels of
+of its GPUs, and tunes the suite twice: first with nothing compiled, then again with the kernels of
 the first time. The smaller one comes first. Where it may use half of the cores, others are free.
 
 Problems are measured on whichever GPU is free. So the fleets' winners also tell how far two GPUs of
@@ -53,7 +53,7 @@ def fleet(session: Session) -> int:
             _driver(session, number, env) as started,
         ):
             row["ready_s"] = started
-            for stage in ("cold", "warm", "again"):
+            for stage in ("cold", "warm"):
                 code, row[stage] = _tuned(session, env, log)
                 worst = worst or code
                 session.keep("fleet", found)
