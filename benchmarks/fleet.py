@@ -31,7 +31,7 @@ from benchmarks.breaking import Breaker, effects, wait
 from gemmsmith.candidate import Candidate
 from gemmsmith.problem import Problem
 from service.cli.tasks import Task
-from service.cli.tune_fleet import longest_first
+from service.cli.tune_fleet import fleet_order
 from service.fleet.plan import Machine, compile_tasks
 from tests.support import fake_nvcc, postgresql
 from tests.support.cluster import LocalCluster
@@ -151,7 +151,7 @@ def _order(url: str, gpus: int, number: int) -> list[str]:
     """As many jobs for each GPU, whatever its model; the longest first."""
     models = [MODELS[gpu % gpus % len(MODELS)] for gpu in range(number)]
     most = max(Counter(model.slug for model in models).values())
-    tasks = longest_first([Task(problem=each, origin="") for each in problems(most)], H200)
+    tasks = fleet_order([Task(problem=each, origin="") for each in problems(most)], H200)
     left = {model.slug: iter(tasks) for model in MODELS}
     with Store.open(url) as store:
         queue = Queue(store)
@@ -235,7 +235,7 @@ def simulate(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         queue, compiling = Queue(store), StagedQueue(store, Stage.COMPILE)
         measuring = StagedQueue(store, Stage.MEASURE)
         takes: dict[str, tuple[float, float]] = {}
-        for task in longest_first(tasks, H200):
+        for task in fleet_order(tasks, H200):
             job = queue.enqueue(task.problem)[0]
             cold = draw.random() < arguments.cold
             # The longest are ordered first: here the estimate is right but for a factor of 2.

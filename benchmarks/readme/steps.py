@@ -12,11 +12,16 @@ from benchmarks.readme.shipped import RESULTS
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Runs that belong together: those of a file of results, of one precision if it has several."""
+    """Runs that belong together: those of a file of results, of one precision if it has several.
+
+    Attributes:
+        leaves_out: programs of the file that a later one has measured again.
+    """
 
     title: str
     file: str
     precision: str | None = None
+    leaves_out: tuple[str, ...] = ()
 
     def gains(self) -> list[tuple[float, Sequence[float]]]:
         """Of those that came to their end: the gain, and torch's over itself."""
@@ -25,7 +30,13 @@ class Steps:
             return [
                 (one["gain"], one["torch_over_itself"])
                 for one in found["programs"]
-                if one.get("gain") is not None
+                if one.get("gain") is not None and one["program"] not in self.leaves_out
+            ]
+        if "steps" in found:  # decoding is no training
+            return [
+                (one["gain"], [one["torch_over_torch"]])
+                for one in found["steps"]
+                if "losses" in one
             ]
         return [
             (run["speedup"]["median"], [run["torch_over_itself"]["median"]])
@@ -36,8 +47,18 @@ class Steps:
 
 MEASURED = (
     Steps(
-        title="transformers' Llama 3 8B, Qwen3-MoE (4 layers) and GPT-2, eager, `gemmsmith run`",
+        title="transformers' Llama 3 8B (4 layers), eager, `GEMMSMITH=`",
+        file="2026-11-24-h200-programs-norms.json",
+    ),
+    Steps(
+        title="RMS norms alone: Llama 3 8B, Qwen3 8B, Qwen3-MoE (4 layers), eager",
+        file="2026-11-24-h200-norms.json",
+    ),
+    Steps(
+        title="transformers' Qwen3-MoE (4 layers) and GPT-2, eager, `gemmsmith run`, before norms "
+        "were fused",
         file="2026-11-24-h200-programs.json",
+        leaves_out=("llama",),
     ),
     Steps(
         title="Qwen3-MoE (4 layers), bf16, with `gemmsmith.experts`",
@@ -65,7 +86,8 @@ MEASURED = (
 
 
 def _range(values: Sequence[float]) -> str:
-    return f"{min(values):.3f} … {max(values):.3f}"
+    least, most = f"{min(values):.3f}", f"{max(values):.3f}"
+    return least if least == most else f"{least} … {most}"
 
 
 def table() -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gemmsmith.device import DeviceModel
+from gemmsmith.operation import Operation
 from gemmsmith.tuning import Effort, JobState
 from service.cli.follow import abandoned
 from service.cli.output import CommandError, emit, say
@@ -35,7 +36,7 @@ def run(
     whole: bool,
     place: Sequence[str],
 ) -> int:
-    """Request every task, the longest first, and follow them to their end; the exit status.
+    """Request every task in `fleet_order`, and follow them to their end; the exit status.
 
     Where tasks say how often they are run, the queue puts those first in which most time is at
     stake. `place` is the option that says where the database is, if any.
@@ -54,7 +55,7 @@ def run(
         model = _model(store, settings.device)
         outcomes, requests = [], []
         queue = Queue(store, limit=settings.queue_limit)
-        for task in longest_first(tasks, model):
+        for task in fleet_order(tasks, model):
             if skip_current and (outcome := _current(store, task, model)) is not None:
                 outcomes.append(outcome)
             else:
@@ -83,14 +84,26 @@ def run(
     return code
 
 
-def longest_first(tasks: Sequence[Task], model: DeviceModel | None) -> list[Task]:
-    """The tasks by how long one launch takes, by the cost model's roofline: tuning goes with it.
+def fleet_order(tasks: Sequence[Task], model: DeviceModel | None) -> list[Task]:
+    """The longest of each operation, then the others, longest first.
 
-    So no long one is begun when all the other GPUs have run out of work.
+    How long a launch takes, by the cost model's roofline, tells how long tuning does: so no long
+    one is begun when all the other GPUs have run out of work. An operation's first kernels suffice
+    for most of its problems, so those of all operations are compiled side by side at the start. On
+    a fleet of one H200 with 16 cores and nothing compiled, 28 of 34 problems in fp16 were measured
+    after 150 s, and the rest, of other layouts, had to wait until 216 s for kernels whose turn to
+    be compiled had come late (2026-11-24).
     """
     from tuner.search.demand import roofline_us
 
-    return sorted(tasks, key=lambda task: roofline_us(task.problem, model), reverse=True)
+    longest = sorted(tasks, key=lambda task: roofline_us(task.problem, model), reverse=True)
+    seen: set[Operation] = set()
+    first, others = [], []
+    for task in longest:
+        operation = task.problem.operation
+        (others if operation in seen else first).append(task)
+        seen.add(operation)
+    return [*first, *others]
 
 
 def _model(store: Store, device: str) -> DeviceModel | None:

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gemmsmith.problem import Problem
+from gemmsmith.problem import Layout, Problem
 from gemmsmith.signing import Trusted
 from gemmsmith.tuning import JobState
 from service import identity
 from service.cli.main import app
 from service.cli.tasks import Task
-from service.cli.tune_fleet import longest_first
+from service.cli.tune_fleet import fleet_order
 from service.fleet import measuring
 from service.fleet.compiling import CompileOrder, FleetGpu, compile_jobs
 from service.fleet.measuring import GpuWorker, MeasureOrder
@@ -207,13 +207,25 @@ def test_a_gpu_without_compilers_compiles_for_itself(settings: Settings, store: 
     assert verify(settings.database, jobs) == {"done": 1}
 
 
+def test_the_longest_of_each_operation_comes_first() -> None:
+    """Their kernels are compiled side by side."""
+    sizes = [(64, "tn"), (512, "tn"), (256, "nt"), (128, "tn"), (1024, "tn"), (64, "nt")]
+    tasks = [
+        Task(problem=Problem(m=m, n=1024, k=512, layout=Layout(layout)), origin="")
+        for m, layout in sizes
+    ]
+    found = [(each.problem.m, each.problem.layout.value) for each in fleet_order(tasks, H200)]
+    assert found[:2] == [(1024, "tn"), (256, "nt")]
+    assert found[2:] == [(512, "tn"), (128, "tn"), (64, "tn"), (64, "nt")]
+
+
 def test_a_suite_is_ordered_longest_first_and_followed(
     settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name, value in settings.environment().items():
         monkeypatch.setenv(name, value)
     tasks = [Task(problem=problem, origin="") for problem in PROBLEMS]
-    assert [each.problem for each in longest_first(tasks, H200)] == PROBLEMS[::-1]
+    assert [each.problem for each in fleet_order(tasks, H200)] == PROBLEMS[::-1]
     suite = tmp_path / "some.toml"
     each = '[[problem]]\nname = "x"\ngroup = "x"\nm = {}\nn = 1024\nk = 512\n'
     suite.write_text('name = "some"\n' + "".join(each.format(p.m) for p in PROBLEMS))
