@@ -248,7 +248,7 @@ def measure(folder: Path, rounds: Rounds, winners: int = 1_000_000) -> Iterator[
 
 def machine() -> dict[str, object]:
     """What was measured on."""
-    return {"cores": os.cpu_count(), "python": platform.python_version()}
+    return {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
 
 
 def text(found: Line | Span) -> str:

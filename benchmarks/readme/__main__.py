@@ -16,6 +16,7 @@ from benchmarks.readme import (
     regimes,
     service,
     steps,
+    two_gpus,
 )
 from benchmarks.readme.shipped import ROOT, shipped
 
@@ -39,7 +40,11 @@ def blocks() -> dict[Path, dict[str, str]]:
             "load": service.table(),
             "writers": fleet.writers(),
         },
-        FLEET: {"clusters": fleet.clusters(), "simulated": fleet.simulated()},
+        FLEET: {
+            "two gpus": two_gpus.table(),
+            "clusters": fleet.clusters(),
+            "simulated": fleet.simulated(),
+        },
     }
 
 

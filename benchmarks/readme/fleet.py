@@ -11,10 +11,17 @@ from benchmarks.readme.shipped import RESULTS
 
 
 def _runs(kind: str) -> list[dict[str, Any]]:
-    """What the newest runs of `benchmarks.fleet` and `benchmarks.writers` printed, of one kind."""
+    """What the newest runs of `benchmarks.fleet` and `benchmarks.writers` printed, of one kind.
+
+    A run that was kept to some of its machine's cores says to how many.
+    """
     newest = max(RESULTS.glob("*-fleet.json"))
     found = json.loads(newest.read_text(encoding="utf-8"))["runs"]
-    return [run[kind] for run in found if kind in run]
+    return [
+        run[kind] | {name: run[name] for name in ("cores",) if name in run}
+        for run in found
+        if kind in run
+    ]
 
 
 def _rate(run: Mapping[str, Any]) -> float:
@@ -87,17 +94,18 @@ def simulated() -> str:
 def writers() -> str:
     """One row for each size of transactions."""
     lines = [
-        "| trials in a transaction | 64 writers, as fast as they can | of a core each: PostgreSQL, "
-        "writer | meanwhile, lookups | p99 idle | p99 loaded | ratio |",
-        "|---|---|---|---|---|---|---|",
+        "| cores | trials in a transaction | 64 writers, as fast as they can | of a core each: "
+        "PostgreSQL, writer | meanwhile, lookups | p99 idle | p99 loaded | ratio |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for run in _runs("writers"):
         costs = (
             f"{run['server_core_ms_per_trial']:.2f} ms, {run['writer_core_ms_per_trial']:.2f} ms"
         )
+        machine = run["machine"]
         start = (
-            f"| {run['batch']} | {run['trials_per_s']:,} trials/s, load "
-            f"{run['machine']['load']:.0f} | {costs} "
+            f"| {run.get('cores', machine['cores'])} | {run['batch']} "
+            f"| {run['trials_per_s']:,} trials/s, load {machine['load']:.0f} | {costs} "
         )
         beside: Mapping[str, Any] = run.get("lookups", {})
         rates = beside.get("trials_per_s", [0])

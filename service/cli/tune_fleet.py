@@ -98,7 +98,8 @@ def fleet_order(tasks: Sequence[Task], model: DeviceModel | None) -> list[Task]:
 
     longest = sorted(tasks, key=lambda task: roofline_us(task.problem, model), reverse=True)
     seen: set[Operation] = set()
-    first, others = [], []
+    first: list[Task] = []
+    others: list[Task] = []
     for task in longest:
         operation = task.problem.operation
         (others if operation in seen else first).append(task)
