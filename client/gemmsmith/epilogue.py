@@ -72,6 +72,8 @@ class Epilogue(StrEnum):
     DSILU_GATE_ACT = "dsilu_gate_act"  # likewise, and silu(gate) · up
     DGELU_TANH_GATE = "dgelu_tanh_gate"  # D = [P · up · gelu_tanh'(gate) | P · gelu_tanh(gate)]
     DGELU_TANH_GATE_ACT = "dgelu_tanh_gate_act"  # likewise, and gelu_tanh(gate) · up
+    DGELU_GATE = "dgelu_gate"  # D = [P · up · gelu'(gate) | P · gelu(gate)]
+    DGELU_GATE_ACT = "dgelu_gate_act"  # likewise, and gelu(gate) · up
 
     @property
     def has_bias(self) -> bool:

@@ -33,6 +33,7 @@ KERNELS = {
     "silu_gate_act": with_epilogue(
         "bf16.then_dsilu_gate_act", (128, 176, 64), PINGPONG, "tt", cluster=(2, 1)
     ),
+    "gelu_gate_act": with_epilogue("bf16.then_dgelu_gate_act", (128, 176, 64), PINGPONG, "tt"),
 }
 """All that the header has: a further output, sums of rows, gates; both types and mainloops."""
 

@@ -61,12 +61,13 @@ def test_names_of_backward_ones_say_theirs() -> None:
         assert (epilogue.has_bias, epilogue.has_residual, epilogue.stores_aux) == (False,) * 3
         assert epilogue.activation is None
         found[epilogue] = (epilogue.reads, epilogue.outputs)
-    assert len(found) == 4 * 3 + 2 * 2
+    assert len(found) == 4 * 3 + 3 * 2
     assert found[Epilogue.DGELU_BGRAD] == (1, 1)
     assert found[Epilogue.DRELU2_ACT] == (1, 2)
     assert found[Epilogue.DSILU_GATE] == (2, 2)
     assert found[Epilogue.DGELU_TANH_GATE_ACT] == (2, 3)
-    assert Epilogue.backward_of("gelu", gated=True) is None
+    assert found[Epilogue.DGELU_GATE] == (2, 2)
+    assert Epilogue.backward_of("relu2", gated=True) is None
     assert Epilogue.backward_of("silu", activated=True, bias_gradient=True) is None
 
 
