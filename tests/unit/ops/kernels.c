@@ -19,7 +19,7 @@ static const char *names[] = {"tn", "tt", "nt", "nn", "fp8", "refuses", "fails",
 #define BACKWARD_GATED(name) FUSED(name "_gate"), FUSED(name "_gate_act")
                               BACKWARD("dgelu_tanh"), BACKWARD("dgelu"), BACKWARD("dsilu"),
                               BACKWARD("drelu2"), BACKWARD_GATED("dsilu"),
-                              BACKWARD_GATED("dgelu_tanh")};
+                              BACKWARD_GATED("dgelu_tanh"), BACKWARD_GATED("dgelu")};
 enum { kTn, kTt, kNt, kNn, kFp8, kRefuses, kFails, kSplit,
        kInt8, kInt8Bf16, kInt8Row, kOtherLibrary, kNoAlgorithm, kF32, kTf32 = kF32 + 4,
        kRowsTn = kTf32 + 4, kRowsTt, kDepthNt, kRowsFp8, kDepthFp8,
