@@ -24,7 +24,7 @@ enum { kTn, kTt, kNt, kNn, kFp8, kRefuses, kFails, kSplit,
        kInt8, kInt8Bf16, kInt8Row, kOtherLibrary, kNoAlgorithm, kF32, kTf32 = kF32 + 4,
        kRowsTn = kTf32 + 4, kRowsTt, kDepthNt, kRowsFp8, kDepthFp8,
        kFused, kFusedEnd = kFused + 22, kFp8Bias = kFusedEnd, kGated,
-       kBackward = kGated + 6, kCount = kBackward + 32 };
+       kBackward = kGated + 6, kCount = kBackward + 36 };
 static int64_t runs;
 
 GS_API int64_t runs_so_far(void) { return runs; }

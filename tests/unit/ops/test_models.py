@@ -26,8 +26,8 @@ BY_NAME = {tiny.name: tiny for tiny in MODELS}
 MIXTURES = {"Qwen3-MoE", "Mixtral", "OLMoE", "DeepSeek-V3"}
 WITHOUT_KERNEL = {"Nemotron": 2, "ModernBERT": 1}
 """Layers with an activation and no bias, which no kernel has forwards."""
-WITHOUT_BACKWARD = {"ModernBERT": 2, "SigLIP": 1}
-"""MLPs with a gate of exact GELU, which no kernel has backwards; one that no loss depends on."""
+WITHOUT_BACKWARD = {"SigLIP": 1}
+"""An MLP that no loss depends on."""
 NOTHING = {"Falcon", "CLIP", "gpt-oss", "Starcoder2", "BLOOM", "OPT", "T5"}
 """In which no product is recognized with what follows it."""
 
