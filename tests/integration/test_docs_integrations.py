@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -45,7 +42,7 @@ def run(name: str, **given: Any) -> dict[str, Any]:
 
 
 def test_every_program_is_run_here() -> None:
-    assert set(PROGRAMS) == {"transformers", "Lightning", "accelerate", "torchtitan"}
+    assert set(PROGRAMS) == {"transformers", "Lightning", "accelerate"}
 
 
 @pytest.mark.long
@@ -73,20 +70,3 @@ def test_accelerate() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run("accelerate", model=model, optimizer=optimizer, data=DataLoader(Data(), batch_size=8))
     assert not torch.equal(model.down.weight, before)
-
-
-@pytest.mark.long
-def test_torchtitan(tmp_path: Path) -> None:
-    """A module of its name in its place."""
-    (tmp_path / "torchtitan").mkdir()
-    (tmp_path / "torchtitan" / "train.py").write_text(
-        "import sys\nif __name__ == '__main__': print(sys.argv[0][-8:], sys.argv[1:])\n"
-    )
-    script = tmp_path / "tuned.py"
-    script.write_text(PROGRAMS["torchtitan"].replace(FILE, "None"))
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    told = subprocess.check_output(
-        [sys.executable, script, "--module", "llama3"],
-        env=os.environ | {"PYTHONPATH": path, "LOCAL_RANK": "0"}, text=True,
-    )  # fmt: skip
-    assert told == "train.py ['--module', 'llama3']\n"

@@ -21,12 +21,13 @@ except ImportError:
 
 
 class GemmsmithLightningCallback(Callback):  # type: ignore[misc,unused-ignore]
-    """Runs winners while `trainer.fit()` does, validation within it included.
+    """Runs winners and fused layers while `trainer.fit()` does, validation within it included.
 
     Args:
         source: as of `gemmsmith.use`: a service's URL, a baked file, a client; None: what that was
             called with before.
-        only_model: replace the module's products alone, and not those of the whole process.
+        only_model: replace the module's products and layers alone, and no products elsewhere in the
+            process.
     """
 
     def __init__(self, source: Source | None = None, *, only_model: bool = False) -> None:

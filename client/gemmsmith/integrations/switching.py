@@ -15,8 +15,8 @@ class Switch:
 
     Args:
         source: as of `gemmsmith.use`; None: what that was called with before, if it was.
-        only_model: replace the products of the model alone, as `patch(model)`; else all of the
-            process, those of an optimizer too.
+        only_model: replace what is the model's alone, as `patch(model)`; else all products of the
+            process as well, those of an optimizer too.
     """
 
     def __init__(self, source: Source | None = None, *, only_model: bool = False) -> None:
@@ -29,7 +29,10 @@ class Switch:
         self.off()
         if self._source is not None:
             use(self._source)
-        self._block.enter_context(patch(model if self._only_model else None))
+        if model is None or not self._only_model:
+            self._block.enter_context(patch())
+        if model is not None:
+            self._block.enter_context(patch(model))
 
     def off(self) -> None:
         """Run torch's own operators again. Harmless where nothing is on."""

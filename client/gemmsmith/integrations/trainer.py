@@ -17,14 +17,15 @@ from gemmsmith.ops.engine.source import Source
 
 
 class GemmsmithCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
-    """Runs winners while `trainer.train()` does, evaluations within it included.
+    """Runs winners and fused layers while `trainer.train()` does, evaluations within it included.
 
     Where training raises, they go on until `close` or the next `train`.
 
     Args:
         source: as of `gemmsmith.use`: a service's URL, a baked file, a client; None: what that was
             called with before.
-        only_model: replace the model's products alone, and not those of the whole process.
+        only_model: replace the model's products and layers alone, and no products elsewhere in the
+            process.
     """
 
     def __init__(self, source: Source | None = None, *, only_model: bool = False) -> None:

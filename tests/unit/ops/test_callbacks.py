@@ -74,7 +74,10 @@ def test_a_switch_goes_on_and_off(engine: Engine, runs: Runs, only_model: bool) 
     for _ in range(2):
         switch.on(net)
         switch.on(net)  # not twice
-        assert (type(net.up) is TunedLinear) == only_model
+        assert type(net.up) is TunedLinear
+        beside = torch.ones(ROWS, WIDTH, dtype=torch.bfloat16)
+        torch.mm(beside, torch.ones(WIDTH, 3 * WIDTH, dtype=torch.bfloat16))
+        assert (runs() == 0) == only_model  # a product of another size than the model's
         net(torch.ones(ROWS, WIDTH, dtype=torch.bfloat16))["loss"].backward()
         assert runs() > 0
         switch.off()
@@ -188,7 +191,7 @@ def test_accelerate(engine: Engine, runs: Runs) -> None:
     model, optimizer, data = accelerator.prepare(
         net, torch.optim.SGD(net.parameters(), lr=0.1), DataLoader(Data(), batch_size=ROWS)
     )
-    with gemmsmith.patch():
+    with gemmsmith.patch(model):
         for batch in data:
             optimizer.zero_grad()
             accelerator.backward(model(**batch)["loss"])
