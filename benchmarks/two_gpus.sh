@@ -1,7 +1,8 @@
 #!/bin/sh
-# What needs a host of two GPUs: a fleet of one and of both, a program under FSDP2, two ranks. While
-# the fleet has one GPU and half of the cores, the other half measures a program with carried winners,
-# norms, and the database with 64 writers (pgserver and psycopg among the wheels).
+# What needs a host of two GPUs: a program under FSDP2 with carried winners, two ranks, and a fleet of
+# one GPU and of both. While the fleet has one GPU and half of the cores, the other half measures a
+# program with carried winners, norms, and the database with 64 writers (with pgserver and psycopg
+# among the wheels). The fleet alone takes nine minutes: two sessions of ten.
 # Usage: benchmarks/two_gpus.sh OUT SUITE DTYPE SECONDS
 set -u
 out=$1
@@ -12,6 +13,14 @@ quarter=$((half + half / 2))
 session="python3 benchmarks/gpu_session.py"
 left() { echo $((end - $(date +%s) - $1)); }
 mkdir -p "$out"
+taskset -c "$half-$last" $session build_tests --tests tests/gpu/test_ranks.py --out "$out/build" \
+  > "$out/build-said.log" 2>&1 &
+build=$!
+timeout "$(left 5)" $session programs --model llama-fsdp2 --mode eager --dtype bf16 \
+  --out "$out/fsdp2" > "$out/fsdp2-said.log" 2>&1
+wait $build
+timeout "$(left 5)" $session ranks --out "$out/ranks" > "$out/ranks-said.log" 2>&1
+[ "$(left 60)" -gt 0 ] || exit 0
 $session fleet --suite "$2" --dtype "$3" --effort quick --out "$out" > "$out/fleet-said.log" 2>&1 &
 fleet=$!
 {
@@ -19,22 +28,14 @@ fleet=$!
     --device cuda:1 --dtype bf16 --out "$out"
   taskset -c "$half-$((quarter - 1))" timeout 110 $session norms --device cuda:1 --out "$out"
 } > "$out/one-said.log" 2>&1 &
-{
-  while [ ! -d .gpu-site ]; do sleep 1; done
-  sleep 15 # the sessions are prepared
+if [ -d .gpu-site/pgserver ]; then
   id postgres > /dev/null 2>&1 || useradd -r postgres
   mkdir -p /opt/gemmsmith-pg
   cp -r .gpu-site/pgserver .gpu-site/pgserver.libs /opt/gemmsmith-pg
   chmod -R a+rX /opt/gemmsmith-pg
   PATH=/opt/gemmsmith-pg/pgserver/pginstall/bin:$PATH PYTHONPATH=.gpu-site:client:. \
     taskset -c "$quarter-$last" timeout 150 python3 -m benchmarks.writers --batch 16 --seconds 6 \
-    --rounds 3 > "$out/writers.json"
-} > "$out/writers-said.log" 2>&1 &
-wait $fleet
-tail -n 4 "$out/fleet-said.log" | cut -c 1-300
-taskset -c "$half-$last" $session build_tests --tests tests/gpu/test_ranks.py --out "$out/build" \
-  > "$out/build-said.log" 2>&1 &
-timeout "$(left 45)" $session programs --model llama-fsdp2 --mode eager --dtype bf16 \
-  --out "$out/fsdp2" > "$out/fsdp2-said.log" 2>&1
-timeout "$(left 5)" $session ranks --out "$out/ranks" > "$out/ranks-said.log" 2>&1
+    --rounds 3 > "$out/writers.json" 2> "$out/writers-said.log" &
+fi
 wait
+tail -n 4 "$out/fleet-said.log" | cut -c 1-300
