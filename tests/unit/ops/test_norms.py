@@ -45,9 +45,12 @@ THEIRS = {
     "Llama4TextRMSNorm": "eps",
     "Gemma4RMSNorm": "eps",
     "Gemma3nRMSNorm": "eps",
+    "GemmaRMSNorm": "eps",
+    "Gemma3RMSNorm": "eps",
 }
 """Classes of transformers, and where they keep epsilon."""
-OTHERS = ("GemmaRMSNorm", "Gemma3RMSNorm", "BambaRMSNormGated", "MT5LayerNorm", "CohereLayerNorm")
+ADDS_ONE = ("GemmaRMSNorm", "Gemma3RMSNorm")
+OTHERS = ("BambaRMSNormGated", "MT5LayerNorm", "CohereLayerNorm")
 
 
 def of_transformers(name: str) -> Any:
@@ -301,7 +304,8 @@ def exact(net: nn.Module) -> list[torch.Tensor]:
     x, w = given(weight.dtype).detach().double(), weight.detach().double()
     x.requires_grad_()
     w.requires_grad_()
-    out = x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt() * w
+    scale = 1 + w if type(net).__name__ in ADDS_ONE else w
+    out = x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt() * scale
     torch.manual_seed(5)
     grad = torch.randn(out.shape).to(weight.dtype).double()
     return [out.detach(), *torch.autograd.grad(out, [x, w], grad)]

@@ -41,9 +41,17 @@ class NormLayer(Swapped):
         if self.is_swapped and not named and len(given) == 1:
             weight = self._suitable(*given)
             if weight is not None:
-                epsilon = getattr(self, self.recipe.epsilon)
-                return functional.rms_norm(given[0], weight.shape, weight, epsilon)
+                return self._computed(given[0], weight)
         return super().forward(*given, **named)
+
+    def _computed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        epsilon: float = getattr(self, self.recipe.epsilon)
+        if not self.recipe.adds_one:
+            return functional.rms_norm(x, weight.shape, weight, epsilon)
+        # In bf16 the sum would lose bits, and an FP32 weight has a fused kernel for FP32 alone.
+        return functional.rms_norm(x.float(), weight.shape, 1.0 + weight.float(), epsilon).type_as(
+            x
+        )
 
     def _suitable(self, x: Any) -> torch.Tensor | None:
         """The weight, if torch's fused kernel computes what the module would."""

@@ -1,8 +1,7 @@
 """RMS norms as models write them out, recognized by the source of a class's `forward`.
 
 It must be one of the forms below to the letter, but for the names of its variables and of the
-attribute that holds epsilon. Gemma's is not among them: it adds 1 to its weight in FP32, and a
-weight of another type than the activations' has no fused kernel.
+attribute that holds epsilon.
 """
 
 from __future__ import annotations
@@ -27,10 +26,12 @@ class NormRecipe:
     Attributes:
         epsilon: name of the attribute that holds it.
         scales: name of one that must be true, or nothing is multiplied with the weight.
+        adds_one: to the weight, in FP32.
     """
 
     epsilon: str
     scales: str | None
+    adds_one: bool
 
     def __str__(self) -> str:
         return "rms norm"
@@ -55,6 +56,12 @@ def forward(self, x):
     out = out * self.weight.float()
     return out.type_as(x)
 """
+_GEMMA = """
+def forward(self, x):
+    out = self._norm(x.float())
+    out = out * (1.0 + self.weight.float())
+    return out.type_as(x)
+"""
 _GEMMA4 = """
 def forward(self, x):
     out = self._norm(x.float())
@@ -77,6 +84,7 @@ _FORMS = (
     (_LLAMA.format("(self.weight.to(torch.float32) * x).to(dtype)"), None),  # Helium
     (_META, _NORM),  # the first Llama, and Llama 4
     (_MOSHI, _NORM),
+    (_GEMMA, _NORM),  # 1 to 3
     (_GEMMA4, _NORM_BY_POWER),
 )
 """`forward`, and the method `_norm` if it calls one."""
@@ -132,6 +140,7 @@ def _written(source: str) -> str:
 
 
 _KNOWN = {_written(forward): norm and _written(norm) for forward, norm in _FORMS}
+_ADDS_ONE = _written(_GEMMA)
 
 
 def _text(function: object, others: set[str]) -> str | None:
@@ -158,7 +167,7 @@ def _recipe(forward: Callable[..., Any], norm: object) -> NormRecipe | None:
     if (inner is not None and _text(norm, others) != inner) or len(others) != 1:
         return None
     scales = "with_scale" if "with_scale" in text else None
-    return NormRecipe(epsilon=others.pop(), scales=scales)
+    return NormRecipe(epsilon=others.pop(), scales=scales, adds_one=text == _ADDS_ONE)
 
 
 def norm_recipe(module: nn.Module) -> NormRecipe | None:
