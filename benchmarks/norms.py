@@ -28,6 +28,7 @@ from unittest import mock
 import torch
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from benchmarks.programs import hugging
@@ -47,13 +48,17 @@ BLOCKS, BLOCK_S = 8, 0.5
 """Of each of three sides: 12 s a model, and some more to build it twice."""
 
 WIDTHS = (128, 768, 1024, 2048, 4096, 8192)
+TOKENS = (1, 16, 512, 4096, 16384)
 SIZES = (
-    *((torch.bfloat16, *size) for size in itertools.product((1, 16, 512, 4096, 16384), WIDTHS)),
-    (torch.bfloat16, 131072, 128),
-    (torch.float16, 512, 4096),
-    (torch.float16, 16384, 4096),
+    *((LlamaRMSNorm, torch.bfloat16, *size) for size in itertools.product(TOKENS, WIDTHS)),
+    (LlamaRMSNorm, torch.bfloat16, 131072, 128),
+    (LlamaRMSNorm, torch.float16, 512, 4096),
+    (LlamaRMSNorm, torch.float16, 16384, 4096),
+    # Gemma's norm, whose fused kernel is that for FP32.
+    *((GemmaRMSNorm, torch.bfloat16, tokens, 2560) for tokens in TOKENS),
+    (GemmaRMSNorm, torch.bfloat16, 131072, 256),
 )
-TINY_SIZES = ((torch.bfloat16, 1, 128), (torch.float16, 16, 128))
+TINY_SIZES = ((LlamaRMSNorm, torch.bfloat16, 1, 128), (GemmaRMSNorm, torch.float16, 16, 128))
 ROTATED_BYTES = 256 * 2**20
 """Operands in turns: several times what L2 holds (50 MiB on a H100 or H200)."""
 REPEATS, REPEAT_S = 5, 0.01
@@ -211,12 +216,12 @@ def _settle(device: str, *, forget: bool = False) -> None:
 
 
 def kernels(
-    dtype: torch.dtype, tokens: int, width: int, options: argparse.Namespace
+    kind: Any, dtype: torch.dtype, tokens: int, width: int, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Microseconds of one norm, eager: each in turn, medians."""
     device, size = options.device, tokens * width * dtype.itemsize
     torch.manual_seed(2)
-    norm = LlamaRMSNorm(width).to(device, dtype)
+    norm = kind(width).to(device, dtype)
     number = 2 if options.tiny else min(32, max(2, ROTATED_BYTES // size))
     xs = [
         torch.randn(tokens, width, dtype=dtype, device=device, requires_grad=True)
@@ -232,7 +237,12 @@ def kernels(
         torch.autograd.grad(norm(xs[at]), [xs[at], norm.weight], grads[at])
 
     sides: dict[str, Side] = {"written_out": nullcontext, "fused": partial(fused, norm, device)}
-    row: dict[str, Any] = {"dtype": str(dtype).partition(".")[2], "tokens": tokens, "width": width}
+    row: dict[str, Any] = {
+        "norm": kind.__name__,
+        "dtype": str(dtype).partition(".")[2],
+        "tokens": tokens,
+        "width": width,
+    }
     for name, run in (("forward", forward), ("forward_backward", both)):
         counts: dict[str, int] = {}
         times: dict[str, list[float]] = {side: [] for side in sides}
