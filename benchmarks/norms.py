@@ -49,7 +49,8 @@ BLOCKS, BLOCK_S = 8, 0.5
 
 WIDTHS = (128, 768, 1024, 2048, 4096, 8192)
 TOKENS = (1, 16, 512, 4096, 16384)
-SIZES = (
+Size = tuple[Any, torch.dtype, int, int]
+SIZES: tuple[Size, ...] = (
     *((LlamaRMSNorm, torch.bfloat16, *size) for size in itertools.product(TOKENS, WIDTHS)),
     (LlamaRMSNorm, torch.bfloat16, 131072, 128),
     (LlamaRMSNorm, torch.float16, 512, 4096),
@@ -58,7 +59,10 @@ SIZES = (
     *((GemmaRMSNorm, torch.bfloat16, tokens, 2560) for tokens in TOKENS),
     (GemmaRMSNorm, torch.bfloat16, 131072, 256),
 )
-TINY_SIZES = ((LlamaRMSNorm, torch.bfloat16, 1, 128), (GemmaRMSNorm, torch.float16, 16, 128))
+TINY_SIZES: tuple[Size, ...] = (
+    (LlamaRMSNorm, torch.bfloat16, 1, 128),
+    (GemmaRMSNorm, torch.float16, 16, 128),
+)
 ROTATED_BYTES = 256 * 2**20
 """Operands in turns: several times what L2 holds (50 MiB on a H100 or H200)."""
 REPEATS, REPEAT_S = 5, 0.01
