@@ -55,7 +55,7 @@ def programs(session: Session) -> int:
         for name in asked:
             if deadline.over() or (mode == "compiled" and name == "example"):
                 continue
-            if TWO_RANKS[1] in PROGRAMS[name] and gpus() < 2:
+            if _has_ranks(name) and gpus() < 2:
                 continue
             row: dict[str, Any] = {"program": name, "mode": mode}
             found.append(row)
@@ -116,6 +116,11 @@ def gains(turns: Sequence[tuple[str, float | None]]) -> dict[str, Any]:
     }
 
 
+def _has_ranks(name: str) -> bool:
+    """Whether a program is started as several processes, each with a GPU."""
+    return TWO_RANKS[1] in PROGRAMS[name]
+
+
 def _gemmsmith(*words: str) -> list[str]:
     return [sys.executable, "-m", "service.cli.main", *words, "--"]
 
@@ -134,7 +139,7 @@ def _environment(session: Session, name: str) -> tuple[dict[str, str], bool]:
         # Where it is installed, this line lies in `gemmsmith.pth`.
         line = (ROOT / "client" / "gemmsmith.pth").read_text()
         (folder / "site" / "sitecustomize.py").write_text(line)
-    env = {} if TWO_RANKS[1] in PROGRAMS[name] else session.only_device()
+    env = {} if _has_ranks(name) else session.only_device()
     env |= {
         "GEMMSMITH_DATABASE": f"sqlite:///{folder / 'gemmsmith.db'}",
         "GEMMSMITH_PACKS": str(folder / "packs"),
@@ -188,7 +193,11 @@ def _timed(session: Session, words: Sequence[str], env: Mapping[str, str]) -> di
         "exit": code,
         "seconds": round(time.monotonic() - began, 2),
         "first_step": firsts[-1] if firsts else None,
-        "said": [line for _, line in lines if line.startswith("gemmsmith") or " tuned, " in line],
+        "said": [
+            line.replace(f"{ROOT}/", "")
+            for _, line in lines
+            if line.startswith("gemmsmith") or " tuned, " in line
+        ],
         "result": result,
         **(parts[0] if parts else {}),
     }
