@@ -22,7 +22,6 @@ wait $build
 timeout "$(left 5)" $session ranks --out "$out/ranks" > "$out/ranks-said.log" 2>&1
 [ "$(left 60)" -gt 0 ] || exit 0
 $session fleet --suite "$2" --dtype "$3" --effort quick --out "$out" > "$out/fleet-said.log" 2>&1 &
-fleet=$!
 {
   taskset -c "$half-$((quarter - 1))" timeout 120 $session programs --model llama --mode eager \
     --device cuda:1 --dtype bf16 --out "$out"

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from benchmarks.site import ARCHIVE
+
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / ".gpu-site"
 STATE = ROOT / ".state"
@@ -227,7 +229,7 @@ def prepare(session: Session) -> int:
 
 def _install(session: Session, log: Path) -> int:
     """Into a folder beside, renamed when it is whole: a session that starts later finds all."""
-    archive = ROOT / ".wheels" / "site.tar.xz"
+    archive = ROOT / ".wheels" / ARCHIVE
     wheels = sorted(str(path) for path in (ROOT / ".wheels").glob("*.whl"))
     if not (wheels or archive.exists()) or SITE.exists():
         return 0

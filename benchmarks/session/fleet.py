@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.session.core import CORES, ROOT, Session, gpus
-from benchmarks.session.waiting import SUITE, count_kernels, outcome_figures, place
+from benchmarks.session.waiting import SUITE, count_kernels, outcome_figures, place, problem_text
 
 PORT = 6399
 """Of Ray's head: not its default, which another cluster may have."""
@@ -160,10 +160,8 @@ def _tuned(session: Session, env: Mapping[str, str], log: Path) -> tuple[int, di
 def described(outcome: Mapping[str, Any]) -> dict[str, Any]:
     """Which GPU measured a problem, and what it found."""
     result = outcome["result"] or {}
-    problem = outcome["problem"]
-    operation = problem.get("operation") or problem.get("dtype")
     return {
-        "problem": f"{problem['m']}x{problem['n']}x{problem['k']} {operation} {problem['layout']}",
+        "problem": problem_text(outcome["problem"]),
         **outcome_figures(outcome),
         "gpu": (result.get("environment") or {}).get("gpu_uuid"),
         "interval": result.get("speedup"),

@@ -172,7 +172,7 @@ def stability(session: Session) -> int:
         )
         worst = worst or code
         for outcome in (document or {}).get("outcomes", []):
-            runs.append({"problem": _name(outcome["problem"]), **outcome_figures(outcome)})
+            runs.append({"problem": problem_text(outcome["problem"]), **outcome_figures(outcome)})
             if outcome["result"] is not None:
                 lines.append(json.dumps(outcome["result"]) + "\n")
         if not session.dry_run:
@@ -252,7 +252,7 @@ def _tune_suite(
         "totals": (document or {}).get("totals"),
     }
     print(json.dumps(row), flush=True)
-    rows = [{"problem": _name(one["problem"]), **outcome_figures(one)} for one in outcomes]
+    rows = [{"problem": problem_text(one["problem"]), **outcome_figures(one)} for one in outcomes]
     return code, row | {"problems": rows}
 
 
@@ -273,7 +273,8 @@ def outcome_figures(outcome: Any) -> dict[str, Any]:
     }
 
 
-def _name(problem: Mapping[str, Any]) -> str:
+def problem_text(problem: Mapping[str, Any]) -> str:
+    """A problem of a printed document, as `Wanted` would be."""
     batch = f" × {problem['batch']}" if problem["batch"] > 1 else ""
     return str(Wanted(**{name: problem[name] for name in _FIELDS})) + batch
 

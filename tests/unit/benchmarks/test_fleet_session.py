@@ -45,7 +45,7 @@ def test_a_row_says_which_gpu_measured_a_problem() -> None:
         "statistics": {"median_us": 10.0},
         "baseline": {"median_us": 11.0},
     }
-    problem = {"m": 1, "n": 2, "k": 3, "dtype": "fp16", "layout": "tn"}
+    problem = {"m": 1, "n": 2, "k": 3, "dtype": "fp16", "layout": "tn", "batch": 1}
     outcome = {"problem": problem, "status": "tuned", "seconds": 1.5, "answered": None}
     row = fleet.described(outcome | {"error": None, "result": result})
     assert (row["problem"], row["gpu"], row["us"]) == ("1x2x3 fp16 tn", "GPU-1", 10.0)

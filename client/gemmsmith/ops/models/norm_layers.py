@@ -49,9 +49,8 @@ class NormLayer(Swapped):
         if not self.recipe.adds_one:
             return functional.rms_norm(x, weight.shape, weight, epsilon)
         # In bf16 the sum would lose bits, and an FP32 weight has a fused kernel for FP32 alone.
-        return functional.rms_norm(x.float(), weight.shape, 1.0 + weight.float(), epsilon).type_as(
-            x
-        )
+        scale = 1.0 + weight.float()
+        return functional.rms_norm(x.float(), scale.shape, scale, epsilon).type_as(x)
 
     def _suitable(self, x: Any) -> torch.Tensor | None:
         """The weight, if torch's fused kernel computes what the module would."""
