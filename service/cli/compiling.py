@@ -58,7 +58,7 @@ def compile_(
         ),
     ] = None,
     winners: Annotated[
-        bool, typer.Option("--winners", help="The kernels of the current winners.")
+        bool, typer.Option("--winners", help="The kernels that current winners run.")
     ] = False,
     base: Annotated[
         bool,
@@ -74,7 +74,7 @@ def compile_(
             "--dtype",
             "--dtypes",
             help="Element types: bf16, fp16, fp8_e4m3, fp8_e5m2; repeatable, or with commas. "
-            "Default bf16; with --base bf16, fp16 and fp8_e4m3.",
+            "Default bf16; with --base bf16, fp16 and fp8_e4m3; with --winners all.",
             show_default=False,
         ),
     ] = None,
@@ -131,7 +131,7 @@ def compile_(
         )
         store = stack.enter_context(open_store(settings, on_made=say_made))
         if winners:
-            kernels = _of_winners(store, device, limit)
+            kernels = _of_winners(store, device, dtype, limit)
         elif base:
             kernels = _of_base(settings, store, device, dtype, limit)
         else:
@@ -180,11 +180,15 @@ def _of_problems(
     return list(kernels.values())
 
 
-def _of_winners(store: Store, device: str | None, limit: int | None) -> list[AnyKernel]:
+def _of_winners(
+    store: Store, device: str | None, dtypes: list[str] | None, limit: int | None
+) -> list[AnyKernel]:
+    from tuner.exchange import of_types
+
     kernels = {
         winner.candidate.kernel.name: winner.candidate.kernel
-        for winner in store.winners(device=device)
-        if winner.candidate is not None
+        for winner in of_types(store.winners(device=device), dtypes_of(dtypes) if dtypes else ())
+        if winner.candidate is not None and not winner.use.is_default
     }
     return list(kernels.values())[:limit]
 

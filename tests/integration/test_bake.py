@@ -16,7 +16,7 @@ from service import identity
 from service.cli.main import app
 from service.settings import Settings
 from tests.support import fake_nvcc
-from tests.support.machines import document
+from tests.support.machines import compile_, document
 from tests.support.replacing import replace
 from tests.support.serving import (
     H100,
@@ -145,6 +145,15 @@ def test_a_suites_grouped_problems_are_of_the_type_that_it_is_tuned_for(
     suite.write_text("[[problem]]\nname='experts'\nm=256\nn=64\nk=64\ngrouping='rows'\ngroups=4\n")
     bake("--suite", suite, "-o", path, "--dtype", "bf16")
     assert [row.problem for row in Bundle.open(path).snapshot.rows] == [experts]
+
+
+def test_only_kernels_that_winners_of_the_types_run_are_compiled(settings: Settings) -> None:
+    promote(settings, winner(Problem(m=64, n=64, k=64, dtype="fp16")))
+    assert document(compile_("--device", H200.slug, "--dtype", "bf16", "--json"))["counts"] | {
+        "packs": 0
+    } == {"wanted": 4, "fetched": 0, "compiled": 4, "cached": 0, "failed": 0, "packs": 0}
+    counts = document(compile_("--device", H200.slug, "--dtype", "fp8_e4m3", "--json"))["counts"]
+    assert counts["wanted"] == 0
 
 
 def test_without_a_compiler_what_is_missing_is_counted(
