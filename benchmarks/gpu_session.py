@@ -26,8 +26,9 @@ cut off keeps what it had; a failing step is reported and the next one still run
               compiled and in a graph, after tuning their products: train-*.json, a file and a
               picture of each run, train-*.gspack, and what calls cost the host: host-cost-*.json
     train_moe the same of examples/train_qwen3_moe.py, 2048 and 16384 tokens a step, and of
-              train_moe.py, in bf16, eager and then compiled: train-moe-*.json; tuned only if no
-              winners are carried
+              train_moe.py, in bf16, eager and then compiled, with the carried or the shipped
+              winners: train-moe-*.json
+    experts   one layer of experts alone, transformers' beside gemmsmith's: experts-*.json
     train_fused  MLPs with both passes fused: transformers' Llama and Qwen3 (train_llama.py), GPT
               and Llama blocks of train_gpt.py, in bf16, eager and then compiled, with the carried
               or the shipped winners: train-fused-*.json

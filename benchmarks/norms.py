@@ -12,14 +12,13 @@ A line of JSON for each is printed and kept at once, so a run that is cut off ke
 from __future__ import annotations
 
 import argparse
-import gc
 import itertools
 import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from benchmarks.programs import hugging
-from gemmsmith.answers.answer import Ratio
+from benchmarks.turns import Side, in_turns, ratio, settle
 from gemmsmith.ops.models import norm_layers
 from gemmsmith.ops.models.comparing import paired
 from gemmsmith.ops.models.layers import recognized
@@ -44,9 +43,6 @@ PARTS = ("steps", "kernels")
 NEW_TOKENS = 8
 FIRST_STEPS = 5
 """From the same weights on each side: their losses and peaks are compared."""
-BLOCKS, BLOCK_S = 8, 0.5
-"""Of each of three sides: 12 s a model, and some more to build it twice."""
-
 WIDTHS = (128, 768, 1024, 2048, 4096, 8192)
 TOKENS = (1, 16, 512, 4096, 16384)
 Size = tuple[Any, torch.dtype, int, int]
@@ -66,8 +62,6 @@ TINY_SIZES: tuple[Size, ...] = (
 ROTATED_BYTES = 256 * 2**20
 """Operands in turns: several times what L2 holds (50 MiB on a H100 or H200)."""
 REPEATS, REPEAT_S = 5, 0.01
-
-Side = Callable[[], AbstractContextManager[None]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -135,7 +129,7 @@ def steps(name: str, options: argparse.Namespace) -> dict[str, Any]:
     firsts: dict[str, list[torch.Tensor]] = {}
     peaks: dict[str, int] = {}
     for side in ("torch", "fused"):
-        _settle(options.device, forget=True)
+        settle(options.device, forget=True)
         model, parts = hugging.built(name, options.device, **given)
         step = partial(_step, parts)
         sides: dict[str, Side] = {
@@ -150,13 +144,13 @@ def steps(name: str, options: argparse.Namespace) -> dict[str, Any]:
             del model, parts, step, sides
     with sides["fused"](), _Counting() as counting:  # type: ignore[no-untyped-call]
         step()
-    seconds = _in_turns(step, sides, options)
+    seconds = in_turns(step, sides, device=options.device, tiny=options.tiny)
     return {
         "model": name,
         "norms": sum(isinstance(one.recipe, NormRecipe) for one in recognized(model)),
         "fused_calls_a_step": counting.count,
-        **_ratio("gain", paired(seconds["torch"], seconds["fused"])),
-        **_ratio("torch_over_torch", paired(seconds["torch"], seconds["again"])),
+        **ratio("gain", paired(seconds["torch"], seconds["fused"])),
+        **ratio("torch_over_torch", paired(seconds["torch"], seconds["again"])),
         "ms": {side: round(1e3 * statistics.median(all_), 3) for side, all_ in seconds.items()},
         **_alike(firsts["torch"], firsts["fused"]),
         "peak_bytes": peaks,
@@ -170,53 +164,12 @@ def _step(parts: Any) -> torch.Tensor:
     return torch.as_tensor(out)
 
 
-def _in_turns(
-    step: Callable[[], object], sides: dict[str, Side], options: argparse.Namespace
-) -> dict[str, list[float]]:
-    """Seconds of a step, block by block."""
-
-    def timed(side: str, count: int) -> float:
-        with sides[side]():
-            _settle(options.device)
-            began = time.perf_counter()
-            for _ in range(count):
-                step()
-            _settle(options.device)
-            return (time.perf_counter() - began) / count
-
-    warm = max(timed(side, 2) for side in sides)
-    count = 1 if options.tiny else min(20, max(1, round(BLOCK_S / warm)))
-    found: dict[str, list[float]] = {side: [] for side in sides}
-    orders = itertools.cycle(itertools.permutations(sides))
-    for order in itertools.islice(orders, 2 if options.tiny else BLOCKS):
-        for side in order:
-            found[side].append(timed(side, count))
-    return found
-
-
-def _ratio(name: str, ratio: Ratio) -> dict[str, Any]:
-    interval = [round(ratio.ci_low, 4), round(ratio.ci_high, 4)]
-    return {name: round(ratio.median, 4), f"{name}_interval": interval}
-
-
 def _alike(theirs: list[torch.Tensor], ours: list[torch.Tensor]) -> dict[str, Any]:
     """Losses of both, or how many of the tokens are the same."""
     if all(one.numel() == 1 for one in theirs):
         return {"losses": {"torch": list(map(float, theirs)), "fused": list(map(float, ours))}}
     new = [(a[:, -NEW_TOKENS:] == b[:, -NEW_TOKENS:]) for a, b in zip(theirs, ours, strict=True)]
     return {"same_tokens": float(torch.stack(new).float().mean())}
-
-
-def _settle(device: str, *, forget: bool = False) -> None:
-    """Wait for the GPU; or have its memory as in the beginning."""
-    if forget:
-        gc.collect()
-    if device == "cpu":
-        return
-    torch.cuda.synchronize()
-    if forget:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
 
 
 def kernels(

@@ -11,7 +11,7 @@ from benchmarks.session.fleet import fleet
 from benchmarks.session.norms import norms
 from benchmarks.session.profiling import profile
 from benchmarks.session.programs import programs
-from benchmarks.session.training import train, train_fused, train_moe
+from benchmarks.session.training import experts, train, train_fused, train_moe
 from benchmarks.session.waiting import SUITE, base, cold, stability, waiting
 
 SWEEPS = "configs/suites/sweeps.toml"
@@ -168,6 +168,7 @@ STEPS: dict[str, Callable[[Session], int]] = {
     "train": train,
     "train_moe": train_moe,
     "train_fused": train_fused,
+    "experts": experts,
     "programs": programs,
     "fleet": fleet,
     "norms": norms,

@@ -3,9 +3,8 @@
 Of examples/train_gpt.py, precision by precision: its products are tuned into a database of the
 step's own, the winners baked into one file, and both models trained eagerly, compiled and in a CUDA
 graph. Winners of an earlier session that lie in .packs/ as train-winners-*.jsonl are not tuned
-again. Of the mixtures of experts, in bf16: the winners in .packs/*.jsonl are taken as they are;
-only where there are none, products are tuned, in half of the time at most. Of fused MLPs, in bf16:
-likewise, and where nothing is carried, the shipped winners are taken.
+again. Of the mixtures of experts and of fused MLPs, in bf16: the winners in .packs/*.jsonl are
+taken as they are, and the shipped ones where there are none.
 
 Every run leaves its figures, and its loss curves as a picture, before the next one begins; the
 summary grows with them.
@@ -111,13 +110,29 @@ def train(session: Session) -> int:
 
 def train_moe(session: Session) -> int:
     """Ten runs of the mixtures of experts with winners of their products: train-moe-*.json."""
-    return _trained(session, "train-moe", MOE_SUITE, MOE_RUNS, sorted(CARRIED.glob("*.jsonl")))
+    return _trained(session, "train-moe", MOE_SUITE, MOE_RUNS, _known())
 
 
 def train_fused(session: Session) -> int:
     """Eight runs with winners of MLPs whose both passes are fused: train-fused-*.json."""
-    known = sorted(CARRIED.glob("*.jsonl")) or sorted(SHIPPED.glob("*.bf16*.jsonl"))
-    return _trained(session, "train-fused", FUSED_SUITE, FUSED_RUNS, known)
+    return _trained(session, "train-fused", FUSED_SUITE, FUSED_RUNS, _known())
+
+
+def experts(session: Session) -> int:
+    """One layer of experts alone, with the winners of `train_moe`: experts-*.json."""
+    code, baked = _baked(session, "experts", MOE_SUITE, _known())
+    return code or session.command(
+        *(sys.executable, "-m", "benchmarks.experts", "--winners", str(baked)),
+        *("-o", str(session.file("experts", ".json"))),
+        log=session.file("experts", ".log"),
+        env=session.only_device(),
+        time_limit=session.time_limit,
+    )
+
+
+def _known() -> list[Path]:
+    """Carried winners, else the shipped ones."""
+    return sorted(CARRIED.glob("*.jsonl")) or sorted(SHIPPED.glob("*.bf16*.jsonl"))
 
 
 def _trained(
@@ -131,17 +146,8 @@ def _trained(
     if "bf16" not in session.dtypes:
         return 0
     deadline = Deadline(session)
-    env = {"GEMMSMITH_DATABASE": session.database(stem)}
-    log, baked = session.file(stem, ".log"), session.file(stem, ".gspack")
-    if known:
-        worst = session.gemmsmith("import", *map(str, known), log=log, env=env)
-    else:
-        half = deadline.left(share=0.5)
-        worst = _tune(session, "bf16", suite, half, env, log, stem=f"{stem}-winners")
-    code = session.gemmsmith(
-        *("bake", "--suite", suite, "--dtype", "bf16", "-o", str(baked)), log=log, env=env
-    )
-    worst = worst or code
+    code, baked = _baked(session, stem, suite, known)
+    log, worst = session.file(stem, ".log"), code
     found: dict[str, Any] = {"cores": CORES, "runs": []}
     for mode in (one for one in ("eager", "compiled") if one in session.modes):
         for model, (script, *words) in runs.items():
@@ -157,6 +163,17 @@ def _trained(
             found["runs"].append({"model": model, "mode": mode, **row})
             session.keep(stem, found)
     return worst
+
+
+def _baked(session: Session, stem: str, suite: str, known: Sequence[Path]) -> tuple[int, Path]:
+    """Winners of a suite in bf16, known ones or else tuned ones, in one file; the worst status."""
+    env = {"GEMMSMITH_DATABASE": session.database(stem)}
+    log, baked = session.file(stem, ".log"), session.file(stem, ".gspack")
+    worst = session.gemmsmith("import", *map(str, known), log=log, env=env)
+    code = session.gemmsmith(
+        *("bake", "--suite", suite, "--dtype", "bf16", "-o", str(baked)), log=log, env=env
+    )
+    return worst or code, baked
 
 
 def _tune(

@@ -52,6 +52,7 @@ def test_the_script_dry_runs_every_step(tmp_path: Path) -> None:
         "examples/train_llama.py --layers 12 --steps 43 --model llama-3-8b --winners",
         "examples/train_gpt.py --model gpt-350m --steps 63 --mode compiled --winners",
         f"benchmarks.host_cost --winners {tmp_path}/train-cuda2-bf16.gspack",
+        f"benchmarks.experts --winners {tmp_path}/experts-cuda2-bf16.gspack",
         "benchmarks.norms --model llama --model qwen3 --model qwen3-moe --model decode -o",
         f"ceilings --device cuda:2 -o {tmp_path}/ceilings.json",
         f"--device cuda:2 -o {tmp_path}/alone-cuda2-bf16.json",
@@ -65,7 +66,7 @@ def test_the_script_dry_runs_every_step(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.json"))
 
 
-def test_mixtures_train_with_carried_winners_or_are_tuned_first(
+def test_mixtures_train_with_carried_winners_or_shipped_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(training, "CARRIED", tmp_path)
@@ -78,10 +79,8 @@ def test_mixtures_train_with_carried_winners_or_are_tuned_first(
     def lines() -> list[str]:
         return capsys.readouterr().out.splitlines()
 
-    tune, export, bake, *runs = said()
-    assert tune.startswith("tune --suite configs/suites/train_moe.toml --dtype bf16")
-    assert tune.endswith(("--time-limit 499", "--time-limit 500"))
-    assert export.startswith(f"export {tmp_path}/train-moe-winners-cuda0-bf16.jsonl --dtype bf16")
+    known, bake, *runs = said()
+    assert "nvidia-h200-132sm.bf16.group_rows.jsonl" in known
     assert bake.startswith("bake --suite configs/suites/train_moe.toml --dtype bf16")
     assert [run.partition("examples/")[2].partition(" --winners")[0] for run in runs] == [
         "train_qwen3_moe.py --tokens 2048 --steps 63",

@@ -1,0 +1,129 @@
+"""One layer of experts of Qwen3-30B-A3B: transformers' own beside `gemmsmith.experts`.
+
+    python -m benchmarks.experts --winners FILE -o experts.json [--device cpu --tiny]
+
+A layer with its router, forwards and backwards, eager and compiled. Both sides have the same
+weights and the same tokens; blocks alternate, and transformers' is compared with itself as well. A
+line of JSON for each is printed and kept at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as transformers_
+
+import gemmsmith
+from benchmarks.turns import Side, in_turns, ratio, settle
+from gemmsmith.integrations.transformers import register_experts
+from gemmsmith.ops.models.comparing import paired
+
+transformers: Any = transformers_
+
+TOKENS = (2048, 16384)
+MODES = ("eager", "compiled")
+SIZES = {
+    "hidden_size": 2048, "moe_intermediate_size": 768, "num_experts": 128,
+    "num_experts_per_tok": 8, "norm_topk_prob": True,
+}  # fmt: skip
+TINY = {"hidden_size": 32, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 once all that was asked for is measured."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--winners", help="a bundle or a URL (default: none)")
+    parser.add_argument("--tiny", action="store_true", help="a small layer, few repeats")
+    parser.add_argument("--mode", choices=MODES, action="append", help="(default: both)")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    register_experts()
+    if options.winners:
+        gemmsmith.use(options.winners)
+    found: dict[str, Any] = {
+        "device": torch.cuda.get_device_name() if options.device != "cpu" else "cpu",
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "layers": [],
+    }
+    for mode in options.mode or MODES:
+        for tokens in (16,) if options.tiny else TOKENS:
+            row = measured(tokens, mode, options)
+            print(json.dumps(row), flush=True)
+            found["layers"].append(row)
+            options.output.write_text(json.dumps(found) + "\n")
+    return 0
+
+
+def measured(tokens: int, mode: str, options: argparse.Namespace) -> dict[str, Any]:
+    """A forward and a backward pass on both sides: milliseconds, gain, peak memory, how alike."""
+    sizes, device = SIZES | (TINY if options.tiny else {}), options.device
+    torch._dynamo.reset()
+    theirs, ours = layer(sizes, "grouped_mm", device), layer(sizes, "gemmsmith", device)
+    ours.load_state_dict(theirs.state_dict())
+    torch.manual_seed(3)
+    x, wanted = torch.randn(2, 1, tokens, sizes["hidden_size"], device=device).bfloat16().unbind()
+    x.requires_grad_()
+
+    def step_of(block: torch.nn.Module) -> Any:
+        run = torch.compile(block) if mode == "compiled" else block
+        given = [x, *block.parameters()]
+
+        def step() -> tuple[torch.Tensor, ...]:
+            out: torch.Tensor = run(x)
+            return out, *torch.autograd.grad(out, given, wanted)
+
+        return step
+
+    steps = {"torch": step_of(theirs), "gemmsmith": step_of(ours)}
+    steps["again"] = steps["torch"]
+    tuned: Side = gemmsmith.patch if options.winners else nullcontext
+    sides: dict[str, Side] = {"torch": nullcontext, "gemmsmith": tuned, "again": nullcontext}
+    results, peaks = {}, {}
+    for side in ("torch", "gemmsmith"):
+        settle(device, forget=True)
+        with sides[side]():
+            results[side] = [one.detach().float() for one in steps[side]()]
+        peaks[side] = torch.cuda.max_memory_allocated() if device != "cpu" else 0
+    apart = [
+        float((a - b).norm() / a.norm())
+        for a, b in zip(results["torch"], results["gemmsmith"], strict=True)
+    ]
+    results.clear()
+    seconds = in_turns(steps, sides, device=device, tiny=options.tiny)
+    return {
+        "tokens": tokens,
+        "mode": mode,
+        **ratio("gain", paired(seconds["torch"], seconds["gemmsmith"])),
+        **ratio("torch_over_torch", paired(seconds["torch"], seconds["again"])),
+        "ms": {side: round(1e3 * statistics.median(all_), 3) for side, all_ in seconds.items()},
+        "relative_differences": [round(one, 5) for one in apart],
+        "peak_bytes": peaks,
+    }
+
+
+def layer(sizes: dict[str, Any], experts: str, device: str) -> torch.nn.Module:
+    """A model's only layer of experts, with its router, in bf16."""
+    config = transformers.Qwen3MoeConfig(
+        **sizes, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=16,
+        vocab_size=128,
+    )  # fmt: skip
+    with torch.device(device):
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16, experts_implementation=experts
+        )
+    found: torch.nn.Module = model.model.layers[0].mlp
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
