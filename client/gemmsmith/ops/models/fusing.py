@@ -35,7 +35,9 @@ def may_fuse(given: tuple[Any, ...]) -> bool:
 
 def is_written_down() -> bool:
     """Whether the program is traced for others, who may have no gemmsmith: exported, or by jit."""
-    return torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
+    # Not `is_exporting()`, which is always true in a graph that torch 2.11 compiles.
+    exporting = getattr(torch.compiler, "_is_exporting_flag", False)
+    return exporting or torch._C._get_tracing_state() is not None
 
 
 def linear(

@@ -9,7 +9,6 @@ own steps where no kernel wins.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -197,8 +196,11 @@ class SequenceLayer(Swapped):
             hidden, count, name = None, 0, names[at]
             if name in pairs:
                 # A layer with an activation of its own is left to its own kernel.
-                following = itertools.takewhile(lambda one: one not in pairs, names[at + 2 :])
-                rest = [children[one] for one in following]
+                rest = []
+                for one in names[at + 2 :]:
+                    if one in pairs:
+                        break
+                    rest.append(children[one])
                 hidden, count = self._pair(pairs[name], children[name], input, rest)
             if hidden is None:
                 input, at = children[name](input), at + 1  # noqa: A001
