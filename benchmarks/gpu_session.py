@@ -16,6 +16,7 @@ cut off keeps what it had; a failing step is reported and the next one still run
               process, and for a suite, with the packs of base: waiting-*.json
     stability three problems tuned ten times each with those packs, their winners raced against
               each other: stability-*.json
+    bake      the shipped winners of each element type, with carried kernels: winners-*.gspack
     compile   the kernels of the suite's problems
     tune      the suite with the compiled kernels; winners are exported as winners-*.jsonl
     record    exhaustive sweeps of sweeps.toml or --suite, of what is compiled: sweep-*.jsonl.zst
@@ -128,6 +129,10 @@ def parse(arguments: Sequence[str] | None) -> tuple[list[str], Session]:
     )
     parser.add_argument("--mode", choices=MODES, action="append", help="of the same (default: all)")
     parser.add_argument("--tests", nargs="+", default=["tests/gpu"], help="files of `test`")
+    parser.add_argument("--bundle", type=Path, help="winners of `programs`, which then tunes none")
+    parser.add_argument(
+        "--rounds", type=int, default=2, help="of `programs`: processes with winners"
+    )
     parser.add_argument("--jobs", type=int, help=f"compilers at once ({JOBS_VARIABLE})")
     options = parser.parse_args(arguments)
     if not re.fullmatch(r"cuda:\d+", options.device):
@@ -148,6 +153,8 @@ def parse(arguments: Sequence[str] | None) -> tuple[list[str], Session]:
         models=tuple(options.model or MODELS),
         modes=tuple(options.mode or MODES),
         tests=tuple(options.tests),
+        bundle=options.bundle,
+        rounds=options.rounds,
         tag=tag,
     )
 

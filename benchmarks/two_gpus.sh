@@ -1,5 +1,5 @@
 #!/bin/sh
-# What needs a host of two GPUs: a program under FSDP2 with carried winners, two ranks, and a fleet of
+# What needs a host of two GPUs: a program under FSDP2 with shipped winners, two ranks, and a fleet of
 # one GPU and of both. While the fleet has one GPU and half of the cores, the other half measures a
 # program with carried winners, norms, and the database with 64 writers (with pgserver and psycopg
 # among the wheels). The fleet alone takes nine minutes: two sessions of ten.
@@ -16,14 +16,15 @@ mkdir -p "$out"
 taskset -c "$half-$last" $session build_tests --tests tests/gpu/test_ranks.py --out "$out/build" \
   > "$out/build-said.log" 2>&1 &
 build=$!
-timeout "$(left 5)" $session programs --model llama-fsdp2 --mode eager --dtype bf16 \
-  --out "$out/fsdp2" > "$out/fsdp2-said.log" 2>&1
+bundle=$out/fsdp2/winners-cuda0-bf16.gspack
+timeout "$(left 5)" $session bake programs --bundle "$bundle" --model llama-fsdp2 --mode eager \
+  --dtype bf16 --out "$out/fsdp2" > "$out/fsdp2-said.log" 2>&1
 wait $build
 timeout "$(left 5)" $session ranks --out "$out/ranks" > "$out/ranks-said.log" 2>&1
 [ "$(left 60)" -gt 0 ] || exit 0
 $session fleet --suite "$2" --dtype "$3" --effort quick --out "$out" > "$out/fleet-said.log" 2>&1 &
 {
-  taskset -c "$half-$((quarter - 1))" timeout 120 $session programs --model llama --mode eager \
+  taskset -c "$half-$((quarter - 1))" timeout 120 $session programs --bundle "$bundle" --model llama --mode eager \
     --device cuda:1 --dtype bf16 --out "$out"
   taskset -c "$half-$((quarter - 1))" timeout 110 $session norms --device cuda:1 --out "$out"
 } > "$out/one-said.log" 2>&1 &

@@ -46,6 +46,9 @@ class Session:
         models: that `train`, `train_moe` and `train_fused` train, each those that it knows.
         modes: in which they are trained: eager, compiled, graph.
         tests: files that `test` runs.
+        bundle: winners that `programs` runs with; None: it tunes its own.
+        rounds: its processes with winners; one more goes without. The last of each is split into
+            its parts.
         tag: device and element types, in the names of this session's files.
     """
 
@@ -61,6 +64,8 @@ class Session:
     models: tuple[str, ...]
     modes: tuple[str, ...]
     tests: tuple[str, ...]
+    bundle: Path | None
+    rounds: int
     tag: str
 
     @property

@@ -3,7 +3,7 @@
 Each runs as a user would start it: `gemmsmith run --tune --rehearse`, then `gemmsmith run`, then in
 turns without and with `GEMMSMITH=auto`, process by process. The database and the user's folders are
 new for each program; the pack store begins with what was carried, and counts what is compiled. With
-a bundle among what was carried there is nothing to tune: only the turns, with `GEMMSMITH=` it.
+a bundle (--bundle) there is nothing to tune: only the turns, with `GEMMSMITH=` it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.session.core import CARRIED, ROOT, SITE, STATE, Deadline, Session, gpus
+from benchmarks.session.core import ROOT, SITE, STATE, Deadline, Session, gpus
 from benchmarks.session.waiting import count_kernels, place
 
 SCRIPT = "benchmarks/programs/hugging.py"
@@ -36,9 +36,6 @@ PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "decode-64": (SCRIPT, "decode", "--rows", "64", *_DECODE),
 }
 """Script and options of each."""
-
-ROUNDS = 2
-"""Runs with winners of each; one more without. The last of each is split into its parts."""
 
 TUNE_S = "60"
 """No further problem is tuned then: those at which most time is at stake come first."""
@@ -73,7 +70,7 @@ def _parts(session: Session, name: str, mode: str) -> Any:
     if mode == "compiled":
         words.append("--compile")
     env, tuned = _environment(session, name)
-    bundle = next((str(path) for path in sorted(CARRIED.glob("*.gspack"))), None)
+    bundle = None if session.bundle is None else str(session.bundle.resolve())
     if bundle is None and not tuned:
         before = count_kernels(env)
         options = ("--effort", session.effort, "--time-limit", TUNE_S)
@@ -89,11 +86,11 @@ def _parts(session: Session, name: str, mode: str) -> Any:
     if SCRIPT not in PROGRAMS[name]:  # which says nothing of its time
         return
     turns: list[tuple[str, dict[str, Any]]] = []
-    for number in range(2 * ROUNDS + 1):
+    for number in range(2 * session.rounds + 1):
         ours = number % 2 == 1
         side = "gemmsmith" if ours else "torch"
         given = env | ({"GEMMSMITH": bundle or "auto"} if ours else {})
-        last = ["--parts"] if number >= 2 * ROUNDS - 1 else []
+        last = ["--parts"] if number >= 2 * session.rounds - 1 else []
         turns.append((side, _timed(session, [*words, *last], given)))
         exits = [one["exit"] for _, one in turns]
         yield {"exit": max(exits), "turns": [{"side": side} | one for side, one in turns]}

@@ -57,6 +57,19 @@ def compile_kernels(session: Session) -> int:
     )
 
 
+def bake(session: Session) -> int:
+    """The shipped winners as a bundle for `programs`; what was not carried is compiled."""
+    worst = 0
+    for dtype in session.dtypes:
+        code = session.gemmsmith(
+            *("bake", "--winners", "--dtype", dtype),
+            *("-o", str(session.file("winners", ".gspack", dtype))),
+            log=session.file("bake", ".log", dtype),
+        )
+        worst = worst or code
+    return worst
+
+
 def tune(session: Session) -> int:
     """The suite, one precision after the other, exporting what there is after each."""
     deadline = Deadline(session)
@@ -160,6 +173,7 @@ STEPS: dict[str, Callable[[Session], int]] = {
     "base": base,
     "waiting": waiting,
     "stability": stability,
+    "bake": bake,
     "compile": compile_kernels,
     "tune": tune,
     "record": record,

@@ -41,6 +41,15 @@ def test_programs_run_as_a_user_starts_them(
     assert len(exports) == 2
 
 
+def test_with_a_bundle_nothing_is_tuned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("--model", "llama", "--mode", "eager", "--bundle", "w.gspack", "--rounds", "1")
+    session = gpu_session.parse(["programs", "--dry-run", "--out", str(tmp_path), *names])[1]
+    assert STEPS["programs"](session) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("$ ")]
+    assert ["--parts" in line for line in lines] == [False, True, True]
+    assert not any("service.cli.main" in line and "import" not in line for line in lines)
+
+
 def test_gains_are_over_both_neighbours() -> None:
     turns = [("torch", 100.0), ("gemmsmith", 80.0), ("torch", 110.0)]
     found = programs.gains(turns)

@@ -37,6 +37,7 @@ def test_the_script_dry_runs_every_step(tmp_path: Path) -> None:
         "tune 40 5376 2688 --dtype bf16 --layout tn --device cuda:2 --effort default --again",
         "tune --suite configs/suites/unseen.toml --dtype bf16 --device cuda:2",
         f"benchmarks.session.stability {tmp_path}/stability-winners-cuda2-bf16.jsonl",
+        f"bake --winners --dtype bf16 -o {tmp_path}/winners-cuda2-bf16.gspack",
         "compile --suite x.toml --dtype bf16",
         "tune --suite x.toml --dtype bf16 --device cuda:2",
         f"export {tmp_path}/winners-cuda2-bf16.jsonl",
