@@ -13,13 +13,15 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers as transformers_
+from torch.profiler import ProfilerActivity, profile
 
 import gemmsmith
 from benchmarks.turns import Side, in_turns, ratio, settle
@@ -92,13 +94,16 @@ def measured(tokens: int, mode: str, options: argparse.Namespace) -> dict[str, A
     for side in ("torch", "gemmsmith"):
         settle(device, forget=True)
         with sides[side]():
-            results[side] = [one.detach().float() for one in steps[side]()]
+            results[side] = [one.detach().cpu() for one in steps[side]()]
         peaks[side] = torch.cuda.max_memory_allocated() if device != "cpu" else 0
     apart = [
-        float((a - b).norm() / a.norm())
+        float((a.float() - b.float()).norm() / a.float().norm())
         for a, b in zip(results["torch"], results["gemmsmith"], strict=True)
     ]
-    results.clear()
+    alone = {}
+    for side in ("torch", "gemmsmith"):
+        with sides[side]():
+            alone[side] = split(steps[side], device)
     seconds = in_turns(steps, sides, device=device, tiny=options.tiny)
     return {
         "tokens": tokens,
@@ -106,8 +111,38 @@ def measured(tokens: int, mode: str, options: argparse.Namespace) -> dict[str, A
         **ratio("gain", paired(seconds["torch"], seconds["gemmsmith"])),
         **ratio("torch_over_torch", paired(seconds["torch"], seconds["again"])),
         "ms": {side: round(1e3 * statistics.median(all_), 3) for side, all_ in seconds.items()},
+        "one_step": alone,
         "relative_differences": [round(one, 5) for one in apart],
         "peak_bytes": peaks,
+    }
+
+
+def split(step: Callable[[], object], device: str, repeats: int = 5) -> dict[str, Any]:
+    """Median milliseconds of a step that finds the GPU idle: until the host has started it, and
+    until it is done; and of its kernels, in all and of the longest ones.
+    """
+    host, whole = [], []
+    for _ in range(repeats):
+        settle(device)
+        began = time.perf_counter()
+        step()
+        host.append(1e3 * (time.perf_counter() - began))
+        settle(device)
+        whole.append(1e3 * (time.perf_counter() - began))
+    found = {"host_ms": statistics.median(host), "ms": statistics.median(whole)}
+    if device == "cpu":
+        return found
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        step()
+        settle(device)
+    kernels: Any = sorted(profiled.key_averages(), key=lambda one: -one.self_device_time_total)
+    return found | {
+        "kernels": sum(one.count for one in kernels),
+        "kernels_ms": sum(one.self_device_time_total for one in kernels) / 1e3,
+        "longest": [
+            {"kernel": one.key[:90], "ms": one.self_device_time_total / 1e3, "count": one.count}
+            for one in kernels[:12]
+        ],
     }
 
 

@@ -76,8 +76,8 @@ def route(top_k_index: torch.Tensor, number: int) -> Routing:
     of_row, slots = flat.sort(stable=True)
     last = torch.arange(number, device=flat.device, dtype=of_row.dtype)
     ends = torch.searchsorted(of_row, last, right=True, out_int32=True)
-    places = torch.empty_like(slots)
-    places[slots] = torch.arange(len(slots), device=slots.device)
+    rows = torch.arange(len(slots), device=slots.device)
+    places = torch.empty_like(slots).scatter_(0, slots, rows)
     return Routing(slots=slots, places=places.view_as(top_k_index), ends=ends)
 
 
@@ -145,11 +145,12 @@ def _differentiate(
     wanted = passes.gather(gradient.contiguous(), slots, chosen)
     of_hidden = grouped_below(wanted, down, ends)
     of_opened, of_shares, hidden = passes.activate_backward(opened, shares, slots, used, of_hidden)
+    del of_hidden  # these are the largest tensors of a step: none is kept longer than it is read
     of_down = grouped_below(wanted.mT, hidden, ends)
-    of_rows = grouped_below(of_opened, gate_up, ends)
-    rows = passes.gather(tokens, slots, chosen)
-    of_gate_up = grouped_below(of_opened.mT, rows, ends)
-    return passes.gather_sum(of_rows, places, used), of_shares, of_gate_up, of_down
+    del wanted, hidden
+    of_tokens = passes.gather_sum(grouped_below(of_opened, gate_up, ends), places, used)
+    of_gate_up = grouped_below(of_opened.mT, passes.gather(tokens, slots, chosen), ends)
+    return of_tokens, of_shares, of_gate_up, of_down
 
 
 class Experts(torch.autograd.Function):

@@ -143,6 +143,10 @@ def activate_backward(
 
 
 def _run(kernel: Any, programs: int, *arguments: Any) -> None:
-    if programs:
-        with torch.cuda.device_of(arguments[0]):
-            kernel[(programs,)](*arguments, block=BLOCK, num_warps=4)
+    if not programs:
+        return
+    if arguments[0].get_device() == torch.cuda.current_device():
+        kernel[(programs,)](*arguments, block=BLOCK, num_warps=4)
+        return
+    with torch.cuda.device_of(arguments[0]):
+        kernel[(programs,)](*arguments, block=BLOCK, num_warps=4)
