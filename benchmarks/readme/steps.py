@@ -1,4 +1,4 @@
-"""What whole training steps gained, with and without winners in turn."""
+"""What whole steps of programs gained, with and without winners in turn."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Steps:
     """Runs that belong together: those of a file of results, of one precision if it has several.
 
     Attributes:
-        leaves_out: programs of the file that a later one has measured again.
+        only: programs or models of the file; empty: all of them.
     """
 
     title: str
     file: str
     precision: str | None = None
-    leaves_out: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
 
     def gains(self) -> list[tuple[float, Sequence[float]]]:
         """Of those that came to their end: the gain, and torch's over itself."""
@@ -30,7 +30,7 @@ class Steps:
             return [
                 (one["gain"], one["torch_over_itself"])
                 for one in found["programs"]
-                if one.get("gain") is not None and one["program"] not in self.leaves_out
+                if one.get("gain") is not None and self._holds(one["program"])
             ]
         if "steps" in found:  # decoding is no training
             return [
@@ -41,9 +41,16 @@ class Steps:
         return [
             (run["speedup"]["median"], [run["torch_over_itself"]["median"]])
             for run in found["runs"]
-            if "speedup" in run and self.precision in (None, run.get("precision"))
+            if "speedup" in run
+            and self.precision in (None, run.get("precision"))
+            and self._holds(run["model"])
         ]
 
+    def _holds(self, name: str) -> bool:
+        return not self.only or name in self.only
+
+
+PROGRAMS = "2026-11-25-h200-programs.json"
 
 MEASURED = (
     Steps(
@@ -51,18 +58,47 @@ MEASURED = (
         file="2026-11-24-h200-programs-norms.json",
     ),
     Steps(
+        title="the same with FSDP2 on two GPUs",
+        file=PROGRAMS,
+        only=("llama-fsdp2",),
+    ),
+    Steps(
+        title="transformers' Qwen3 8B (4 layers), eager, `GEMMSMITH=`",
+        file=PROGRAMS,
+        only=("qwen3",),
+    ),
+    Steps(
+        title="transformers' Qwen3-MoE (4 layers, 4,096 tokens), eager, `GEMMSMITH=`",
+        file=PROGRAMS,
+        only=("qwen3-moe",),
+    ),
+    Steps(
+        title="transformers' GPT-2 medium, eager, `gemmsmith run`",
+        file=PROGRAMS,
+        only=("gpt2",),
+    ),
+    Steps(
+        title="transformers' ViT-L, eager, `gemmsmith run`",
+        file=PROGRAMS,
+        only=("vit",),
+    ),
+    Steps(
+        title="decoding with transformers' Llama 3 8B (8 layers), 1 and 16 rows, eager (noisy)",
+        file=PROGRAMS,
+        only=("decode-1", "decode-16"),
+    ),
+    Steps(
+        title="Qwen3-MoE (4 layers, 16,384 tokens) with `gemmsmith.experts`, compiled and eager",
+        file="2026-11-25-h200-train-experts.json",
+    ),
+    Steps(
+        title="the same with 2,048 tokens, before norms were fused",
+        file="2026-11-23-h200-train-experts.json",
+        only=("qwen3-2048-experts",),
+    ),
+    Steps(
         title="RMS norms alone: Llama 3 8B, Qwen3 8B, Qwen3-MoE (4 layers), eager",
         file="2026-11-24-h200-norms.json",
-    ),
-    Steps(
-        title="transformers' Qwen3-MoE (4 layers) and GPT-2, eager, `gemmsmith run`, before norms "
-        "were fused",
-        file="2026-11-24-h200-programs.json",
-        leaves_out=("llama",),
-    ),
-    Steps(
-        title="Qwen3-MoE (4 layers), bf16, with `gemmsmith.experts`",
-        file="2026-11-23-h200-train-experts.json",
     ),
     Steps(
         title="GPT 350 M, Llama 3 8B and Qwen3 8B, bf16, with `patch(model)`",
@@ -93,7 +129,7 @@ def _range(values: Sequence[float]) -> str:
 def table() -> str:
     """One row for each set of runs: the least and the greatest gain, and torch against itself."""
     lines = [
-        "| training step, H200 | runs | gemmsmith over torch | torch over torch |",
+        "| step, H200 | runs | gemmsmith over torch | torch over torch |",
         "|---|---|---|---|",
     ]
     for steps in MEASURED:
