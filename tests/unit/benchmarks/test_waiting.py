@@ -49,6 +49,8 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
         models=(),
         modes=(),
         tests=(),
+        bundle=None,
+        rounds=1,
         tag="replay",
     )
 
