@@ -2,6 +2,8 @@
 #   make run        the service on 127.0.0.1:8000 and one worker
 #   make test       the tests that need no GPU (real nvcc, real SQLite, real PostgreSQL): minutes
 #   make test-all   these, and then those marked `long`: every fault, page, command and kernel
+#   make test-torch the tests of the library's operators with another torch than the locked one
+#                   (TORCH=2.11.0; gigabytes)
 #   make faults     the fault suite at full length: 200 jobs under kills, and 100,000 malformed
 #                   requests, on each kind of database
 #   make lint       ruff and the strict type checker
@@ -24,7 +26,7 @@ install = $(PIP) -r requirements/$(1).lock && $(PIP) --no-build-isolation -e cli
 RUN_LOCK = $(if $(or $(wildcard /dev/nvidia0),$(shell command -v nvidia-smi)),gpu,run)
 PROJECT = pyproject.toml client/pyproject.toml $(wildcard requirements/*.lock) client/gemmsmith/ops/below/dispatch.cpp
 
-.PHONY: run test test-all faults lint format bench docs figures wheels kernels gpu-test gpu-bench lock clean
+.PHONY: run test test-all test-torch faults lint format bench docs figures wheels kernels gpu-test gpu-bench lock clean
 
 run: .venv/.run
 	.venv/bin/gemmsmith serve --worker
@@ -34,6 +36,16 @@ test: .venv/.test
 
 test-all: test
 	.venv/bin/python -m pytest -n 2 --dist loadfile -m long
+
+# Only torch is another; all else is found where it is installed already, after it.
+TORCH ?= 2.11.0
+test-torch: .venv/.test
+	$(PYTHON) -m venv .venv-torch
+	.venv-torch/bin/pip install --quiet "torch==$(TORCH)"
+	.venv/bin/python -c 'import site; print(*site.getsitepackages(), "$(CURDIR)/client", "$(CURDIR)", sep="\n")' \
+	  > "$$(.venv-torch/bin/python -c 'import site; print(site.getsitepackages()[0])')/zz-locked.pth"
+	.venv-torch/bin/python -W ignore -c 'import torch; assert torch.__version__.startswith("$(TORCH)"), torch.__version__'
+	.venv-torch/bin/python -m pytest -W default --show-capture=no tests/unit/ops
 
 faults: .venv/.test
 	GEMMSMITH_FAULT_JOBS=200 .venv/bin/python -m pytest tests/faults
@@ -91,4 +103,4 @@ gpu-bench: $(GPU_SETUP)
 	$(GPU_RUN) benchmarks/gpu_session.py cold compile tune record
 
 clean:
-	rm -rf build client/build configs/kernels/dist .venv .wheels .packs .kernels .state .gpu-out .gpu-site
+	rm -rf build client/build configs/kernels/dist .venv .venv-torch .wheels .packs .kernels .state .gpu-out .gpu-site

@@ -12,16 +12,17 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = EXAMPLES / "train_gpt.py"
+LONG = pytest.mark.long
 
 
 @pytest.mark.parametrize(
     ("script", "options"),
     [
         ("train_gpt.py", ("--model", "tiny", "--precision", "bf16")),
-        ("train_gpt.py", ("--model", "tiny", "--precision", "fp8")),
-        ("train_llama.py", ("--model", "tiny")),
-        ("train_moe.py", ("--tiny",)),
-        ("train_qwen3_moe.py", ("--tiny",)),
+        pytest.param("train_gpt.py", ("--model", "tiny", "--precision", "fp8"), marks=LONG),
+        pytest.param("train_llama.py", ("--model", "tiny"), marks=LONG),
+        pytest.param("train_moe.py", ("--tiny",), marks=LONG),
+        pytest.param("train_qwen3_moe.py", ("--tiny",), marks=LONG),
         ("train_qwen3_moe.py", ("--tiny", "--experts", "gemmsmith")),
     ],
 )

@@ -189,6 +189,7 @@ def code_of(subject: Kernel) -> str:
     return f"void const* code_{struct}() {{ return (void const*)&cutlass::{entry}<{struct}>; }}\n"
 
 
+@pytest.mark.long
 def test_no_violation_compiles(toolchain: Toolchain, tmp_path: Path) -> None:
     """All together, in half a minute; what the compiler complains of names each."""
     source = HEADERS

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-from benchmarks.session.core import ROOT
+import pytest
+
+from benchmarks import experts
 
 
-def test_a_layer_on_both_sides(tmp_path: Path) -> None:
+def test_a_layer_on_both_sides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "experts.json"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "benchmarks.experts", "--tiny", "--device", "cpu"),
-            *("--mode", "eager", "-o", str(file)),
-        ],
-        cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    words = ["--tiny", "--device", "cpu", "--mode", "eager", "-o", str(file)]
+    assert experts.main(words) == 0
     (row,) = json.loads(file.read_text())["layers"]
-    assert json.loads(done.stdout) == row
+    assert json.loads(capsys.readouterr().out) == row
     for ratio in ("gain", "torch_over_torch"):
         low, high = row[f"{ratio}_interval"]
         assert 0 < low <= row[ratio] <= high

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.session.core import ROOT
+from benchmarks import norms
 
 TINY = ("--tiny", "--device", "cpu")
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen3-moe", "decode"])
-def test_steps_with_and_without(tmp_path: Path, model: str) -> None:
-    found = measured(tmp_path, "--only", "steps", "--model", model)
+def test_steps_with_and_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    found = measured(tmp_path, capsys, "--only", "steps", "--model", model)
     (row,) = found["steps"]
     assert row["model"] == model
     assert row["norms"] == (9 if model == "qwen3-moe" else 5)
@@ -31,22 +30,20 @@ def test_steps_with_and_without(tmp_path: Path, model: str) -> None:
         assert row["losses"]["fused"] == pytest.approx(row["losses"]["torch"], rel=1e-2)
 
 
-def test_norms_alone(tmp_path: Path) -> None:
-    for row in measured(tmp_path, "--only", "kernels")["kernels"]:
+def test_norms_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for row in measured(tmp_path, capsys, "--only", "kernels")["kernels"]:
         for passes in ("forward_us", "forward_backward_us"):
             assert set(row[passes]) == {"written_out", "fused"}
             assert min(row[passes].values()) > 0
 
 
-def measured(folder: Path, *words: str) -> dict[str, list[dict[str, Any]]]:
+def measured(
+    folder: Path, capsys: pytest.CaptureFixture[str], *words: str
+) -> dict[str, list[dict[str, Any]]]:
     """What a run leaves in its file, which it prints as well."""
     file = folder / "norms.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.norms", *words, *TINY, "-o", str(file)],
-        cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert norms.main([*words, *TINY, "-o", str(file)]) == 0
     found: dict[str, list[dict[str, Any]]] = json.loads(file.read_text())
     (rows,) = (rows for part, rows in found.items() if part in ("steps", "kernels"))
-    assert [json.loads(line) for line in done.stdout.splitlines()] == rows
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == rows
     return found

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks import gpu_session
+from benchmarks.programs import hugging
 from benchmarks.session import programs
-from benchmarks.session.core import ROOT
 from benchmarks.session.steps import STEPS
 
 
@@ -58,13 +57,13 @@ def test_gains_are_over_both_neighbours() -> None:
 
 
 @pytest.mark.parametrize("model", ["gpt2", "llama", "qwen3", "qwen3-moe", "vit", "decode"])
-def test_the_measured_program_runs(model: str) -> None:
+def test_the_measured_program_runs(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = [model, "--tiny", "--device", "cpu", "--steps", "4", "--parts"]
-    done = subprocess.run(
-        [sys.executable, "benchmarks/programs/hugging.py", *words],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    *steps, parts, last = done.stdout.splitlines()
+    monkeypatch.setattr(sys, "argv", ["hugging.py", *words])
+    hugging.main()
+    *steps, parts, last = capsys.readouterr().out.splitlines()
     assert len(steps) == 4
     for times in json.loads(parts)["parts"].values():
         assert 0 < times["host"] <= times["all"]
