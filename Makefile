@@ -43,7 +43,7 @@ test-all: test
 TORCH ?= 2.11.0
 test-torch: .venv/.test
 	$(PYTHON) -m venv .venv-torch
-	.venv-torch/bin/pip install --quiet "torch==$(TORCH)"
+	.venv-torch/bin/python -m pip install --quiet "torch==$(TORCH)"
 	.venv/bin/python -c 'import site; print(*site.getsitepackages(), "$(CURDIR)/client", "$(CURDIR)", sep="\n")' \
 	  > "$$(.venv-torch/bin/python -c 'import site; print(site.getsitepackages()[0])')/zz-locked.pth"
 	.venv-torch/bin/python -W ignore -c 'import torch; assert torch.__version__.startswith("$(TORCH)"), torch.__version__'
