@@ -5,11 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.support.ledger import verify
 from tests.support.shipped import SWEEPS, shipped_winners
 from tuner.store import Store
 
 
+@pytest.mark.long
 def test_a_worker_may_die_at_any_commit(store: Store, store_url: str) -> None:
     # A replayed winner does not replace a shipped one: the heir must find its own all the same.
     for winner in shipped_winners():

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 
+import pytest
+
 from gemmsmith.tuning import JobState
 from tests.support.records import PROBLEM
 from tests.support.replacing import replace
@@ -72,6 +74,7 @@ def test_another_worker_takes_over_from_a_killed_one(store: Store, store_url: st
     assert len(set(owners)) == 2
 
 
+@pytest.mark.long
 def test_a_frozen_worker_that_wakes_up_late_changes_nothing(store: Store, store_url: str) -> None:
     """SIGSTOP is what a suspended machine looks like: it comes back believing it owns the job."""
     queue = Queue(store)

@@ -23,6 +23,7 @@ ALIKE = 4
 """Of pages that differ in numbers or a query's values so many are opened; the others' links do."""
 
 
+@pytest.mark.long
 def test_every_link_of_every_page_leads_somewhere(site: Site, page: Page, watch: Watch) -> None:
     special = [addresses.problem(of, H200.slug) for of in (BATCHED, CUBLAS_WINS, HOPELESS)]
     special += [TRIED_PAGE, *(addresses.job(job) for job in site.jobs.values())]

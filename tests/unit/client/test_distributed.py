@@ -144,6 +144,7 @@ def test_a_warm_and_a_cold_rank_choose_alike(
     assert found == [(WINNERS.revision, name, True), (WINNERS.revision, name, False)]
 
 
+@pytest.mark.long
 def test_all_ranks_fail_alike(tmp_path: Path) -> None:
     kinds, messages, _ = zip(*on_two_ranks(tmp_path, _failing), strict=True)
     assert set(kinds) == {"SnapshotUnavailable"}
@@ -177,6 +178,7 @@ def _refused_by_one(rank: int) -> object:
     return shared_snapshot(lambda: WINNERS, check=check)
 
 
+@pytest.mark.long
 def test_what_one_rank_does_not_believe_none_runs(tmp_path: Path) -> None:
     kinds, messages, _ = zip(*on_two_ranks(tmp_path, _refused_by_one), strict=True)
     assert set(kinds) == {"SnapshotUnavailable"}
