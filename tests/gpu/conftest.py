@@ -222,7 +222,7 @@ def _message(report: pytest.TestReport) -> str:
     """Where and why, as far as 2000 characters go; the whole traceback is in the log."""
     crash = getattr(report.longrepr, "reprcrash", None)
     text = f"{crash.path}:{crash.lineno}: {crash.message}" if crash else report.longreprtext
-    return text[:MESSAGE_CHARACTERS]
+    return text.replace(f"{HERE.parents[1]}/", "")[:MESSAGE_CHARACTERS]
 
 
 def _commit(root: Path) -> str:
