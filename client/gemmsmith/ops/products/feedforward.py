@@ -94,6 +94,11 @@ class _Call(NamedTuple):
         """All tensors."""
         return self[:7]
 
+    @property
+    def is_gated(self) -> bool:
+        """Whether half of the first product gates the other half."""
+        return is_gated(self.weight, self.up, self.down)
+
 
 def is_gated(weight: torch.Tensor, up: torch.Tensor | None, down: torch.Tensor) -> bool:
     """Whether `mlp` takes these for a gated layer."""
@@ -102,7 +107,7 @@ def is_gated(weight: torch.Tensor, up: torch.Tensor | None, down: torch.Tensor) 
 
 def _check(call: _Call) -> None:
     weight, down = call.weight, call.down
-    if is_gated(weight, call.up, down):
+    if call.is_gated:
         gated.check(weight, call.up, call.activation, interleaved=call.interleaved)
         return
     check_activation(call.activation)
@@ -117,7 +122,7 @@ def _check(call: _Call) -> None:
 def _composed(call: _Call) -> torch.Tensor:
     """Layer after layer."""
     x, weight, down, up, bias, down_bias, residual, activation, interleaved, _ = call
-    if is_gated(weight, up, down):
+    if call.is_gated:
         hidden = gated.gated_linear(
             x, weight, up, bias, activation=activation, interleaved=interleaved
         )
@@ -145,10 +150,7 @@ def _tell(call: _Call) -> None:
     x, weight, down, up, bias, *_ = call
     if wants_gradient(x, weight, up, bias) and not call.interleaved:
         wanted = backward_epilogues(
-            call.activation,
-            is_gated=is_gated(weight, up, down),
-            bias=bias,
-            recompute=call.recompute,
+            call.activation, is_gated=call.is_gated, bias=bias, recompute=call.recompute
         )
         backward.tell(x, down, wanted)
 
@@ -159,7 +161,7 @@ def _autograd(*given: Any) -> torch.Tensor:
     wanted = wants_gradient(x, weight, up, bias) and not interleaved
     if wanted and functions.sizes_are_numbers(x, weight, down):
         choices = backward_epilogues(
-            activation, is_gated=is_gated(weight, up, down), bias=bias, recompute=recompute
+            activation, is_gated=call.is_gated, bias=bias, recompute=recompute
         )
         epilogue = backward.chosen(x, down, choices)
         if epilogue is not None:
