@@ -127,6 +127,4 @@ def _beyond(one: Ratio, other: Ratio) -> bool:
 
 def _choice(winner: Winner) -> str | None:
     """What callers run: a candidate's key; None for the default."""
-    if winner.use.is_default or winner.candidate is None:
-        return None
-    return winner.candidate.key
+    return None if winner.runs is None else winner.runs.key

@@ -239,6 +239,11 @@ class Winner:
     digest: str = field(default="", compare=False)
 
     @property
+    def runs(self) -> Candidate | None:
+        """What callers run; None where they run the default."""
+        return None if self.use.is_default else self.candidate
+
+    @property
     def saving_us(self) -> float | None:
         """What a launch takes less than the default; from the paired ratio, as clocks wander."""
         if self.statistics is None or self.speedup is None:

@@ -190,9 +190,9 @@ def _packs(
     kernels: dict[str, AnyKernel] = {}
     files: dict[str, Path] = {}
     for winner in winners:
-        if winner.use.is_default or winner.candidate is None:
+        if winner.runs is None:
             continue
-        kernel = winner.candidate.kernel
+        kernel = winner.runs.kernel
         kernels[kernel.name] = kernel
         pack = artifacts.get(winner.pack) if winner.pack in believed else None
         if pack is None or kernel.name not in pack.kernels:

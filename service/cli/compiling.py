@@ -186,9 +186,9 @@ def _of_winners(
     from tuner.exchange import of_types
 
     kernels = {
-        winner.candidate.kernel.name: winner.candidate.kernel
+        winner.runs.kernel.name: winner.runs.kernel
         for winner in of_types(store.winners(device=device), dtypes_of(dtypes) if dtypes else ())
-        if winner.candidate is not None and not winner.use.is_default
+        if winner.runs is not None
     }
     return list(kernels.values())[:limit]
 

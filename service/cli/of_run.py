@@ -115,11 +115,7 @@ def _winners_compiled(settings: Settings, problems: Sequence[Problem]) -> Iterat
     with open_store(settings, on_made=say_made) as store:
         slug = model_of(settings, None).slug
         known = [store.winner(one, slug) for one in problems]
-        kernels = [
-            one.candidate.kernel
-            for one in known
-            if one is not None and one.candidate is not None and not one.use.is_default
-        ]
+        kernels = [one.runs.kernel for one in known if one is not None and one.runs is not None]
         builder = open_builder(settings, store)
 
         def compile_() -> None:
