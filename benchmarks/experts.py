@@ -10,23 +10,19 @@ line of JSON for each is printed and kept at once.
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers as transformers_
-from torch.profiler import ProfilerActivity, profile
 
 import gemmsmith
-from benchmarks.turns import Side, in_turns, ratio, settle
+from benchmarks.programs import hugging
+from benchmarks.turns import Side, compared, described, in_turns, keep, settle
 from gemmsmith.integrations.transformers import register_experts
-from gemmsmith.ops.models.comparing import paired
 
 transformers: Any = transformers_
 
@@ -51,18 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     register_experts()
     if options.winners:
         gemmsmith.use(options.winners)
-    found: dict[str, Any] = {
-        "device": torch.cuda.get_device_name() if options.device != "cpu" else "cpu",
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "layers": [],
-    }
+    found = described(options.device) | {"layers": []}
     for mode in options.mode or MODES:
         for tokens in (16,) if options.tiny else TOKENS:
-            row = measured(tokens, mode, options)
-            print(json.dumps(row), flush=True)
-            found["layers"].append(row)
-            options.output.write_text(json.dumps(found) + "\n")
+            keep(found, "layers", measured(tokens, mode, options), options.output)
     return 0
 
 
@@ -80,7 +68,7 @@ def measured(tokens: int, mode: str, options: argparse.Namespace) -> dict[str, A
         run = torch.compile(block) if mode == "compiled" else block
         given = [x, *block.parameters()]
 
-        def step() -> tuple[torch.Tensor, ...]:
+        def step(_: object = None) -> tuple[torch.Tensor, ...]:
             out: torch.Tensor = run(x)
             return out, *torch.autograd.grad(out, given, wanted)
 
@@ -100,49 +88,18 @@ def measured(tokens: int, mode: str, options: argparse.Namespace) -> dict[str, A
         float((a.float() - b.float()).norm() / a.float().norm())
         for a, b in zip(results["torch"], results["gemmsmith"], strict=True)
     ]
-    alone = {}
+    alone: dict[str, Any] = {}
     for side in ("torch", "gemmsmith"):
         with sides[side]():
-            alone[side] = split(steps[side], device)
+            alone |= hugging.split({side: steps[side]}, device)
     seconds = in_turns(steps, sides, device=device, tiny=options.tiny)
     return {
         "tokens": tokens,
         "mode": mode,
-        **ratio("gain", paired(seconds["torch"], seconds["gemmsmith"])),
-        **ratio("torch_over_torch", paired(seconds["torch"], seconds["again"])),
-        "ms": {side: round(1e3 * statistics.median(all_), 3) for side, all_ in seconds.items()},
+        **compared(seconds, "gemmsmith"),
         "one_step": alone,
         "relative_differences": [round(one, 5) for one in apart],
         "peak_bytes": peaks,
-    }
-
-
-def split(step: Callable[[], object], device: str, repeats: int = 5) -> dict[str, Any]:
-    """Median milliseconds of a step that finds the GPU idle: until the host has started it, and
-    until it is done; and of its kernels, in all and of the longest ones.
-    """
-    host, whole = [], []
-    for _ in range(repeats):
-        settle(device)
-        began = time.perf_counter()
-        step()
-        host.append(1e3 * (time.perf_counter() - began))
-        settle(device)
-        whole.append(1e3 * (time.perf_counter() - began))
-    found = {"host_ms": statistics.median(host), "ms": statistics.median(whole)}
-    if device == "cpu":
-        return found
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-        step()
-        settle(device)
-    kernels: Any = sorted(profiled.key_averages(), key=lambda one: -one.self_device_time_total)
-    return found | {
-        "kernels": sum(one.count for one in kernels),
-        "kernels_ms": sum(one.self_device_time_total for one in kernels) / 1e3,
-        "longest": [
-            {"kernel": one.key[:90], "ms": one.self_device_time_total / 1e3, "count": one.count}
-            for one in kernels[:12]
-        ],
     }
 
 

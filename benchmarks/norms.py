@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import sys
 import time
@@ -25,15 +24,13 @@ from typing import Any
 from unittest import mock
 
 import torch
-import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from benchmarks.programs import hugging
-from benchmarks.turns import Side, in_turns, ratio, settle
+from benchmarks.turns import Side, compared, described, in_turns, keep, settle
 from gemmsmith.ops.models import norm_layers
-from gemmsmith.ops.models.comparing import paired
 from gemmsmith.ops.models.layers import recognized
 from gemmsmith.ops.models.norms import NormRecipe
 from gemmsmith.ops.models.swapping import Swaps
@@ -43,6 +40,7 @@ PARTS = ("steps", "kernels")
 NEW_TOKENS = 8
 FIRST_STEPS = 5
 """From the same weights on each side: their losses and peaks are compared."""
+
 WIDTHS = (128, 768, 1024, 2048, 4096, 8192)
 TOKENS = (1, 16, 512, 4096, 16384)
 Size = tuple[Any, torch.dtype, int, int]
@@ -73,24 +71,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", choices=MODELS, action="append", help="of steps (default: all)")
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args(arguments)
-    found: dict[str, Any] = {
-        "device": torch.cuda.get_device_name() if options.device != "cpu" else "cpu",
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
+    found = described(options.device)
     sizes = TINY_SIZES if options.tiny else SIZES
     measured = {
         "steps": (steps(name, options) for name in options.model or MODELS),
         "kernels": (kernels(*size, options) for size in sizes),
     }
     for part in PARTS if options.only is None else (options.only,):
-        rows = found.setdefault(part, [])
+        found[part] = []
         for row in measured[part]:
-            print(json.dumps(row), flush=True)
-            rows.append(row)
-            aside = options.output.with_suffix(".part")
-            aside.write_text(json.dumps(found) + "\n")
-            aside.replace(options.output)
+            keep(found, part, row, options.output)
     return 0
 
 
@@ -149,9 +139,7 @@ def steps(name: str, options: argparse.Namespace) -> dict[str, Any]:
         "model": name,
         "norms": sum(isinstance(one.recipe, NormRecipe) for one in recognized(model)),
         "fused_calls_a_step": counting.count,
-        **ratio("gain", paired(seconds["torch"], seconds["fused"])),
-        **ratio("torch_over_torch", paired(seconds["torch"], seconds["again"])),
-        "ms": {side: round(1e3 * statistics.median(all_), 3) for side, all_ in seconds.items()},
+        **compared(seconds, "fused"),
         **_alike(firsts["torch"], firsts["fused"]),
         "peak_bytes": peaks,
     }

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
+import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 from gemmsmith.answers.answer import Ratio
+from gemmsmith.files import publish
+from gemmsmith.ops.models.comparing import paired
 
 BLOCKS, BLOCK_S = 8, 0.5
 """Of each side: 12 s for three."""
@@ -49,10 +55,34 @@ def in_turns(
     return found
 
 
-def ratio(name: str, found: Ratio) -> dict[str, Any]:
-    """A ratio and its interval, as a result has them."""
+def compared(seconds: Mapping[str, Sequence[float]], ours: str) -> dict[str, Any]:
+    """What `in_turns` found, as a result has it: `torch` beside `ours`, and beside `again`."""
+    return {
+        **_ratio("gain", paired(seconds["torch"], seconds[ours])),
+        **_ratio("torch_over_torch", paired(seconds["torch"], seconds["again"])),
+        "ms": {side: round(1e3 * statistics.median(all_), 3) for side, all_ in seconds.items()},
+    }
+
+
+def _ratio(name: str, found: Ratio) -> dict[str, Any]:
     interval = [round(found.ci_low, 4), round(found.ci_high, 4)]
     return {name: round(found.median, 4), f"{name}_interval": interval}
+
+
+def described(device: str) -> dict[str, Any]:
+    """What a file of results begins with."""
+    return {
+        "device": torch.cuda.get_device_name() if device != "cpu" else "cpu",
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def keep(found: dict[str, Any], part: str, row: dict[str, Any], output: Path) -> None:
+    """Print a further row of a part, and write all that was found: a run may be cut off."""
+    print(json.dumps(row), flush=True)
+    found[part].append(row)
+    publish(output, (json.dumps(found) + "\n").encode(), shared=True)
 
 
 def settle(device: str, *, forget: bool = False) -> None:

@@ -1,7 +1,7 @@
 #!/bin/sh
 # What needs a host of two GPUs: a program under FSDP2 with shipped winners, two ranks, and a fleet of
 # one GPU and of both. While the fleet has one GPU and half of the cores, the other half measures a
-# program with carried winners, norms, and the database with 64 writers (with pgserver and psycopg
+# program with the same winners, norms, and the database with 64 writers (with pgserver and psycopg
 # among the wheels). The fleet alone takes nine minutes: two sessions of ten.
 # Usage: benchmarks/two_gpus.sh OUT SUITE DTYPE SECONDS
 set -u
@@ -24,8 +24,8 @@ timeout "$(left 5)" $session ranks --out "$out/ranks" > "$out/ranks-said.log" 2>
 [ "$(left 60)" -gt 0 ] || exit 0
 $session fleet --suite "$2" --dtype "$3" --effort quick --out "$out" > "$out/fleet-said.log" 2>&1 &
 {
-  taskset -c "$half-$((quarter - 1))" timeout 120 $session programs --bundle "$bundle" --model llama --mode eager \
-    --device cuda:1 --dtype bf16 --out "$out"
+  taskset -c "$half-$((quarter - 1))" timeout 120 $session programs --bundle "$bundle" --model llama \
+    --mode eager --device cuda:1 --dtype bf16 --out "$out"
   taskset -c "$half-$((quarter - 1))" timeout 110 $session norms --device cuda:1 --out "$out"
 } > "$out/one-said.log" 2>&1 &
 if [ -d .gpu-site/pgserver ]; then

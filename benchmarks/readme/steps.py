@@ -21,7 +21,7 @@ class Steps:
     title: str
     file: str
     precision: str | None = None
-    only: tuple[str, ...] = ()
+    only: Sequence[str] = ()
 
     def gains(self) -> list[tuple[float, Sequence[float]]]:
         """Of those that came to their end: the gain, and torch's over itself."""
@@ -57,35 +57,23 @@ MEASURED = (
         title="transformers' Llama 3 8B (4 layers), eager, `GEMMSMITH=`",
         file="2026-11-24-h200-programs-norms.json",
     ),
-    Steps(
-        title="the same with FSDP2 on two GPUs",
-        file=PROGRAMS,
-        only=("llama-fsdp2",),
-    ),
-    Steps(
-        title="transformers' Qwen3 8B (4 layers), eager, `GEMMSMITH=`",
-        file=PROGRAMS,
-        only=("qwen3",),
-    ),
-    Steps(
-        title="transformers' Qwen3-MoE (4 layers, 4,096 tokens), eager, `GEMMSMITH=`",
-        file=PROGRAMS,
-        only=("qwen3-moe",),
-    ),
-    Steps(
-        title="transformers' GPT-2 medium, eager, `gemmsmith run`",
-        file=PROGRAMS,
-        only=("gpt2",),
-    ),
-    Steps(
-        title="transformers' ViT-L, eager, `gemmsmith run`",
-        file=PROGRAMS,
-        only=("vit",),
-    ),
-    Steps(
-        title="decoding with transformers' Llama 3 8B (8 layers), 1 and 16 rows, eager (noisy)",
-        file=PROGRAMS,
-        only=("decode-1", "decode-16"),
+    *(
+        Steps(title=title, file=PROGRAMS, only=programs)
+        for title, *programs in (
+            ("the same with FSDP2 on two GPUs", "llama-fsdp2"),
+            ("transformers' Qwen3 8B (4 layers), eager, `GEMMSMITH=`", "qwen3"),
+            (
+                "transformers' Qwen3-MoE (4 layers, 4,096 tokens), eager, `GEMMSMITH=`",
+                "qwen3-moe",
+            ),
+            ("transformers' GPT-2 medium, eager, `gemmsmith run`", "gpt2"),
+            ("transformers' ViT-L, eager, `gemmsmith run`", "vit"),
+            (
+                "decoding with transformers' Llama 3 8B (8 layers), 1 and 16 rows, eager (noisy)",
+                "decode-1",
+                "decode-16",
+            ),
+        )
     ),
     Steps(
         title="Qwen3-MoE (4 layers, 16,384 tokens) with `gemmsmith.experts`, compiled and eager",

@@ -203,9 +203,9 @@ class Deadline:
         """Whether nothing further should begin."""
         return time.monotonic() >= self._at
 
-    def left(self, share: float = 1.0) -> str:
-        """Seconds, or that share of them, as an option's value; at least ten."""
-        return str(max(10, int(share * (self._at - time.monotonic()))))
+    def left(self) -> str:
+        """Seconds, as an option's value; at least ten."""
+        return str(max(10, int(self._at - time.monotonic())))
 
 
 def prepare(session: Session) -> int:

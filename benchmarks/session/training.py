@@ -110,17 +110,17 @@ def train(session: Session) -> int:
 
 def train_moe(session: Session) -> int:
     """Ten runs of the mixtures of experts with winners of their products: train-moe-*.json."""
-    return _trained(session, "train-moe", MOE_SUITE, MOE_RUNS, _known())
+    return _trained(session, "train-moe", MOE_SUITE, MOE_RUNS)
 
 
 def train_fused(session: Session) -> int:
     """Eight runs with winners of MLPs whose both passes are fused: train-fused-*.json."""
-    return _trained(session, "train-fused", FUSED_SUITE, FUSED_RUNS, _known())
+    return _trained(session, "train-fused", FUSED_SUITE, FUSED_RUNS)
 
 
 def experts(session: Session) -> int:
     """One layer of experts alone, with the winners of `train_moe`: experts-*.json."""
-    code, baked = _baked(session, "experts", MOE_SUITE, _known())
+    code, baked = _baked(session, "experts", MOE_SUITE)
     return code or session.command(
         *(sys.executable, "-m", "benchmarks.experts", "--winners", str(baked)),
         *("-o", str(session.file("experts", ".json"))),
@@ -130,23 +130,17 @@ def experts(session: Session) -> int:
     )
 
 
-def _known() -> list[Path]:
-    """Carried winners, else the shipped ones."""
-    return sorted(CARRIED.glob("*.jsonl")) or sorted(SHIPPED.glob("*.bf16*.jsonl"))
-
-
 def _trained(
     session: Session,
     stem: str,
     suite: str,
     runs: Mapping[str, tuple[str, ...]],
-    known: Sequence[Path],
 ) -> int:
     """Each of the runs in bf16, eager and then compiled, with winners of a suite."""
     if "bf16" not in session.dtypes:
         return 0
     deadline = Deadline(session)
-    code, baked = _baked(session, stem, suite, known)
+    code, baked = _baked(session, stem, suite)
     log, worst = session.file(stem, ".log"), code
     found: dict[str, Any] = {"cores": CORES, "runs": []}
     for mode in (one for one in ("eager", "compiled") if one in session.modes):
@@ -165,8 +159,9 @@ def _trained(
     return worst
 
 
-def _baked(session: Session, stem: str, suite: str, known: Sequence[Path]) -> tuple[int, Path]:
-    """Winners of a suite in bf16, known ones or else tuned ones, in one file; the worst status."""
+def _baked(session: Session, stem: str, suite: str) -> tuple[int, Path]:
+    """The worst status, and one file: a suite's winners in bf16, carried or else shipped ones."""
+    known = sorted(CARRIED.glob("*.jsonl")) or sorted(SHIPPED.glob("*.bf16*.jsonl"))
     env = {"GEMMSMITH_DATABASE": session.database(stem)}
     log, baked = session.file(stem, ".log"), session.file(stem, ".gspack")
     worst = session.gemmsmith("import", *map(str, known), log=log, env=env)
@@ -183,7 +178,6 @@ def _tune(
     time_limit: str,
     env: Mapping[str, str],
     log: Path,
-    stem: str = "train-winners",
 ) -> int:
     """Tune what has no winner of this software yet, and export what there is."""
     code = session.gemmsmith(
@@ -192,7 +186,7 @@ def _tune(
         log=log,
         env=env,
     )
-    winners = session.file(stem, ".jsonl", dtype)
+    winners = session.file("train-winners", ".jsonl", dtype)
     exported = session.gemmsmith("export", str(winners), "--dtype", dtype, log=log, env=env)
     return code or exported
 

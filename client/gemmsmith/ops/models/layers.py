@@ -195,7 +195,8 @@ class SequenceLayer(Swapped):
         while at < len(names):
             hidden, count, name = None, 0, names[at]
             if name in pairs:
-                # A layer with an activation of its own is left to its own kernel.
+                # A layer with an activation of its own is left to its own kernel. By a loop:
+                # torch 2.11 does not compile `takewhile`.
                 rest = []
                 for one in names[at + 2 :]:
                     if one in pairs:

@@ -6,6 +6,7 @@ Only imported where there is a GPU: torch's builds for CUDA bring Triton.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, attr-defined, no-untyped-call"
@@ -143,10 +144,8 @@ def activate_backward(
 
 
 def _run(kernel: Any, programs: int, *arguments: Any) -> None:
-    if not programs:
-        return
-    if arguments[0].get_device() == torch.cuda.current_device():
-        kernel[(programs,)](*arguments, block=BLOCK, num_warps=4)
-        return
-    with torch.cuda.device_of(arguments[0]):
-        kernel[(programs,)](*arguments, block=BLOCK, num_warps=4)
+    if programs:
+        first = arguments[0]
+        is_there = first.get_device() == torch.cuda.current_device()  # switching costs the host
+        with nullcontext() if is_there else torch.cuda.device_of(first):
+            kernel[(programs,)](*arguments, block=BLOCK, num_warps=4)
