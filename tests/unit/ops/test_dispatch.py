@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import itertools
 import logging
 import threading
 import timeit
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +22,6 @@ from torch import nn
 from torch.nn import functional
 
 import gemmsmith
-from gemmsmith.operation import Epilogue
 from gemmsmith.ops.below.dispatch import Dispatch, _binding, of_layers
 from gemmsmith.ops.engine.engine import Engine, install
 from gemmsmith.ops.models.swapping import TunedLinear
@@ -40,6 +41,17 @@ def binding(tmp_path_factory: pytest.TempPathFactory) -> Dispatch:
         found = Dispatch.of("cpu", stream=lambda index: 77)
     assert found is not None
     return found
+
+
+def of_types(*dtypes: str) -> Chooser:
+    """One whose winners are known to be of these types."""
+    rows = [SimpleNamespace(problem=Problem(m=8, n=8, k=8, dtype=each)) for each in dtypes]
+
+    class Pinned(Chooser):
+        pinned = True
+        snapshot = SimpleNamespace(rows=rows)
+
+    return Pinned(answers=lambda problem: problem.dtype in dtypes)
 
 
 @contextmanager
@@ -344,6 +356,31 @@ def test_a_bias_is_added_by_the_kernel(patched: Engine, chooser: Chooser, runs: 
     assert runs() == 0
 
 
+def test_what_is_no_fitting_row_is_torchs(patched: Engine, runs: Runs) -> None:
+    a, b, bias = operands((4, 16), (16, 8), (8,))
+    for row in (bias.float(), operands((16,))[0][::2], torch.ones(1, dtype=BF16)):
+        if row.dtype == BF16:
+            close(torch.addmm(row, a, b), row.float() + a.float() @ b.float())
+        else:
+            with pytest.raises(RuntimeError, match="same dtype"):
+                torch.addmm(row, a, b)
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        torch.addmm(bias, a, a)
+    turned = torch.empty((8, 4), dtype=BF16).t()  # no kernel writes columns
+    close(torch.addmm(bias, a, b, out=turned), bias.float() + a.float() @ b.float())
+    assert runs() == 0
+
+
+def test_a_bias_keeps_no_tensor(patched: Engine, runs: Runs) -> None:
+    tensors = operands((8,), (4, 16), (16, 8))
+    made = [torch.addmm(*tensors), torch.addmm(*tensors, out=torch.empty(4, 8, dtype=BF16))]
+    assert runs() == 2
+    kept = [weakref.ref(one) for one in (*tensors, *made)]
+    del made, tensors
+    gc.collect()
+    assert all(one() is None for one in kept)
+
+
 def test_a_bias_layer_trains_by_three_kernels(patched: Engine, runs: Runs) -> None:
     model = layers(16, 24, bias=True)
     trains(model, 16)
@@ -372,14 +409,7 @@ def test_without_a_winner_a_bias_is_torchs(patched: Engine, chooser: Chooser, ru
 def test_addmm_is_left_alone_where_no_winner_adds_a_bias(
     pack: Path, dtypes: tuple[str, ...], expected: bool
 ) -> None:
-    rows = [SimpleNamespace(problem=Problem(m=8, n=8, k=8, dtype=each)) for each in dtypes]
-
-    class Pinned(Chooser):
-        pinned = True
-        snapshot = SimpleNamespace(rows=rows)
-
-    may = Engine(Pinned(), Packs(pack)).may_run(lambda one: one.epilogue is Epilogue.BIAS)
-    assert may is expected
+    assert Engine(of_types(*dtypes), Packs(pack)).may_add_biases is expected
 
 
 @contextmanager
@@ -537,16 +567,22 @@ def test_blocks_add_up_and_end(engine: Engine, runs: Runs) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # inductor's own
 @pytest.mark.parametrize("backend", COMPILERS)
-def test_a_layer_with_a_bias_changes_class(engine: Engine, runs: Runs, backend: str | None) -> None:
+@pytest.mark.parametrize("adds", [True, False])
+def test_a_layer_with_a_bias(
+    pack: Path, binding: Dispatch, runs: Runs, backend: str | None, adds: bool
+) -> None:
+    """Without a winner that adds the bias, a class of ours adds it to a plain kernel's product."""
     model = nn.Sequential(*layers(16, 24), *layers(24, 40, bias=True))
     call = torch.compile(model, backend=backend, fullgraph=True) if backend else model
-    with gemmsmith.patch(model):
-        assert [type(layer) for layer in model] == [nn.Linear, TunedLinear]
+    chooser = of_types("bf16", *(["bf16.then_bias"] if adds else []))
+    with made(chooser, pack):
+        with gemmsmith.patch(model):
+            assert type(model[1]) is (nn.Linear if adds else TunedLinear)
+            trains(model, 16, call)
+            assert runs() == 6
+        assert [type(layer) for layer in model] == [nn.Linear, nn.Linear]
         trains(model, 16, call)
-        assert runs() == 6
-    assert [type(layer) for layer in model] == [nn.Linear, nn.Linear]
-    trains(model, 16, call)
-    assert runs() == 0
+        assert runs() == 0
 
 
 def test_gradients_of_a_bias_layer_whose_forward_product_is_torchs(
@@ -652,9 +688,9 @@ def test_what_was_decided_outlasts_the_block(engine: Engine, chooser: Chooser, r
     resolve = engine.plan
     asked = []
 
-    def plan(*arguments: Any) -> Any:
+    def plan(*arguments: Any, **named: Any) -> Any:
         asked.append(arguments)
-        return resolve(*arguments)
+        return resolve(*arguments, **named)
 
     engine.plan = plan  # type: ignore[method-assign]
     with gemmsmith.patch():

@@ -9,9 +9,9 @@ switched on and off.
 A kernel adds with alpha and beta of 1 and nothing else; other factors are torch's, as is an addend
 that is broadcast or not FP32.
 
-Plain `addmm` of a row is what linear layers with a bias come down to. Python before it costs every
-such layer some microseconds, so it is put there when there is a winner that adds a bias, and not
-before.
+Plain `addmm` of a row is what linear layers with a bias come down to. Python only hands it on to
+the binding, which decides and launches as for `mm`; but even so it costs every such layer some
+microseconds. So it is put there when there is a winner that adds a bias, and not before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-from gemmsmith.operation import Epilogue
 from gemmsmith.ops.below.standing import stand_before
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
@@ -31,6 +30,10 @@ PRODUCTS = (("mm", 2, False), ("bmm", 3, False), ("addmm", 2, True), ("baddbmm",
 """torch's operators with `out_dtype`: name, dimensions of the factors, whether it adds."""
 
 Wanted = Callable[[torch.Tensor, torch.Tensor], bool]
+Biased = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor | None
+]
+"""`added + a · b` where what is added is a row, perhaps in `out`; None: torch is to compute it."""
 
 
 def by_kernel(
@@ -65,12 +68,13 @@ class _Active:
 
     engine: Engine | None = None
     wanted: Wanted | None = None
+    biased: Biased | None = None
     installed: set[str] = set()  # noqa: RUF012 - one a process
 
 
-def switch(engine: Engine | None, wanted: Wanted | None) -> None:
+def switch(engine: Engine | None, wanted: Wanted | None, biased: Biased | None) -> None:
     """Go on with an engine, or with none; `wanted` says for which products, None: for all."""
-    _Active.engine, _Active.wanted = engine, wanted
+    _Active.engine, _Active.wanted, _Active.biased = engine, wanted, biased
 
 
 def install_biases(kind: str) -> None:
@@ -127,21 +131,12 @@ def _before_bias(original: Any) -> Callable[..., torch.Tensor]:
         out: torch.Tensor | None = None,
         **factors: Any,
     ) -> Any:
-        engine, wanted = _Active.engine, _Active.wanted
-        if engine is not None and a.dim() == b.dim() == 2 and (wanted is None or wanted(a, b)):
-            row = _row(added, b.shape[1])
-            if row is not None and all(value == 1 for value in factors.values()):
-                found = engine.fused(Form.MATMUL, a, b, Epilogue.BIAS, row, into=out)
-                if found is not None:
-                    return found[0]
+        biased = _Active.biased
+        if biased is not None and all(value == 1 for value in factors.values()):
+            found = biased(added, a, b, out)
+            if found is not None:
+                return found
         rest = factors if out is None else {**factors, "out": out}
         return original.call_boxed(keys, added, a, b, **rest)
 
     return call
-
-
-def _row(added: torch.Tensor, columns: int) -> torch.Tensor | None:
-    """What is added to every row, also where it was expanded already; None: it is no row."""
-    if added.dim() == 2 and added.stride(0) == 0:
-        added = added[0]
-    return added if added.dim() == 1 and added.shape[0] == columns else None

@@ -1,4 +1,5 @@
-/* torch's `mm`, `bmm` and `_int_mm` by tuned kernels, below autograd and without Python.
+/* torch's `mm`, `bmm` and `_int_mm` by tuned kernels, below autograd and without Python, and `addmm`
+ * of a bias as far as it can be.
  *
  * Takes the place of their kernels for one dispatch key, so that forward and backward products of
  * unchanged code come here, from any thread. Whatever has no plan goes on to the kernel that was
@@ -9,7 +10,8 @@
  * Of torch its C shim is used (torch/csrc/inductor/aoti_torch/c/shim.h) and three functions that
  * tell whether FP32 products may run in TF32, by addresses that Python looks up: the shared object
  * is linked to nothing and outlives torch's versions. The shim passes no Scalar, so operators with
- * alpha and beta are not here but in `gemmsmith.ops.below.adding`.
+ * alpha and beta begin in Python (`gemmsmith.ops.below.adding`). It hands an `addmm` that adds a row
+ * on to `gs_dispatch_biased`, which costs a third of the same in Python.
  */
 #include <atomic>
 #include <cstdint>
@@ -62,6 +64,7 @@ struct gs_torch {
   const void* (*context)();
   int32_t (*float32_precision)(const void* context, int32_t backend, int32_t op);
   bool (*no_tf32)();
+  void* (*pointer_of)(void* capsule, const char* name); /* Python's PyCapsule_GetPointer */
 };
 
 /* A product's kernel and everything of its launch that does not change. Python keeps it alive. */
@@ -71,7 +74,8 @@ struct gs_plan {
   int32_t dtype; /* of the output, as torch numbers it */
   int64_t workspace;
   uint64_t mask_a, mask_b, mask_d; /* bits that aligned addresses have not */
-  uint64_t size, at_a, at_b, at_c, at_d; /* of gs_arguments, in bytes: the pack's ABI is Python's */
+  /* Of gs_arguments, in bytes: the pack's ABI is Python's. */
+  uint64_t size, at_a, at_b, at_c, at_d, at_bias;
   unsigned char arguments[kArgumentsBytes]; /* `size` of them are used */
 };
 
@@ -83,23 +87,7 @@ typedef void (*gs_failed)(const gs_plan*, int32_t status);
 
 namespace {
 
-struct Key {
-  int64_t words[kWords];
-  uint64_t hash() const {
-    uint64_t h = 0x9e3779b97f4a7c15u;
-    for (int64_t word : words) h = (h ^ static_cast<uint64_t>(word)) * 0xff51afd7ed558ccdu, h ^= h >> 32;
-    return h;
-  }
-  bool operator==(Key const& other) const {
-    return std::memcmp(words, other.words, sizeof words) == 0;
-  }
-};
-
-struct Decision {
-  Key key;
-  std::atomic<const gs_plan*> plan;
-  Decision* next;
-};
+struct Decision;
 
 const gs_plan* const kAskAgain = reinterpret_cast<const gs_plan*>(1);
 
@@ -153,6 +141,34 @@ struct View {
   }
 };
 
+struct Key {
+  int64_t words[kWords] = {};
+  Key(View const& left, View const& right, int32_t dtype, bool bias = false) {
+    words[0] = left.dim | int64_t{left.dtype} << 8 | int64_t{dtype} << 16 | int64_t{bias} << 24;
+    words[1] = left.device;
+    for (int i = 0; i < left.dim; ++i) {
+      words[2 + i] = left.sizes[i];
+      words[2 + kDims + i] = left.strides[i];
+      words[2 + 2 * kDims + i] = right.sizes[i];
+      words[2 + 3 * kDims + i] = right.strides[i];
+    }
+  }
+  uint64_t hash() const {
+    uint64_t h = 0x9e3779b97f4a7c15u;
+    for (int64_t word : words) h = (h ^ static_cast<uint64_t>(word)) * 0xff51afd7ed558ccdu, h ^= h >> 32;
+    return h;
+  }
+  bool operator==(Key const& other) const {
+    return std::memcmp(words, other.words, sizeof words) == 0;
+  }
+};
+
+struct Decision {
+  Key key;
+  std::atomic<const gs_plan*> plan;
+  Decision* next;
+};
+
 /* Which operator of torch's a product is, by the element type of its output. */
 enum class Output {
   kSame,  /* mm, bmm: that of the operands */
@@ -164,6 +180,11 @@ enum class Output {
 bool allows_tf32() {
   return torch_.context && torch_.float32_precision && torch_.no_tf32 && !torch_.no_tf32() &&
          torch_.float32_precision(torch_.context(), kCudaBackend, kMatmulOp) == kTf32Precision;
+}
+
+bool may_be_ours(View const& left) {
+  return enabled_.load(std::memory_order_relaxed) && left.device_type == device_type_ &&
+         (left.dtype != kFloat || allows_tf32());
 }
 
 uint64_t address(Tensor tensor) {
@@ -247,8 +268,9 @@ const gs_plan* decide(Key const& key, Decision** where) {
   return plan;
 }
 
+/* `bias` is null where the plan's kernel adds none. */
 bool launch(const gs_plan* plan, Decision* decision, Tensor a, Tensor b, Tensor out,
-            int32_t device) {
+            int32_t device, Tensor bias = nullptr) {
   uint64_t at_a = address(a), at_b = address(b), at_d = address(out);
   if ((at_a & plan->mask_a) | (at_b & plan->mask_b) | (at_d & plan->mask_d)) return false;
   alignas(16) unsigned char arguments[kArgumentsBytes];
@@ -257,6 +279,10 @@ bool launch(const gs_plan* plan, Decision* decision, Tensor a, Tensor b, Tensor 
   std::memcpy(arguments + plan->at_b, &at_b, 8);
   std::memcpy(arguments + plan->at_c, &at_d, 8);
   std::memcpy(arguments + plan->at_d, &at_d, 8);
+  if (bias) {
+    uint64_t at_bias = address(bias);
+    std::memcpy(arguments + plan->at_bias, &at_bias, 8);
+  }
   /* Freed on return, but to this stream only: the next owner's work comes after ours. */
   Owned workspace;
   void* scratch = nullptr;
@@ -319,19 +345,7 @@ void product(uint64_t* stack, uint64_t, uint64_t) {
   int64_t stride[kDims] = {kDim == 2 ? size[1] : size[1] * size[2], kDim == 2 ? 1 : size[2], 1};
   const gs_plan* plan = nullptr;
   Decision* decision = nullptr;
-  if (enabled_.load(std::memory_order_relaxed) && left.device_type == device_type_ &&
-      (left.dtype != kFloat || allows_tf32())) {
-    Key key{};
-    key.words[0] = kDim | int64_t{left.dtype} << 8 | int64_t{dtype} << 16;
-    key.words[1] = left.device;
-    for (int i = 0; i < kDim; ++i) {
-      key.words[2 + i] = left.sizes[i];
-      key.words[2 + kDims + i] = left.strides[i];
-      key.words[2 + 2 * kDims + i] = right.sizes[i];
-      key.words[2 + 3 * kDims + i] = right.strides[i];
-    }
-    plan = decide(key, &decision);
-  }
+  if (may_be_ours(left)) plan = decide(Key(left, right, dtype), &decision);
   if (!kInto && torch_.empty_strided(kDim, size, stride, dtype, left.device_type, left.device,
                                      out.address()) != 0) {
     throw std::runtime_error("gemmsmith: torch could not allocate a product's output");
@@ -345,6 +359,37 @@ void product(uint64_t* stack, uint64_t, uint64_t) {
     }
   }
   stack[0] = reinterpret_cast<uint64_t>(out.release());
+}
+
+/* Whether `bias` is one row, also an expanded one, of what the product of these gives. */
+bool is_row(View const& bias, View const& left, View const& right) {
+  if (bias.dtype != left.dtype || bias.device_type != left.device_type ||
+      bias.device != left.device || bias.dim < 1 || bias.dim > 2) {
+    return false;
+  }
+  if (bias.dim == 2 && (bias.strides[0] != 0 || bias.sizes[0] != left.sizes[0])) return false;
+  const int64_t n = bias.sizes[bias.dim - 1];
+  return n == right.sizes[1] && (n == 1 || bias.strides[bias.dim - 1] == 1);
+}
+
+/* `row + a · b` in `out`, a new tensor where it is none; false: torch is to compute it. */
+bool add_row(Owned const& row, Owned const& a, Owned const& b, Owned& out) {
+  View left(a.get()), right(b.get());
+  if (left.dim != 2 || right.dim != 2 || left.sizes[1] != right.sizes[0] ||
+      left.dtype != right.dtype || left.device_type != right.device_type ||
+      left.device != right.device || !may_be_ours(left) ||
+      !is_row(View(row.get()), left, right)) {
+    return false;
+  }
+  Decision* decision = nullptr;
+  const gs_plan* plan = decide(Key(left, right, left.dtype, true), &decision);
+  if (!plan) return false;
+  const int64_t size[2] = {left.sizes[0], right.sizes[1]}, stride[2] = {right.sizes[1], 1};
+  const bool is_there =
+      out.get() ? writable(View(out.get()), left, size, stride, 2, plan->dtype)
+                : torch_.empty_strided(2, size, stride, plan->dtype, left.device_type, left.device,
+                                       out.address()) == 0;
+  return is_there && launch(plan, decision, a.get(), b.get(), out.get(), left.device, row.get());
 }
 
 }  // namespace
@@ -384,6 +429,15 @@ GS_API int32_t gs_dispatch_install(const gs_torch* torch, int32_t device_type,
     }
   }
   return status;
+}
+
+/* `bias + a · b`, of matrices, in `into` or, where that is null, in a new tensor; null: torch is to
+ * compute it. Called by Python with its lock held. The first three handles come in capsules, as
+ * torch gives them to Python. All are ours from then on; the one that is returned is the caller's. */
+GS_API Tensor gs_dispatch_biased(void* bias, void* a, void* b, Tensor into) {
+  Owned row(torch_.pointer_of(bias, nullptr)), left(torch_.pointer_of(a, nullptr)),
+      right(torch_.pointer_of(b, nullptr)), out(into);
+  return add_row(row, left, right, out) ? out.release() : nullptr;
 }
 
 GS_API void gs_dispatch_enable(int32_t enabled) { enabled_.store(enabled != 0); }

@@ -1,8 +1,8 @@
 """Puts tuned kernels below torch's own products, by a small compiled binding (dispatch.cpp).
 
 These are `mm`, also with `out_dtype`, `bmm` and `_int_mm`, each also with `out=`; what takes
-factors or adds is Python's (`gemmsmith.ops.below.adding`). FP32 operands are
-torch's unless torch itself may multiply them in TF32, which the binding asks at every call.
+factors or adds comes by Python (`gemmsmith.ops.below.adding`), which hands an added bias on. FP32
+operands are torch's unless torch itself may multiply them in TF32, which is asked at every call.
 
 Then forward and backward products of unchanged code run without any Python of ours: a call costs
 a fraction of a microsecond more than torch's. Python is asked once for each product, and decides as
@@ -93,9 +93,23 @@ _OPTIONAL = (
 )
 """What follows: functions that a torch may lack, and then the products that need them are its."""
 
+_BIASED = 1 << 24
+"""In the first word of a question: a row is added to the product."""
+
 _Resolve = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64))
 _Failed = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
+_Biased = ctypes.PYFUNCTYPE(ctypes.c_void_p, *[ctypes.py_object] * 3, ctypes.c_void_p)
 _Stream = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+
+
+_capsules_of = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
+# Not the one for a single tensor, which keeps it for ever (torch 2.13).
+_tensors_of = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+_capsule_of = ctypes.pythonapi.PyCapsule_New
+_capsule_of.restype = ctypes.py_object
+_capsule_of.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 
 
 Weights = frozenset[tuple[int, int]]
@@ -103,7 +117,7 @@ Weights = frozenset[tuple[int, int]]
 
 
 class _Torch(ctypes.Structure):
-    _fields_ = [(f"f{i}", ctypes.c_void_p) for i in range(len(_SHIM) + 1 + len(_OPTIONAL))]
+    _fields_ = [(f"f{i}", ctypes.c_void_p) for i in range(len(_SHIM) + 1 + len(_OPTIONAL) + 1)]
 
     def has(self, optional: str) -> bool:
         """Whether torch has this one of `_OPTIONAL`."""
@@ -144,6 +158,7 @@ class Dispatch:
         )
         if status != 0:
             raise OSError(f"torch did not take the kernels (status {status})")
+        self._add_row: Any = _Biased(("gs_dispatch_biased", library))
         adding.install(kind, without_mm=functions.has(_MM_DTYPE) or kind == "cpu")
         atexit.register(library.gs_dispatch_enable, 0)  # no callback into a Python that ends
 
@@ -197,15 +212,24 @@ class Dispatch:
         adding.switch(
             engine,
             None if only is None else lambda a, b: of_layers(only, a.size(), b.size()),
+            None if engine is None else self._biased,
         )
 
     def _forget(self) -> None:
         """Decide everything anew, and take over what there are winners of now."""
         self._library.gs_dispatch_forget()
-        if self._engine is not None and self._engine.may_run(
-            lambda operation: operation.epilogue is Epilogue.BIAS
-        ):
+        if self._engine is not None and self._engine.may_add_biases:
             adding.install_biases(self._kind)
+
+    def _biased(
+        self, row: torch.Tensor, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """`adding.Biased`."""
+        into = None
+        if out is not None:
+            into = _pointer_of(_capsules_of([out])[0], None)
+        made = self._add_row(*_capsules_of([row, a, b]), into)
+        return None if made is None else _tensors_of([_capsule_of(made, None, None)])[0]
 
     def _resolve(self, words: Any) -> int | None:
         """`gs_resolve`. Nothing may be raised into C."""
@@ -218,7 +242,8 @@ class Dispatch:
     def _decide(self, words: Any) -> int | None:
         engine, only = self._engine, self._only
         dims, dtype = words[0] & 0xFF, _BY_CODE.get(words[0] >> 8 & 0xFF)
-        output = _BY_CODE.get(words[0] >> 16)
+        output = _BY_CODE.get(words[0] >> 16 & 0xFF)
+        epilogue = Epilogue.BIAS if words[0] & _BIASED else Epilogue.NONE
         if engine is None:
             return _ASK_AGAIN
         if dtype is None or output is None:
@@ -235,7 +260,8 @@ class Dispatch:
         )
         if only is not None and not of_layers(only, a.size, b.size):
             return None
-        plan = engine.plan(Form.MATMUL, a, b, None if output == dtype else output)
+        asked = None if output == dtype else output
+        plan = engine.plan(Form.MATMUL, a, b, asked, epilogue=epilogue)
         if plan is None:  # nothing is decided during a capture, or where TF32 was just forbidden
             forbidden = dtype is torch.float32 and not allows_tf32()
             return _ASK_AGAIN if forbidden or engine.platform.capturing() else None
@@ -323,7 +349,8 @@ def _functions(kind: str, stream: Any) -> _Torch:
         addresses.append(need("aoti_torch_get_current_cuda_stream"))
     else:
         addresses.append(ctypes.cast(stream, ctypes.c_void_p).value)
-    return _Torch(*addresses, *(find(name.format(kind=kind)) for name in _OPTIONAL))
+    addresses += [find(name.format(kind=kind)) for name in _OPTIONAL]
+    return _Torch(*addresses, ctypes.cast(_pointer_of, ctypes.c_void_p))
 
 
 def _binding() -> Path:

@@ -310,6 +310,11 @@ class Engine:
         rows = getattr(getattr(self._chooser, "snapshot", None), "rows", None)
         return rows is None or any(wanted(row.problem.operation) for row in rows)
 
+    @property
+    def may_add_biases(self) -> bool:
+        """Whether there is a winner that adds a bias: only then is torch's `addmm` replaced."""
+        return self.may_run(lambda operation: operation.epilogue is Epilogue.BIAS)
+
     def on_swap(self, react: Callable[[], None]) -> None:
         """Have `react` called whenever the lookup takes newer winners, if it ever does."""
         if self._refreshing is not None and hasattr(self._refreshing, "on_swap"):

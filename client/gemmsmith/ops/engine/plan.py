@@ -42,6 +42,7 @@ class RawPlan(ctypes.Structure):
         ("at_b", ctypes.c_uint64),
         ("at_c", ctypes.c_uint64),
         ("at_d", ctypes.c_uint64),
+        ("at_bias", ctypes.c_uint64),
         ("arguments", ctypes.c_ubyte * 1024),
     ]
 
@@ -209,6 +210,7 @@ class Plan:
             at_b=Arguments.b.offset,
             at_c=Arguments.c.offset,
             at_d=Arguments.d.offset,
+            at_bias=Arguments.bias.offset,
         )
         ctypes.memmove(raw.arguments, template, len(template))
         return raw

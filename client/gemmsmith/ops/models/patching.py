@@ -177,11 +177,12 @@ class Patch(AbstractContextManager[None]):
         found = [*layers.recognized(model)]
         linears = [module for module in model.modules() if type(module) is torch.nn.Linear]
         switched_on = _binding(engine)
-        if switched_on is not None:
+        if engine is not None and switched_on is not None:
             weights = frozenset((one.out_features, one.in_features) for one in linears)
             stack.enter_context(switched_on(only=weights))
-            # The others' products are below; a bias makes one torch's addmm, which is not.
-            linears = [one for one in linears if one.bias is not None]
+            # Their products are below. A bias makes one torch's addmm, which is replaced only if a
+            # winner adds it; else a class of ours adds it to the product of a plain kernel.
+            linears = [one for one in linears if one.bias is not None and not engine.may_add_biases]
         swaps.make((one, TunedLinear) for one in linears)
         swaps.make((one.module, one.swapped_class) for one in found)
         for module in model.modules():
