@@ -129,8 +129,11 @@ def mlp(
             return None
         if not functions.sizes_are_numbers(x, weight, down):
             return None
-        if backward.chosen(_as_cast(x), _as_cast(down), choices) is None:
+        epilogue = backward.chosen(_as_cast(x), _as_cast(down), choices)
+        if epilogue is None:
             return None
+        if functions.unobserved() and not torch.is_autocast_enabled(x.device.type):
+            return feedforward.applied(x, weight, down, up, bias, down_bias, epilogue)
     elif current() is None:
         return None
     return feedforward.mlp(
