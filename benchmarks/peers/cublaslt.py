@@ -35,6 +35,8 @@ class CuBlasLt:
         return missing("torch")
 
     def prepare(self, setting: Setting) -> Ready:
+        if setting.problem.operation.is_fused:
+            raise Unsupported("it is asked for bare products alone")
         import torch
 
         from benchmarks.peers.cublaslt_api import Library

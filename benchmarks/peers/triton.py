@@ -32,6 +32,8 @@ class Triton:
         return missing("torch", "triton")
 
     def prepare(self, setting: Setting) -> Ready:
+        if setting.problem.operation.is_fused:
+            raise Unsupported("it is asked for bare products alone")
         import torch
         from torch._inductor import config
         from torch._inductor.utils import run_and_get_code

@@ -1,0 +1,149 @@
+"""What a neighbour's winner is worth on a problem that was measured itself.
+
+    python -m benchmarks.neighbours FILE.jsonl … -o neighbours.json [--device cuda:N] [--seconds S]
+
+Each problem of the winners files is taken for one that nobody tuned. The kernels of the problems
+nearest to it are timed against the default there, in paired rounds as in finals. So the file tells,
+by distance and by what the neighbour gained on its own problem, when a kernel may be run where it
+was not measured. Only kernels that are compiled take part. The order is shuffled, always alike, so
+that a run that is cut off has some of everything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.winners import find_winners
+from gemmsmith.answers.answer import MAX_DISTANCE
+from gemmsmith.candidate import Candidate
+from gemmsmith.files import publish
+from gemmsmith.problem import Problem
+from tuner.backends import refusal, splits_refusal
+from tuner.compile import ArtifactStore
+from tuner.devices import Contender, Device, Policy, open_device
+from tuner.errors import TunerError
+from tuner.measure.statistics import paired_ratio
+from tuner.trial import Winner
+
+ROOT = Path(__file__).resolve().parent.parent
+NEIGHBOURS = 3
+ROUNDS = 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A problem, and winners of the problems nearest to it, each with another candidate."""
+
+    problem: Problem
+    winners: tuple[Winner, ...]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 once all that the time allows is measured."""
+    options = _parse(arguments)
+    with open_device(options.device) as device:
+        winners = find_winners(options.winners, None, device.model)
+        found = [case for case in cases(winners) if options.dtype in (None, case.problem.dtype)]
+        store, until = ArtifactStore(options.packs), time.monotonic() + options.seconds
+        rows: list[dict[str, Any]] = []
+        for case in found:
+            if time.monotonic() > until:
+                break
+            try:
+                rows += measured(device, case, list(_compiled(case, device, store)))
+            except TunerError as error:
+                print(f"{case.problem}: {error}", flush=True)
+            document = {"device": device.model.slug, "of": len(found), "rows": rows}
+            publish(options.output, json.dumps(document).encode() + b"\n", shared=True)
+    return 0
+
+
+def cases(winners: dict[Problem, Winner]) -> Iterator[Case]:
+    """Every problem with a neighbour whose kernel is run, shuffled."""
+    problems = sorted(winners)
+    random.Random(1).shuffle(problems)
+    for problem in problems:
+        near = sorted(
+            (problem.distance(other), other)
+            for other in problems
+            if other != problem and other.kind == problem.kind
+        )
+        chosen: dict[str, Winner] = {}
+        for distance, other in near:
+            candidate = winners[other].runs
+            if distance > MAX_DISTANCE or len(chosen) == NEIGHBOURS:
+                break
+            if candidate is not None and _suits(candidate, problem):
+                chosen.setdefault(candidate.key, winners[other])
+        if chosen:
+            yield Case(problem=problem, winners=tuple(chosen.values()))
+
+
+def _suits(candidate: Candidate, problem: Problem) -> bool:
+    kernel, launch = candidate.kernel, candidate.launch
+    return refusal(kernel, problem) is None and splits_refusal(kernel, launch, problem) is None
+
+
+def _compiled(case: Case, device: Device, store: ArtifactStore) -> Iterator[Contender]:
+    for winner in case.winners:
+        assert winner.candidate is not None
+        pack = store.find(winner.candidate.kernel)
+        if pack is not None or not device.needs_packs:
+            path = None if pack is None else pack.path
+            yield Contender(candidate=winner.candidate, pack=path)
+
+
+def measured(device: Device, case: Case, contenders: list[Contender]) -> Iterator[dict[str, Any]]:
+    """A line for each neighbour: what it gained there, and what its kernel gains here."""
+    if not contenders:
+        return
+    finals = device.finals(case.problem, contenders, Policy(final_rounds=ROUNDS))
+    for winner in case.winners:
+        if winner.candidate not in finals.candidates:
+            continue
+        at = finals.candidates.index(winner.candidate)
+        gains = {
+            regime.value: paired_ratio(rounds.baseline_us, rounds.samples_us[at]).median
+            for regime, rounds in finals.regimes.items()
+            if rounds.samples_us[at]
+        }
+        row = {
+            "problem": str(case.problem),
+            "extents": [case.problem.m, case.problem.n, case.problem.k],
+            "measured": [winner.problem.m, winner.problem.n, winner.problem.k],
+            "distance": round(case.problem.distance(winner.problem), 3),
+            "candidate": winner.candidate.key,
+            "gained": None if winner.speedup is None else round(winner.speedup.median, 4),
+            "gains": {regime: round(gain, 4) for regime, gain in gains.items()},
+        }
+        print(json.dumps(row), flush=True)
+        yield row
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.neighbours",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("winners", type=Path, nargs="+", help="winners files")
+    parser.add_argument("--device", default="cuda:0", help="cuda:N")
+    parser.add_argument("--dtype", help="of these operations only")
+    default = Path(os.environ.get("GEMMSMITH_PACKS", ROOT / ".state" / "packs"))
+    parser.add_argument("--packs", type=Path, default=default)
+    parser.add_argument("--seconds", type=float, default=3600.0, help="nothing begins after these")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
