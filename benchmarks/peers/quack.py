@@ -73,7 +73,7 @@ def _swiglu(library: Any, each: OperandSet) -> Call:
     """Its kernels take rows of gate and up in turns: a copy of the weight lies so."""
     weight = each.b[0].mT
     rows, width = weight.shape
-    turns = weight.view(2, rows // 2, width).transpose(0, 1).reshape(rows, width).mT
+    turns = weight.reshape(2, rows // 2, width).transpose(0, 1).reshape(rows, width).mT
     return lambda: library.gemm_act(
         *(each.a[0], turns),
         activation="swiglu",
