@@ -119,7 +119,10 @@ def parse(arguments: Sequence[str] | None) -> tuple[list[str], Session]:
     parser.add_argument("--device", default="cuda:0", help="cuda:N")
     parser.add_argument("--suite", help="problems to compile, tune, record, compare")
     parser.add_argument(
-        "--problem", type=problem_name, action="append", help=f"MxNxK to profile ({PROFILED})"
+        "--problem",
+        type=problem_name,
+        action="append",
+        help=f"to profile: MxNxK, or MxNxKxG of a product of G groups ({PROFILED})",
     )
     parser.add_argument(
         "--model",

@@ -6,9 +6,13 @@
 A training step is launched ahead of the GPU, so calls are free while the host stays ahead; this
 says how long it takes for one. Each way to multiply is called 10,000 times, 100 in a turn, the ways
 in turns one after the other; the median over the turns is printed, and where 90% of them lie.
+Those under `patch()` have their turns after all others: what it puts below torch stays there.
 Between turns the GPU is waited for, so that none waits for room in its queue. On the CPU torch's
 figures hold the product itself, and the stand-in kernel's a product of 2×8×8 in plain C: there the
 difference between "no winner" and torch is what deciding costs.
+
+A layer of experts is a grouped product, of balanced groups. Where a baked file has none, it is
+left out.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,28 +38,41 @@ from torch.nn import functional
 
 import gemmsmith
 from gemmsmith import Bundle, Lookup, Snapshot
+from gemmsmith.operation import of_dtype
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine import source
 from gemmsmith.ops.engine.engine import Engine
-from gemmsmith.problem import DType, Layout
+from gemmsmith.problem import Layout, Problem
 from tests.support import stand_in
 
 CALLS = 10_000
 TURN = 100
-SMALL = (2, 8, 8)
+SMALL = Problem(m=2, n=8, k=8)
+SMALL_EXPERTS = Problem(m=8, n=16, k=16, batch=2, dtype="bf16.group_rows")
+LINEAR = ("bf16", "bf16")
+GROUPED = ("bf16.group_rows", "bf16.group_depth")
+"""The products of tokens by weights, and of tokens by tokens: a weight's gradient."""
 GRADIENTS = ", with gradients"
 
 Call = Callable[[], object]
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
+nothing = contextlib.nullcontext
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Operands of a product, a source that has a winner for it, and one that has none."""
+    """Products, a source that has winners for them, and one that has none.
+
+    Attributes:
+        device: where operands lie.
+        linear: of a linear layer.
+        experts: of a layer of experts; None: there is none to time.
+    """
 
     name: str
-    x: torch.Tensor
-    weight: torch.Tensor
+    device: str
+    linear: Problem
+    experts: Problem | None
     winner: Any
     none: Any
 
@@ -84,7 +101,6 @@ class Cost:
 @contextlib.contextmanager
 def on_cpu() -> Iterator[Place]:
     """The host with stand-in kernels in the GPU's place."""
-    m, n, k = SMALL
     torch.set_num_threads(1)  # threads that wait for each other are no cost of ours
     host = stand_in.Host()
     host.kind = "cpu"
@@ -94,8 +110,9 @@ def on_cpu() -> Iterator[Place]:
         packs = stand_in.Packs(stand_in.build(Path(folder)))
         yield Place(
             name=f"the CPU ({platform.processor() or platform.machine()})",
-            x=torch.randn(m, k).bfloat16(),
-            weight=torch.randn(n, k).bfloat16(),
+            device="cpu",
+            linear=SMALL,
+            experts=SMALL_EXPERTS,
             winner=(stand_in.Chooser(), packs),
             none=(stand_in.Chooser(answers=lambda _: False), packs),
         )
@@ -103,60 +120,75 @@ def on_cpu() -> Iterator[Place]:
 
 @contextlib.contextmanager
 def on_gpu(winners: Path) -> Iterator[Place]:
-    """A small forward product of a baked file, if possible one whose gradients have kernels."""
+    """Small forward products of a baked file, if possible some whose gradients have kernels."""
     bundle = Bundle.open(winners)
-    lookup = Lookup(bundle.snapshot, pin=True)
-
-    def kernels(m: int, n: int, k: int) -> int:
-        products = ((Layout.TN, m, n, k), (Layout.TT, m, k, n), (Layout.NT, n, k, m))
-        return sum(lookup.lookup(DType.BF16, *product) is not None for product in products)
-
-    found = [
-        (row.problem.m, row.problem.n, row.problem.k)
-        for row in bundle.snapshot.rows
-        if (row.problem.dtype, row.problem.layout, row.problem.batch) == (DType.BF16, Layout.TN, 1)
-        and lookup.lookup(DType.BF16, Layout.TN, row.problem.m, row.problem.n, row.problem.k)
-    ]
-    if not found:
+    linear = smallest(bundle.snapshot, *LINEAR)
+    if linear is None:
         raise SystemExit(f"{winners} has no kernel for a bf16 linear layer: nothing to time")
-    m, n, k = min(found, key=lambda sizes: (-kernels(*sizes), sizes[0] * sizes[1] * sizes[2]))
     yield Place(
         name=torch.cuda.get_device_name(),
-        x=torch.randn(m, k, device="cuda").bfloat16(),
-        weight=torch.randn(n, k, device="cuda").bfloat16(),
+        device="cuda",
+        linear=linear,
+        experts=smallest(bundle.snapshot, *GROUPED),
         winner=bundle,
         none=(Lookup(Snapshot.of(bundle.snapshot.device, []), pin=True), bundle.packs),
     )
 
 
+def smallest(snapshot: Snapshot, forward: str, of_weights: str) -> Problem | None:
+    """The smallest layer with a kernel, of those with kernels for the most of its products.
+
+    Args:
+        snapshot: the winners.
+        forward: dtype of a layer's output, and of its input's gradient.
+        of_weights: dtype of its weight's gradient.
+    """
+    lookup = Lookup(snapshot, pin=True)
+
+    def kernels(layer: Problem) -> int:
+        m, n, k = layer.m, layer.n, layer.k
+        products = (
+            (forward, Layout.TN, m, n, k),
+            (forward, Layout.TT, m, k, n),
+            (of_weights, Layout.NT, n, k, m),
+        )
+        return sum(lookup.lookup(*product, layer.batch) is not None for product in products)
+
+    is_grouped = of_dtype(forward).is_grouped
+    found = [
+        one
+        for one in (row.problem for row in snapshot.rows)
+        if (one.dtype, one.layout) == (forward, Layout.TN)
+        and (one.batch == 1 or is_grouped)
+        and lookup.lookup(forward, Layout.TN, one.m, one.n, one.k, one.batch)
+    ]
+    return min(found, key=lambda one: (-kernels(one), one.flops), default=None)
+
+
 def ways(place: Place) -> list[Way]:
     """Every way, forwards alone and with both gradients."""
-    found = []
-    for gradients in (False, True):
-        x = place.x.clone().requires_grad_(gradients)
-        outer, inner = place.weight.shape
-        model = nn.Linear(inner, outer, bias=False, dtype=x.dtype, device=x.device)
-        model.weight.data.copy_(place.weight)
-        model.requires_grad_(gradients)
-        weight = model.weight
-        dy = torch.ones(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
+    return [
+        replace(way, name=way.name + (GRADIENTS if gradients else ""))
+        for gradients in (False, True)
+        for layer in (linear, experts)
+        for way in layer(place, gradients)
+    ]
 
-        def of(multiply: Call, x: Any = x, weight: Any = weight, dy: Any = dy) -> Call:
-            if not x.requires_grad:
-                return multiply
 
-            def both() -> object:
-                product: Any = multiply()
-                return torch.autograd.grad(product, (x, weight), dy)
-
-            return both
-
-        plain = of(partial(functional.linear, x, weight))
-        ours = of(partial(gemmsmith.linear, x, weight))
-        module = of(partial(model, x))
-        nothing = contextlib.nullcontext
-        within = partial(gemmsmith.patch, model)
-        said = GRADIENTS if gradients else ""
+def linear(place: Place, gradients: bool) -> list[Way]:
+    """Ways of a linear layer."""
+    problem = place.linear
+    x = torch.randn(problem.m, problem.k, device=place.device).bfloat16()
+    x.requires_grad_(gradients)
+    model = nn.Linear(problem.k, problem.n, bias=False, dtype=x.dtype, device=x.device)
+    model.requires_grad_(gradients)
+    of = partial(passes, x, model.weight, problem.n)
+    plain = of(partial(functional.linear, x, model.weight))
+    ours = of(partial(gemmsmith.linear, x, model.weight))
+    module = of(partial(model, x))
+    within = partial(gemmsmith.patch, model)
+    return [
+        Way(name=name, source=source_, context=context, call=call)
         for name, source_, context, call in (
             ("F.linear", None, nothing, plain),
             ("gemmsmith.linear, use() not called", None, nothing, ours),
@@ -166,38 +198,87 @@ def ways(place: Place) -> list[Way]:
             ("F.linear under patch(), a winner", place.winner, gemmsmith.patch, plain),
             ("nn.Linear", None, nothing, module),
             ("nn.Linear under patch(model), a winner", place.winner, within, module),
-        ):
-            found.append(Way(name=name + said, source=source_, context=context, call=call))
-    return found
+        )
+    ]
+
+
+def experts(place: Place, gradients: bool) -> list[Way]:
+    """Ways of a layer of experts; none where there is none to time.
+
+    Its weights are [experts, N, K], passed as `weight.transpose(-2, -1)`, as transformers does.
+    """
+    problem = place.experts
+    if problem is None:
+        return []
+    x = torch.randn(problem.m, problem.k, device=place.device).bfloat16()
+    stored = torch.randn(problem.batch, problem.n, problem.k, device=place.device).bfloat16()
+    weight = stored.transpose(-2, -1)
+    ends = [problem.m * (i + 1) // problem.batch for i in range(problem.batch)]
+    offs = torch.tensor(ends, dtype=torch.int32, device=place.device)
+    x.requires_grad_(gradients)
+    weight.requires_grad_(gradients)
+    of = partial(passes, x, weight, problem.n)
+    plain = of(partial(functional.grouped_mm, x, weight, offs=offs))
+    ours = of(partial(gemmsmith.grouped_mm, x, weight, offs))
+    return [
+        Way(name=name, source=source_, context=context, call=call)
+        for name, source_, context, call in (
+            ("F.grouped_mm", None, nothing, plain),
+            ("gemmsmith.grouped_mm, a winner", place.winner, nothing, ours),
+            ("F.grouped_mm under patch(), no winner", place.none, gemmsmith.patch, plain),
+            ("F.grouped_mm under patch(), a winner", place.winner, gemmsmith.patch, plain),
+        )
+    ]
+
+
+def passes(x: torch.Tensor, weight: torch.Tensor, n: int, multiply: Call) -> Call:
+    """The product of x and a weight alone; with both gradients, where they want them."""
+    if not x.requires_grad:
+        return multiply
+    dy = x.new_ones(x.shape[0], n)
+
+    def both() -> object:
+        product: Any = multiply()
+        return torch.autograd.grad(product, (x, weight), dy)
+
+    return both
 
 
 def costs(place: Place, calls: int) -> list[Cost]:
     """What a call of each way costs."""
     found = ways(place)
-    turns: list[list[float]] = [[] for _ in found]
-    for _ in range(max(1, calls // TURN)):
-        for way, times in zip(found, turns, strict=True):
-            gemmsmith.use(way.source)
-            with way.context():
-                for _ in range(3):  # decides, loads
-                    way.call()
-                _settle()
-                began = time.perf_counter()
-                for _ in range(TURN):
-                    way.call()
-                times.append((time.perf_counter() - began) / TURN * 1e6)
-                _settle()
+    times: dict[str, list[float]] = {way.name: [] for way in found}
+    for patched in (False, True):
+        now = [way for way in found if (way.context is not nothing) == patched]
+        for _ in range(max(1, calls // TURN)):
+            for way in now:
+                times[way.name].append(_turn(way))
     gemmsmith.use(None)
     return [
         Cost(
-            way=way.name,
-            us=statistics.median(times),
-            low_us=sorted(times)[len(times) // 20],
-            high_us=sorted(times)[-1 - len(times) // 20],
-            calls=len(times) * TURN,
+            way=name,
+            us=statistics.median(turns),
+            low_us=sorted(turns)[len(turns) // 20],
+            high_us=sorted(turns)[-1 - len(turns) // 20],
+            calls=len(turns) * TURN,
         )
-        for way, times in zip(found, turns, strict=True)
+        for name, turns in times.items()
     ]
+
+
+def _turn(way: Way) -> float:
+    """Microseconds of a call, the mean over a turn."""
+    gemmsmith.use(way.source)
+    with way.context():
+        for _ in range(3):  # decides, loads
+            way.call()
+        _settle()
+        began = time.perf_counter()
+        for _ in range(TURN):
+            way.call()
+        spent = time.perf_counter() - began
+        _settle()
+    return spent / TURN * 1e6
 
 
 def table(found: Sequence[Cost]) -> str:
@@ -235,15 +316,17 @@ def main() -> int:
     options = parser.parse_args()
     with on_gpu(options.winners) if options.winners else on_cpu() as place:
         found = costs(place, options.calls)
-        m, k = place.x.shape
-        n = place.weight.shape[0]
+        layer = place.linear
         document = {
             "device": place.name,
             "torch": torch.__version__,
-            "problem": f"{m}x{n}x{k} bf16",
+            "problem": f"{layer.m}x{layer.n}x{layer.k} bf16",
+            "experts": str(place.experts) if place.experts else None,
             "costs": [asdict(cost) for cost in found],
         }
     print(f"{document['problem']} on {document['device']}, torch {document['torch']}")
+    if place.experts:
+        print(f"experts: {place.experts}")
     for cost in found:
         print(f"{cost.us:8.2f} µs  ({cost.low_us:.2f} … {cost.high_us:.2f})  {cost.way}")
     if options.output:

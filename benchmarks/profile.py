@@ -1,7 +1,9 @@
 """Launches gemmsmith's winner of one problem and cuBLAS a few times, for a profiler to look at.
 
-    ncu --profile-from-start off … python -m benchmarks.profile M N K [--dtype bf16] [--launches 3]
+    ncu --profile-from-start off … python -m benchmarks.profile M N K [G] [--dtype bf16]
 
+Of a grouped product (`--dtype bf16.group_rows`) G is the number of groups, and the contender is
+torch's own. Its launches meet the spreads of tokens in turn: skewed, very skewed, balanced.
 What comes before the launches (operands, pack, cuBLAS's choice, verification) is not profiled.
 Run it as a module: as a script, its name would hide the standard library's `profile`.
 """
@@ -18,7 +20,9 @@ from typing import TYPE_CHECKING
 
 from benchmarks.peers.winners import find_packs, find_winners
 from benchmarks.side_by_side import WrongProductError, prepare
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.errors import InvalidProblem
+from gemmsmith.operation import Operation, of_dtype
+from gemmsmith.problem import Layout, Problem
 from tuner.measure.local_gpu import local_gpu
 from tuner.trial import Winner
 
@@ -32,9 +36,7 @@ BUILD_LIMIT_S = 300.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 if both ran and both were right."""
     options = _parse(arguments)
-    problem = Problem(
-        m=options.m, n=options.n, k=options.k, dtype=options.dtype, layout=options.layout
-    )
+    problem: Problem = options.problem
     model = local_gpu()
     files = options.winners or sorted((ROOT / "configs" / "winners").glob("*.jsonl"))
     winner = find_winners(files, options.database or None, model).get(problem)
@@ -80,14 +82,33 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.profile", description=__doc__)
     for extent in "mnk":
         parser.add_argument(extent, type=int)
-    parser.add_argument("--dtype", type=DType, choices=list(DType), default=DType.BF16)
-    parser.add_argument("--layout", type=Layout, choices=list(Layout), default=Layout.TN)
+    parser.add_argument("groups", type=int, nargs="?", default=1, help="of a grouped product")
+    parser.add_argument("--dtype", default="bf16", help="such as bf16 or bf16.group_rows")
+    parser.add_argument(
+        "--layout", choices=list(Layout), help="default: the first that there is of the dtype"
+    )
     parser.add_argument("--launches", type=int, default=3)
     parser.add_argument("--winners", type=Path, action="append", help="winners files")
     parser.add_argument("--database", default=os.environ.get("GEMMSMITH_DATABASE"))
     default = Path(os.environ.get("GEMMSMITH_PACKS", ROOT / ".state" / "packs"))
     parser.add_argument("--packs", type=Path, default=default)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    try:
+        options.problem = _problem(options)
+    except InvalidProblem as error:
+        parser.error(str(error))
+    return options
+
+
+def _problem(options: argparse.Namespace) -> Problem:
+    """The problem asked for.
+
+    Raises:
+        InvalidProblem: there is none such.
+    """
+    layout: str | None = options.layout
+    operation = Operation.of(options.dtype, layout) if layout else of_dtype(options.dtype)
+    return Problem.of(operation, options.m, options.n, options.k, options.groups)
 
 
 if __name__ == "__main__":

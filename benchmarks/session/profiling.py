@@ -125,11 +125,14 @@ def _available(program: str | None, session: Session) -> Sequence[str]:
 
 
 def problem_name(text: str) -> str:
-    """Check `MxNxK`.
+    """Check `MxNxK`, or `MxNxKxG` of a grouped product.
 
     Raises:
         ValueError: it is something else.
     """
-    if not re.fullmatch(r"\d+x\d+x\d+", text):
-        raise ValueError(f"a problem to profile is MxNxK, such as 256x4096x4096, not {text!r}")
+    if not re.fullmatch(r"\d+(x\d+){2,3}", text):
+        raise ValueError(
+            "a problem to profile is MxNxK, such as 256x4096x4096, or MxNxKxG of G groups, "
+            f"not {text!r}"
+        )
     return text

@@ -25,11 +25,13 @@ def test_every_way_is_timed_on_a_cpu(tmp_path: Path) -> None:
         "before", "<!-- host cost -->", "<!-- /host cost -->", "after",
     )  # fmt: skip
     assert head == "| | forward | forward and both gradients |"
-    assert len(rows) == 8
+    assert len(rows) == 12
+    assert rows[8].startswith("| F.grouped_mm | ")
     assert rows[0].startswith(f"| F.linear | {found['costs'][0]['us']:.1f} µs | ")
     assert found["problem"] == "2x8x8 bf16"
+    assert found["experts"] == "2×8×16×16 bf16.group_rows tn"
     ways = [cost["way"] for cost in found["costs"]]
-    assert len(ways) == len(set(ways)) == 16
+    assert len(ways) == len(set(ways)) == 24
     for cost in found["costs"]:
         assert cost["calls"] == 100
         assert 0 < cost["low_us"] <= cost["us"] <= cost["high_us"]

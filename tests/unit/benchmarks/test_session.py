@@ -176,7 +176,13 @@ def test_the_tests_see_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("--device", "gpu"), ("--problem", "256x4096"), ("--device", "cuda:x")]
+    "words",
+    [
+        ("--device", "gpu"),
+        ("--problem", "256x4096"),
+        ("--problem", "8x8x8x8x8"),
+        ("--device", "cuda:x"),
+    ],
 )
 def test_bad_options_are_refused(words: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit):
@@ -190,6 +196,48 @@ def test_without_a_gpu_nothing_is_run(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "no NVIDIA GPU" in capsys.readouterr().out
     assert profile.main(["256", "4096", "4096", "--database", ""]) == 2
     assert profile.main(["3", "5", "7", "--database", ""]) == 1
+
+
+def test_a_grouped_problem_is_profiled_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--dtype", "bf16.group_depth", "--problem", "3x5x70x2")
+    assert STEPS["profile"](_session("--dry-run", "--out", str(tmp_path), *options)) == 0
+    said = capsys.readouterr().out
+    assert "benchmarks.profile 3 5 70 2 --dtype bf16.group_depth --launches 3" in said
+    assert "ncu-3x5x70x2-bf16.group_depth.raw" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--dtype", "bf16.group_depth"), "2×3×5×70 bf16.group_depth nt"),
+        (("--dtype", "bf16.group_rows"), "2×3×5×70 bf16.group_rows tn"),
+        (("--dtype", "bf16.group_rows", "--layout", "tt"), "2×3×5×70 bf16.group_rows tt"),
+        (("--dtype", "bfloat16"), "2×3×5×70 bf16 tn"),
+    ],
+)
+def test_the_layout_to_profile_follows_from_the_operation(
+    words: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert profile.main(["3", "5", "70", "2", "--database", "", *words]) == 1
+    assert f"no winner for {problem};" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("2", "--dtype", "bf17"), "bf17"),
+        (("2", "--dtype", "bf16.group_depth", "--layout", "tn"), "layout"),
+        (("4096", "--dtype", "bf16.group_rows"), "1024 groups"),
+    ],
+)
+def test_what_cannot_be_profiled_is_refused(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        profile.main(["3", "5", "70", *words])
+    assert message in capsys.readouterr().err
 
 
 def test_each_alone_needs_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
