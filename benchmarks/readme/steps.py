@@ -76,6 +76,14 @@ MEASURED = (
         )
     ),
     Steps(
+        title="ViT-L again, and decoding with 64 rows, eager (noisy)",
+        file="2026-11-25-h200-programs-again.json",
+    ),
+    Steps(
+        title="transformers' Llama 3 8B, Qwen3 8B, GPT-2 medium and ViT-L, compiled, `GEMMSMITH=`",
+        file="2026-11-25-h200-programs-compiled.json",
+    ),
+    Steps(
         title="Qwen3-MoE (4 layers, 16,384 tokens) with `gemmsmith.experts`, compiled and eager",
         file="2026-11-25-h200-train-experts.json",
     ),

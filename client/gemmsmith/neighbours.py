@@ -3,6 +3,14 @@
 A neighbour is of the same kind (`Problem.kind`: operation and batch), at most MAX_DISTANCE away.
 Nearer ones come first, and NEIGHBOURS are looked at. The first whose kernel is legal for the
 question answers; one that cuBLAS won answers too, as cuBLAS takes every problem.
+
+To answer is not to be run. A tile that fits one size leaves SMs idle at the next: of 199 kernels
+that won on a plain product, or on one with a bias or a residual, and were timed on a neighbour's,
+59% were slower there than the default, the worst by a factor of three. Those that take an
+activation or a gate along save passes over memory at any size: of 128, five were slower, each of
+them on a product of less than 16 GFLOP or more than 1.6 octaves away (H200,
+benchmarks/neighbours.py, 2026-11-25). So these alone are run, and grouped ones, whose neighbours
+differ in the number of tokens only.
 """
 
 from __future__ import annotations
@@ -17,6 +25,12 @@ from gemmsmith.problem import Problem
 
 NEIGHBOURS = 64
 """Neighbours looked at: enough to get past those whose kernels are illegal for the question."""
+
+RUN_DISTANCE = 1.6
+"""Farthest problem, in octaves, whose kernel is run; see above."""
+
+RUN_FLOPS = 16e9
+"""Least operations of a product that runs a neighbour's kernel, unless it is grouped; see above."""
 
 _Kind = tuple[str | int, ...]
 
@@ -50,6 +64,18 @@ def answering(problem: Problem, nearest: Iterable[W], is_legal: Callable[[W], bo
         if winner.use.is_default or is_legal(winner):
             return winner
     return None
+
+
+def runs_there(problem: Problem, measured: Problem) -> bool:
+    """Whether the kernel that won on `measured`, of the problem's kind, is run on `problem`."""
+    if problem == measured:
+        return True
+    operation = problem.operation
+    if operation.is_grouped:
+        return True
+    saves_passes = operation.epilogue.activation is not None
+    near = problem.distance(measured) <= RUN_DISTANCE
+    return saves_passes and near and problem.flops >= RUN_FLOPS
 
 
 class Neighbourhood(Generic[T]):

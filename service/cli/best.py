@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from gemmsmith.answers.answer import Answer, Match
+from gemmsmith.neighbours import runs_there
 from gemmsmith.problem import Problem
 from service.cli.options import (
     AsJson,
@@ -108,9 +109,12 @@ def show(answer: Answer) -> None:
             say("  match      exact")
     default = answer.problem.operation.default
     verdict = f"{default}: keep torch's own operator" if answer.use.is_default else answer.use
-    say(f"  use        {verdict}")
-    if stays := why_cublas_stays(answer.use, answer.speedup, answer.power_penalty):
-        say(f"             our kernel {stays} (docs/choosing.md)")
+    if answer.measured is not None and not runs_there(answer.problem, answer.measured):
+        say(f"  use        {verdict} until it is tuned: gemmsmith tune {typed(answer.problem)}")
+    else:
+        say(f"  use        {verdict}")
+        if stays := why_cublas_stays(answer.use, answer.speedup, answer.power_penalty):
+            say(f"             our kernel {stays} (docs/choosing.md)")
     if answer.config is not None:
         say(f"  kernel     {answer.config.kernel.name}")
         say(f"  launch     {answer.config.launch.key}")

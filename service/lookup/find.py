@@ -2,9 +2,10 @@
 
 Pure over its source: nothing is measured, compiled or written. A neighbour has the question's
 operation, batch and device. Its figures stay those of the problem that was measured,
-and the answer says which that is; nothing is extrapolated. Where no neighbour is near enough, the
-answer is the cost model's proposal without any measured figure, and to run cuBLAS until it is
-tuned: only what was measured may replace that.
+and the answer says which that is; nothing is extrapolated. Its kernel is to be run only where such
+kernels were seen to win (`gemmsmith.neighbours`); else the answer is to run cuBLAS. Where no
+neighbour is near enough, the answer is the cost model's proposal without any measured figure, and
+to run cuBLAS until it is tuned: only what was measured may replace that.
 
 A winner that was altered in the database is none: what is answered is what would be without it.
 """
@@ -17,7 +18,7 @@ from typing import Protocol
 from gemmsmith.answers.answer import MAX_DISTANCE, Answer, Config, Match, Use
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
-from gemmsmith.neighbours import NEIGHBOURS, answering
+from gemmsmith.neighbours import NEIGHBOURS, answering, runs_there
 from gemmsmith.problem import Problem
 from service.http.abilities import without_candidate
 from tuner.backends import refusal, splits_refusal
@@ -169,7 +170,7 @@ def _answer(problem: Problem, winner: Winner, match: Match, pack_of: PackOf) -> 
         match=match,
         measured=winner.problem,
         distance=0.0 if match is Match.EXACT else problem.distance(winner.problem),
-        use=winner.use,
+        use=winner.use if runs_there(problem, winner.problem) else Use.CUBLAS,
         config=config,
         statistics=winner.statistics,
         baseline=winner.baseline,

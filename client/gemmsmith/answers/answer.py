@@ -92,7 +92,8 @@ class Conditions:
 MAX_DISTANCE = 2.0
 """Farthest neighbour that answers: a factor of 4 in one of M, N, K, or of 2.2 in each.
 
-Beyond that the number of tiles, and with it the best tile, is another. Not measured yet.
+Beyond that the number of tiles, and with it the best tile, is another. Few of them are run, see
+`gemmsmith.neighbours`.
 """
 
 
@@ -149,7 +150,8 @@ class Answer(Plain):
         measured: the problem that was measured; equals `problem` for an exact match, None for a
             predicted answer.
         distance: 0 for exact, None for predicted; else the log2 distance that `service` documents.
-        use: whether to run `config` or torch's own operator; for a predicted match, the latter.
+        use: whether to run `config` or torch's own operator; for a predicted match, and for most
+            nearest ones, the latter (`gemmsmith.neighbours`).
         config: the best candidate, present even if the default is served.
         statistics, baseline: of the candidate and of the default, from the same paired rounds.
         speedup: baseline time over candidate time, paired.

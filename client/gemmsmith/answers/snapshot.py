@@ -10,7 +10,8 @@ with libraries of different ages agree on it.
 Whoever makes a snapshot signs it. One signature binds every pack to the problem, the kernel and the
 launch that it is named for, and to the environment that these were measured in.
 
-A neighbour's figures are not the question's. What varies in practice is M, the tokens of a batch,
+A neighbour's figures are not the question's, and few neighbours' kernels are run
+(`gemmsmith.neighbours`). What varies in practice is M, the tokens of a batch,
 while N and K are a layer's own; distance counts all three alike, as `GET /best` does, so a layer
 of another width is a neighbour too, no nearer than the same layer at another M.
 """
@@ -33,7 +34,7 @@ from gemmsmith.answers.answer import MAX_DISTANCE, Config, Use
 from gemmsmith.errors import SnapshotCorrupt
 from gemmsmith.files import publish
 from gemmsmith.legality import refusal
-from gemmsmith.neighbours import NEIGHBOURS, Neighbourhood, answering
+from gemmsmith.neighbours import NEIGHBOURS, Neighbourhood, answering, runs_there
 from gemmsmith.problem import Problem
 from gemmsmith.signing import PublicKey, Purpose, Signer, Trusted
 
@@ -188,8 +189,9 @@ class Snapshot:
         """What to run for `problem`; None means torch's own operator.
 
         The exact winner, else that of the nearest problem within MAX_DISTANCE whose kernel is
-        legal here. None where there is neither, where the winner is cuBLAS, and where its kernel
-        is not compiled: then no farther neighbour stands in, as `GET /best` would not name one.
+        legal here, if such a kernel is run where it was not measured (`neighbours.runs_there`).
+        None where there is neither, where the winner is cuBLAS, and where its kernel is not
+        compiled: then no farther neighbour stands in, as `GET /best` would not name one.
         """
         row = self.row_for(problem)
         if row is None or row.use.is_default or row.config is None:
@@ -206,16 +208,20 @@ class Snapshot:
         )
 
     def row_for(self, problem: Problem) -> Row | None:
-        """The winner that answers for `problem`, cuBLAS or not, compiled or not."""
+        """The winner that decides about `problem`, cuBLAS or not, compiled or not.
+
+        None where nothing does: it is not tuned, and no neighbour's kernel is to be run.
+        """
         exact = self._exact.get(problem)
         if exact is not None:
             return exact
         nearest = self._alike.nearest(problem, NEIGHBOURS, MAX_DISTANCE)
-        return answering(
+        found = answering(
             problem,
             nearest,
             lambda row: row.config is not None and refusal(row.config, problem) is None,
         )
+        return found if found is not None and runs_there(problem, found.problem) else None
 
     def packs(self) -> tuple[str, ...]:
         """Hashes of the packs that choices name, each once."""

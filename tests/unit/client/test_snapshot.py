@@ -20,6 +20,10 @@ from tests.support.candidates import KERNEL
 from tests.support.replacing import replace
 from tests.support.snapshots import BIG, CONFIG, H200, PACK, document, row, snapshot
 
+GELU = replace(BIG, dtype="bf16.then_bias_gelu_tanh")
+"""Kernels of its neighbours are run: they save passes over memory."""
+GELU_CONFIG = replace(CONFIG, kernel=replace(KERNEL, dtype=GELU.dtype))
+
 
 def changed(fields: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     """The fields with those of the change, nested ones too."""
@@ -31,40 +35,73 @@ def changed(fields: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_exact_winner_comes_first_then_the_nearest_legal_one() -> None:
-    near = Problem(m=2048, n=4096, k=4096)
-    found = snapshot(row(BIG, saving_us=7.5), row(near, deterministic=False, saving_us=3.0))
-    exact = found.find(BIG)
+    near = replace(GELU, m=2048)
+    found = snapshot(
+        row(GELU, config=GELU_CONFIG, saving_us=7.5),
+        row(near, config=GELU_CONFIG, deterministic=False, saving_us=3.0),
+    )
+    exact = found.find(GELU)
     assert exact is not None
     assert (exact.config, exact.measured, exact.distance, exact.deterministic) == (
-        CONFIG, BIG, 0.0, True,
+        GELU_CONFIG, GELU, 0.0, True,
     )  # fmt: skip
-    other = found.find(replace(BIG, m=1500))
+    other = found.find(replace(GELU, m=1500))
     assert other is not None
     assert exact.saving_us == 7.5
     # A neighbour's kernel was not measured here, so nobody knows what it saves.
     assert (other.measured, other.deterministic, other.saving_us) == (near, False, None)
-    assert other.distance == replace(BIG, m=1500).distance(near)
-    assert found.find(replace(BIG, m=511)) is None  # more than a factor of 4 from either
-    assert found.find(replace(BIG, k=4100)) is None  # rows of A off the kernel's alignment
-    assert found.find(replace(BIG, batch=2)) is None
-    assert found.find(replace(BIG, layout=Layout.NT)) is None
+    assert other.distance == replace(GELU, m=1500).distance(near)
+    assert found.find(replace(GELU, m=511)) is None  # more than a factor of 4 from either
+    assert found.find(replace(GELU, k=4100)) is None  # rows of A off the kernel's alignment
+    assert found.find(replace(GELU, layout=Layout.TT)) is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "m", "n", "k", "batch", "runs"),
+    [
+        ("bf16", 2048, 4096, 4096, 1, False),
+        ("bf16.then_bias", 2048, 4096, 4096, 1, False),
+        ("bf16.then_bias_residual", 2048, 4096, 4096, 1, False),
+        ("bf16.then_bias_gelu_tanh", 2048, 4096, 4096, 1, True),
+        ("bf16.then_silu_gate_aux", 2048, 4096, 4096, 1, True),
+        ("bf16.then_bias_gelu_tanh", 256, 4096, 4096, 1, False),  # too little work
+        ("bf16.then_bias_gelu_tanh", 1100, 4096, 4096, 1, False),  # too far
+        ("bf16.group_rows", 1100, 4096, 4096, 8, True),  # more tokens, and nothing else
+    ],
+)
+def test_few_neighbours_kernels_are_run(
+    dtype: str, m: int, n: int, k: int, batch: int, runs: bool
+) -> None:
+    far = 300 if m == 256 else 4096
+    measured = Problem(m=far, n=n, k=k, batch=batch, dtype=dtype)
+    config = replace(CONFIG, kernel=replace(KERNEL, dtype=dtype))
+    found = snapshot(row(measured, config=config))
+    asked = replace(measured, m=m)
+    assert (found.find(asked) is not None) is runs
+    assert (found.row_for(asked) is not None) is runs
+    assert found.find(measured) is not None
 
 
 def test_a_neighbour_that_is_added_to() -> None:
     """Kernels are those of the operation without the addition, which is a launch's beta."""
-    sums = replace(BIG, dtype="bf16.out_f32.accumulate")
-    config = replace(CONFIG, kernel=replace(KERNEL, dtype="bf16.out_f32"))
-    found = snapshot(row(sums, config=config)).find(replace(sums, m=1500))
+    sums = Problem(
+        m=2048, n=768, k=32768, batch=128,
+        dtype="bf16.out_f32.group_depth.accumulate", layout=Layout.NT,
+    )  # fmt: skip
+    kernel = replace(KERNEL, dtype="bf16.out_f32.group_depth", layout=Layout.NT)
+    config = replace(CONFIG, kernel=kernel)
+    found = snapshot(row(sums, config=config)).find(replace(sums, k=16384))
     assert found is not None
     assert found.config == config
-    assert snapshot(row(sums, config=CONFIG)).find(replace(sums, m=1500)) is None
+    assert snapshot(row(sums, config=CONFIG)).find(replace(sums, k=16384)) is None
 
 
 def test_an_illegal_neighbour_gives_way_to_the_next() -> None:
-    split = replace(KERNEL, scheduler=TileScheduler.SPLIT_K)
+    split = replace(GELU_CONFIG.kernel, scheduler=TileScheduler.SPLIT_K)
     launch = Launch(decomposition=Decomposition.SPLIT_K, splits=7)
-    illegal = row(replace(BIG, k=3584), config=Config(kernel=split, launch=launch, pack=PACK))
-    choice = snapshot(illegal, row(replace(BIG, k=2048))).find(replace(BIG, k=3000 // 8 * 8))
+    illegal = row(replace(GELU, k=3584), config=Config(kernel=split, launch=launch, pack=PACK))
+    legal = row(replace(GELU, k=2048), config=GELU_CONFIG)
+    choice = snapshot(illegal, legal).find(replace(GELU, k=3000 // 8 * 8))
     assert choice is not None
     assert choice.measured.k == 2048
 
@@ -72,17 +109,17 @@ def test_an_illegal_neighbour_gives_way_to_the_next() -> None:
 @pytest.mark.parametrize(
     "known",
     [
-        row(BIG, use=Use.CUBLAS),
-        row(BIG, use=Use.CUBLAS, config=None),
-        row(BIG, config=replace(CONFIG, pack=None)),
+        row(GELU, use=Use.CUBLAS, config=GELU_CONFIG),
+        row(GELU, use=Use.CUBLAS, config=None),
+        row(GELU, config=replace(GELU_CONFIG, pack=None)),
     ],
     ids=["cublas", "no candidate", "not compiled"],
 )
 def test_what_is_not_to_be_run_is_none_though_a_neighbour_could_be(known: Row) -> None:
-    found = snapshot(known, row(replace(BIG, m=2048)))
-    assert found.find(BIG) is None
-    assert found.find(replace(BIG, m=4000)) is None
-    assert found.find(replace(BIG, m=2000)) is not None
+    found = snapshot(known, row(replace(GELU, m=2048), config=GELU_CONFIG))
+    assert found.find(GELU) is None
+    assert found.find(replace(GELU, m=4000)) is None
+    assert found.find(replace(GELU, m=2000)) is not None
 
 
 def test_the_same_winners_are_the_same_revision() -> None:
@@ -175,17 +212,17 @@ def test_a_winner_with_anything_not_known_here_is_left_out(
     change: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Never read as the plainer one that it would be without it; the others stay."""
-    near = Problem(m=8192, n=4096, k=4096)
-    odd = changed(msgspec.to_builtins(row(near)), change)
-    found = Snapshot.parse(document(msgspec.to_builtins(row(BIG)), odd))
-    assert (found.rows, found.skipped) == ((row(BIG),), 1)
+    near, known = replace(GELU, m=8192), row(GELU, config=GELU_CONFIG)
+    odd = changed(msgspec.to_builtins(row(near, config=GELU_CONFIG)), change)
+    found = Snapshot.parse(document(msgspec.to_builtins(known), odd))
+    assert (found.rows, found.skipped) == ((known,), 1)
     assert found.packs() == (PACK,)
     choice = found.find(near)
     assert choice is not None
-    assert choice.measured == BIG
+    assert choice.measured == GELU
     [said] = caplog.messages
     assert "1 winners of snapshot" in said
-    assert found.revision != snapshot(row(BIG)).revision  # of all rows, known here or not
+    assert found.revision != snapshot(known).revision  # of all rows, known here or not
 
 
 def test_fields_of_a_newer_service_are_ignored() -> None:
