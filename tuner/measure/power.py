@@ -115,7 +115,8 @@ def penalties(
 
     None: it cannot be the best, whatever its power costs. `graphs` are the contenders', `gains[i]`
     times as fast, the largest gain first, and last cuBLAS's, which counts 1. `free_mhz` is the
-    clock of a GPU that no power limits; 0: unknown. `announce(i)` precedes each `clock` of i.
+    clock of a GPU that no power limits; 0: unknown, as is one that `clock` gives. `announce(i)`
+    precedes each `clock` of i.
     """
     looks: list[list[float]] = [[] for _ in graphs]
     stock = len(gains)
@@ -124,8 +125,12 @@ def penalties(
         announce(i)
         looks[i].append(clock(graphs[i]))
 
+    def clock_of(i: int) -> float:
+        known = [mhz for mhz in looks[i] if mhz]
+        return mean(known) if known else 0.0
+
     def paid(i: int) -> float:
-        return penalty(mean(looks[i]), mean(looks[stock]))
+        return penalty(clock_of(i), clock_of(stock))
 
     look(0)
     if looks[0][0] >= UNHINDERED * free_mhz > 0:

@@ -178,7 +178,8 @@ class Timer:
     def clock(self, graph: Replay) -> float:
         """The SM clock in MHz that a graph comes to, rested, where it has the GPU to itself.
 
-        Not NVML's: between replays a thread waits for a number of cycles, and is timed.
+        Not NVML's: between replays a thread waits for a number of cycles, and is timed. 0: unknown,
+        because something else held the GPU meanwhile.
         """
         short, long = (Spin(self._stream, cycles) for cycles in SPIN_CYCLES)
         began, _ = self._pair(FIRST_SPIN)
@@ -194,7 +195,10 @@ class Timer:
             for us, ((start, _), _) in zip(spun_us, spins, strict=True)
             if start.microseconds_since(began) >= SETTLE_S * 1e6
         ]
-        return (SPIN_CYCLES[1] - SPIN_CYCLES[0]) / mean(settled or spun_us[-1:])
+        # What else runs on the GPU can make a short wait the longer one: a difference below 0
+        # ended the measuring process once (a grouped problem on an H200, 2026-11-25).
+        known = [us for us in settled or spun_us[-1:] if us > 0]
+        return (SPIN_CYCLES[1] - SPIN_CYCLES[0]) / mean(known) if known else 0.0
 
     def busy(self, graph: Replay, seconds: float) -> Iterator[float]:
         """Keep the GPU busy with a graph; after each replay enqueued, the seconds since it began.

@@ -128,6 +128,12 @@ def test_whose_clock_power_does_not_lower_pays_nothing() -> None:
     )
 
 
+def test_a_look_that_tells_nothing_does_not_count() -> None:
+    gained = penalty(1400.0, 1500.0)
+    assert Clocks([1400.0, 0.0], [1500.0, 1500.0]).penalties(gained) == [gained]
+    assert Clocks([0.0], [1500.0]).penalties(1.3) == [1.0]
+
+
 def test_where_the_price_is_about_what_is_gained_both_are_looked_at_again() -> None:
     clocks = Clocks([1400.0, 1420.0], [1500.0, 1480.0])
     assert clocks.penalties(penalty(1400.0, 1500.0) + 0.01) == [penalty(1410.0, 1490.0)]

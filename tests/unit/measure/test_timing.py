@@ -190,6 +190,32 @@ def test_a_graph_of_a_second_has_a_clock_too(gpu: Gpu, spin: type[FakeSpin]) -> 
     assert timer(steady()).clock(FakeGraph(gpu, "long", 1e5)) == pytest.approx(spin.mhz)
 
 
+def test_a_wait_that_something_else_held_up_tells_no_clock(
+    gpu: Gpu, spin: type[FakeSpin], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Held(spin):  # type: ignore[misc, valid-type]
+        """The first short wait takes 1 ms more; or every one of them."""
+
+        always = False
+
+        def __init__(self, stream: object, cycles: int) -> None:
+            super().__init__(stream, cycles)
+            self.short, self.count = cycles == timing.SPIN_CYCLES[0], 0
+
+        def enqueue(self) -> None:
+            usual, self.count = self.us, self.count + 1
+            if self.short and (self.always or self.count == 1):
+                self.us += 1000.0
+            super().enqueue()
+            self.us = usual
+
+    monkeypatch.setattr(timing, "Spin", Held)
+    monkeypatch.setattr(timing, "SETTLE_S", 0.0)  # or it would be too early to count
+    assert timer(steady()).clock(FakeGraph(gpu, "a", 500.0)) == pytest.approx(spin.mhz)
+    monkeypatch.setattr(Held, "always", True)
+    assert timer(steady()).clock(FakeGraph(gpu, "a", 500.0)) == 0.0
+
+
 def test_looks_use_their_events_again(gpu: Gpu, spin: type[FakeSpin]) -> None:
     measuring = timer(steady())
     measuring.clock(FakeGraph(gpu, "a", 500.0))
