@@ -13,6 +13,7 @@ from gemmsmith.answers.answer import Config
 from gemmsmith.kernel import Kernel
 from gemmsmith.launch import Launch
 from gemmsmith.legality import refusal
+from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine, install
 from gemmsmith.problem import DType, Problem
 from tests.gpu.support.choosing import Ground
@@ -93,3 +94,14 @@ def _taking(problem: Problem) -> Sequence[Kernel]:
         for kernel in stand_in.KERNELS
         if refusal(Config(kernel=kernel, launch=Launch()), problem) is None
     ]
+
+
+@pytest.fixture(scope="module")
+def binding(tmp_path_factory: pytest.TempPathFactory) -> Dispatch:
+    """Compiled from its source, into a cache of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr("gemmsmith.ops.below.dispatch._INSTALLED", Path("none"))
+        found = Dispatch.of("cpu", stream=lambda index: 77)
+    assert found is not None
+    return found

@@ -32,17 +32,6 @@ BF16 = torch.bfloat16
 Runs = Callable[[], int]
 
 
-@pytest.fixture(scope="module")
-def binding(tmp_path_factory: pytest.TempPathFactory) -> Dispatch:
-    """Compiled from its source, into a cache of its own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr("gemmsmith.ops.below.dispatch._INSTALLED", Path("none"))
-        found = Dispatch.of("cpu", stream=lambda index: 77)
-    assert found is not None
-    return found
-
-
 def of_types(*dtypes: str) -> Chooser:
     """One whose winners are known to be of these types."""
     rows = [SimpleNamespace(problem=Problem(m=8, n=8, k=8, dtype=each)) for each in dtypes]

@@ -37,9 +37,18 @@ E, T, K, N = len(ENDS), 22, 16, 24
 
 @pytest.fixture(autouse=True)
 def _on_the_host(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Below autograd; without the binding, which has its own tests."""
+    """Below autograd, and without the binding, unless a test is `bound`."""
     host.kind = "cpu"
     monkeypatch.setattr(Dispatch, "of", lambda kind: None)
+
+
+@pytest.fixture(params=["python", "binding"])
+def bound(
+    request: pytest.FixtureRequest, binding: Dispatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the binding, and with it."""
+    if request.param == "binding":
+        monkeypatch.setattr(Dispatch, "of", lambda kind: binding)
 
 
 def ends(*values: int) -> torch.Tensor:
@@ -121,6 +130,7 @@ OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
 
 @pytest.mark.parametrize("layout", ["tn", "tt"])
 @pytest.mark.parametrize("operator", ["aten", "functional"])
+@pytest.mark.usefixtures("bound")
 def test_unchanged_code_forwards_and_backwards(
     engine: Engine, chooser: Chooser, runs: Runs, operator: str, layout: str
 ) -> None:
@@ -137,6 +147,7 @@ def test_unchanged_code_forwards_and_backwards(
     assert runs() == 0  # what was switched on is off again
 
 
+@pytest.mark.usefixtures("bound")
 def test_other_threads(engine: Engine, runs: Runs) -> None:
     x, w = tokens(), experts()
     with gemmsmith.patch():
@@ -222,6 +233,29 @@ def test_what_no_kernel_takes_is_torchs(engine: Engine, runs: Runs) -> None:
     assert runs() == 0
 
 
+def test_the_binding_leaves_the_rest_to_torch(
+    engine: Engine, binding: Dispatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Dispatch, "of", lambda kind: binding)
+    x, w, offs = tokens().detach(), experts().detach(), ends()
+    shifted = torch.randn(T * K + 1).to(BF16)[1:].view(T, K)
+    with gemmsmith.patch():
+        assert binding.grouped(x, w, offs) is not None
+        for a, b, cut in (
+            (x.half(), w, offs),
+            (x.view(1, T, K), w, offs),
+            (x, w.half(), offs),
+            (x, w[:3], offs),
+            (shifted, w, offs),
+            (x[:0], w, offs),
+            (x, w, offs.long()),
+            (x, w, offs[:0]),
+            (x, w, offs[0]),
+            (x, w, torch.stack((offs, offs), 1)[:, 0]),
+        ):
+            assert binding.grouped(a, b, cut) is None
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -238,6 +272,7 @@ def test_errors_are_torchs(engine: Engine, change: dict[str, Any], message: str)
         torch._grouped_mm(tokens(), experts(), **given)
 
 
+@pytest.mark.usefixtures("bound")
 def test_a_kernel_that_does_not_run_is_torchs_from_then_on(
     engine: Engine, chooser: Chooser, runs: Runs, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -249,6 +284,7 @@ def test_a_kernel_that_does_not_run_is_torchs_from_then_on(
     assert len([one for one in caplog.records if one.name == "gemmsmith"]) == 1
 
 
+@pytest.mark.usefixtures("bound")
 def test_during_a_capture_nothing_is_decided(engine: Engine, host: Host, runs: Runs) -> None:
     x, w, offs = tokens().detach(), experts().detach(), ends()
     with gemmsmith.patch():
@@ -357,6 +393,7 @@ def train(model: nn.Module, width: int = K) -> None:
     out.backward(torch.ones_like(out))
 
 
+@pytest.mark.usefixtures("bound")
 def test_only_a_models_products(engine: Engine, runs: Runs) -> None:
     one, other = Experts(), Experts(K, 2 * N)
 
@@ -418,6 +455,7 @@ def test_by_depth(computing: str, runs: Runs) -> None:
     assert runs() == (1 if computing == "kernels" else 0)
 
 
+@pytest.mark.usefixtures("bound")
 def test_within_a_patch_block(engine: Engine, runs: Runs) -> None:
     with gemmsmith.patch():
         step(gemmsmith.grouped_mm, tokens(), experts(), ends())

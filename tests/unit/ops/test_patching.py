@@ -62,7 +62,7 @@ def test_a_model_where_there_is_no_binding(
         assert [type(layer) for layer in net] == [TunedLinear, nn.ReLU, TunedLinear]
         step(net)
     assert runs() == 5
-    assert asked == ["cpu"]
+    assert set(asked) == {"cpu"}
 
 
 def test_every_way_to_multiply(engine: Engine, runs: Runs) -> None:

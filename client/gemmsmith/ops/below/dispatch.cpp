@@ -1,5 +1,5 @@
-/* torch's `mm`, `bmm` and `_int_mm` by tuned kernels, below autograd and without Python, and `addmm`
- * of a bias as far as it can be.
+/* torch's `mm`, `bmm` and `_int_mm` by tuned kernels, below autograd and without Python, and, as far
+ * as it can be, `addmm` of a bias and `_grouped_mm`.
  *
  * Takes the place of their kernels for one dispatch key, so that forward and backward products of
  * unchanged code come here, from any thread. Whatever has no plan goes on to the kernel that was
@@ -10,8 +10,9 @@
  * Of torch its C shim is used (torch/csrc/inductor/aoti_torch/c/shim.h) and three functions that
  * tell whether FP32 products may run in TF32, by addresses that Python looks up: the shared object
  * is linked to nothing and outlives torch's versions. The shim passes no Scalar, so operators with
- * alpha and beta begin in Python (`gemmsmith.ops.below.adding`). It hands an `addmm` that adds a row
- * on to `gs_dispatch_biased`, which costs a third of the same in Python.
+ * alpha and beta begin in Python (`gemmsmith.ops.below.adding`), and so do grouped ones, which older
+ * torchs cannot be asked for. It hands the tensors on to `gs_dispatch_biased` and
+ * `gs_dispatch_grouped`, which cost a third of the same in Python.
  */
 #include <atomic>
 #include <cstdint>
@@ -29,6 +30,7 @@ constexpr int kDims = 3;
 constexpr int kWords = 2 + 4 * kDims;
 constexpr int kBuckets = 4096;
 constexpr int64_t kMostDecisions = 1 << 16; /* sizes without end must not fill the memory */
+constexpr int64_t kMostGroups = 1 << 16;
 constexpr int kArgumentsBytes = 1024;       /* room for gs_arguments, whatever it grows to */
 /* c10::ScalarType */
 constexpr int32_t kByte = 0, kInt = 3, kFloat = 6;
@@ -75,7 +77,7 @@ struct gs_plan {
   int64_t workspace;
   uint64_t mask_a, mask_b, mask_d; /* bits that aligned addresses have not */
   /* Of gs_arguments, in bytes: the pack's ABI is Python's. */
-  uint64_t size, at_a, at_b, at_c, at_d, at_bias;
+  uint64_t size, at_a, at_b, at_c, at_d, at_bias, at_offsets;
   unsigned char arguments[kArgumentsBytes]; /* `size` of them are used */
 };
 
@@ -143,14 +145,18 @@ struct View {
 
 struct Key {
   int64_t words[kWords] = {};
-  Key(View const& left, View const& right, int32_t dtype, bool bias = false) {
-    words[0] = left.dim | int64_t{left.dtype} << 8 | int64_t{dtype} << 16 | int64_t{bias} << 24;
+  /* `groups` is 0 where there are none. */
+  Key(View const& left, View const& right, int32_t dtype, bool bias = false, int64_t groups = 0) {
+    words[0] = left.dim | right.dim << 4 | int64_t{left.dtype} << 8 | int64_t{dtype} << 16 |
+               int64_t{bias} << 24 | groups << 32;
     words[1] = left.device;
-    for (int i = 0; i < left.dim; ++i) {
-      words[2 + i] = left.sizes[i];
-      words[2 + kDims + i] = left.strides[i];
-      words[2 + 2 * kDims + i] = right.sizes[i];
-      words[2 + 3 * kDims + i] = right.strides[i];
+    put(2, left);
+    put(2 + 2 * kDims, right);
+  }
+  void put(int at, View const& view) {
+    for (int i = 0; i < view.dim; ++i) {
+      words[at + i] = view.sizes[i];
+      words[at + kDims + i] = view.strides[i];
     }
   }
   uint64_t hash() const {
@@ -268,9 +274,14 @@ const gs_plan* decide(Key const& key, Decision** where) {
   return plan;
 }
 
-/* `bias` is null where the plan's kernel adds none. */
+/* What a kernel has beside a, b and d: a row that it adds, or where its groups end. */
+struct Beside {
+  uint64_t gs_plan::*at = nullptr;
+  Tensor tensor = nullptr;
+};
+
 bool launch(const gs_plan* plan, Decision* decision, Tensor a, Tensor b, Tensor out,
-            int32_t device, Tensor bias = nullptr) {
+            int32_t device, Beside beside = {}) {
   uint64_t at_a = address(a), at_b = address(b), at_d = address(out);
   if ((at_a & plan->mask_a) | (at_b & plan->mask_b) | (at_d & plan->mask_d)) return false;
   alignas(16) unsigned char arguments[kArgumentsBytes];
@@ -279,9 +290,9 @@ bool launch(const gs_plan* plan, Decision* decision, Tensor a, Tensor b, Tensor 
   std::memcpy(arguments + plan->at_b, &at_b, 8);
   std::memcpy(arguments + plan->at_c, &at_d, 8);
   std::memcpy(arguments + plan->at_d, &at_d, 8);
-  if (bias) {
-    uint64_t at_bias = address(bias);
-    std::memcpy(arguments + plan->at_bias, &at_bias, 8);
+  if (beside.tensor) {
+    uint64_t where = address(beside.tensor);
+    std::memcpy(arguments + plan->*beside.at, &where, 8);
   }
   /* Freed on return, but to this stream only: the next owner's work comes after ours. */
   Owned workspace;
@@ -389,7 +400,31 @@ bool add_row(Owned const& row, Owned const& a, Owned const& b, Owned& out) {
       out.get() ? writable(View(out.get()), left, size, stride, 2, plan->dtype)
                 : torch_.empty_strided(2, size, stride, plan->dtype, left.device_type, left.device,
                                        out.address()) == 0;
-  return is_there && launch(plan, decision, a.get(), b.get(), out.get(), left.device, row.get());
+  return is_there && launch(plan, decision, a.get(), b.get(), out.get(), left.device,
+                            {&gs_plan::at_bias, row.get()});
+}
+
+/* `a · b` by the groups that end at `offs`, in `out`; false: torch is to compute it. */
+bool multiply_groups(Owned const& a, Owned const& b, Owned const& offs, Owned& out) {
+  View left(a.get()), right(b.get()), ends(offs.get());
+  if (left.dim != 2 || right.dim < 2 || right.dim > 3 || left.dtype != right.dtype ||
+      left.device_type != right.device_type || left.device != right.device ||
+      ends.device_type != left.device_type || ends.device != left.device || ends.dtype != kInt ||
+      ends.dim != 1 || ends.sizes[0] < 1 || ends.sizes[0] > kMostGroups ||
+      (ends.sizes[0] > 1 && ends.strides[0] != 1) || !may_be_ours(left)) {
+    return false;
+  }
+  const int64_t groups = ends.sizes[0], m = left.sizes[0], n = right.sizes[right.dim - 1];
+  Decision* decision = nullptr;
+  const gs_plan* plan = decide(Key(left, right, left.dtype, false, groups), &decision);
+  if (!plan) return false;
+  /* By rows one matrix of all tokens, by depth one for each group. */
+  const int64_t size[kDims] = {groups, m, n}, stride[kDims] = {m * n, n, 1};
+  const int first = right.dim == 3 ? 1 : 0;
+  return torch_.empty_strided(kDims - first, size + first, stride + first, plan->dtype,
+                              left.device_type, left.device, out.address()) == 0 &&
+         launch(plan, decision, a.get(), b.get(), out.get(), left.device,
+                {&gs_plan::at_offsets, offs.get()});
 }
 
 }  // namespace
@@ -438,6 +473,13 @@ GS_API Tensor gs_dispatch_biased(void* bias, void* a, void* b, Tensor into) {
   Owned row(torch_.pointer_of(bias, nullptr)), left(torch_.pointer_of(a, nullptr)),
       right(torch_.pointer_of(b, nullptr)), out(into);
   return add_row(row, left, right, out) ? out.release() : nullptr;
+}
+
+/* `a · b` by groups, whose ends are `offs`; null and handles as of gs_dispatch_biased. */
+GS_API Tensor gs_dispatch_grouped(void* a, void* b, void* offs) {
+  Owned left(torch_.pointer_of(a, nullptr)), right(torch_.pointer_of(b, nullptr)),
+      ends(torch_.pointer_of(offs, nullptr)), out;
+  return multiply_groups(left, right, ends, out) ? out.release() : nullptr;
 }
 
 GS_API void gs_dispatch_enable(int32_t enabled) { enabled_.store(enabled != 0); }

@@ -1,8 +1,9 @@
 """Puts tuned kernels below torch's own products, by a small compiled binding (dispatch.cpp).
 
 These are `mm`, also with `out_dtype`, `bmm` and `_int_mm`, each also with `out=`; what takes
-factors or adds comes by Python (`gemmsmith.ops.below.adding`), which hands an added bias on. FP32
-operands are torch's unless torch itself may multiply them in TF32, which is asked at every call.
+factors, adds or has groups comes by Python (`gemmsmith.ops.below.adding`, `experts`), which hands
+an added bias and groups on. FP32 operands are torch's unless torch itself may multiply them in
+TF32, which is asked at every call.
 
 Then forward and backward products of unchanged code run without any Python of ours: a call costs
 a fraction of a microsecond more than torch's. Python is asked once for each product, and decides as
@@ -99,6 +100,7 @@ _BIASED = 1 << 24
 _Resolve = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64))
 _Failed = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
 _Biased = ctypes.PYFUNCTYPE(ctypes.c_void_p, *[ctypes.py_object] * 3, ctypes.c_void_p)
+_Grouped = ctypes.PYFUNCTYPE(ctypes.c_void_p, *[ctypes.py_object] * 3)
 _Stream = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
 
 
@@ -159,6 +161,7 @@ class Dispatch:
         if status != 0:
             raise OSError(f"torch did not take the kernels (status {status})")
         self._add_row: Any = _Biased(("gs_dispatch_biased", library))
+        self._by_groups: Any = _Grouped(("gs_dispatch_grouped", library))
         adding.install(kind, without_mm=functions.has(_MM_DTYPE) or kind == "cpu")
         atexit.register(library.gs_dispatch_enable, 0)  # no callback into a Python that ends
 
@@ -228,8 +231,15 @@ class Dispatch:
         into = None
         if out is not None:
             into = _pointer_of(_capsules_of([out])[0], None)
-        made = self._add_row(*_capsules_of([row, a, b]), into)
-        return None if made is None else _tensors_of([_capsule_of(made, None, None)])[0]
+        return _owned(self._add_row(*_capsules_of([row, a, b]), into))
+
+    def serves(self, engine: Engine) -> bool:
+        """Whether it is switched on for an engine."""
+        return self._engine is engine
+
+    def grouped(self, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor | None:
+        """A product by groups, of whatever layers; None: torch is to compute it."""
+        return _owned(self._by_groups(*_capsules_of([a, b, offs])))
 
     def _resolve(self, words: Any) -> int | None:
         """`gs_resolve`. Nothing may be raised into C."""
@@ -241,7 +251,8 @@ class Dispatch:
 
     def _decide(self, words: Any) -> int | None:
         engine, only = self._engine, self._only
-        dims, dtype = words[0] & 0xFF, _BY_CODE.get(words[0] >> 8 & 0xFF)
+        dims = words[0] & 0xF, words[0] >> 4 & 0xF
+        dtype, groups = _BY_CODE.get(words[0] >> 8 & 0xFF), words[0] >> 32
         output = _BY_CODE.get(words[0] >> 16 & 0xFF)
         epilogue = Epilogue.BIAS if words[0] & _BIASED else Epilogue.NONE
         if engine is None:
@@ -253,15 +264,16 @@ class Dispatch:
             Spec(
                 dtype,
                 device,
-                torch.Size(words[2 + at + i] for i in range(dims)),
-                tuple(words[2 + at + _DIMS + i] for i in range(dims)),
+                torch.Size(words[2 + at + i] for i in range(count)),
+                tuple(words[2 + at + _DIMS + i] for i in range(count)),
             )
-            for at in (0, 2 * _DIMS)
+            for at, count in zip((0, 2 * _DIMS), dims, strict=True)
         )
-        if only is not None and not of_layers(only, a.size, b.size):
+        if only is not None and not groups and not of_layers(only, a.size, b.size):
             return None
         asked = None if output == dtype else output
-        plan = engine.plan(Form.MATMUL, a, b, asked, epilogue=epilogue)
+        form = Form.GROUPED if groups else Form.MATMUL
+        plan = engine.plan(form, a, b, asked, groups, epilogue)
         if plan is None:  # nothing is decided during a capture, or where TF32 was just forbidden
             forbidden = dtype is torch.float32 and not allows_tf32()
             return _ASK_AGAIN if forbidden or engine.platform.capturing() else None
@@ -280,6 +292,11 @@ class Dispatch:
         if self._engine is not None:
             error = LaunchFailed(f"{name}: {status_text(status)}", status)
             self._engine.give_up(plan, error)
+
+
+def _owned(handle: int | None) -> torch.Tensor | None:
+    """The tensor that C made."""
+    return None if handle is None else _tensors_of([_capsule_of(handle, None, None)])[0]
 
 
 def of_layers(weights: Weights, a: Sequence[int], b: Sequence[int]) -> bool:

@@ -7,7 +7,8 @@ others. These run kernels where they have winners; three dimensions on the left,
 else no kernel takes are torch's.
 
 `offs` stays on the device, unread: nothing waits for it, and a CUDA graph may be replayed with
-other ones. A product is decided by the number of tokens and experts, not by who got how many.
+other ones. A product is decided by the number of tokens and experts, not by who got how many. Plain
+ones are decided and launched by the binding, which costs the host less than Python does.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from gemmsmith.ops.below.dispatch import Weights
+from gemmsmith.ops.below.dispatch import Dispatch, Weights
 from gemmsmith.ops.below.standing import stand_before
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
@@ -76,13 +77,14 @@ def on(engine: Engine, kind: str, only: Weights | None) -> Iterator[None]:
         only: sizes of one expert's weights whose products are replaced; None: all.
     """
     _install(kind)
-    before = _TakenOver.engine, _TakenOver.only
+    before = _TakenOver.engine, _TakenOver.only, _TakenOver.dispatch
     _TakenOver.engine = engine
     _TakenOver.only = None if before[1] is None or only is None else before[1] | only
+    _TakenOver.dispatch = Dispatch.of(kind)
     try:
         yield
     finally:
-        _TakenOver.engine, _TakenOver.only = before
+        _TakenOver.engine, _TakenOver.only, _TakenOver.dispatch = before
 
 
 def weights_of(model: torch.nn.Module) -> Weights:
@@ -99,6 +101,7 @@ class _TakenOver:
 
     engine: Engine | None = None
     only: Weights | None = frozenset()
+    dispatch: Dispatch | None = None
     installed: set[str] = set()  # noqa: RUF012 - one a process
 
 
@@ -149,8 +152,11 @@ def _grouped(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor | None:
-    if bias is not None or out_dtype not in (None, a.dtype):
+    if bias is not None or offs is None or out_dtype not in (None, a.dtype):
         return None
+    dispatch = _TakenOver.dispatch
+    if dispatch is not None and dispatch.serves(engine) and engine.watcher is None:
+        return dispatch.grouped(a, b, offs)
     return by_kernel(engine, a, b, offs)
 
 

@@ -43,6 +43,7 @@ class RawPlan(ctypes.Structure):
         ("at_c", ctypes.c_uint64),
         ("at_d", ctypes.c_uint64),
         ("at_bias", ctypes.c_uint64),
+        ("at_offsets", ctypes.c_uint64),
         ("arguments", ctypes.c_ubyte * 1024),
     ]
 
@@ -211,6 +212,7 @@ class Plan:
             at_c=Arguments.c.offset,
             at_d=Arguments.d.offset,
             at_bias=Arguments.bias.offset,
+            at_offsets=Arguments.offsets.offset,
         )
         ctypes.memmove(raw.arguments, template, len(template))
         return raw
