@@ -24,6 +24,7 @@ from torch.nn import functional
 import gemmsmith
 from gemmsmith.ops.below.dispatch import Dispatch, _binding, of_layers
 from gemmsmith.ops.engine.engine import Engine, install
+from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.models.swapping import TunedLinear
 from gemmsmith.problem import Problem
 from tests.support.stand_in import Chooser, Host, Packs
@@ -189,10 +190,18 @@ def test_during_a_capture_nothing_is_decided(engine: Engine, chooser: Chooser, r
     with gemmsmith.patch():
         host.is_capturing = True
         a @ b
+        assert engine.plan(Form.MATMUL, a, b) is None
+        host.is_capturing = False
+        # Known to the engine by now, but its kernel was not launched yet: a capture cannot load it.
+        assert engine.plan(Form.MATMUL, a, b) is not None
+        host.is_capturing = True
+        a @ b
         assert runs() == 0
         host.is_capturing = False
         a @ b
-        assert runs() == 1
+        host.is_capturing = True
+        a @ b
+        assert runs() == 2
 
 
 class Swapping(Chooser):

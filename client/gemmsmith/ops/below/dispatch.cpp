@@ -10,9 +10,9 @@
  * Of torch its C shim is used (torch/csrc/inductor/aoti_torch/c/shim.h) and three functions that
  * tell whether FP32 products may run in TF32, by addresses that Python looks up: the shared object
  * is linked to nothing and outlives torch's versions. The shim passes no Scalar, so operators with
- * alpha and beta begin in Python (`gemmsmith.ops.below.adding`), and so do grouped ones, which older
- * torchs cannot be asked for. It hands the tensors on to `gs_dispatch_biased` and
- * `gs_dispatch_grouped`, which cost a third of the same in Python.
+ * alpha and beta begin in Python (`gemmsmith.ops.below.adding`), and so do grouped ones, of which it
+ * cannot call torch's everywhere. It hands the tensors on to `gs_dispatch_biased` and
+ * `gs_dispatch_grouped`, which cost less than the same in Python.
  */
 #include <atomic>
 #include <cstdint>

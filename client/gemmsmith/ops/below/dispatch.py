@@ -255,7 +255,8 @@ class Dispatch:
         dtype, groups = _BY_CODE.get(words[0] >> 8 & 0xFF), words[0] >> 32
         output = _BY_CODE.get(words[0] >> 16 & 0xFF)
         epilogue = Epilogue.BIAS if words[0] & _BIASED else Epilogue.NONE
-        if engine is None:
+        # A kernel that was never launched is loaded when it is, which no capture allows.
+        if engine is None or engine.platform.capturing():
             return _ASK_AGAIN
         if dtype is None or output is None:
             return None
@@ -274,9 +275,8 @@ class Dispatch:
         asked = None if output == dtype else output
         form = Form.GROUPED if groups else Form.MATMUL
         plan = engine.plan(form, a, b, asked, groups, epilogue)
-        if plan is None:  # nothing is decided during a capture, or where TF32 was just forbidden
-            forbidden = dtype is torch.float32 and not allows_tf32()
-            return _ASK_AGAIN if forbidden or engine.platform.capturing() else None
+        if plan is None:  # for good, unless TF32 was just forbidden
+            return _ASK_AGAIN if dtype is torch.float32 and not allows_tf32() else None
         address = self._addresses.get(plan)
         if address is None:
             raw = plan.raw(_DTYPES[torch_dtype(plan.config.kernel.operation.d)])
