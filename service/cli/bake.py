@@ -92,7 +92,7 @@ def bake(
         emit({"file": str(output), "bytes": baked.size, "revision": revision, "counts": counts})
         return
     if baked.missing:
-        note(f"{baked.missing} of the suite's problems have no winner nearby: torch runs them")
+        note(f"{baked.missing} of the suite's problems have no winner: torch runs them")
     say(
         f"{output}: {counts['winners']} winners of {slug}, {counts['kernels']} kernels in "
         f"{counts['packs']} packs, {baked.size / 1e6:.1f} MB, snapshot {revision[:16]}"
@@ -169,7 +169,7 @@ def _problems(suite: Path, kinds: Sequence[str]) -> list[Problem]:
 
 
 def _answering(snapshot: Snapshot, problems: Sequence[Problem]) -> tuple[list[Row], int]:
-    """The winners that answer for the problems, neighbours too; how many have none."""
+    """The winners that decide about the problems, neighbours' too; how many have none."""
     found = [snapshot.row_for(problem) for problem in problems]
     rows = {row.problem: row for row in found if row is not None}
     return list(rows.values()), sum(row is None for row in found)
