@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.peers.peer import Unsupported
-from benchmarks.peers.winners import find_packs, find_winners
+from benchmarks.peers.winners import add_packs, find_packs, find_winners
 from benchmarks.side_by_side import SideBySide, WrongProductError, prepare
 from gemmsmith.files import publish
 from tuner.measure.local_gpu import gpu_uuid, local_gpu
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from gemmsmith.device import DeviceModel
     from tuner.measure.conditions import Monitor
 
-ROOT = Path(__file__).resolve().parent.parent
 BUILD_LIMIT_S = 300.0
 OURS, THEIRS = "gemmsmith", "cublas"
 
@@ -195,8 +193,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("winners", type=Path, nargs="+", help="winners files")
     parser.add_argument("--device", default="cuda:0", help="cuda:N")
-    default = Path(os.environ.get("GEMMSMITH_PACKS", ROOT / ".state" / "packs"))
-    parser.add_argument("--packs", type=Path, default=default)
+    add_packs(parser)
     parser.add_argument("--seconds", type=float, default=0.3, help="of a turn, half of it timed")
     parser.add_argument("--pairs", type=int, default=6, help="turns of each")
     parser.add_argument("--all", action="store_true", help="also where cuBLAS stays")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import sys
 import time
@@ -22,19 +21,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.winners import find_winners
+from benchmarks.peers.winners import add_packs, find_winners
 from gemmsmith.answers.answer import MAX_DISTANCE
-from gemmsmith.candidate import Candidate
 from gemmsmith.files import publish
+from gemmsmith.neighbours import Neighbourhood
 from gemmsmith.problem import Problem
-from tuner.backends import refusal, splits_refusal
+from service.lookup.find import is_legal
 from tuner.compile import ArtifactStore
 from tuner.devices import Contender, Device, Policy, open_device
 from tuner.errors import TunerError
 from tuner.measure.statistics import paired_ratio
 from tuner.trial import Winner
 
-ROOT = Path(__file__).resolve().parent.parent
 NEIGHBOURS = 3
 ROUNDS = 9
 
@@ -71,26 +69,17 @@ def cases(winners: dict[Problem, Winner]) -> Iterator[Case]:
     """Every problem with a neighbour whose kernel is run, shuffled."""
     problems = sorted(winners)
     random.Random(1).shuffle(problems)
+    alike = Neighbourhood(winners.items())
     for problem in problems:
-        near = sorted(
-            (problem.distance(other), other)
-            for other in problems
-            if other != problem and other.kind == problem.kind
-        )
         chosen: dict[str, Winner] = {}
-        for distance, other in near:
-            candidate = winners[other].runs
-            if distance > MAX_DISTANCE or len(chosen) == NEIGHBOURS:
+        for near in alike.nearest(problem, len(problems), MAX_DISTANCE):
+            candidate = near.runs
+            if len(chosen) == NEIGHBOURS:
                 break
-            if candidate is not None and _suits(candidate, problem):
-                chosen.setdefault(candidate.key, winners[other])
+            if candidate and near.problem != problem and is_legal(candidate, problem):
+                chosen.setdefault(candidate.key, near)
         if chosen:
             yield Case(problem=problem, winners=tuple(chosen.values()))
-
-
-def _suits(candidate: Candidate, problem: Problem) -> bool:
-    kernel, launch = candidate.kernel, candidate.launch
-    return refusal(kernel, problem) is None and splits_refusal(kernel, launch, problem) is None
 
 
 def _compiled(case: Case, device: Device, store: ArtifactStore) -> Iterator[Contender]:
@@ -138,8 +127,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("winners", type=Path, nargs="+", help="winners files")
     parser.add_argument("--device", default="cuda:0", help="cuda:N")
     parser.add_argument("--dtype", help="of these operations only")
-    default = Path(os.environ.get("GEMMSMITH_PACKS", ROOT / ".state" / "packs"))
-    parser.add_argument("--packs", type=Path, default=default)
+    add_packs(parser)
     parser.add_argument("--seconds", type=float, default=3600.0, help="nothing begins after these")
     parser.add_argument("-o", "--output", type=Path, required=True)
     return parser.parse_args(arguments)

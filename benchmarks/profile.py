@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.peers.winners import find_packs, find_winners
+from benchmarks.peers.winners import add_packs, find_packs, find_winners
 from benchmarks.side_by_side import WrongProductError, prepare
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.operation import Operation, of_dtype
@@ -90,8 +90,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--launches", type=int, default=3)
     parser.add_argument("--winners", type=Path, action="append", help="winners files")
     parser.add_argument("--database", default=os.environ.get("GEMMSMITH_DATABASE"))
-    default = Path(os.environ.get("GEMMSMITH_PACKS", ROOT / ".state" / "packs"))
-    parser.add_argument("--packs", type=Path, default=default)
+    add_packs(parser)
     options = parser.parse_args(arguments)
     try:
         options.problem = _problem(options)

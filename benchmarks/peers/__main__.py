@@ -24,7 +24,7 @@ from benchmarks.peers.records import BASELINE, Report, Request, Row
 from benchmarks.peers.roster import PEERS
 from benchmarks.peers.supervisor import Supervisor
 from benchmarks.peers.table import GEMMSMITH, markdown
-from benchmarks.peers.winners import find_packs, find_winners
+from benchmarks.peers.winners import add_packs, find_packs, find_winners
 from gemmsmith.files import publish
 from gemmsmith.problem import DType, Problem
 from tuner.measure.gpu_lock import gpu_lock
@@ -112,7 +112,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse(arguments: Sequence[str] | None) -> Options:
     """Options from the command line and the environment."""
-    state = ROOT / ".state"
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     parser.add_argument("--suite", type=Path, default=SUITE)
     parser.add_argument("--dtype", type=DType, choices=list(DType), default=DType.BF16)
@@ -124,9 +123,7 @@ def parse(arguments: Sequence[str] | None) -> Options:
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--winners", type=Path, action="append", help="winners files")
     parser.add_argument("--database", default=os.environ.get("GEMMSMITH_DATABASE"))
-    parser.add_argument(
-        "--packs", type=Path, default=Path(os.environ.get("GEMMSMITH_PACKS", state / "packs"))
-    )
+    add_packs(parser)
     parser.add_argument("--dry-run", action="store_true", help="list problems and peers only")
     found = parser.parse_args(arguments)
     kind, _, ordinal = found.device.partition(":")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +13,14 @@ from gemmsmith.kernel import AnyKernel
 from gemmsmith.problem import Problem
 from tuner.exchange import read_winners
 from tuner.trial import Winner
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def add_packs(parser: argparse.ArgumentParser) -> None:
+    """`--packs`: the folder of compiled packs, by default the checkout's."""
+    default = Path(os.environ.get("GEMMSMITH_PACKS", ROOT / ".state" / "packs"))
+    parser.add_argument("--packs", type=Path, default=default)
 
 
 def find_winners(

@@ -27,10 +27,10 @@ NEIGHBOURS = 64
 """Neighbours looked at: enough to get past those whose kernels are illegal for the question."""
 
 RUN_DISTANCE = 1.6
-"""Farthest problem, in octaves, whose kernel is run; see above."""
+"""Farthest problem, in octaves, whose kernel with an activation is run; see above."""
 
 RUN_FLOPS = 16e9
-"""Least operations of a product that runs a neighbour's kernel, unless it is grouped; see above."""
+"""Least operations of a product that runs such a kernel; see above."""
 
 _Kind = tuple[str | int, ...]
 
@@ -66,16 +66,17 @@ def answering(problem: Problem, nearest: Iterable[W], is_legal: Callable[[W], bo
     return None
 
 
+def run_reach(problem: Problem) -> float:
+    """Octaves within which a neighbour's kernel is run on the problem; 0: only its own winner's."""
+    if problem.operation.is_grouped:
+        return MAX_DISTANCE
+    saves_passes = problem.operation.epilogue.activation is not None
+    return RUN_DISTANCE if saves_passes and problem.flops >= RUN_FLOPS else 0.0
+
+
 def runs_there(problem: Problem, measured: Problem) -> bool:
     """Whether the kernel that won on `measured`, of the problem's kind, is run on `problem`."""
-    if problem == measured:
-        return True
-    operation = problem.operation
-    if operation.is_grouped:
-        return True
-    saves_passes = operation.epilogue.activation is not None
-    near = problem.distance(measured) <= RUN_DISTANCE
-    return saves_passes and near and problem.flops >= RUN_FLOPS
+    return problem.distance(measured) <= run_reach(problem)
 
 
 class Neighbourhood(Generic[T]):

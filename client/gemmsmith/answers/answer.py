@@ -92,8 +92,8 @@ class Conditions:
 MAX_DISTANCE = 2.0
 """Farthest neighbour that answers: a factor of 4 in one of M, N, K, or of 2.2 in each.
 
-Beyond that the number of tiles, and with it the best tile, is another. Few of them are run, see
-`gemmsmith.neighbours`.
+Beyond that the number of tiles, and with it the best tile, is another. Few neighbours' kernels are
+run, see `gemmsmith.neighbours`.
 """
 
 

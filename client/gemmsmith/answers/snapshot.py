@@ -11,9 +11,9 @@ Whoever makes a snapshot signs it. One signature binds every pack to the problem
 launch that it is named for, and to the environment that these were measured in.
 
 A neighbour's figures are not the question's, and few neighbours' kernels are run
-(`gemmsmith.neighbours`). What varies in practice is M, the tokens of a batch,
-while N and K are a layer's own; distance counts all three alike, as `GET /best` does, so a layer
-of another width is a neighbour too, no nearer than the same layer at another M.
+(`gemmsmith.neighbours`). What varies in practice is M, the tokens of a batch, while N and K are a
+layer's own; distance counts all three alike, as `GET /best` does, so a layer of another width is a
+neighbour too, no nearer than the same layer at another M.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ import msgspec
 
 from gemmsmith.answers import document as documents
 from gemmsmith.answers import understood
-from gemmsmith.answers.answer import MAX_DISTANCE, Config, Use
+from gemmsmith.answers.answer import Config, Use
 from gemmsmith.errors import SnapshotCorrupt
 from gemmsmith.files import publish
 from gemmsmith.legality import refusal
-from gemmsmith.neighbours import NEIGHBOURS, Neighbourhood, answering, runs_there
+from gemmsmith.neighbours import NEIGHBOURS, Neighbourhood, answering, run_reach
 from gemmsmith.problem import Problem
 from gemmsmith.signing import PublicKey, Purpose, Signer, Trusted
 
@@ -189,7 +189,7 @@ class Snapshot:
         """What to run for `problem`; None means torch's own operator.
 
         The exact winner, else that of the nearest problem within MAX_DISTANCE whose kernel is
-        legal here, if such a kernel is run where it was not measured (`neighbours.runs_there`).
+        legal here, if such a kernel is run where it was not measured (`neighbours.run_reach`).
         None where there is neither, where the winner is cuBLAS, and where its kernel is not
         compiled: then no farther neighbour stands in, as `GET /best` would not name one.
         """
@@ -212,16 +212,14 @@ class Snapshot:
 
         None where nothing does: it is not tuned, and no neighbour's kernel is to be run.
         """
-        exact = self._exact.get(problem)
-        if exact is not None:
+        exact, reach = self._exact.get(problem), run_reach(problem)
+        if exact is not None or not reach:
             return exact
-        nearest = self._alike.nearest(problem, NEIGHBOURS, MAX_DISTANCE)
-        found = answering(
+        return answering(
             problem,
-            nearest,
+            self._alike.nearest(problem, NEIGHBOURS, reach),
             lambda row: row.config is not None and refusal(row.config, problem) is None,
         )
-        return found if found is not None and runs_there(problem, found.problem) else None
 
     def packs(self) -> tuple[str, ...]:
         """Hashes of the packs that choices name, each once."""

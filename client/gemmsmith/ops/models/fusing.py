@@ -133,7 +133,11 @@ def mlp(
         if epilogue is None:
             return None
         if functions.unobserved() and not torch.is_autocast_enabled(x.device.type):
-            return feedforward.applied(x, weight, down, up, bias, down_bias, epilogue)
+            # What `feedforward.mlp` comes to, which would check and choose all of it once more.
+            out: torch.Tensor = feedforward.MLP.apply(  # type: ignore[no-untyped-call]
+                x, weight, down, up, bias, down_bias, None, epilogue
+            )
+            return out
     elif current() is None:
         return None
     return feedforward.mlp(

@@ -166,26 +166,11 @@ def _autograd(*given: Any) -> torch.Tensor:
         epilogue = backward.chosen(x, down, choices)
         if epilogue is not None:
             within = residual if _adds(call) else None
-            out = applied(x, weight, down, up, bias, down_bias, epilogue, within)
+            out: torch.Tensor = MLP.apply(  # type: ignore[no-untyped-call]
+                x, weight, down, up, bias, down_bias, within, epilogue
+            )
             return out if within is residual or residual is None else out + residual
     return _composed(call)
-
-
-def applied(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    down: torch.Tensor,
-    up: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    down_bias: torch.Tensor | None,
-    epilogue: Epilogue,
-    residual: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """`mlp` of operands that were checked, with an epilogue that `backward.chosen` gave."""
-    out: torch.Tensor = MLP.apply(  # type: ignore[no-untyped-call]
-        x, weight, down, up, bias, down_bias, residual, epilogue
-    )
-    return out
 
 
 def _adds(call: _Call) -> bool:
