@@ -9,6 +9,12 @@ layout as they are). A linear layer with weight W[out, in] gives, for T tokens:
     input_gradient   tt   M = T     N = in    K = out
     weight_gradient  nt   M = out   N = in    K = T
 
+With `weight = "in_out"` it is W[in, out], as GPT-2's of transformers:
+
+    forward          tt   M = T     N = out   K = in
+    input_gradient   tn   M = T     N = in    K = out
+    weight_gradient  nt   M = in    N = out   K = T
+
 A layer of experts says `groups`, how many there are: each has such a weight, and T tokens are
 divided among them. A problem that is grouped says `grouping` (rows or depth) and `groups`.
 
@@ -50,6 +56,13 @@ from tuner.errors import TunerError
 
 class SuiteError(TunerError):
     """A suite file that cannot be read; the message names the entry."""
+
+
+class Stored(StrEnum):
+    """How a linear layer's weight lies in memory, row by row."""
+
+    OUT_IN = "out_in"  # nn.Linear
+    IN_OUT = "in_out"  # transformers' Conv1D
 
 
 class Pass(StrEnum):
@@ -178,6 +191,10 @@ def _layer(entry: Mapping[str, Any]) -> list[SuiteProblem]:
             "epilogues follow the forward product, backward ones the input gradient: list other "
             "passes as another layer"
         )
+    if Stored(entry.get("weight", Stored.OUT_IN)) is Stored.OUT_IN:
+        rows, columns, forward, backwards = out, inner, Layout.TN, Layout.TT
+    else:
+        rows, columns, forward, backwards = inner, out, Layout.TT, Layout.TN
     found = []
     for which, epilogue in product(passes, epilogues):
         grouping = Grouping.NONE
@@ -185,9 +202,9 @@ def _layer(entry: Mapping[str, Any]) -> list[SuiteProblem]:
             grouping = Grouping.DEPTH if which is Pass.WEIGHT_GRADIENT else Grouping.ROWS
         for tokens in entry["tokens"]:
             m, n, k, layout = {
-                Pass.FORWARD: (tokens, out, inner, Layout.TN),
-                Pass.INPUT_GRADIENT: (tokens, inner, out, Layout.TT),
-                Pass.WEIGHT_GRADIENT: (out, inner, tokens, Layout.NT),
+                Pass.FORWARD: (tokens, out, inner, forward),
+                Pass.INPUT_GRADIENT: (tokens, inner, out, backwards),
+                Pass.WEIGHT_GRADIENT: (rows, columns, tokens, Layout.NT),
             }[which]
             found.append(
                 SuiteProblem(

@@ -42,6 +42,29 @@ def test_a_layer_expands_to_the_three_products_of_a_training_step(tmp_path: Path
     ]
 
 
+def test_a_weight_may_lie_the_other_way_round(tmp_path: Path) -> None:
+    suite = load(
+        write(
+            tmp_path,
+            """
+            [[layer]]
+            model = "m"
+            name = "l"
+            weight = "in_out"
+            out = 30
+            in = 20
+            tokens = [7]
+            passes = ["forward", "input_gradient", "weight_gradient"]
+            """,
+        )
+    )
+    assert [(e.layout, e.m, e.n, e.k) for e in suite.entries] == [
+        (Layout.TT, 7, 30, 20),
+        (Layout.TN, 7, 20, 30),
+        (Layout.NT, 20, 30, 7),
+    ]
+
+
 def test_a_layer_of_experts_expands_to_grouped_products(tmp_path: Path) -> None:
     suite = load(
         write(
@@ -158,6 +181,7 @@ def test_the_llm_suite_is_varied_and_has_no_problem_twice() -> None:
         ("tf32", ("tf32",), {Layout.TN, Layout.TT, Layout.NT}, 12),
         ("moe", ("bf16", "fp16"), {Layout.TN, Layout.TT, Layout.NT}, 80),
         ("fused", ("bf16", "fp16"), {Layout.TN, Layout.TT}, 130),
+        ("conv1d", ("bf16", "fp16"), {Layout.TN, Layout.TT}, 48),
     ],
 )
 def test_suites_of_further_operations_fit_on_a_gpu_and_have_no_problem_twice(
@@ -210,6 +234,10 @@ def test_of_fused_layers_fp8_has_what_goes_forwards() -> None:
         (
             "[[layer]]\nmodel='m'\nname='l'\nout=8\nin=8\ntokens=[1]\ngroups=2000",
             "there may be 1024 groups",
+        ),
+        (
+            "[[layer]]\nmodel='m'\nname='l'\nout=8\nin=8\ntokens=[1]\nweight='x'",
+            "'x' is not a valid Stored",
         ),
         ("[[problem]]\nname='p'\nm=1\nn=2\nk=3\nlayout='xx'", "'xx' is not a valid Layout"),
     ],
