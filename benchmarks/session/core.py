@@ -225,11 +225,18 @@ def prepare(session: Session) -> int:
         for archive in sorted(CARRIED.glob("packs-*.tar*")):
             print(f"unpacking {archive.name}", flush=True)
             with tarfile.open(archive) as tar:
-                tar.extractall(STATE / "packs", filter="data")
+                tar.extractall(STATE / "packs", _absent(tar), filter="data")
     code = session.gemmsmith("db", "upgrade", log=log)
     # What won before is tried first.
     shipped = sorted(str(path) for path in (ROOT / "configs" / "winners").glob("*.jsonl"))
     return code or session.gemmsmith("import", *shipped, log=log)
+
+
+def _absent(tar: tarfile.TarFile) -> list[tarfile.TarInfo]:
+    """What is not unpacked yet. A pack that another session has loaded must not be written again:
+    its memory would lose what the linker wrote there, and that process would crash.
+    """
+    return [member for member in tar if not (STATE / "packs" / member.name).exists()]
 
 
 def _install(session: Session, log: Path) -> int:
