@@ -76,9 +76,7 @@ def step(problem: Problem, device: str, *, tiny: bool = False) -> dict[str, Any]
     a_layer = 6 * out * inner + 2 * tokens * (out + inner)
     count = 2 if tiny else max(1, min(LAYERS, int(LAYERS_BYTES / a_layer)))
     draw = partial(torch.randn, device=device, dtype=torch.bfloat16)
-    layers = [
-        (draw(tokens, inner), draw(out, inner) / 64, draw(tokens, out)) for _ in range(count)
-    ]
+    layers = [(draw(tokens, inner), draw(out, inner) / 64, draw(tokens, out)) for _ in range(count)]
     sums = [torch.zeros(out, inner, device=device) for _ in layers]
 
     def work(add: Sum) -> None:

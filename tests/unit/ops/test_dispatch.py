@@ -392,11 +392,21 @@ def test_a_compiled_bias_layer_calls_them_too(patched: Engine, runs: Runs) -> No
     assert runs() == 3
 
 
-def test_without_a_winner_a_bias_is_torchs(patched: Engine, chooser: Chooser, runs: Runs) -> None:
+def test_without_a_winner_a_bias_is_torchs(engine: Engine, chooser: Chooser, runs: Runs) -> None:
     chooser.answers = lambda problem: not problem.operation.is_fused
-    a, b, bias = *operands((4, 16), (16, 8)), torch.randn(8).to(BF16)
-    expected = bias.float() + a.float() @ b.float()
-    close(torch.addmm(bias, a, b), expected)
+    a, b, bias = operands((4, 16), (16, 8), (8,))
+    into, turned = torch.empty(4, 8, dtype=BF16), torch.empty((8, 4), dtype=BF16).t()
+    rows = (bias, bias.expand(4, 8), bias[:1])
+    expected = [*(torch.addmm(row, a, b) for row in rows), *[torch.addmm(bias, a, b)] * 2]
+    with gemmsmith.patch():
+        found = [torch.addmm(row, a, b) for row in rows]
+        found += [torch.addmm(bias, a, b, out=each) for each in (into, turned)]
+        asked = len(chooser.asked)
+        torch.addmm(bias, a, b)
+    assert found[3] is into
+    assert found[4] is turned
+    assert len(chooser.asked) == asked  # it is decided for good
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
     assert runs() == 0
 
 

@@ -87,6 +87,7 @@ _MM_DTYPE = "aoti_torch_{kind}_mm_dtype_out"
 _OPTIONAL = (
     "aoti_torch_{kind}__int_mm_out",
     _MM_DTYPE,
+    "aoti_torch_{kind}_addmm_out",
     "_ZN2at13globalContextEv",  # at::globalContext()
     # at::Context::float32Precision(Float32Backend, Float32Op) const, since torch 2.10
     "_ZNK2at7Context16float32PrecisionENS_14Float32BackendENS_9Float32OpE",
@@ -146,8 +147,8 @@ class Dispatch:
         # Callbacks must outlive every call.
         self._callbacks = (_Resolve(self._resolve), _Failed(self._failed))
         self._get_stream = _Stream(_stream_of(stream)) if stream else None
-        library.gs_dispatch_plan_bytes.restype = ctypes.c_uint64
-        if library.gs_dispatch_plan_bytes() != ctypes.sizeof(RawPlan):
+        count = getattr(library, "gs_dispatch_bytes", None)  # an older one has another
+        if count is None or count() != ctypes.sizeof(RawPlan) + ctypes.sizeof(_Torch):
             raise OSError("the compiled binding is another gemmsmith's; install gemmsmith again")
         functions = _functions(kind, self._get_stream)
         status = _quietly(
