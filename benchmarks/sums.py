@@ -1,12 +1,13 @@
-"""Weight gradients summed in FP32, in steps that alternate: winners beside torch's `addmm`.
+"""Weight gradients summed in FP32, in steps: the best kernels beside torch's `addmm`.
 
-    python -m benchmarks.sums winners.gspack -o sums.json [--device cuda:N] [--seconds S]
+    python -m benchmarks.sums FILE.jsonl … -o sums.json [--device cuda:N] [--seconds S]
 
-A winner is chosen on its own; its power penalty says what that is worth in a step at the power
-limit. Here such steps are run: some layers of the weight's size, each with its forward product, its
+A kernel is chosen on its own; its power penalty says what it is worth in a step at the power limit.
+Here such steps are run: some layers of the weight's size, each with its forward product, its
 input's gradient and its weight's gradient added to an FP32 sum, as one CUDA graph. The sums alone
-differ between the sides. Every problem of the baked file that such a winner is for is measured, and
-a line of JSON printed for it; the file has all lines, and torch beside itself.
+differ between the sides. Every problem of the winners files has its turn with the best candidate,
+also where that was refused, those first whose penalty is highest: so the file tells, beside torch
+itself, whether the penalties were right. Only kernels that are compiled take part.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -24,10 +25,15 @@ import torch
 from torch.nn import functional
 
 import gemmsmith
+from benchmarks.peers.winners import add_packs, find_winners
 from benchmarks.turns import compared, described, in_turns, keep
-from gemmsmith import Bundle, Use
+from gemmsmith.answers.answer import Config
+from gemmsmith.answers.snapshot import Choice
 from gemmsmith.ops.engine import fallback, functions
 from gemmsmith.problem import Layout, Problem
+from tuner.compile import ArtifactStore
+from tuner.devices import local_gpu
+from tuner.trial import Winner
 
 DTYPE = "bf16.out_f32.accumulate"
 LAYERS = 8
@@ -37,37 +43,74 @@ TINY = Problem(m=32, n=16, k=8, dtype=DTYPE, layout=Layout.NT)
 Sum = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
+class Best:
+    """A lookup, and a source of packs, with the best candidate of each problem."""
+
+    def __init__(self, winners: Mapping[Problem, Winner], store: ArtifactStore) -> None:
+        self._paths: dict[str, Path] = {}
+        self._choices: dict[Problem, Choice] = {}
+        self.winners: dict[Problem, Winner] = {}
+        for problem, winner in winners.items():
+            candidate = winner.candidate
+            pack = None if candidate is None else store.find(candidate.kernel)
+            if problem.dtype != DTYPE or candidate is None or pack is None:
+                continue
+            self._paths[pack.hash] = pack.path
+            self.winners[problem] = winner
+            self._choices[problem] = Choice(
+                config=Config(kernel=candidate.kernel, launch=candidate.launch, pack=pack.hash),
+                measured=problem,
+                distance=0.0,
+                deterministic=candidate.has_fixed_order,
+            )
+
+    def lookup(
+        self, dtype: str, layout: Layout, m: int, n: int, k: int, batch: int = 1
+    ) -> Choice | None:
+        """As `gemmsmith.Lookup`'s."""
+        problem = Problem(m=m, n=n, k=k, batch=batch, dtype=dtype, layout=layout)
+        return self._choices.get(problem)
+
+    def path(self, pack_hash: str) -> Path:
+        """As `gemmsmith.Packs`'."""
+        return self._paths[pack_hash]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 once all that the time allows is measured."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("bundle", type=Path, nargs="?")
+    parser.add_argument("winners", type=Path, nargs="*", help="winners files")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--tiny", action="store_true", help="one small problem, few repeats")
     parser.add_argument("--seconds", type=float, default=600.0, help="begin none after so long")
+    add_packs(parser)
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args(arguments)
-    if options.bundle is None and not options.tiny:
-        parser.error("name a baked file of winners; `gemmsmith bake` writes one")
     if options.device != "cpu":
         torch.cuda.set_device(options.device)
-    problems = [TINY] if options.tiny else _problems(Bundle.open(options.bundle))
-    if options.bundle is not None:
-        gemmsmith.use(str(options.bundle))
+    best = Best(find_winners(options.winners, None, local_gpu()), ArtifactStore(options.packs))
+    gemmsmith.use((best, best))
     found, until = {**described(options.device), "steps": []}, time.monotonic() + options.seconds
-    for problem in problems:
+    problems = sorted(best.winners, key=lambda p: -(best.winners[p].power_penalty or 1.0))
+    for problem in [TINY] if options.tiny else problems:
         if time.monotonic() > until:
             break
-        keep(found, "steps", step(problem, options.device, tiny=options.tiny), options.output)
+        row = step(problem, options.device, tiny=options.tiny)
+        if problem in best.winners:
+            row |= _answered(best.winners[problem])
+        keep(found, "steps", row, options.output)
     return 0
 
 
-def _problems(bundle: Bundle) -> list[Problem]:
-    """Those of sums whose winner is not torch's own operator: kernels before cuBLASLt's, the
-    quickest first.
-    """
-    rows = [row for row in bundle.snapshot.rows if row.config is not None]
-    uses = {row.problem: row.use for row in rows if row.problem.dtype == DTYPE}
-    return sorted(uses, key=lambda p: (uses[p] is not Use.CUTLASS, p.m * p.n * p.k))
+def _answered(winner: Winner) -> dict[str, Any]:
+    """What is answered for a problem, and the gain and the penalty that it is answered for."""
+    return {
+        "use": winner.use.value,
+        "gains": {
+            one.regime.value: round(one.speedup.median, 4) for one in winner.regimes if one.speedup
+        },
+        "power_penalty": winner.power_penalty,
+    }
 
 
 def step(problem: Problem, device: str, *, tiny: bool = False) -> dict[str, Any]:
