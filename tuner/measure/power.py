@@ -32,6 +32,7 @@ from collections.abc import Callable, Sequence
 from statistics import geometric_mean, mean
 from typing import TYPE_CHECKING, Protocol
 
+from gemmsmith.operation import Operation
 from tuner.measure.statistics import paired_ratio
 from tuner.trial import Rounds
 
@@ -74,6 +75,11 @@ class Clock(Protocol):
     """Gives the clock in MHz that a graph comes to; `settled`: after a longer look."""
 
     def __call__(self, graph: Replay, *, settled: bool = False) -> float: ...
+
+
+def is_counted(operation: Operation) -> bool:
+    """Whether power counts against a kernel of this operation."""
+    return not operation.accumulate
 
 
 def is_power_limited(states: Sequence[Rounds], limit_w: float) -> bool:

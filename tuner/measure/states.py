@@ -73,8 +73,10 @@ class Finalists:
             return Further(boost=rested)
         interleaved = self._interleaved(ahead)
         states = (self.sustained, rested, interleaved)
-        limited = power.is_power_limited(states, self.power_limit_w)
-        penalties = self._penalties(states) if limited else ()
+        counts = power.is_counted(self.bench.problem.operation) and power.is_power_limited(
+            states, self.power_limit_w
+        )
+        penalties = self._penalties(states) if counts else ()
         return Further(boost=rested, interleaved=interleaved, power_penalties=penalties)
 
     def _ahead(self, *states: Rounds) -> list[int]:

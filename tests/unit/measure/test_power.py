@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from gemmsmith.answers.answer import Conditions
+from gemmsmith.problem import Layout, Problem
 from tuner.measure.graphs import Replay
 from tuner.measure.power import (
     beyond_all_prices,
     gain,
+    is_counted,
     is_power_limited,
     penalties,
     penalty,
@@ -32,6 +34,19 @@ def test_the_power_limit_shows_in_the_clock() -> None:
     assert not is_power_limited((rounds(clock=1965), rounds(clock=1980)), 0)
     assert not is_power_limited((rounds(clock=0), rounds(clock=1980)), 0)
     assert not is_power_limited((rounds(clock=1500), rounds(clock=0)), 0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "counted"),
+    [
+        ("bf16", True),
+        ("bf16.out_f32", True),
+        ("bf16.out_f32.accumulate", False),
+        ("bf16.out_f32.group_depth.accumulate", False),
+    ],
+)
+def test_sums_into_fp32_pay_nothing(dtype: str, counted: bool) -> None:
+    assert is_counted(Problem(m=64, n=64, k=64, dtype=dtype, layout=Layout.NT).operation) is counted
 
 
 def test_who_draws_half_of_the_limit_in_any_state_would_come_to_it() -> None:
