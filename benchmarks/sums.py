@@ -89,16 +89,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.device != "cpu":
         torch.cuda.set_device(options.device)
     best = Best(find_winners(options.winners, None, local_gpu()), ArtifactStore(options.packs))
-    gemmsmith.use((best, best))
     found, until = {**described(options.device), "steps": []}, time.monotonic() + options.seconds
     problems = sorted(best.winners, key=lambda p: -(best.winners[p].power_penalty or 1.0))
-    for problem in [TINY] if options.tiny else problems:
-        if time.monotonic() > until:
-            break
-        row = step(problem, options.device, tiny=options.tiny)
-        if problem in best.winners:
-            row |= _answered(best.winners[problem])
-        keep(found, "steps", row, options.output)
+    gemmsmith.use((best, best))
+    try:
+        for problem in [TINY] if options.tiny else problems:
+            if time.monotonic() > until:
+                break
+            row = step(problem, options.device, tiny=options.tiny)
+            if problem in best.winners:
+                row |= _answered(best.winners[problem])
+            keep(found, "steps", row, options.output)
+    finally:
+        gemmsmith.use(None)
     return 0
 
 

@@ -20,7 +20,7 @@ from tests.support.compiled import (
 )
 from tuner.backends import launches, refusal
 
-pytestmark = [pytest.mark.compiles, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.compiles, pytest.mark.long, pytest.mark.timeout(900)]
 
 MISALIGNED, INVALID_LAYOUT, INVALID_PROBLEM, NOT_SUPPORTED, WORKSPACE_NULL = 1, 3, 4, 5, 6
 SOMEWHERE = 0x1000
@@ -29,7 +29,6 @@ H200 = DeviceModel(
 )
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("splits", [1, 2, 4, 16])
 def test_split_k_s_workspace_holds_fp32_partials(
     compiled_packs: CompiledPacks, splits: int
@@ -40,7 +39,6 @@ def test_split_k_s_workspace_holds_fp32_partials(
     assert loaded.workspace_bytes(arguments) == splits * 200 * 136 * 4
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("m", "n", "k", "batch", "splits", "status"),
     [
@@ -62,7 +60,6 @@ def test_split_k_refuses(
     assert loaded.run(arguments, SOMEWHERE) == status
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("decomposition", [0, 2, 3])
 def test_split_k_does_nothing_but_split(compiled_packs: CompiledPacks, decomposition: int) -> None:
     arguments = arguments_of(SPLIT_K)
@@ -70,7 +67,6 @@ def test_split_k_does_nothing_but_split(compiled_packs: CompiledPacks, decomposi
     assert Loaded(compiled_packs, SPLIT_K).can_implement(arguments) == NOT_SUPPORTED
 
 
-@pytest.mark.long
 def test_null_workspace_is_refused_before_cuda_is_asked(compiled_packs: CompiledPacks) -> None:
     """Without a GPU every call of CUDA fails with a code of its own: none was made."""
     assert Loaded(compiled_packs, SPLIT_K).run(arguments_of(SPLIT_K)) == WORKSPACE_NULL
