@@ -46,9 +46,10 @@ def chosen(arch: str, dtype: str, part: str) -> CutlassKernel:
     raise AssertionError(f"no kernel {part} of {arch}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arch", "dtype", "part", "instruction", "tile_m"),
-    [CASES[0], *(pytest.param(*case, marks=pytest.mark.long) for case in CASES[1:])],
+    CASES,
     ids=[f"{arch}-{dtype}{part}" for arch, dtype, part, _, _ in CASES],
 )
 def test_a_kernel_compiles_to_its_instruction(

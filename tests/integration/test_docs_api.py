@@ -33,6 +33,7 @@ def publish_a_pack(folder: Path, kernel: Kernel) -> None:
         store.add_pack(pack.hash, pack.toolchain, [kernel], pack.path.stat().st_size)
 
 
+@pytest.mark.long
 def test_every_command_works_as_printed(tmp_path: Path) -> None:
     configs = {
         "GEMMSMITH_WINNERS": str(ROOT / "configs" / "winners"),

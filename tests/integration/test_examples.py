@@ -23,7 +23,7 @@ LONG = pytest.mark.long
         pytest.param("train_llama.py", ("--model", "tiny"), marks=LONG),
         pytest.param("train_moe.py", ("--tiny",), marks=LONG),
         pytest.param("train_qwen3_moe.py", ("--tiny",), marks=LONG),
-        ("train_qwen3_moe.py", ("--tiny", "--experts", "gemmsmith")),
+        pytest.param("train_qwen3_moe.py", ("--tiny", "--experts", "gemmsmith"), marks=LONG),
     ],
 )
 def test_training(tmp_path: Path, script: str, options: tuple[str, ...]) -> None:

@@ -18,6 +18,7 @@ from tests.gpu.support.jobs import Job
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.long
 def test_every_gpu_test_can_be_imported() -> None:
     command = [sys.executable, "-m", "pytest", "tests/gpu", "--collect-only", "-q"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -94,6 +94,7 @@ FOCUSED = f"""() => {{
 }}"""
 
 
+@pytest.mark.long
 def test_the_tabulator_reaches_everything_in_order_and_shows_where_it_is(
     site: Site, page: Page
 ) -> None:
