@@ -66,10 +66,6 @@ of 0.3 s no less. Nor may one be much longer: after 0.6 s above the limit the cl
 200 to 900 MHz for as long, whoever runs then, which is also why each graph starts rested (NVIDIA
 H200, 2026-11-22)."""
 
-SETTLED_S = (1.2, 0.4)
-"""The same of a longer look, past that fall. Where memory bounds a kernel, its clock falls slowly:
-1.43 times another's after a short look, 1.28 times after this (NVIDIA H100, 2026-11-24)."""
-
 LOOK_REPLAY_US = 5000.0
 """Aimed length of a replay while clocks are looked at: the spins between take 2% of the time, and
 with IN_FLIGHT of them enqueued ahead the GPU would not run dry while NVML answers, which takes up
@@ -179,30 +175,29 @@ class Timer:
             discarded=len(taken) - len(kept),
         )
 
-    def clock(self, graph: Replay, *, settled: bool = False) -> float:
+    def clock(self, graph: Replay) -> float:
         """The SM clock in MHz that a graph comes to, rested, where it has the GPU to itself.
 
         Not NVML's: between replays a thread waits for a number of cycles, and is timed. 0: unknown,
-        because something else held the GPU meanwhile. `settled`: a longer look, of 1.6 s.
+        because something else held the GPU meanwhile.
         """
-        settle_s, look_s = SETTLED_S if settled else (SETTLE_S, LOOK_S)
         short, long = (Spin(self._stream, cycles) for cycles in SPIN_CYCLES)
         began, _ = self._pair(FIRST_SPIN)
         cool_down()
         began.record(self._stream)
         spins: list[tuple[tuple[Event, Event], tuple[Event, Event]]] = []
-        for _ in self.busy(graph, settle_s + look_s):
+        for _ in self.busy(graph, SETTLE_S + LOOK_S):
             slot = FIRST_SPIN + 1 + 2 * len(spins)
             spins.append((self._timed(short, slot), self._timed(long, slot + 1)))
         spun_us = [_elapsed_us(b) - _elapsed_us(a) for a, b in spins]
-        late = [
+        settled = [
             us
             for us, ((start, _), _) in zip(spun_us, spins, strict=True)
-            if start.microseconds_since(began) >= settle_s * 1e6
+            if start.microseconds_since(began) >= SETTLE_S * 1e6
         ]
         # What else runs on the GPU can make a short wait the longer one: a difference below 0
         # ended the measuring process once (a grouped problem on an H200, 2026-11-25).
-        known = [us for us in late or spun_us[-1:] if us > 0]
+        known = [us for us in settled or spun_us[-1:] if us > 0]
         return (SPIN_CYCLES[1] - SPIN_CYCLES[0]) / mean(known) if known else 0.0
 
     def busy(self, graph: Replay, seconds: float) -> Iterator[float]:

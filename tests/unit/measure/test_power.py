@@ -101,12 +101,10 @@ class Clocks:
         self.graphs: list[Replay] = [Named(str(i)) for i in range(len(seen))]
         self.seen = {graph: iter(clocks) for graph, clocks in zip(self.graphs, seen, strict=True)}
         self.announced: list[int] = []
-        self.settled: list[bool] = []
 
     def penalties(self, *gains: float, free_mhz: float = 1980.0) -> list[float | None]:
-        def clock(graph: Replay, *, settled: bool = False) -> float:
+        def clock(graph: Replay) -> float:
             assert graph is self.graphs[self.announced[-1]]
-            self.settled.append(settled)
             return next(self.seen[graph])
 
         return penalties(self.graphs, gains, free_mhz, clock, self.announced.append)
@@ -165,25 +163,3 @@ def test_no_more_looks_are_taken_than_fit_in_the_time() -> None:
         penalty(1410.0, 1500.0),
     ]
     assert clocks.announced == [0, 2, 1, 1]
-
-
-def test_who_is_refused_for_a_high_price_is_looked_at_for_longer_and_cublas_too() -> None:
-    clocks = Clocks([1320.0, 1320.0], [1320.0], [1890.0, 1695.0])
-    assert clocks.penalties(1.38, 1.37) == [penalty(1320.0, 1695.0), penalty(1320.0, 1890.0)]
-    assert clocks.announced == [0, 2, 1, 0, 2]
-    assert clocks.settled == [False] * 3 + [True] * 2
-
-
-@pytest.mark.parametrize(
-    ("gained", "own", "looks"),
-    [
-        (1.70, 1320.0, 2),  # it gains more than it costs
-        (1.20, 1320.0, 2),  # far too little
-        (1.01, 1830.0, 2),  # the price is not high
-        (1.38, 1320.0, 4),
-    ],
-)
-def test_a_longer_look_is_taken_where_it_may_tell(gained: float, own: float, looks: int) -> None:
-    clocks = Clocks([own] * 2, [1890.0] * 2)
-    clocks.penalties(gained)
-    assert len(clocks.announced) == looks
