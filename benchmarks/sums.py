@@ -86,10 +86,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_packs(parser)
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args(arguments)
+    if not (options.winners or options.tiny):
+        parser.error("name files of winners, such as configs/winners/*.out_f32.accumulate.jsonl")
     if options.device != "cpu":
         torch.cuda.set_device(options.device)
     best = Best(find_winners(options.winners, None, local_gpu()), ArtifactStore(options.packs))
     found, until = {**described(options.device), "steps": []}, time.monotonic() + options.seconds
+    if not (best.winners or options.tiny):
+        print(f"{options.packs} has no kernel of these winners: `gemmsmith compile --winners`")
+        return 1
     problems = sorted(best.winners, key=lambda p: -(best.winners[p].power_penalty or 1.0))
     gemmsmith.use((best, best))
     try:

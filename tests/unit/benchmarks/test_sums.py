@@ -33,3 +33,14 @@ def test_what_is_not_compiled_takes_no_part(tmp_path: Path) -> None:
     problem = next(iter(winners))
     asked = (problem.dtype, problem.layout, problem.m, problem.n, problem.k)
     assert best.lookup(*asked) is None
+
+
+def test_what_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "sums.json"
+    with pytest.raises(SystemExit):
+        sums.main(["--device", "cpu", "-o", str(output)])
+    assert "name files of winners" in capsys.readouterr().err
+    given = [str(SHIPPED), "--device", "cpu", "--packs", str(tmp_path), "-o", str(output)]
+    assert sums.main(given) == 1
+    assert "gemmsmith compile --winners" in capsys.readouterr().out
+    assert not output.exists()
