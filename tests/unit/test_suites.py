@@ -20,14 +20,27 @@ def write(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_a_layer_expands_to_the_three_products_of_a_training_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("weight", "expected"),
+    [
+        ("", [(Layout.TN, 7, 30, 20), (Layout.TT, 7, 20, 30), (Layout.NT, 30, 20, 7)]),
+        (
+            'weight = "in_out"',
+            [(Layout.TT, 7, 30, 20), (Layout.TN, 7, 20, 30), (Layout.NT, 20, 30, 7)],
+        ),
+    ],
+)
+def test_a_layer_expands_to_the_three_products_of_a_training_step(
+    tmp_path: Path, weight: str, expected: list[tuple[Layout, int, int, int]]
+) -> None:
     suite = load(
         write(
             tmp_path,
-            """
+            f"""
             [[layer]]
             model = "m"
             name = "l"
+            {weight}
             out = 30
             in = 20
             tokens = [7]
@@ -35,34 +48,7 @@ def test_a_layer_expands_to_the_three_products_of_a_training_step(tmp_path: Path
             """,
         )
     )
-    assert [(e.layout, e.m, e.n, e.k) for e in suite.entries] == [
-        (Layout.TN, 7, 30, 20),
-        (Layout.TT, 7, 20, 30),
-        (Layout.NT, 30, 20, 7),
-    ]
-
-
-def test_a_weight_may_lie_the_other_way_round(tmp_path: Path) -> None:
-    suite = load(
-        write(
-            tmp_path,
-            """
-            [[layer]]
-            model = "m"
-            name = "l"
-            weight = "in_out"
-            out = 30
-            in = 20
-            tokens = [7]
-            passes = ["forward", "input_gradient", "weight_gradient"]
-            """,
-        )
-    )
-    assert [(e.layout, e.m, e.n, e.k) for e in suite.entries] == [
-        (Layout.TT, 7, 30, 20),
-        (Layout.TN, 7, 20, 30),
-        (Layout.NT, 20, 30, 7),
-    ]
+    assert [(e.layout, e.m, e.n, e.k) for e in suite.entries] == expected
 
 
 def test_a_layer_of_experts_expands_to_grouped_products(tmp_path: Path) -> None:

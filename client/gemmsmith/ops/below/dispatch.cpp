@@ -385,7 +385,7 @@ bool is_row(View const& bias, View const& left, View const& right) {
 }
 
 /* `row + a · b` in `out`, a new tensor where it is none; false: torch is to compute it. Where there
- * is no winner torch's kernel is called from here, which costs a third of what Python's way does. */
+ * is no winner torch's kernel is called from here, which costs half of what Python's way does. */
 bool add_row(Owned const& row, Owned const& a, Owned const& b, Owned& out) {
   View left(a.get()), right(b.get());
   if (left.dim != 2 || right.dim != 2 || left.sizes[1] != right.sizes[0] ||
