@@ -75,8 +75,15 @@ MEASURED = (
             ),
         )
     ),
+    *(
+        Steps(title=title, file="2026-11-25-h200-programs-conv1d.json", only=[program])
+        for title, program in (
+            ("GPT-2 medium with the shipped winners, eager and compiled, `GEMMSMITH=`", "gpt2"),
+            ("ViT-L with the shipped winners, eager, `GEMMSMITH=`", "vit"),
+        )
+    ),
     Steps(
-        title="ViT-L again, and decoding with 64 rows, eager (noisy)",
+        title="ViT-L before neighbours were refused, decoding with 64 rows, eager (noisy)",
         file="2026-11-25-h200-programs-again.json",
     ),
     Steps(
