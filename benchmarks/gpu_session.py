@@ -60,6 +60,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import sys
 import time
 import traceback
@@ -162,5 +163,11 @@ def parse(arguments: Sequence[str] | None) -> tuple[list[str], Session]:
     )
 
 
+def _end(number: int, _: object) -> None:
+    """A session that is told to end still exports what it has."""
+    sys.exit(128 + number)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _end)
     sys.exit(main())

@@ -121,13 +121,17 @@ class Session:
             alarm = threading.Timer(time_limit or 0, process.terminate)
             if time_limit is not None:
                 alarm.start()
-            for line in shown:
-                file.write(line)
-                sys.stdout.write(line.decode(errors="replace"))
-                sys.stdout.flush()
-            code = process.wait()
-            alarm.cancel()
-            return code
+            try:
+                for line in shown:
+                    file.write(line)
+                    sys.stdout.write(line.decode(errors="replace"))
+                    sys.stdout.flush()
+                return process.wait()
+            except BaseException:  # the session is told to end
+                process.terminate()
+                raise
+            finally:
+                alarm.cancel()
 
     def environment(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
         """What commands of this session find in their environment, `env` in place of its own."""

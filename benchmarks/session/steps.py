@@ -71,20 +71,25 @@ def bake(session: Session) -> int:
 
 
 def tune(session: Session) -> int:
-    """The suite, one precision after the other, exporting what there is after each."""
+    """The suite, one precision after the other, exporting what there is after each.
+
+    Also where a signal ends the session in the middle of it.
+    """
     deadline = Deadline(session)
     worst = 0
     for dtype in session.dtypes:
         log = session.file("tune", ".log", dtype)
-        code = session.gemmsmith(
-            *("tune", "--suite", session.suite or SUITE, "--dtype", dtype),
-            *("--device", session.device, "--time-limit", deadline.left()),
-            *("--effort", session.effort, "--compiled-only", "--again"),
-            log=log,
-        )
-        worst = worst or code
-        winners = session.file("winners", ".jsonl", dtype)
-        session.gemmsmith("export", str(winners), log=log)
+        try:
+            code = session.gemmsmith(
+                *("tune", "--suite", session.suite or SUITE, "--dtype", dtype),
+                *("--device", session.device, "--time-limit", deadline.left()),
+                *("--effort", session.effort, "--compiled-only", "--again"),
+                log=log,
+            )
+            worst = worst or code
+        finally:
+            winners = session.file("winners", ".jsonl", dtype)
+            session.gemmsmith("export", str(winners), log=log)
     return worst
 
 
