@@ -9,8 +9,9 @@ that won on a plain product, or on one with a bias or a residual, and were timed
 59% were slower there than the default, the worst by a factor of three. Those that take an
 activation or a gate along save passes over memory at any size: of 128, five were slower, each of
 them on a product of less than 16 GFLOP or more than 1.6 octaves away (H200,
-benchmarks/neighbours.py, 2026-11-25). So these alone are run, and grouped ones, whose neighbours
-differ in the number of tokens only.
+benchmarks/neighbours.py, 2026-11-25). So these alone are run, and grouped ones by rows, whose
+neighbours differ in the number of tokens only: five of five were faster there. Two of two by depth
+(weight gradients) were slower.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
 from gemmsmith.answers.answer import MAX_DISTANCE, Use
+from gemmsmith.operation import Grouping
 from gemmsmith.problem import Problem
 
 NEIGHBOURS = 64
@@ -68,7 +70,7 @@ def answering(problem: Problem, nearest: Iterable[W], is_legal: Callable[[W], bo
 
 def run_reach(problem: Problem) -> float:
     """Octaves within which a neighbour's kernel is run on the problem; 0: only its own winner's."""
-    if problem.operation.is_grouped:
+    if problem.operation.grouping is Grouping.ROWS:
         return MAX_DISTANCE
     saves_passes = problem.operation.epilogue.activation is not None
     return RUN_DISTANCE if saves_passes and problem.flops >= RUN_FLOPS else 0.0
