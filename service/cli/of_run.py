@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ from gemmsmith.answers.bundle import Bundle, kept_bundle
 from gemmsmith.answers.snapshot import Snapshot
 from gemmsmith.captured import Captured, tune_command
 from gemmsmith.errors import GemmsmithError
+from gemmsmith.operation import Epilogue
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
 from service.cli import bake, tune_local, tune_remote
@@ -54,14 +56,17 @@ def tune(
     """Tune what was captured, and put the winners into `bundle` with those it has; the status.
 
     By the service at `url`, if there is one, which keeps them. What takes most time, by its calls
-    and what tuning is expected to save of each, goes first; what is tuned already is not again.
+    and what tuning is expected to save of each, goes first; what is tuned already is not again,
+    and what a fused winner takes the place of is not at all.
 
     Raises:
         TunerError, GemmsmithError: it cannot be tuned at all.
     """
+    wanted = needed(found.problems, _stored(settings, url))
+    if left_out := len(found.problems) - len(wanted):
+        note(f"gemmsmith: {left_out} not tuned: the captured layers run fused winners instead")
     tasks = [
-        Task(problem=one, origin="captured", calls=calls)
-        for one, calls in found.problems.most_common()
+        Task(problem=one, origin="captured", calls=calls) for one, calls in wanted.most_common()
     ]
     if url or bundle is None:
         return tune_remote.run(
@@ -98,6 +103,40 @@ def tune(
         return status or 1
     note(f"gemmsmith: winners for the next run: {len(baked.snapshot.rows)}, in {bundle}")
     return status
+
+
+def needed(problems: Counter[Problem], stored: Snapshot) -> Counter[Problem]:
+    """Those of captured problems that still run once the fused winners do.
+
+    A layer is captured as what its steps run now, and as what one kernel could do instead. Where
+    such a kernel has won, its product does not run by itself any more, nor do those of gate and up.
+    """
+    replaced: Counter[tuple[object, ...]] = Counter()
+    for one, calls in problems.items():
+        row = stored.row_for(one) if _saves_steps(one) else None
+        if row is None or row.use.is_default:
+            continue
+        replaced[_product(one, one.n)] += calls
+        if one.operation.epilogue.is_gated:
+            replaced[_product(one, one.n // 2)] += 2 * calls
+    return Counter(
+        {
+            one: calls
+            for one, calls in problems.items()
+            if _saves_steps(one) or calls > replaced[_product(one, one.n)]
+        }
+    )
+
+
+def _saves_steps(problem: Problem) -> bool:
+    """Whether it is more than a linear layer, whose bias torch adds in the product as well."""
+    return problem.operation.epilogue not in (Epilogue.NONE, Epilogue.BIAS)
+
+
+def _product(problem: Problem, n: int) -> tuple[object, ...]:
+    """What is multiplied, whatever follows."""
+    operation = problem.operation
+    return (operation.types, operation.layout, problem.m, n, problem.k, problem.batch)
 
 
 @contextmanager
@@ -168,21 +207,29 @@ def _known(
     settings: Settings, found: Captured, bundle: Path | None, url: str | None
 ) -> tuple[Snapshot | None, Snapshot, Mapping[Problem, float]]:
     """The winners it ran with, those there are, and the µs that each problem takes by default."""
+    stored = _stored(settings, url)
     if url or bundle is None:
-        with connect(str(url)) as client:
-            served = client.snapshot(_model())
         calls = found.problems.items()
         times = {one: count * demand.default_us(one, None, []) for one, count in calls}
-        return served, served, times
-    settings.create_folders()
-    with open_store(settings, on_made=say_made) as store:
+        return stored, stored, times
+    with open_store(settings) as store:
         model = model_of(settings, None)
-        winners = store.winners(device=model.slug)
         times = {}
         for one, count in found.problems.items():
             near = store.near_winners(one, model.slug, NEIGHBOURS)
             times[one] = count * demand.default_us(one, model, near)
-    return _read(bundle), documents.snapshot(model.slug, winners, pack_of=lambda _: None), times
+    return _read(bundle), stored, times
+
+
+def _stored(settings: Settings, url: str | None) -> Snapshot:
+    """The winners that the service at `url` has, or the database here, for the GPU that is here."""
+    if url:
+        with connect(url) as client:
+            return client.snapshot(_model())
+    settings.create_folders()
+    with open_store(settings, on_made=say_made) as store:
+        slug = model_of(settings, None).slug
+        return documents.snapshot(slug, store.winners(device=slug), pack_of=lambda _: None)
 
 
 def _read(bundle: Path) -> Snapshot | None:

@@ -86,8 +86,8 @@ class Shapes(Captured):
             b: right operand.
             output: element type of the result; None: as torch gives it.
             groups: how many, of a grouped product.
-            epilogue: what follows it, which a kernel could do as well; the product alone, whose
-                winner runs where nothing fused wins, is counted by itself.
+            epilogue: what follows it, which a kernel could do as well; what runs where nothing
+                fused wins, is counted by itself.
         """
         # What a compiler traces runs later; DTensor tries its operators on tensors without data.
         if 0 in (*a.shape, *b.shape) or ((a.is_meta or is_traced(a)) and not self._without_data):
@@ -101,7 +101,7 @@ class Shapes(Captured):
             self.skipped[f"{types} without use_fast_accum"] += 1
         elif found:
             self.problems[found[0].problem] += 1
-        elif epilogue is Epilogue.NONE:
+        elif epilogue in (Epilogue.NONE, Epilogue.BIAS):
             self.skipped[types] += 1
 
 
@@ -142,8 +142,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             offs = given.get("offs")
             groups = 0 if offs is None else offs.shape[0]
             a, b = given[names[at_a]], given[names[at_b]]
-            self._record(form, a, b, output, groups)
-            if _adds_row(packet, given):
+            biased = _adds_row(packet, given)
+            # `addmm` without a kernel that adds the bias is torch's: no product runs alone there.
+            if not (biased and packet is _aten.addmm):
+                self._record(form, a, b, output, groups)
+            if biased:
                 self._record(form, a, b, output, groups, Epilogue.BIAS)
         elif packet in (_aten.linear, _aten.matmul):
             # Inference mode shows them whole: look at what they are made of.

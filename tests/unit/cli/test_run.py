@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Event
@@ -9,6 +10,7 @@ from threading import Event
 import pytest
 from typer.testing import CliRunner, Result
 
+from gemmsmith.answers.answer import Use
 from gemmsmith.captured import Captured
 from gemmsmith.problem import Layout, Problem
 from service.cli import of_run
@@ -23,6 +25,7 @@ SMALL = Problem(m=16, n=16, k=16)
 
 PROGRAM = """
 import os, pathlib, sys, gemmsmith.hook
+from gemmsmith.answers.answer import Use
 from gemmsmith.captured import Captured
 from gemmsmith.problem import Problem
 folder = os.environ.get("GEMMSMITH_CAPTURE")
@@ -192,3 +195,19 @@ class Compilers:
 
     def stop(self) -> None:
         self.stopped.set()
+
+
+def test_products_that_a_fused_winner_replaces_are_not_tuned(settings: Settings) -> None:
+    fused = Problem(m=4096, n=4096, k=4096, dtype="bf16.then_bias_gelu_tanh_aux")
+    gated = Problem(m=8192, n=4096, k=1024, dtype="bf16.then_silu_gate")
+    alone = Problem(m=8192, n=2048, k=1024)
+    lost = Problem(m=512, n=512, k=512, dtype="bf16.then_residual")
+    biased = Problem(m=4096, n=4096, k=4096, dtype="bf16.then_bias")
+    promote(settings, winner(fused), winner(gated), winner(lost, use=Use.CUBLAS))
+    stored = of_run._stored(settings, None)
+    captured = Counter({fused: 4, biased: 4, gated: 3, alone: 6, lost: 2, SMALL: 1})
+    captured[Problem(m=512, n=512, k=512)] = 2
+    left = of_run.needed(captured, stored)
+    assert set(captured) - set(left) == {biased, alone}
+    captured[alone] += 1  # another layer of this size runs without a gate
+    assert alone in of_run.needed(captured, stored)
