@@ -34,6 +34,7 @@ from gemmsmith.ops.models import norm_layers
 from gemmsmith.ops.models.layers import recognized
 from gemmsmith.ops.models.norms import NormRecipe
 from gemmsmith.ops.models.swapping import Swaps
+from gemmsmith.ops.products import norms
 
 MODELS = ("llama", "qwen3", "qwen3-moe", "decode")
 PARTS = ("steps", "kernels")
@@ -52,6 +53,11 @@ SIZES: tuple[Size, ...] = (
     # Gemma's norm, whose fused kernel is that for FP32.
     *((GemmaRMSNorm, torch.bfloat16, tokens, 2560) for tokens in TOKENS),
     (GemmaRMSNorm, torch.bfloat16, 131072, 256),
+    # torch's own, of which the backward pass alone is another: from the least elements on.
+    *((torch.nn.RMSNorm, torch.bfloat16, norms.LEAST // width, width) for width in WIDTHS),
+    *((torch.nn.RMSNorm, torch.bfloat16, 16384, width) for width in WIDTHS),
+    (torch.nn.RMSNorm, torch.bfloat16, 524288, 128),
+    (torch.nn.RMSNorm, torch.float32, 16384, 1024),
 )
 TINY_SIZES: tuple[Size, ...] = (
     (LlamaRMSNorm, torch.bfloat16, 1, 128),
@@ -88,13 +94,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def fused(model: torch.nn.Module, device: str) -> Iterator[None]:
     """The norms of a model are swapped, and nothing else, as if winners were in use."""
     kind, swaps = torch.device(device).type, Swaps()
-    norms = [one for one in recognized(model) if isinstance(one.recipe, NormRecipe)]
+    found = [one for one in recognized(model) if isinstance(one.recipe, NormRecipe)]
 
     def kind_in_use() -> str:
         return kind
 
     with mock.patch.object(norm_layers, "kind_in_use", kind_in_use):
-        swaps.make((one.module, one.swapped_class) for one in norms)
+        swaps.make((one.module, one.swapped_class) for one in found)
         try:
             yield
         finally:

@@ -1,10 +1,11 @@
 """RMS norms of a patched model: one fused kernel of torch's in the place of six to eight steps.
 
-The kernel is `torch.nn.functional.rms_norm`'s, which has one for the backward pass too. It runs
-where winners run, while there are some in use: without them a patch leaves every bit as it is. It
-rounds once, to the result; most models round the normalized value and then the product. Both are
-within a step of the type of the exact value. For operands that torch has no fused kernel for, and
-in compiled graphs, which Inductor fuses itself, the module's own forward runs.
+The kernel is `torch.nn.functional.rms_norm`'s, with torch's backward pass or, where that is worth a
+launch, ours (`gemmsmith.ops.products.norms`). It runs where winners run, while there are some in
+use: without them a patch leaves every bit as it is. It rounds once, to the result; most models
+round the normalized value and then the product. Both are within a step of the type of the exact
+value. For operands that torch has no fused kernel for, and in compiled graphs, which Inductor fuses
+itself, the module's own forward runs; `nn.RMSNorm`'s does too where its backward pass is torch's.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from torch.nn import functional
+from torch import nn
 
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.models.fusing import is_written_down
 from gemmsmith.ops.models.norms import NormRecipe
 from gemmsmith.ops.models.swapping import Swapped
+from gemmsmith.ops.products import norms
 from gemmsmith.ops.products.registry import ours
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -45,12 +47,12 @@ class NormLayer(Swapped):
         return super().forward(*given, **named)
 
     def _computed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        epsilon: float = getattr(self, self.recipe.epsilon)
+        epsilon: float | None = getattr(self, self.recipe.epsilon)
         if not self.recipe.adds_one:
-            return functional.rms_norm(x, weight.shape, weight, epsilon)
+            return norms.rms_norm(x, weight, epsilon)
         # In bf16 the sum would lose bits, and an FP32 weight has a fused kernel for FP32 alone.
         scale = 1.0 + weight.float()
-        return functional.rms_norm(x.float(), scale.shape, scale, epsilon).type_as(x)
+        return norms.rms_norm(x.float(), scale, epsilon).type_as(x)
 
     def _suitable(self, x: Any) -> torch.Tensor | None:
         """The weight, if torch's fused kernel computes what the module would."""
@@ -62,6 +64,8 @@ class NormLayer(Swapped):
         weight, recipe = self.weight, self.recipe
         if not isinstance(weight, torch.Tensor) or not ours(x, weight):
             return None
+        if recipe.is_fused and not norms.is_ours(x, weight):
+            return None
         suits = (
             x.dtype is weight.dtype
             and x.dtype in _TYPES
@@ -70,9 +74,13 @@ class NormLayer(Swapped):
             # The kernel's result always is, and what views it later may count on strides.
             and x.is_contiguous()
             and x.numel() > 0
-            and type(getattr(self, recipe.epsilon)) is float
+            and self._has_epsilon()
             and (recipe.scales is None or getattr(self, recipe.scales) is True)
             and not torch.is_autocast_enabled(kind)
             and not torch._C._are_functorch_transforms_active()
         )
         return weight if suits else None
+
+    def _has_epsilon(self) -> bool:
+        epsilon = getattr(self, self.recipe.epsilon)
+        return type(epsilon) is float or (epsilon is None and isinstance(self, nn.RMSNorm))

@@ -1,7 +1,7 @@
-"""RMS norms as models write them out, recognized by the source of a class's `forward`.
+"""RMS norms: torch's own module, and those that models write out.
 
-It must be one of the forms below to the letter, but for the names of its variables and of the
-attribute that holds epsilon.
+These are recognized by the source of a class's `forward`, which must be one of the forms below to
+the letter, but for the names of its variables and of the attribute that holds epsilon.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ class NormRecipe:
         epsilon: name of the attribute that holds it.
         scales: name of one that must be true, or nothing is multiplied with the weight.
         adds_one: to the weight, in FP32.
+        is_fused: it runs torch's fused kernel already, whose backward pass can be faster.
     """
 
     epsilon: str
-    scales: str | None
-    adds_one: bool
+    scales: str | None = None
+    adds_one: bool = False
+    is_fused: bool = False
 
     def __str__(self) -> str:
         return "rms norm"
@@ -175,5 +177,8 @@ def norm_recipe(module: nn.Module) -> NormRecipe | None:
     weight, kind = module._parameters.get("weight"), type(module)
     if weight is None or module._modules or "_norm" in module.__dict__:
         return None
-    found = _recipe(kind.forward, getattr(kind, "_norm", None))
+    if kind.forward is nn.RMSNorm.forward:
+        found: NormRecipe | None = NormRecipe(epsilon="eps", is_fused=True)
+    else:
+        found = _recipe(kind.forward, getattr(kind, "_norm", None))
     return found if found is not None and weight.dim() == 1 else None

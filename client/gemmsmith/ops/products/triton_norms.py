@@ -1,0 +1,90 @@
+"""The backward pass of norms.py as Triton kernels. A model's widths do not change, so kernels are
+compiled for them.
+
+Only imported where there is a GPU: torch's builds for CUDA bring Triton.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import lru_cache
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, attr-defined, no-untyped-call"
+import torch
+import triton
+import triton.language as tl
+
+TILE = 4096
+"""Elements that a thread block of eight warps holds at a time: whole rows."""
+BLOCKS = 4
+"""Thread blocks for each SM, among which rows are dealt out."""
+COLUMNS, ROWS = 64, 64
+"""Tile in which their sums for the weight are added up."""
+
+
+@triton.jit
+def _backward(
+    gradient, x, weight, scale, of_x, sums, count,
+    width: tl.constexpr, block: tl.constexpr, rows: tl.constexpr,
+):  # fmt: skip
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    column = tl.arange(0, block)[None, :]
+    factor = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
+    total = tl.zeros((rows, block), dtype=tl.float32)
+    for first in range(program * rows, count, programs * rows):
+        row = first + tl.arange(0, rows)[:, None]
+        at = row.to(tl.int64) * width + column
+        there = (row < count) & (column < width)
+        scaled = tl.load(scale + row, mask=row < count, other=0.0)
+        normal = tl.load(x + at, mask=there, other=0.0).to(tl.float32) * scaled
+        wanted = tl.load(gradient + at, mask=there, other=0.0).to(tl.float32)
+        total += wanted * normal
+        wanted *= factor
+        mean = tl.sum(wanted * normal, axis=1)[:, None] / width
+        value = scaled * (wanted - normal * mean)
+        tl.store(of_x + at, value.to(of_x.dtype.element_ty), mask=there)
+    at = program * width + column
+    tl.store(sums + at, tl.sum(total, axis=0)[None, :], mask=column < width)
+
+
+@triton.jit
+def _add_up(
+    sums, of_weight, count,
+    width: tl.constexpr, block: tl.constexpr, rows: tl.constexpr,
+):  # fmt: skip
+    column = tl.program_id(0) * block + tl.arange(0, block)[None, :]
+    total = tl.zeros((rows, block), dtype=tl.float32)
+    for first in range(0, count, rows):
+        row = first + tl.arange(0, rows)[:, None]
+        there = (row < count) & (column < width)
+        total += tl.load(sums + row * width + column, mask=there, other=0.0)
+    value = tl.sum(total, axis=0)[None, :]
+    tl.store(of_weight + column, value.to(of_weight.dtype.element_ty), mask=column < width)
+
+
+def gradients(
+    gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As norms.gradients, of contiguous tensors."""
+    width = weight.shape[0]
+    count = x.numel() // width
+    block = triton.next_power_of_2(width)
+    rows = max(1, TILE // block)
+    of_x, of_weight = torch.empty_like(x), torch.empty_like(weight)
+    device = x.get_device()
+    programs = min(triton.cdiv(count, rows), BLOCKS * _sm_count(device))
+    sums = torch.empty(programs, width, dtype=torch.float32, device=x.device)
+    is_there = device == torch.cuda.current_device()  # switching costs the host
+    with nullcontext() if is_there else torch.cuda.device_of(x):
+        _backward[(programs,)](
+            gradient, x, weight, scale, of_x, sums, count, width, block, rows, num_warps=8
+        )
+        _add_up[(triton.cdiv(width, COLUMNS),)](
+            sums, of_weight, programs, width, COLUMNS, ROWS, num_warps=4
+        )
+    return of_x, of_weight
+
+
+@lru_cache(maxsize=16)
+def _sm_count(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
