@@ -88,8 +88,8 @@ def takes(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether torch's own FP8 product of these comes by here at present."""
     if (a.dtype, b.dtype) not in SCALED_TYPES or a.dim() != 2 or b.dim() != 2:
         return False
-    only = _TakenOver.only
-    return _TakenOver.engine is not None and (only is None or of_layers(only, a.size(), b.size()))
+    only = _Replaced.only
+    return _Replaced.engine is not None and (only is None or of_layers(only, a.size(), b.size()))
 
 
 @contextmanager
@@ -104,16 +104,16 @@ def on(engine: Engine, kind: str, only: Weights | None) -> Iterator[None]:
         only: sizes of the weights whose products are replaced; None: all.
     """
     _install(kind)
-    before = _TakenOver.engine, _TakenOver.only
-    _TakenOver.engine = engine
-    _TakenOver.only = None if before[1] is None or only is None else before[1] | only
+    before = _Replaced.engine, _Replaced.only
+    _Replaced.engine = engine
+    _Replaced.only = None if before[1] is None or only is None else before[1] | only
     try:
         yield
     finally:
-        _TakenOver.engine, _TakenOver.only = before
+        _Replaced.engine, _Replaced.only = before
 
 
-class _TakenOver:
+class _Replaced:
     """What is switched on in this process."""
 
     engine: Engine | None = None
@@ -122,9 +122,9 @@ class _TakenOver:
 
 
 def _install(kind: str) -> None:
-    if kind in _TakenOver.installed:
+    if kind in _Replaced.installed:
         return
-    _TakenOver.installed.add(kind)
+    _Replaced.installed.add(kind)
     for name, by_us in (("_scaled_mm", _scaled), ("_scaled_mm_v2", _scaled_v2)):
         for full in (name, f"{name}.out"):
             stand_before(kind, full, _before(full, by_us))
@@ -141,7 +141,7 @@ def _before(
             *rest: Any,
             out: torch.Tensor | None = None,
         ) -> torch.Tensor:
-            engine = _TakenOver.engine
+            engine = _Replaced.engine
             if engine is not None and takes(a, b):
                 found = by_us(engine, a, b, *rest, out=out)
                 if found is not None:
