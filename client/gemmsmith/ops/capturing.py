@@ -3,9 +3,9 @@
 A dispatch mode sees what autograd and `nn.Linear` come down to, forward and backward, with the
 operands as they lie in memory. Products of types or sizes that no kernel is for are counted, not
 listed; so are FP8 products without fast accumulation, which winners are not measured for, and those
-with factors of blocks. Compiled
-functions run uncompiled under it. Of a tensor that is sharded (DTensor) or else made of others,
-the products of its parts are recorded: what this process multiplies.
+with factors of blocks. Compiled functions run uncompiled under it. Of a tensor that is sharded
+(DTensor) or else made of others, the products of its parts are recorded: what this process
+multiplies.
 """
 
 from __future__ import annotations
