@@ -28,6 +28,8 @@ FAMILIES = (
     ("int8", "tn"),
     ("int8.out_bf16", "tn"),
     ("int8.out_bf16.scale_row", "tn"),
+    ("fp8_e4m3.scale_row", "tn"),
+    ("fp8_e5m2.scale_row", "tn"),
     ("tf32", "tn"),
 )
 KINDS = {

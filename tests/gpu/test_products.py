@@ -47,6 +47,8 @@ class Library:
             return None
         arguments = shape_of(problem, 0, self.sm_count)
         found = candidates(kernel, propose(self.pack.kernel(kernel.name), arguments))
+        if not found:
+            return None
         config = Config(kernel=kernel, launch=found[0].launch, pack=PACK)
         return stand_in.Choice(config)
 
@@ -105,6 +107,13 @@ def main_grad() -> Any:
     return total
 
 
+def scaled(by_rows: bool) -> Any:
+    a, b = (torch.randn(size, K, device="cuda").to(torch.float8_e4m3fn) for size in (M, N))
+    sizes = ((M, 1), (1, N)) if by_rows else ((1,), (1,))
+    scales = (torch.rand(size, device="cuda") + 0.5 for size in sizes)
+    return torch._scaled_mm(a, b.t(), *scales, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+
 F32 = torch.float32
 CALLS: dict[str, tuple[Callable[[], Any], str | None]] = {
     "mm": (lambda: randn(M, K) @ randn(N, K).t(), "bf16"),
@@ -120,6 +129,8 @@ CALLS: dict[str, tuple[Callable[[], Any], str | None]] = {
     "tf32": (in_tf32, "tf32"),
     "fp32": (in_fp32, None),
     "main_grad": (main_grad, "bf16.out_f32.accumulate"),
+    "_scaled_mm": (lambda: scaled(False), "fp8_e4m3"),
+    "_scaled_mm by rows": (lambda: scaled(True), "fp8_e4m3.scale_row"),
 }
 
 

@@ -22,6 +22,8 @@ DEFAULTS = {
     "int8": "torch._int_mm",
     "int8.out_bf16": "torch._int_mm, then alpha",
     "int8.out_bf16.scale_row": "torch._int_mm, then both scales",
+    "fp8_e4m3.scale_row": "torch._scaled_mm",
+    "fp8_e5m2.scale_row": "torch._scaled_mm",
 }
 BATCHED = {"torch.mm": "torch.bmm", "torch.addmm": "torch.baddbmm"}
 

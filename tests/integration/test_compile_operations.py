@@ -21,6 +21,7 @@ WS, PINGPONG, COOPERATIVE = (
     MainloopSchedule.COOPERATIVE,
 )
 SCALE_ROW = "int8.out_bf16.scale_row"
+FP8_ROWS = "fp8_e4m3.scale_row"
 
 
 def of(
@@ -66,6 +67,24 @@ KERNELS = {
     "scale_row_split_k": of(SCALE_ROW, (128, 128, 128), WS, TileScheduler.SPLIT_K),
     "scale_row_cluster_split_k": of(
         SCALE_ROW, (64, 16, 256), WS, TileScheduler.CLUSTER_SPLIT_K, swapped=True
+    ),
+    "scale_row_fp8": of(FP8_ROWS, (128, 128, 128), COOPERATIVE),
+    "scale_row_fp8_pingpong": of(
+        FP8_ROWS, (128, 192, 128), PINGPONG, cluster=(2, 1), fast_accumulation=True
+    ),
+    "scale_row_fp8_swapped": of(
+        FP8_ROWS, (64, 16, 256), PINGPONG, swapped=True, fast_accumulation=True
+    ),
+    "scale_row_fp8_split_k": of(
+        FP8_ROWS, (64, 128, 128), PINGPONG, TileScheduler.SPLIT_K, fast_accumulation=True
+    ),
+    "scale_row_fp8_cluster_split_k": of(
+        FP8_ROWS,
+        (64, 16, 256),
+        WS,
+        TileScheduler.CLUSTER_SPLIT_K,
+        swapped=True,
+        fast_accumulation=True,
     ),
     "tf32": of("tf32", (128, 128, 32), COOPERATIVE),
 }
@@ -146,6 +165,8 @@ def test_rows_of_fp32_are_aligned_in_fours(packs: CompiledPacks) -> None:
         ("int8", "IGMMA.64x128x32.S8.S8"),
         ("scale_row", "IGMMA.64x128x32.S8.S8"),
         ("scale_row_cluster_split_k", "IGMMA.64x16x32.S8.S8"),
+        ("scale_row_fp8", "QGMMA.64x128x32.F32.E4M3.E4M3"),
+        ("scale_row_fp8_cluster_split_k", "QGMMA.64x16x32.F32.E4M3.E4M3"),
         ("tf32", "HGMMA.64x128x8.F32.TF32"),
     ],
 )

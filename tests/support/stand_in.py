@@ -80,6 +80,7 @@ def kernel(name: str, dtype: str, layout: Layout) -> Cutlass3xKernel:
 _NAMES = {
     "bf16": "{}",
     "fp8_e4m3": "fp8",
+    "fp8_e4m3.scale_row": "row_fp8",
     "int8": "int8",
     "int8.out_bf16": "int8_bf16",
     "int8.out_bf16.scale_row": "int8_row",
@@ -107,6 +108,7 @@ def name_of(operation: Operation) -> str | None:
 KERNELS = (
     *(kernel(layout.value, DType.BF16, layout) for layout in Layout),
     kernel("fp8", DType.FP8_E4M3, Layout.TN),
+    kernel("row_fp8", "fp8_e4m3.scale_row", Layout.TN),
     *(
         kernel(name.format(layout), dtype, Layout(layout))
         for dtype, name in _NAMES.items()
@@ -114,7 +116,7 @@ KERNELS = (
         for layout in layouts_of(dtype)
     ),
 )
-"""Those that compute: bf16 in every layout, E4M3, and grouped and fused ones of both."""
+"""Those that compute: bf16 in every layout, E4M3, scaled by rows too, grouped and fused ones."""
 
 
 def config(name: str, dtype: str, layout: Layout, *, pack: str = "a" * 64) -> Config:

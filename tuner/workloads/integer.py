@@ -37,7 +37,7 @@ from tuner.workloads.matrices import (
     unit_scale,
 )
 from tuner.workloads.scaled import factors
-from tuner.workloads.ways import mm_name, products, then
+from tuner.workloads.ways import mm_name, products_of_unquantized, then
 from tuner.workloads.workload import (
     Block,
     Drawn,
@@ -127,7 +127,9 @@ class Integer:
         """A program that does not quantize: bf16 operands into bf16."""
         if problem.operation.d.is_integer:
             return ()
-        return (Way(name=f"{mm_name(problem)} on bf16 operands", launches=_unquantized),)
+        scales = factors if problem.operation.is_scaled else lambda _: (1.0, _alpha(problem))
+        wide = products_of_unquantized(scales)
+        return (Way(name=f"{mm_name(problem)} on bf16 operands", launches=wide),)
 
 
 def _alpha(problem: Problem) -> float:
@@ -202,14 +204,3 @@ def _scaling(problem: Problem, sums: torch.Tensor) -> Callable[[OperandSet], Lau
         )
 
     return by_factors
-
-
-def _unquantized(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
-    """What was quantized, in bf16: factors and alpha belong to the operands."""
-    one = torch.bfloat16.itemsize * (sets[0].a.numel() + sets[0].b.numel())
-    copies = []
-    for s in sets[: max(1, room // one)]:
-        scale_a, scale_b = factors(s) if problem.operation.is_scaled else (1.0, _alpha(problem))
-        a, b = (s.a * scale_a).to(torch.bfloat16), (s.b * scale_b).to(torch.bfloat16)
-        copies.append(replace(s, a=a, b=b))
-    return products(problem, copies)

@@ -1,9 +1,13 @@
-"""FP8 products with one factor per operand.
+"""FP8 products with one factor per operand, or with one per row of A and one per column of B.
 
 torch runs them through `torch._scaled_mm` with fast accumulation, cuBLAS's fastest variant, once
 per batch entry: it has no batched form. Extents K or N that are no multiple of 16 are refused by
 cuBLAS; the default is then what a user would have to do, a bf16 product of operands converted
 beforehand.
+
+Factors per row and column differ as trained ones do, each by a factor of e^±0.25. Because torch's
+products with them are slower, torchao multiplies by both factors after a product with factors of 1
+where sums are precise. The finals time that way too.
 
 D is in bf16, whose rounding bounds the error as in `dense`. With fast accumulation the tensor
 core's accumulator keeps about 13 fraction bits and truncates once per 32 terms, an error that
@@ -16,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -23,13 +28,15 @@ from gemmsmith.operation import Operation, Scaling
 from gemmsmith.problem import Problem
 from gemmsmith.runtime.abi import SCALING_CODES, Arguments
 from tuner.workloads.matrices import (
+    FACTOR_SPREAD,
     SIGMA,
+    draw_factors,
     draw_matrices,
     exact_product,
     packed_arguments,
     unit_scale,
 )
-from tuner.workloads.ways import products_of_copies
+from tuner.workloads.ways import products_of_copies, products_of_unquantized, then
 from tuner.workloads.workload import (
     Block,
     Drawn,
@@ -48,34 +55,51 @@ _FAST_ACCUMULATION_PER_K = 1.25e-6
 
 
 class Scaled:
-    """FP8 operands, one FP32 factor for each, D in bf16."""
+    """FP8 operands, FP32 factors of tensors or of rows and columns, D in bf16."""
 
     def covers(self, operation: Operation) -> bool:
         """Whether the operation is of this family."""
-        scaled = operation.is_narrow_float and operation.scaling is Scaling.TENSOR
-        return scaled and not operation.is_fused
+        scaled = operation.is_narrow_float and operation.scaling in (Scaling.TENSOR, Scaling.ROW)
+        return scaled and not (operation.is_fused or operation.is_grouped)
 
     def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
-        """`count` sets of operands that use their types' range; all share the factors."""
+        """`count` sets of operands that use their types' range.
+
+        All share the factors of tensors; each has its own of rows and columns.
+        """
         operation, scale = problem.operation, unit_scale(problem.k)
         sigma_a, sigma_b = SIGMA[operation.a], SIGMA[operation.b]
         sets, check = draw_matrices(problem, count, source, sigma_a, sigma_b)
+        middle_a, middle_b = 1.0 / sigma_a, scale / sigma_b
+        sigma = math.sqrt(problem.k) * scale
+        if operation.scaling is Scaling.ROW:
+            rows, columns = (problem.batch, problem.m, 1), (problem.batch, 1, problem.n)
+            sets = tuple(
+                replace(
+                    s,
+                    scale_a=draw_factors(rows, middle_a, source),
+                    scale_b=draw_factors(columns, middle_b, source),
+                )
+                for s in sets
+            )
+            # Of exp(s·N) the mean square is exp(2·s²), and there are two.
+            return Drawn(sets=sets, check=check, sigma=sigma * math.exp(2 * FACTOR_SPREAD**2))
         scale_a, scale_b = (
             torch.full((1,), value, dtype=torch.float32, device=source.place)
-            for value in (1.0 / sigma_a, scale / sigma_b)
+            for value in (middle_a, middle_b)
         )
-        return Drawn(
-            sets=tuple(replace(s, scale_a=scale_a, scale_b=scale_b) for s in sets),
-            check=check,
-            sigma=math.sqrt(problem.k) * scale,
-        )
+        sets = tuple(replace(s, scale_a=scale_a, scale_b=scale_b) for s in sets)
+        return Drawn(sets=sets, check=check, sigma=sigma)
 
     def arguments(self, problem: Problem, operands: OperandSet, d: torch.Tensor) -> Arguments:
-        """The C ABI's arguments of a set with output `d`."""
+        """The C ABI's arguments of a set with output `d`; factors of a batch lie one by one."""
         scale_a, scale_b = factors(operands)
         arguments = packed_arguments(problem, operands, d)
         arguments.scaling = SCALING_CODES[problem.operation.scaling]
         arguments.scale_a, arguments.scale_b = scale_a.data_ptr(), scale_b.data_ptr()
+        if problem.operation.scaling is Scaling.ROW:
+            arguments.batch_stride_scale_a = problem.m
+            arguments.batch_stride_scale_b = problem.n
         return arguments
 
     def precision(self, problem: Problem) -> torch.dtype:  # noqa: ARG002
@@ -83,30 +107,33 @@ class Scaled:
         return torch.float32
 
     def product(self, problem: Problem, operands: OperandSet, block: Block) -> torch.Tensor:
-        """That block of A·B times both factors, which are powers of two."""
+        """That block of A·B times its factors; those of tensors are powers of two."""
         scale_a, scale_b = factors(operands)
-        return exact_product(operands, block, self.precision(problem)).mul_(scale_a * scale_b)
+        if problem.operation.scaling is Scaling.ROW:
+            scale_a = scale_a[block.batches, block.rows]
+            scale_b = scale_b[block.batches, :, block.columns]
+        return exact_product(operands, block, self.precision(problem)).mul_(scale_a).mul_(scale_b)
 
     def tolerance(self, problem: Problem, *, fast_accumulation: bool) -> Tolerance:
         """See the module."""
         drift = _FAST_ACCUMULATION_PER_K * problem.k if fast_accumulation else 0.0
         return Tolerance(error=_ERROR + drift, max_error=_MAX_ERROR + drift)
 
-    def defaults(self, problem: Problem) -> Sequence[Way]:  # noqa: ARG002
+    def defaults(self, problem: Problem) -> Sequence[Way]:
         """`torch._scaled_mm`, or bf16 where cuBLAS does not take the extents."""
-        return (
-            Way(name="torch._scaled_mm", launches=_fast, takes=is_taken),
-            Way(name="torch.mm on bf16 copies", launches=products_of_copies(torch.bfloat16)),
-        )
+        return (Way(name="torch._scaled_mm", launches=_fast, takes=is_taken), _in_bf16(problem))
 
     def alternatives(self, problem: Problem) -> Sequence[Way]:
-        """Precise accumulation; no FP8 at all."""
+        """Precise accumulation; no FP8 at all; factors of rows and columns after the product."""
         if not is_taken(problem):
             return ()
-        return (
+        others = (
             Way(name="torch._scaled_mm without fast accumulation", launches=_precise),
-            Way(name="torch.mm on bf16 copies", launches=products_of_copies(torch.bfloat16)),
+            _in_bf16(problem),
         )
+        if problem.operation.scaling is Scaling.TENSOR:
+            return others
+        return (Way(name="torch._scaled_mm, then both scales", launches=_then, rival=True), *others)
 
 
 def factors(operands: OperandSet) -> tuple[torch.Tensor, torch.Tensor]:
@@ -121,6 +148,14 @@ def is_taken(problem: Problem) -> bool:
     return problem.k % FP8_MULTIPLE == 0 and problem.n % FP8_MULTIPLE == 0
 
 
+def _in_bf16(problem: Problem) -> Way:
+    """Of converted operands, which hold their factors where those are of rows and columns."""
+    if problem.operation.scaling is Scaling.ROW:
+        wide = products_of_unquantized(factors)
+        return Way(name="torch.mm on bf16 operands", launches=wide)
+    return Way(name="torch.mm on bf16 copies", launches=products_of_copies(torch.bfloat16))
+
+
 def _fast(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]:
     return [_scaled(s, fast=True) for s in sets]
 
@@ -129,12 +164,25 @@ def _precise(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]:
     return [_scaled(s, fast=False) for s in sets]
 
 
+def _then(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]:
+    """The product with a factor of 1 for each operand, and D times both factors in place."""
+    one = torch.ones(1, dtype=torch.float32, device=sets[0].d.device)
+    launches = []
+    for s in sets:
+        scale_a, scale_b = factors(s)
+        product = _scaled(replace(s, scale_a=one, scale_b=one), fast=True)
+        launches.append(then(product, partial(s.d.mul_, scale_a), partial(s.d.mul_, scale_b)))
+    return launches
+
+
 def _scaled(operands: OperandSet, *, fast: bool) -> Launch:
-    scale_a, scale_b = factors(operands)
-    entries = list(zip(operands.a, operands.b, operands.d, strict=True))
+    count = len(operands.d)
+    # One of a tensor serves the whole batch.
+    scales = [scale if scale.dim() == 3 else [scale] * count for scale in factors(operands)]
+    entries = list(zip(operands.a, operands.b, *scales, operands.d, strict=True))
 
     def launch() -> torch.Tensor:
-        for a, b, d in entries:
+        for a, b, scale_a, scale_b, d in entries:
             torch._scaled_mm(
                 a,
                 b,

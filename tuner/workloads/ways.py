@@ -75,6 +75,26 @@ def copies(sets: Sequence[OperandSet], dtype: torch.dtype, room: int) -> list[Op
     return [replace(s, a=s.a.to(dtype), b=s.b.to(dtype)) for s in sets[:fitting]]
 
 
+def products_of_unquantized(
+    scales: Callable[[OperandSet], tuple[torch.Tensor | float, torch.Tensor | float]],
+) -> Callable[..., list[Launch]]:
+    """A·B of bf16 operands that were multiplied by their factors beforehand.
+
+    `scales`: the factors of a set's A and B, which broadcast over [matrices, rows, columns].
+    """
+
+    def launches(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
+        one = torch.bfloat16.itemsize * (sets[0].a.numel() + sets[0].b.numel())
+        wide = []
+        for s in sets[: max(1, room // one)]:
+            scale_a, scale_b = scales(s)
+            a, b = ((x.float() * by).bfloat16() for x, by in ((s.a, scale_a), (s.b, scale_b)))
+            wide.append(replace(s, a=a, b=b))
+        return products(problem, wide)
+
+    return launches
+
+
 def then(launch: Launch, *steps: Launch) -> Launch:
     """The launch, and what follows it; the result is the last step's."""
 

@@ -2,15 +2,16 @@
 
 A dispatch mode sees what autograd and `nn.Linear` come down to, forward and backward, with the
 operands as they lie in memory. Products of types or sizes that no kernel is for are counted, not
-listed; so are FP8 products without fast accumulation, which winners are not measured for. Compiled
-functions run uncompiled under it. Of a tensor that is sharded (DTensor) or else made of others,
-the products of its parts are recorded: what this process multiplies.
+listed; so are FP8 products without fast accumulation, which winners are not measured for, and those
+with factors of blocks. Compiled functions run uncompiled under it. Of a tensor that is sharded
+(DTensor) or else made of others, the products of its parts are recorded: what this process
+multiplies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from gemmsmith.captured import Captured
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.operation import Epilogue
-from gemmsmith.ops.engine.forms import Form, Spec, present_shapes
+from gemmsmith.ops.below.scaling import scales_rows
+from gemmsmith.ops.engine.forms import Form, Shape, Spec, present_shapes
 from gemmsmith.ops.products import fused
 from gemmsmith.ops.products import grouped as _grouped  # noqa: F401 - registers gemmsmith::…
 from gemmsmith.ops.products import integer as _integer  # noqa: F401 - likewise
@@ -49,6 +51,7 @@ _PRODUCTS: dict[Any, tuple[Form, int, int]] = {
     _own.grouped_mm: (Form.GROUPED, 0, 1),
 }
 for _name, _form in (
+    ("_scaled_mm_v2", Form.SCALED),
     ("_grouped_mm", Form.GROUPED),
     ("_scaled_grouped_mm", Form.GROUPED_SCALED),
     ("_scaled_grouped_mm_v2", Form.GROUPED_SCALED),
@@ -71,7 +74,7 @@ class Shapes(Captured):
 
     def record(
         self,
-        form: Form,
+        form: Form | None,
         a: torch.Tensor,
         b: torch.Tensor,
         output: torch.dtype | None = None,
@@ -81,7 +84,7 @@ class Shapes(Captured):
         """Count one product.
 
         Args:
-            form: which.
+            form: which; None: one that no kernel computes.
             a: left operand.
             b: right operand.
             output: element type of the result; None: as torch gives it.
@@ -92,12 +95,12 @@ class Shapes(Captured):
         # What a compiler traces runs later; DTensor tries its operators on tensors without data.
         if 0 in (*a.shape, *b.shape) or ((a.is_meta or is_traced(a)) and not self._without_data):
             return
-        try:
-            found = present_shapes(form, Spec.of(a), Spec.of(b), output, groups, epilogue)
-        except InvalidProblem:
-            found = ()
+        found: tuple[Shape, ...] = ()
+        if form is not None:
+            with suppress(InvalidProblem):
+                found = present_shapes(form, Spec.of(a), Spec.of(b), output, groups, epilogue)
         types = f"{a.dtype} × {b.dtype}".replace("torch.", "")
-        if form.is_precise:
+        if form is not None and form.is_precise:
             self.skipped[f"{types} without use_fast_accum"] += 1
         elif found:
             self.problems[found[0].problem] += 1
@@ -138,16 +141,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if any(map(is_traceable_wrapper_subclass, (given[names[at_a]], given[names[at_b]]))):
                 # A sharded or a quantized one: it comes by again as what it is made of.
                 return NotImplemented
-            form, output = _detail(packet, form, given, dims=given[names[at_a]].dim())
+            a, b = given[names[at_a]], given[names[at_b]]
+            found, output = _detail(packet, form, given, a, b)
             offs = given.get("offs")
             groups = 0 if offs is None else offs.shape[0]
-            a, b = given[names[at_a]], given[names[at_b]]
             biased = _adds_row(packet, given)
             # `addmm` without a kernel that adds the bias is torch's: no product runs alone there.
             if not (biased and packet is _aten.addmm):
-                self._record(form, a, b, output, groups)
+                self._record(found, a, b, output, groups)
             if biased:
-                self._record(form, a, b, output, groups, Epilogue.BIAS)
+                self._record(found, a, b, output, groups, Epilogue.BIAS)
         elif packet in (_aten.linear, _aten.matmul):
             # Inference mode shows them whole: look at what they are made of.
             with self:
@@ -165,9 +168,12 @@ def _adds_row(packet: Any, given: dict[str, Any]) -> bool:
 
 
 def _detail(
-    packet: Any, form: Form, given: dict[str, Any], *, dims: int
-) -> tuple[Form, torch.dtype | None]:
-    """The form by the other arguments of a call, and the output's type where they say it."""
+    packet: Any, form: Form, given: dict[str, Any], a: torch.Tensor, b: torch.Tensor
+) -> tuple[Form | None, torch.dtype | None]:
+    """The form by the other arguments of a call, and the output's type where they say it.
+
+    None as a form: no kernel computes it.
+    """
     if packet is _own.accumulate:
         into = given["into"].dtype
         # What is not summed in FP32 is no kernel's; its product alone may be.
@@ -180,7 +186,7 @@ def _detail(
         alone = factors != (None, None)
         return form, torch.int32 if alone else given.get("out_dtype", torch.bfloat16)
     if form is Form.SCALED:
-        return form if given.get("use_fast_accum", False) else Form.SCALED_PRECISE, None
+        return _scaled(given, a, b), None
     if form.is_grouped:
         scaled = form is Form.GROUPED_SCALED
         precise = scaled and not given.get("use_fast_accum", False)
@@ -192,5 +198,19 @@ def _detail(
     factors = (given.get("alpha", 1), given.get("beta", 1))
     # As `gemmsmith.ops.below.adding` has it: else torch's, with a product that a kernel may do
     # alone.
-    adds = factors == (1, 1) and added.dtype is output and added.dim() == dims
+    adds = factors == (1, 1) and added.dtype is output and added.dim() == a.dim()
     return Form.ADDED if adds else form, output
+
+
+def _scaled(given: dict[str, Any], a: torch.Tensor, b: torch.Tensor) -> Form | None:
+    """The form of an FP8 product, by the sizes of its factors."""
+    # The second version of the operator takes lists, with more than one for nested blocks.
+    scales = [
+        one
+        for name in ("scale_a", "scale_b")
+        for one in (given[name] if isinstance(given[name], list) else [given[name]])
+    ]
+    by_rows = scales_rows(a, b, *scales) if len(scales) == 2 else None
+    if by_rows is None:
+        return None
+    return Form.scaled(by_rows=by_rows, fast=given.get("use_fast_accum", False))

@@ -8,6 +8,7 @@ static const char *names[] = {"tn", "tt", "nt", "nn", "fp8", "refuses", "fails",
                               "f32_tn", "f32_tt", "f32_nt", "f32_nn",
                               "tf32_tn", "tf32_tt", "tf32_nt", "tf32_nn",
                               "rows_tn", "rows_tt", "depth_nt", "rows_fp8", "depth_fp8",
+                              "row_fp8",
 #define FUSED(name) "then_" name "_tn", "then_" name "_tt"
                               FUSED("bias"), FUSED("bias_gelu_tanh"), FUSED("bias_gelu_tanh_aux"),
                               FUSED("bias_gelu"), FUSED("bias_gelu_aux"), FUSED("bias_silu"),
@@ -23,7 +24,7 @@ static const char *names[] = {"tn", "tt", "nt", "nn", "fp8", "refuses", "fails",
 enum { kTn, kTt, kNt, kNn, kFp8, kRefuses, kFails, kSplit,
        kInt8, kInt8Bf16, kInt8Row, kOtherLibrary, kNoAlgorithm, kF32, kTf32 = kF32 + 4,
        kRowsTn = kTf32 + 4, kRowsTt, kDepthNt, kRowsFp8, kDepthFp8,
-       kFused, kFusedEnd = kFused + 22, kFp8Bias = kFusedEnd, kGated,
+       kFp8Row, kFused, kFusedEnd = kFused + 22, kFp8Bias = kFusedEnd, kGated,
        kBackward = kGated + 6, kCount = kBackward + 36 };
 static int64_t runs;
 
@@ -50,7 +51,7 @@ static float e4m3(uint8_t value) { /* no NaN among the tests' operands */
   return (value & 128 ? -1 : 1) * scale * (mantissa + (exponent ? 1 : 0));
 }
 
-static int grouped(int32_t i) { return i >= kRowsTn && i < kFused; }
+static int grouped(int32_t i) { return i >= kRowsTn && i <= kDepthFp8; }
 static int fused(int32_t i) { return i >= kFused; }
 /* What an epilogue has, by its name. */
 static int has(int32_t i, const char *part) { return fused(i) && strstr(names[i], part) != 0; }
@@ -82,8 +83,9 @@ static float backwards(int32_t i, const gs_arguments *g, int m, int n, float p) 
   return gradient;
 }
 static int by_rows(int32_t i) { return i == kRowsTn || i == kRowsTt || i == kRowsFp8; }
-static int fp8(int32_t i) { return i == kFp8 || i == kFp8Bias || i == kRowsFp8 || i == kDepthFp8; }
-static int row_scaled(int32_t i) { return i == kInt8Row || i == kRowsFp8 || i == kDepthFp8; }
+static int rows_of_fp8(int32_t i) { return i == kRowsFp8 || i == kDepthFp8 || i == kFp8Row; }
+static int fp8(int32_t i) { return i == kFp8 || i == kFp8Bias || rows_of_fp8(i); }
+static int row_scaled(int32_t i) { return i == kInt8Row || rows_of_fp8(i); }
 
 static float read(int32_t i, const void *from, int64_t at) {
   if (fp8(i)) return e4m3(((const uint8_t *)from)[at]);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,27 @@ def test_batches_fp8_inference_and_what_no_kernel_is_for() -> None:
     assert shapes.skipped == {
         "float32 × float32": 1,
         "float8_e4m3fn × float8_e4m3fn without use_fast_accum": 2,
+    }
+
+
+def test_fp8_by_rows_and_by_blocks() -> None:
+    a, b = (torch.randn(size, 128).to(torch.float8_e4m3fn) for size in (16, 32))
+    scales = torch.ones(16, 1), torch.ones(1, 32)
+    a2, b2 = (torch.randn(size, 256).to(torch.float8_e4m3fn) for size in (16, 32))
+    with gemmsmith.capture() as shapes:
+        for fast in (True, False):
+            torch._scaled_mm(a, b.t(), *scales, out_dtype=BF16, use_fast_accum=fast)
+            gemmsmith.scaled_mm(a, b.t(), *scales, use_fast_accum=fast)
+            if hasattr(torch, "_scaled_mm_v2"):
+                listed = [[scales[0]], [1], [], [scales[1]], [1], []]
+                torch._scaled_mm_v2(a, b.t(), *listed, None, BF16, [], fast)
+        with contextlib.suppress(ValueError, RuntimeError):  # not for torch's CPU kernels
+            torch._scaled_mm(a2, b2.t(), torch.ones(16, 2), torch.ones(2, 32), out_dtype=BF16)
+    calls = 3 if hasattr(torch, "_scaled_mm_v2") else 2
+    assert shapes.problems == {problem(16, 32, 128, "tn", dtype="fp8_e4m3.scale_row"): calls}
+    assert shapes.skipped == {
+        "float8_e4m3fn × float8_e4m3fn without use_fast_accum": calls,
+        "float8_e4m3fn × float8_e4m3fn": 1,
     }
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import gemmsmith
 from gemmsmith.ops.engine.engine import Engine, install
-from gemmsmith.problem import DType, Layout
+from gemmsmith.problem import Layout
 from tests.support import stand_in
 from tests.support.replacing import replace
 from tests.support.stand_in import Chooser
@@ -262,10 +262,40 @@ def test_scaled_mm(computing: str, runs: Runs, n: int, bias: bool) -> None:
         )
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("n", [16, 24])
+def test_scaled_mm_by_rows(
+    computing: str, chooser: stand_in.Chooser, runs: Runs, n: int, bias: bool
+) -> None:
+    a = torch.randn(32, 16).to(torch.float8_e4m3fn)
+    b = torch.randn(n, 16).to(torch.float8_e4m3fn)
+    added = torch.randn(n).to(BF16) if bias else None
+    scales = torch.rand(32, 1) + 0.5, torch.rand(1, n) + 0.5
+    out = gemmsmith.scaled_mm(a, b.t(), *scales, bias=added, use_fast_accum=True)
+    expected = (a.float() @ b.float().t()) * scales[0] * scales[1]
+    close(out, expected if added is None else expected + added.float())
+    assert out.dtype is BF16
+    # A bias beside such factors is torch's.
+    ours = computing == "kernels" and not bias
+    assert runs() == (1 if ours else 0)
+    if ours:
+        assert [str(one) for one in chooser.asked] == [f"32×{n}×16 fp8_e4m3.scale_row tn"]
+    compiled = torch.compile(gemmsmith.scaled_mm, fullgraph=True, backend="aot_eager")
+    close(compiled(a, b.t(), *scales, bias=added, use_fast_accum=True), out)
+    apart = torch.rand(32, 2)[:, :1].copy_(scales[0]), scales[1]
+    close(gemmsmith.scaled_mm(a, b.t(), *apart, bias=added, use_fast_accum=True), out)
+
+
+@pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize("fast_kernel", [False, True])
 @pytest.mark.parametrize("asked", [False, True])
 def test_fast_accumulation_is_for_those_who_ask_for_it(
-    engine: Engine, runs: Runs, monkeypatch: pytest.MonkeyPatch, fast_kernel: bool, asked: bool
+    engine: Engine,
+    runs: Runs,
+    monkeypatch: pytest.MonkeyPatch,
+    fast_kernel: bool,
+    asked: bool,
+    rows: bool,
 ) -> None:
     """Whether cuBLAS accumulates fast is the caller's choice, and so it is of our kernels."""
     given: list[bool] = []
@@ -276,27 +306,35 @@ def test_fast_accumulation_is_for_those_who_ask_for_it(
         return real(*arguments, use_fast_accum=use_fast_accum, **more)
 
     monkeypatch.setattr(torch, "_scaled_mm", noted)
-    kernel = replace(
-        stand_in.kernel("fp8", DType.FP8_E4M3, Layout.TN), fast_accumulation=fast_kernel
-    )
+    names = ("row_fp8", "fp8_e4m3.scale_row") if rows else ("fp8", "fp8_e4m3")
+    kernel = replace(stand_in.kernel(*names, Layout.TN), fast_accumulation=fast_kernel)
     monkeypatch.setattr(stand_in, "kernel", lambda *_: kernel)
     a, b = (torch.randn(32, 16).to(torch.float8_e4m3fn) for _ in range(2))
-    one = torch.ones(())
-    out = gemmsmith.scaled_mm(a, b.t(), one, one, use_fast_accum=asked)
+    ones = (torch.ones(32, 1), torch.ones(1, 32)) if rows else (torch.ones(()), torch.ones(()))
+    out = gemmsmith.scaled_mm(a, b.t(), *ones, use_fast_accum=asked)
     close(out, a.float() @ b.float().t())
     ours = asked or not fast_kernel
     assert runs() == ours
     assert given == ([] if ours else [asked])
     # What no kernel does, a bias here, is torch's in the way that was asked for.
-    gemmsmith.scaled_mm(a, b.t(), one, one, bias=torch.zeros(32, dtype=BF16), use_fast_accum=asked)
+    gemmsmith.scaled_mm(a, b.t(), *ones, bias=torch.zeros(32, dtype=BF16), use_fast_accum=asked)
     assert given[-1] is asked
 
 
 def test_scales_are_checked() -> None:
     a = torch.zeros(16, 16, dtype=torch.float8_e4m3fn)
     one = torch.ones(())
-    with pytest.raises(ValueError, match="scale_b must be one float32 element on cpu, got 2"):
-        gemmsmith.scaled_mm(a, a.t(), one, torch.ones(2))
+    with pytest.raises(ValueError, match=r"scale_b must be float32 on cpu, got torch\.float64"):
+        gemmsmith.scaled_mm(a, a.t(), one, one.double())
+    for scale_a, scale_b in (
+        (one, torch.ones(2)),
+        (torch.ones(16), torch.ones(16)),
+        (torch.ones(16, 1), one),
+        (torch.ones(16, 1), torch.ones(16, 1)),
+        (torch.ones(8, 1), torch.ones(1, 16)),
+    ):
+        with pytest.raises(ValueError, match=r"or \[M, 1\] and \[1, N\] of a\[M, K\]"):
+            gemmsmith.scaled_mm(a, a.t(), scale_a, scale_b)
     with pytest.raises(NotImplementedError, match="has no gradient"):
         torch.ops.gemmsmith.scaled_mm(a, a.t(), one.clone().requires_grad_(), one)
 

@@ -28,7 +28,14 @@ H200 = DeviceModel(
     l2_bytes=62914560,
 )
 DTYPES = ("bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "bf16.out_f32")
-OTHERS = ("fp16.out_f32", "int8", "int8.out_bf16", "int8.out_bf16.scale_row", "tf32")
+OTHERS = (
+    "fp16.out_f32",
+    "int8",
+    "int8.out_bf16",
+    "int8.out_bf16.scale_row",
+    "tf32",
+    "fp8_e4m3.scale_row",
+)
 SIZES = (
     (4096, 4096, 4096, 1),
     (16, 7168, 2048, 1),
@@ -54,6 +61,7 @@ UNITS = (
     ("bf16.out_f32", "tt", (4096, 4096, 4096)),
     ("int8.out_bf16.scale_row", "tn", (4096, 4096, 4096)),
     ("tf32", "tn", (4096, 4096, 4096)),
+    ("fp8_e4m3.scale_row", "tn", (4096, 4096, 4096)),
 )
 
 Frozen = dict[str, dict[str, list[int | str]]]

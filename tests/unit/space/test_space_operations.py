@@ -6,7 +6,7 @@ import pytest
 from cutlass_library.library import DataType
 
 from gemmsmith.device import DeviceModel
-from gemmsmith.kernel import Backend, TileScheduler, cutlass
+from gemmsmith.kernel import Backend, EpilogueSchedule, TileScheduler, cutlass
 from gemmsmith.operation import Element, Layout, Scaling
 from gemmsmith.problem import Problem
 from tuner.backends import candidates, kernels, offered, refusal
@@ -52,14 +52,17 @@ ODD_N = (4096, 4095, 4096)
 """Rows of D that TMA cannot store, of so many tiles that K is not split."""
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int8.out_bf16", "int8.out_bf16.scale_row", "tf32"])
+ROWS = ("int8.out_bf16.scale_row", "fp8_e4m3.scale_row", "fp8_e5m2.scale_row")
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int8.out_bf16", "tf32", *ROWS])
 def test_kernels_are_of_the_operation_and_pass_the_rules(dtype: str) -> None:
     for m, n, k in ((4096, 4096, 4096), (16, 7168, 2048), (33, 4097, 4099), (1, 1, 1)):
         asked = problem(dtype, m=m, n=n, k=k)
         try:
             found = kernels(asked)
         except NoLegalCandidate:
-            assert dtype == "int8.out_bf16.scale_row"
+            assert dtype in ROWS
             assert n % 8
             continue
         assert len({kernel.name for kernel in found}) == len(found)
@@ -95,12 +98,27 @@ def test_tf32_has_kernels_where_both_operands_are_k_major_only(layout: str) -> N
         kernels(problem("tf32", layout))
 
 
-def test_factors_per_row_of_a_large_odd_output_have_no_kernel(h200: DeviceModel) -> None:
+@pytest.mark.parametrize("dtype", ROWS)
+def test_factors_per_row_of_a_large_odd_output_have_no_kernel(
+    dtype: str, h200: DeviceModel
+) -> None:
     m, n, k = ODD_N
     with pytest.raises(NoLegalCandidate):
-        candidates(problem("int8.out_bf16.scale_row", m=m, n=n, k=k), h200)
-    assert predict(problem("int8.out_bf16.scale_row", m=m, n=n, k=k), h200, AnalyticModel()) is None
-    assert candidates(problem("int8.out_bf16", m=m, n=n, k=k), h200)
+        candidates(problem(dtype, m=m, n=n, k=k), h200)
+    assert predict(problem(dtype, m=m, n=n, k=k), h200, AnalyticModel()) is None
+    assert candidates(problem(dtype.removesuffix(".scale_row"), m=m, n=n, k=k), h200)
+
+
+@pytest.mark.parametrize("dtype", ROWS[1:])
+def test_fp8_by_rows_has_the_kernels_of_one_factor_that_store_by_tma(dtype: str) -> None:
+    """And our own that split K; some of them promote their sums."""
+    plain, rows = (kernels(problem(each)) for each in (dtype.removesuffix(".scale_row"), dtype))
+    assert {each.name.removesuffix("_scale_row") for each in rows} == {
+        each.name
+        for each in plain
+        if each.backend is Backend.CUTE or cutlass(each).epilogue is EpilogueSchedule.TMA
+    }
+    assert any(not cutlass(each).fast_accumulation for each in rows)
 
 
 def test_only_units_that_need_them_read_other_instructions() -> None:

@@ -27,10 +27,11 @@ from tuner.workloads.workload import OperandSet, Way
 
 SMALL = DeviceModel(name="host", arch="sm90", sm_count=1, memory_bytes=16 * 2**30, l2_bytes=100_000)
 
+ROWS = ("fp8_e4m3.scale_row", "fp8_e5m2.scale_row")
 INT8 = ("int8", "int8.out_bf16", "int8.out_bf16.scale_row")
 WIDE = ("bf16.out_f32", "fp16.out_f32")
 ADDED = ("bf16.out_f32.accumulate", "fp16.out_f32.accumulate")
-NEW = (*INT8, *WIDE, *ADDED, "tf32")
+NEW = (*INT8, *WIDE, *ADDED, "tf32", *ROWS)
 EXTENTS = [(96, 80, 200, 1), (33, 17, 65, 1), (13, 24, 40, 3), (1, 1, 1, 1)]
 PROBLEMS = [
     Problem(m=m, n=n, k=k, batch=batch, dtype=dtype, layout=layout)
@@ -148,6 +149,9 @@ def ways_factor(operands: OperandSet) -> torch.Tensor:
         ("fp8_e4m3", (32, 16, 16, 1), "torch._scaled_mm"),
         ("fp8_e4m3", (32, 17, 16, 1), "torch.mm on bf16 copies"),
         ("fp8_e5m2", (32, 16, 24, 1), "torch.mm on bf16 copies"),
+        ("fp8_e4m3.scale_row", (1, 16, 16, 2), "torch._scaled_mm"),
+        ("fp8_e4m3.scale_row", (32, 24, 16, 1), "torch.mm on bf16 operands"),
+        ("fp8_e5m2.scale_row", (32, 16, 24, 2), "torch.mm on bf16 operands"),
         ("int8", (17, 8, 8, 1), "torch._int_mm"),
         ("int8", (16, 8, 8, 1), "torch._int_mm on padded operands"),
         ("int8", (32, 12, 8, 1), "torch._int_mm on padded operands"),
@@ -252,10 +256,11 @@ def test_integers_must_be_equal(step: int) -> None:
     ],
     ids=["shifted a", "shifted b", "one factor for a", "one factor for b"],
 )
+@pytest.mark.parametrize("dtype", ["int8.out_bf16.scale_row", *ROWS])
 def test_a_factor_at_the_wrong_place_is_caught(
-    mistake: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+    mistake: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]], dtype: str
 ) -> None:
-    problem = Problem(m=64, n=48, k=96, dtype="int8.out_bf16.scale_row")
+    problem = Problem(m=64, n=48, k=96, dtype=dtype)
     operands = Operands(problem, SMALL, HOST, seed=1)
     first = operands.sets[0]
     assert first.scale_a is not None
@@ -324,10 +329,9 @@ def test_the_reference_of_tf32_is_precise_while_the_default_is_not(
     assert workload.precision(problem) is torch.float64
 
 
-def test_what_the_c_abi_is_given() -> None:
-    operands = Operands(
-        Problem(m=24, n=16, k=40, batch=2, dtype="int8.out_bf16.scale_row"), SMALL, HOST, seed=1
-    )
+@pytest.mark.parametrize("dtype", ["int8.out_bf16.scale_row", *ROWS])
+def test_the_c_abi_is_given_factors_of_rows_one_by_one(dtype: str) -> None:
+    operands = Operands(Problem(m=24, n=16, k=40, batch=2, dtype=dtype), SMALL, HOST, seed=1)
     second = operands.sets[1]
     found = operands.arguments(second)
     assert second.scale_a is not None
@@ -338,6 +342,8 @@ def test_what_the_c_abi_is_given() -> None:
     assert (found.alpha, found.beta) == (1.0, 0.0)
     assert second.scale_a[1].data_ptr() - second.scale_a[0].data_ptr() == 24 * 4
 
+
+def test_what_the_c_abi_is_given_beside() -> None:
     operands = Operands(Problem(m=24, n=16, k=64, dtype="int8.out_bf16"), SMALL, HOST, seed=1)
     found = operands.arguments(operands.sets[0])
     assert found.alpha == 2.0**-13
@@ -388,6 +394,7 @@ def test_what_the_new_operations_take_in_memory() -> None:
     assert parts("int8.out_bf16") == (a, 2 * d, 0, 4 * d)
     factors = 4 * (128 + 256) * 3
     assert parts("int8.out_bf16.scale_row") == (a, 2 * d, factors, 8 * d)
+    assert parts("fp8_e4m3.scale_row") == (a, 2 * d, factors, 0)
     plain, added = (
         footprint(Problem(m=128, n=256, k=512, dtype=dtype))
         for dtype in ("bf16.out_f32", "bf16.out_f32.accumulate")

@@ -23,7 +23,12 @@ class Cute(CutlassBackend):
     architectures = frozenset({"sm90"})
     operands = FLOATS | {Element.S8, Element.TF32}
     scalings = frozenset(
-        {(Element.S8, Scaling.ROW, Grouping.NONE), (Element.E4M3, Scaling.ROW, Grouping.ROWS)}
+        {
+            (Element.S8, Scaling.ROW, Grouping.NONE),
+            (Element.E4M3, Scaling.ROW, Grouping.NONE),
+            (Element.E5M2, Scaling.ROW, Grouping.NONE),
+            (Element.E4M3, Scaling.ROW, Grouping.ROWS),
+        }
     )
     groupings = frozenset({Grouping.NONE, Grouping.ROWS})
 

@@ -24,7 +24,10 @@ class Cutlass3x(CutlassBackend):
     rules = RULES
     architectures = frozenset({"sm90", "sm100"})
     operands = FLOATS | {Element.S8, Element.TF32}
-    scalings = frozenset({(Element.S8, Scaling.ROW, Grouping.NONE)})
+    scalings = frozenset(
+        (element, Scaling.ROW, Grouping.NONE)
+        for element in (Element.S8, Element.E4M3, Element.E5M2)
+    )
     groupings = frozenset(Grouping)
     epilogues = frozenset(Epilogue)
 

@@ -78,14 +78,19 @@ def scaled(
     use_fast_accum: bool,
 ) -> torch.Tensor:
     """`torch._scaled_mm`; what cuBLAS refuses, by its sizes or strides, as a bf16 product."""
+    if torch_scales(a, b):
+        return scaled_by_torch(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
+    # FP8 values are exact in bf16, and the sums are in FP32 either way.
+    out = (a.to(torch.bfloat16) @ b.to(torch.bfloat16)).float().mul_(scale_a).mul_(scale_b)
+    return (out if bias is None else out + bias).to(out_dtype)
+
+
+def torch_scales(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether cuBLAS takes FP8 operands of these sizes and strides."""
     k, n = b.shape
     columns_first = a.stride(1) == 1 and b.stride(0) == 1
     fits = k % 16 == 0 and n % 16 == 0 and a.stride(0) % 16 == 0 and b.stride(1) % 16 == 0
-    if 0 not in (*a.shape, n) and columns_first and fits:
-        return scaled_by_torch(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
-    # FP8 values are exact in bf16, and the sums are in FP32 either way.
-    out = (a.to(torch.bfloat16) @ b.to(torch.bfloat16)).float() * (scale_a * scale_b)
-    return (out if bias is None else out + bias).to(out_dtype)
+    return 0 not in (*a.shape, n) and columns_first and fits
 
 
 def scaled_by_torch(

@@ -29,6 +29,7 @@ class Form(Enum):
     SCALED = "scaled"  # a[M, K] · b[K, N] in FP8, times two scales, however it accumulates
     SCALED_PRECISE = "scaled_precise"  # the same; the tensor core's sums are promoted to FP32
     ROW_SCALED = "row_scaled"  # a[M, K] · b[K, N], times a factor per row and one per column
+    ROW_SCALED_PRECISE = "row_scaled_precise"  # the same in FP8; the sums are promoted to FP32
     ADDED = "added"  # a MATMUL that is added to its output
     ADDED_GRADIENT = "added_gradient"  # a WEIGHT_GRADIENT that is added to its output
     # a[T, K] · b[E, K, N] by runs of rows, or a[M, T] · b[T, N] by runs of T, a matrix for each
@@ -49,7 +50,14 @@ class Form(Enum):
     @property
     def is_precise(self) -> bool:
         """Whether FP8's sums must not stay in the tensor core."""
-        return self in (Form.SCALED_PRECISE, Form.GROUPED_SCALED_PRECISE)
+        return self in (Form.SCALED_PRECISE, Form.ROW_SCALED_PRECISE, Form.GROUPED_SCALED_PRECISE)
+
+    @classmethod
+    def scaled(cls, *, by_rows: bool, fast: bool) -> Form:
+        """An FP8 product with a factor for each operand, or for each row and column."""
+        if by_rows:
+            return cls.ROW_SCALED if fast else cls.ROW_SCALED_PRECISE
+        return cls.SCALED if fast else cls.SCALED_PRECISE
 
 
 _TYPES = {
@@ -73,6 +81,7 @@ _SCALINGS = {
     Form.SCALED: Scaling.TENSOR,
     Form.SCALED_PRECISE: Scaling.TENSOR,
     Form.ROW_SCALED: Scaling.ROW,
+    Form.ROW_SCALED_PRECISE: Scaling.ROW,
     Form.GROUPED_SCALED: Scaling.ROW,
     Form.GROUPED_SCALED_PRECISE: Scaling.ROW,
 }

@@ -4,11 +4,11 @@ All products of two matrices, or with a model those of its `nn.Linear` modules, 
 every thread, by a compiled binding below autograd that costs a call a fraction of a microsecond
 (`gemmsmith.ops.below.dispatch`). Products into FP32 and added to FP32 sums, INT8 ones, and FP32
 ones while torch may multiply them in TF32, are among them, and so are the grouped products of
-experts, with or without the binding. `addmm` of a bias does so where there are winners that add
-one, by Python in its place. A model's products are known by their sizes. Its modules with a bias
-change class for the while: parameters, hooks and `state_dict` stay, and a call costs some ten
-microseconds more. A product that a compiler makes one `addmm` with a sum, as with a residual of two
-dimensions, stays torch's.
+experts and the FP8 ones of `torch._scaled_mm`, with or without the binding. `addmm` of a bias does
+so where there are winners that add one, by Python in its place. A model's products are known by
+their sizes. Its modules with a bias change class for the while: parameters, hooks and `state_dict`
+stay, and a call costs some ten microseconds more. A product that a compiler makes one `addmm` with
+a sum, as with a residual of two dimensions, stays torch's.
 
 A model's layers that end in an activation, a gate or a residual change class likewise, and run the
 product and what follows it by one kernel where such a one wins (`gemmsmith.ops.models.layers`).
@@ -38,7 +38,7 @@ from typing import Any, TextIO
 
 import torch
 
-from gemmsmith.ops.below import experts
+from gemmsmith.ops.below import experts, scaling
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine, current
 from gemmsmith.ops.models import layers
@@ -65,11 +65,11 @@ def patch(
 
     Args:
         model: replace the products of its `nn.Linear` modules (not those of derived classes), the
-            grouped products with its weights, and the layers that are recognized in it, RMS norms
-            among them (docs/fusing.md). Products of the same sizes elsewhere in the process are
-            replaced as well. None: replace the products of `F.linear`, `torch.matmul` and `@`,
+            grouped and FP8 products with its weights, and the layers that are recognized in it, RMS
+            norms among them (docs/fusing.md). Products of the same sizes elsewhere in the process
+            are replaced as well. None: replace the products of `F.linear`, `torch.matmul` and `@`,
             `mm`, `bmm` and `_int_mm`, of `addmm` and `baddbmm` with `out_dtype`, of plain `addmm`
-            with a bias, and grouped ones.
+            with a bias, of `_scaled_mm`, and grouped ones.
         report: print at the end which kernels ran, how often, what was fused, and the expected
             gain; for a patch that is never undone, at the end of the process.
         file: where to print; None is standard error.
@@ -162,7 +162,10 @@ class Patch(AbstractContextManager[None]):
             if engine is not None and self._report is not None:
                 stack.callback(setattr, engine, "watcher", engine.watcher)
                 engine.watcher = self._report
-            stack.enter_context(_grouped(engine, model))
+            if engine is not None and engine.platform.kind is not None:
+                weights = None if model is None else experts.weights_of(model)
+                for replaced in (experts, scaling):
+                    stack.enter_context(replaced.on(engine, engine.platform.kind, weights))
             if model is None:
                 stack.enter_context(_everywhere(engine))
             else:
@@ -215,13 +218,6 @@ def _everywhere(engine: Engine | None) -> AbstractContextManager[Any]:
         return nullcontext()
     switched_on = _binding(engine)
     return Everywhere() if switched_on is None else switched_on()
-
-
-def _grouped(engine: Engine | None, model: torch.nn.Module | None) -> AbstractContextManager[None]:
-    if engine is None or engine.platform.kind is None:
-        return nullcontext()
-    weights = None if model is None else experts.weights_of(model)
-    return experts.on(engine, engine.platform.kind, weights)
 
 
 def _binding(engine: Engine | None) -> Callable[..., AbstractContextManager[None]] | None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from gemmsmith.operation import Epilogue
+from gemmsmith.ops.below import scaling
 from gemmsmith.ops.engine import fallback, functions
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import SCALED_TYPES, Form
@@ -83,9 +83,10 @@ def scaled_mm(
     Args:
         a: E4M3 or E5M2, row-major.
         b: E4M3, column-major: for a weight [N, K], pass `weight.t()`.
-        scale_a: one FP32 element on the operands' device.
-        scale_b: likewise.
-        bias: [N]; None adds nothing.
+        scale_a: FP32 on the operands' device: one element, or [M, 1], one for each row of a.
+        scale_b: likewise: one element, or [1, N], one for each column of b. Either both scales are
+            one element, or none is (M or N of 1 apart).
+        bias: [N]; None adds nothing. With factors of rows and columns it is torch's to add.
         out_dtype: tuned kernels give bf16; torch computes other types.
         use_fast_accum: as in torch: sums may stay in the tensor core, with fewer bits than FP32,
             for all of K. Most FP8 winners do so, and are measured against cuBLAS doing so. Without
@@ -95,15 +96,10 @@ def scaled_mm(
     products of its backward pass by this function as well (`fp8_e5m2`).
 
     Raises:
-        ValueError: a scale is not one FP32 element on the operands' device.
+        ValueError: the scales are not FP32 on the operands' device, or have other sizes.
         RuntimeError: raised by torch if sizes or types do not match.
     """
-    for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
-        if scale.dtype != torch.float32 or scale.numel() != 1 or scale.device != a.device:
-            raise ValueError(
-                f"{name} must be one float32 element on {a.device}, got {scale.numel()} of "
-                f"{scale.dtype} on {scale.device}"
-            )
+    _check_scales(a, b, scale_a, scale_b)
     if (a.dtype, b.dtype) not in SCALED_TYPES or a.dim() != 2 or b.dim() != 2 or not ours(a, b):
         return fallback.scaled_by_torch(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
     if torch.compiler.is_compiling() or not functions.unobserved():
@@ -112,6 +108,22 @@ def scaled_mm(
         )
         return result
     return _scaled_mm(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
+
+
+def _check_scales(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor
+) -> None:
+    for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
+        if scale.dtype != torch.float32 or scale.device != a.device:
+            raise ValueError(
+                f"{name} must be float32 on {a.device}, got {scale.dtype} on {scale.device}"
+            )
+    if scaling.scales_rows(a, b, scale_a, scale_b) is None:
+        raise ValueError(
+            f"the scales must be one element each, or [M, 1] and [1, N] of a[M, K] and b[K, N], "
+            f"got {tuple(scale_a.shape)} and {tuple(scale_b.shape)} for {tuple(a.shape)} and "
+            f"{tuple(b.shape)}"
+        )
 
 
 def _multiplies_plainly(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -236,14 +248,13 @@ def _scaled_mm(
     use_fast_accum: bool = False,
 ) -> torch.Tensor:
     engine = current()
+    # Vectors of any stride are few bytes to copy.
+    scale_a, scale_b = scale_a.contiguous(), scale_b.contiguous()
+    # Torch's own comes to the same kernel where a block of `patch` is open, and is told of once.
+    torchs = scaling.takes(a, b) and fallback.torch_scales(a, b)
     # No kernel writes another type; a pass of its own for a bias seldom pays.
-    if engine is not None and out_dtype == torch.bfloat16:
-        form = Form.SCALED if use_fast_accum else Form.SCALED_PRECISE
-        if bias is None:
-            out = engine.product(form, a, b, scale_a, scale_b)
-        else:
-            found = engine.fused(form, a, b, Epilogue.BIAS, bias, None, scale_a, scale_b)
-            out = None if found is None else found[0]
+    if engine is not None and out_dtype == torch.bfloat16 and not torchs:
+        out = scaling.by_kernel(engine, a, b, scale_a, scale_b, bias, fast=use_fast_accum)
         if out is not None:
             return out
     return fallback.scaled(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)

@@ -1,0 +1,209 @@
+"""torch's FP8 products by tuned kernels: unchanged code that calls `torch._scaled_mm`.
+
+`_scaled_mm` and `_scaled_mm_v2`, each also with `out=`, multiply FP8 matrices with an FP32 factor
+for each operand, or for each row of A and column of B. Into bf16 these run kernels where they have
+winners, the former also with a bias. A call without `use_fast_accum` only runs kernels that promote
+their sums to FP32. Other factors (blocks, MX), other outputs and `scale_result` are torch's.
+
+Like `experts` it is below autograd, in every thread, installed once and switched on and off.
+Graphs that Inductor compiles come by here too: they call the operators with `out=`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from gemmsmith.operation import Epilogue
+from gemmsmith.ops.below.dispatch import Weights, of_layers
+from gemmsmith.ops.below.standing import stand_before
+from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.engine.forms import SCALED_TYPES, Form
+
+_BY_ROWS = {0: False, 1: True}
+"""at::blas::ScalingType TensorWise and RowWise, of `_scaled_mm_v2`."""
+
+
+def scales_rows(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor
+) -> bool | None:
+    """Whether factors are those of rows and columns; torch tells it by their sizes, too.
+
+    False: there is one for each operand. None: neither, or they are not FP32 on the device.
+
+    Args:
+        a: [M, K].
+        b: [K, N].
+        scale_a: one element, or [M, 1].
+        scale_b: one element, or [1, N].
+    """
+    if any(one.dtype != torch.float32 or one.device != a.device for one in (scale_a, scale_b)):
+        return None
+    if scale_a.numel() == scale_b.numel() == 1:
+        return False
+    by_rows = scale_a.shape == (*a.shape[:1], 1) and scale_b.shape == (1, *b.shape[1:])
+    return True if by_rows else None
+
+
+def by_kernel(
+    engine: Engine,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    fast: bool,
+    into: torch.Tensor | None = None,
+) -> torch.Tensor | None:
+    """The product in bf16; None: torch is to compute it.
+
+    Args:
+        engine: decides.
+        a: [M, K].
+        b: [K, N], column-major.
+        scale_a: one contiguous element, or [M, 1].
+        scale_b: one contiguous element, or [1, N].
+        bias: [N]; only beside one factor for each operand.
+        fast: whether sums may stay in the tensor core.
+        into: where to write; None: a new tensor.
+    """
+    by_rows = scales_rows(a, b, scale_a, scale_b)
+    if by_rows is None or not (scale_a.is_contiguous() and scale_b.is_contiguous()):
+        return None
+    form = Form.scaled(by_rows=by_rows, fast=fast)
+    if bias is not None:
+        found = engine.fused(form, a, b, Epilogue.BIAS, bias, None, scale_a, scale_b, into)
+        return None if found is None else found[0]
+    plan = engine.plan(form, a, b)
+    if plan is not None and into is not None and not plan.accepts(into):
+        plan = None
+    return engine.run(plan, form, a, b, scale_a, scale_b, into)
+
+
+def takes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether torch's own FP8 product of these comes by here at present."""
+    if (a.dtype, b.dtype) not in SCALED_TYPES or a.dim() != 2 or b.dim() != 2:
+        return False
+    only = _Replaced.only
+    return _Replaced.engine is not None and (only is None or of_layers(only, a.size(), b.size()))
+
+
+@contextmanager
+def on(engine: Engine, kind: str, only: Weights | None) -> Iterator[None]:
+    """Run `engine`'s kernels in every thread, until the end of the block.
+
+    Blocks may be nested: what an outer one replaces, an inner one does too.
+
+    Args:
+        engine: decides.
+        kind: of the device: `cuda`.
+        only: sizes of the weights whose products are replaced; None: all.
+    """
+    _install(kind)
+    before = _Replaced.engine, _Replaced.only
+    _Replaced.engine = engine
+    _Replaced.only = None if before[1] is None or only is None else before[1] | only
+    try:
+        yield
+    finally:
+        _Replaced.engine, _Replaced.only = before
+
+
+class _Replaced:
+    """What is switched on in this process."""
+
+    engine: Engine | None = None
+    only: Weights | None = frozenset()
+    installed: set[str] = set()  # noqa: RUF012 - one a process
+
+
+def _install(kind: str) -> None:
+    if kind in _Replaced.installed:
+        return
+    _Replaced.installed.add(kind)
+    for name, by_us in (("_scaled_mm", _scaled), ("_scaled_mm_v2", _scaled_v2)):
+        for full in (name, f"{name}.out"):
+            stand_before(kind, full, _before(full, by_us))
+
+
+def _before(
+    name: str, by_us: Callable[..., torch.Tensor | None]
+) -> Callable[[Any], Callable[..., torch.Tensor]]:
+    def make(original: Any) -> Callable[..., torch.Tensor]:
+        def call(
+            keys: Any,
+            a: torch.Tensor,
+            b: torch.Tensor,
+            *rest: Any,
+            out: torch.Tensor | None = None,
+        ) -> torch.Tensor:
+            engine = _Replaced.engine
+            if engine is not None and takes(a, b):
+                found = by_us(engine, a, b, *rest, out=out)
+                if found is not None:
+                    return found
+            if original is None:
+                raise NotImplementedError(f"torch has no {name} for these tensors")
+            into = {} if out is None else {"out": out}
+            given: torch.Tensor = original.call_boxed(keys, a, b, *rest, **into)
+            return given
+
+        return call
+
+    return make
+
+
+def _scaled(
+    engine: Engine,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    scale_result: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+    *,
+    out: torch.Tensor | None,
+) -> torch.Tensor | None:
+    if out_dtype is None:  # torch gives A's type, or writes into whatever there is
+        out_dtype = a.dtype if out is None else out.dtype
+    if scale_result is not None or out_dtype is not torch.bfloat16:
+        return None
+    return by_kernel(engine, a, b, scale_a, scale_b, bias, fast=use_fast_accum, into=out)
+
+
+def _scaled_v2(
+    engine: Engine,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: Sequence[torch.Tensor],
+    recipe_a: Sequence[int],
+    swizzle_a: Sequence[int],
+    scale_b: Sequence[torch.Tensor],
+    recipe_b: Sequence[int],
+    swizzle_b: Sequence[int],
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    contraction_dim: Sequence[int] = (),
+    use_fast_accum: bool = False,
+    *,
+    out: torch.Tensor | None,
+) -> torch.Tensor | None:
+    if (
+        list(recipe_a) != list(recipe_b)
+        or not len(recipe_a) == len(scale_a) == len(scale_b) == 1
+        or any(swizzle_a)
+        or any(swizzle_b)
+        or contraction_dim
+    ):
+        return None
+    by_rows = _BY_ROWS.get(recipe_a[0])
+    if by_rows is None or by_rows is not scales_rows(a, b, scale_a[0], scale_b[0]):
+        return None
+    rest = (bias, None, out_dtype, use_fast_accum)
+    return _scaled(engine, a, b, scale_a[0], scale_b[0], *rest, out=out)
