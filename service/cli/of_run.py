@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 
-from gemmsmith.answers.bundle import Bundle, kept_bundle
+from gemmsmith.answers.bundle import Bundle
 from gemmsmith.answers.snapshot import Snapshot
 from gemmsmith.captured import Captured, tune_command
 from gemmsmith.errors import GemmsmithError
@@ -32,11 +32,6 @@ MATTERS = 0.01
 
 NEIGHBOURS = 8
 """Winners near a problem, from which the time of its default is guessed."""
-
-
-def kept(settings: Settings) -> Path:
-    """The file of this user's winners for the GPU that is here."""
-    return kept_bundle(_model() or settings.default_model)
 
 
 def _model() -> str | None:

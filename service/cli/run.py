@@ -65,10 +65,10 @@ def run(
     the user's, or by the service of --url. Signals are passed on. The exit status is the program's
     own; if that is 0 and --tune failed or found nothing to tune, it is 1.
     """
-    from gemmsmith.errors import GemmsmithError
+    from gemmsmith.answers.bundle import kept_bundle
     from gemmsmith.http.requests import effort_of
-    from service.cli import of_run, program
-    from tuner.errors import TunerError
+    from service.cli import program
+    from tuner.devices import local_gpu
 
     checked = effort_of(effort)
     if rehearse and not tune:
@@ -76,12 +76,18 @@ def run(
     if output is not None and not output.parent.is_dir():
         raise MisuseError(f"no folder {output.parent} for the suite file")
     settings = load_settings(device=device, database=database, packs=packs, sweeps=sweeps)
-    kept = None if url else of_run.kept(settings)
+    gpu = None if url else local_gpu()
+    kept = None if url else kept_bundle(settings.default_model if gpu is None else gpu.slug)
 
     def winners() -> str | None:
         return url or (str(kept) if kept is not None and kept.is_file() else None)
 
     ended = program.run(command, winners=winners(), steps=steps, stop=rehearse)
+    # Only now: a database and all that goes with it take a second to import.
+    from gemmsmith.errors import GemmsmithError
+    from service.cli import of_run
+    from tuner.errors import TunerError
+
     if output is not None and ended.found.problems:
         ended.found.save(output)
     if ended.status:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -211,3 +213,14 @@ def test_products_that_a_fused_winner_replaces_are_not_tuned(settings: Settings)
     assert set(captured) - set(left) == {biased, alone}
     captured[alone] += 1  # another layer of this size runs without a gate
     assert alone in of_run.needed(captured, stored)
+
+
+@pytest.mark.usefixtures("settings")
+def test_the_program_does_not_wait_for_what_a_database_imports() -> None:
+    script = """
+import sys
+from service.cli import main, program
+program.run = lambda *_, **__: sys.exit("sqlalchemy" in sys.modules)
+main.app(["run", "--", "true"])
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
