@@ -11,17 +11,19 @@ from benchmarks.readme.shipped import RESULTS
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steps:
-    """Runs that belong together: those of a file of results, of one precision if it has several.
+class Runs:
+    """Those of a file of results that belong together.
 
     Attributes:
         only: programs or models of the file; empty: all of them.
+        mode: eager, compiled or graph; None: all.
+        precision: of the examples' files; None: all.
     """
 
-    title: str
     file: str
-    precision: str | None = None
     only: Sequence[str] = ()
+    mode: str | None = None
+    precision: str | None = None
 
     def gains(self) -> list[tuple[float, Sequence[float]]]:
         """Of those that came to their end: the gain, and torch's over itself."""
@@ -30,114 +32,103 @@ class Steps:
             return [
                 (one["gain"], one["torch_over_itself"])
                 for one in found["programs"]
-                if one.get("gain") is not None and self._holds(one["program"])
-            ]
-        if "steps" in found:  # decoding is no training
-            return [
-                (one["gain"], [one["torch_over_torch"]])
-                for one in found["steps"]
-                if "losses" in one
+                if one.get("gain") is not None and self._holds(one, one["program"])
             ]
         return [
             (run["speedup"]["median"], [run["torch_over_itself"]["median"]])
             for run in found["runs"]
-            if "speedup" in run
-            and self.precision in (None, run.get("precision"))
-            and self._holds(run["model"])
+            if "speedup" in run and self._holds(run, run["model"])
         ]
 
-    def _holds(self, name: str) -> bool:
-        return not self.only or name in self.only
+    def _holds(self, one: dict[str, Any], name: str) -> bool:
+        wanted = (not self.only or name in self.only, self.mode in (None, one.get("mode")))
+        return all(wanted) and self.precision in (None, one.get("precision"))
 
 
-PROGRAMS = "2026-11-25-h200-programs.json"
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A row of the table: the runs on each GPU; none: not measured there."""
+
+    title: str
+    h200: Sequence[Runs]
+    h100: Sequence[Runs] = ()
+
+
+SHIPPED = "2026-11-25-h200-programs-shipped.json"
+COMPILED = "2026-11-25-h200-programs-compiled.json"
+H100 = "2026-11-25-h100-programs-grouped.json"
+EXPERTS = "2026-11-25-h200-train-experts.json"
 
 MEASURED = (
-    Steps(
-        title="transformers' Llama 3 8B (4 layers), eager, `GEMMSMITH=`",
-        file="2026-11-24-h200-programs-norms.json",
-    ),
     *(
-        Steps(title=title, file=PROGRAMS, only=programs)
-        for title, *programs in (
-            ("the same with FSDP2 on two GPUs", "llama-fsdp2"),
-            ("transformers' Qwen3 8B (4 layers), eager, `GEMMSMITH=`", "qwen3"),
-            (
-                "transformers' Qwen3-MoE (4 layers, 4,096 tokens), eager, `GEMMSMITH=`",
-                "qwen3-moe",
-            ),
-            ("transformers' GPT-2 medium, eager, `gemmsmith run`", "gpt2"),
-            ("transformers' ViT-L, eager, `gemmsmith run`", "vit"),
-            (
-                "decoding with transformers' Llama 3 8B (8 layers), 1 and 16 rows, eager (noisy)",
-                "decode-1",
-                "decode-16",
-            ),
+        Step(
+            title=f"transformers' {title}, eager",
+            h200=[Runs(file=SHIPPED, only=[program])],
+            h100=[Runs(file=file, only=[program]) for file in h100],
+        )
+        for title, program, *h100 in (
+            ("Llama 3 8B (4 layers)", "llama"),
+            ("Qwen3 8B (4 layers)", "qwen3", "2026-11-25-h100-programs.json"),
+            ("Qwen3-30B-A3B (4 layers)", "qwen3-moe", H100),
+            ("GPT-2 medium", "gpt2", H100),
+            ("ViT-L", "vit"),
         )
     ),
+    Step(
+        title="Llama 3 8B (4 layers) with FSDP2 on two GPUs, eager",
+        h200=[Runs(file="2026-11-25-h200-programs.json", only=["llama-fsdp2"])],
+    ),
+    Step(
+        title="GPT-2 medium, compiled",
+        h200=[Runs(file="2026-11-25-h200-programs-conv1d.json", only=["gpt2"], mode="compiled")],
+    ),
+    Step(
+        title="Llama 3 8B, Qwen3 8B and ViT-L, compiled",
+        h200=[Runs(file=COMPILED, only=["llama", "qwen3", "vit"])],
+    ),
     *(
-        Steps(title=title, file="2026-11-25-h200-programs-conv1d.json", only=[program])
-        for title, program in (
-            ("GPT-2 medium with the shipped winners, eager and compiled, `GEMMSMITH=`", "gpt2"),
-            ("ViT-L with the shipped winners, eager, `GEMMSMITH=`", "vit"),
+        Step(
+            title=f"Qwen3-30B-A3B (4 layers, 16,384 tokens) with `gemmsmith.experts`, {mode}",
+            h200=[Runs(file=EXPERTS, mode=mode)],
         )
+        for mode in ("eager", "compiled")
     ),
-    Steps(
-        title="ViT-L before neighbours were refused, decoding with 64 rows, eager (noisy)",
-        file="2026-11-25-h200-programs-again.json",
+    Step(
+        title="GPT 350 M (`examples/train_gpt.py`), eager",
+        h200=[Runs(file="2026-11-25-h200-train-gpt.json", only=["gpt-350m"])],
     ),
-    Steps(
-        title="transformers' Llama 3 8B, Qwen3 8B, GPT-2 medium and ViT-L, compiled, `GEMMSMITH=`",
-        file="2026-11-25-h200-programs-compiled.json",
+    Step(
+        title="the same, compiled",
+        h200=[
+            Runs(file="2026-11-23-h200-train-fused.json", only=["gpt-350m"], mode="compiled"),
+        ],
     ),
-    Steps(
-        title="Qwen3-MoE (4 layers, 16,384 tokens) with `gemmsmith.experts`, compiled and eager",
-        file="2026-11-25-h200-train-experts.json",
-    ),
-    Steps(
-        title="the same with 2,048 tokens, before norms were fused",
-        file="2026-11-23-h200-train-experts.json",
-        only=("qwen3-2048-experts",),
-    ),
-    Steps(
-        title="RMS norms alone: Llama 3 8B, Qwen3 8B, Qwen3-MoE (4 layers), eager",
-        file="2026-11-24-h200-norms.json",
-    ),
-    Steps(
-        title="GPT 350 M, Llama 3 8B and Qwen3 8B, bf16, with `patch(model)`",
-        file="2026-11-23-h200-train-fused.json",
-    ),
-    Steps(
-        title="Qwen3-MoE (4 layers) and a 1 B MoE, bf16",
-        file="2026-11-23-h200-train-moe.json",
-    ),
-    Steps(
-        title="GPT 350 M and Llama 8B blocks, FP8, plain products",
-        file="2026-11-22-h200-train-equals.json",
-        precision="fp8",
-    ),
-    Steps(
-        title="GPT 350 M and Llama 8B blocks, bf16, plain products",
-        file="2026-11-22-h200-train-clocks.json",
-        precision="bf16",
+    Step(
+        title="GPT 350 M and Llama 8B blocks, plain products alone, bf16 and FP8",
+        h200=[
+            Runs(file="2026-11-22-h200-train-clocks.json", precision="bf16"),
+            Runs(file="2026-11-22-h200-train-equals.json", precision="fp8"),
+        ],
     ),
 )
 
 
 def _range(values: Sequence[float]) -> str:
+    if not values:
+        return "–"
     least, most = f"{min(values):.3f}", f"{max(values):.3f}"
     return least if least == most else f"{least} … {most}"
 
 
 def table() -> str:
-    """One row for each set of runs: the least and the greatest gain, and torch against itself."""
+    """One row for each step: the least and the greatest gain, and torch against itself."""
     lines = [
-        "| step, H200 | runs | gemmsmith over torch | torch over torch |",
+        "| training step | H200 | H100 | torch over torch |",
         "|---|---|---|---|",
     ]
-    for steps in MEASURED:
-        found = steps.gains()
-        gains = [gain for gain, _ in found]
-        itself = [ratio for _, ratios in found for ratio in ratios]
-        lines.append(f"| {steps.title} | {len(found)} | {_range(gains)} | {_range(itself)} |")
+    for step in MEASURED:
+        h200, h100 = ([one for runs in on for one in runs.gains()] for on in (step.h200, step.h100))
+        gains = (_range([gain for gain, _ in found]) for found in (h200, h100))
+        itself = [ratio for _, ratios in (*h200, *h100) for ratio in ratios]
+        lines.append(f"| {step.title} | {' | '.join(gains)} | {_range(itself)} |")
     return "\n".join(lines)

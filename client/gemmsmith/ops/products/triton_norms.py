@@ -14,8 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-TILE = 4096
-"""Elements that a thread block of eight warps holds at a time: whole rows."""
+TILE, WARPS = 4096, 8
+"""Elements that a thread block holds at a time, whole rows, and its warps."""
 BLOCKS = 4
 """Thread blocks for each SM, among which rows are dealt out."""
 COLUMNS, ROWS = 64, 64
@@ -77,7 +77,7 @@ def gradients(
     is_there = device == torch.cuda.current_device()  # switching costs the host
     with nullcontext() if is_there else torch.cuda.device_of(x):
         _backward[(programs,)](
-            gradient, x, weight, scale, of_x, sums, count, width, block, rows, num_warps=8
+            gradient, x, weight, scale, of_x, sums, count, width, block, rows, num_warps=WARPS
         )
         _add_up[(triton.cdiv(width, COLUMNS),)](
             sums, of_weight, programs, width, COLUMNS, ROWS, num_warps=4
