@@ -64,7 +64,7 @@ class Reference:
 
         `launch(i)` enqueues both runs of the i-th case, unless they are there already.
         `claims_order`: the schedule sums in a fixed order, so other bits are a failure. One
-        synchronization a case, whatever the size.
+        synchronization a case, whatever the size; one more where a largest value is an output.
         """
         bound = tolerance(self._problem, fast_accumulation=kernel.keeps_short_sums)
         found: list[Correctness] = []
@@ -112,6 +112,9 @@ class _Wanted:
                 "plain normal samples; suspect this GPU or another process on it, and try again"
             )
         floor = tolerance(problem, fast_accumulation=False).floor
+        # D's factor is a power of two, so nothing is lost by dividing by it.
+        scale = case.operands.scale_d
+        self._amax = 0.0 if scale is None else self._peaks[0] / float(scale)
         root = math.sqrt(max(1, self._elements) / len(case.sigmas))
         for i, sigma in enumerate(case.sigmas):
             self._norms[i] = max(self._norms[i], floor * sigma * root)
@@ -126,6 +129,8 @@ class _Wanted:
             wanted = self._kept[i] if self._kept else self._made(block)
             counts = [poisoned(part), bits(part) != bits(block.of(second))]
             sums = [each.sum(dim=self._dims).view(1, -1).to(wanted.dtype) for each in counts]
+            if part.dtype.itemsize == 1:  # torch does not mix FP8 with other types
+                part = part.to(wanted.dtype)
             figures.append(torch.cat([self._sizes(torch.sub(wanted, part)), *sums]))
         differences, largest, poison, other = self._read(figures, 4)
         error = _largest([_hypot(d) / n for d, n in zip(differences, self._norms, strict=True)])
@@ -153,6 +158,16 @@ class _Wanted:
                     f"{max_error:.2e} (bound {bound.max_error:.2e}) against {self._name}{where}"
                 ),
             )
+        if (amax := self._case.operands.amax) is not None:
+            off = abs(float(amax) - self._amax)
+            if not off <= bound.amax * self._amax:
+                return Failure(
+                    kind=FailureKind.WRONG,
+                    message=(
+                        f"the largest value is {float(amax):.6g}, not {self._amax:.6g} (bound "
+                        f"{bound.amax:.2e}) against {self._name}{where}"
+                    ),
+                )
         if overwritten:
             return Failure(
                 kind=FailureKind.WRONG,
