@@ -24,6 +24,8 @@ from tuner.workloads.scaled import factors, is_taken
 from tuner.workloads.ways import then
 from tuner.workloads.workload import Launch, OperandSet, Way, amax_of, bias_of, scale_of
 
+Launches = Callable[[Problem, Sequence[OperandSet], int], list[Launch]]
+
 
 def defaults(ways: Sequence[Way]) -> Sequence[Way]:
     """The ways of a 16-bit output, each followed by eager code that casts it."""
@@ -41,12 +43,12 @@ def alternatives(problem: Problem) -> Sequence[Way]:
     """Whatever may beat eager calls."""
     if not is_taken(problem):
         return ()
-    found = [("torch.compile of the same", _compiled)]
+    found: dict[str, Launches] = {"torch.compile of the same": _compiled}
     if problem.operation.epilogue is Epilogue.BIAS:
-        found.append(("torch._scaled_mm into FP8, without amax", _by_library))
+        found["torch._scaled_mm into FP8, without amax"] = _by_library
     return [
         Way(name=name, launches=launches, rival=True, is_to_be_beaten=True)
-        for name, launches in found
+        for name, launches in found.items()
     ]
 
 
@@ -57,9 +59,7 @@ def _wide(problem: Problem, sets: Sequence[OperandSet]) -> list[OperandSet]:
     return [replace(s, d=between) for s in sets]
 
 
-def _cast_after(
-    launches: Callable[[Problem, Sequence[OperandSet], int], list[Launch]],
-) -> Callable[[Problem, Sequence[OperandSet], int], list[Launch]]:
+def _cast_after(launches: Launches) -> Launches:
     def followed(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
         wide = _wide(problem, sets)
         scaled = torch.empty_like(wide[0].d)
@@ -99,7 +99,7 @@ def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Laun
 
 
 def _by_library(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]:
-    """cuBLASLt's own output in FP8."""
+    """The library's own output in FP8."""
     return [partial(_scaled_into_fp8, s) for s in sets]
 
 

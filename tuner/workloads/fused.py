@@ -169,7 +169,7 @@ def carried(problem: Problem, factor: float, *, fast_accumulation: bool) -> Tole
     of = partial(bare(problem.operation).tolerance, problem)
     exact = of(fast_accumulation=False)
     drift = factor * (of(fast_accumulation=fast_accumulation).error - exact.error)
-    bound = fp8_output.rounded(exact) if problem.operation.stores_fp8 else exact
+    bound = fp8_output.rounded(problem, exact) if problem.operation.stores_fp8 else exact
     return replace(
         bound,
         error=bound.error + drift,

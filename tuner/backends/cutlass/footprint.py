@@ -69,9 +69,10 @@ def epilogue_tile(kernel: CutlassKernel) -> tuple[int, int]:
     width = stored_bytes(kernel)
     if kernel.operation.epilogue.is_gated:  # `GateBox`: as many columns as divide a half
         return 64, gcd(128 // width, n // 2)
-    rows = 128 if kernel.mainloop is MainloopSchedule.COOPERATIVE else 64
+    if kernel.mainloop is MainloopSchedule.COOPERATIVE:
+        return min(128, m), gcd(min(32, n), n)
     columns = 64 if width == 1 and n % 64 == 0 else 32
-    return min(rows, m), gcd(min(columns, n), n)
+    return min(64, m), gcd(min(columns, n), n)
 
 
 def epilogue_bytes(kernel: CutlassKernel) -> int:
