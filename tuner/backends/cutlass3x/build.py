@@ -46,7 +46,7 @@ _ACTIVATIONS = {
 _GATED = """using {name}_tile = cute::Shape<{tile}>;
 using {name}_epilogue = gemmsmith::{epilogue}<
     {name}_tile, gemmsmith::{activation}, {stored}{pingpong}, {d}>;
-using {name}_mainloop = gemmsmith::GatedMainloop<
+using {name}_mainloop = gemmsmith::GatedMainloop<{promoting}
   typename cutlass::gemm::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp,
     {a},
@@ -56,7 +56,7 @@ using {name}_mainloop = gemmsmith::GatedMainloop<
     cute::Shape<{cluster}, cute::_1>,
     {stages},
     {schedule}
-  >::CollectiveOp>;
+  >::CollectiveOp{end};
 using {name} = cutlass::gemm::kernel::GemmUniversal<
     cute::Shape<int, int, int, int>, {name}_mainloop, {name}_epilogue,
     cutlass::gemm::PersistentScheduler>;
@@ -81,7 +81,9 @@ def part(kernel: CutlassKernel) -> Part:
     elif kernel.operation.epilogue.is_gated:
         return text.part(
             kernel,
-            header="gated_fp8_3x" if kernel.operation.stores_fp8 else "gated3x",
+            header=(
+                "gated_fp8_3x" if kernel.operation.stores_fp8 or _promotes(kernel) else "gated3x"
+            ),
             definition=_gated(kernel),
             adapter=f"GatedGemm3x<{struct}, {traits}>",
         )
@@ -135,7 +137,14 @@ def _gated(kernel: CutlassKernel) -> str:
         sums=DataTypeTag[DATA_TYPES[kernel.operation.accumulator]],
         stages=f"cutlass::gemm::collective::StageCount<{footprint.stages(kernel)}>",
         schedule=KernelScheduleTag[operation.kernel_schedule],
+        promoting="gemmsmith::PromotingMainloop<" if _promotes(kernel) else "",
+        end=">>" if _promotes(kernel) else ">",
     )
+
+
+def _promotes(kernel: CutlassKernel) -> bool:
+    """Whether FP8's sums do not stay in the tensor core."""
+    return kernel.operation.is_narrow_float and not kernel.fast_accumulation
 
 
 def _static(extents: tuple[int, ...]) -> str:

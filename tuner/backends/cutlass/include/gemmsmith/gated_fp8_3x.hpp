@@ -1,6 +1,6 @@
-/* Gated CUTLASS 3.x kernels of FP8 operands whose D is FP8 too, for the next product:
- * D = scale_d * activation(gate) * up, saturated, and on demand the largest absolute value before
- * scale_d. The mainloop is that of gated3x.hpp.
+/* What gated CUTLASS 3.x kernels (gated3x.hpp) of FP8 operands may have: sums that are promoted, and
+ * a D that is FP8 too, for the next product, D = scale_d * activation(gate) * up, saturated, and on
+ * demand the largest absolute value before scale_d.
  *
  * D leaves in boxes as there. A thread has two neighbouring columns of a row, two bytes, which it
  * stores by itself: matrices of stmatrix have elements of 16 bits.
@@ -11,6 +11,14 @@
 #include "gemmsmith/gated3x.hpp"
 
 namespace gemmsmith {
+
+/* CUTLASS's collective that promotes the sums of FP8 operands to FP32 has no names of its own for
+ * what TMA reads, as `GatedMainloop` asks for. */
+template <class Base>
+struct PromotingMainloop : Base {
+  using InternalElementA = typename Base::ElementA;
+  using InternalElementB = typename Base::ElementB;
+};
 
 /* What a launch says to the epilogue. */
 struct GateFp8Arguments {
