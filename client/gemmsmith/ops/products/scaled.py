@@ -1,4 +1,4 @@
-"""`gemmsmith.scaled_linear` and `scaled_gated_linear`: layers of FP8 operands, and of FP8 results.
+"""`gemmsmith.scaled_linear`: a layer of FP8 operands, whose result may be FP8 as well.
 
 With an FP8 result, one kernel computes the product, what follows it, the result's factor, and on
 demand its largest value, where the operation has a winner (`gemmsmith.operation`: `out_e4m3`). Else
@@ -8,17 +8,17 @@ not, so a clamp precedes it.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 
 from gemmsmith.activations import ACTIVATIONS, check_activation
-from gemmsmith.epilogue import Activation, Epilogue
+from gemmsmith.epilogue import Epilogue
 from gemmsmith.ops.engine import functions
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form
-from gemmsmith.ops.engine.plan import Beside
-from gemmsmith.ops.products import gated, operators
+from gemmsmith.ops.products import operators
 from gemmsmith.ops.products.registry import (
     all_ours,
     register,
@@ -27,8 +27,36 @@ from gemmsmith.ops.products.registry import (
 )
 
 FP8 = torch.float8_e4m3fn
-_LARGEST = torch.finfo(FP8).max
-_ADVICE = "call it inside an autograd function that casts to FP8"
+LARGEST = torch.finfo(FP8).max
+ADVICE = "call it inside an autograd function that casts to FP8"
+
+
+class Output(NamedTuple):
+    """What a layer's value becomes.
+
+    Attributes:
+        dtype: of the result.
+        scale: factor of an FP8 result; None: 1.
+        amax: what the value's largest absolute value is added to.
+    """
+
+    dtype: torch.dtype
+    scale: torch.Tensor | None
+    amax: torch.Tensor | None
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether a kernel may finish it."""
+        return self.dtype is FP8
+
+    def of(self, value: torch.Tensor) -> torch.Tensor:
+        """The result of a value in bf16, by torch's operators."""
+        if self.amax is not None and value.numel():
+            self.amax.copy_(torch.maximum(self.amax, value.abs().amax()))
+        if not self.is_fp8:
+            return value
+        wide = value.float() if self.scale is None else value.float() * self.scale
+        return wide.clamp(-LARGEST, LARGEST).to(FP8)
 
 
 def scaled_linear(
@@ -69,7 +97,7 @@ def scaled_linear(
     """
     if activation is not None:
         check_activation(activation)
-    _check(x, scale_x, scale_weight, out_dtype, out_scale, amax)
+    check(x, scale_x, scale_weight, Output(out_dtype, out_scale, amax))
     arguments = (
         x,
         weight,
@@ -82,94 +110,28 @@ def scaled_linear(
         amax,
         use_fast_accum,
     )
-    _refuse_gradient("scaled_linear", *arguments)
+    refuse_gradient("scaled_linear", *arguments)
     if not all_ours(x, weight, bias):
-        return _linear_composed(*arguments)
+        return _composed(*arguments)
     if torch.compiler.is_compiling() or not functions.unobserved():
         result: torch.Tensor = torch.ops.gemmsmith.scaled_linear(*arguments)
         return result
-    return _linear(*arguments)
+    return _compute(*arguments)
 
 
-def scaled_gated_linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    scale_x: torch.Tensor,
-    scale_weight: torch.Tensor,
-    up: torch.Tensor | None = None,
-    *,
-    activation: str = Activation.SILU.value,
-    interleaved: bool = False,
-    out_dtype: torch.dtype = torch.bfloat16,
-    out_scale: torch.Tensor | None = None,
-    amax: torch.Tensor | None = None,
-    use_fast_accum: bool = True,
-) -> torch.Tensor:
-    """`activation(s · x · gateᵀ) * (s · x · upᵀ)`, s = `scale_x · scale_weight`: [..., K] to
-    [..., I].
-
-    Args:
-        x: E4M3, any number of leading dimensions.
-        weight: E4M3, [2·I, K], the gate's rows before up's; only the gate's [I, K] if `up` is
-            given.
-        scale_x: one FP32 element on the operands' device, by which x's values are multiplied.
-        scale_weight: likewise, those of gate and up.
-        up: E4M3, [I, K].
-        activation: of the gate: `silu` (SwiGLU), `gelu_tanh` or `gelu` (GeGLU).
-        interleaved: even rows of the weight are the gate's, odd rows are up's.
-        out_dtype: as of `scaled_linear`.
-        out_scale: likewise.
-        amax: likewise.
-        use_fast_accum: likewise.
-
-    Raises:
-        ValueError: as `scaled_linear`; the weight cannot be halved; two weights are interleaved or
-            differ in size.
-        NotImplementedError: an operand requires a gradient.
-        RuntimeError: raised by torch if sizes or types do not match.
-    """
-    gated.check(weight, up, activation, interleaved=interleaved)
-    _check(x, scale_x, scale_weight, out_dtype, out_scale, amax)
-    arguments = (
-        x,
-        weight,
-        scale_x,
-        scale_weight,
-        up,
-        activation,
-        interleaved,
-        out_dtype,
-        out_scale,
-        amax,
-        use_fast_accum,
-    )
-    _refuse_gradient("scaled_gated_linear", *arguments)
-    if not all_ours(x, weight, up):
-        return _gated_composed(*arguments)
-    if torch.compiler.is_compiling() or not functions.unobserved():
-        result: torch.Tensor = torch.ops.gemmsmith.scaled_gated_linear(*arguments)
-        return result
-    return _gated(*arguments)
-
-
-def _check(
-    x: torch.Tensor,
-    scale_x: torch.Tensor,
-    scale_weight: torch.Tensor,
-    out_dtype: torch.dtype,
-    out_scale: torch.Tensor | None,
-    amax: torch.Tensor | None,
+def check(
+    x: torch.Tensor, scale_x: torch.Tensor, scale_weight: torch.Tensor, output: Output
 ) -> None:
-    """Raises ValueError as `scaled_linear` does."""
-    if out_dtype not in (torch.bfloat16, FP8):
-        raise ValueError(f"out_dtype must be torch.bfloat16 or {FP8}, got {out_dtype}")
-    if out_scale is not None and out_dtype is not FP8:
-        raise ValueError(f"out_scale is of a result in {FP8}; out_dtype is {out_dtype}")
+    """Raises ValueError as `scaled_linear` does of factors and output."""
+    if output.dtype not in (torch.bfloat16, FP8):
+        raise ValueError(f"out_dtype must be torch.bfloat16 or {FP8}, got {output.dtype}")
+    if output.scale is not None and not output.is_fp8:
+        raise ValueError(f"out_scale is of a result in {FP8}; out_dtype is {output.dtype}")
     for name, one in (
         ("scale_x", scale_x),
         ("scale_weight", scale_weight),
-        ("out_scale", out_scale),
-        ("amax", amax),
+        ("out_scale", output.scale),
+        ("amax", output.amax),
     ):
         if one is None:
             continue
@@ -180,31 +142,18 @@ def _check(
             )
 
 
-def _refuse_gradient(name: str, *arguments: object) -> None:
+def refuse_gradient(name: str, *arguments: object) -> None:
+    """Raises NotImplementedError where one of these wants a gradient."""
     if wants_gradient(*arguments):
-        raise NotImplementedError(f"{name} has no gradient: {_ADVICE}")
+        raise NotImplementedError(f"{name} has no gradient: {ADVICE}")
 
 
-def _form(use_fast_accum: bool) -> Form:
+def form_of(use_fast_accum: bool) -> Form:
+    """Which product of FP8 operands."""
     return Form.SCALED if use_fast_accum else Form.SCALED_PRECISE
 
 
-def _finished(
-    value: torch.Tensor,
-    out_dtype: torch.dtype,
-    out_scale: torch.Tensor | None,
-    amax: torch.Tensor | None,
-) -> torch.Tensor:
-    """The result of its value in 16 bits, by torch's operators."""
-    if amax is not None and value.numel():
-        amax.copy_(torch.maximum(amax, value.abs().amax()))
-    if out_dtype is not FP8:
-        return value
-    wide = value.float() if out_scale is None else value.float() * out_scale
-    return wide.clamp(-_LARGEST, _LARGEST).to(FP8)
-
-
-def _multiplied(
+def multiplied(
     x: torch.Tensor,
     weight: torch.Tensor,
     scale_x: torch.Tensor,
@@ -224,7 +173,7 @@ def _multiplied(
     return out.view(*x.shape[:-1], weight.shape[0])
 
 
-def _linear_composed(
+def _composed(
     x: torch.Tensor,
     weight: torch.Tensor,
     scale_x: torch.Tensor,
@@ -236,56 +185,31 @@ def _linear_composed(
     amax: torch.Tensor | None,
     use_fast_accum: bool,
 ) -> torch.Tensor:
-    value = _multiplied(x, weight, scale_x, scale_weight, bias, use_fast_accum)
+    """The product by whoever computes it, then torch's steps."""
+    value = multiplied(x, weight, scale_x, scale_weight, bias, use_fast_accum)
     if activation is not None:
         value = ACTIVATIONS[activation](value)
-    return _finished(value, out_dtype, out_scale, amax)
+    return Output(out_dtype, out_scale, amax).of(value)
 
 
-def _gated_composed(
+def _compute(
     x: torch.Tensor,
     weight: torch.Tensor,
     scale_x: torch.Tensor,
     scale_weight: torch.Tensor,
-    up: torch.Tensor | None,
-    activation: str,
-    interleaved: bool,
+    bias: torch.Tensor | None,
+    activation: str | None,
     out_dtype: torch.dtype,
     out_scale: torch.Tensor | None,
     amax: torch.Tensor | None,
     use_fast_accum: bool,
 ) -> torch.Tensor:
-    first = _multiplied(x, weight, scale_x, scale_weight, None, use_fast_accum)
-    if up is not None:
-        second = _multiplied(x, up, scale_x, scale_weight, None, use_fast_accum)
-    elif interleaved:
-        first, second = first[..., 0::2], first[..., 1::2]
-    else:
-        first, second = first.chunk(2, -1)
-    return _finished(ACTIVATIONS[activation](first) * second, out_dtype, out_scale, amax)
-
-
-# The devices' part: also what an eager call does.
-
-
-def _linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    scale_x: torch.Tensor,
-    scale_weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    activation: str | None = None,
-    out_dtype: torch.dtype = torch.bfloat16,
-    out_scale: torch.Tensor | None = None,
-    amax: torch.Tensor | None = None,
-    use_fast_accum: bool = True,
-) -> torch.Tensor:
-    engine = current()
+    """The devices' part: also what an eager call does."""
+    engine, output = current(), Output(out_dtype, out_scale, amax)
     epilogue = Epilogue.made_of(bias=bias is not None, activation=activation)
     if engine is not None and epilogue is not None and bias is not None:
-        stores_fp8 = out_dtype is FP8
         found = engine.fused(
-            _form(use_fast_accum),
+            form_of(use_fast_accum),
             x,
             weight.t(),
             epilogue,
@@ -293,13 +217,13 @@ def _linear(
             None,
             scale_x,
             scale_weight,
-            output=FP8 if stores_fp8 else None,
+            output=FP8 if output.is_fp8 else None,
             scale_d=out_scale,
-            amax=amax if stores_fp8 else None,
+            amax=amax if output.is_fp8 else None,
         )
         if found is not None:
-            return found[0] if stores_fp8 else _finished(found[0], out_dtype, None, amax)
-    return _linear_composed(
+            return found[0] if output.is_fp8 else output.of(found[0])
+    return _composed(
         x,
         weight,
         scale_x,
@@ -313,71 +237,29 @@ def _linear(
     )
 
 
-def _gated(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    scale_x: torch.Tensor,
-    scale_weight: torch.Tensor,
-    up: torch.Tensor | None = None,
-    activation: str = Activation.SILU.value,
-    interleaved: bool = False,
-    out_dtype: torch.dtype = torch.bfloat16,
-    out_scale: torch.Tensor | None = None,
-    amax: torch.Tensor | None = None,
-    use_fast_accum: bool = True,
-) -> torch.Tensor:
-    engine, form = current(), _form(use_fast_accum)
-    epilogue = Epilogue.made_of(activation=activation, gate=True)
-    stores_fp8 = out_dtype is FP8
-    if engine is not None and epilogue is not None:
-        gate, raised = (one.t() for one in gated.parts(weight, up, interleaved))
-        plan = engine.plan(form, x, gate, FP8 if stores_fp8 else None, epilogue=epilogue)
-        if plan is not None and plan.pairs(gate, raised):
-            told = (out_scale, amax) if stores_fp8 else (None, None)
-            beside = Beside(up=raised, scale_d=told[0], amax=told[1])
-            out = engine.run(plan, form, x, gate, scale_x, scale_weight, beside=beside)
-            if out is not None:
-                return out if stores_fp8 else _finished(out, out_dtype, None, amax)
-    return _gated_composed(
-        x,
-        weight,
-        scale_x,
-        scale_weight,
-        up,
-        activation,
-        interleaved,
-        out_dtype,
-        out_scale,
-        amax,
-        use_fast_accum,
-    )
-
-
-# Shapes alone, for whoever traces.
-
-
-def _fake_linear(x: torch.Tensor, weight: torch.Tensor, *others: Any) -> torch.Tensor:
+def _fake(x: torch.Tensor, weight: torch.Tensor, *others: Any) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=others[4])
 
 
-def _fake_gated(x: torch.Tensor, weight: torch.Tensor, *others: Any) -> torch.Tensor:
-    rows = weight.shape[0] // (2 if others[2] is None else 1)
-    return x.new_empty((*x.shape[:-1], rows), dtype=others[5])
+Product = tuple[Form, torch.Tensor, torch.Tensor, torch.dtype | None, Epilogue]
+"""Its form, operands, output type and what follows it."""
+
+
+def products(given: dict[str, Any]) -> Iterator[Product]:
+    """What a call multiplies, by its arguments: the bare product, then the fused one."""
+    form, b = form_of(given["use_fast_accum"]), given["weight"].t()
+    output = FP8 if given["out_dtype"] is FP8 else None
+    epilogue = Epilogue.made_of(bias=given["bias"] is not None, activation=given["activation"])
+    yield form, given["x"], b, None, Epilogue.NONE
+    if epilogue not in (None, Epilogue.NONE):
+        yield form, given["x"], b, output, epilogue
 
 
 register(
     "scaled_linear(Tensor x, Tensor weight, Tensor scale_x, Tensor scale_weight, Tensor? bias, "
     "str? activation, ScalarType out_dtype, Tensor? out_scale, Tensor(a!)? amax, "
     "bool use_fast_accum) -> Tensor",
-    _linear,
-    _fake_linear,
-    without_gradient("scaled_linear", _ADVICE),
-)
-register(
-    "scaled_gated_linear(Tensor x, Tensor weight, Tensor scale_x, Tensor scale_weight, "
-    "Tensor? up, str activation, bool interleaved, ScalarType out_dtype, Tensor? out_scale, "
-    "Tensor(a!)? amax, bool use_fast_accum) -> Tensor",
-    _gated,
-    _fake_gated,
-    without_gradient("scaled_gated_linear", _ADVICE),
+    _compute,
+    _fake,
+    without_gradient("scaled_linear", ADVICE),
 )
