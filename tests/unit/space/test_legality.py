@@ -130,6 +130,7 @@ GOOD_FP8_OUTPUT = named(
         GOOD_FP8,
         dtype="fp8_e4m3.out_e4m3.then_bias",
         alignment_d=16,
+        tile=(128, 64, 128),
         mainloop=MainloopSchedule.PINGPONG,
     )
 )
