@@ -5,6 +5,7 @@ and every way that torch programs have of computing them.
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,7 @@ from gemmsmith.runtime.pack import LoadedPack
 from tests.gpu.support.building import build
 from tests.gpu.test_operations import check
 from tuner.backends import kernels, refusal
+from tuner.compile import find_toolchain
 from tuner.devices.cuda import CudaDevice
 from tuner.workloads import ways
 from tuner.workloads.operands import Operands
@@ -75,6 +77,38 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The packs of all kernels, by kernel."""
     wanted = [kernel for epilogue in FAMILIES for kernel in chosen(epilogue)]
     return build(wanted, tmp_path_factory)[1]
+
+
+def test_boxes_and_descriptors_are_as_the_kernel_takes_them(tmp_path: Path) -> None:
+    """As of gated kernels with a 16-bit output: a host program goes through every element of a box,
+    and prints what TMA is told. It needs no GPU, but minutes of nvcc.
+    """
+    toolchain = find_toolchain()
+    program = tmp_path / "layouts"
+    source = Path(__file__).with_name("gated_fp8_layouts.cu")
+    subprocess.run(
+        [
+            str(toolchain.nvcc),
+            "-std=c++17",
+            "-arch=sm_90a",
+            "--expt-relaxed-constexpr",
+            "-O0",
+            "-DNDEBUG",
+            "-DCUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL=1",
+            *toolchain.search,
+            str(source),
+            "-o",
+            str(program),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    said = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout
+    # address, then extent/bytes to the next/box, innermost first
+    assert said.splitlines() == [
+        f"map 40000 swizzle {swizzle} 512/1/{columns} 1000/528/64"
+        for swizzle, columns in ((3, 128), (2, 64), (1, 32), (0, 16))
+    ]
 
 
 @pytest.mark.parametrize(
