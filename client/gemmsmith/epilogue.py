@@ -20,7 +20,7 @@ class Epilogue(StrEnum):
 
     Inputs beside A and B: `bias`, [N], added to every row, and `residual` R, [M, N]. Outputs: D,
     and with `_aux` what the activation is applied to, [M, N], which its gradient needs. All have
-    D's type, and D = act(P + bias) + R is computed in FP32 and rounded once. A name says what there
+    D's type, but of an FP8 D a bias is bf16, and D = act(P + bias) + R is computed in FP32 and rounded once. A name says what there
     is, in this order: bias, activation, gate, residual, aux.
 
     Of gated ones (SwiGLU, GeGLU) P has N = 2·I columns, the gate's before up's, and D has I; aux is

@@ -45,7 +45,8 @@ class Operation(Plain):
     Attributes:
         types: short name of the operand types.
         layout: how A and B lie in memory.
-        out: element type of the output D, and of C.
+        out: element type of the output D, and of C. An FP8 D is multiplied by a factor of the
+            launch's before it is rounded, with saturation.
         scaling: FP32 factors by which the product is multiplied.
         grouping: whether tokens are sorted by group, each group with its own matrix.
         epilogue: what the same kernel does after the product.
