@@ -23,6 +23,7 @@ the bare product), or backward ones that follow its input gradient; a problem sa
 
 A suite is for any element type; `Suite.problems(dtype)` leaves out what the type cannot do
 (FP8 is `tn` only). A problem may say its `dtype`, and is for that one alone, as captured ones are.
+Either says in `output` the element type of D, where that is not the type's own: `e4m3`.
 It may say `calls`, how often it is run; listed twice, both count. Bad files
 raise SuiteError with the entry's place and what it should hold.
 """
@@ -42,6 +43,7 @@ from gemmsmith.errors import InvalidProblem
 from gemmsmith.http.requests import calls_of
 from gemmsmith.operation import (
     DType,
+    Element,
     Epilogue,
     Grouping,
     Layout,
@@ -79,6 +81,7 @@ class SuiteProblem:
 
     `calls` is how often it is run; None where the file does not say. Of a grouped one `batch` is
     the number of groups. `dtype` is the one it is for, without grouping and epilogue; None: any.
+    `output` is D's element type; None: as `dtype` says.
     """
 
     m: int
@@ -92,12 +95,14 @@ class SuiteProblem:
     grouping: Grouping = Grouping.NONE
     epilogue: Epilogue = Epilogue.NONE
     dtype: str | None = None
+    output: Element | None = None
 
     def problem(self, dtype: str) -> Problem:
         """Its Problem in `dtype`; raises InvalidProblem where the type has no such operation."""
         operation = Operation.of(
             dtype,
             self.layout,
+            out=self.output,
             grouping=None if self.grouping is Grouping.NONE else self.grouping,
             epilogue=None if self.epilogue is Epilogue.NONE else self.epilogue,
         )
@@ -164,9 +169,10 @@ def load(path: Path) -> Suite:
         for place, entry in enumerate(data.get(kind, []), 1):
             try:
                 for one in expand(entry):
-                    one.problem(DType.BF16 if one.dtype is None else one.dtype)
+                    one.problem(one.dtype or _some_dtype(one))
                     extents = (one.m, one.n, one.k, one.batch)
-                    shape = (*extents, one.layout, one.grouping, one.epilogue, one.dtype)
+                    what = (one.layout, one.grouping, one.epilogue, one.dtype, one.output)
+                    shape = (*extents, *what)
                     known = entries.setdefault(shape, one)
                     if known is not one and one.calls is not None:
                         entries[shape] = replace(known, calls=(known.calls or 0) + one.calls)
@@ -176,6 +182,11 @@ def load(path: Path) -> Suite:
     if not entries:
         raise SuiteError(f"{path} holds no layer and no problem")
     return Suite(name=str(data.get("name", path.stem)), entries=tuple(entries.values()))
+
+
+def _some_dtype(one: SuiteProblem) -> DType:
+    """A type that has such a problem, if any has."""
+    return DType.FP8_E4M3 if one.output is Element.E4M3 else DType.BF16
 
 
 def _layer(entry: Mapping[str, Any]) -> list[SuiteProblem]:
@@ -217,6 +228,7 @@ def _layer(entry: Mapping[str, Any]) -> list[SuiteProblem]:
                     group=entry["model"],
                     grouping=grouping,
                     epilogue=epilogue,
+                    output=_output(entry),
                 )
             )
     return found
@@ -240,5 +252,10 @@ def _problem(entry: Mapping[str, Any]) -> list[SuiteProblem]:
             grouping=grouping,
             epilogue=Epilogue(entry.get("epilogue", Epilogue.NONE)),
             dtype=None if "dtype" not in entry else Operation.of(entry["dtype"], layout).dtype,
+            output=_output(entry),
         )
     ]
+
+
+def _output(entry: Mapping[str, Any]) -> Element | None:
+    return Element(entry["output"]) if "output" in entry else None

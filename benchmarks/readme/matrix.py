@@ -21,6 +21,7 @@ ROWS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("scaled by block", {"scaling": Scaling.BLOCK}),
     ("accumulated into FP32", {"out": Element.F32, "accumulate": True}),
     ("fused bias, activation, residual, gate", {"epilogue": True}),
+    ("the same, with an FP8 output", {"epilogue": True, "out": Element.E4M3}),
     ("grouped (experts), forward and input gradient", {"grouping": Grouping.ROWS}),
     ("grouped (experts), weight gradient", {"grouping": Grouping.DEPTH}),
 )
@@ -31,7 +32,7 @@ def _operations(types: DType, differs: dict[str, Any]) -> list[Operation]:
     """The operations of a cell; none where there is no such operation."""
     kinds = [differs]
     if differs.get("epilogue"):
-        kinds = [{"epilogue": each} for each in Epilogue if each is not Epilogue.NONE]
+        kinds = [{**differs, "epilogue": each} for each in Epilogue if each is not Epilogue.NONE]
     elif differs.get("scaling") and types is DType.INT8:
         kinds = [{**differs, "out": Element.BF16}]
     elif differs.get("grouping") and types in (DType.FP8_E4M3, DType.FP8_E5M2):

@@ -82,6 +82,8 @@ if TYPE_CHECKING:
     from gemmsmith.ops.products.feedforward import mlp
     from gemmsmith.ops.products.gated import gated_linear
     from gemmsmith.ops.products.mixture import experts
+    from gemmsmith.ops.products.scaled import scaled_linear
+    from gemmsmith.ops.products.scaled_gated import scaled_gated_linear
     from gemmsmith.packs import Packs
     from gemmsmith.problem import Problem
     from gemmsmith.tuning import Effort, JobState
@@ -156,6 +158,8 @@ _MODULES = {
     "ops.products.gated": ("gated_linear",),
     "ops.graphs.inductor": ("inductor_pass",),
     "ops.products.mixture": ("experts",),
+    "ops.products.scaled": ("scaled_linear",),
+    "ops.products.scaled_gated": ("scaled_gated_linear",),
     "operation": ("DType", "Element", "Layout", "Operation"),
     "packs": ("Packs",),
     "problem": ("Problem",),
@@ -235,6 +239,8 @@ __all__ = [
     "matmul",
     "mlp",
     "patch",
+    "scaled_gated_linear",
+    "scaled_linear",
     "scaled_mm",
     "unpatch",
     "use",

@@ -130,6 +130,8 @@ def _entry(problem: Problem) -> Iterable[str]:
         yield f"batch = {problem.batch}"
     if operation.is_fused:
         yield f'epilogue = "{operation.epilogue}"'
+    if operation.stores_fp8:
+        yield f'output = "{operation.d}"'
 
 
 def tune_command(problem: Problem, url: str | None = None) -> str:

@@ -20,8 +20,8 @@ class Epilogue(StrEnum):
 
     Inputs beside A and B: `bias`, [N], added to every row, and `residual` R, [M, N]. Outputs: D,
     and with `_aux` what the activation is applied to, [M, N], which its gradient needs. All have
-    D's type, and D = act(P + bias) + R is computed in FP32 and rounded once. A name says what there
-    is, in this order: bias, activation, gate, residual, aux.
+    D's type, but the bias of an FP8 D is bf16; D = act(P + bias) + R is computed in FP32 and
+    rounded once. A name says what there is, in this order: bias, activation, gate, residual, aux.
 
     Of gated ones (SwiGLU, GeGLU) P has N = 2·I columns, the gate's before up's, and D has I; aux is
     P. B's columns are two matrices, each [K, I], which need not lie side by side in memory.

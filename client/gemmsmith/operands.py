@@ -49,7 +49,13 @@ MEANINGS = {
         Element.F16, Element.F16, Element.F32, Element.F16, (Element.F32,), Scaling.NONE, ()
     ),
     DType.FP8_E4M3: Meaning(
-        Element.E4M3, Element.E4M3, Element.F32, Element.BF16, (), Scaling.TENSOR, _FINER
+        Element.E4M3,
+        Element.E4M3,
+        Element.F32,
+        Element.BF16,
+        (Element.E4M3,),
+        Scaling.TENSOR,
+        _FINER,
     ),
     DType.FP8_E5M2: Meaning(
         Element.E5M2, Element.E4M3, Element.F32, Element.BF16, (), Scaling.TENSOR, _FINER

@@ -45,7 +45,8 @@ class Operation(Plain):
     Attributes:
         types: short name of the operand types.
         layout: how A and B lie in memory.
-        out: element type of the output D, and of C.
+        out: element type of the output D, and of C. An FP8 D is multiplied by a factor of the
+            launch's before it is rounded, with saturation.
         scaling: FP32 factors by which the product is multiplied.
         grouping: whether tokens are sorted by group, each group with its own matrix.
         epilogue: what the same kernel does after the product.
@@ -85,6 +86,8 @@ class Operation(Plain):
             self._check_grouping()
         if self.epilogue is not Epilogue.NONE:
             self._check_epilogue()
+        if self.stores_fp8:
+            self._check_fp8_output()
         if self.accumulate and self.out is not Element.F32:
             raise InvalidProblem(
                 "accumulate",
@@ -118,7 +121,7 @@ class Operation(Plain):
             raise InvalidProblem("epilogue", f"{epilogue} does not exist: bf16, fp16, fp8_e4m3 do")
         if self.epilogue.backward and self.types is DType.FP8_E4M3:
             raise InvalidProblem("epilogue", f"{epilogue} does not exist: bf16 and fp16 do")
-        if self.out.bits != 16:
+        if self.out.bits > 16:
             raise InvalidProblem("out", f"{epilogue} needs D in 16 bits, not out={self.out}")
         if self.scaling not in (Scaling.NONE, Scaling.TENSOR):
             raise InvalidProblem("scaling", f"{epilogue} needs scaling tensor, not {self.scaling}")
@@ -130,6 +133,19 @@ class Operation(Plain):
             raise not_one_of("layout", (Layout.TN,), self.layout, f" for {epilogue}")
         if self.accumulate:
             raise InvalidProblem("accumulate", f"{epilogue} does not add to D; a residual does")
+
+    def _check_fp8_output(self) -> None:
+        """D is an operand of the next layer: what a layer's forward ends in, and nothing beside.
+
+        Residuals are summed, and aux is kept for a backward pass, in 16 bits.
+        """
+        epilogue = self.epilogue
+        if epilogue is Epilogue.NONE or epilogue.has_residual or epilogue.stores_aux:
+            raise InvalidProblem(
+                "out",
+                f"out={self.out} needs an epilogue with a bias or a gate, without residual and "
+                f"aux, not {epilogue.value}",
+            )
 
     @classmethod
     def of(
@@ -211,6 +227,11 @@ class Operation(Plain):
         return self.out
 
     @property
+    def bias(self) -> Element:
+        """Element type of a bias: that of D, or bf16 where D is FP8."""
+        return Element.BF16 if self.stores_fp8 else self.out
+
+    @property
     def accumulator(self) -> Element:
         """Element type of the sums."""
         return MEANINGS[self.types].accumulator
@@ -231,6 +252,13 @@ class Operation(Plain):
         return self.scaling is not Scaling.NONE
 
     @property
+    def stores_fp8(self) -> bool:
+        """Whether D is FP8: then it has a factor, and the largest value before it may be asked
+        for.
+        """
+        return self.out.bits == 8 and not self.out.is_integer
+
+    @property
     def is_grouped(self) -> bool:
         """Whether one call computes many products over runs of tokens."""
         return self.grouping is not Grouping.NONE
@@ -247,7 +275,8 @@ class Operation(Plain):
         """
         if not (self.is_grouped or self.is_fused):
             return self
-        return replace(self, grouping=Grouping.NONE, epilogue=Epilogue.NONE)
+        out = MEANINGS[self.types].d if self.stores_fp8 else self.out
+        return replace(self, out=out, grouping=Grouping.NONE, epilogue=Epilogue.NONE)
 
     @property
     def default(self) -> str:

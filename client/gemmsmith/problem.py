@@ -178,7 +178,7 @@ class Problem(Plain):
             moved += (self.m * d + self.n * self.batch) * Element.F32.bytes
         backward = operation.epilogue.backward
         if operation.epilogue.has_bias or (backward and backward.bias_gradient):
-            moved += self.n * operation.d.bytes
+            moved += self.n * operation.bias.bytes
         return moved
 
     @property

@@ -96,6 +96,10 @@ _NAMES = {
         if epilogue is not Epilogue.NONE
     },
     "fp8_e4m3.then_bias": "fp8_then_bias",
+    **{
+        f"fp8_e4m3.out_e4m3.then_{epilogue}": f"out_fp8_then_{epilogue}"
+        for epilogue in ("bias", "bias_gelu_tanh", "bias_silu", "silu_gate")
+    },
 }
 
 

@@ -184,6 +184,43 @@ def test_suites_of_further_operations_fit_on_a_gpu_and_have_no_problem_twice(
         assert max(footprint_bytes(p) for p in problems) < 80e9
 
 
+def test_fp8_outputs_are_of_fp8_alone() -> None:
+    suite = load(SUITES / "fp8_out.toml")
+    problems = [problem for _, problem in suite.problems("fp8_e4m3")]
+    assert len(set(problems)) == len(problems) == len(suite.entries) >= 20
+    assert {p.operation.d.value for p in problems} == {"e4m3"}
+    assert {64, 16384} <= {p.m for p in problems}
+    assert max(footprint_bytes(p) for p in problems) < 80e9
+    assert suite.problems("bf16") == []
+
+
+def test_a_problem_says_its_output(tmp_path: Path) -> None:
+    text = """
+        [[problem]]
+        name = "up"
+        m = 64
+        n = 32
+        k = 16
+        epilogue = "bias_gelu"
+
+        [[problem]]
+        name = "up"
+        m = 64
+        n = 32
+        k = 16
+        epilogue = "bias_gelu"
+        output = "e4m3"
+    """
+    suite = load(write(tmp_path, text))
+    assert [problem.dtype for _, problem in suite.problems("fp8_e4m3")] == [
+        "fp8_e4m3.then_bias_gelu",
+        "fp8_e4m3.out_e4m3.then_bias_gelu",
+    ]
+    for output, says in (("e4m4", "not a valid Element"), ("e5m2", "out must be one of")):
+        with pytest.raises(SuiteError, match=says):
+            load(write(tmp_path, text.replace("e4m3", output)))
+
+
 def test_of_fused_layers_fp8_has_what_goes_forwards() -> None:
     suite = load(SUITES / "fused.toml")
     problems = [problem for _, problem in suite.problems("fp8_e4m3")]

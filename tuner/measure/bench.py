@@ -196,7 +196,9 @@ class Bench:
         """
 
         def launch(i: int) -> None:
-            self.operands.ready(self.operands.cases[i].operands.d)
+            case = self.operands.cases[i].operands
+            self.operands.restart(case)
+            self.operands.ready(case.d)
             self.operands.ready(self.operands.check)
             fill_bytes(workspace, WORKSPACE_POISON, size, self.stream)
             for arguments in self._cases[i]:

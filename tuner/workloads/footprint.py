@@ -76,7 +76,7 @@ def footprint(problem: Problem) -> Footprint:
     operation = problem.operation
     elements = m * problem.columns * of_d
     d = _aligned(elements * operation.d.bytes)
-    wide = 4 if operation.d.bytes == 2 and not operation.a.is_integer else 8
+    wide = 4 if operation.d.bytes <= 2 and not operation.a.is_integer else 8
     scratch = min(elements, max(CHUNK_ELEMENTS, n)) * wide * 4
     upcast = wide * (min(m * k, max(CHUNK_ELEMENTS, k)) + min(k * n, max(CHUNK_ELEMENTS, k)))
     return Footprint(
@@ -87,7 +87,7 @@ def footprint(problem: Problem) -> Footprint:
             _aligned(4 * (m * of_d + n * problem.batch)) if operation.scaling is Scaling.ROW else 0
         ),
         epilogue=(
-            _aligned(n * operation.d.bytes) * _has_vector(operation.epilogue)
+            _aligned(n * operation.bias.bytes) * _has_vector(operation.epilogue)
             + _aligned(m * n * operation.d.bytes * operation.epilogue.reads)
         ),
         verification=d * (2 if operation.accumulate else 1) + scratch + upcast,

@@ -9,7 +9,8 @@ The reference is computed in FP32 from A, B, bias and residual as they lie in me
 nowhere on its way: a sequence of torch's calls rounds what the activation is applied to, a fused
 kernel does not. Tolerances are those of the bare product, whose bounds are on rounding D once. Of
 FP8 sums that stay in the tensor core the drift is carried through the activation: its derivative's
-root mean square over that of its values is at most 1.2 for the spread that is drawn.
+root mean square over that of its values is at most 1.2 for the spread that is drawn. Of a D in FP8
+see `tuner.workloads.fp8_output`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from gemmsmith.epilogue import Activation
 from gemmsmith.operation import Operation
 from gemmsmith.problem import Problem
 from gemmsmith.runtime.abi import Arguments
-from tuner.workloads import fused_ways
+from tuner.workloads import fp8_output, fp8_ways, fused_ways
 from tuner.workloads.dense import Dense
 from tuner.workloads.matrices import empty, fill
 from tuner.workloads.scaled import Scaled
@@ -41,6 +42,7 @@ from tuner.workloads.workload import (
     Workload,
     bias_of,
     residual_of,
+    scale_of,
 )
 
 BIAS_SIGMA, RESIDUAL_SIGMA = 0.5, 1.0
@@ -63,8 +65,8 @@ class Fused:
         sets = drawn.sets
         linear = drawn.sigma
         if epilogue.has_bias:
-            biases = empty(source, count, problem.n, element)
-            fill(biases, element, BIAS_SIGMA, source)
+            biases = empty(source, count, problem.n, operation.bias)
+            fill(biases, operation.bias, BIAS_SIGMA, source)
             sets = tuple(
                 replace(s, bias=biases[i, : problem.n].view(1, 1, -1)) for i, s in enumerate(sets)
             )
@@ -81,6 +83,10 @@ class Fused:
             sigma = math.hypot(linear, RESIDUAL_SIGMA)
         if epilogue.activation is not None:
             sigma = spread(epilogue.activation, linear)
+        if operation.stores_fp8:
+            largest = peak(epilogue.activation, linear)
+            sets, factor = fp8_output.with_factor(sets, largest, source)
+            sigma *= factor
         sigmas = (sigma, linear) if epilogue.stores_aux else (sigma,)
         case = Case(operands=sets[0], written=problem.m, sigmas=sigmas)
         return Drawn(sets=sets, check=drawn.check, sigma=sigma, cases=(case,))
@@ -96,6 +102,8 @@ class Fused:
             arguments.ld_residual = problem.n
         if epilogue.stores_aux:
             arguments.aux, arguments.ld_aux = d[1].data_ptr(), problem.n
+        if problem.operation.stores_fp8:
+            fp8_output.tell(arguments, operands)
         return arguments
 
     def precision(self, problem: Problem) -> torch.dtype:
@@ -112,9 +120,10 @@ class Fused:
             linear += bias_of(operands)[:, :, block.columns]
         if epilogue.has_residual:
             linear += residual_of(operands)[:, block.rows, block.columns]
-        if epilogue.activation is None:
-            return linear
-        outputs = [ACTIVATIONS[epilogue.activation](linear)]
+        value = ACTIVATIONS[epilogue.activation](linear) if epilogue.activation else linear
+        if operation.stores_fp8:
+            return value * scale_of(operands)
+        outputs = [value]
         if epilogue.stores_aux:
             outputs.append(linear)
         return torch.cat(outputs[block.batches])
@@ -125,11 +134,22 @@ class Fused:
 
     def defaults(self, problem: Problem) -> Sequence[Way]:
         """The product by torch's call with a bias, then torch's eager kernels."""
-        return fused_ways.defaults(problem)
+        ways = fused_ways.defaults(problem)
+        return fp8_ways.defaults(ways) if problem.operation.stores_fp8 else ways
 
     def alternatives(self, problem: Problem) -> Sequence[Way]:
         """The best sequences that there are without us, which a winner beats as well."""
+        if problem.operation.stores_fp8:
+            return fp8_ways.alternatives(problem)
         return fused_ways.alternatives(problem)
+
+
+def peak(activation: Activation | None, sigma: float) -> float:
+    """The largest absolute value of an activation (None: the identity) that an FP8 output has room
+    for, of arguments from N(0, sigma²).
+    """
+    x = torch.tensor([-sigma, sigma], dtype=torch.float64) * fp8_output.SIGMAS
+    return float((ACTIVATIONS[activation](x) if activation else x).abs().max())
 
 
 def spread(activation: Activation, sigma: float) -> float:
@@ -149,7 +169,13 @@ def carried(problem: Problem, factor: float, *, fast_accumulation: bool) -> Tole
     of = partial(bare(problem.operation).tolerance, problem)
     exact = of(fast_accumulation=False)
     drift = factor * (of(fast_accumulation=fast_accumulation).error - exact.error)
-    return replace(exact, error=exact.error + drift, max_error=exact.max_error + drift)
+    bound = fp8_output.rounded(problem, exact) if problem.operation.stores_fp8 else exact
+    return replace(
+        bound,
+        error=bound.error + drift,
+        max_error=bound.max_error + drift,
+        amax=bound.amax + drift,
+    )
 
 
 def bare(operation: Operation) -> Workload:

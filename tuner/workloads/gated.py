@@ -11,6 +11,7 @@ their own reference, and with a second run.
 The reference is computed in FP32 and rounded nowhere on its way. Tolerances are those of the bare
 product, on rounding D once; of FP8 sums that stay in the tensor core gate and up have a drift each,
 and the gate's is carried through the activation (`tuner.workloads.fused`).
+Of a D in FP8 see `tuner.workloads.fp8_output`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from gemmsmith.activations import ACTIVATIONS
 from gemmsmith.operation import Operation
 from gemmsmith.problem import Problem
 from gemmsmith.runtime.abi import Arguments
-from tuner.workloads import gated_ways
-from tuner.workloads.fused import bare, carried, spread
+from tuner.workloads import fp8_output, fp8_ways, gated_ways
+from tuner.workloads.fused import bare, carried, peak, spread
 from tuner.workloads.gated_ways import activation_of
 from tuner.workloads.workload import (
     Block,
@@ -35,6 +36,7 @@ from tuner.workloads.workload import (
     RandomSource,
     Tolerance,
     Way,
+    scale_of,
 )
 
 _DRIFT = 1.75
@@ -53,8 +55,13 @@ class Gated:
         drawn = bare(problem.operation).draw(problem, count, source)
         sigma = spread(activation_of(problem), drawn.sigma) * drawn.sigma
         stored = (drawn.sigma,) * 2 if problem.operation.epilogue.stores_aux else ()
-        case = Case(operands=drawn.sets[0], written=problem.m, sigmas=(sigma, *stored))
-        return replace(drawn, sigma=sigma, cases=(case,))
+        sets = drawn.sets
+        if problem.operation.stores_fp8:
+            largest = peak(activation_of(problem), drawn.sigma) * peak(None, drawn.sigma)
+            sets, factor = fp8_output.with_factor(sets, largest, source)
+            sigma *= factor
+        case = Case(operands=sets[0], written=problem.m, sigmas=(sigma, *stored))
+        return replace(drawn, sets=sets, sigma=sigma, cases=(case,))
 
     def arguments(self, problem: Problem, operands: OperandSet, d: torch.Tensor) -> Arguments:
         """The C ABI's arguments of a set with output `d`, and aux behind it."""
@@ -62,6 +69,8 @@ class Gated:
         arguments.b_up = operands.b[:, :, problem.columns :].data_ptr()
         if problem.operation.epilogue.stores_aux:
             arguments.aux, arguments.ld_aux = d[1].data_ptr(), problem.n
+        if problem.operation.stores_fp8:
+            fp8_output.tell(arguments, operands)
         return arguments
 
     def precision(self, problem: Problem) -> torch.dtype:
@@ -74,7 +83,9 @@ class Gated:
         for matrix in range(block.batches.start, block.batches.stop):
             if matrix == 0:
                 gate, up = _halves(problem, operands, block)
-                outputs.append(ACTIVATIONS[activation_of(problem)](gate) * up)
+                value = ACTIVATIONS[activation_of(problem)](gate) * up
+                stores_fp8 = problem.operation.stores_fp8
+                outputs.append(value * scale_of(operands) if stores_fp8 else value)
                 continue
             # Rows of aux are gate, up, gate, up …: two for each token.
             first = (matrix - 1) * problem.m + block.rows.start
@@ -91,10 +102,13 @@ class Gated:
 
     def defaults(self, problem: Problem) -> Sequence[Way]:
         """The product of both by torch's call, then torch's eager kernels."""
-        return gated_ways.defaults(problem)
+        ways = gated_ways.defaults(problem)
+        return fp8_ways.defaults(ways) if problem.operation.stores_fp8 else ways
 
     def alternatives(self, problem: Problem) -> Sequence[Way]:
         """The best sequences that there are without us, which a winner beats as well."""
+        if problem.operation.stores_fp8:
+            return fp8_ways.alternatives(problem)
         return gated_ways.alternatives(problem)
 
 

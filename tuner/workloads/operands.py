@@ -21,8 +21,14 @@ from tuner.workloads.workload import Block, Case, OperandSet, RandomSource
 POISON = 0x7FED
 """A NaN of bf16 and of fp16 that no arithmetic produces (hardware writes 0x7FFF)."""
 
+POISON_8 = -1
+"""Likewise of E4M3 (hardware writes 0x7F), as an integer: all bits are set."""
+
 POISON_32 = POISON << 16 | POISON
 """Likewise of FP32; as an integer, more than any sum of INT8 products that K below 131072 has."""
+
+_POISONS = {1: POISON_8, 2: POISON, 4: POISON_32}
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 HOST = -1
 """Ordinal that stands for the host: lets the arithmetic be tested without a GPU."""
@@ -91,6 +97,11 @@ class Operands:
         else:
             output.copy_(self._start)
 
+    def restart(self, operands: OperandSet) -> None:
+        """Forget what launches of a set have left beside D, enqueued on the current stream."""
+        if operands.amax is not None:
+            operands.amax.zero_()
+
     def wanted(self, operands: OperandSet, block: Block) -> torch.Tensor:
         """That block of what one launch of a set leaves in an output that was `ready`."""
         product = self.workload.product(self.problem, operands, block)
@@ -111,12 +122,12 @@ def free_bytes(ordinal: int) -> int:
 
 def poison(output: torch.Tensor) -> None:
     """Fill an output with POISON, enqueued on the current stream."""
-    bits(output).fill_(POISON if output.dtype.itemsize == 2 else POISON_32)
+    bits(output).fill_(_POISONS[output.dtype.itemsize])
 
 
 def poisoned(output: torch.Tensor) -> torch.Tensor:
     """Which elements still hold the poison."""
-    return bits(output) == (POISON if output.dtype.itemsize == 2 else POISON_32)
+    return bits(output) == _POISONS[output.dtype.itemsize]
 
 
 def untouched(output: torch.Tensor) -> torch.Tensor:
@@ -126,4 +137,4 @@ def untouched(output: torch.Tensor) -> torch.Tensor:
 
 def bits(output: torch.Tensor) -> torch.Tensor:
     """An output's elements as the integers of their size."""
-    return output.view(torch.int16 if output.dtype.itemsize == 2 else torch.int32)
+    return output.view(_INTEGERS[output.dtype.itemsize])

@@ -64,7 +64,7 @@ class Reference:
 
         `launch(i)` enqueues both runs of the i-th case, unless they are there already.
         `claims_order`: the schedule sums in a fixed order, so other bits are a failure. One
-        synchronization a case, whatever the size.
+        synchronization a case, whatever the size; one more where a largest value is an output.
         """
         bound = tolerance(self._problem, fast_accumulation=kernel.keeps_short_sums)
         found: list[Correctness] = []
@@ -112,10 +112,14 @@ class _Wanted:
                 "plain normal samples; suspect this GPU or another process on it, and try again"
             )
         floor = tolerance(problem, fast_accumulation=False).floor
+        largest = self._peaks[0]
         root = math.sqrt(max(1, self._elements) / len(case.sigmas))
         for i, sigma in enumerate(case.sigmas):
             self._norms[i] = max(self._norms[i], floor * sigma * root)
             self._peaks[i] = max(self._peaks[i], sigma)
+        # D's factor is a power of two, so nothing is lost by dividing by it.
+        scale = 1.0 if case.operands.scale_d is None else float(case.operands.scale_d)
+        self._amax, self._amax_floor = largest / scale, self._peaks[0] / scale
 
     def judge(self, bound: Tolerance, *, claims_order: bool) -> Correctness | Failure:
         """Compare the case's output with the reference, and with `operands.check`."""
@@ -126,6 +130,8 @@ class _Wanted:
             wanted = self._kept[i] if self._kept else self._made(block)
             counts = [poisoned(part), bits(part) != bits(block.of(second))]
             sums = [each.sum(dim=self._dims).view(1, -1).to(wanted.dtype) for each in counts]
+            if part.dtype.itemsize == 1:  # torch does not mix FP8 with other types
+                part = part.to(wanted.dtype)
             figures.append(torch.cat([self._sizes(torch.sub(wanted, part)), *sums]))
         differences, largest, poison, other = self._read(figures, 4)
         error = _largest([_hypot(d) / n for d, n in zip(differences, self._norms, strict=True)])
@@ -153,6 +159,16 @@ class _Wanted:
                     f"{max_error:.2e} (bound {bound.max_error:.2e}) against {self._name}{where}"
                 ),
             )
+        if (amax := self._case.operands.amax) is not None:
+            off = abs(float(amax) - self._amax)
+            if not off <= bound.amax * self._amax_floor:
+                return Failure(
+                    kind=FailureKind.WRONG,
+                    message=(
+                        f"the largest value is {float(amax):.6g}, not {self._amax:.6g} (bound "
+                        f"{bound.amax:.2e}) against {self._name}{where}"
+                    ),
+                )
         if overwritten:
             return Failure(
                 kind=FailureKind.WRONG,

@@ -52,6 +52,8 @@ class OperandSet:
         groups: of a grouped operation.
         bias, residual: of an epilogue that has them: [1, 1, n] and [1, m, n].
         aux: what a backward epilogue reads: [1, m, n], or [1, m, 2n] of gate and up.
+        scale_d: of an FP8 D: [1], FP32, by which it is multiplied before it is rounded.
+        amax: likewise: [1], FP32, the largest absolute value before that, of all launches so far.
     """
 
     a: torch.Tensor
@@ -63,6 +65,8 @@ class OperandSet:
     bias: torch.Tensor | None = None
     residual: torch.Tensor | None = None
     aux: torch.Tensor | None = None
+    scale_d: torch.Tensor | None = None
+    amax: torch.Tensor | None = None
 
 
 def groups_of(operands: OperandSet) -> Groups:
@@ -87,6 +91,18 @@ def aux_of(operands: OperandSet) -> torch.Tensor:
     """What the backward epilogue of a set reads."""
     assert operands.aux is not None  # noqa: S101 - drawn with it
     return operands.aux
+
+
+def scale_of(operands: OperandSet) -> torch.Tensor:
+    """The factor of a set's FP8 D."""
+    assert operands.scale_d is not None  # noqa: S101 - drawn with it
+    return operands.scale_d
+
+
+def amax_of(operands: OperandSet) -> torch.Tensor:
+    """Where the largest value of a set's FP8 D is kept."""
+    assert operands.amax is not None  # noqa: S101 - drawn with it
+    return operands.amax
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,11 +169,13 @@ class Tolerance:
     Attributes:
         floor: the norm of the reference counts as at least this share of what the distribution of
             D predicts, where that is small by chance.
+        amax: bound on the relative error of the largest absolute value, where that is an output.
     """
 
     error: float
     max_error: float
     floor: float = 0.5
+    amax: float = 0.0
 
 
 Launch = Callable[[], torch.Tensor]

@@ -23,7 +23,7 @@ from gemmsmith.errors import InvalidProblem
 from gemmsmith.operation import Epilogue
 from gemmsmith.ops.below.scaling import scales_rows
 from gemmsmith.ops.engine.forms import Form, Shape, Spec, present_shapes
-from gemmsmith.ops.products import fused
+from gemmsmith.ops.products import fused, scaled, scaled_gated
 from gemmsmith.ops.products import grouped as _grouped  # noqa: F401 - registers gemmsmith::…
 from gemmsmith.ops.products import integer as _integer  # noqa: F401 - likewise
 from gemmsmith.ops.products import operators as _operators  # noqa: F401 - likewise
@@ -58,6 +58,12 @@ for _name, _form in (
 ):
     if hasattr(_aten, _name):  # newer than the oldest torch
         _PRODUCTS[getattr(_aten, _name)] = (_form, 0, 1)
+
+# What else runs a product, and what follows it.
+_LAYERS: dict[Any, Callable[[dict[str, Any]], Iterator[scaled.Product]]] = {
+    _own.scaled_linear: scaled.products,
+    _own.scaled_gated_linear: scaled_gated.products,
+}
 
 
 class Shapes(Captured):
@@ -151,6 +157,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._record(found, a, b, output, groups)
             if biased:
                 self._record(found, a, b, output, groups, Epilogue.BIAS)
+        elif packet in _LAYERS:
+            names = [one.name for one in func._schema.arguments]
+            given = dict(zip(names, args, strict=False)) | kwargs
+            for form, a, b, output, epilogue in _LAYERS[packet](given):
+                self._record(form, a, b, output, 0, epilogue)
         elif packet in (_aten.linear, _aten.matmul):
             # Inference mode shows them whole: look at what they are made of.
             with self:

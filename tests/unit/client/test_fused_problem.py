@@ -149,6 +149,48 @@ def test_what_does_not_exist(dtype: str, layout: str, given: dict[str, str], fie
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize("epilogue", FORWARD)
+def test_what_may_be_stored_in_fp8(epilogue: Epilogue) -> None:
+    """What a forward pass ends in, and nothing that is kept in 16 bits."""
+    exists = epilogue.has_bias or epilogue.is_gated
+    if exists and not epilogue.has_residual and not epilogue.stores_aux:
+        operation = Operation.of("fp8_e4m3", out="e4m3", epilogue=epilogue)
+        assert operation.key == f"fp8_e4m3.out_e4m3.then_{epilogue}.tn"
+        assert Operation.parse(operation.key) == operation
+        assert (operation.stores_fp8, operation.bias) == (True, "bf16")
+        assert operation.of_suites == Operation.of("fp8_e4m3")
+        return
+    with pytest.raises(InvalidProblem, match="needs an epilogue with a bias or a gate") as caught:
+        Operation.of("fp8_e4m3", out="e4m3", epilogue=epilogue)
+    assert caught.value.field == "out"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "given", "field"),
+    [
+        ("bf16", {}, "out"),
+        ("fp8_e5m2", {}, "out"),
+        ("int8", {}, "out"),
+        ("fp8_e4m3", {"scaling": "row"}, "scaling"),
+        ("fp8_e4m3", {"epilogue": "dgelu"}, "epilogue"),
+        ("fp8_e4m3", {"accumulate": True}, "accumulate"),
+        ("fp8_e4m3", {"out": "e5m2"}, "out"),
+    ],
+)
+def test_what_may_not(dtype: str, given: dict[str, object], field: str) -> None:
+    with pytest.raises(InvalidProblem) as caught:
+        Operation.of(dtype, **{"out": "e4m3", "epilogue": "bias", **given})  # type: ignore[arg-type]
+    assert caught.value.field == field
+
+
+def test_fp8_outputs_move_a_byte_an_element_and_a_bias_of_two() -> None:
+    def moved(dtype: str) -> int:
+        return Problem(m=M, n=N, k=K, dtype=dtype).operand_bytes
+
+    assert moved("fp8_e4m3.out_e4m3.then_bias_gelu") == M * K + N * K + M * N + 2 * N
+    assert moved("fp8_e4m3.out_e4m3.then_silu_gate") == M * K + N * K + M * N // 2
+
+
 def test_there_is_one_matrix() -> None:
     with pytest.raises(InvalidProblem, match="single matrices") as caught:
         Problem(m=M, n=N, k=K, batch=2, dtype="bf16.then_bias")

@@ -20,12 +20,14 @@ static const char *names[] = {"tn", "tt", "nt", "nn", "fp8", "refuses", "fails",
 #define BACKWARD_GATED(name) FUSED(name "_gate"), FUSED(name "_gate_act")
                               BACKWARD("dgelu_tanh"), BACKWARD("dgelu"), BACKWARD("dsilu"),
                               BACKWARD("drelu2"), BACKWARD_GATED("dsilu"),
-                              BACKWARD_GATED("dgelu_tanh"), BACKWARD_GATED("dgelu")};
+                              BACKWARD_GATED("dgelu_tanh"), BACKWARD_GATED("dgelu"),
+                              "out_fp8_then_bias", "out_fp8_then_bias_gelu_tanh",
+                              "out_fp8_then_bias_silu", "out_fp8_then_silu_gate"};
 enum { kTn, kTt, kNt, kNn, kFp8, kRefuses, kFails, kSplit,
        kInt8, kInt8Bf16, kInt8Row, kOtherLibrary, kNoAlgorithm, kF32, kTf32 = kF32 + 4,
        kRowsTn = kTf32 + 4, kRowsTt, kDepthNt, kRowsFp8, kDepthFp8,
        kFp8Row, kFused, kFusedEnd = kFused + 22, kFp8Bias = kFusedEnd, kGated,
-       kBackward = kGated + 6, kCount = kBackward + 36 };
+       kBackward = kGated + 6, kOutFp8 = kBackward + 36, kOutFp8Gate = kOutFp8 + 3, kCount };
 static int64_t runs;
 
 GS_API int64_t runs_so_far(void) { return runs; }
@@ -51,6 +53,17 @@ static float e4m3(uint8_t value) { /* no NaN among the tests' operands */
   return (value & 128 ? -1 : 1) * scale * (mantissa + (exponent ? 1 : 0));
 }
 
+static uint8_t to_e4m3(float value) { /* the nearest, by trying all; halves go to the even one */
+  if (value != value) return 0x7f;
+  uint8_t found = 0;
+  float off = INFINITY;
+  for (int code = 0; code < 0x7f; ++code) {
+    float away = fabsf(e4m3(code) - fabsf(value));
+    if (away < off || (away == off && code % 2 == 0)) off = away, found = code;
+  }
+  return found | (signbit(value) ? 128 : 0);
+}
+
 static int grouped(int32_t i) { return i >= kRowsTn && i <= kDepthFp8; }
 static int fused(int32_t i) { return i >= kFused; }
 /* What an epilogue has, by its name. */
@@ -69,8 +82,9 @@ static float slope(int32_t i, float x) {
   if (has(i, "gelu")) return (1 + erff(x * 0.70710678f)) / 2 + x * 0.39894228f * expf(-x * x / 2);
   return has(i, "silu") ? s * (1 + x * (1 - s)) : x < 0 ? 0 : 2 * x;
 }
-static int gated(int32_t i) { return i >= kGated && i < kBackward; }
-static int backward(int32_t i) { return i >= kBackward; }
+static int gated(int32_t i) { return (i >= kGated && i < kBackward) || i == kOutFp8Gate; }
+static int backward(int32_t i) { return i >= kBackward && i < kOutFp8; }
+static int out_fp8(int32_t i) { return i >= kOutFp8; }
 /* D of a backward epilogue, and what else it gives of this element; `p` is the product's. */
 static float backwards(int32_t i, const gs_arguments *g, int m, int n, float p) {
   const uint16_t *aux = (const uint16_t *)g->aux + m * g->ld_aux + n;
@@ -84,7 +98,7 @@ static float backwards(int32_t i, const gs_arguments *g, int m, int n, float p) 
 }
 static int by_rows(int32_t i) { return i == kRowsTn || i == kRowsTt || i == kRowsFp8; }
 static int rows_of_fp8(int32_t i) { return i == kRowsFp8 || i == kDepthFp8 || i == kFp8Row; }
-static int fp8(int32_t i) { return i == kFp8 || i == kFp8Bias || rows_of_fp8(i); }
+static int fp8(int32_t i) { return i == kFp8 || i == kFp8Bias || rows_of_fp8(i) || out_fp8(i); }
 static int row_scaled(int32_t i) { return i == kInt8Row || rows_of_fp8(i); }
 
 static float read(int32_t i, const void *from, int64_t at) {
@@ -113,6 +127,7 @@ GS_API int32_t gs_can_implement(int32_t i, const gs_arguments *g) {
                      g->batch_stride_d != (by_rows(i) ? 0 : (int64_t)g->m * g->n))) return 4;
   if (has(i, "bias") != !!g->bias || has(i, "residual") != !!g->residual) return 4;
   if ((has(i, "aux") || backward(i)) != !!g->aux || gated(i) != !!g->b_up) return 4;
+  if (!out_fp8(i) && (g->scale_d || g->amax)) return 4;
   if (has(i, "_act") != !!g->activated || has(i, "_bgrad") != !!g->bias_gradient) return 4;
   if (backward(i) && has(i, "_gate") && (g->ldd < 2 * g->n || g->ld_aux < 2 * g->n)) return 3;
   return i == kRefuses ? 4 : 0;
@@ -152,7 +167,12 @@ GS_API int32_t gs_run(int32_t i, const gs_arguments *g, void *workspace, void *s
         int64_t at = z * g->batch_stride_d + m * g->ldd + n;
         if (row_scaled(i)) sum *= g->scale_a[z * g->batch_stride_scale_a + m] *
                                   g->scale_b[z * g->batch_stride_scale_b + n];
-        if (halves) {
+        if (out_fp8(i)) {
+          float x = sum * factor + (g->bias ? widen(((const uint16_t *)g->bias)[n]) : 0);
+          float value = activated(i, x) * (halves ? up * factor : 1);
+          if (g->amax && !(fabsf(value) <= *g->amax)) *g->amax = fabsf(value);
+          ((uint8_t *)g->d)[at] = to_e4m3(value * (g->scale_d ? *g->scale_d : 1));
+        } else if (halves) {
           uint16_t *aux = g->aux ? (uint16_t *)g->aux + m * g->ld_aux + n : 0;
           if (aux) aux[0] = narrow(sum * factor), aux[columns] = narrow(up * factor);
           ((uint16_t *)g->d)[at] = narrow(activated(i, sum * factor) * up * factor);

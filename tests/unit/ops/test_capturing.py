@@ -52,6 +52,24 @@ def test_tuned_operators_are_seen_too(engine: Engine) -> None:
     assert shapes.problems == THREE
 
 
+def test_fp8_layers_and_what_could_follow_within(tmp_path: Path) -> None:
+    fp8 = torch.float8_e4m3fn
+    x, weight = torch.randn(4, 16).to(fp8), torch.randn(32, 16).to(fp8)
+    one, bias = torch.ones(1), torch.randn(32, dtype=BF16)
+    with gemmsmith.capture() as shapes:
+        gemmsmith.scaled_linear(x, weight, one, one, bias, activation="gelu", out_dtype=fp8)
+        gemmsmith.scaled_gated_linear(x, weight, one, one, out_dtype=fp8)
+        gemmsmith.scaled_linear(x, weight, one, one, bias, use_fast_accum=False)
+    assert shapes.problems == {
+        problem(4, 32, 16, "tn", dtype="fp8_e4m3"): 2,
+        problem(4, 32, 16, "tn", dtype="fp8_e4m3.out_e4m3.then_bias_gelu"): 1,
+        problem(4, 32, 16, "tn", dtype="fp8_e4m3.out_e4m3.then_silu_gate"): 1,
+    }
+    shapes.save(tmp_path / "captured.toml")
+    again = {p for _, p in load(tmp_path / "captured.toml").problems("fp8_e4m3")}
+    assert again == set(shapes.problems)
+
+
 def test_batches_fp8_inference_and_what_no_kernel_is_for() -> None:
     a, b = torch.randn(3, 4, 16, dtype=BF16), torch.randn(3, 8, 16, dtype=BF16)
     fp8 = torch.randn(16, 32).to(torch.float8_e4m3fn)

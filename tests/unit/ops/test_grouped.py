@@ -170,7 +170,7 @@ def test_a_product_is_decided_by_its_tokens_not_by_whose_they_are(
 
 
 def test_the_nearest_number_of_tokens_answers(pack: Path, host: Host, runs: Runs) -> None:
-    """For these experts and no others."""
+    """For these experts and no others; their weights' gradient is torch's, unless it was tuned."""
     rows = [
         Row(
             problem=one,
@@ -186,7 +186,7 @@ def test_the_nearest_number_of_tokens_answers(pack: Path, host: Host, runs: Runs
         with gemmsmith.patch():
             for count in (T, T + 8, T + 9):
                 step(torch._grouped_mm, tokens(count), experts(), ends())
-                assert runs() == 3
+                assert runs() == (3 if count == T else 2)
             step(
                 torch._grouped_mm, tokens(), experts()[1:].detach().requires_grad_(), ends(5, 9, 20)
             )

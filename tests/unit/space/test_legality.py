@@ -125,6 +125,15 @@ GOOD_GATED = named(
         mainloop=MainloopSchedule.PINGPONG,
     )
 )
+GOOD_FP8_OUTPUT = named(
+    replace(
+        GOOD_FP8,
+        dtype="fp8_e4m3.out_e4m3.then_bias",
+        alignment_d=16,
+        tile=(128, 64, 128),
+        mainloop=MainloopSchedule.PINGPONG,
+    )
+)
 
 BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
     ("architecture_is_known", GOOD, {"arch": "sm75"}),
@@ -182,6 +191,8 @@ BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
     ("gated_tile_is_two_halves", GOOD_GATED, {"swapped": True}),
     ("gates_leave_registers", GOOD_BACKWARD, {"tile": (128, 192, 64)}),
     ("backward_kernels_are_not_swapped", GOOD_BACKWARD, {"swapped": True}),
+    ("tma_stores_whole_vectors", GOOD_FP8_OUTPUT, {"tile": (128, 72, 128)}),
+    ("fields_follow_name", GOOD_FP8_OUTPUT, {"alignment_d": 8}),
     ("fields_follow_name", GOOD_FUSED, {"dtype": "bf16.then_bias_gelu"}),
     ("scheduler_suits_grouping", GOOD_CLUSTER, {"scheduler": TileScheduler.GROUPS}),
     ("scheduler_suits_grouping", GOOD_WALKED, {"dtype": "bf16"}),
@@ -235,6 +246,7 @@ BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
         GOOD_FUSED,
         GOOD_BACKWARD,
         GOOD_GATED,
+        GOOD_FP8_OUTPUT,
     ],
 )
 def test_good_kernels_pass(subject: Kernel) -> None:

@@ -11,8 +11,8 @@ from tuner.arch import Architecture
 from tuner.backends.cutlass.operation import TMA_BYTES
 from tuner.backends.cutlass.wgmma import CPASYNC_MIN_BYTES
 
-_MOST_ELEMENTS = 16
-"""The largest alignment that a rule asks for: 16 bytes of 8-bit elements."""
+_MOST_ELEMENTS = 32
+"""The largest multiple that a rule asks for: 16 bytes of 8-bit elements, of gate and up each."""
 
 
 def tma_reads(problem: Problem) -> bool:
@@ -48,7 +48,7 @@ def of_kernels(problem: Problem) -> Problem:
 def alike(problem: Problem, arch: Architecture) -> Problem:
     """A small problem that every rule judges as it does `problem`; else `problem` itself.
 
-    The rules look at the alignment of rows, to 16 elements at most, at whether there is a batch,
+    The rules look at the alignment of rows, to 32 elements at most, at whether there is a batch,
     and at the number of tiles. That is no matter as long as even tiles of 8 by 8, padded to the
     widest cluster, would be few enough.
     """

@@ -66,10 +66,13 @@ def stage_bytes(kernel: CutlassKernel) -> int:
 def epilogue_tile(kernel: CutlassKernel) -> tuple[int, int]:
     """The part of the output tile that one TMA store covers (CUTLASS's `EpilogueTileAuto`)."""
     m, n, _ = kernel.tile
+    width = stored_bytes(kernel)
     if kernel.operation.epilogue.is_gated:  # `GateBox`: as many columns as divide a half
-        return 64, gcd(64, n // 2)
-    rows = 128 if kernel.mainloop is MainloopSchedule.COOPERATIVE else 64
-    return min(rows, m), gcd(min(32, n), n)
+        return 64, gcd(128 // width, n // 2)
+    if kernel.mainloop is MainloopSchedule.COOPERATIVE:
+        return min(128, m), gcd(min(32, n), n)
+    columns = 64 if width == 1 and n % 64 == 0 else 32
+    return min(64, m), gcd(min(columns, n), n)
 
 
 def epilogue_bytes(kernel: CutlassKernel) -> int:
@@ -175,7 +178,7 @@ def _fusion_bytes(kernel: CutlassKernel) -> int:
         rows, columns = epilogue_tile(kernel)
         return rows // 16 * columns * Element.F32.bytes
     if epilogue.has_bias and not kernel.swapped:
-        return kernel.tile[1] * kernel.operation.d.bytes
+        return kernel.tile[1] * kernel.operation.bias.bytes
     if epilogue.matrices > epilogue.has_residual + bool(epilogue.backward):
         return 0  # its buffers, which are counted with D's, make the fusion not empty
     factors = scales_rows(kernel) and stores_itself(kernel)

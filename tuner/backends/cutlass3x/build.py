@@ -25,6 +25,11 @@ _FUSED_EPILOGUE = (
     " ${{element_d}}, ${{element_epilogue}}>"
 )
 
+_FUSED_FP8_EPILOGUE = (
+    "gemmsmith::FusedFp8<gemmsmith::{activation}, {swapped}, {bias},"
+    " ${{element_d}}, ${{element_epilogue}}>"
+)
+
 _BACKWARD_EPILOGUE = (
     "gemmsmith::Backward<gemmsmith::{activation}Slope, {gated}, {activated}, {bias_gradient},"
     " ${{element_d}}, ${{element_epilogue}}>"
@@ -39,9 +44,9 @@ _ACTIVATIONS = {
 }
 
 _GATED = """using {name}_tile = cute::Shape<{tile}>;
-using {name}_epilogue = gemmsmith::GatedEpilogue<
-    {name}_tile, gemmsmith::{activation}, {aux}, {scaled}, {pingpong}, {d}>;
-using {name}_mainloop = gemmsmith::GatedMainloop<
+using {name}_epilogue = gemmsmith::{epilogue}<
+    {name}_tile, gemmsmith::{activation}, {stored}{pingpong}, {d}>;
+using {name}_mainloop = gemmsmith::GatedMainloop<{promoting}
   typename cutlass::gemm::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp,
     {a},
@@ -51,7 +56,7 @@ using {name}_mainloop = gemmsmith::GatedMainloop<
     cute::Shape<{cluster}, cute::_1>,
     {stages},
     {schedule}
-  >::CollectiveOp>;
+  >::CollectiveOp{end};
 using {name} = cutlass::gemm::kernel::GemmUniversal<
     cute::Shape<int, int, int, int>, {name}_mainloop, {name}_epilogue,
     cutlass::gemm::PersistentScheduler>;
@@ -76,7 +81,9 @@ def part(kernel: CutlassKernel) -> Part:
     elif kernel.operation.epilogue.is_gated:
         return text.part(
             kernel,
-            header="gated3x",
+            header=(
+                "gated_fp8_3x" if kernel.operation.stores_fp8 or _promotes(kernel) else "gated3x"
+            ),
             definition=_gated(kernel),
             adapter=f"GatedGemm3x<{struct}, {traits}>",
         )
@@ -105,8 +112,12 @@ def part(kernel: CutlassKernel) -> Part:
 
 
 def _gated(kernel: CutlassKernel) -> str:
-    """CUTLASS's kernel around the mainloop and the epilogue of `gated3x.hpp`."""
+    """CUTLASS's kernel around the mainloop of `gated3x.hpp` and its epilogue, or that of
+    `gated_fp8_3x.hpp`.
+    """
     operation, epilogue = described(kernel), kernel.operation.epilogue
+    stores_fp8 = kernel.operation.stores_fp8
+    stored = (text.boolean(epilogue.stores_aux), text.boolean(kernel.operation.is_scaled))
     a, b = (
         f"{DataTypeTag[each.element]}, {LayoutTag[each.layout]}, {each.alignment}"
         for each in (operation.A, operation.B)
@@ -117,8 +128,8 @@ def _gated(kernel: CutlassKernel) -> str:
         tile=_static(kernel.tile),
         cluster=_static(kernel.cluster),
         activation=_ACTIVATIONS[epilogue.activation],
-        aux=text.boolean(epilogue.stores_aux),
-        scaled=text.boolean(kernel.operation.is_scaled),
+        epilogue="GatedFp8Epilogue" if stores_fp8 else "GatedEpilogue",
+        stored="" if stores_fp8 else f"{', '.join(stored)}, ",
         pingpong=text.boolean(kernel.mainloop is MainloopSchedule.PINGPONG),
         a=a,
         b=b,
@@ -126,7 +137,14 @@ def _gated(kernel: CutlassKernel) -> str:
         sums=DataTypeTag[DATA_TYPES[kernel.operation.accumulator]],
         stages=f"cutlass::gemm::collective::StageCount<{footprint.stages(kernel)}>",
         schedule=KernelScheduleTag[operation.kernel_schedule],
+        promoting="gemmsmith::PromotingMainloop<" if _promotes(kernel) else "",
+        end=">>" if _promotes(kernel) else ">",
     )
+
+
+def _promotes(kernel: CutlassKernel) -> bool:
+    """Whether FP8's sums do not stay in the tensor core."""
+    return kernel.operation.is_narrow_float and not kernel.fast_accumulation
 
 
 def _static(extents: tuple[int, ...]) -> str:
@@ -135,8 +153,8 @@ def _static(extents: tuple[int, ...]) -> str:
 
 
 def _fused_epilogue(kernel: CutlassKernel) -> str:
-    """The fusion operation of `fused3x.hpp` or `backward3x.hpp`; CUTLASS's emitter fills in the
-    element types.
+    """The fusion operation of `fused3x.hpp`, `fused_fp8_3x.hpp` or `backward3x.hpp`; CUTLASS's
+    emitter fills in the element types of D and of what is computed.
     """
     operation = kernel.operation
     if backward := operation.epilogue.backward:
@@ -145,6 +163,12 @@ def _fused_epilogue(kernel: CutlassKernel) -> str:
             gated=text.boolean(backward.gated),
             activated=text.boolean(backward.activated),
             bias_gradient=text.boolean(backward.bias_gradient),
+        )
+    if operation.stores_fp8:
+        return _FUSED_FP8_EPILOGUE.format(
+            activation=_ACTIVATIONS[operation.epilogue.activation],
+            swapped=text.boolean(kernel.swapped),
+            bias=DataTypeTag[DATA_TYPES[operation.bias]],
         )
     return _FUSED_EPILOGUE.format(
         activation=_ACTIVATIONS[operation.epilogue.activation],
@@ -163,7 +187,7 @@ def _header(kernel: CutlassKernel) -> str:
     if kernel.operation.epilogue.backward:
         return "backward3x"
     if kernel.operation.is_fused:
-        return "fused3x"
+        return "fused_fp8_3x" if kernel.operation.stores_fp8 else "fused3x"
     if is_padded(kernel):
         return "padded"
     return {

@@ -12,7 +12,7 @@ from gemmsmith.kernel import (
 )
 from gemmsmith.operation import Element
 from tuner.backends.cutlass import footprint, rules, wgmma
-from tuner.backends.cutlass.operation import operands, scales_rows
+from tuner.backends.cutlass.operation import TMA_BYTES, operands, scales_rows
 
 MMA_PROMOTION_INTERVAL = 4
 """Default `mma_promotion_interval` of precise FP8 kernels, in wgmma instructions of K = 32."""
@@ -98,6 +98,15 @@ def _not_whole_tiles_by_tma(kernel: CutlassKernel, what: str) -> str | None:
     return None
 
 
+def tma_stores_whole_vectors(kernel: CutlassKernel) -> str | None:
+    """A row of the part of D that TMA stores at once is a multiple of 16 bytes (TMA's box)."""
+    if kernel.epilogue is not EpilogueSchedule.TMA:
+        return None
+    m, n = footprint.epilogue_tile(kernel)
+    row = (m if kernel.swapped else n) * footprint.stored_bytes(kernel)
+    return f"TMA does not store rows of {row} bytes" if row % TMA_BYTES else None
+
+
 def activation_leaves_registers(kernel: CutlassKernel) -> str | None:
     """An activation is computed beside the accumulators, transposed ones moved as well."""
     heavy = kernel.operation.epilogue.activation in (Activation.GELU, Activation.SILU)
@@ -159,6 +168,7 @@ RULES = rules.by_name(
     wgmma.tile_m_is_whole_warpgroups,
     wgmma.tile_n_fits_instruction,
     wgmma.tile_k_fits_swizzle,
+    tma_stores_whole_vectors,
     promotion_interval_divides,
     rules.cluster_is_portable,
     wgmma.registers_suffice,

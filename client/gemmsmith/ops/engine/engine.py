@@ -92,6 +92,9 @@ class Engine:
         scale_a: torch.Tensor | None = None,
         scale_b: torch.Tensor | None = None,
         into: torch.Tensor | None = None,
+        output: torch.dtype | None = None,
+        scale_d: torch.Tensor | None = None,
+        amax: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         """The product and what follows it by one tuned kernel; None where torch computes them.
 
@@ -102,18 +105,22 @@ class Engine:
             a: left operand.
             b: right operand.
             epilogue: what follows.
-            bias: [N], of D's type, where the epilogue has one.
+            bias: [N], of D's type (bf16 where that is FP8), where the epilogue has one.
             residual: of D's size and type, likewise.
             scale_a: factor of FP8.
             scale_b: likewise.
             into: where to write D; None: a new tensor.
+            output: element type of D; None: as torch gives it.
+            scale_d: factor of an FP8 D; None: 1.
+            amax: what the largest absolute value of an FP8 D, before its factor, is added to.
         """
-        plan = self.plan(form, a, b, epilogue=epilogue)
+        plan = self.plan(form, a, b, output, epilogue=epilogue)
         if plan is None or not plan.suits(bias, residual):
             return None
         if not all(plan.accepts(one) for one in (residual, into) if one is not None):
             return None
-        beside = Beside(bias, residual, plan.empty() if epilogue.stores_aux else None)
+        aux = plan.empty() if epilogue.stores_aux else None
+        beside = Beside(bias, residual, aux, scale_d=scale_d, amax=amax)
         out = self.run(plan, form, a, b, scale_a, scale_b, into, beside=beside)
         return None if out is None else (out, beside.aux)
 

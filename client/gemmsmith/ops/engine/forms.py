@@ -75,6 +75,7 @@ _OUTPUTS = {
     torch.float16: Element.F16,
     torch.float32: Element.F32,
     torch.int32: Element.S32,
+    torch.float8_e4m3fn: Element.E4M3,
 }
 
 _SCALINGS = {
@@ -89,7 +90,11 @@ _SCALINGS = {
 
 @functools.lru_cache(maxsize=1024)
 def operation_of(
-    form: Form, a: torch.dtype, b: torch.dtype, output: torch.dtype | None = None
+    form: Form,
+    a: torch.dtype,
+    b: torch.dtype,
+    output: torch.dtype | None = None,
+    epilogue: Epilogue = Epilogue.NONE,
 ) -> Operation | None:
     """What a product of these types is, apart from layout and grouping; None: kernels know none.
 
@@ -101,6 +106,7 @@ def operation_of(
         a: element type of the left operand.
         b: that of the right one.
         output: that of the result; None: as torch gives it.
+        epilogue: what the same kernel does with the product.
     """
     types = _TYPES.get((a, b))
     if types is None or (output is not None and output not in _OUTPUTS):
@@ -110,7 +116,9 @@ def operation_of(
         out = Element.F32 if form.adds else Element.BF16
     scaling = _SCALINGS.get(form, Scaling.NONE)
     try:
-        return Operation.of(types, out=out, scaling=scaling, accumulate=form.adds)
+        return Operation.of(
+            types, out=out, scaling=scaling, epilogue=epilogue, accumulate=form.adds
+        )
     except InvalidProblem:
         return None
 
@@ -227,7 +235,7 @@ def shapes(
     of a grouped product. `epilogue` is what the same kernel does with the product; of a gated one
     `b` is the gate's part of it, and up's lies elsewhere with the same strides.
     """
-    operation = operation_of(form, a.dtype, b.dtype, output)
+    operation = operation_of(form, a.dtype, b.dtype, output, epilogue)
     if operation is None or a.device != b.device:
         return ()
     grouped, grouping = form.is_grouped, Grouping.NONE
@@ -249,7 +257,7 @@ def shapes(
     for (row_a, lda), (row_b, ldb) in itertools.product(left.orders(), orders_b):
         layout = Layout(("t" if row_a else "n") + ("t" if row_b else "n"))
         try:
-            laid = replace(operation, layout=layout, grouping=grouping, epilogue=epilogue)
+            laid = replace(operation, layout=layout, grouping=grouping)
             problem = Problem.of(laid, m, n, k, batch)
         except InvalidProblem:  # these types have no such layout
             continue

@@ -60,6 +60,8 @@ class Beside(NamedTuple):
 
     Attributes:
         up: of a gated one, beside `b`, the gate's.
+        scale_d: of an FP8 D, one FP32 element; None: 1.
+        amax: likewise, to which its largest absolute value is added; None: nobody asks.
     """
 
     bias: torch.Tensor | None = None
@@ -68,6 +70,8 @@ class Beside(NamedTuple):
     up: torch.Tensor | None = None
     activated: torch.Tensor | None = None
     bias_gradient: torch.Tensor | None = None
+    scale_d: torch.Tensor | None = None
+    amax: torch.Tensor | None = None
 
 
 class _ThreadArguments(threading.local):
@@ -89,6 +93,7 @@ class Plan:
     """
 
     __slots__ = (
+        "_bias_dtype",
         "_cold",
         "_device",
         "_dtype",
@@ -127,6 +132,7 @@ class Plan:
         halves = backward.halves if backward else 1
         self._output = (*shape.output[:-1], shape.output[-1] * halves)
         self._dtype = torch_dtype(operation.d)
+        self._bias_dtype = torch_dtype(operation.bias)
         self.is_tf32 = operation.a is Element.TF32
         # Alignments are powers of two.
         self._mask_a = description.alignment_a * operation.a.bytes - 1
@@ -304,7 +310,7 @@ class Plan:
         if residual is not None and not self._is_packed(residual):
             return False
         return bias is None or (
-            bias.dtype == self._dtype
+            bias.dtype == self._bias_dtype
             and bias.device == self._device
             and bias.size() == (n,)
             and (n == 1 or bias.stride() == (1,))
@@ -344,13 +350,15 @@ class Plan:
         if offs is not None:
             arguments.offsets = offs.data_ptr()
         if beside is not None:
-            bias, residual, aux, up, activated, bias_gradient = beside
+            bias, residual, aux, up, activated, bias_gradient, scale_d, amax = beside
             arguments.bias = None if bias is None else bias.data_ptr()
             arguments.residual = None if residual is None else residual.data_ptr()
             arguments.aux = None if aux is None else aux.data_ptr()
             arguments.b_up = None if up is None else up.data_ptr()
             arguments.activated = None if activated is None else activated.data_ptr()
             arguments.bias_gradient = None if bias_gradient is None else bias_gradient.data_ptr()
+            arguments.scale_d = None if scale_d is None else scale_d.data_ptr()
+            arguments.amax = None if amax is None else amax.data_ptr()
         workspace = 0
         if self._workspace:
             # Freed on return, but to this stream only: the next owner's work comes after ours.

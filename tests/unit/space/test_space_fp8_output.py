@@ -1,0 +1,121 @@
+"""Kernels with an FP8 output: those of the 16-bit one, in names and text of their own."""
+
+from __future__ import annotations
+
+import pytest
+
+from gemmsmith.kernel import EpilogueSchedule, MainloopSchedule, cutlass
+from gemmsmith.operation import Epilogue, Operation
+from gemmsmith.problem import Problem
+from tests.support.replacing import replace
+from tuner.arch import ARCHITECTURES
+from tuner.backends import Level, kernels, refusal, supporting
+from tuner.backends.cutlass import footprint
+from tuner.backends.cutlass.operation import named
+from tuner.backends.unit import unit_source
+from tuner.errors import NoLegalCandidate
+
+STORED = [
+    each
+    for each in Epilogue
+    if each.backward is None
+    and (each.has_bias or each.is_gated)
+    and not (each.has_residual or each.stores_aux)
+]
+
+
+def stored(epilogue: str, **extents: int) -> Problem:
+    operation = Operation.of("fp8_e4m3", out="e4m3", epilogue=epilogue)
+    return Problem.of(operation, **{"m": 4096, "n": 3072, "k": 768, **extents})
+
+
+@pytest.mark.parametrize("epilogue", STORED)
+def test_there_are_kernels_that_pass_the_rules(epilogue: Epilogue) -> None:
+    problem = stored(epilogue)
+    found = [cutlass(each) for each in kernels(problem)]
+    wide = [cutlass(each) for each in kernels(replace(problem, dtype=f"fp8_e4m3.then_{epilogue}"))]
+    assert len({each.name for each in (*found, *wide)}) == len(found) + len(wide)
+    assert len(found) >= 40
+    for each in found:
+        assert refusal(each, problem) is None
+        assert f"_void_e4m3_{each.tile[0]}x" in each.name
+        assert each.name.endswith(f"_then_{epilogue}")
+        assert each.alignment_d == 16
+        assert footprint.stages(each) >= 2
+    assert {each.mainloop for each in found} == {
+        MainloopSchedule.PINGPONG,
+        MainloopSchedule.COOPERATIVE,
+    }
+    assert {each.swapped for each in found} == ({False} if epilogue.is_gated else {True, False})
+    assert {each.fast_accumulation for each in found} == {True, False}
+    assert len(kernels(problem, level=Level.FULL)) > len(found)
+
+
+def test_only_sm90_has_some() -> None:
+    for epilogue in STORED:
+        operation = stored(epilogue).operation
+        assert {name for name, arch in ARCHITECTURES.items() if supporting(operation, arch)} == {
+            "sm90"
+        }
+
+
+def test_rows_of_d_are_of_16_bytes() -> None:
+    for problem in (stored("bias", n=3080), stored("silu_gate", n=3088)):
+        with pytest.raises(NoLegalCandidate, match="alignment"):
+            kernels(problem)
+    for problem in (stored("bias", n=16), stored("silu_gate", n=32)):
+        assert kernels(problem)
+    known = cutlass(kernels(stored("bias"))[0])
+    changed = replace(known, epilogue=EpilogueSchedule.NO_SMEM, alignment_d=1)
+    assert "store by TMA" in (refusal(named(changed)) or "")
+
+
+def test_rows_of_a_part_of_d_are_of_16_bytes() -> None:
+    """A tile of 24 columns leaves as a whole; swapped, a part's rows run along the tile's M."""
+    found = {
+        each.swapped: each
+        for each in map(cutlass, kernels(stored("bias")))
+        if each.mainloop is MainloopSchedule.PINGPONG
+    }
+    narrow = {swapped: replace(each, tile=(64, 24, 128)) for swapped, each in found.items()}
+    assert "does not store rows of 24 bytes" in (refusal(named(narrow[False])) or "")
+    assert refusal(named(narrow[True])) is None
+
+
+def test_parts_of_the_epilogue_are_as_cutlass_chooses_them() -> None:
+    """64 columns of ping-pong kernels where they divide the tile; of gates a box of 128 bytes."""
+    gated = {
+        each.tile[:2]: footprint.epilogue_tile(each)
+        for each in map(cutlass, kernels(stored("silu_gate")))
+    }
+    pingpong = {
+        each.tile[:2]: footprint.epilogue_tile(each)
+        for each in map(cutlass, kernels(stored("bias")))
+        if each.mainloop is MainloopSchedule.PINGPONG
+    }
+    assert (pingpong[64, 128], pingpong[128, 96]) == ((64, 64), (64, 32))
+    assert (gated[128, 256], gated[128, 192], gated[64, 64]) == ((64, 128), (64, 32), (64, 32))
+
+
+def test_the_text_names_the_types_and_the_header() -> None:
+    one = cutlass(kernels(stored("bias_gelu"))[0])
+    text = unit_source([one])
+    assert '#include "gemmsmith/fused_fp8_3x.hpp"' in text
+    swapped = "true" if one.swapped else "false"
+    assert (
+        f"gemmsmith::FusedFp8<gemmsmith::GELU, {swapped}, cutlass::bfloat16_t, "
+        "cutlass::float_e4m3_t, float>" in text
+    )
+    fast, precise = (
+        next(
+            unit_source([each])
+            for each in map(cutlass, kernels(stored("silu_gate")))
+            if each.fast_accumulation is fast
+        )
+        for fast in (True, False)
+    )
+    for text in (fast, precise):
+        assert '#include "gemmsmith/gated_fp8_3x.hpp"' in text
+        assert "gemmsmith::GatedFp8Epilogue<" in text
+    assert "PromotingMainloop" in precise
+    assert "PromotingMainloop" not in fast

@@ -1,0 +1,118 @@
+"""What torch programs run for a product whose output, after an activation, is FP8.
+
+They compute the 16-bit output as ever (`fused_ways`, `gated_ways`), then read it twice more: for
+its largest value, and to multiply, clamp and cast it. The default does so by torch's eager kernels,
+in the fewest passes that they take. Its rival is the same code through `torch.compile`; after a
+bare bias also cuBLASLt's own FP8 output, which tells no largest value, but is to be beaten too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from gemmsmith.activations import ACTIVATIONS
+from gemmsmith.operation import Epilogue
+from gemmsmith.problem import Problem
+from gemmsmith.runtime.launch import torch_dtype
+from tuner.workloads.fp8_output import LARGEST
+from tuner.workloads.fused_ways import compiled, first_of, multiplied
+from tuner.workloads.scaled import factors, is_taken
+from tuner.workloads.ways import then
+from tuner.workloads.workload import Launch, OperandSet, Way, amax_of, bias_of, scale_of
+
+Launches = Callable[[Problem, Sequence[OperandSet], int], list[Launch]]
+
+
+def defaults(ways: Sequence[Way]) -> Sequence[Way]:
+    """The ways of a 16-bit output, each followed by eager code that casts it."""
+    return [
+        replace(
+            way,
+            name=f"{way.name}, then amax, mul, clamp and cast",
+            launches=_cast_after(way.launches),
+        )
+        for way in ways
+    ]
+
+
+def alternatives(problem: Problem) -> Sequence[Way]:
+    """Whatever may beat eager calls."""
+    if not is_taken(problem):
+        return ()
+    found: dict[str, Launches] = {"torch.compile of the same": _compiled}
+    if problem.operation.epilogue is Epilogue.BIAS:
+        found["torch._scaled_mm into FP8, without amax"] = _by_library
+    return [
+        Way(name=name, launches=launches, rival=True, is_to_be_beaten=True)
+        for name, launches in found.items()
+    ]
+
+
+def _wide(problem: Problem, sets: Sequence[OperandSet]) -> list[OperandSet]:
+    """The sets with one 16-bit output for all launches, as the allocator would give it."""
+    dtype = torch_dtype(problem.operation.bias)
+    between = torch.empty_like(sets[0].d, dtype=dtype)
+    return [replace(s, d=between) for s in sets]
+
+
+def _cast_after(launches: Launches) -> Launches:
+    def followed(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
+        wide = _wide(problem, sets)
+        scaled = torch.empty_like(wide[0].d)
+        # There are fewer launches than sets where they are of copies.
+        return [
+            then(launch, partial(_cast, s, wide[0].d, scaled))
+            for launch, s in zip(launches(problem, wide, room), sets, strict=False)
+        ]
+
+    return followed
+
+
+def _cast(s: OperandSet, value: torch.Tensor, scaled: torch.Tensor) -> torch.Tensor:
+    amax = amax_of(s)
+    torch.maximum(amax, torch.linalg.vector_norm(value, float("inf")), out=amax)
+    torch.mul(value, scale_of(s).view(()), out=scaled)
+    return s.d.copy_(scaled.clamp_(-LARGEST, LARGEST))[0]
+
+
+def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
+    """The whole sequence as one compiled function, which allocates what it gives."""
+    epilogue, dtype = problem.operation.epilogue, torch_dtype(problem.operation.d)
+    activate = ACTIVATIONS[epilogue.activation] if epilogue.activation else None
+
+    def sequence(s: OperandSet) -> tuple[torch.Tensor, ...]:
+        value = multiplied(s)
+        if epilogue.is_gated and activate is not None:
+            gate, up = value.chunk(2, -1)
+            value = activate(gate) * up
+        elif activate is not None:
+            value = activate(value)
+        amax = torch.maximum(amax_of(s), value.abs().amax())
+        return (value * scale_of(s)).clamp(-LARGEST, LARGEST).to(dtype), amax
+
+    call = compiled(sequence)
+    return [partial(first_of, call, s) for s in _wide(problem, sets)]
+
+
+def _by_library(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]:
+    """The library's own output in FP8."""
+    return [partial(_scaled_into_fp8, s) for s in sets]
+
+
+def _scaled_into_fp8(s: OperandSet) -> torch.Tensor:
+    scale_a, scale_b = factors(s)
+    return torch._scaled_mm(
+        s.a[0],
+        s.b[0],
+        scale_a=scale_a,
+        scale_b=scale_b,
+        bias=bias_of(s).view(-1),
+        scale_result=scale_of(s),
+        out_dtype=s.d.dtype,
+        use_fast_accum=True,
+        out=s.d[0],
+    )
