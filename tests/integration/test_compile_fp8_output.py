@@ -24,13 +24,6 @@ PINGPONG, COOPERATIVE = MainloopSchedule.PINGPONG, MainloopSchedule.COOPERATIVE
 
 
 KERNELS = {
-    "gelu": with_epilogue(
-        "fp8_e4m3.out_e4m3.then_bias_gelu",
-        (128, 256, 128),
-        COOPERATIVE,
-        cluster=(2, 1),
-        fast_accumulation=True,
-    ),
     "gelu_swapped": with_epilogue(
         "fp8_e4m3.out_e4m3.then_bias_gelu",
         (64, 64, 128),
@@ -38,23 +31,13 @@ KERNELS = {
         swapped=True,
         fast_accumulation=True,
     ),
-    "gate": with_epilogue(
-        "fp8_e4m3.out_e4m3.then_silu_gate",
-        (128, 192, 128),
-        PINGPONG,
-        cluster=(2, 1),
-        fast_accumulation=True,
-    ),
     "gate_promoted": with_epilogue(
         "fp8_e4m3.out_e4m3.then_silu_gate", (128, 128, 128), COOPERATIVE, cluster=(2, 1)
     ),
-    "wide_gate_promoted": with_epilogue(
-        "fp8_e4m3.then_silu_gate", (128, 128, 128), COOPERATIVE, cluster=(2, 1)
-    ),
 }
-"""Both epilogues and orientations; gates whose sums are promoted have a mainloop of their own."""
+"""Both epilogues; gates whose sums are promoted have a mainloop of their own. The other kinds are
+compiled for tests/gpu/test_fp8_output.py."""
 EVERY = pytest.mark.parametrize("name", KERNELS)
-STORED = pytest.mark.parametrize("name", [name for name in KERNELS if "wide" not in name])
 POINTER = 0x1000
 
 
@@ -91,14 +74,14 @@ def test_no_registers_spill(packs: CompiledPacks, name: str) -> None:
     assert stacks(packs.pack(KERNELS[name]).path) == {("0", "0")}
 
 
-@STORED
+@EVERY
 def test_a_warp_adds_its_largest_value_once(packs: CompiledPacks, name: str) -> None:
     body = sass(packs.pack(KERNELS[name]).path)
     assert "REDUX" in body
     assert "F2FP.SATFINITE.E4M3" in body
 
 
-@STORED
+@EVERY
 def test_factor_and_largest_value_may_be_left_out(packs: CompiledPacks, name: str) -> None:
     loaded = Loaded(packs, KERNELS[name])
     for change in ({}, {"scale_d": POINTER}, {"amax": POINTER}, {"scale_a": POINTER}):
@@ -109,7 +92,7 @@ def test_factor_and_largest_value_may_be_left_out(packs: CompiledPacks, name: st
         assert loaded.workspace_bytes(given) == 0
 
 
-@STORED
+@EVERY
 def test_nothing_is_read_or_dropped_besides(packs: CompiledPacks, name: str) -> None:
     loaded = Loaded(packs, KERNELS[name])
     for change in ({"batch": 2}, {"beta": 1.0}, {"residual": POINTER}, {"aux": POINTER}):
@@ -123,7 +106,7 @@ def test_nothing_is_read_or_dropped_besides(packs: CompiledPacks, name: str) -> 
     assert loaded.can_implement(given) == INVALID_PROBLEM
 
 
-@STORED
+@EVERY
 def test_rows_are_of_16_bytes_and_of_any_number(packs: CompiledPacks, name: str) -> None:
     loaded = Loaded(packs, KERNELS[name])
     halves = 1 + KERNELS[name].operation.epilogue.is_gated

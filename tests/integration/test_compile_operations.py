@@ -69,15 +69,6 @@ KERNELS = {
         SCALE_ROW, (64, 16, 256), WS, TileScheduler.CLUSTER_SPLIT_K, swapped=True
     ),
     "scale_row_fp8": of(FP8_ROWS, (128, 128, 128), COOPERATIVE),
-    "scale_row_fp8_pingpong": of(
-        FP8_ROWS, (128, 192, 128), PINGPONG, cluster=(2, 1), fast_accumulation=True
-    ),
-    "scale_row_fp8_swapped": of(
-        FP8_ROWS, (64, 16, 256), PINGPONG, swapped=True, fast_accumulation=True
-    ),
-    "scale_row_fp8_split_k": of(
-        FP8_ROWS, (64, 128, 128), PINGPONG, TileScheduler.SPLIT_K, fast_accumulation=True
-    ),
     "scale_row_fp8_cluster_split_k": of(
         FP8_ROWS,
         (64, 16, 256),
