@@ -99,20 +99,24 @@ def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Laun
 
 
 def _by_library(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]:
-    """The library's own output in FP8."""
-    return [partial(_scaled_into_fp8, s) for s in sets]
+    """The library's own output in FP8.
 
-
-def _scaled_into_fp8(s: OperandSet) -> torch.Tensor:
-    scale_a, scale_b = factors(s)
-    return torch._scaled_mm(
-        s.a[0],
-        s.b[0],
-        scale_a=scale_a,
-        scale_b=scale_b,
-        bias=bias_of(s).view(-1),
-        scale_result=scale_of(s),
-        out_dtype=s.d.dtype,
-        use_fast_accum=True,
-        out=s.d[0],
-    )
+    torch 2.11 does not apply `scale_result` on CUDA, so A's factor and the bias hold D's.
+    """
+    launches: list[Launch] = []
+    for s in sets:
+        scale_a, scale_b = factors(s)
+        scale_d = scale_of(s).view(())
+        into = partial(
+            torch._scaled_mm,
+            s.a[0],
+            s.b[0],
+            scale_a=scale_a * scale_d,
+            scale_b=scale_b,
+            bias=(bias_of(s) * scale_d).to(bias_of(s).dtype).view(-1),
+            out_dtype=s.d.dtype,
+            use_fast_accum=True,
+            out=s.d[0],
+        )
+        launches.append(into)
+    return launches

@@ -14,8 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-TILE, WARPS = 4096, 8
-"""Elements that a thread block holds at a time, whole rows, and its warps."""
+TILE = 4096
+"""Elements that a thread block holds at a time, in whole rows."""
 BLOCKS = 4
 """Thread blocks for each SM, among which rows are dealt out."""
 COLUMNS, ROWS = 64, 64
@@ -70,6 +70,8 @@ def gradients(
     count = x.numel() // width
     block = triton.next_power_of_2(width)
     rows = max(1, TILE // block)
+    # Of 8192 elements, 4 warps take 239 µs and 8 take 278; of 128, 132 and 111 (H200, 2026-11-25).
+    warps = 8 if rows > 1 else 4
     of_x, of_weight = torch.empty_like(x), torch.empty_like(weight)
     device = x.get_device()
     programs = min(triton.cdiv(count, rows), BLOCKS * _sm_count(device))
@@ -77,7 +79,7 @@ def gradients(
     is_there = device == torch.cuda.current_device()  # switching costs the host
     with nullcontext() if is_there else torch.cuda.device_of(x):
         _backward[(programs,)](
-            gradient, x, weight, scale, of_x, sums, count, width, block, rows, num_warps=WARPS
+            gradient, x, weight, scale, of_x, sums, count, width, block, rows, num_warps=warps
         )
         _add_up[(triton.cdiv(width, COLUMNS),)](
             sums, of_weight, programs, width, COLUMNS, ROWS, num_warps=4
