@@ -48,6 +48,11 @@ KINDS = (
         holds=lambda w: w.problem.operation.is_grouped,
     ),
     Kind(
+        title="Fused FP8 layers with an FP8 result",
+        short="FP8\nresults",
+        holds=lambda w: w.problem.operation.stores_fp8,
+    ),
+    Kind(
         title="Fused SwiGLU and GeGLU",
         short="gates",
         holds=lambda w: w.problem.operation.epilogue.is_gated,

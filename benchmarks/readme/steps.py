@@ -93,9 +93,12 @@ MEASURED = (
         )
         for mode in ("eager", "compiled")
     ),
-    Step(
-        title="GPT 350 M (`examples/train_gpt.py`), eager",
-        h200=[Runs(file="2026-11-25-h200-train-gpt.json", only=["gpt-350m"])],
+    *(
+        Step(
+            title=f"{title} (`examples/train_gpt.py`), eager",
+            h200=[Runs(file="2026-11-25-h200-train-gpt.json", only=[model])],
+        )
+        for title, model in (("Llama 8B blocks", "llama-8b-blocks"), ("GPT 350 M", "gpt-350m"))
     ),
     Step(
         title="the same, compiled",

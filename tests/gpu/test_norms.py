@@ -39,9 +39,9 @@ def test_both_gradients(size: tuple[int, int], dtype: torch.dtype) -> None:
 
 
 def test_a_gradient_that_does_not_lie_together() -> None:
-    x = torch.randn(4096, 2048, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    x = torch.randn(8192, 2048, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     weight = torch.ones(2048, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    gradient = torch.randn(1, 2048, device="cuda", dtype=torch.bfloat16).expand(4096, -1)
+    gradient = torch.randn(1, 2048, device="cuda", dtype=torch.bfloat16).expand(8192, -1)
     together = run(x, weight, gradient.contiguous())
     for one, other in zip(run(x, weight, gradient), together, strict=True):
         assert torch.equal(one, other)
