@@ -68,7 +68,7 @@ KINDS = (
         holds=lambda w: w.problem.operation.is_fused,
     ),
     Kind(
-        title="Dense FP8 scaled by rows or blocks",
+        title="Dense FP8 scaled by rows",
         short="FP8 by\nrow, block",
         holds=_is_finely_scaled,
     ),
