@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import io
-import itertools
 import logging
 import threading
 import timeit
@@ -13,49 +10,20 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional
 
 import gemmsmith
 from gemmsmith.ops.below.dispatch import Dispatch, _binding, of_layers
-from gemmsmith.ops.engine.engine import Engine, install
+from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
-from gemmsmith.ops.models.swapping import TunedLinear
-from gemmsmith.problem import Problem
+from tests.support.below import BF16, Swapping, close, layers, made, of_types, operands, trains
 from tests.support.stand_in import Chooser, Host, Packs
 
-BF16 = torch.bfloat16
 Runs = Callable[[], int]
-
-
-def of_types(*dtypes: str) -> Chooser:
-    """One whose winners are known to be of these types."""
-    rows = [SimpleNamespace(problem=Problem(m=8, n=8, k=8, dtype=each)) for each in dtypes]
-
-    class Pinned(Chooser):
-        pinned = True
-        snapshot = SimpleNamespace(rows=rows)
-
-    return Pinned(answers=lambda problem: problem.dtype in dtypes)
-
-
-@contextmanager
-def made(chooser: Chooser, pack: Path) -> Iterator[Engine]:
-    """The process's engine for a while, on a host that the binding serves."""
-    host = Host()
-    host.kind = "cpu"
-    engine = Engine(chooser, Packs(pack), platform=host)
-    before = install(engine)
-    try:
-        yield engine
-    finally:
-        install(before)
-        torch._dynamo.reset()
 
 
 @pytest.fixture
@@ -68,14 +36,6 @@ def engine(chooser: Chooser, pack: Path, binding: Dispatch) -> Iterator[Engine]:
 def patched(engine: Engine) -> Iterator[Engine]:
     with gemmsmith.patch():
         yield engine
-
-
-def operands(*sizes: tuple[int, ...], grad: bool = False) -> list[torch.Tensor]:
-    return [torch.randn(size).to(BF16).requires_grad_(grad) for size in sizes]
-
-
-def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    torch.testing.assert_close(ours.float(), theirs.float(), rtol=2e-2, atol=2e-2)
 
 
 def test_forwards_and_backwards(engine: Engine, runs: Runs) -> None:
@@ -202,13 +162,6 @@ def test_during_a_capture_nothing_is_decided(engine: Engine, chooser: Chooser, r
         host.is_capturing = True
         a @ b
         assert runs() == 2
-
-
-class Swapping(Chooser):
-    """A lookup that takes newer winners."""
-
-    snapshot: object = 1
-    on_swap: Callable[[], None] = staticmethod(lambda: None)
 
 
 def test_newer_winners_are_taken_over(pack: Path, binding: Dispatch, runs: Runs) -> None:
@@ -457,194 +410,6 @@ def test_precision_by_name(patched: Engine, runs: Runs) -> None:
             assert runs() == expected
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-# Of one model: `patch(model)`.
-
-COMPILERS = [None, "aot_eager", pytest.param("inductor", marks=pytest.mark.long)]
-
-
-def layers(*widths: int, bias: bool = False) -> nn.Sequential:
-    made = [nn.Linear(k, n, bias=bias) for k, n in itertools.pairwise(widths)]
-    return nn.Sequential(*made).to(BF16)
-
-
-def trains(model: nn.Module, width: int, call: Callable[..., torch.Tensor] | None = None) -> None:
-    """Output and all gradients of one step, on three-dimensional input, against FP32."""
-    (x,) = operands((2, 4, width), grad=True)
-    out = (call or model)(x)
-    out.backward(torch.ones_like(out))
-    wide = copy.deepcopy(model).float()
-    wide.zero_grad()
-    wide_x = x.detach().float().requires_grad_()
-    expected = wide(wide_x)
-    expected.backward(torch.ones_like(expected))
-    close(out, expected)
-    for ours, theirs in zip((x, *model.parameters()), (wide_x, *wide.parameters()), strict=True):
-        assert ours.grad is not None
-        assert theirs.grad is not None
-        torch.testing.assert_close(ours.grad.float(), theirs.grad, rtol=3e-2, atol=1e-1)
-    model.zero_grad()
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # inductor's own
-@pytest.mark.parametrize("compiled", ["inside", "outside"])
-@pytest.mark.parametrize("backend", COMPILERS)
-def test_a_models_products(engine: Engine, runs: Runs, backend: str | None, compiled: str) -> None:
-    model = layers(16, 24, 40)
-    call: Callable[..., torch.Tensor] = model
-
-    def compiling() -> Callable[..., torch.Tensor]:
-        return torch.compile(model, backend=backend, fullgraph=True) if backend else model
-
-    if compiled == "outside":
-        call = compiling()
-        trains(model, 16, call)
-        assert runs() == 0
-    with gemmsmith.patch(model):
-        assert type(model[0]) is nn.Linear
-        if compiled == "inside":
-            call = compiling()
-        for _ in range(2):
-            trains(model, 16, call)
-            assert runs() == 6
-    trains(model, 16, call)
-    assert runs() == 0
-
-
-def test_a_compiled_graph_is_torchs_own(engine: Engine, runs: Runs) -> None:
-    """So that everything is fused as ever, and kernels run by what is open when it runs."""
-    model = layers(16, 24)
-    graphs: list[torch.fx.GraphModule] = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., object]:
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(model, backend=backend, fullgraph=True)
-    compiled(torch.randn(4, 16).to(BF16))
-    with gemmsmith.patch(model):
-        compiled(torch.randn(4, 16).to(BF16))
-        assert runs() == 1
-    assert len(graphs) == 1
-    assert not any("gemmsmith" in str(node.target) for node in graphs[0].graph.nodes)
-
-
-def test_what_is_not_the_models_is_torchs(engine: Engine, runs: Runs, chooser: Chooser) -> None:
-    model, other = layers(16, 24), layers(48, 32)
-    with gemmsmith.patch(model):
-        trains(other, 48)
-        for a, b in (((4, 48), (48, 32)), ((3, 8, 16), (3, 16, 24)), ((8, 16), (16, 16))):
-            left, right = operands(a, b)
-            close(left @ right, left.float() @ right.float())
-        assert runs() == 0
-        assert not chooser.asked
-        left, right = operands((8, 16), (16, 24))
-        left @ right  # no layer's, but of a layer's sizes
-        assert runs() == 1
-
-
-def test_blocks_add_up_and_end(engine: Engine, runs: Runs) -> None:
-    one, two = layers(16, 24), layers(48, 32)
-
-    def count() -> tuple[int, int, int]:
-        """Kernels that ran for each model and for a product of neither."""
-        trains(one, 16)
-        of_one = runs()
-        trains(two, 48)
-        of_two = runs()
-        left, right = operands((4, 56), (56, 64))
-        left @ right
-        return of_one, of_two, runs()
-
-    with gemmsmith.patch():
-        with gemmsmith.patch(one):
-            assert count() == (3, 3, 1)
-        assert count() == (3, 3, 1)
-    with gemmsmith.patch(one):
-        with gemmsmith.patch():
-            assert count() == (3, 3, 1)
-        assert count() == (3, 0, 0)
-        with gemmsmith.patch(two):
-            assert count() == (3, 3, 0)
-        with pytest.raises(KeyError), gemmsmith.patch(two):
-            raise KeyError
-        assert count() == (3, 0, 0)
-    assert count() == (0, 0, 0)
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # inductor's own
-@pytest.mark.parametrize("backend", COMPILERS)
-@pytest.mark.parametrize("adds", [True, False])
-def test_a_layer_with_a_bias(
-    pack: Path, binding: Dispatch, runs: Runs, backend: str | None, adds: bool
-) -> None:
-    """Without a winner that adds the bias, a class of ours adds it to a plain kernel's product."""
-    model = nn.Sequential(*layers(16, 24), *layers(24, 40, bias=True))
-    call = torch.compile(model, backend=backend, fullgraph=True) if backend else model
-    chooser = of_types("bf16", *(["bf16.then_bias"] if adds else []))
-    with made(chooser, pack):
-        with gemmsmith.patch(model):
-            assert type(model[1]) is (nn.Linear if adds else TunedLinear)
-            trains(model, 16, call)
-            assert runs() == 6
-        assert [type(layer) for layer in model] == [nn.Linear, nn.Linear]
-        trains(model, 16, call)
-        assert runs() == 0
-
-
-def test_gradients_of_a_bias_layer_whose_forward_product_is_torchs(
-    engine: Engine, chooser: Chooser, runs: Runs
-) -> None:
-    chooser.saving_us = None  # not known to outweigh the pass that adds the bias
-    chooser.answers = lambda problem: not problem.operation.is_fused
-    model = layers(16, 24, bias=True)
-    with gemmsmith.patch(model):
-        trains(model, 16)
-    assert runs() == 2
-
-
-def test_a_report_is_told_of_a_models_products(engine: Engine, runs: Runs) -> None:
-    model, file = layers(16, 24), io.StringIO()
-    with gemmsmith.patch(report=True, file=file), gemmsmith.patch(model):
-        trains(model, 16)
-    assert runs() == 3
-    assert "3 of" in file.getvalue()
-
-
-def test_newer_winners_reach_the_outer_block(pack: Path, binding: Dispatch, runs: Runs) -> None:
-    chooser = Swapping(answers=lambda problem: False)
-    model, other = layers(16, 24), layers(48, 32)
-    with made(chooser, pack), gemmsmith.patch(model):
-        with gemmsmith.patch(other):
-            pass
-        trains(model, 16)
-        assert runs() == 0
-        chooser.answers, chooser.snapshot = (lambda problem: True), 2
-        chooser.on_swap()
-        trains(model, 16)
-        assert runs() == 3
-
-
-def test_switching_keeps_no_more_memory(engine: Engine, binding: Dispatch, runs: Runs) -> None:
-    model = layers(16, 24)
-    kept = set()
-    for _ in range(3):
-        with gemmsmith.patch(model):
-            trains(model, 16)
-        kept.add(len(binding._plans))
-    assert runs() == 9
-    assert len(kept) == 1
-
-
-def test_an_input_in_columns(engine: Engine, runs: Runs) -> None:
-    """torch computes its gradient transposed."""
-    model = layers(16, 24)
-    x = operands((16, 8))[0].t().requires_grad_()
-    with gemmsmith.patch(model):
-        out = model(x)
-        out.backward(torch.ones_like(out))
-    assert runs() == 3
 
 
 def test_products_of_layers_by_their_sizes() -> None:

@@ -1,0 +1,82 @@
+"""Engines that the compiled binding serves with stand-in kernels, and operands for them."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+from gemmsmith.ops.engine.engine import Engine, install
+from gemmsmith.problem import Problem
+from tests.support.stand_in import Chooser, Host, Packs
+
+BF16 = torch.bfloat16
+
+
+def of_types(*dtypes: str) -> Chooser:
+    """One whose winners are known to be of these types."""
+    rows = [SimpleNamespace(problem=Problem(m=8, n=8, k=8, dtype=each)) for each in dtypes]
+
+    class Pinned(Chooser):
+        pinned = True
+        snapshot = SimpleNamespace(rows=rows)
+
+    return Pinned(answers=lambda problem: problem.dtype in dtypes)
+
+
+@contextmanager
+def made(chooser: Chooser, pack: Path) -> Iterator[Engine]:
+    """The process's engine for a while, on a host that the binding serves."""
+    host = Host()
+    host.kind = "cpu"
+    engine = Engine(chooser, Packs(pack), platform=host)
+    before = install(engine)
+    try:
+        yield engine
+    finally:
+        install(before)
+        torch._dynamo.reset()
+
+
+def operands(*sizes: tuple[int, ...], grad: bool = False) -> list[torch.Tensor]:
+    return [torch.randn(size).to(BF16).requires_grad_(grad) for size in sizes]
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    torch.testing.assert_close(ours.float(), theirs.float(), rtol=2e-2, atol=2e-2)
+
+
+class Swapping(Chooser):
+    """A lookup that takes newer winners."""
+
+    snapshot: object = 1
+    on_swap: Callable[[], None] = staticmethod(lambda: None)
+
+
+def layers(*widths: int, bias: bool = False) -> nn.Sequential:
+    made = [nn.Linear(k, n, bias=bias) for k, n in itertools.pairwise(widths)]
+    return nn.Sequential(*made).to(BF16)
+
+
+def trains(model: nn.Module, width: int, call: Callable[..., torch.Tensor] | None = None) -> None:
+    """Output and all gradients of one step, on three-dimensional input, against FP32."""
+    (x,) = operands((2, 4, width), grad=True)
+    out = (call or model)(x)
+    out.backward(torch.ones_like(out))
+    wide = copy.deepcopy(model).float()
+    wide.zero_grad()
+    wide_x = x.detach().float().requires_grad_()
+    expected = wide(wide_x)
+    expected.backward(torch.ones_like(expected))
+    close(out, expected)
+    for ours, theirs in zip((x, *model.parameters()), (wide_x, *wide.parameters()), strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        torch.testing.assert_close(ours.grad.float(), theirs.grad, rtol=3e-2, atol=1e-1)
+    model.zero_grad()
