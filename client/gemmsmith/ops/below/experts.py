@@ -15,17 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
 from gemmsmith.ops.below.dispatch import Dispatch, Weights
-from gemmsmith.ops.below.standing import stand_before
+from gemmsmith.ops.below.scaling import ROWS, recipe
+from gemmsmith.ops.below.standing import asking, stand_before
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
-
-_ROW_RECIPE = [1]
-"""at::blas::ScalingType::RowWise, of `_scaled_grouped_mm_v2`."""
 
 
 def by_kernel(
@@ -120,28 +119,14 @@ def _install(kind: str) -> None:
         ("_scaled_grouped_mm", _scaled),
         ("_scaled_grouped_mm_v2", _scaled_v2),
     ):
-        stand_before(kind, name, _before(name, by_us))
+        stand_before(kind, name, asking(name, partial(_asked, by_us)))
 
 
-Ours = Callable[..., torch.Tensor | None]
-
-
-def _before(name: str, by_us: Ours) -> Callable[[Any], Callable[..., torch.Tensor]]:
-    def make(original: Any) -> Callable[..., torch.Tensor]:
-        def call(keys: Any, a: torch.Tensor, b: torch.Tensor, *rest: Any) -> torch.Tensor:
-            engine = _TakenOver.engine
-            if engine is not None and takes(a, b):
-                found = by_us(engine, a, b, *rest)
-                if found is not None:
-                    return found
-            if original is None:
-                raise NotImplementedError(f"torch has no {name} for these tensors")
-            out: torch.Tensor = original.call_boxed(keys, a, b, *rest)
-            return out
-
-        return call
-
-    return make
+def _asked(
+    by_us: Callable[..., torch.Tensor | None], a: torch.Tensor, b: torch.Tensor, *rest: Any
+) -> torch.Tensor | None:
+    engine = _TakenOver.engine
+    return by_us(engine, a, b, *rest) if engine is not None and takes(a, b) else None
 
 
 def _grouped(
@@ -212,13 +197,8 @@ def _scaled_v2(
     contraction_dim: Sequence[int] = (),
     use_fast_accum: bool = False,
 ) -> torch.Tensor | None:
-    if (
-        not list(recipe_a) == list(recipe_b) == _ROW_RECIPE
-        or not len(scale_a) == len(scale_b) == 1
-        or any(swizzle_a)
-        or any(swizzle_b)
-        or contraction_dim
-    ):
+    scales = (scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b)
+    if recipe(*scales) != ROWS or contraction_dim:
         return None
     return _scaled(
         engine, a, b, scale_a[0], scale_b[0], offs, bias, None, out_dtype, use_fast_accum

@@ -13,18 +13,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
 from gemmsmith.operation import Epilogue
 from gemmsmith.ops.below.dispatch import Weights, of_layers
-from gemmsmith.ops.below.standing import stand_before
+from gemmsmith.ops.below.standing import asking, stand_before
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import SCALED_TYPES, Form
 
-_BY_ROWS = {0: False, 1: True}
-"""at::blas::ScalingType TensorWise and RowWise, of `_scaled_mm_v2`."""
+TENSORS, ROWS = 0, 1
+"""at::blas::ScalingType TensorWise and RowWise, of `_scaled_mm_v2` and `_scaled_grouped_mm_v2`."""
+
+
+def recipe(
+    scale_a: Sequence[torch.Tensor],
+    recipe_a: Sequence[int],
+    swizzle_a: Sequence[int],
+    scale_b: Sequence[torch.Tensor],
+    recipe_b: Sequence[int],
+    swizzle_b: Sequence[int],
+) -> int | None:
+    """How both operands are scaled; None: in two ways, or with nested or swizzled factors."""
+    alone = len(recipe_a) == len(scale_a) == len(scale_b) == 1
+    if list(recipe_a) != list(recipe_b) or not alone or any(swizzle_a) or any(swizzle_b):
+        return None
+    return recipe_a[0]
 
 
 def scales_rows(
@@ -127,34 +143,18 @@ def _install(kind: str) -> None:
     _Replaced.installed.add(kind)
     for name, by_us in (("_scaled_mm", _scaled), ("_scaled_mm_v2", _scaled_v2)):
         for full in (name, f"{name}.out"):
-            stand_before(kind, full, _before(full, by_us))
+            stand_before(kind, full, asking(full, partial(_asked, by_us)))
 
 
-def _before(
-    name: str, by_us: Callable[..., torch.Tensor | None]
-) -> Callable[[Any], Callable[..., torch.Tensor]]:
-    def make(original: Any) -> Callable[..., torch.Tensor]:
-        def call(
-            keys: Any,
-            a: torch.Tensor,
-            b: torch.Tensor,
-            *rest: Any,
-            out: torch.Tensor | None = None,
-        ) -> torch.Tensor:
-            engine = _Replaced.engine
-            if engine is not None and takes(a, b):
-                found = by_us(engine, a, b, *rest, out=out)
-                if found is not None:
-                    return found
-            if original is None:
-                raise NotImplementedError(f"torch has no {name} for these tensors")
-            into = {} if out is None else {"out": out}
-            given: torch.Tensor = original.call_boxed(keys, a, b, *rest, **into)
-            return given
-
-        return call
-
-    return make
+def _asked(
+    by_us: Callable[..., torch.Tensor | None],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *rest: Any,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor | None:
+    engine = _Replaced.engine
+    return by_us(engine, a, b, *rest, out=out) if engine is not None and takes(a, b) else None
 
 
 def _scaled(
@@ -194,16 +194,10 @@ def _scaled_v2(
     *,
     out: torch.Tensor | None,
 ) -> torch.Tensor | None:
-    if (
-        list(recipe_a) != list(recipe_b)
-        or not len(recipe_a) == len(scale_a) == len(scale_b) == 1
-        or any(swizzle_a)
-        or any(swizzle_b)
-        or contraction_dim
-    ):
+    how = recipe(scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b)
+    if how not in (TENSORS, ROWS) or contraction_dim:
         return None
-    by_rows = _BY_ROWS.get(recipe_a[0])
-    if by_rows is None or by_rows is not scales_rows(a, b, scale_a[0], scale_b[0]):
+    if scales_rows(a, b, scale_a[0], scale_b[0]) is not (how == ROWS):
         return None
     rest = (bias, None, out_dtype, use_fast_accum)
     return _scaled(engine, a, b, scale_a[0], scale_b[0], *rest, out=out)

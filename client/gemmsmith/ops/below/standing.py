@@ -36,6 +36,29 @@ def stand_before(kind: str, name: str, make: Callable[[Any], Callable[..., Any]]
         _libraries[kind].impl(name, make(original), with_keyset=True)
 
 
+def asking(
+    name: str, ask: Callable[..., torch.Tensor | None]
+) -> Callable[[Any], Callable[..., torch.Tensor]]:
+    """A `make` of `stand_before`: what `ask` gives for the arguments; None: torch's own computes.
+
+    `name` is the operator's, for the error where there is no kernel of torch's.
+    """
+
+    def make(original: Any) -> Callable[..., torch.Tensor]:
+        def call(keys: Any, *given: Any, **named: Any) -> torch.Tensor:
+            found = ask(*given, **named)
+            if found is not None:
+                return found
+            if original is None:
+                raise NotImplementedError(f"torch has no {name} for these tensors")
+            out: torch.Tensor = original.call_boxed(keys, *given, **named)
+            return out
+
+        return call
+
+    return make
+
+
 def _original(name: str, key: str) -> Any:
     """Torch's own kernel; None where there is none, or no way to call it."""
     get = getattr(torch.library, "get_kernel", None)

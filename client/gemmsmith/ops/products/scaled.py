@@ -111,9 +111,8 @@ def scaled_linear(
         use_fast_accum,
     )
     refuse_gradient("scaled_linear", *arguments)
-    if not all_ours(x, weight, bias):
-        return _composed(*arguments)
-    if torch.compiler.is_compiling() or not functions.unobserved():
+    observed = torch.compiler.is_compiling() or not functions.unobserved()
+    if observed and all_ours(x, weight, bias):
         result: torch.Tensor = torch.ops.gemmsmith.scaled_linear(*arguments)
         return result
     return _compute(*arguments)
@@ -148,11 +147,6 @@ def refuse_gradient(name: str, *arguments: object) -> None:
         raise NotImplementedError(f"{name} has no gradient: {ADVICE}")
 
 
-def form_of(use_fast_accum: bool) -> Form:
-    """Which product of FP8 operands."""
-    return Form.SCALED if use_fast_accum else Form.SCALED_PRECISE
-
-
 def multiplied(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -173,25 +167,6 @@ def multiplied(
     return out.view(*x.shape[:-1], weight.shape[0])
 
 
-def _composed(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    scale_x: torch.Tensor,
-    scale_weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    activation: str | None,
-    out_dtype: torch.dtype,
-    out_scale: torch.Tensor | None,
-    amax: torch.Tensor | None,
-    use_fast_accum: bool,
-) -> torch.Tensor:
-    """The product by whoever computes it, then torch's steps."""
-    value = multiplied(x, weight, scale_x, scale_weight, bias, use_fast_accum)
-    if activation is not None:
-        value = ACTIVATIONS[activation](value)
-    return Output(out_dtype, out_scale, amax).of(value)
-
-
 def _compute(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -204,12 +179,13 @@ def _compute(
     amax: torch.Tensor | None,
     use_fast_accum: bool,
 ) -> torch.Tensor:
-    """The devices' part: also what an eager call does."""
-    engine, output = current(), Output(out_dtype, out_scale, amax)
+    """The devices' part: also what an eager call does. Without a kernel the steps are torch's."""
+    output = Output(out_dtype, out_scale, amax)
+    engine = current() if all_ours(x, weight, bias) else None
     epilogue = Epilogue.made_of(bias=bias is not None, activation=activation)
     if engine is not None and epilogue is not None and bias is not None:
         found = engine.fused(
-            form_of(use_fast_accum),
+            Form.scaled(by_rows=False, fast=use_fast_accum),
             x,
             weight.t(),
             epilogue,
@@ -223,18 +199,8 @@ def _compute(
         )
         if found is not None:
             return found[0] if output.is_fp8 else output.of(found[0])
-    return _composed(
-        x,
-        weight,
-        scale_x,
-        scale_weight,
-        bias,
-        activation,
-        out_dtype,
-        out_scale,
-        amax,
-        use_fast_accum,
-    )
+    value = multiplied(x, weight, scale_x, scale_weight, bias, use_fast_accum)
+    return output.of(value if activation is None else ACTIVATIONS[activation](value))
 
 
 def _fake(x: torch.Tensor, weight: torch.Tensor, *others: Any) -> torch.Tensor:
@@ -247,7 +213,7 @@ Product = tuple[Form, torch.Tensor, torch.Tensor, torch.dtype | None, Epilogue]
 
 def products(given: dict[str, Any]) -> Iterator[Product]:
     """What a call multiplies, by its arguments: the bare product, then the fused one."""
-    form, b = form_of(given["use_fast_accum"]), given["weight"].t()
+    form, b = Form.scaled(by_rows=False, fast=given["use_fast_accum"]), given["weight"].t()
     output = FP8 if given["out_dtype"] is FP8 else None
     epilogue = Epilogue.made_of(bias=given["bias"] is not None, activation=given["activation"])
     yield form, given["x"], b, None, Epilogue.NONE

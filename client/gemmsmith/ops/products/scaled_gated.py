@@ -14,6 +14,7 @@ from gemmsmith.activations import ACTIVATIONS
 from gemmsmith.epilogue import Activation, Epilogue
 from gemmsmith.ops.engine import functions
 from gemmsmith.ops.engine.engine import current
+from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.engine.plan import Beside
 from gemmsmith.ops.products import gated, scaled
 from gemmsmith.ops.products.registry import all_ours, register, without_gradient
@@ -73,36 +74,11 @@ def scaled_gated_linear(
         use_fast_accum,
     )
     scaled.refuse_gradient("scaled_gated_linear", *arguments)
-    if not all_ours(x, weight, up):
-        return _composed(*arguments)
-    if torch.compiler.is_compiling() or not functions.unobserved():
+    observed = torch.compiler.is_compiling() or not functions.unobserved()
+    if observed and all_ours(x, weight, up):
         result: torch.Tensor = torch.ops.gemmsmith.scaled_gated_linear(*arguments)
         return result
     return _compute(*arguments)
-
-
-def _composed(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    scale_x: torch.Tensor,
-    scale_weight: torch.Tensor,
-    up: torch.Tensor | None,
-    activation: str,
-    interleaved: bool,
-    out_dtype: torch.dtype,
-    out_scale: torch.Tensor | None,
-    amax: torch.Tensor | None,
-    use_fast_accum: bool,
-) -> torch.Tensor:
-    """The products by whoever computes them, then torch's steps."""
-    first = scaled.multiplied(x, weight, scale_x, scale_weight, None, use_fast_accum)
-    if up is not None:
-        second = scaled.multiplied(x, up, scale_x, scale_weight, None, use_fast_accum)
-    elif interleaved:
-        first, second = first[..., 0::2], first[..., 1::2]
-    else:
-        first, second = first.chunk(2, -1)
-    return Output(out_dtype, out_scale, amax).of(ACTIVATIONS[activation](first) * second)
 
 
 def _compute(
@@ -118,9 +94,10 @@ def _compute(
     amax: torch.Tensor | None,
     use_fast_accum: bool,
 ) -> torch.Tensor:
-    """The devices' part: also what an eager call does."""
-    engine, output = current(), Output(out_dtype, out_scale, amax)
-    form = scaled.form_of(use_fast_accum)
+    """The devices' part: also what an eager call does. Without a kernel the steps are torch's."""
+    output = Output(out_dtype, out_scale, amax)
+    engine = current() if all_ours(x, weight, up) else None
+    form = Form.scaled(by_rows=False, fast=use_fast_accum)
     epilogue = Epilogue.made_of(activation=activation, gate=True)
     if engine is not None and epilogue is not None:
         gate, raised = (one.t() for one in gated.parts(weight, up, interleaved))
@@ -132,19 +109,14 @@ def _compute(
             out = engine.run(plan, form, x, gate, scale_x, scale_weight, beside=beside)
             if out is not None:
                 return out if output.is_fp8 else output.of(out)
-    return _composed(
-        x,
-        weight,
-        scale_x,
-        scale_weight,
-        up,
-        activation,
-        interleaved,
-        out_dtype,
-        out_scale,
-        amax,
-        use_fast_accum,
-    )
+    first = scaled.multiplied(x, weight, scale_x, scale_weight, None, use_fast_accum)
+    if up is not None:
+        second = scaled.multiplied(x, up, scale_x, scale_weight, None, use_fast_accum)
+    elif interleaved:
+        first, second = first[..., 0::2], first[..., 1::2]
+    else:
+        first, second = first.chunk(2, -1)
+    return output.of(ACTIVATIONS[activation](first) * second)
 
 
 def _fake(x: torch.Tensor, weight: torch.Tensor, *others: Any) -> torch.Tensor:
@@ -155,7 +127,7 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, *others: Any) -> torch.Tensor:
 def products(given: dict[str, Any]) -> Iterator[Product]:
     """What a call multiplies, by its arguments: the bare products, then the fused one."""
     x, weight, up = given["x"], given["weight"], given["up"]
-    form = scaled.form_of(given["use_fast_accum"])
+    form = Form.scaled(by_rows=False, fast=given["use_fast_accum"])
     for one in (weight, up):
         if one is not None:
             yield form, x, one.t(), None, Epilogue.NONE

@@ -6,13 +6,14 @@ Only imported where there is a GPU: torch's builds for CUDA bring Triton.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import lru_cache
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, attr-defined, no-untyped-call"
 import torch
 import triton
 import triton.language as tl
+
+from gemmsmith.ops.products.triton_passes import on_device_of
 
 TILE = 4096
 """Elements that a thread block holds at a time, in whole rows."""
@@ -73,11 +74,9 @@ def gradients(
     # Of 8192 elements, 4 warps take 239 µs and 8 take 278; of 128, 132 and 111 (H200, 2026-11-25).
     warps = 8 if rows > 1 else 4
     of_x, of_weight = torch.empty_like(x), torch.empty_like(weight)
-    device = x.get_device()
-    programs = min(triton.cdiv(count, rows), BLOCKS * _sm_count(device))
+    programs = min(triton.cdiv(count, rows), BLOCKS * _sm_count(x.get_device()))
     sums = torch.empty(programs, width, dtype=torch.float32, device=x.device)
-    is_there = device == torch.cuda.current_device()  # switching costs the host
-    with nullcontext() if is_there else torch.cuda.device_of(x):
+    with on_device_of(x):
         _backward[(programs,)](
             gradient, x, weight, scale, of_x, sums, count, width, block, rows, num_warps=warps
         )

@@ -6,7 +6,7 @@ Only imported where there is a GPU: torch's builds for CUDA bring Triton.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, attr-defined, no-untyped-call"
@@ -143,9 +143,13 @@ def activate_backward(
     return made
 
 
+def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[Any]:
+    """Where a tensor lies, for launches in the block."""
+    is_there = tensor.get_device() == torch.cuda.current_device()  # switching costs the host
+    return nullcontext() if is_there else torch.cuda.device_of(tensor)
+
+
 def _run(kernel: Any, programs: int, *arguments: Any) -> None:
     if programs:
-        first = arguments[0]
-        is_there = first.get_device() == torch.cuda.current_device()  # switching costs the host
-        with nullcontext() if is_there else torch.cuda.device_of(first):
+        with on_device_of(arguments[0]):
             kernel[(programs,)](*arguments, block=BLOCK, num_warps=4)
