@@ -26,6 +26,7 @@ from service.settings import Settings
 from tuner.devices import local_gpu
 from tuner.errors import TunerError
 from tuner.search import demand
+from tuner.store import Store
 
 MATTERS = 0.01
 """Share of the time of all captured products from which one without a winner is reported."""
@@ -202,13 +203,15 @@ def _known(
     settings: Settings, found: Captured, bundle: Path | None, url: str | None
 ) -> tuple[Snapshot | None, Snapshot, Mapping[Problem, float]]:
     """The winners it ran with, those there are, and the µs that each problem takes by default."""
-    stored = _stored(settings, url)
     if url or bundle is None:
+        stored = _stored(settings, url)
         calls = found.problems.items()
         times = {one: count * demand.default_us(one, None, []) for one, count in calls}
         return stored, stored, times
-    with open_store(settings) as store:
+    settings.create_folders()
+    with open_store(settings, on_made=say_made) as store:
         model = model_of(settings, None)
+        stored = _snapshot(store, model.slug)
         times = {}
         for one, count in found.problems.items():
             near = store.near_winners(one, model.slug, NEIGHBOURS)
@@ -223,8 +226,12 @@ def _stored(settings: Settings, url: str | None) -> Snapshot:
             return client.snapshot(_model())
     settings.create_folders()
     with open_store(settings, on_made=say_made) as store:
-        slug = model_of(settings, None).slug
-        return documents.snapshot(slug, store.winners(device=slug), pack_of=lambda _: None)
+        return _snapshot(store, model_of(settings, None).slug)
+
+
+def _snapshot(store: Store, slug: str) -> Snapshot:
+    """A device model's winners, whether their kernels are compiled or not."""
+    return documents.snapshot(slug, store.winners(device=slug), pack_of=lambda _: None)
 
 
 def _read(bundle: Path) -> Snapshot | None:
