@@ -54,6 +54,8 @@ class OperandSet:
         aux: what a backward epilogue reads: [1, m, n], or [1, m, 2n] of gate and up.
         scale_d: of an FP8 D: [1], FP32, by which it is multiplied before it is rounded.
         amax: likewise: [1], FP32, the largest absolute value before that, of all launches so far.
+        row_scale: of an epilogue with a factor for each row: [1, m, 1], FP32.
+        column_scale: of one with a factor for each column: [1, 1, n].
     """
 
     a: torch.Tensor
@@ -67,6 +69,8 @@ class OperandSet:
     aux: torch.Tensor | None = None
     scale_d: torch.Tensor | None = None
     amax: torch.Tensor | None = None
+    row_scale: torch.Tensor | None = None
+    column_scale: torch.Tensor | None = None
 
 
 def groups_of(operands: OperandSet) -> Groups:

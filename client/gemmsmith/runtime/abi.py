@@ -134,7 +134,9 @@ class Arguments(Sized):
         ("ld_activated", ctypes.c_int64),
         ("bias_gradient", ctypes.c_void_p),
         ("b_up", ctypes.c_void_p),
-        ("reserved", ctypes.c_uint64 * 13),
+        ("row_scale", ctypes.c_void_p),
+        ("column_scale", ctypes.c_void_p),
+        ("reserved", ctypes.c_uint64 * 11),
     ]
 
     def set_launch(self, launch: Launch, *, sm_count: int) -> None:

@@ -62,6 +62,8 @@ class Beside(NamedTuple):
         up: of a gated one, beside `b`, the gate's.
         scale_d: of an FP8 D, one FP32 element; None: 1.
         amax: likewise, to which its largest absolute value is added; None: nobody asks.
+        row_scale: [M] contiguous FP32 factors of rows.
+        column_scale: [N] factors of columns, of a bias's type.
     """
 
     bias: torch.Tensor | None = None
@@ -72,6 +74,8 @@ class Beside(NamedTuple):
     bias_gradient: torch.Tensor | None = None
     scale_d: torch.Tensor | None = None
     amax: torch.Tensor | None = None
+    row_scale: torch.Tensor | None = None
+    column_scale: torch.Tensor | None = None
 
 
 class _ThreadArguments(threading.local):
@@ -350,7 +354,7 @@ class Plan:
         if offs is not None:
             arguments.offsets = offs.data_ptr()
         if beside is not None:
-            bias, residual, aux, up, activated, bias_gradient, scale_d, amax = beside
+            bias, residual, aux, up, activated, bias_gradient, scale_d, amax, rows, columns = beside
             arguments.bias = None if bias is None else bias.data_ptr()
             arguments.residual = None if residual is None else residual.data_ptr()
             arguments.aux = None if aux is None else aux.data_ptr()
@@ -359,6 +363,8 @@ class Plan:
             arguments.bias_gradient = None if bias_gradient is None else bias_gradient.data_ptr()
             arguments.scale_d = None if scale_d is None else scale_d.data_ptr()
             arguments.amax = None if amax is None else amax.data_ptr()
+            arguments.row_scale = None if rows is None else rows.data_ptr()
+            arguments.column_scale = None if columns is None else columns.data_ptr()
         workspace = 0
         if self._workspace:
             # Freed on return, but to this stream only: the next owner's work comes after ours.

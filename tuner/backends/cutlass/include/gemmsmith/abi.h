@@ -72,7 +72,7 @@ typedef struct gs_arguments {
   /* groups */
   const int32_t *offsets;    /* [batch] on the device: where each group ends; they add up to m or k */
   /* epilogues */
-  const void *bias;          /* [N] of D's type */
+  const void *bias;          /* [N] of D's type, bf16 where that is FP8 */
   int64_t batch_stride_bias;
   const void *residual;      /* [M, N] of D's type, row-major */
   int64_t ld_residual, batch_stride_residual;
@@ -85,7 +85,9 @@ typedef struct gs_arguments {
   int64_t ld_activated;
   void *bias_gradient;       /* [N] of D's type: the sum of D's rows */
   const void *b_up;          /* of gated ones: B's second N/2 columns, up, laid as the first ones are */
-  uint64_t reserved[13];     /* zeros */
+  const float *row_scale;    /* [M]: factors of the rows of the product, or of a gate's D */
+  const void *column_scale;  /* [N] of D's type: factors of the columns of the product and its bias */
+  uint64_t reserved[11];     /* zeros */
 } gs_arguments;
 
 typedef struct gs_kernel_info {

@@ -82,6 +82,8 @@ enum Extra : uint32_t {
   kGate = 1024,           /* b_up */
   kActivated = 2048,
   kBiasGradient = 4096,
+  kRowFactors = 8192,     /* row_scale */
+  kColumnFactors = 16384, /* column_scale */
 };
 
 inline uint32_t extras(gs_arguments const& g) {
@@ -99,6 +101,8 @@ inline uint32_t extras(gs_arguments const& g) {
   if (g.bias_gradient) found |= kBiasGradient;
   if (g.offsets) found |= kGroups;
   if (g.b_up) found |= kGate;
+  if (g.row_scale) found |= kRowFactors;
+  if (g.column_scale) found |= kColumnFactors;
   if (g.library_version || g.workspace_limit || !all_zero(g.algorithm, sizeof g.algorithm)) {
     found |= kLibraryAlgorithm;
   }
