@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from gemmsmith.ops.products.triton_passes import on_device_of
+from gemmsmith.ops.products.launching import Kernel
 
 TILE = 4096
 """Elements that a thread block holds at a time, in whole rows."""
@@ -23,7 +23,8 @@ COLUMNS, ROWS = 64, 64
 """Tile in which their sums for the weight are added up."""
 
 
-@triton.jit
+@Kernel
+@triton.jit(do_not_specialize=["count"])
 def _backward(
     gradient, x, weight, scale, of_x, sums, count,
     width: tl.constexpr, block: tl.constexpr, rows: tl.constexpr,
@@ -48,7 +49,8 @@ def _backward(
     tl.store(sums + at, tl.sum(total, axis=0)[None, :], mask=column < width)
 
 
-@triton.jit
+@Kernel
+@triton.jit(do_not_specialize=["count"])
 def _add_up(
     sums, of_weight, count,
     width: tl.constexpr, block: tl.constexpr, rows: tl.constexpr,
@@ -76,13 +78,11 @@ def gradients(
     of_x, of_weight = torch.empty_like(x), torch.empty_like(weight)
     programs = min(triton.cdiv(count, rows), BLOCKS * _sm_count(x.get_device()))
     sums = torch.empty(programs, width, dtype=torch.float32, device=x.device)
-    with on_device_of(x):
-        _backward[(programs,)](
-            gradient, x, weight, scale, of_x, sums, count, width, block, rows, num_warps=warps
-        )
-        _add_up[(triton.cdiv(width, COLUMNS),)](
-            sums, of_weight, programs, width, COLUMNS, ROWS, num_warps=4
-        )
+    made = (gradient, x, weight, scale, of_x, sums)
+    _backward(programs, made, width, block, rows, numbers=(count,), warps=warps)
+    _add_up(
+        triton.cdiv(width, COLUMNS), (sums, of_weight), width, COLUMNS, ROWS, numbers=(programs,)
+    )
     return of_x, of_weight
 
 

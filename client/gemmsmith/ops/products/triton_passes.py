@@ -6,22 +6,23 @@ Only imported where there is a GPU: torch's builds for CUDA bring Triton.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
-
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, attr-defined, no-untyped-call"
 import torch
 import triton
 import triton.language as tl
 
+from gemmsmith.ops.products.launching import Kernel
+
 BLOCK = 1024
 """Columns at a time: 16 bytes a thread of four warps, of 16-bit elements."""
 
 
+@Kernel
 @triton.jit
 def _gather(
-    tokens, slots, out, pitch, width: tl.constexpr, chosen: tl.constexpr, block: tl.constexpr
-):
+    tokens, slots, out,
+    pitch: tl.constexpr, width: tl.constexpr, chosen: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     token = tl.load(slots + row).to(tl.int64) // chosen
     for first in range(0, width, block):
@@ -30,6 +31,7 @@ def _gather(
         tl.store(out + row * width + at, value, mask=at < width)
 
 
+@Kernel
 @triton.jit
 def _gather_sum(
     rows, places, used, out, width: tl.constexpr, chosen: tl.constexpr, block: tl.constexpr
@@ -46,6 +48,7 @@ def _gather_sum(
         tl.store(out + token * width + at, total.to(out.dtype.element_ty), mask=at < width)
 
 
+@Kernel
 @triton.jit
 def _activate(gate_up, shares, slots, used, out, inner: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
@@ -60,6 +63,7 @@ def _activate(gate_up, shares, slots, used, out, inner: tl.constexpr, block: tl.
             tl.store(out + row * inner + at, value.to(out.dtype.element_ty), mask=at < inner)
 
 
+@Kernel
 @triton.jit
 def _activate_backward(
     gate_up,
@@ -102,15 +106,16 @@ def gather(tokens: torch.Tensor, slots: torch.Tensor, chosen: int) -> torch.Tens
     width = tokens.shape[-1]
     tokens = tokens if tokens.stride(-1) == 1 else tokens.contiguous()
     out = tokens.new_empty(len(slots), width)
-    _run(_gather, len(slots), tokens, slots, out, tokens.stride(0), width, chosen)
+    _gather(len(slots), (tokens, slots, out), tokens.stride(0), width, chosen, BLOCK)
     return out
 
 
 def gather_sum(rows: torch.Tensor, places: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
     """As passes.gather_sum."""
     tokens, chosen = places.shape
-    out = rows.new_empty(tokens, rows.shape[-1])
-    _run(_gather_sum, tokens, rows.contiguous(), places, used, out, rows.shape[-1], chosen)
+    width = rows.shape[-1]
+    out = rows.new_empty(tokens, width)
+    _gather_sum(tokens, (rows.contiguous(), places, used, out), width, chosen, BLOCK)
     return out
 
 
@@ -120,7 +125,8 @@ def activate(
     """As passes.activate; rows from `used` on are left as they are."""
     rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, inner)
-    _run(_activate, rows, gate_up.contiguous(), shares.contiguous(), slots, used, out, inner)
+    given = (gate_up.contiguous(), shares.contiguous(), slots, used)
+    _activate(rows, (*given, out), inner, BLOCK)
     return out
 
 
@@ -137,19 +143,6 @@ def activate_backward(
     of_gate_up, of_shares = torch.empty_like(gate_up), torch.empty_like(shares)
     again = gate_up.new_empty(rows, inner)
     made = (of_gate_up, of_shares, again)
-    _run(
-        _activate_backward, rows, gate_up, shares, slots, used, gradient.contiguous(), *made, inner
-    )
+    given = (gate_up, shares, slots, used, gradient.contiguous())
+    _activate_backward(rows, (*given, *made), inner, BLOCK)
     return made
-
-
-def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[Any]:
-    """Where a tensor lies, for launches in the block."""
-    is_there = tensor.get_device() == torch.cuda.current_device()  # switching costs the host
-    return nullcontext() if is_there else torch.cuda.device_of(tensor)
-
-
-def _run(kernel: Any, programs: int, *arguments: Any) -> None:
-    if programs:
-        with on_device_of(arguments[0]):
-            kernel[(programs,)](*arguments, block=BLOCK, num_warps=4)

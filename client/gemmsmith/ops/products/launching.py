@@ -1,0 +1,103 @@
+"""Triton kernels, launched again for little of the host's time.
+
+`kernel[grid](…)` looks at its arguments, its options and the environment at every call, to find
+what it compiled for such ones: most of its cost. Here callers hand over tensors, numbers and
+constants apart, so that a short key tells the same, and what Triton launched the first time is
+launched by Triton's own launcher. Where that is not known to be right, as with hooks of a profiler
+or another version of Triton, every launch takes the usual way.
+
+Only imported where there is a GPU: torch's builds for CUDA bring Triton.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+# mypy: disable-error-code="attr-defined, no-untyped-call"
+import torch
+import triton
+from triton.compiler import CompiledKernel
+from triton.runtime import driver
+
+ALIGNMENT = 16
+"""Bytes: Triton compiles a kernel for pointers that are multiples of this, and one for others."""
+
+_VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
+_IS_KNOWN = (3, 6) <= _VERSION <= (3, 9)
+"""Whether `JITFunction.run` ends in the launch that is repeated here; 3.10 is not out yet."""
+
+
+class Kernel:
+    """Decorates what `triton.jit` made; a call of it is a launch.
+
+    Its arguments must come in this order: tensors, numbers named in `do_not_specialize`, constants.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self._launches: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+
+    def __call__(
+        self,
+        programs: int,
+        tensors: tuple[torch.Tensor, ...],
+        *constants: int,
+        numbers: tuple[int, ...] = (),
+        warps: int = 4,
+    ) -> None:
+        """Launch that many programs on the current stream of the tensors' device.
+
+        Args:
+            programs: none is no launch.
+            tensors: all on one device.
+            constants: the arguments that are `tl.constexpr`.
+            numbers: below 2³¹.
+            warps: of a program.
+        """
+        if not programs:
+            return
+        device = tensors[0].get_device()
+        # All that Triton compiles for, and the device: what is compiled is loaded on one.
+        key = (
+            device,
+            warps,
+            constants,
+            *[one.dtype for one in tensors],
+            *[one.data_ptr() % ALIGNMENT == 0 for one in tensors],
+        )
+        known = self._launches.get(key)
+        is_there = device == torch.cuda.current_device()  # switching costs the host
+        if known is None or not is_there or _are_hooked():
+            made = self._usual(programs, tensors, numbers, constants, warps, is_there=is_there)
+            if _IS_KNOWN and isinstance(made, CompiledKernel):  # the interpreter gives none
+                self._launches[key] = made.run, made.function, made.packed_metadata
+            return
+        run, function, metadata = known
+        stream = driver.active.get_current_stream(device)
+        no_hooks = (None, None, None)
+        grid = (programs, 1, 1)
+        run(*grid, stream, function, metadata, *no_hooks, *tensors, *numbers, *constants)
+
+    def _usual(
+        self,
+        programs: int,
+        tensors: tuple[torch.Tensor, ...],
+        numbers: tuple[int, ...],
+        constants: tuple[int, ...],
+        warps: int,
+        *,
+        is_there: bool,
+    ) -> Any:
+        """By Triton; gives what it compiled."""
+        launch = self._function[(programs,)]
+        if is_there:
+            return launch(*tensors, *numbers, *constants, num_warps=warps)
+        with torch.cuda.device_of(tensors[0]):
+            return launch(*tensors, *numbers, *constants, num_warps=warps)
+
+
+def _are_hooked() -> bool:
+    """Whether somebody wants to be told of launches."""
+    knobs = triton.knobs.runtime
+    enter, leave = knobs.launch_enter_hook, knobs.launch_exit_hook
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
