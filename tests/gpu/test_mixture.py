@@ -61,6 +61,49 @@ def test_each_pass_is_what_torch_says(width: int, inner: int, dtype: torch.dtype
     alike(made[2][:used], wanted[2][:used])
 
 
+ROUTINGS = [(1, 1, 1), (50, 4, 5), (333, 3, 100), (2048, 8, 128), (16384, 8, 128), (8192, 8, 256)]
+
+
+@pytest.mark.parametrize(("tokens", "chosen", "experts"), ROUTINGS)
+@pytest.mark.parametrize("others", [0, 7])
+def test_routing_is_what_torch_says(tokens: int, chosen: int, experts: int, others: int) -> None:
+    some = torch.randint(experts + others, (tokens, chosen))
+    skewed = (some.float() / (experts + others)).pow(3).mul(experts + others).long()
+    alone = torch.full_like(some, experts - 1)
+    for index in (some, skewed, alone, torch.full_like(some, experts + others), some.int()):
+        found = route(index.cuda(), experts)
+        for mine, exactly in zip(found, route(index, experts), strict=True):
+            assert mine.dtype is exactly.dtype
+            assert torch.equal(mine.cpu(), exactly)
+
+
+def test_a_pass_of_a_tensor_that_is_not_aligned() -> None:
+    tokens, width, chosen = 64, 256, 2
+    slots = torch.randperm(tokens * chosen)
+    whole = torch.randn(tokens * width + 1).bfloat16()
+    for at in (0, 1, 0, 1):  # what was compiled for one is not launched for the other
+        x = whole[at : at + tokens * width].view(tokens, width)
+        of_gpu = whole.cuda()[at : at + tokens * width].view(tokens, width)
+        alike(passes.gather(of_gpu, slots.cuda(), chosen), passes.gather(x, slots, chosen))
+
+
+def test_a_profilers_hooks_see_every_launch() -> None:
+    triton = pytest.importorskip("triton")
+    x, slots = torch.randn(8, 64, device="cuda").bfloat16(), torch.arange(8, device="cuda")
+    seen: list[object] = []
+    hook = triton.knobs.runtime.launch_enter_hook
+    passes.gather(x, slots, 1)
+    hook.add(seen.append)
+    try:
+        passes.gather(x, slots, 1)
+        passes.gather(x, slots, 1)
+    finally:
+        hook.remove(seen.append)
+    assert len(seen) == 2
+    passes.gather(x, slots, 1)
+    assert len(seen) == 2
+
+
 def layer(tokens: int, chosen: int, experts: int, width: int, inner: int) -> list[torch.Tensor]:
     sizes = (tokens, width), (tokens, chosen), (experts, 2 * inner, width), (experts, width, inner)
     scales = 1.0, 1.0 / chosen, width**-0.5, inner**-0.5

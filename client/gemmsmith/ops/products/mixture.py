@@ -17,6 +17,8 @@ from gemmsmith.ops.products import passes
 from gemmsmith.ops.products.grouped import grouped_below
 from gemmsmith.ops.products.registry import is_traced, register, wants_gradient
 
+MOST_EXPERTS, MOST_SLOTS = 256, 2**18
+"""That a GPU sorts in two kernels of ours; torch's sort takes about ten, but scales better."""
 _SMALL = 255
 """Experts whose numbers, and one for those of other ranks, are sorted as bytes: in one pass."""
 
@@ -70,6 +72,10 @@ def experts(
 
 def route(top_k_index: torch.Tensor, number: int) -> Routing:
     """The routing of tokens to that many experts, [T, chosen] numbers from 0 on."""
+    if top_k_index.is_cuda and 0 < number <= MOST_EXPERTS and 0 < top_k_index.numel() <= MOST_SLOTS:
+        from gemmsmith.ops.products import triton_routing
+
+        return Routing(*triton_routing.route(top_k_index, number))
     flat = top_k_index.flatten().clamp(max=number)
     if number <= _SMALL:
         flat = flat.to(torch.uint8)
@@ -122,11 +128,12 @@ def _compute(
     down: torch.Tensor,
 ) -> Computed:
     routing = route(index, gate_up.shape[0])
+    used = routing.used
     rows = passes.gather(tokens, routing.slots, index.shape[1])
     opened = grouped_below(rows, gate_up.mT, routing.ends)
-    hidden = passes.activate(opened, shares, routing.slots, routing.used)
+    hidden = passes.activate(opened, shares, routing.slots, used)
     out = grouped_below(hidden, down.mT, routing.ends)
-    found = passes.gather_sum(out, routing.places, routing.used)
+    found = passes.gather_sum(out, routing.places, used)
     return found, opened, *routing
 
 
@@ -163,12 +170,15 @@ class Experts(torch.autograd.Function):
         found = _below(*operands)
         ctx.save_for_backward(tokens, shares, gate_up, down, *found[1:])
         ctx.mark_non_differentiable(*found[1:])
+        ctx.set_materialize_grads(False)  # or zeros as large as each output are written for nothing
         return found
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:
         """Gradients of the tokens, the shares and both weights."""
+        if gradients[0] is None:
+            return (None,) * 5
         operands = (gradients[0], *ctx.saved_tensors)
         compute = torch.ops.gemmsmith.experts_backward if _is_traced(*operands) else _differentiate
         of_tokens, of_shares, of_gate_up, of_down = compute(*operands)
