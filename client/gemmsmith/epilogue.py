@@ -21,13 +21,19 @@ class Epilogue(StrEnum):
     Inputs beside A and B: `bias`, [N], added to every row, and `residual` R, [M, N]. Outputs: D,
     and with `_aux` what the activation is applied to, [M, N], which its gradient needs. All have
     D's type, but the bias of an FP8 D is bf16; D = act(P + bias) + R is computed in FP32 and
-    rounded once. A name says what there is, in this order: bias, activation, gate, residual, aux.
+    rounded once. A name says what there is, in this order: factors of rows, bias, activation, gate,
+    factors of columns, residual, aux.
+
+    Factors of columns s, [N] of D's type, multiply the product and its bias before the residual is
+    added (LayerScale of CaiT, ConvNeXt and DINOv2); aux is what they multiply. Factors of rows r,
+    [M] in FP32, multiply the product before the bias (an RMS norm's, whose weight is B's).
 
     Of gated ones (SwiGLU, GeGLU) P has N = 2·I columns, the gate's before up's, and D has I; aux is
     P. B's columns are two matrices, each [K, I], which need not lie side by side in memory.
 
-    The gradient of P is that of D, times act'(aux) where there is an activation; that of the bias
-    is the sum of its rows, that of R is D's. Of a gated D the gate's is that of D times up times
+    The gradient of P is that of D, times act'(aux) where there is an activation, or times s or r;
+    that of the bias is the sum of its rows (but not times r), that of R is D's, that of s the sum
+    of the rows of D's times aux. Of a gated D the gate's is that of D times up times
     act'(gate), up's that of D times act(gate).
 
     Backward ones, whose names begin with `d`, follow the input gradient P = dY·W of the layer after
@@ -50,6 +56,12 @@ class Epilogue(StrEnum):
     BIAS_RELU2_AUX = "bias_relu2_aux"  # likewise, and aux = P + bias
     RESIDUAL = "residual"  # D = P + R
     BIAS_RESIDUAL = "bias_residual"  # D = P + bias + R
+    SCALE_RESIDUAL = "scale_residual"  # D = s · P + R: LayerScale
+    SCALE_RESIDUAL_AUX = "scale_residual_aux"  # likewise, and aux = P
+    BIAS_SCALE_RESIDUAL = "bias_scale_residual"  # D = s · (P + bias) + R
+    BIAS_SCALE_RESIDUAL_AUX = "bias_scale_residual_aux"  # likewise, and aux = P + bias
+    ROW_SCALE = "row_scale"  # D = r · P: an RMS norm's factor
+    ROW_SCALE_BIAS = "row_scale_bias"  # D = r · P + bias
     SILU_GATE = "silu_gate"  # D = silu(P_gate) · P_up: SwiGLU
     SILU_GATE_AUX = "silu_gate_aux"  # likewise, and aux = P
     GELU_TANH_GATE = "gelu_tanh_gate"  # D = gelu_tanh(P_gate) · P_up: GeGLU
@@ -86,6 +98,16 @@ class Epilogue(StrEnum):
         return _PARTS[self].residual
 
     @property
+    def has_column_scale(self) -> bool:
+        """Whether a factor for each column multiplies the product and its bias."""
+        return _PARTS[self].column_scale
+
+    @property
+    def has_row_scale(self) -> bool:
+        """Whether an FP32 factor for each row multiplies the product."""
+        return _PARTS[self].row_scale
+
+    @property
     def activation(self) -> Activation | None:
         """What is applied to the product and its bias."""
         return _PARTS[self].activation
@@ -97,7 +119,9 @@ class Epilogue(StrEnum):
 
     @property
     def stores_aux(self) -> bool:
-        """Whether what the activation is applied to is stored as well; of gated ones P whole."""
+        """Whether what the activation, or a factor for each column, is applied to is stored as
+        well; of gated ones P whole.
+        """
         return _PARTS[self].aux
 
     @property
@@ -131,9 +155,11 @@ class Epilogue(StrEnum):
         residual: bool = False,
         aux: bool = False,
         gate: bool = False,
+        column_scale: bool = False,
+        row_scale: bool = False,
     ) -> Epilogue | None:
         """The one with these parts; None where there is none such."""
-        return _OF_PARTS.get((bias, activation, gate, residual, aux))
+        return _OF_PARTS.get((row_scale, bias, activation, gate, column_scale, residual, aux))
 
     @classmethod
     def backward_of(
@@ -170,9 +196,11 @@ class Backward(NamedTuple):
 
 
 class _Parts(NamedTuple):
+    row_scale: bool
     bias: bool
     activation: Activation | None
     gate: bool
+    column_scale: bool
     residual: bool
     aux: bool
 
@@ -193,12 +221,15 @@ def _backward(epilogue: Epilogue) -> Backward:
 def _parts(epilogue: Epilogue) -> _Parts:
     """What its name says; backward ones have none of these."""
     name = "" if epilogue in _BACKWARD else epilogue.value
-    activation = name.removeprefix("bias_").removesuffix("_aux").removesuffix("_gate")
+    rest = name.removeprefix("row_scale").removeprefix("_").removesuffix("_aux")
+    activation = rest.removeprefix("bias_").removesuffix("_gate")
     return _Parts(
-        bias=name.startswith("bias"),
+        row_scale=name.startswith("row_scale"),
+        bias=rest.startswith("bias"),
         activation=Activation(activation) if activation in list(Activation) else None,
-        gate=name.removesuffix("_aux").endswith("_gate"),
-        residual=name.endswith("residual"),
+        gate=rest.endswith("_gate"),
+        column_scale=rest.endswith("scale_residual"),
+        residual=rest.endswith("residual"),
         aux=name.endswith("_aux"),
     )
 

@@ -137,14 +137,16 @@ class Operation(Plain):
     def _check_fp8_output(self) -> None:
         """D is an operand of the next layer: what a layer's forward ends in, and nothing beside.
 
-        Residuals are summed, and aux is kept for a backward pass, in 16 bits.
+        Residuals are summed, and aux is kept for a backward pass, in 16 bits. Factors of rows
+        follow the layers before attention, which reads 16 bits.
         """
         epilogue = self.epilogue
-        if epilogue is Epilogue.NONE or epilogue.has_residual or epilogue.stores_aux:
+        kept = epilogue.has_residual or epilogue.stores_aux or epilogue.has_row_scale
+        if epilogue is Epilogue.NONE or kept:
             raise InvalidProblem(
                 "out",
-                f"out={self.out} needs an epilogue with a bias or a gate, without residual and "
-                f"aux, not {epilogue.value}",
+                f"out={self.out} needs an epilogue with a bias or a gate, without residual, aux "
+                f"and factors of rows, not {epilogue.value}",
             )
 
     @classmethod

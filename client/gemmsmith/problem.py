@@ -179,6 +179,10 @@ class Problem(Plain):
         backward = operation.epilogue.backward
         if operation.epilogue.has_bias or (backward and backward.bias_gradient):
             moved += self.n * operation.bias.bytes
+        if operation.epilogue.has_column_scale:
+            moved += self.n * operation.d.bytes
+        if operation.epilogue.has_row_scale:
+            moved += self.m * Element.F32.bytes
         return moved
 
     @property

@@ -18,9 +18,11 @@ FORWARD = [epilogue for epilogue in Epilogue if epilogue.backward is None]
 def test_names_say_their_parts() -> None:
     for epilogue in FORWARD:
         words = [
+            "row_scale" if epilogue.has_row_scale else "",
             "bias" if epilogue.has_bias else "",
             epilogue.activation.value if epilogue.activation else "",
             "gate" if epilogue.is_gated else "",
+            "scale" if epilogue.has_column_scale else "",
             "residual" if epilogue.has_residual else "",
             "aux" if epilogue.stores_aux else "",
         ]
@@ -31,9 +33,13 @@ def test_names_say_their_parts() -> None:
             residual=epilogue.has_residual,
             aux=epilogue.stores_aux,
             gate=epilogue.is_gated,
+            column_scale=epilogue.has_column_scale,
+            row_scale=epilogue.has_row_scale,
         )
         assert again is epilogue
     assert {each.activation for each in Epilogue} == {None, *Activation}
+    assert Epilogue.made_of(column_scale=True) is None
+    assert Epilogue.made_of(row_scale=True, residual=True) is None
     assert Epilogue.made_of(activation="gelu") is None
     assert Epilogue.made_of(bias=True, activation="tanh") is None
 
@@ -98,6 +104,11 @@ def test_what_is_read_and_written_beside_the_product() -> None:
     assert moved("bias_gelu_aux") == plain.operand_bytes + 2 * N + 2 * M * N
     assert moved("residual") == plain.operand_bytes + 2 * M * N
     assert moved("bias_residual") == plain.operand_bytes + 2 * N + 2 * M * N
+    assert moved("scale_residual") == moved("bias_residual")
+    assert moved("bias_scale_residual") == plain.operand_bytes + 4 * N + 2 * M * N
+    assert moved("bias_scale_residual_aux") == plain.operand_bytes + 4 * N + 4 * M * N
+    assert moved("row_scale") == plain.operand_bytes + 4 * M
+    assert moved("row_scale_bias") == plain.operand_bytes + 4 * M + 2 * N
     assert moved("silu_gate") == plain.operand_bytes - M * N
     assert moved("silu_gate_aux") == plain.operand_bytes + M * N
     # aux, and what is stored beside D; of gated ones gate and up, and the gradients of both.
@@ -141,6 +152,10 @@ def test_no_other_operation_is_a_neighbour() -> None:
         ("bf16.out_f32", "tn", {"epilogue": "silu_gate"}, "out"),
         ("fp8_e4m3", "tn", {"epilogue": "dgelu"}, "epilogue"),
         ("bf16", "nt", {"epilogue": "dsilu_gate"}, "layout"),
+        ("bf16", "nt", {"epilogue": "scale_residual"}, "layout"),
+        ("bf16.out_f32", "tn", {"epilogue": "row_scale"}, "out"),
+        ("bf16", "tn", {"epilogue": "row_scale", "grouping": "rows"}, "grouping"),
+        ("fp8_e4m3", "tn", {"epilogue": "row_scale", "scaling": "row"}, "scaling"),
     ],
 )
 def test_what_does_not_exist(dtype: str, layout: str, given: dict[str, str], field: str) -> None:
@@ -153,7 +168,8 @@ def test_what_does_not_exist(dtype: str, layout: str, given: dict[str, str], fie
 def test_what_may_be_stored_in_fp8(epilogue: Epilogue) -> None:
     """What a forward pass ends in, and nothing that is kept in 16 bits."""
     exists = epilogue.has_bias or epilogue.is_gated
-    if exists and not epilogue.has_residual and not epilogue.stores_aux:
+    kept = epilogue.has_residual or epilogue.stores_aux or epilogue.has_row_scale
+    if exists and not kept:
         operation = Operation.of("fp8_e4m3", out="e4m3", epilogue=epilogue)
         assert operation.key == f"fp8_e4m3.out_e4m3.then_{epilogue}.tn"
         assert Operation.parse(operation.key) == operation

@@ -20,7 +20,7 @@ STORED = [
     for each in Epilogue
     if each.backward is None
     and (each.has_bias or each.is_gated)
-    and not (each.has_residual or each.stores_aux)
+    and not (each.has_residual or each.stores_aux or each.has_row_scale)
 ]
 
 
