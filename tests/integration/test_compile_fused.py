@@ -37,8 +37,23 @@ KERNELS = {
     "bias_residual_swapped": with_epilogue(
         "fp16.then_bias_residual", (64, 16, 128), PINGPONG, "tn", swapped=True
     ),
+    "bias_scale_residual_aux": with_epilogue(
+        "bf16.then_bias_scale_residual_aux", (128, 256, 64), COOPERATIVE, "tn", cluster=(2, 1)
+    ),
+    "bias_scale_residual_swapped": with_epilogue(
+        "fp16.then_bias_scale_residual", (128, 128, 64), PINGPONG, "tt", swapped=True
+    ),
+    "row_scale_bias": with_epilogue("bf16.then_row_scale_bias", (128, 192, 64), PINGPONG, "tt"),
+    "row_scale_fp8_swapped": with_epilogue(
+        "fp8_e4m3.then_row_scale",
+        (128, 32, 128),
+        PINGPONG,
+        "tn",
+        swapped=True,
+        fast_accumulation=True,
+    ),
 }
-"""Each part of the header once, and once of swapped operands; tests/gpu compile every epilogue."""
+"""Each part of the headers once, and once of swapped operands; tests/gpu compile every epilogue."""
 EVERY = pytest.mark.parametrize("name", KERNELS)
 POINTER = 0x1000
 
@@ -58,6 +73,10 @@ def arguments(name: str, **extents: int) -> Any:
         made.residual, made.ld_residual = POINTER, made.n
     if epilogue.stores_aux:
         made.aux, made.ld_aux = POINTER, made.n
+    if epilogue.has_column_scale:
+        made.column_scale = POINTER
+    if epilogue.has_row_scale:
+        made.row_scale = POINTER
     return made
 
 
@@ -87,6 +106,8 @@ def test_what_the_epilogue_has_must_be_there(packs: CompiledPacks, name: str) ->
         ("bias", epilogue.has_bias),
         ("residual", epilogue.has_residual),
         ("aux", epilogue.stores_aux),
+        ("column_scale", epilogue.has_column_scale),
+        ("row_scale", epilogue.has_row_scale),
     ):
         given = arguments(name)
         setattr(given, field, None if has else POINTER)
@@ -131,9 +152,14 @@ def test_rows_are_aligned_and_of_any_number(packs: CompiledPacks, name: str) -> 
             for key, value in change.items():
                 setattr(given, key, value)
             assert loaded.can_implement(given) == expected, change
-    if epilogue.has_bias:
-        given = arguments(name)
-        given.bias = POINTER + 2  # it is read element by element
-        assert loaded.can_implement(given) == 0
-        given.bias = POINTER + 1
-        assert loaded.can_implement(given) == MISALIGNED
+    for field, has, size in (
+        ("bias", epilogue.has_bias, 2),
+        ("column_scale", epilogue.has_column_scale, 2),
+        ("row_scale", epilogue.has_row_scale, 4),
+    ):
+        if has:
+            given = arguments(name)
+            setattr(given, field, POINTER + size)  # it is read element by element
+            assert loaded.can_implement(given) == 0
+            setattr(given, field, POINTER + size // 2)
+            assert loaded.can_implement(given) == MISALIGNED

@@ -133,3 +133,22 @@ def test_the_source_names_the_whole_epilogue() -> None:
     assert "FusedGemm3x<" in source
     plain = unit_source([kernels(Problem(m=M, n=N, k=K))[0]])
     assert "fused3x" not in plain
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "dtype", "arguments"),
+    [
+        ("scale_residual", "bf16", "true, false, false, false"),
+        ("bias_scale_residual_aux", "bf16", "true, true, true, false"),
+        ("row_scale", "fp8_e4m3", "false, false, false, true"),
+        ("row_scale_bias", "fp16", "false, true, false, false"),
+    ],
+)
+def test_the_source_names_factors(epilogue: str, dtype: str, arguments: str) -> None:
+    problem = fused(epilogue, dtype)
+    for swapped in (False, True):
+        found = next(each for each in kernels(problem) if cutlass(each).swapped is swapped)
+        source = unit_source([found])
+        assert '#include "gemmsmith/fused_factors3x.hpp"' in source
+        assert f"gemmsmith::FusedFactors<{arguments}, {str(swapped).lower()}," in source
+        assert "FactorsGemm3x<" in source

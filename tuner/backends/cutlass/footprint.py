@@ -168,17 +168,21 @@ def _epilogue_storage(kernel: CutlassKernel) -> int:
 
 
 def _fusion_bytes(kernel: CutlassKernel) -> int:
-    """A factor or bias for each column of the tile, or sums of a part's columns by each warp, of 16
+    """Factors or a bias for each column of the tile, or sums of a part's columns by each warp, of 16
     rows (`column_sums.hpp`); else an empty fusion's byte.
 
-    A swapped kernel reads its bias, which runs along the rows, straight from memory.
+    What runs along the tile's rows, as a swapped kernel's bias does, is read straight from memory.
     """
     epilogue = kernel.operation.epilogue
     if epilogue.backward and epilogue.backward.bias_gradient:
         rows, columns = epilogue_tile(kernel)
         return rows // 16 * columns * Element.F32.bytes
-    if epilogue.has_bias and not kernel.swapped:
-        return kernel.tile[1] * kernel.operation.bias.bytes
+    if kernel.swapped:
+        along = Element.F32.bytes * epilogue.has_row_scale
+    else:
+        along = kernel.operation.bias.bytes * (epilogue.has_bias + epilogue.has_column_scale)
+    if along:
+        return kernel.tile[1] * along
     if epilogue.matrices > epilogue.has_residual + bool(epilogue.backward):
         return 0  # its buffers, which are counted with D's, make the fusion not empty
     factors = scales_rows(kernel) and stores_itself(kernel)

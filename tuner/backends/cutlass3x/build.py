@@ -25,6 +25,11 @@ _FUSED_EPILOGUE = (
     " ${{element_d}}, ${{element_epilogue}}>"
 )
 
+_FACTORS_EPILOGUE = (
+    "gemmsmith::FusedFactors<{of_columns}, {bias}, {aux}, {scaled}, {swapped},"
+    " ${{element_d}}, ${{element_epilogue}}>"
+)
+
 _FUSED_FP8_EPILOGUE = (
     "gemmsmith::FusedFp8<gemmsmith::{activation}, {swapped}, {bias},"
     " ${{element_d}}, ${{element_epilogue}}>"
@@ -89,6 +94,8 @@ def part(kernel: CutlassKernel) -> Part:
         )
     elif kernel.operation.epilogue.backward:
         adapter = f"BackwardGemm3x<{struct}, {traits}, {swapped}>"
+    elif _has_factors(kernel):
+        adapter = f"FactorsGemm3x<{struct}, {traits}, {swapped}>"
     elif kernel.operation.is_fused:
         adapter = f"FusedGemm3x<{struct}, {traits}, {swapped}>"
     else:
@@ -147,14 +154,20 @@ def _promotes(kernel: CutlassKernel) -> bool:
     return kernel.operation.is_narrow_float and not kernel.fast_accumulation
 
 
+def _has_factors(kernel: CutlassKernel) -> bool:
+    """Whether its epilogue is of `fused_factors3x.hpp`."""
+    epilogue = kernel.operation.epilogue
+    return epilogue.has_column_scale or epilogue.has_row_scale
+
+
 def _static(extents: tuple[int, ...]) -> str:
     """As CuTe writes extents that are known when it compiles."""
     return ", ".join(f"cute::Int<{extent}>" for extent in extents)
 
 
 def _fused_epilogue(kernel: CutlassKernel) -> str:
-    """The fusion operation of `fused3x.hpp`, `fused_fp8_3x.hpp` or `backward3x.hpp`; CUTLASS's
-    emitter fills in the element types of D and of what is computed.
+    """The fusion operation of `fused3x.hpp`, `fused_factors3x.hpp`, `fused_fp8_3x.hpp` or
+    `backward3x.hpp`; CUTLASS's emitter fills in the element types of D and of what is computed.
     """
     operation = kernel.operation
     if backward := operation.epilogue.backward:
@@ -169,6 +182,14 @@ def _fused_epilogue(kernel: CutlassKernel) -> str:
             activation=_ACTIVATIONS[operation.epilogue.activation],
             swapped=text.boolean(kernel.swapped),
             bias=DataTypeTag[DATA_TYPES[operation.bias]],
+        )
+    if _has_factors(kernel):
+        return _FACTORS_EPILOGUE.format(
+            of_columns=text.boolean(operation.epilogue.has_column_scale),
+            bias=text.boolean(operation.epilogue.has_bias),
+            aux=text.boolean(operation.epilogue.stores_aux),
+            scaled=text.boolean(operation.is_scaled),
+            swapped=text.boolean(kernel.swapped),
         )
     return _FUSED_EPILOGUE.format(
         activation=_ACTIVATIONS[operation.epilogue.activation],
@@ -186,6 +207,8 @@ def _header(kernel: CutlassKernel) -> str:
         return "grouped3x"
     if kernel.operation.epilogue.backward:
         return "backward3x"
+    if _has_factors(kernel):
+        return "fused_factors3x"
     if kernel.operation.is_fused:
         return "fused_fp8_3x" if kernel.operation.stores_fp8 else "fused3x"
     if is_padded(kernel):
