@@ -39,7 +39,7 @@ class Footprint:
     Attributes:
         a, b, d: bytes of one set's operands, rounded up to ALIGNMENT.
         factors: bytes of the FP32 factors of one set's rows and columns.
-        epilogue: bytes of one set's bias, bias gradient, and what is read of D's size.
+        epilogue: bytes of one set's bias, bias gradient, factors, and what is read of D's size.
         verification: a second output, what outputs that are added to start from, and wide copies
             of parts of operands and output.
         default: what torch's own calls keep between them.
@@ -87,7 +87,8 @@ def footprint(problem: Problem) -> Footprint:
             _aligned(4 * (m * of_d + n * problem.batch)) if operation.scaling is Scaling.ROW else 0
         ),
         epilogue=(
-            _aligned(n * operation.bias.bytes) * _has_vector(operation.epilogue)
+            _aligned(n * operation.bias.bytes) * _vectors(operation.epilogue)
+            + _aligned(m * 4) * operation.epilogue.has_row_scale
             + _aligned(m * n * operation.d.bytes * operation.epilogue.reads)
         ),
         verification=d * (2 if operation.accumulate else 1) + scratch + upcast,
@@ -111,10 +112,11 @@ def _between(problem: Problem) -> int:
     return problem.m * problem.n * problem.batch * 4 * (2 if operation.is_scaled else 1)
 
 
-def _has_vector(epilogue: Epilogue) -> bool:
-    """Whether an element for each column is read or written."""
+def _vectors(epilogue: Epilogue) -> int:
+    """How many times an element for each column is read or written."""
     backward = epilogue.backward
-    return epilogue.has_bias or (backward is not None and backward.bias_gradient)
+    summed = backward is not None and backward.bias_gradient
+    return epilogue.has_bias + epilogue.has_column_scale + summed
 
 
 def footprint_bytes(problem: Problem) -> int:

@@ -1,13 +1,15 @@
-"""Products of linear layers with what follows them: bias, activation, residual.
+"""Products of linear layers with what follows them: factors, bias, activation, residual.
 
 Operands are those of the bare product; the bias is drawn from N(0, 1/4), as trained ones lie near
-zero, and the residual from N(0, 1), of D's size. Where what the activation is applied to is stored
-as well, the outputs are one tensor [2, M, N]: D, then aux. So both are poisoned, compared with
-their own reference, and compared with a second run.
+zero, and the residual from N(0, 1), of D's size. Factors of columns are of either sign and mostly
+between 0.1 and 1, as those of a trained LayerScale: so the product is a visible part of what it is
+added to. Factors of rows are near 1, as those of an RMS norm. Where what the activation, or the
+factor of a column, is applied to is stored as well, the outputs are one tensor [2, M, N]: D, then
+aux. So both are poisoned, compared with their own reference, and compared with a second run.
 
-The reference is computed in FP32 from A, B, bias and residual as they lie in memory, and rounded
-nowhere on its way: a sequence of torch's calls rounds what the activation is applied to, a fused
-kernel does not. Tolerances are those of the bare product, whose bounds are on rounding D once. Of
+The reference is computed in FP32 from all operands as they lie in memory, and rounded nowhere on
+its way: a sequence of torch's calls rounds what the activation is applied to, a fused kernel does
+not. Tolerances are those of the bare product, whose bounds are on rounding D once. Of
 FP8 sums that stay in the tensor core the drift is carried through the activation: its derivative's
 root mean square over that of its values is at most 1.2 for the spread that is drawn. Of a D in FP8
 see `tuner.workloads.fp8_output`.
@@ -29,7 +31,7 @@ from gemmsmith.problem import Problem
 from gemmsmith.runtime.abi import Arguments
 from tuner.workloads import fp8_output, fp8_ways, fused_ways
 from tuner.workloads.dense import Dense
-from tuner.workloads.matrices import empty, fill
+from tuner.workloads.matrices import FACTOR_SPREAD, draw_factors, empty, fill
 from tuner.workloads.scaled import Scaled
 from tuner.workloads.workload import (
     Block,
@@ -41,11 +43,15 @@ from tuner.workloads.workload import (
     Way,
     Workload,
     bias_of,
+    column_scale_of,
     residual_of,
+    row_scale_of,
     scale_of,
 )
 
 BIAS_SIGMA, RESIDUAL_SIGMA = 0.5, 1.0
+COLUMN_FACTOR = 0.4
+"""Middle of the absolute values of factors of columns."""
 _DRIFT = 1.25
 
 
@@ -64,6 +70,10 @@ class Fused:
         drawn = bare(operation).draw(problem, count, source)
         sets = drawn.sets
         linear = drawn.sigma
+        if epilogue.has_row_scale:
+            rows = draw_factors((count, problem.m, 1), 1.0, source)
+            sets = tuple(replace(s, row_scale=rows[i : i + 1]) for i, s in enumerate(sets))
+            linear *= root_mean_square(_factor)
         if epilogue.has_bias:
             biases = empty(source, count, problem.n, operation.bias)
             fill(biases, operation.bias, BIAS_SIGMA, source)
@@ -72,6 +82,13 @@ class Fused:
             )
             linear = math.hypot(linear, BIAS_SIGMA)
         sigma = linear
+        if epilogue.has_column_scale:
+            columns = _column_factors(problem, count, source)
+            sets = tuple(
+                replace(s, column_scale=columns[i, : problem.n].view(1, 1, -1))
+                for i, s in enumerate(sets)
+            )
+            sigma *= COLUMN_FACTOR * root_mean_square(_factor)
         if epilogue.has_residual:
             size = problem.m * problem.n
             residuals = empty(source, count, size, element)
@@ -80,7 +97,7 @@ class Fused:
                 replace(s, residual=residuals[i, :size].view(1, problem.m, problem.n))
                 for i, s in enumerate(sets)
             )
-            sigma = math.hypot(linear, RESIDUAL_SIGMA)
+            sigma = math.hypot(sigma, RESIDUAL_SIGMA)
         if epilogue.activation is not None:
             sigma = spread(epilogue.activation, linear)
         if operation.stores_fp8:
@@ -95,8 +112,12 @@ class Fused:
         """The C ABI's arguments of a set with output `d`, and aux behind it."""
         epilogue = problem.operation.epilogue
         arguments = bare(problem.operation).arguments(problem, operands, d)
+        if epilogue.has_row_scale:
+            arguments.row_scale = row_scale_of(operands).data_ptr()
         if epilogue.has_bias:
             arguments.bias = bias_of(operands).data_ptr()
+        if epilogue.has_column_scale:
+            arguments.column_scale = column_scale_of(operands).data_ptr()
         if epilogue.has_residual:
             arguments.residual = residual_of(operands).data_ptr()
             arguments.ld_residual = problem.n
@@ -116,11 +137,15 @@ class Fused:
         of_one = replace(block, batches=slice(0, 1))
         linear = bare(operation).product(problem, operands, of_one)
         epilogue = operation.epilogue
+        if epilogue.has_row_scale:
+            linear *= row_scale_of(operands)[:, block.rows]
         if epilogue.has_bias:
             linear += bias_of(operands)[:, :, block.columns]
-        if epilogue.has_residual:
-            linear += residual_of(operands)[:, block.rows, block.columns]
         value = ACTIVATIONS[epilogue.activation](linear) if epilogue.activation else linear
+        if epilogue.has_column_scale:
+            value = value * column_scale_of(operands)[:, :, block.columns].to(value.dtype)
+        if epilogue.has_residual:
+            value = value + residual_of(operands)[:, block.rows, block.columns]
         if operation.stores_fp8:
             return value * scale_of(operands)
         outputs = [value]
@@ -142,6 +167,19 @@ class Fused:
         if problem.operation.stores_fp8:
             return fp8_ways.alternatives(problem)
         return fused_ways.alternatives(problem)
+
+
+def _factor(x: torch.Tensor) -> torch.Tensor:
+    """A factor of `draw_factors`, over its middle, of an argument from N(0, 1)."""
+    return torch.exp(FACTOR_SPREAD * x)
+
+
+def _column_factors(problem: Problem, count: int, source: RandomSource) -> torch.Tensor:
+    """[count, N and padding] factors of columns, of D's type."""
+    factors = empty(source, count, problem.n, problem.operation.d)
+    drawn = draw_factors((1, *factors.shape), COLUMN_FACTOR, source)[0]
+    signs = torch.empty_like(drawn).bernoulli_(0.5, generator=source.generator).mul_(2).sub_(1)
+    return factors.copy_(drawn * signs)
 
 
 def peak(activation: Activation | None, sigma: float) -> float:

@@ -5,7 +5,9 @@ cuBLASLt adds within its kernel, then a kernel of torch's for each further step.
 other sequences beside it, and a fused kernel is recommended only where it beats them all: the same
 code through `torch.compile`, compiled for these very sizes (code compiled for several is slower
 than eager code); cuBLASLt's own fusion of bias and GELU, `torch._addmm_activation`; a residual as
-the matrix that `torch.addmm` adds to.
+the matrix that `torch.addmm` adds to; factors and what is added after them by one kernel,
+`torch.addcmul`. FP32 factors of rows multiply a product of 16 bits without a pass that widens it,
+which `linear(x, w) * r[:, None]` takes: the result is written as it is wanted.
 """
 
 from __future__ import annotations
@@ -24,7 +26,15 @@ from gemmsmith.operation import Epilogue
 from gemmsmith.problem import Problem
 from tuner.workloads.scaled import factors, is_taken
 from tuner.workloads.ways import copies
-from tuner.workloads.workload import Launch, OperandSet, Way, bias_of, residual_of
+from tuner.workloads.workload import (
+    Launch,
+    OperandSet,
+    Way,
+    bias_of,
+    column_scale_of,
+    residual_of,
+    row_scale_of,
+)
 
 COMPILER = "inductor"
 """The backend of `torch.compile`; tests on the host name another, which compiles nothing."""
@@ -62,6 +72,9 @@ def alternatives(problem: Problem) -> Sequence[Way]:
 
     if epilogue is not Epilogue.BIAS:  # a single call: there is nothing to compile
         add("torch.compile of the same", _compiled)
+    if _multiplies_and_adds(epilogue):
+        mm = "torch._scaled_mm" if operation.is_scaled else _mm_name(epilogue)
+        add(f"{mm}, then addcmul", _at_once)
     if operation.is_scaled:
         return found
     if epilogue is Epilogue.BIAS_GELU_TANH:
@@ -72,7 +85,12 @@ def alternatives(problem: Problem) -> Sequence[Way]:
 
 
 def _mm_name(epilogue: Epilogue) -> str:
-    return "torch.addmm" if epilogue.has_bias else "torch.mm"
+    return "torch.addmm" if epilogue.has_bias and not epilogue.has_row_scale else "torch.mm"
+
+
+def _multiplies_and_adds(epilogue: Epilogue) -> bool:
+    """Whether something is added to what factors multiply."""
+    return epilogue.has_column_scale or (epilogue.has_row_scale and epilogue.has_bias)
 
 
 def _named(call: str, epilogue: Epilogue) -> str:
@@ -80,15 +98,17 @@ def _named(call: str, epilogue: Epilogue) -> str:
     steps = [call]
     if epilogue.activation is not None:
         steps.append(CALLS[epilogue.activation])
-    if epilogue.has_residual:
+    if epilogue.has_column_scale or epilogue.has_row_scale:
+        steps.append("mul")
+    if epilogue.has_residual or _multiplies_and_adds(epilogue):
         steps.append("add")
     return ", then ".join(steps)
 
 
 def multiplied(s: OperandSet, out: torch.Tensor | None = None) -> torch.Tensor:
-    """A·B, times its factors, plus bias."""
+    """A·B, times its factors, plus a bias that is not added after others."""
     a, b = s.a[0], s.b[0]
-    bias = None if s.bias is None else s.bias.view(-1)
+    bias = None if s.bias is None or s.row_scale is not None else s.bias.view(-1)
     if s.scale_a is not None:
         scale_a, scale_b = factors(s)
         return torch._scaled_mm(
@@ -105,23 +125,30 @@ def multiplied(s: OperandSet, out: torch.Tensor | None = None) -> torch.Tensor:
 
 
 def _eager(problem: Problem, sets: Sequence[OperandSet], _: int = 0) -> list[Launch]:
-    """Call after call, the last into D. What lies between is one tensor for all launches, as the
-    allocator would give it; but aux is kept.
+    """Call after call, the last into D. What lies between is the same memory for all launches, as
+    the allocator would give it; but aux is kept.
     """
     epilogue = problem.operation.epilogue
-    between = None if _ends_linear(epilogue) else torch.empty_like(sets[0].d[0])
+    steps = 0 if _ends_linear(epilogue) else 2 if _multiplies_and_adds(epilogue) else 1
+    between = [torch.empty_like(sets[0].d[0]) for _ in range(steps)]
     return [partial(_run, epilogue, s, between) for s in sets]
 
 
 def _ends_linear(epilogue: Epilogue) -> bool:
-    return epilogue.activation is None and not epilogue.has_residual
+    follows = epilogue.has_residual or epilogue.has_row_scale
+    return epilogue.activation is None and not follows
 
 
-def _run(epilogue: Epilogue, s: OperandSet, between: torch.Tensor | None) -> torch.Tensor:
+def _run(epilogue: Epilogue, s: OperandSet, between: Sequence[torch.Tensor]) -> torch.Tensor:
     d = s.d[0]
-    if between is None:
+    if not between:
         return multiplied(s, d)
-    linear = multiplied(s, s.d[1] if epilogue.stores_aux else between)
+    linear = multiplied(s, s.d[1] if epilogue.stores_aux else between[0])
+    if epilogue.has_row_scale and not epilogue.has_bias:
+        return torch.mul(linear, row_scale_of(s)[0], out=d)
+    if _multiplies_and_adds(epilogue):
+        factors, added = _multiplied_and_added(s)
+        return torch.add(torch.mul(linear, factors, out=between[1]), added, out=d)
     if epilogue.has_residual:
         return torch.add(linear, residual_of(s)[0], out=d)
     aten = torch.ops.aten
@@ -137,6 +164,26 @@ def _run(epilogue: Epilogue, s: OperandSet, between: torch.Tensor | None) -> tor
     return d
 
 
+def _multiplied_and_added(s: OperandSet) -> tuple[torch.Tensor, torch.Tensor]:
+    """The factors of a linear layer, and what is added after them."""
+    if s.row_scale is not None:
+        return row_scale_of(s)[0], bias_of(s).view(-1)
+    return column_scale_of(s).view(-1), residual_of(s)[0]
+
+
+def _at_once(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
+    """As `_eager`, but factors and what is added after them by one kernel."""
+    stores = problem.operation.epilogue.stores_aux
+    between = torch.empty_like(sets[0].d[0])
+
+    def run(s: OperandSet) -> torch.Tensor:
+        linear = multiplied(s, s.d[1] if stores else between)
+        factors, added = _multiplied_and_added(s)
+        return torch.addcmul(added, linear, factors, out=s.d[0])
+
+    return [partial(run, s) for s in sets]
+
+
 def _of_copies(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
     """bf16 operands, converted beforehand, without factors."""
     wide = copies(sets, torch.bfloat16, room)
@@ -150,6 +197,12 @@ def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Laun
 
     def sequence(s: OperandSet) -> tuple[torch.Tensor, ...]:
         linear = multiplied(s)
+        if _multiplies_and_adds(epilogue):
+            factors, added = _multiplied_and_added(s)
+            found = (linear * factors + added).to(linear.dtype)
+            return (found, linear) if epilogue.stores_aux else (found,)
+        if epilogue.has_row_scale:
+            return ((linear * row_scale_of(s)[0]).to(linear.dtype),)
         if epilogue.has_residual:
             return (linear + residual_of(s)[0],)
         if activate is None:

@@ -91,6 +91,18 @@ def residual_of(operands: OperandSet) -> torch.Tensor:
     return operands.residual
 
 
+def row_scale_of(operands: OperandSet) -> torch.Tensor:
+    """The factors of rows of a set that has them."""
+    assert operands.row_scale is not None  # noqa: S101 - drawn with them
+    return operands.row_scale
+
+
+def column_scale_of(operands: OperandSet) -> torch.Tensor:
+    """The factors of columns of a set that has them."""
+    assert operands.column_scale is not None  # noqa: S101 - drawn with them
+    return operands.column_scale
+
+
 def aux_of(operands: OperandSet) -> torch.Tensor:
     """What the backward epilogue of a set reads."""
     assert operands.aux is not None  # noqa: S101 - drawn with it

@@ -28,6 +28,8 @@ PROBLEMS = [
     Problem(m=96, n=80, k=208, dtype="bf16.then_bias_residual", layout="tt"),  # type: ignore[arg-type]
     Problem(m=96, n=80, k=208, dtype="fp8_e4m3.then_bias_silu_aux"),
     Problem(m=96, n=80, k=208, dtype="fp8_e4m3.then_residual"),
+    Problem(m=96, n=80, k=208, dtype="fp8_e4m3.then_bias_scale_residual_aux"),
+    Problem(m=96, n=80, k=208, dtype="fp8_e4m3.then_row_scale_bias"),
     Problem(m=1, n=8, k=8, dtype="bf16.then_bias_gelu"),
 ]
 
@@ -45,8 +47,8 @@ def right_answer(operands: Operands) -> torch.Tensor:
     x = torch.bmm(s.a.double(), s.b.double())
     for factor in (s.scale_a, s.scale_b):
         x = x if factor is None else x * factor.double()
-    for added in (s.bias, s.residual):
-        x = x if added is None else x + added.double()
+    x = x if s.row_scale is None else x * s.row_scale.double()
+    x = x if s.bias is None else x + s.bias.double()
     y = {
         None: x,
         "gelu_tanh": functional.gelu(x, approximate="tanh"),
@@ -54,6 +56,8 @@ def right_answer(operands: Operands) -> torch.Tensor:
         "silu": x / (1 + torch.exp(-x)),
         "relu2": x.clamp(min=0) ** 2,
     }[epilogue.activation]
+    y = y if s.column_scale is None else y * s.column_scale.double()
+    y = y if s.residual is None else y + s.residual.double()
     return (torch.cat([y, x]) if epilogue.stores_aux else y).to(s.d.dtype)
 
 
@@ -76,8 +80,24 @@ def test_outputs_have_the_spread_that_is_said(epilogue: Epilogue) -> None:
     for measured, said in zip(found.tolist(), case.sigmas, strict=True):
         assert measured == pytest.approx(said, rel=0.15)
     first, second = operands.sets[:2]
-    if first.bias is not None and second.bias is not None:
-        assert not torch.equal(first.bias, second.bias)
+    for vector in ("bias", "row_scale", "column_scale"):
+        mine, others = getattr(first, vector), getattr(second, vector)
+        assert (mine is None) is (others is None)
+        assert mine is None or not torch.equal(mine, others)
+
+
+def test_factors_are_those_of_trained_layers() -> None:
+    columns = Problem(m=32, n=4096, k=64, dtype="bf16.then_scale_residual")
+    factors = Operands(columns, SMALL, HOST, seed=1).sets[0].column_scale
+    assert factors is not None
+    assert (factors.dtype, factors.shape) == (torch.bfloat16, (1, 1, 4096))
+    assert 0.1 < factors.abs().min() < factors.abs().max() < 1.2
+    assert 0.4 < (factors < 0).double().mean() < 0.6
+    rows = Problem(m=4096, n=32, k=64, dtype="fp16.then_row_scale")
+    factors = Operands(rows, SMALL, HOST, seed=1).sets[0].row_scale
+    assert factors is not None
+    assert (factors.dtype, factors.shape) == (torch.float32, (1, 4096, 1))
+    assert 0.2 < factors.min() < 1 < factors.max() < 4
 
 
 def test_each_output_is_judged_by_itself() -> None:
@@ -98,7 +118,14 @@ def test_each_output_is_judged_by_itself() -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "left_out"),
-    [("bf16.then_bias_gelu", "bias"), ("bf16.then_bias_residual", "residual")],
+    [
+        ("bf16.then_bias_gelu", "bias"),
+        ("bf16.then_bias_residual", "residual"),
+        ("bf16.then_bias_scale_residual", "bias"),
+        ("bf16.then_bias_scale_residual", "column_scale"),
+        ("bf16.then_row_scale_bias", "row_scale"),
+        ("bf16.then_row_scale_bias", "bias"),
+    ],
 )
 def test_what_is_left_out_is_caught(dtype: str, left_out: str) -> None:
     problem = Problem(m=96, n=80, k=208, dtype=dtype)
@@ -151,6 +178,22 @@ def test_arguments_say_where_everything_lies() -> None:
     assert (found.bias, found.aux) == (None, None)
 
 
+def test_arguments_say_where_factors_lie() -> None:
+    problem = Problem(m=96, n=80, k=208, dtype="bf16.then_scale_residual_aux")
+    operands = Operands(problem, SMALL, HOST, seed=1)
+    first = operands.sets[0]
+    found = operands.arguments(first)
+    assert first.column_scale is not None
+    assert (found.column_scale, found.row_scale) == (first.column_scale.data_ptr(), None)
+    assert (found.aux, found.ld_aux) == (first.d[1].data_ptr(), 80)
+    problem = Problem(m=96, n=80, k=208, dtype="bf16.then_row_scale")
+    operands = Operands(problem, SMALL, HOST, seed=1)
+    first = operands.sets[0]
+    found = operands.arguments(first)
+    assert first.row_scale is not None
+    assert (found.row_scale, found.column_scale) == (first.row_scale.data_ptr(), None)
+
+
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 def test_torchs_ways_compute_the_operation(problem: Problem) -> None:
     operands = Operands(problem, SMALL, HOST, seed=1)
@@ -199,6 +242,22 @@ def _error(found: torch.Tensor, wanted: torch.Tensor) -> float:
             "torch._scaled_mm, then add",
             ["torch.compile of the same"],
         ),
+        (
+            "bf16.then_bias_scale_residual_aux",
+            "torch.addmm, then mul, then add",
+            ["torch.compile of the same", "torch.addmm, then addcmul"],
+        ),
+        ("bf16.then_row_scale", "torch.mm, then mul", ["torch.compile of the same"]),
+        (
+            "fp16.then_row_scale_bias",
+            "torch.mm, then mul, then add",
+            ["torch.compile of the same", "torch.mm, then addcmul"],
+        ),
+        (
+            "fp8_e4m3.then_scale_residual",
+            "torch._scaled_mm, then mul, then add",
+            ["torch.compile of the same", "torch._scaled_mm, then addcmul"],
+        ),
     ],
 )
 def test_what_programs_run(dtype: str, default: str, rivals: list[str]) -> None:
@@ -217,5 +276,9 @@ def test_memory_of_a_set_and_of_what_lies_between() -> None:
     assert (aux.d, aux.epilogue) == (2 * plain.d, 512)
     assert (residual.d, residual.epilogue) == (plain.d, plain.d)
     assert plain.epilogue == plain.default == 0
+    scaled = footprint(Problem(m=128, n=256, k=512, dtype="bf16.then_bias_scale_residual"))
+    assert scaled.epilogue == 2 * 512 + plain.d
+    rows = footprint(Problem(m=128, n=256, k=512, dtype="bf16.then_row_scale_bias"))
+    assert rows.epilogue == 512 + 512
     assert aux.default > 0
     assert aux.one_set == aux.a + aux.b + aux.d + aux.epilogue
