@@ -13,7 +13,10 @@ static const char *names[] = {"tn", "tt", "nt", "nn", "fp8", "refuses", "fails",
                               FUSED("bias"), FUSED("bias_gelu_tanh"), FUSED("bias_gelu_tanh_aux"),
                               FUSED("bias_gelu"), FUSED("bias_gelu_aux"), FUSED("bias_silu"),
                               FUSED("bias_silu_aux"), FUSED("bias_relu2"), FUSED("bias_relu2_aux"),
-                              FUSED("residual"), FUSED("bias_residual"), "fp8_then_bias",
+                              FUSED("residual"), FUSED("bias_residual"), FUSED("scale_residual"),
+                              FUSED("scale_residual_aux"), FUSED("bias_scale_residual"),
+                              FUSED("bias_scale_residual_aux"), FUSED("row_scale"),
+                              FUSED("row_scale_bias"), "fp8_then_bias",
 #define GATED(name) "then_" name "_gate_tn", "then_" name "_gate_aux_tn"
                               GATED("silu"), GATED("gelu_tanh"), GATED("gelu"),
 #define BACKWARD(name) FUSED(name), FUSED(name "_act"), FUSED(name "_bgrad")
@@ -26,7 +29,7 @@ static const char *names[] = {"tn", "tt", "nt", "nn", "fp8", "refuses", "fails",
 enum { kTn, kTt, kNt, kNn, kFp8, kRefuses, kFails, kSplit,
        kInt8, kInt8Bf16, kInt8Row, kOtherLibrary, kNoAlgorithm, kF32, kTf32 = kF32 + 4,
        kRowsTn = kTf32 + 4, kRowsTt, kDepthNt, kRowsFp8, kDepthFp8,
-       kFp8Row, kFused, kFusedEnd = kFused + 22, kFp8Bias = kFusedEnd, kGated,
+       kFp8Row, kFused, kFusedEnd = kFused + 34, kFp8Bias = kFusedEnd, kGated,
        kBackward = kGated + 6, kOutFp8 = kBackward + 36, kOutFp8Gate = kOutFp8 + 3, kCount };
 static int64_t runs;
 
@@ -126,6 +129,8 @@ GS_API int32_t gs_can_implement(int32_t i, const gs_arguments *g) {
   if (grouped(i) && (g->batch_stride_a || !by_rows(i) != !g->batch_stride_b ||
                      g->batch_stride_d != (by_rows(i) ? 0 : (int64_t)g->m * g->n))) return 4;
   if (has(i, "bias") != !!g->bias || has(i, "residual") != !!g->residual) return 4;
+  if (has(i, "row_scale") != !!g->row_scale) return 4;
+  if (has(i, "scale_residual") != !!g->column_scale) return 4;
   if ((has(i, "aux") || backward(i)) != !!g->aux || gated(i) != !!g->b_up) return 4;
   if (!out_fp8(i) && (g->scale_d || g->amax)) return 4;
   if (has(i, "_act") != !!g->activated || has(i, "_bgrad") != !!g->bias_gradient) return 4;
@@ -179,11 +184,13 @@ GS_API int32_t gs_run(int32_t i, const gs_arguments *g, void *workspace, void *s
         } else if (backward(i)) {
           sums[n] += backwards(i, g, m, n, sum * factor);
         } else if (fused(i)) {
-          float x = sum * factor;
+          float x = sum * factor * (g->row_scale ? g->row_scale[m] : 1);
           if (g->bias) x += widen(((const uint16_t *)g->bias)[n]);
-          if (g->residual) x += widen(((const uint16_t *)g->residual)[m * g->ld_residual + n]);
           if (g->aux) ((uint16_t *)g->aux)[m * g->ld_aux + n] = narrow(x);
-          ((uint16_t *)g->d)[at] = narrow(activated(i, x));
+          x = activated(i, x);
+          if (g->column_scale) x *= widen(((const uint16_t *)g->column_scale)[n]);
+          if (g->residual) x += widen(((const uint16_t *)g->residual)[m * g->ld_residual + n]);
+          ((uint16_t *)g->d)[at] = narrow(x);
         } else if (i == kInt8) ((int32_t *)g->d)[at] = (int32_t)sum;
         else if (plain) ((uint16_t *)g->d)[at] = narrow(sum * factor);
         else ((float *)g->d)[at] = sum * factor + (g->beta ? g->beta * ((const float *)g->c)[at_c] : 0);

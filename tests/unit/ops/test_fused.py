@@ -64,6 +64,37 @@ def wanted(given: list[Any], activation: str | None) -> torch.Tensor:
     return out if residual is None else out + residual
 
 
+LAYERS: dict[str, tuple[str, ...]] = {
+    "scale_residual": ("residual", "column_scale"),
+    "bias_scale_residual": ("bias", "residual", "column_scale"),
+    "row_scale": ("row_scale",),
+    "row_scale_bias": ("bias", "row_scale"),
+}
+"""What layers with factors are given beside x and weight, by epilogue."""
+
+
+def layer(epilogue: str, *leading: int) -> dict[str, torch.Tensor]:
+    """Operands of one of `LAYERS`; factors of rows take no part in autograd."""
+    rows = leading or (M,)
+    made = {
+        "bias": random(N),
+        "residual": random(*rows, N),
+        "column_scale": random(N),
+        "row_scale": torch.rand(*rows) + 0.5,
+    }
+    return {"x": random(*rows, K), "weight": random(N, K), **{p: made[p] for p in LAYERS[epilogue]}}
+
+
+def exactly(given: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The same in FP64, differentiable."""
+    of = {name: one.double() for name, one in given.items()}
+    out = functional.linear(of["x"], of["weight"])
+    out = out * of["row_scale"].unsqueeze(-1) if "row_scale" in of else out
+    out = out + of["bias"] if "bias" in of else out
+    out = out * of["column_scale"] if "column_scale" in of else out
+    return out + of["residual"] if "residual" in of else out
+
+
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=5e-2)
 
@@ -236,6 +267,169 @@ def test_an_activation_and_a_residual_are_two_steps(engine: Engine, runs: Runs) 
     assert runs() == 1
 
 
+@pytest.mark.parametrize("epilogue", LAYERS)
+@pytest.mark.parametrize("leading", [(M,), (2, 3), (1,), ()])
+def test_factors_are_the_kernels(
+    engine: Engine, chooser: Chooser, runs: Runs, epilogue: str, leading: tuple[int, ...]
+) -> None:
+    given = layer(epilogue, *leading)
+    with torch.no_grad():
+        found = gemmsmith.linear(**given)
+    assert found.dtype is BF16
+    close(found, exactly(given))
+    assert runs() == 1
+    assert [asked.dtype for asked in chooser.asked] == [f"bf16.then_{epilogue}"]
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("epilogue", LAYERS)
+def test_gradients_of_layers_with_factors_are_those_of_fp64(
+    engine: Engine, chooser: Chooser, runs: Runs, epilogue: str, compiles: bool
+) -> None:
+    given = layer(epilogue, 2, 3)
+    leaves = {name: one for name, one in given.items() if one.requires_grad}
+    call = torch.compile(gemmsmith.linear, backend="aot_eager", fullgraph=True)
+    out = (call if compiles else gemmsmith.linear)(**given)
+    close(out, exactly(given))
+    dy = torch.randn_like(out)
+    found = torch.autograd.grad(out, list(leaves.values()), dy)
+    assert runs() == 3  # the layer, and both products of the backward pass
+    expected = torch.autograd.grad(exactly(given), list(leaves.values()), dy.double())
+    for name, mine, theirs in zip(leaves, found, expected, strict=True):
+        assert mine.dtype is BF16, name
+        torch.testing.assert_close(mine.double(), theirs.double(), rtol=5e-2, atol=0.15)
+    aux = "_aux" if "column_scale" in leaves else ""
+    fused = {asked.dtype for asked in chooser.asked if "scale" in asked.dtype}
+    assert fused == {f"bf16.then_{epilogue}{aux}"}
+
+
+def test_nothing_is_stored_for_factors_that_are_not_trained(
+    engine: Engine, chooser: Chooser
+) -> None:
+    given = layer("bias_scale_residual")
+    given["column_scale"].requires_grad_(False)
+    gemmsmith.linear(**given).sum().backward()
+    assert chooser.asked[0].dtype == "bf16.then_bias_scale_residual"
+    expected = torch.autograd.grad(exactly(given).sum(), given["bias"])
+    assert given["bias"].grad is not None
+    torch.testing.assert_close(given["bias"].grad, expected[0], rtol=5e-2, atol=0.15)
+
+
+def test_a_gradient_of_factors_of_rows_is_torchs(
+    engine: Engine, chooser: Chooser, runs: Runs
+) -> None:
+    given = layer("row_scale_bias")
+    given["row_scale"].requires_grad_()
+    with torch.no_grad():
+        given["row_scale"][2] = 0.0  # nothing may be divided by it
+    out = gemmsmith.linear(**given)
+    assert out.dtype is BF16
+    assert runs() == 1
+    assert not [asked for asked in chooser.asked if asked.operation.epilogue.has_row_scale]
+    out.float().square().sum().backward()
+    expected = torch.autograd.grad(exactly(given).square().sum(), given["row_scale"])
+    assert given["row_scale"].grad is not None
+    torch.testing.assert_close(given["row_scale"].grad, expected[0], rtol=5e-2, atol=0.3)
+
+
+@pytest.mark.parametrize("epilogue", ["bias_scale_residual", "row_scale_bias"])
+def test_a_gradient_of_the_gradient_goes_through_factors(engine: Engine, epilogue: str) -> None:
+    given = layer(epilogue)
+
+    def twice(out: torch.Tensor) -> torch.Tensor:
+        (dx,) = torch.autograd.grad(out.double().square().sum(), given["x"], create_graph=True)
+        (found,) = torch.autograd.grad(dx.double().square().sum(), given["weight"])
+        return found
+
+    found, plain = twice(gemmsmith.linear(**given)), twice(exactly(given))
+    torch.testing.assert_close(
+        found.double(), plain.double(), rtol=0.1, atol=0.05 * plain.abs().max().item()
+    )
+
+
+@pytest.mark.parametrize("epilogue", LAYERS)
+def test_a_weights_gradient_is_added_to_its_sum_with_factors(engine: Engine, epilogue: str) -> None:
+    given = layer(epilogue)
+    main_grad = torch.ones(N, K)
+    out = gemmsmith.linear(**given, main_grad=main_grad)
+    dy = torch.randn_like(out)
+    out.backward(dy)
+    assert given["weight"].grad is None
+    (expected,) = torch.autograd.grad(exactly(given), given["weight"], dy.double())
+    torch.testing.assert_close(main_grad.double() - 1, expected.double(), rtol=5e-2, atol=0.15)
+
+
+@pytest.mark.parametrize("epilogue", LAYERS)
+def test_torch_multiplies_where_no_kernel_with_factors_wins(
+    engine: Engine, chooser: Chooser, runs: Runs, epilogue: str
+) -> None:
+    chooser.answers = lambda problem: not problem.operation.is_fused
+    given = layer(epilogue)
+    out = gemmsmith.linear(**given)
+    assert out.dtype is BF16
+    close(out, exactly(given))
+    assert runs() == 1  # the product's own winner
+    gemmsmith.use(None)
+    assert gemmsmith.linear(**given).dtype is BF16
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_other_combinations_are_torchs_steps_after_a_kernel(
+    engine: Engine, chooser: Chooser, runs: Runs, trained: bool
+) -> None:
+    rows, columns = layer("row_scale_bias"), layer("bias_scale_residual")
+    x, weight, bias = (columns[name] for name in ("x", "weight", "bias"))
+    scale, residual, r = columns["column_scale"], columns["residual"], rows["row_scale"]
+    linear = functional.linear(x.double(), weight.double())
+    silu = functional.silu(linear + bias.double())
+    with torch.set_grad_enabled(trained):
+        cases: list[tuple[dict[str, Any], torch.Tensor]] = [
+            ({"bias": bias, "column_scale": scale}, (linear + bias) * scale),
+            ({"bias": bias, "activation": "silu", "column_scale": scale}, silu * scale),
+            (
+                {"bias": bias, "activation": "silu", "column_scale": scale, "residual": residual},
+                silu * scale + residual,
+            ),
+            (
+                {"row_scale": r, "activation": "silu", "residual": residual},
+                functional.silu(linear * r.unsqueeze(-1)) + residual,
+            ),
+        ]
+        for given, expected in cases:
+            found = gemmsmith.linear(x, weight, **given)
+            assert found.dtype is BF16
+            close(found, expected)
+            assert runs() == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"column_scale": torch.randn(N)}, id="fp32"),
+        pytest.param({"column_scale": torch.randn(2 * N).to(BF16)[::2]}, id="gaps"),
+        pytest.param({"column_scale": torch.randn(1).to(BF16)}, id="one"),
+        pytest.param({"row_scale": torch.rand(M).to(BF16)}, id="bf16"),
+        pytest.param({"row_scale": torch.rand(2 * M)[::2]}, id="rows with gaps"),
+    ],
+)
+def test_factors_that_no_kernel_reads_are_torchs(
+    engine: Engine, chooser: Chooser, change: dict[str, torch.Tensor]
+) -> None:
+    given = layer("row_scale" if "row_scale" in change else "bias_scale_residual") | change
+    found = gemmsmith.linear(**given)
+    close(found, exactly(given))
+    wide = "column_scale" in change and change["column_scale"].dtype is torch.float32
+    assert found.dtype is (torch.float32 if wide else BF16)
+    compiled = torch.compile(gemmsmith.linear, backend="aot_eager", fullgraph=True)
+    assert compiled(**given).dtype is found.dtype
+
+
+def test_factors_of_rows_are_as_many_as_rows(engine: Engine) -> None:
+    given = layer("row_scale")
+    with pytest.raises(ValueError, match=r"leading dimensions \(6,\), got \(6, 1\)"):
+        gemmsmith.linear(**given | {"row_scale": torch.ones(M, 1)})
+
+
 def test_an_activation_is_one_of_the_list(engine: Engine) -> None:
     x, weight, bias, _ = operands()
     with pytest.raises(ValueError, match="gelu_tanh, gelu, silu, relu2"):
@@ -368,6 +562,14 @@ def test_the_operator_is_sound(engine: Engine) -> None:
         (x, weight, bias, None, "gelu", None),
         test_utils=("test_schema", "test_faketensor"),
     )
+    for epilogue in LAYERS:
+        given = layer(epilogue)
+        torch.library.opcheck(
+            torch.ops.gemmsmith.fused_linear.default,
+            (given.pop("x"), given.pop("weight")),
+            given,
+            test_utils=("test_schema", "test_faketensor"),
+        )
     torch.library.opcheck(
         torch.ops.gemmsmith.fused_product.default,
         (x.detach(), weight.detach(), bias.detach(), residual.detach(), "bias_residual"),
@@ -395,17 +597,21 @@ def test_what_could_be_fused_is_captured(trained: bool, tmp_path: Path) -> None:
         gemmsmith.linear(x, weight, bias, activation="gelu")
         gemmsmith.linear(x, weight, bias, residual=residual)
         gemmsmith.linear(x, weight, residual=residual)
+        gemmsmith.linear(x, weight, residual=residual, column_scale=bias)
+        gemmsmith.linear(x, weight, bias, row_scale=torch.ones(M))
         gemmsmith.linear(x, weight, bias)
         with torch.autocast("cpu", dtype=BF16):
             gemmsmith.linear(x.float(), weight.float(), bias.float(), activation="silu")
     aux = "_aux" if trained else ""
     counted = {problem.dtype: count for problem, count in found.problems.items()}
     assert counted == {
-        "bf16": 1,  # what runs where nothing fused wins
+        "bf16": 3,  # what runs where nothing fused wins
         "bf16.then_bias": 4,
         f"bf16.then_bias_gelu{aux}": 1,
         "bf16.then_bias_residual": 1,
         "bf16.then_residual": 1,
+        f"bf16.then_scale_residual{aux}": 1,
+        "bf16.then_row_scale_bias": 1,
         f"bf16.then_bias_silu{aux}": 1,
     }
     assert not found.skipped

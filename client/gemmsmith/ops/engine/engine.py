@@ -95,6 +95,8 @@ class Engine:
         output: torch.dtype | None = None,
         scale_d: torch.Tensor | None = None,
         amax: torch.Tensor | None = None,
+        column_scale: torch.Tensor | None = None,
+        row_scale: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         """The product and what follows it by one tuned kernel; None where torch computes them.
 
@@ -113,14 +115,24 @@ class Engine:
             output: element type of D; None: as torch gives it.
             scale_d: factor of an FP8 D; None: 1.
             amax: what the largest absolute value of an FP8 D, before its factor, is added to.
+            column_scale: [N], of a bias's type, where the epilogue has factors of columns.
+            row_scale: [...] of D's leading dimensions, FP32, where it has factors of rows.
         """
         plan = self.plan(form, a, b, output, epilogue=epilogue)
-        if plan is None or not plan.suits(bias, residual):
+        if plan is None or not plan.suits(bias, residual, column_scale, row_scale):
             return None
         if not all(plan.accepts(one) for one in (residual, into) if one is not None):
             return None
         aux = plan.empty() if epilogue.stores_aux else None
-        beside = Beside(bias, residual, aux, scale_d=scale_d, amax=amax)
+        beside = Beside(
+            bias,
+            residual,
+            aux,
+            scale_d=scale_d,
+            amax=amax,
+            row_scale=row_scale,
+            column_scale=column_scale,
+        )
         out = self.run(plan, form, a, b, scale_a, scale_b, into, beside=beside)
         return None if out is None else (out, beside.aux)
 

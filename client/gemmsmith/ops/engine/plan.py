@@ -185,6 +185,10 @@ class Plan:
             arguments.bias = _SAMPLE_POINTER
         if operation.epilogue.has_residual:
             arguments.residual, arguments.ld_residual = _SAMPLE_POINTER, problem.n
+        if operation.epilogue.has_column_scale:
+            arguments.column_scale = _SAMPLE_POINTER
+        if operation.epilogue.has_row_scale:
+            arguments.row_scale = _SAMPLE_POINTER
         if operation.epilogue.stores_aux:
             arguments.aux, arguments.ld_aux = _SAMPLE_POINTER, problem.n
         if operation.epilogue.is_gated:
@@ -306,18 +310,45 @@ class Plan:
         """Whether the kernel can write to this tensor: packed, aligned, of the result's type."""
         return self._is_packed(into) and not into.data_ptr() & self._mask_d
 
-    def suits(self, bias: torch.Tensor | None, residual: torch.Tensor | None) -> bool:
+    def suits(
+        self,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor | None,
+        column_scale: torch.Tensor | None = None,
+        row_scale: torch.Tensor | None = None,
+    ) -> bool:
         """Whether the epilogue has these and can read them as they lie; of traced tensors too."""
-        epilogue, n = self.shape.problem.operation.epilogue, self.shape.problem.n
-        if (epilogue.has_bias, epilogue.has_residual) != (bias is not None, residual is not None):
+        epilogue = self.shape.problem.operation.epilogue
+        has = (
+            epilogue.has_bias,
+            epilogue.has_residual,
+            epilogue.has_column_scale,
+            epilogue.has_row_scale,
+        )
+        given = (bias, residual, column_scale, row_scale)
+        if has != tuple(one is not None for one in given):
             return False
         if residual is not None and not self._is_packed(residual):
             return False
-        return bias is None or (
-            bias.dtype == self._bias_dtype
-            and bias.device == self._device
-            and bias.size() == (n,)
-            and (n == 1 or bias.stride() == (1,))
+        if row_scale is not None and not self._is_of_rows(row_scale):
+            return False
+        return all(self._is_of_columns(one) for one in (bias, column_scale) if one is not None)
+
+    def _is_of_columns(self, vector: torch.Tensor) -> bool:
+        n = self.shape.problem.n
+        return (
+            vector.dtype == self._bias_dtype
+            and vector.device == self._device
+            and vector.size() == (n,)
+            and (n == 1 or vector.stride() == (1,))
+        )
+
+    def _is_of_rows(self, vector: torch.Tensor) -> bool:
+        return (
+            vector.dtype == torch.float32
+            and vector.device == self._device
+            and vector.size() == torch.Size(self._output[:-1])
+            and vector.is_contiguous()
         )
 
     def _is_packed(self, tensor: torch.Tensor) -> bool:

@@ -1,15 +1,13 @@
-"""`gemmsmith.linear`: a linear layer with its activation or residual, in one kernel where one wins.
+"""`gemmsmith.linear`: a linear layer and what follows it, in one kernel where one wins.
 
-Where the operation has a winner (`gemmsmith.epilogue`), that kernel runs; else torch's own
-activation and sum follow whatever computes the product. Which it is, is decided once for each size,
-with a gradient wanted and without: then what the activation is applied to is stored for the
-backward pass, whose products have winners of their own.
+Where the operation has a winner (`gemmsmith.epilogue`), that kernel runs; else torch's own steps
+follow whatever computes the product. Which it is, is decided once for each size, with a gradient
+wanted and without: then what the activation or a factor is applied to is stored for the backward
+pass, whose products have winners of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +20,9 @@ from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.products import operators
 from gemmsmith.ops.products.registry import all_ours, register, wants_gradient
+from gemmsmith.ops.products.telling import is_told as is_told
+from gemmsmith.ops.products.telling import tell as tell
+from gemmsmith.ops.products.telling import telling as telling
 
 
 def linear(
@@ -31,12 +32,20 @@ def linear(
     *,
     activation: str | None = None,
     residual: torch.Tensor | None = None,
+    column_scale: torch.Tensor | None = None,
+    row_scale: torch.Tensor | None = None,
     main_grad: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`activation(x[..., K] · weight[N, K]ᵀ + bias[N]) + residual[..., N]`.
+    """`column_scale[N] * activation(row_scale[...] * (x[..., K] · weight[N, K]ᵀ) + bias[N])
+    + residual[..., N]`.
 
-    Without activation and residual this is `torch.nn.functional.linear`. Under autocast, x, weight
-    and bias are cast as by torch; a residual is added in its own type.
+    Without what follows the bias, and without factors, this is `torch.nn.functional.linear`. Under
+    autocast, x, weight and bias are cast as by torch; a residual is added, and factors multiply, in
+    their own type.
+
+    Kernels have an activation, or a residual with or without `column_scale`, or `row_scale` alone,
+    each with or without a bias (an activation with one). Of other combinations the first of these
+    is fused, and torch's operators follow it.
 
     Args:
         x: any number of leading dimensions.
@@ -45,52 +54,51 @@ def linear(
         activation: `gelu_tanh`, `gelu` (exact), `silu` or `relu2` (the square of ReLU); None: none.
             Fused kernels need a bias.
         residual: of the result's size, or broadcastable to it; None adds nothing.
+        column_scale: [N], such as LayerScale's; of the result's type where a kernel is to read it.
+            If its gradient is wanted, the kernel stores what it multiplies. None: 1.
+        row_scale: [...], x's leading dimensions, usually FP32, such as an RMS norm's factors; the
+            result has the product's type all the same. Its gradient needs the product, which no
+            kernel stores: if it is wanted, torch's operators follow the product. None: 1.
         main_grad: [N, K], usually FP32: the weight's gradient is added to it in the backward pass,
             and `weight.grad` is not changed, as in Megatron's gradient accumulation.
 
     Raises:
-        ValueError: there is no such activation; main_grad does not have the weight's shape or
-            device, or requires a gradient.
+        ValueError: there is no such activation; row_scale does not have x's leading dimensions;
+            main_grad does not have the weight's shape or device, or requires a gradient.
         RuntimeError: raised by torch if sizes or types do not match.
     """
     if activation is not None:
         check_activation(activation)
-    if activation is None and residual is None:
-        return operators.linear(x, weight, bias, main_grad=main_grad)
-    if activation is not None and residual is not None:  # no kernel has both
-        return linear(x, weight, bias, activation=activation, main_grad=main_grad) + residual
-    if _listeners:
-        _tell(x, weight, bias, residual, activation)
-    given = [one for one in (bias, residual) if one is not None]
-    if current() is None or not all_ours(x, weight, *given):
-        return _composed(x, weight, bias, residual, activation, main_grad)
+    if row_scale is not None:
+        if row_scale.shape != x.shape[:-1]:
+            has, wants = tuple(row_scale.shape), tuple(x.shape[:-1])
+            raise ValueError(f"row_scale must be of x's leading dimensions {wants}, got {has}")
+        follows = (activation, column_scale, residual)
+        if any(one is not None for one in follows):  # no kernel has it and one of these
+            out = linear(x, weight, bias, row_scale=row_scale, main_grad=main_grad)
+            return _after(out, *follows)
+    elif residual is None:
+        if column_scale is not None:  # kernels that have it add a residual
+            out = linear(x, weight, bias, activation=activation, main_grad=main_grad)
+            return out * column_scale
+        if activation is None:
+            return operators.linear(x, weight, bias, main_grad=main_grad)
+    elif activation is not None:  # no kernel has both
+        out = linear(x, weight, bias, activation=activation, main_grad=main_grad)
+        return _after(out, None, column_scale, residual)
+    if is_told():
+        _tell(x, weight, bias, residual, activation, column_scale, row_scale)
+    if current() is None or not all_ours(x, weight, bias, residual, column_scale, row_scale):
+        return _composed(x, weight, bias, residual, activation, main_grad, column_scale, row_scale)
     if main_grad is not None:
         operators.check_main_grad(main_grad, weight)
     if torch.compiler.is_compiling() or not functions.unobserved():
         result: torch.Tensor = torch.ops.gemmsmith.fused_linear(
-            x, weight, bias, residual, activation, main_grad
+            x, weight, bias, residual, activation, main_grad, column_scale, row_scale
         )
         return result
-    if torch.is_autocast_enabled(x.device.type):
-        return _autocast(x, weight, bias, residual, activation, main_grad)
-    return _autograd(x, weight, bias, residual, activation, main_grad)
-
-
-Listener = Callable[[torch.Tensor, torch.Tensor, Epilogue], None]
-"""Is told of x, weight and what could follow their product in one kernel; of backward epilogues dY
-stands for x, without its data."""
-
-_listeners: list[Listener] = []
-
-
-@contextmanager
-def telling(listener: Listener) -> Iterator[None]:
-    """Tell of every call of `linear` that a fused kernel could answer, until the block's end."""
-    _listeners.append(listener)
-    try:
-        yield
-    finally:
-        _listeners.remove(listener)
+    call = _autocast if torch.is_autocast_enabled(x.device.type) else _autograd
+    return call(x, weight, bias, residual, activation, main_grad, column_scale, row_scale)
 
 
 def _tell(
@@ -99,26 +107,13 @@ def _tell(
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
     activation: str | None,
+    column_scale: torch.Tensor | None,
+    row_scale: torch.Tensor | None,
 ) -> None:
-    wanted = wants_gradient(x, weight, bias, residual)
-    epilogue = _epilogue(bias, residual, activation, aux=wanted)
+    wanted = wants_gradient(x, weight, bias, residual, column_scale)
+    epilogue = _chosen(bias, residual, activation, column_scale, row_scale, wanted=wanted)
     if epilogue is not None:
         tell(x, weight, epilogue)
-
-
-def is_told() -> bool:
-    """Whether somebody listens."""
-    return bool(_listeners)
-
-
-def tell(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue) -> None:
-    """Tell every listener, in the types that autocast gives; of a gate, its own rows."""
-    kind = x.device.type  # which may be `meta`
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
-        x, weight = operators.cast(x, dtype), operators.cast(weight, dtype)
-    for listener in _listeners:
-        listener(x, weight, epilogue)
 
 
 def _composed(
@@ -128,11 +123,35 @@ def _composed(
     residual: torch.Tensor | None,
     activation: str | None,
     main_grad: torch.Tensor | None,
+    column_scale: torch.Tensor | None,
+    row_scale: torch.Tensor | None,
 ) -> torch.Tensor:
     """The product by whoever computes it, then torch's steps."""
+    if row_scale is not None:
+        return _rows_scaled(operators.linear(x, weight, main_grad=main_grad), row_scale, bias)
     out = operators.linear(x, weight, bias, main_grad=main_grad)
+    return _after(out, activation, column_scale, residual)
+
+
+def _rows_scaled(
+    product: torch.Tensor, row_scale: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """The product times its factors, plus bias: in their type, rounded to the product's."""
+    out = product * row_scale.unsqueeze(-1)
+    return (out if bias is None else out + bias).to(product.dtype)
+
+
+def _after(
+    out: torch.Tensor,
+    activation: str | None,
+    column_scale: torch.Tensor | None,
+    residual: torch.Tensor | None,
+) -> torch.Tensor:
+    """Torch's steps after a linear layer."""
     if activation is not None:
         out = ACTIVATIONS[activation](out)
+    if column_scale is not None:
+        out = out * column_scale
     return out if residual is None else out + residual
 
 
@@ -143,35 +162,57 @@ def _autograd(
     residual: torch.Tensor | None = None,
     activation: str | None = None,
     main_grad: torch.Tensor | None = None,
+    column_scale: torch.Tensor | None = None,
+    row_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     engine = current()
-    wanted = wants_gradient(x, weight, bias, residual)
-    epilogue = _epilogue(bias, residual, activation, aux=wanted)
+    wanted = wants_gradient(x, weight, bias, residual, column_scale)
+    epilogue = _chosen(bias, residual, activation, column_scale, row_scale, wanted=wanted)
     if epilogue is not None and engine is not None and functions.sizes_are_numbers(x, weight):
         plan = engine.plan(Form.LINEAR, x, weight, epilogue=epilogue)
-        if plan is not None and plan.suits(bias, residual):
+        if plan is not None and plan.suits(bias, residual, column_scale, row_scale):
             if not wanted:
-                return with_aux(x, weight, bias, residual, epilogue)[0]
+                return with_aux(x, weight, bias, residual, epilogue, column_scale, row_scale)[0]
             out: torch.Tensor = FusedLinear.apply(  # type: ignore[no-untyped-call]
-                x, weight, bias, residual, main_grad, epilogue
+                x, weight, bias, residual, column_scale, row_scale, main_grad, epilogue
             )
             return out
-    return _composed(x, weight, bias, residual, activation, main_grad)
+    return _composed(x, weight, bias, residual, activation, main_grad, column_scale, row_scale)
+
+
+def _chosen(
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    activation: str | None,
+    column_scale: torch.Tensor | None,
+    row_scale: torch.Tensor | None,
+    *,
+    wanted: bool,
+) -> Epilogue | None:
+    """The epilogue that stores what the gradients need, if any is `wanted`; None: there is none."""
+    if wants_gradient(row_scale):
+        return None
+    aux = wants_gradient(column_scale) if activation is None else wanted
+    return _epilogue(bias, residual, activation, column_scale, row_scale, aux=aux)
 
 
 def _epilogue(
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
     activation: str | None,
+    column_scale: torch.Tensor | None,
+    row_scale: torch.Tensor | None,
     *,
     aux: bool,
 ) -> Epilogue | None:
-    """What kernels call it; `aux`: what the activation is applied to is wanted too."""
+    """What kernels call it; `aux`: what the activation or factors are applied to is wanted too."""
     return Epilogue.made_of(
         bias=bias is not None,
         activation=activation,
         residual=residual is not None,
-        aux=aux and activation is not None,
+        aux=aux,
+        column_scale=column_scale is not None,
+        row_scale=row_scale is not None,
     )
 
 
@@ -182,10 +223,12 @@ def _autocast(
     residual: torch.Tensor | None = None,
     activation: str | None = None,
     main_grad: torch.Tensor | None = None,
+    column_scale: torch.Tensor | None = None,
+    row_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     dtype = torch.get_autocast_dtype(x.device.type)
     x, weight, bias = (operators.cast(one, dtype) for one in (x, weight, bias))
-    return _autograd(x, weight, bias, residual, activation, main_grad)
+    return _autograd(x, weight, bias, residual, activation, main_grad, column_scale, row_scale)
 
 
 Outputs = tuple[torch.Tensor, torch.Tensor]
@@ -198,13 +241,15 @@ def with_aux(
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
     epilogue: Epilogue,
+    column_scale: torch.Tensor | None = None,
+    row_scale: torch.Tensor | None = None,
 ) -> Outputs:
     """Both outputs, by a kernel or by torch. Below autograd."""
     if functions.unobserved():
-        return _computed(x, weight, bias, residual, epilogue)
+        return _computed(x, weight, bias, residual, epilogue, column_scale, row_scale)
     with torch._C._AutoDispatchBelowAutograd():
         found: Outputs = torch.ops.gemmsmith.fused_product(
-            x, weight, bias, residual, epilogue.value
+            x, weight, bias, residual, epilogue.value, column_scale, row_scale
         )
         return found
 
@@ -215,19 +260,25 @@ def _computed(
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
     epilogue: str,
+    column_scale: torch.Tensor | None = None,
+    row_scale: torch.Tensor | None = None,
 ) -> Outputs:
     """The same, below tracers."""
     what, engine = Epilogue(epilogue), current()
     if engine is not None:
-        found = engine.fused(Form.LINEAR, x, weight, what, bias, residual)
+        found = engine.fused(
+            *(Form.LINEAR, x, weight, what, bias, residual),
+            column_scale=column_scale,
+            row_scale=row_scale,
+        )
         if found is not None:
             out, aux = found
             return out, x.new_empty(0) if aux is None else aux
+    if row_scale is not None:
+        return _rows_scaled(functional.linear(x, weight), row_scale, bias), x.new_empty(0)
     linear = functional.linear(x, weight, bias).contiguous()
-    if residual is not None:
-        return linear + residual, x.new_empty(0)
-    assert what.activation is not None  # noqa: S101 - what is neither is `operators.linear`'s
-    return ACTIVATIONS[what.activation](linear), linear if what.stores_aux else x.new_empty(0)
+    out = _after(linear, what.activation, column_scale, residual)
+    return out, linear if what.stores_aux else x.new_empty(0)
 
 
 class FusedLinear(torch.autograd.Function):
@@ -240,34 +291,47 @@ class FusedLinear(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         residual: torch.Tensor | None,
+        column_scale: torch.Tensor | None,
+        row_scale: torch.Tensor | None,
         main_grad: torch.Tensor | None,
         epilogue: Epilogue,
     ) -> torch.Tensor:
         """D."""
-        out, aux = with_aux(x, weight, bias, residual, epilogue)
-        ctx.save_for_backward(x, weight, bias, aux)
+        out, aux = with_aux(x, weight, bias, residual, epilogue, column_scale, row_scale)
+        ctx.save_for_backward(x, weight, bias, column_scale, row_scale, aux)
         ctx.main_grad, ctx.activation = main_grad, epilogue.activation
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Gradients of x, weight (into `main_grad`, if there is one), bias and residual."""
+        """Gradients of x, weight (into `main_grad`, if there is one), bias, residual and factors
+        of columns; those of rows have none.
+        """
         (dy,) = grads
-        x, weight, bias, aux = ctx.saved_tensors
-        wants_x, wants_weight, wants_bias, wants_residual = ctx.needs_input_grad[:4]
+        x, weight, bias, column_scale, row_scale, aux = ctx.saved_tensors
+        wants_x, wants_weight, wants_bias, wants_residual, wants_scale = ctx.needs_input_grad[:5]
         again = torch.is_grad_enabled()  # a graph of the backward pass itself is asked for
         multiply = fallback.product if again else functions.product
-        dp = dy
+        if again and (ctx.activation is not None or wants_scale):
+            aux = functional.linear(x, weight, bias)
+        dlinear = dy  # of what the bias is added to
         if ctx.activation is not None:
-            dp = through(ctx.activation, dy, functional.linear(x, weight, bias) if again else aux)
+            dlinear = through(ctx.activation, dy, aux)
+        if column_scale is not None:
+            dlinear = dy * column_scale
+        dscale = (dy * aux).reshape(-1, dy.shape[-1]).sum(0) if wants_scale else None
+        dp = dlinear
+        if row_scale is not None:
+            dp = (dlinear * row_scale.unsqueeze(-1)).to(dlinear.dtype)
         dx = multiply(Form.MATMUL, dp, weight) if wants_x else None
         dweight = None
         if wants_weight and ctx.main_grad is not None:
             functions.accumulate(ctx.main_grad, dp, x)
         elif wants_weight:
             dweight = functions.weight_gradient(multiply, dp, x, weight)
-        dbias = dp.reshape(-1, dp.shape[-1]).sum(0) if wants_bias else None
-        return dx, dweight, dbias, dy if wants_residual else None, None, None
+        dbias = dlinear.reshape(-1, dlinear.shape[-1]).sum(0) if wants_bias else None
+        dresidual = dy if wants_residual else None
+        return dx, dweight, dbias, dresidual, dscale, None, None, None
 
 
 def _compute(
@@ -277,11 +341,15 @@ def _compute(
     residual: torch.Tensor | None = None,
     activation: str | None = None,
     main_grad: torch.Tensor | None = None,  # noqa: ARG001 - the gradient's affair
+    column_scale: torch.Tensor | None = None,
+    row_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    epilogue = _epilogue(bias, residual, activation, aux=False)
+    epilogue = _epilogue(bias, residual, activation, column_scale, row_scale, aux=False)
     if epilogue is None:
-        return _composed(x, weight, bias, residual, activation, None).contiguous()
-    return _computed(x, weight, bias, residual, epilogue)[0].contiguous()
+        out = _composed(x, weight, bias, residual, activation, None, column_scale, row_scale)
+        return out.contiguous()
+    out, _ = _computed(x, weight, bias, residual, epilogue, column_scale, row_scale)
+    return out.contiguous()
 
 
 def fake(
@@ -291,12 +359,16 @@ def fake(
     residual: torch.Tensor | None = None,
     activation: str | None = None,  # noqa: ARG001 - likewise
     main_grad: torch.Tensor | None = None,  # noqa: ARG001 - likewise
+    column_scale: torch.Tensor | None = None,
+    row_scale: torch.Tensor | None = None,  # noqa: ARG001 - likewise
 ) -> torch.Tensor:
     """`linear`'s result without data."""
     size: tuple[Any, ...] = (*x.shape[:-1], weight.shape[0])
     if residual is None:
         return x.new_empty(size)
     dtype = torch.promote_types(x.dtype, residual.dtype)
+    if column_scale is not None:
+        dtype = torch.promote_types(dtype, column_scale.dtype)
     whole = torch.broadcast_shapes(size, residual.shape)  # type: ignore[no-untyped-call]
     return x.new_empty(whole, dtype=dtype)
 
@@ -307,6 +379,8 @@ def _fake_product(
     bias: torch.Tensor | None,  # noqa: ARG001 - does not change the shape
     residual: torch.Tensor | None,  # noqa: ARG001 - likewise
     epilogue: str,
+    column_scale: torch.Tensor | None = None,  # noqa: ARG001 - likewise
+    row_scale: torch.Tensor | None = None,  # noqa: ARG001 - likewise
 ) -> Outputs:
     size = (*x.shape[:-1], weight.shape[0])
     return x.new_empty(size), x.new_empty(size if Epilogue(epilogue).stores_aux else (0,))
@@ -314,15 +388,16 @@ def _fake_product(
 
 register(
     "fused_linear(Tensor x, Tensor weight, Tensor? bias=None, Tensor? residual=None, "
-    "str? activation=None, Tensor? main_grad=None) -> Tensor",
+    "str? activation=None, Tensor? main_grad=None, Tensor? column_scale=None, "
+    "Tensor? row_scale=None) -> Tensor",
     _compute,
     fake,
     _autograd,
     _autocast,
 )
 register(
-    "fused_product(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, str epilogue) "
-    "-> (Tensor, Tensor)",
+    "fused_product(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, str epilogue, "
+    "Tensor? column_scale=None, Tensor? row_scale=None) -> (Tensor, Tensor)",
     _computed,
     _fake_product,
 )

@@ -1,0 +1,42 @@
+"""Whoever records what could be fused is told of it here, whoever computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from gemmsmith.epilogue import Epilogue
+from gemmsmith.ops.products import operators
+
+Listener = Callable[[torch.Tensor, torch.Tensor, Epilogue], None]
+"""Is told of x, weight and what could follow their product in one kernel; of backward epilogues dY
+stands for x, without its data."""
+
+_listeners: list[Listener] = []
+
+
+@contextmanager
+def telling(listener: Listener) -> Iterator[None]:
+    """Tell of every call of `linear` that a fused kernel could answer, until the block's end."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+def is_told() -> bool:
+    """Whether somebody listens."""
+    return bool(_listeners)
+
+
+def tell(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue) -> None:
+    """Tell every listener, in the types that autocast gives; of a gate, its own rows."""
+    kind = x.device.type  # which may be `meta`
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        x, weight = operators.cast(x, dtype), operators.cast(weight, dtype)
+    for listener in _listeners:
+        listener(x, weight, epilogue)
