@@ -112,6 +112,56 @@ def exact(given: Given, activation: str | None) -> torch.Tensor:
     return out if residual is None else out + residual
 
 
+LAYERS: dict[str, tuple[str, ...]] = {
+    "scale_residual": ("residual", "column_scale"),
+    "bias_scale_residual": ("bias", "residual", "column_scale"),
+    "row_scale": ("row_scale",),
+    "row_scale_bias": ("bias", "row_scale"),
+}
+"""What layers with factors are given beside x and weight, by epilogue."""
+
+
+def layer(epilogue: str, rows: tuple[int, ...], n: int, k: int) -> dict[str, torch.Tensor]:
+    """Operands of one of `LAYERS`; factors of rows take no part in autograd."""
+    weight = (torch.randn(n, k, device="cuda") * k**-0.5).bfloat16().requires_grad_()
+    made = {
+        "bias": leaf(n),
+        "residual": leaf(*rows, n),
+        "column_scale": leaf(n),
+        "row_scale": torch.rand(rows, device="cuda") + 0.5,
+    }
+    return {"x": leaf(*rows, k), "weight": weight, **{p: made[p] for p in LAYERS[epilogue]}}
+
+
+def layer_step(
+    given: dict[str, torch.Tensor],
+    dy: torch.Tensor,
+    call: Callable[..., torch.Tensor] = gemmsmith.linear,
+) -> list[torch.Tensor]:
+    """The output, and every gradient."""
+    out = call(**given)
+    return [
+        out,
+        *torch.autograd.grad(out, [one for one in given.values() if one.requires_grad], dy),
+    ]
+
+
+def compare_layer(
+    found: list[torch.Tensor], given: dict[str, torch.Tensor], dy: torch.Tensor
+) -> None:
+    """With autograd of FP64."""
+    of = {name: one.detach().double() for name, one in given.items()}
+    leaves = [of[name].requires_grad_() for name, one in given.items() if one.requires_grad]
+    out = functional.linear(of["x"], of["weight"])
+    out = out * of["row_scale"].unsqueeze(-1) if "row_scale" in of else out
+    out = out + of["bias"] if "bias" in of else out
+    out = out * of["column_scale"] if "column_scale" in of else out
+    out = out + of["residual"] if "residual" in of else out
+    close(found[0], out.detach(), BOUND)
+    for mine, theirs in zip(found[1:], torch.autograd.grad(out, leaves, dy.double()), strict=True):
+        close(mine, theirs, GRADIENT_BOUND)
+
+
 def close(found: torch.Tensor | None, wanted: torch.Tensor, bound: float) -> None:
     assert found is not None
     assert found.shape == wanted.shape
@@ -183,6 +233,60 @@ def test_a_graph_is_replayed_with_other_operands(
                     one.copy_(torch.randn_like(one))
         graph.replay()
         compare(found, given, activation, dy)
+
+
+def test_random_layers_with_factors_against_fp64(ground: Ground) -> None:
+    chance = random.Random(20261125)
+    launched_ones = 0
+    cases = CASES // 3
+    for case in range(cases):
+        epilogue = list(LAYERS)[case % len(LAYERS)]
+        m, n, k = (max(16, round(ground.largest ** chance.random())) for _ in range(3))
+        if chance.random() < 0.9:
+            n, k = -(-n // 8) * 8, -(-k // 8) * 8
+        rows = (2, m // 2) if chance.random() < 0.5 else (m,)
+        given = layer(epilogue, rows, n, k)
+        dy = torch.randn(*rows, n, device="cuda").bfloat16()
+        with tuned(ground) as launched:
+            found = layer_step(given, dy)
+            launched_ones += launched()
+        compare_layer(found, given, dy)
+    assert launched_ones > cases * 2
+
+
+@pytest.mark.parametrize("epilogue", LAYERS)
+def test_a_graph_of_factors_is_replayed(ground: Ground, epilogue: str) -> None:
+    given = layer(epilogue, (512,), 768, 256)
+    dy = torch.randn(512, 768, device="cuda").bfloat16()
+    with tuned(ground) as launched:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            layer_step(given, dy)
+        torch.cuda.current_stream().wait_stream(stream)
+        assert launched() == 3
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = layer_step(given, dy)
+        assert launched() == 3
+    for _ in range(3):
+        with torch.no_grad():
+            for one in (*given.values(), dy):
+                one.copy_(torch.randn_like(one))
+        graph.replay()
+        compare_layer(found, given, dy)
+
+
+@pytest.mark.parametrize("epilogue", ["bias_scale_residual", "row_scale_bias"])
+def test_compiled_functions_hold_kernels_with_factors(ground: Ground, epilogue: str) -> None:
+    given = layer(epilogue, (4, 128), 768, 256)
+    dy = torch.randn(4, 128, 768, device="cuda").bfloat16()
+    for options in ground.compilers:
+        with tuned(ground) as launched:
+            compiled = torch.compile(gemmsmith.linear, fullgraph=True, **options)
+            found = [one.clone() for one in layer_step(given, dy, compiled)]
+            assert launched() >= 3
+        compare_layer(found, given, dy)
 
 
 @pytest.mark.parametrize("activation", [None, "gelu_tanh", "silu"])

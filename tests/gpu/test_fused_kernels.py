@@ -32,6 +32,16 @@ FAMILIES = (
     ("fp16.then_bias_residual", "tt"),
     ("fp8_e4m3.then_bias_silu_aux", "tn"),
     ("fp8_e4m3.then_bias_residual", "tn"),
+    ("bf16.then_bias_scale_residual_aux", "tt"),
+    ("bf16.then_row_scale_bias", "tt"),
+    ("fp16.then_scale_residual", "tn"),
+    ("fp16.then_bias_scale_residual_aux", "tt"),
+    ("fp16.then_row_scale", "tn"),
+    ("fp16.then_row_scale_bias", "tt"),
+    ("fp8_e4m3.then_scale_residual", "tn"),
+    ("fp8_e4m3.then_bias_scale_residual_aux", "tn"),
+    ("fp8_e4m3.then_row_scale", "tn"),
+    ("fp8_e4m3.then_row_scale_bias", "tn"),
 )
 
 

@@ -169,6 +169,7 @@ def test_the_llm_suite_is_varied_and_has_no_problem_twice() -> None:
         ("fp8_rows", ("fp8_e4m3.scale_row",), {Layout.TN}, 45),
         ("fused", ("bf16", "fp16"), {Layout.TN, Layout.TT}, 130),
         ("conv1d", ("bf16", "fp16"), {Layout.TN, Layout.TT, Layout.NT}, 76),
+        ("scaled_residual", ("bf16", "fp16", "fp8_e4m3"), {Layout.TN}, 30),
     ],
 )
 def test_suites_of_further_operations_fit_on_a_gpu_and_have_no_problem_twice(
