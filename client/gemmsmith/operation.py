@@ -125,14 +125,23 @@ class Operation(Plain):
             raise InvalidProblem("out", f"{epilogue} needs D in 16 bits, not out={self.out}")
         if self.scaling not in (Scaling.NONE, Scaling.TENSOR):
             raise InvalidProblem("scaling", f"{epilogue} needs scaling tensor, not {self.scaling}")
-        if self.is_grouped:
-            raise InvalidProblem("grouping", f"{epilogue} does not exist of grouped products")
+        if self.is_grouped and not self._has_grouped_gate:
+            raise InvalidProblem(
+                "grouping",
+                f"{epilogue} does not exist of grouped products: gates of bf16 and fp16 by rows do",
+            )
         if not self.layout.a_row_major:
             raise not_one_of("layout", (Layout.TN, Layout.TT), self.layout, f" for {epilogue}")
         if self.epilogue.is_gated and self.layout is not Layout.TN:
             raise not_one_of("layout", (Layout.TN,), self.layout, f" for {epilogue}")
         if self.accumulate:
             raise InvalidProblem("accumulate", f"{epilogue} does not add to D; a residual does")
+
+    @property
+    def _has_grouped_gate(self) -> bool:
+        """Whether it is what a layer of experts begins with."""
+        by_rows = self.grouping is Grouping.ROWS
+        return by_rows and self.epilogue.is_gated and not self.is_narrow_float
 
     def _check_fp8_output(self) -> None:
         """D is an operand of the next layer: what a layer's forward ends in, and nothing beside.

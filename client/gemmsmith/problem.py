@@ -79,7 +79,7 @@ class Problem(Plain):
         operation = Operation.of(self.dtype, self.layout)
         if operation.is_grouped and self.batch > MAX_GROUPS:
             raise InvalidProblem("batch", f"there may be {MAX_GROUPS} groups, got {self.batch}")
-        if operation.is_fused and self.batch > 1:
+        if operation.is_fused and not operation.is_grouped and self.batch > 1:
             what = f"epilogue {operation.epilogue.value}"
             raise InvalidProblem("batch", f"{what} needs single matrices, got batch {self.batch}")
         if operation.epilogue.is_gated and self.n % 2:
@@ -149,13 +149,11 @@ class Problem(Plain):
         Groups share A and D by rows, A and B by depth. Whatever else of M×N is stored counts as a
         further D: what an activation is applied to, a second half, an activation's value.
         """
-        if self.operation.is_fused:
-            return 1, 1, self.operation.epilogue.outputs
-        grouping = self.operation.grouping
+        grouping, outputs = self.operation.grouping, self.operation.epilogue.outputs
         a = self.batch if grouping is Grouping.NONE else 1
         b = 1 if grouping is Grouping.DEPTH else self.batch
         d = 1 if grouping is Grouping.ROWS else self.batch
-        return a, b, d
+        return a, b, d * outputs
 
     @property
     def operand_bytes(self) -> int:

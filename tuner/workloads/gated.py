@@ -48,7 +48,7 @@ class Gated:
 
     def covers(self, operation: Operation) -> bool:
         """Whether the operation is of this family."""
-        return operation.epilogue.is_gated
+        return operation.epilogue.is_gated and not operation.is_grouped
 
     def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
         """The bare product's sets, with D's own columns."""

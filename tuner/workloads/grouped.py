@@ -63,7 +63,8 @@ class Grouped:
 
     def covers(self, operation: Operation) -> bool:
         """Whether the operation is of this family."""
-        return operation.is_grouped and operation.scaling in (Scaling.NONE, Scaling.ROW)
+        known = operation.scaling in (Scaling.NONE, Scaling.ROW)
+        return operation.is_grouped and known and not operation.is_fused
 
     def draw(self, problem: Problem, count: int, source: RandomSource) -> Drawn:
         """Sets in memory for `count`: a multiple of the number of spreads, in turn."""

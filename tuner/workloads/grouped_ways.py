@@ -131,9 +131,13 @@ def _grouped_copies(problem: Problem, sets: Sequence[OperandSet], room: int) -> 
 
 
 def _product(problem: Problem, s: OperandSet) -> torch.Tensor:
-    b = s.b if problem.operation.grouping is Grouping.ROWS else s.b[0]
+    return grouped_mm(s, s.b if problem.operation.grouping is Grouping.ROWS else s.b[0])
+
+
+def grouped_mm(s: OperandSet, b: torch.Tensor | None = None) -> torch.Tensor:
+    """What torch's grouped call gives, in memory of its own; `b` is the set's where it is None."""
     call = torch._grouped_mm if _IS_PRIVATE else functional.grouped_mm
-    return call(s.a[0], b, offs=groups_of(s).offsets)
+    return call(s.a[0], s.b if b is None else b, offs=groups_of(s).offsets)
 
 
 def _fast(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:

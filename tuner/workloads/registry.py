@@ -9,6 +9,7 @@ from tuner.workloads.dense import Dense
 from tuner.workloads.fused import Fused
 from tuner.workloads.gated import Gated
 from tuner.workloads.grouped import Grouped
+from tuner.workloads.grouped_gated import GroupedGated
 from tuner.workloads.integer import Integer
 from tuner.workloads.scaled import Scaled
 from tuner.workloads.workload import Workload
@@ -18,6 +19,7 @@ WORKLOADS: tuple[Workload, ...] = (
     Scaled(),
     Integer(),
     Grouped(),
+    GroupedGated(),
     Fused(),
     BackwardProducts(),
     Gated(),

@@ -107,6 +107,7 @@ GOOD_GROUPS = kernel(
     swapped=True,
 )
 GOOD_WALKED = named(replace(GOOD_GROUPS, backend=Backend.CUTE, scheduler=TileScheduler.GROUPS))
+GOOD_WALKED_GATED = named(replace(GOOD_WALKED, dtype="bf16.group_rows.then_silu_gate_aux"))
 GOOD_FUSED = named(replace(GOOD, dtype="bf16.then_bias_gelu_aux"))
 GOOD_BACKWARD = named(
     replace(
@@ -197,6 +198,7 @@ BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
     ("scheduler_suits_grouping", GOOD_CLUSTER, {"scheduler": TileScheduler.GROUPS}),
     ("scheduler_suits_grouping", GOOD_WALKED, {"dtype": "bf16"}),
     ("groups_are_stored_in_16_bits", GOOD_WALKED, {"dtype": "bf16.out_f32.group_rows"}),
+    ("gates_have_whole_slabs", GOOD_WALKED_GATED, {"tile": (128, 136, 64)}),
     ("groups_are_not_2x", GOOD_2X, {"dtype": "fp16.group_rows", "layout": Layout.TN}),
     ("registers_suffice", GOOD, {"tile": (256, 208, 64)}),
     ("registers_suffice", GOOD_FP8, {"tile": (128, 208, 128)}),
@@ -243,6 +245,7 @@ BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
         GOOD_SCALE_ROW,
         GOOD_GROUPS,
         GOOD_WALKED,
+        GOOD_WALKED_GATED,
         GOOD_FUSED,
         GOOD_BACKWARD,
         GOOD_GATED,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from gemmsmith.kernel import AnyKernel, Backend, CutlassKernel, cutlass
-from gemmsmith.operation import Element, Grouping, Scaling
+from gemmsmith.operation import Element, Epilogue, Grouping, Scaling
 from gemmsmith.problem import Problem
 from tuner.arch import Architecture
 from tuner.backends.backend import Level, Part
@@ -31,6 +31,7 @@ class Cute(CutlassBackend):
         }
     )
     groupings = frozenset({Grouping.NONE, Grouping.ROWS})
+    grouped_epilogues = frozenset({Epilogue.NONE, *(each for each in Epilogue if each.is_gated)})
 
     def legal(
         self, problem: Problem, arch: Architecture, level: Level

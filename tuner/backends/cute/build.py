@@ -31,12 +31,20 @@ def part(kernel: CutlassKernel) -> Part:
     element_d = DataTypeTag[DATA_TYPES[kernel.operation.d]]
     swapped = text.boolean(kernel.swapped)
     if kernel.scheduler is TileScheduler.GROUPS:
+        epilogue = kernel.operation.epilogue
+        adapter, last = "GroupedGemm", text.row_scales(kernel)
+        if epilogue.is_gated:
+            stored = text.boolean(epilogue.stores_aux)
+            adapter, last = (
+                "GroupedGatedGemm",
+                f", gemmsmith::{text.ACTIVATIONS[epilogue.activation]}, {stored}",
+            )
         return text.part(
             kernel,
-            header="grouped",
+            header="grouped_gate" if epilogue.is_gated else "grouped",
             definition=_mainloop(kernel),
-            adapter=f"GroupedGemm<{kernel.name}, {element_d}, {traits}, {swapped}, "
-            f"{math_groups(kernel)}{text.row_scales(kernel)}>",
+            adapter=f"{adapter}<{kernel.name}, {element_d}, {traits}, {swapped}, "
+            f"{math_groups(kernel)}{last}>",
         )
     return text.part(
         kernel,

@@ -40,6 +40,14 @@ def groups_are_stored_in_16_bits(kernel: CutlassKernel) -> str | None:
     return None
 
 
+def gates_have_whole_slabs(kernel: CutlassKernel) -> str | None:
+    """A tile of `GatedRows` takes eight rows of the gate and eight of up in turns."""
+    columns = kernel.tile[0 if kernel.swapped else 1]
+    if kernel.operation.epilogue.is_gated and columns % 16:
+        return f"a tile with {columns} columns is not made of eight of a gate and eight of up"
+    return None
+
+
 RULES = rules.by_name(
     rules.architecture_is_known,
     wgmma.architecture_has_wgmma,
@@ -51,6 +59,7 @@ RULES = rules.by_name(
     rules.epilogue_matches_mainloop,
     scheduler_suits_grouping,
     groups_are_stored_in_16_bits,
+    gates_have_whole_slabs,
     wgmma.tf32_is_k_major,
     wgmma.tile_m_is_whole_warpgroups,
     wgmma.tile_n_fits_instruction,

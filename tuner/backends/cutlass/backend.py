@@ -44,7 +44,10 @@ class CutlassBackend(ABC):
     """How products may be grouped."""
 
     epilogues: ClassVar[frozenset[Epilogue]] = frozenset({Epilogue.NONE})
-    """What may follow them."""
+    """What may follow single products."""
+
+    grouped_epilogues: ClassVar[frozenset[Epilogue]] = frozenset({Epilogue.NONE})
+    """What may follow grouped ones."""
 
     @abstractmethod
     def legal(
@@ -64,6 +67,7 @@ class CutlassBackend(ABC):
         plain_fp8 = operation.is_narrow_float and not operation.is_grouped
         usual = Scaling.TENSOR if plain_fp8 else Scaling.NONE
         scaling = (operation.a, operation.scaling, operation.grouping)
+        epilogues = self.grouped_epilogues if operation.is_grouped else self.epilogues
         return (
             arch.name in self.architectures
             and (arch.reads_fp8 or not operation.is_narrow_float)
@@ -71,7 +75,7 @@ class CutlassBackend(ABC):
             and (operation.a is not Element.TF32 or operation.layout.is_k_major)
             and operation.grouping in self.groupings
             and (operation.scaling is usual or scaling in self.scalings)
-            and operation.epilogue in self.epilogues
+            and operation.epilogue in epilogues
             and (arch is SM90 or bool(generated.kernels(operation.of_kernels, arch)))
         )
 

@@ -168,7 +168,7 @@ def _epilogue_storage(kernel: CutlassKernel) -> int:
 
 
 def _fusion_bytes(kernel: CutlassKernel) -> int:
-    """Factors or a bias for each column of the tile, or sums of a part's columns by each warp, of 16
+    """Factors or a bias for each column of the tile, or sums of a part's columns by each warp of 16
     rows (`column_sums.hpp`); else an empty fusion's byte.
 
     What runs along the tile's rows, as a swapped kernel's bias does, is read straight from memory.
@@ -205,7 +205,10 @@ def _grouped_bytes(kernel: CutlassKernel) -> int:
     """Staged tiles, rows padded against bank conflicts (`kPitch`), and what is known of groups."""
     m, n, _ = kernel.tile
     tokens, columns = (n, m) if kernel.swapped else (m, n)
-    staged = math_groups(kernel) * tokens * (columns + 8) * kernel.operation.d.bytes
+    buffers, epilogue = math_groups(kernel), kernel.operation.epilogue
+    if epilogue.is_gated:  # gate, up and D leave by two of them in turn
+        columns, buffers = columns // 2, buffers * (2 if epilogue.stores_aux else 1)
+    staged = buffers * tokens * (columns + 8) * kernel.operation.d.bytes
     turns = _BARRIERS // 2 * math_groups(kernel)
     return _round_up(staged, 16) + turns + _MOST_GROUPS_BYTES
 

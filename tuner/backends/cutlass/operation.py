@@ -206,7 +206,7 @@ def name_of(kernel: CutlassKernel) -> str:
         return "_".join([name, "split_k", *said])
     if kernel.backend is Backend.CUTE:
         name = f"{name.replace('cutlass3x', 'gemmsmith', 1)}_{kernel.scheduler}"
-        return f"{name}_scale_row" if scales_rows(kernel) else name
+        return f"{name}{struct_suffix(kernel) or ('_scale_row' if scales_rows(kernel) else '')}"
     if kernel.backend is Backend.CUTLASS2X and kernel.arch != _UNSAID:
         return f"{name}_{kernel.arch}"
     if is_padded(kernel):

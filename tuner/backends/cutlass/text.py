@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from cutlass_library.gemm_operation import EmitGemmUniversal3xInstance, EmitGemmUniversalInstance
 
+from gemmsmith.epilogue import Activation
 from gemmsmith.kernel import CutlassKernel
 from tuner.backends.backend import Part
 from tuner.backends.cutlass import HEADERS
 from tuner.backends.cutlass.generated import described
 from tuner.backends.cutlass.operation import scales_rows, stores_itself, struct_suffix
+
+ACTIVATIONS = {
+    None: "Identity",
+    Activation.GELU_TANH: "TanhGELU",
+    Activation.GELU: "GELU",
+    Activation.SILU: "SiLU",
+    Activation.RELU2: "SquaredReLU",
+}
+"""What `activations.hpp` calls them."""
 
 
 def emitted(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from cutlass_library.gemm_operation import EmitGemmUniversal3xInstance
 from cutlass_library.library import DataTypeTag, KernelScheduleTag, LayoutTag
 
-from gemmsmith.epilogue import Activation
 from gemmsmith.kernel import CutlassKernel, MainloopSchedule, TileScheduler
 from gemmsmith.operation import Grouping
 from tuner.backends.backend import Part
@@ -39,14 +38,6 @@ _BACKWARD_EPILOGUE = (
     "gemmsmith::Backward<gemmsmith::{activation}Slope, {gated}, {activated}, {bias_gradient},"
     " ${{element_d}}, ${{element_epilogue}}>"
 )
-
-_ACTIVATIONS = {
-    None: "Identity",
-    Activation.GELU_TANH: "TanhGELU",
-    Activation.GELU: "GELU",
-    Activation.SILU: "SiLU",
-    Activation.RELU2: "SquaredReLU",
-}
 
 _GATED = """using {name}_tile = cute::Shape<{tile}>;
 using {name}_epilogue = gemmsmith::{epilogue}<
@@ -134,7 +125,7 @@ def _gated(kernel: CutlassKernel) -> str:
         name=name,
         tile=_static(kernel.tile),
         cluster=_static(kernel.cluster),
-        activation=_ACTIVATIONS[epilogue.activation],
+        activation=text.ACTIVATIONS[epilogue.activation],
         epilogue="GatedFp8Epilogue" if stores_fp8 else "GatedEpilogue",
         stored="" if stores_fp8 else f"{', '.join(stored)}, ",
         pingpong=text.boolean(kernel.mainloop is MainloopSchedule.PINGPONG),
@@ -172,14 +163,14 @@ def _fused_epilogue(kernel: CutlassKernel) -> str:
     operation = kernel.operation
     if backward := operation.epilogue.backward:
         return _BACKWARD_EPILOGUE.format(
-            activation=_ACTIVATIONS[backward.activation],
+            activation=text.ACTIVATIONS[backward.activation],
             gated=text.boolean(backward.gated),
             activated=text.boolean(backward.activated),
             bias_gradient=text.boolean(backward.bias_gradient),
         )
     if operation.stores_fp8:
         return _FUSED_FP8_EPILOGUE.format(
-            activation=_ACTIVATIONS[operation.epilogue.activation],
+            activation=text.ACTIVATIONS[operation.epilogue.activation],
             swapped=text.boolean(kernel.swapped),
             bias=DataTypeTag[DATA_TYPES[operation.bias]],
         )
@@ -192,7 +183,7 @@ def _fused_epilogue(kernel: CutlassKernel) -> str:
             swapped=text.boolean(kernel.swapped),
         )
     return _FUSED_EPILOGUE.format(
-        activation=_ACTIVATIONS[operation.epilogue.activation],
+        activation=text.ACTIVATIONS[operation.epilogue.activation],
         bias=text.boolean(operation.epilogue.has_bias),
         residual=text.boolean(operation.epilogue.has_residual),
         aux=text.boolean(operation.epilogue.stores_aux),

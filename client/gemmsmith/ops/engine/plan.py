@@ -192,7 +192,8 @@ class Plan:
         if operation.epilogue.stores_aux:
             arguments.aux, arguments.ld_aux = _SAMPLE_POINTER, problem.n
         if operation.epilogue.is_gated:
-            arguments.b_up = _SAMPLE_POINTER
+            rows = problem.n // 2 * shape.ldb
+            arguments.b_up = _SAMPLE_POINTER + rows * operation.b.bytes
         if backward := operation.epilogue.backward:
             arguments.aux, arguments.ld_aux = _SAMPLE_POINTER, problem.n * backward.halves
             arguments.ldc = arguments.ldd = problem.n * backward.halves

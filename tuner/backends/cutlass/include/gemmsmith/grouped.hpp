@@ -12,33 +12,39 @@
  * padded, nothing but `offsets` is read before the first tile, and every sum is made in one order.
  *
  * One warp loads. One math group (a warpgroup, or two that share a tile) computes, or two take
- * turns, so that one stores while the other multiplies. FP8 sums are taken in the tensor core; its
- * factors, one for each token and one for each column of each group, are applied as D is stored.
- * CUTLASS's collective gives the descriptors,
- * the shared-memory layouts and the tiled MMA.
+ * turns, so that one stores while the other multiplies. What becomes of a tile's sums is a `Store`'s
+ * (grouped_store.hpp, grouped_gate.hpp). CUTLASS's collective gives the descriptors, the
+ * shared-memory layouts and the tiled MMA.
  */
 #pragma once
 
 #include <algorithm>
 
-#include "cute/arch/copy_sm90.hpp"
 #include "cutlass/arch/barrier.h"
 #include "cutlass/arch/grid_dependency_control.h"
 #include "cutlass/gemm/collective/collective_builder.hpp"
-#include "cutlass/numeric_conversion.h"
-#include "gemmsmith/gemm3x.hpp"
+#include "gemmsmith/grouped_store.hpp"
 
 namespace gemmsmith {
 
-/* The device side. `Mainloop` is a CUTLASS collective with a cluster shape of 1×1×1. */
-template <class Mainloop_, class ElementD, bool Swapped, int MathGroups, bool RowScales>
+/* Weights as they lie: a tile's rows are neighbours. */
+template <class Base>
+struct WholeRows : Base {
+  CUTLASS_HOST_DEVICE static int32_t weight_rows(int32_t n) { return n; }
+  static void tell(typename Base::Arguments&, gs_arguments const&) {}
+};
+
+/* The device side. `Mainloop` is a CUTLASS collective with a cluster shape of 1×1×1, which says how
+ * `weight_rows` of each group make the rows that tiles are cut from. */
+template <class Mainloop_, class Store_, bool Swapped, int MathGroups>
 struct GroupedKernel {
   using Mainloop = Mainloop_;
+  using Store = Store_;
+  using ElementD = typename Store::Element;
   using TileShape = typename Mainloop::TileShape;
   using TiledMma = typename Mainloop::TiledMma;
   using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
   using EmptyBarrier = cutlass::arch::ClusterBarrier;
-  static_assert(sizeof(ElementD) == 2, "results are staged as 16-bit elements");
 
   static constexpr int kStages = Mainloop::DispatchPolicy::Stages;
   static constexpr int kTileM = cute::size<0>(TileShape{});
@@ -47,29 +53,23 @@ struct GroupedKernel {
   static constexpr int kMathThreads = MathGroups * kConsumers;
   static constexpr int kBytes = Mainloop::TmaTransactionBytes;
 
-  /* The tile in the problem's orientation. 16 bytes more than a row keep the rows of eight that a
-   * warp writes at once off each other's banks. */
+  /* The tile in the problem's orientation. */
   static constexpr int kTokens = Swapped ? kTileN : kTileM;
   static constexpr int kColumns = Swapped ? kTileM : kTileN;
-  static constexpr int kPitch = kColumns + 8;
 
   struct Params {
     typename Mainloop::Params mainloop;
     cute::Shape<int, int, int, int> shape; /* the kernel's M, N and K, and the groups */
     int32_t const* offsets;
-    float const* scale_a; /* [tokens], of FP8 */
-    float const* scale_b; /* [groups, columns] */
-    int64_t group_stride_scale_b;
-    ElementD* d;
-    int64_t ldd;
-    int32_t tokens, columns, groups;
+    typename Store::Params store;
+    int32_t groups;
     int32_t k_tiles, wide; /* tiles along K, and along N */
     bool tokens_first;     /* neighbouring tiles have the same weights, else the same tokens */
   };
 
   struct SharedStorage {
     typename Mainloop::TensorStorage operands;
-    alignas(128) ElementD staged[MathGroups][kTokens * kPitch];
+    alignas(128) ElementD staged[MathGroups][Store::kStaged];
     FullBarrier full[kStages];
     EmptyBarrier empty[kStages];
     EmptyBarrier turns[MathGroups];
@@ -105,12 +105,6 @@ struct GroupedKernel {
   }
 
  private:
-  struct Tile {
-    int32_t group;
-    int32_t token, tokens; /* the first, and how many of the group's there are from it on */
-    int32_t column;
-  };
-
   /* By one warp. Ends that do not ascend or exceed the total address nothing but the caller's. */
   CUTLASS_DEVICE static void count_tiles(Params const& params, SharedStorage& shared) {
     int32_t before = 0;
@@ -118,8 +112,8 @@ struct GroupedKernel {
       int32_t group = first + int32_t(threadIdx.x);
       int32_t begin = 0, end = 0;
       if (group < params.groups) {
-        if (group > 0) begin = min(max(params.offsets[group - 1], 0), params.tokens);
-        end = max(min(params.offsets[group], params.tokens), begin);
+        if (group > 0) begin = min(max(params.offsets[group - 1], 0), params.store.tokens);
+        end = max(min(params.offsets[group], params.store.tokens), begin);
       }
       int32_t tiles = (end - begin + kTokens - 1) / kTokens * params.wide;
       CUTLASS_PRAGMA_UNROLL
@@ -137,7 +131,7 @@ struct GroupedKernel {
 
   /* The tile that this block computes as its `sequence`-th; false: there is none. */
   CUTLASS_DEVICE static bool find(Params const& params, SharedStorage const& shared,
-                                  uint32_t sequence, Tile& tile) {
+                                  uint32_t sequence, GroupedTile& tile) {
     int64_t index = int64_t(sequence) * gridDim.x + blockIdx.x;
     if (index >= shared.tiles[params.groups - 1]) return false;
     auto wanted = static_cast<int32_t>(index);
@@ -160,9 +154,15 @@ struct GroupedKernel {
     return true;
   }
 
+  template <bool OfWeights>
+  CUTLASS_DEVICE static auto extent(int32_t rows) {
+    if constexpr (OfWeights) return Mainloop::weight_rows(rows);
+    else return rows;
+  }
+
   /* The tiles along K of one operand, from its `row` on. */
-  template <class Copy, class Step>
-  CUTLASS_DEVICE static auto tiles_of(Params const& params, Copy const& copy, int32_t extent,
+  template <class Copy, class Extent, class Step>
+  CUTLASS_DEVICE static auto tiles_of(Params const& params, Copy const& copy, Extent extent,
                                       int32_t row, int32_t batch, Step step) {
     using namespace cute;
     Tensor whole = copy.get_tma_tensor(make_shape(extent, get<2>(params.shape),
@@ -182,16 +182,16 @@ struct GroupedKernel {
     auto const& copy_b = params.mainloop.tma_load_b;
     Tensor to_a = copy_a.get_slice(0).partition_D(sA);
     Tensor to_b = copy_b.get_slice(0).partition_D(sB);
-    Tile tile;
+    GroupedTile tile;
     int stage = 0;
     uint32_t phase = 1; /* a fresh barrier's "previous" phase: the first waits fall through */
     for (uint32_t sequence = 0; find(params, shared, sequence, tile); ++sequence) {
       Tensor from_a =
-          tiles_of(params, copy_a, get<0>(params.shape), Swapped ? tile.column : tile.token,
-                   Swapped ? tile.group : 0, Step<_1, X, _1>{});
+          tiles_of(params, copy_a, extent<Swapped>(get<0>(params.shape)),
+                   Swapped ? tile.column : tile.token, Swapped ? tile.group : 0, Step<_1, X, _1>{});
       Tensor from_b =
-          tiles_of(params, copy_b, get<1>(params.shape), Swapped ? tile.token : tile.column,
-                   Swapped ? 0 : tile.group, Step<X, _1, _1>{});
+          tiles_of(params, copy_b, extent<!Swapped>(get<1>(params.shape)),
+                   Swapped ? tile.token : tile.column, Swapped ? 0 : tile.group, Step<X, _1, _1>{});
       for (int32_t k = 0; k < params.k_tiles; ++k) {
         shared.empty[stage].wait(phase);
         shared.full[stage].arrive_and_expect_tx(kBytes);
@@ -220,7 +220,7 @@ struct GroupedKernel {
     Tensor sums = partition_fragment_C(mma, take<0, 2>(TileShape{}));
     bool releases = threadIdx.x % 32 == 0;
     auto k_tiles = static_cast<uint32_t>(params.k_tiles);
-    Tile tile;
+    GroupedTile tile;
     for (uint32_t sequence = math; find(params, shared, sequence, tile); sequence += MathGroups) {
       /* A wait knows a barrier's last two phases only: every stage up to here must have been seen
        * full, by this group or the one before. */
@@ -259,112 +259,19 @@ struct GroupedKernel {
       warpgroup_wait<0>();
       warpgroup_fence_operand(sums);
       if (releases) shared.empty[released].arrive();
-      if constexpr (RowScales) scale(params, thread, sums, tile);
-      store(params, shared.staged[math], math, thread, sums, tile);
+      Store::store(params.store, shared.staged[math], math, sequence / MathGroups, thread, sums,
+                   tile);
     }
     tma_store_wait<0>(); /* the copies still read this block's memory */
-  }
-
-  template <class Thread, class Sums>
-  CUTLASS_DEVICE static void scale(Params const& params, Thread const& thread, Sums& sums,
-                                   Tile const& tile) {
-    using namespace cute;
-    float const* of_columns = params.scale_b + tile.group * params.group_stride_scale_b;
-    auto factor = [&](bool of_token, int at) {
-      return of_token ? params.scale_a[min(tile.token + at, params.tokens - 1)]
-                      : of_columns[min(tile.column + at, params.columns - 1)];
-    };
-    Tensor places = thread.partition_C(make_identity_tensor(take<0, 2>(TileShape{})));
-    CUTLASS_PRAGMA_UNROLL
-    for (int atom = 0; atom < size<1>(sums); ++atom) {
-      float along_m[2];
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        along_m[i] = factor(!Swapped, get<0>(places(make_coord(0, i, 0), atom, 0)));
-      }
-      CUTLASS_PRAGMA_UNROLL
-      for (int block = 0; block < kTileN / 8; ++block) {
-        CUTLASS_PRAGMA_UNROLL
-        for (int j = 0; j < 2; ++j) {
-          float along_n = factor(Swapped, get<1>(places(make_coord(j, 0, block), atom, 0)));
-          sums(make_coord(j, 0, block), atom, 0) *= along_m[0] * along_n;
-          sums(make_coord(j, 1, block), atom, 0) *= along_m[1] * along_n;
-        }
-      }
-    }
-  }
-
-  /* Through shared memory, [tokens, columns], and from there row by row. */
-  template <class Thread, class Sums>
-  CUTLASS_DEVICE static void store(Params const& params, ElementD* staged, uint32_t math,
-                                   Thread const& thread, Sums const& sums, Tile const& tile) {
-    using namespace cute;
-    tma_store_wait<0>(); /* of the tile before: each thread waits for its own copies */
-    cutlass::arch::NamedBarrier::sync(kConsumers, math);
-    int lane = static_cast<int>(threadIdx.x) % 32;
-    Tensor places = thread.partition_C(make_identity_tensor(take<0, 2>(TileShape{})));
-    static_assert(size<2>(Sums{}) == 1, "one instruction spans tile N");
-    constexpr int kBlocks = kTileN / 8;
-    CUTLASS_PRAGMA_UNROLL
-    for (int atom = 0; atom < size<1>(sums); ++atom) {
-      /* The 16 rows of the warp; an 8×8 block is what one of a warp's registers holds. */
-      int first = get<0>(places(make_coord(0, 0, 0), atom, 0)) - lane / 4;
-      CUTLASS_PRAGMA_UNROLL
-      for (int block = 0; block < kBlocks; block += 2) {
-        uint32_t packed[4];
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          int at = block + i / 2 < kBlocks ? block + i / 2 : block;
-          packed[i] = pack(sums(make_coord(0, i % 2, at), atom, 0),
-                           sums(make_coord(1, i % 2, at), atom, 0));
-        }
-        /* Lane 8·i + r names the address of row r of block i. */
-        int i = lane / 8;
-        int row = first + i % 2 * 8, column = (block + i / 2) * 8;
-        if constexpr (Swapped) {
-          int token = column + lane % 8;
-          auto to = reinterpret_cast<uint128_t*>(staged + token * kPitch + row);
-          if (block + 1 < kBlocks) {
-            SM90_U16x8_STSM_T::copy(packed[0], packed[1], packed[2], packed[3], *to);
-          } else {
-            SM90_U16x4_STSM_T::copy(packed[0], packed[1], *to);
-          }
-        } else {
-          auto to = reinterpret_cast<uint128_t*>(staged + (row + lane % 8) * kPitch + column);
-          if (block + 1 < kBlocks) {
-            SM90_U32x4_STSM_N::copy(packed[0], packed[1], packed[2], packed[3], *to);
-          } else {
-            SM90_U32x2_STSM_N::copy(packed[0], packed[1], *to);
-          }
-        }
-      }
-    }
-    tma_store_fence();
-    cutlass::arch::NamedBarrier::sync(kConsumers, math);
-    int32_t rows = min(tile.tokens, kTokens);
-    int32_t bytes = min(params.columns - tile.column, kColumns) * int32_t(sizeof(ElementD));
-    ElementD* d = params.d + tile.token * params.ldd + tile.column;
-    for (int32_t row = int32_t(threadIdx.x) % kConsumers; row < rows; row += kConsumers) {
-      SM90_BULK_COPY_S2G::copy(staged + row * kPitch, d + row * params.ldd, bytes);
-    }
-    tma_store_arrive();
-  }
-
-  CUTLASS_DEVICE static uint32_t pack(float low, float high) {
-    cutlass::NumericArrayConverter<ElementD, float, 2> convert;
-    cutlass::Array<float, 2> pair;
-    pair[0] = low;
-    pair[1] = high;
-    auto narrow = convert(pair);
-    return reinterpret_cast<uint32_t const&>(narrow);
   }
 };
 
 /* C ABI adapter. `Traits` are the problem's. */
-template <class Mainloop, class ElementD, class Traits, bool Swapped, int MathGroups,
-          bool RowScales = false>
-struct GroupedGemm {
-  using Kernel = GroupedKernel<Mainloop, ElementD, Swapped, MathGroups, RowScales>;
+template <class Kernel, class Traits, bool Swapped>
+struct GroupedAdapter {
+  using Mainloop = typename Kernel::Mainloop;
+  using Store = typename Kernel::Store;
+  using ElementD = typename Kernel::ElementD;
   using Params = typename Kernel::Params;
   using ElementA =
       std::conditional_t<Swapped, typename Mainloop::ElementB, typename Mainloop::ElementA>;
@@ -412,17 +319,12 @@ struct GroupedGemm {
     arguments.ptr_B = static_cast<typename Mainloop::ElementB const*>(b.data);
     arguments.dA = stride_of<typename Mainloop::StrideA>(a, g.batch);
     arguments.dB = stride_of<typename Mainloop::StrideB>(b, g.batch);
+    Mainloop::tell(arguments, g);
     auto shape = cute::make_shape(Swapped ? g.n : g.m, Swapped ? g.m : g.n, g.k, g.batch);
     Params params{Mainloop::to_underlying_arguments(shape, arguments, nullptr),
                   shape,
                   g.offsets,
-                  g.scale_a,
-                  g.scale_b,
-                  g.batch_stride_scale_b,
-                  static_cast<ElementD*>(g.d),
-                  operands.d.row_stride(),
-                  g.m,
-                  g.n,
+                  Store::params(g, operands.d.row_stride()),
                   g.batch,
                   tiles(g.k, cute::size<2>(typename Kernel::TileShape{})),
                   tiles(g.n, Kernel::kColumns),
@@ -446,9 +348,9 @@ struct GroupedGemm {
 
   static cutlass::Status check(gs_arguments const& g) {
     using cutlass::Status;
-    Status status = check_problem(g, kGroups | (RowScales ? kRowScales : 0));
+    Status status = check_problem(g, kGroups | Store::kExtras);
+    if (status == Status::kSuccess) status = Store::check(g);
     if (status != Status::kSuccess) return status;
-    if (RowScales && !has_row_scales(g)) return Status::kErrorInvalidProblem;
     if (g.splits != 1 || (g.decomposition != 0 && g.decomposition != 3) || g.beta != 0.0f ||
         g.alpha != 1.0f) {
       return Status::kErrorNotSupported;
@@ -463,5 +365,12 @@ struct GroupedGemm {
     return Status::kSuccess;
   }
 };
+
+template <class Mainloop, class ElementD, class Traits, bool Swapped, int MathGroups,
+          bool RowScales = false>
+using GroupedGemm = GroupedAdapter<
+    GroupedKernel<WholeRows<Mainloop>, GroupedStore<Mainloop, ElementD, Swapped, RowScales>, Swapped,
+                  MathGroups>,
+    Traits, Swapped>;
 
 }  // namespace gemmsmith

@@ -1,0 +1,83 @@
+"""Grouped products with a gate: our own kernels, by rows, in 16 bits, and no others."""
+
+from __future__ import annotations
+
+import pytest
+
+from gemmsmith.device import DeviceModel
+from gemmsmith.errors import InvalidProblem
+from gemmsmith.kernel import Backend, MainloopSchedule, TileScheduler, cutlass
+from gemmsmith.operation import Epilogue, Operation
+from gemmsmith.problem import Problem
+from tests.support.replacing import replace
+from tuner.backends import Level, candidates, kernels, refusal
+from tuner.backends.cutlass import footprint
+from tuner.backends.cutlass.operation import named
+from tuner.backends.unit import unit_source
+from tuner.errors import NoLegalCandidate
+
+GATED = [each for each in Epilogue if each.is_gated]
+
+
+def gated(epilogue: str, dtype: str = "bf16", **extents: int) -> Problem:
+    operation = Operation.of(dtype, grouping="rows", epilogue=epilogue)
+    return Problem.of(operation, **{"m": 16384, "n": 1536, "k": 2048, "batch": 128, **extents})
+
+
+@pytest.mark.parametrize("epilogue", GATED)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_there_are_kernels_that_pass_the_rules(epilogue: str, dtype: str) -> None:
+    problem = gated(epilogue, dtype)
+    found = [cutlass(each) for each in kernels(problem)]
+    assert {each.backend for each in found} == {Backend.CUTE}
+    assert {each.scheduler for each in found} == {TileScheduler.GROUPS}
+    assert {each.swapped for each in found} == {True, False}
+    assert {each.mainloop for each in found} == {
+        MainloopSchedule.WARP_SPECIALIZED,
+        MainloopSchedule.PINGPONG,
+        MainloopSchedule.COOPERATIVE,
+    }
+    for each in found:
+        assert refusal(each, problem) is None
+        assert each.name.endswith(f"_groups_then_{epilogue}")
+        assert footprint.stages(each) >= 2
+        assert "gemmsmith/grouped_gate.hpp" in unit_source([each])
+    assert len({each.name for each in found}) == len(found)
+    assert set(found) <= set(kernels(problem, level=Level.FULL))
+
+
+def test_a_tile_has_whole_slabs_of_both() -> None:
+    plain = next(each for each in map(cutlass, kernels(gated("silu_gate"))) if not each.swapped)
+    narrow = named(replace(plain, tile=(plain.tile[0], 136, plain.tile[2])))
+    assert "eight of a gate" in str(refusal(narrow))
+
+
+def test_d_needs_whole_vectors(h200: DeviceModel) -> None:
+    assert candidates(gated("silu_gate", n=1552), h200)
+    with pytest.raises(NoLegalCandidate, match="alignment"):
+        kernels(gated("silu_gate", n=1544))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "grouping", "epilogue"),
+    [
+        ("bf16", "depth", "silu_gate"),
+        ("bf16", "rows", "bias"),
+        ("bf16", "rows", "dsilu_gate"),
+        ("fp8_e4m3", "rows", "silu_gate"),
+    ],
+)
+def test_there_is_no_other_epilogue_of_groups(dtype: str, grouping: str, epilogue: str) -> None:
+    layout = "nt" if grouping == "depth" else "tn"
+    scaling = "row" if dtype == "fp8_e4m3" else None
+    with pytest.raises(InvalidProblem, match=r"gates of bf16 and fp16 by rows|needs scaling"):
+        Operation.of(dtype, layout, grouping=grouping, epilogue=epilogue, scaling=scaling)
+
+
+def test_extents_and_bytes() -> None:
+    problem = gated("silu_gate_aux", n=1536)
+    assert problem.columns == 768
+    assert problem.matrices == (1, 128, 3)
+    assert problem.operand_bytes == 2 * (16384 * 2048 + 128 * 1536 * 2048 + 3 * 16384 * 768)
+    with pytest.raises(InvalidProblem, match="even n"):
+        gated("silu_gate", n=1537)
