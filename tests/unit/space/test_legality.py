@@ -198,7 +198,7 @@ BROKEN: list[tuple[str, Kernel, dict[str, Any]]] = [
     ("scheduler_suits_grouping", GOOD_CLUSTER, {"scheduler": TileScheduler.GROUPS}),
     ("scheduler_suits_grouping", GOOD_WALKED, {"dtype": "bf16"}),
     ("groups_are_stored_in_16_bits", GOOD_WALKED, {"dtype": "bf16.out_f32.group_rows"}),
-    ("gates_have_whole_slabs", GOOD_WALKED_GATED, {"tile": (128, 136, 64)}),
+    ("gates_have_whole_slabs", GOOD_WALKED_GATED, {"tile": (128, 136, 64), "swapped": False}),
     ("groups_are_not_2x", GOOD_2X, {"dtype": "fp16.group_rows", "layout": Layout.TN}),
     ("registers_suffice", GOOD, {"tile": (256, 208, 64)}),
     ("registers_suffice", GOOD_FP8, {"tile": (128, 208, 128)}),
