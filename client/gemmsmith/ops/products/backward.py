@@ -43,7 +43,7 @@ def _computed(dy: torch.Tensor, weight: torch.Tensor, aux: torch.Tensor, epilogu
     parts = what.backward
     assert parts is not None  # noqa: S101 - the functions below name no other
     gradient = through(parts, functions.product(Form.MATMUL, dy, weight), aux)
-    sums = rows(gradient).sum(0) if parts.bias_gradient else none
+    sums = functions.column_sums(gradient) if parts.bias_gradient else none
     return gradient, activated(parts, aux) if parts.activated else none, sums
 
 

@@ -250,8 +250,8 @@ class MLP(torch.autograd.Function):
             dx = part if dx is None or part is None else dx + part if again else dx.add_(part)
         dbias = None
         if wants_bias and daux is not None:
-            dbias = backward.rows(daux).sum(0) if sums is None or not sums.numel() else sums
-        ddown_bias = backward.rows(dy).sum(0) if wants_down_bias else None
+            dbias = functions.column_sums(daux) if sums is None or not sums.numel() else sums
+        ddown_bias = functions.column_sums(dy) if wants_down_bias else None
         dweight, dup = dweights
         return dx, dweight, ddown, dup, dbias, ddown_bias, dy if wants_residual else None, None
 

@@ -329,7 +329,7 @@ class FusedLinear(torch.autograd.Function):
             functions.accumulate(ctx.main_grad, dp, x)
         elif wants_weight:
             dweight = functions.weight_gradient(multiply, dp, x, weight)
-        dbias = dlinear.reshape(-1, dlinear.shape[-1]).sum(0) if wants_bias else None
+        dbias = functions.column_sums(dlinear) if wants_bias else None
         dresidual = dy if wants_residual else None
         return dx, dweight, dbias, dresidual, dscale, None, None, None
 

@@ -6,21 +6,18 @@ Only imported where there is a GPU: torch's builds for CUDA bring Triton.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, attr-defined, no-untyped-call"
 import torch
 import triton
 import triton.language as tl
 
-from gemmsmith.ops.products.launching import Kernel
+from gemmsmith.ops.engine.launching import Kernel
+from gemmsmith.ops.engine.triton_sums import add_parts, sm_count
 
 TILE = 4096
 """Elements that a thread block holds at a time, in whole rows."""
 BLOCKS = 4
 """Thread blocks for each SM, among which rows are dealt out."""
-COLUMNS, ROWS = 64, 64
-"""Tile in which their sums for the weight are added up."""
 
 
 @Kernel
@@ -49,22 +46,6 @@ def _backward(
     tl.store(sums + at, tl.sum(total, axis=0)[None, :], mask=column < width)
 
 
-@Kernel
-@triton.jit(do_not_specialize=["count"])
-def _add_up(
-    sums, of_weight, count,
-    width: tl.constexpr, block: tl.constexpr, rows: tl.constexpr,
-):  # fmt: skip
-    column = tl.program_id(0) * block + tl.arange(0, block)[None, :]
-    total = tl.zeros((rows, block), dtype=tl.float32)
-    for first in range(0, count, rows):
-        row = first + tl.arange(0, rows)[:, None]
-        there = (row < count) & (column < width)
-        total += tl.load(sums + row * width + column, mask=there, other=0.0)
-    value = tl.sum(total, axis=0)[None, :]
-    tl.store(of_weight + column, value.to(of_weight.dtype.element_ty), mask=column < width)
-
-
 def gradients(
     gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,16 +57,9 @@ def gradients(
     # Of 8192 elements, 4 warps take 239 µs and 8 take 278; of 128, 132 and 111 (H200, 2026-11-25).
     warps = 8 if rows > 1 else 4
     of_x, of_weight = torch.empty_like(x), torch.empty_like(weight)
-    programs = min(triton.cdiv(count, rows), BLOCKS * _sm_count(x.get_device()))
+    programs = min(triton.cdiv(count, rows), BLOCKS * sm_count(x.get_device()))
     sums = torch.empty(programs, width, dtype=torch.float32, device=x.device)
     made = (gradient, x, weight, scale, of_x, sums)
     _backward(programs, made, width, block, rows, numbers=(count,), warps=warps)
-    _add_up(
-        triton.cdiv(width, COLUMNS), (sums, of_weight), width, COLUMNS, ROWS, numbers=(programs,)
-    )
+    add_parts(sums, of_weight)
     return of_x, of_weight
-
-
-@lru_cache(maxsize=16)
-def _sm_count(device: int) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count

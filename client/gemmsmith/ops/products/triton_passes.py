@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from gemmsmith.ops.products.launching import Kernel
+from gemmsmith.ops.engine.launching import Kernel
 
 BLOCK = 1024
 """Columns at a time: 16 bytes a thread of four warps, of 16-bit elements."""

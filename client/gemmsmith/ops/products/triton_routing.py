@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from gemmsmith.ops.products.launching import Kernel
+from gemmsmith.ops.engine.launching import Kernel
 
 TILE = 8192
 """Elements of a tile: 32 registers a thread of eight warps."""

@@ -1,0 +1,93 @@
+"""Sums of columns, as of a bias's gradient, in one pass over memory.
+
+Rows are cut into parts: one Triton kernel adds up each part's columns, another the parts. Sums are
+FP32, in an order that depends on the GPU and the sizes alone. A model's widths do not change, so
+kernels are compiled for them.
+
+Only imported where there is a GPU: torch's builds for CUDA bring Triton.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, attr-defined, no-untyped-call"
+import torch
+import triton
+import triton.language as tl
+
+from gemmsmith.ops.engine.launching import Kernel
+
+TILE, WIDEST = 4096, 256
+"""Elements that a thread block adds at a time, and columns of these at most: 16 bytes a thread of a
+warp, of 16-bit elements."""
+BLOCKS = 8
+"""Thread blocks for each SM: loads of 64 KiB are on their way then. Not measured yet."""
+PARTS = 128
+"""Of the rows, at most: all are added up by one thread block for each of `COLUMNS` columns."""
+COLUMNS, ROWS = 64, 64
+"""Tile in which sums of parts are added up."""
+
+
+@Kernel
+@triton.jit(do_not_specialize=["count", "part"])
+def _add_rows(
+    x, sums, count, part,
+    pitch: tl.constexpr, width: tl.constexpr, columns: tl.constexpr, rows: tl.constexpr,
+):  # fmt: skip
+    tiles: tl.constexpr = (width + columns - 1) // columns
+    at = tl.program_id(0) // tiles
+    column = (tl.program_id(0) % tiles) * columns + tl.arange(0, columns)[None, :]
+    begin = at * part
+    end = tl.minimum(begin + part, count)
+    total = tl.zeros((rows, columns), dtype=tl.float32)
+    for first in range(begin, end, rows):
+        row = first + tl.arange(0, rows)[:, None]
+        there = (row < end) & (column < width)
+        value = tl.load(x + row.to(tl.int64) * pitch + column, mask=there, other=0.0)
+        total += value.to(tl.float32)
+    tl.store(sums + at * width + column, tl.sum(total, axis=0)[None, :], mask=column < width)
+
+
+@Kernel
+@triton.jit(do_not_specialize=["count"])
+def _add_parts(
+    sums, out, count,
+    width: tl.constexpr, columns: tl.constexpr, rows: tl.constexpr,
+):  # fmt: skip
+    column = tl.program_id(0) * columns + tl.arange(0, columns)[None, :]
+    total = tl.zeros((rows, columns), dtype=tl.float32)
+    for first in range(0, count, rows):
+        row = first + tl.arange(0, rows)[:, None]
+        there = (row < count) & (column < width)
+        total += tl.load(sums + row * width + column, mask=there, other=0.0)
+    value = tl.sum(total, axis=0)[None, :]
+    tl.store(out + column, value.to(out.dtype.element_ty), mask=column < width)
+
+
+def column_sums(x: torch.Tensor) -> torch.Tensor:
+    """The sum of all rows of x[M, N], whose columns lie together: [N], of its type."""
+    count, width = x.shape
+    columns = min(WIDEST, max(16, triton.next_power_of_2(width)))
+    rows, tiles = TILE // columns, triton.cdiv(width, columns)
+    parts = min(PARTS, max(1, BLOCKS * sm_count(x.get_device()) // tiles))
+    part = triton.cdiv(triton.cdiv(count, parts), rows) * rows
+    parts = triton.cdiv(count, part)
+    sums = torch.empty(parts, width, dtype=torch.float32, device=x.device)
+    sizes = (x.stride(0), width, columns, rows)
+    _add_rows(parts * tiles, (x, sums), *sizes, numbers=(count, part))
+    out = x.new_empty(width)
+    add_parts(sums, out)
+    return out
+
+
+def add_parts(sums: torch.Tensor, out: torch.Tensor) -> None:
+    """`out[N]`, of any type, is the sum of all rows of the FP32 sums[P, N]."""
+    parts, width = sums.shape
+    _add_parts(triton.cdiv(width, COLUMNS), (sums, out), width, COLUMNS, ROWS, numbers=(parts,))
+
+
+@lru_cache(maxsize=16)
+def sm_count(device: int) -> int:
+    """Streaming multiprocessors of a GPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
