@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from gemmsmith.answers.answer import Config
 from gemmsmith.errors import LaunchFailed
 from gemmsmith.operation import Element, Grouping, Scaling
+from gemmsmith.ops.engine.beside import Beside as Beside
 from gemmsmith.ops.engine.forms import Shape
 from gemmsmith.ops.engine.platform import Platform
 from gemmsmith.runtime.abi import SCALING_CODES, Arguments, status_text
@@ -50,32 +51,6 @@ class RawPlan(ctypes.Structure):
 
 if ctypes.sizeof(Arguments) > RawPlan.arguments.size:
     raise ImportError("gs_plan has no room for gs_arguments; enlarge kArgumentsBytes")
-
-
-class Beside(NamedTuple):
-    """What an epilogue reads and writes: tensors that the plan `suits`, and the plan's `aux`.
-
-    A backward one reads `aux`, of D's size, and writes `activated` and `bias_gradient` where it has
-    them.
-
-    Attributes:
-        up: of a gated one, beside `b`, the gate's.
-        scale_d: of an FP8 D, one FP32 element; None: 1.
-        amax: likewise, to which its largest absolute value is added; None: nobody asks.
-        row_scale: [M] contiguous FP32 factors of rows.
-        column_scale: [N] factors of columns, of a bias's type.
-    """
-
-    bias: torch.Tensor | None = None
-    residual: torch.Tensor | None = None
-    aux: torch.Tensor | None = None
-    up: torch.Tensor | None = None
-    activated: torch.Tensor | None = None
-    bias_gradient: torch.Tensor | None = None
-    scale_d: torch.Tensor | None = None
-    amax: torch.Tensor | None = None
-    row_scale: torch.Tensor | None = None
-    column_scale: torch.Tensor | None = None
 
 
 class _ThreadArguments(threading.local):
@@ -320,14 +295,10 @@ class Plan:
     ) -> bool:
         """Whether the epilogue has these and can read them as they lie; of traced tensors too."""
         epilogue = self.shape.problem.operation.epilogue
-        has = (
-            epilogue.has_bias,
-            epilogue.has_residual,
-            epilogue.has_column_scale,
-            epilogue.has_row_scale,
-        )
+        added = (epilogue.has_bias, epilogue.has_residual)
+        factors = (epilogue.has_column_scale, epilogue.has_row_scale)
         given = (bias, residual, column_scale, row_scale)
-        if has != tuple(one is not None for one in given):
+        if (*added, *factors) != tuple(one is not None for one in given):
             return False
         if residual is not None and not self._is_packed(residual):
             return False

@@ -79,8 +79,9 @@ def linear(
             return _after(out, *follows)
     elif residual is None:
         if column_scale is not None:  # kernels that have it add a residual
-            out = linear(x, weight, bias, activation=activation, main_grad=main_grad)
-            return out * column_scale
+            return (
+                linear(x, weight, bias, activation=activation, main_grad=main_grad) * column_scale
+            )
         if activation is None:
             return operators.linear(x, weight, bias, main_grad=main_grad)
     elif activation is not None:  # no kernel has both
@@ -314,11 +315,9 @@ class FusedLinear(torch.autograd.Function):
         multiply = fallback.product if again else functions.product
         if again and (ctx.activation is not None or wants_scale):
             aux = functional.linear(x, weight, bias)
-        dlinear = dy  # of what the bias is added to
+        dlinear = dy if column_scale is None else dy * column_scale  # of what the bias is added to
         if ctx.activation is not None:
             dlinear = through(ctx.activation, dy, aux)
-        if column_scale is not None:
-            dlinear = dy * column_scale
         dscale = (dy * aux).reshape(-1, dy.shape[-1]).sum(0) if wants_scale else None
         dp = dlinear
         if row_scale is not None:
@@ -330,8 +329,7 @@ class FusedLinear(torch.autograd.Function):
         elif wants_weight:
             dweight = functions.weight_gradient(multiply, dp, x, weight)
         dbias = functions.column_sums(dlinear) if wants_bias else None
-        dresidual = dy if wants_residual else None
-        return dx, dweight, dbias, dresidual, dscale, None, None, None
+        return dx, dweight, dbias, dy if wants_residual else None, dscale, None, None, None
 
 
 def _compute(
@@ -348,8 +346,7 @@ def _compute(
     if epilogue is None:
         out = _composed(x, weight, bias, residual, activation, None, column_scale, row_scale)
         return out.contiguous()
-    out, _ = _computed(x, weight, bias, residual, epilogue, column_scale, row_scale)
-    return out.contiguous()
+    return _computed(x, weight, bias, residual, epilogue, column_scale, row_scale)[0].contiguous()
 
 
 def fake(
