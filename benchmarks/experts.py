@@ -1,17 +1,20 @@
 """One layer of experts of Qwen3-30B-A3B: transformers' own beside `gemmsmith.experts`.
 
-    python -m benchmarks.experts --winners FILE -o experts.json [--device cpu --tiny]
+    python -m benchmarks.experts --winners FILE -o experts.json [--device cpu --tiny] [--host]
 
 A layer with its router, forwards and backwards, eager and compiled. Both sides have the same
 weights and the same tokens; blocks alternate, and transformers' is compared with itself as well. A
-line of JSON for each is printed and kept at once.
+line of JSON for each is printed and kept at once. `--host` adds where the host's time goes: what
+each function takes until the GPU has been told what to do.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
+import pstats
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,7 @@ SIZES = {
     "hidden_size": 2048, "moe_intermediate_size": 768, "num_experts": 128,
     "num_experts_per_tok": 8, "norm_topk_prob": True,
 }  # fmt: skip
+HOST_STEPS, HOST_FUNCTIONS = 20, 40
 TINY = {"hidden_size": 32, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
 
 
@@ -42,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--winners", help="a bundle or a URL (default: none)")
     parser.add_argument("--tiny", action="store_true", help="a small layer, few repeats")
     parser.add_argument("--mode", choices=MODES, action="append", help="(default: both)")
+    parser.add_argument("--host", action="store_true", help="profile the host's part of a step")
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args(arguments)
     register_experts()
@@ -92,15 +97,49 @@ def measured(tokens: int, mode: str, options: argparse.Namespace) -> dict[str, A
     for side in ("torch", "gemmsmith"):
         with sides[side]():
             alone |= hugging.split({side: steps[side]}, device)
+    host: dict[str, Any] = {}
+    if options.host:
+        for side in ("torch", "gemmsmith"):
+            with sides[side]():
+                host[side] = host_functions(steps[side], device)
     seconds = in_turns(steps, sides, device=device, tiny=options.tiny)
     return {
         "tokens": tokens,
         "mode": mode,
         **compared(seconds, "gemmsmith"),
         "one_step": alone,
+        **({"host_functions": host} if host else {}),
         "relative_differences": [round(one, 5) for one in apart],
         "peak_bytes": peaks,
     }
+
+
+def host_functions(step: Callable[[], object], device: str) -> list[dict[str, Any]]:
+    """Microseconds of a step in the functions that take longest, alone and with all they call.
+
+    The profiler makes each call of Python dearer, so these sum up to more than a step takes: they
+    tell where it goes. The backward pass runs in this thread, or the profiler would not see it.
+    """
+    profiler = cProfile.Profile()
+    with torch.autograd.set_multithreading_enabled(False):
+        for _ in range(HOST_STEPS):
+            settle(device)
+            profiler.enable()
+            out = step()
+            profiler.disable()
+            del out
+    stats: Any = pstats.Stats(profiler)
+    functions = sorted(stats.stats.items(), key=lambda one: -one[1][2])
+    us = 1e6 / HOST_STEPS
+    return [
+        {
+            "function": f"{Path(file).name}:{name}",
+            "calls": round(calls / HOST_STEPS, 1),
+            "own_us": round(own * us, 1),
+            "us": round(whole * us, 1),
+        }
+        for (file, _, name), (_, calls, own, whole, _) in functions[:HOST_FUNCTIONS]
+    ]
 
 
 def layer(sizes: dict[str, Any], experts: str, device: str) -> torch.nn.Module:

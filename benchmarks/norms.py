@@ -1,11 +1,13 @@
 """RMS norms as models write them out, beside torch's fused kernel: in whole steps, and alone.
 
-    python -m benchmarks.norms -o norms.json [--device cpu] [--only steps|kernels] [--model NAME …]
+    python -m benchmarks.norms -o norms.json [--device cpu] [--only steps|kernels|sums …]
+                               [--model NAME …]
 
 Needs torch, transformers and the library of this checkout, and no winners: of each model the norms
 alone are swapped, as `gemmsmith.patch(model)` does where there are some. First come steps of models
 of benchmarks/programs/hugging.py, with and without, in blocks that alternate as those of
-`gemmsmith.compare` do, and torch against itself in the same way. Then one norm of each size.
+`gemmsmith.compare` do, and torch against itself in the same way. Then one norm of each size, and
+one sum of columns, as of a bias's gradient: the other kernel that is made of such sums.
 A line of JSON for each is printed and kept at once, so a run that is cut off keeps what it had.
 """
 
@@ -16,7 +18,7 @@ import itertools
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -30,6 +32,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from benchmarks.programs import hugging
 from benchmarks.turns import Side, compared, described, in_turns, keep, settle
+from gemmsmith.ops.engine import functions
 from gemmsmith.ops.models import norm_layers
 from gemmsmith.ops.models.layers import recognized
 from gemmsmith.ops.models.norms import NormRecipe
@@ -37,7 +40,7 @@ from gemmsmith.ops.models.swapping import Swaps
 from gemmsmith.ops.products import norms
 
 MODELS = ("llama", "qwen3", "qwen3-moe", "decode")
-PARTS = ("steps", "kernels")
+PARTS = ("steps", "kernels", "sums")
 NEW_TOKENS = 8
 FIRST_STEPS = 5
 """From the same weights on each side: their losses and peaks are compared."""
@@ -63,6 +66,11 @@ TINY_SIZES: tuple[Size, ...] = (
     (LlamaRMSNorm, torch.bfloat16, 1, 128),
     (GemmaRMSNorm, torch.float16, 16, 128),
 )
+SUMS = (
+    (4096, 1024),  # the least elements
+    (8192, 1024), (8192, 3072), (16384, 1024), (16384, 4096), (65536, 1024),
+)  # fmt: skip
+TINY_SUMS = ((16, 128),)
 ROTATED_BYTES = 256 * 2**20
 """Operands in turns: several times what L2 holds (50 MiB on a H100 or H200)."""
 REPEATS, REPEAT_S = 5, 0.01
@@ -73,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small models and sizes, few repeats")
-    parser.add_argument("--only", choices=PARTS)
+    parser.add_argument("--only", choices=PARTS, action="append", help="(default: all)")
     parser.add_argument("--model", choices=MODELS, action="append", help="of steps (default: all)")
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args(arguments)
@@ -82,8 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     measured = {
         "steps": (steps(name, options) for name in options.model or MODELS),
         "kernels": (kernels(*size, options) for size in sizes),
+        "sums": (sums(*size, options) for size in (TINY_SUMS if options.tiny else SUMS)),
     }
-    for part in PARTS if options.only is None else (options.only,):
+    for part in options.only or PARTS:
         found[part] = []
         for row in measured[part]:
             keep(found, part, row, options.output)
@@ -188,6 +197,12 @@ def kernels(
         torch.autograd.grad(norm(xs[at]), [xs[at], norm.weight], grads[at])
 
     sides: dict[str, Side] = {"written_out": nullcontext, "fused": partial(fused, norm, device)}
+
+    def timed(run: Callable[[int], None]) -> dict[str, float]:
+        return alternating(
+            {side: (run, context) for side, context in sides.items()}, number, options
+        )
+
     row: dict[str, Any] = {
         "norm": kind.__name__,
         "dtype": str(dtype).partition(".")[2],
@@ -195,19 +210,49 @@ def kernels(
         "width": width,
     }
     for name, run in (("forward", forward), ("forward_backward", both)):
-        counts: dict[str, int] = {}
-        times: dict[str, list[float]] = {side: [] for side in sides}
-        for repeat in range(-1, 2 if options.tiny else REPEATS):
-            for side, context in sides.items():
-                with context():
-                    us = _us(run, counts.get(side, 3), number, device)
-                if repeat < 0:  # they warm up
-                    _us(run, 3, number, device)
-                    counts[side] = min(200, max(3, round(REPEAT_S * 1e6 / us)))
-                else:
-                    times[side].append(us)
-        row[f"{name}_us"] = {side: round(statistics.median(us), 2) for side, us in times.items()}
+        row[f"{name}_us"] = timed(run)
     return row
+
+
+def sums(rows: int, columns: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Microseconds of a sum over rows, by torch and by us: each in turn, medians."""
+    size = rows * columns * torch.bfloat16.itemsize
+    torch.manual_seed(2)
+    number = 2 if options.tiny else min(32, max(2, ROTATED_BYTES // size))
+    of_size = {"dtype": torch.bfloat16, "device": options.device}
+    given = [torch.randn(rows, columns, **of_size) for _ in range(number)]
+
+    def by_torch(at: int) -> None:
+        given[at].sum(0)
+
+    def by_us(at: int) -> None:
+        functions.column_sums(given[at])
+
+    sides: dict[str, tuple[Callable[[int], None], Side]] = {
+        "torch": (by_torch, nullcontext),
+        "gemmsmith": (by_us, nullcontext),
+    }
+    return {"rows": rows, "columns": columns, "us": alternating(sides, number, options)}
+
+
+def alternating(
+    sides: Mapping[str, tuple[Callable[[int], None], Side]],
+    number: int,
+    options: argparse.Namespace,
+) -> dict[str, float]:
+    """Median microseconds of a call on each side, of one of that many operands after the other."""
+    counts: dict[str, int] = {}
+    times: dict[str, list[float]] = {side: [] for side in sides}
+    for repeat in range(-1, 2 if options.tiny else REPEATS):
+        for side, (run, context) in sides.items():
+            with context():
+                us = _us(run, counts.get(side, 3), number, options.device)
+            if repeat < 0:  # they warm up
+                _us(run, 3, number, options.device)
+                counts[side] = min(200, max(3, round(REPEAT_S * 1e6 / us)))
+            else:
+                times[side].append(us)
+    return {side: round(statistics.median(us), 2) for side, us in times.items()}
 
 
 def _us(run: Callable[[int], None], count: int, number: int, device: str) -> float:

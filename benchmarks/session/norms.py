@@ -1,4 +1,4 @@
-"""RMS norms by torch's fused kernel: what steps of models gain, and each size alone."""
+"""RMS norms by torch's fused kernel: what steps of models gain, each size alone, and sums."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODELS = {"llama": "llama", "qwen3": "qwen3", "qwen3-moe": "qwen3-moe", "decode-
 def norms(session: Session) -> int:
     """norms-*.json; cut off, it has what was measured until then."""
     asked = [("--model", ours) for name, ours in MODELS.items() if name in session.models]
-    words = chain.from_iterable(asked or [("--only", "kernels")])
+    words = chain.from_iterable(asked or [("--only", "kernels"), ("--only", "sums")])
     return session.command(
         *(sys.executable, "-m", "benchmarks.norms"),
         *words,

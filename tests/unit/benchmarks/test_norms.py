@@ -37,6 +37,12 @@ def test_norms_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
             assert min(row[passes].values()) > 0
 
 
+def test_sums_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for row in measured(tmp_path, capsys, "--only", "sums")["sums"]:
+        assert set(row["us"]) == {"torch", "gemmsmith"}
+        assert min(row["us"].values()) > 0
+
+
 def measured(
     folder: Path, capsys: pytest.CaptureFixture[str], *words: str
 ) -> dict[str, list[dict[str, Any]]]:
@@ -44,6 +50,6 @@ def measured(
     file = folder / "norms.json"
     assert norms.main([*words, *TINY, "-o", str(file)]) == 0
     found: dict[str, list[dict[str, Any]]] = json.loads(file.read_text())
-    (rows,) = (rows for part, rows in found.items() if part in ("steps", "kernels"))
+    (rows,) = (rows for part, rows in found.items() if part in norms.PARTS)
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == rows
     return found
