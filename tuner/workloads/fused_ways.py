@@ -7,7 +7,8 @@ code through `torch.compile`, compiled for these very sizes (code compiled for s
 than eager code); cuBLASLt's own fusion of bias and GELU, `torch._addmm_activation`; a residual as
 the matrix that `torch.addmm` adds to; factors and what is added after them by one kernel,
 `torch.addcmul`. FP32 factors of rows multiply a product of 16 bits without a pass that widens it,
-which `linear(x, w) * r[:, None]` takes: the result is written as it is wanted.
+which `linear(x, w) * r[:, None]` takes: the result is written as it is wanted. In FP8 they are also
+part of `torch._scaled_mm`'s own factors of rows.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ def alternatives(problem: Problem) -> Sequence[Way]:
     if _multiplies_and_adds(epilogue):
         mm = "torch._scaled_mm" if operation.is_scaled else _mm_name(epilogue)
         add(f"{mm}, then addcmul", _at_once)
+    if operation.is_scaled and epilogue.has_row_scale:
+        add("torch._scaled_mm with factors of rows", _by_rows)
     if operation.is_scaled:
         return found
     if epilogue is Epilogue.BIAS_GELU_TANH:
@@ -147,8 +150,8 @@ def _run(epilogue: Epilogue, s: OperandSet, between: Sequence[torch.Tensor]) -> 
     if epilogue.has_row_scale and not epilogue.has_bias:
         return torch.mul(linear, row_scale_of(s)[0], out=d)
     if _multiplies_and_adds(epilogue):
-        factors, added = _multiplied_and_added(s)
-        return torch.add(torch.mul(linear, factors, out=between[1]), added, out=d)
+        scale, added = _multiplied_and_added(s)
+        return torch.add(torch.mul(linear, scale, out=between[1]), added, out=d)
     if epilogue.has_residual:
         return torch.add(linear, residual_of(s)[0], out=d)
     aten = torch.ops.aten
@@ -178,10 +181,29 @@ def _at_once(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launc
 
     def run(s: OperandSet) -> torch.Tensor:
         linear = multiplied(s, s.d[1] if stores else between)
-        factors, added = _multiplied_and_added(s)
-        return torch.addcmul(added, linear, factors, out=s.d[0])
+        scale, added = _multiplied_and_added(s)
+        return torch.addcmul(added, linear, scale, out=s.d[0])
 
     return [partial(run, s) for s in sets]
+
+
+def _by_rows(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]:
+    """One product; its factors of rows are computed at every launch, as r is at every step."""
+
+    def run(s: OperandSet, scale_b: torch.Tensor) -> torch.Tensor:
+        scale_a, _ = factors(s)
+        return torch._scaled_mm(
+            s.a[0],
+            s.b[0],
+            scale_a=row_scale_of(s)[0] * scale_a,
+            scale_b=scale_b,
+            bias=None if s.bias is None else s.bias.view(-1),
+            out_dtype=s.d.dtype,
+            use_fast_accum=True,
+            out=s.d[0],
+        )
+
+    return [partial(run, s, factors(s)[1].expand(1, s.b.shape[2]).contiguous()) for s in sets]
 
 
 def _of_copies(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
@@ -198,8 +220,8 @@ def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Laun
     def sequence(s: OperandSet) -> tuple[torch.Tensor, ...]:
         linear = multiplied(s)
         if _multiplies_and_adds(epilogue):
-            factors, added = _multiplied_and_added(s)
-            found = (linear * factors + added).to(linear.dtype)
+            scale, added = _multiplied_and_added(s)
+            found = (linear * scale + added).to(linear.dtype)
             return (found, linear) if epilogue.stores_aux else (found,)
         if epilogue.has_row_scale:
             return ((linear * row_scale_of(s)[0]).to(linear.dtype),)

@@ -258,6 +258,11 @@ def _error(found: torch.Tensor, wanted: torch.Tensor) -> float:
             "torch._scaled_mm, then mul, then add",
             ["torch.compile of the same", "torch._scaled_mm, then addcmul"],
         ),
+        (
+            "fp8_e4m3.then_row_scale",
+            "torch._scaled_mm, then mul",
+            ["torch.compile of the same", "torch._scaled_mm with factors of rows"],
+        ),
     ],
 )
 def test_what_programs_run(dtype: str, default: str, rivals: list[str]) -> None:
