@@ -424,6 +424,31 @@ def test_factors_that_no_kernel_reads_are_torchs(
     assert compiled(**given).dtype is found.dtype
 
 
+@pytest.mark.parametrize("compiles", [False, True])
+def test_autocast_leaves_factors_as_they_are(engine: Engine, runs: Runs, compiles: bool) -> None:
+    call = torch.compile(gemmsmith.linear, backend="aot_eager", fullgraph=True)
+    for epilogue in LAYERS:
+        given = layer(epilogue)
+        wide = {name: one.detach().float().requires_grad_() for name, one in given.items()}
+        narrow = {"residual", "column_scale"} & given.keys()
+        mixed = wide | {name: given[name] for name in narrow}
+        mixed |= {name: given[name] for name in {"row_scale"} & given.keys()}
+        with torch.autocast("cpu", dtype=BF16):
+            out = (call if compiles else gemmsmith.linear)(**mixed)
+            assert runs() == 1
+            assert out.dtype is BF16
+            if narrow:  # FP32 ones make an FP32 result, as torch's own steps do
+                out = (call if compiles else gemmsmith.linear)(**wide)
+                assert runs() == 1
+                assert out.dtype is torch.float32
+        close(out, exactly(given))
+        out.sum().backward()
+        found = (wide if narrow else mixed)["weight"].grad
+        assert found is not None
+        assert found.dtype is torch.float32
+        runs()
+
+
 def test_factors_of_rows_are_as_many_as_rows(engine: Engine) -> None:
     given = layer("row_scale")
     with pytest.raises(ValueError, match=r"leading dimensions \(6,\), got \(6, 1\)"):
