@@ -96,6 +96,16 @@ class Kernel:
             return launch(*tensors, *numbers, *constants, num_warps=warps)
 
 
+def quotient_up(number: int, divisor: int) -> int:
+    """The quotient, rounded up: `triton.cdiv`, which costs the host 2 µs (Triton 3.6)."""
+    return -(-number // divisor)
+
+
+def power_of_2(number: int) -> int:
+    """The next one: `triton.next_power_of_2`, likewise."""
+    return 1 << (number - 1).bit_length()
+
+
 def _are_hooked() -> bool:
     """Whether somebody wants to be told of launches."""
     knobs = triton.knobs.runtime

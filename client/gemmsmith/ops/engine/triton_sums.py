@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from gemmsmith.ops.engine.launching import Kernel
+from gemmsmith.ops.engine.launching import Kernel, power_of_2, quotient_up
 
 TILE, WIDEST = 4096, 256
 """Elements that a thread block adds at a time, and columns of these at most: 16 bytes a thread of a
@@ -68,11 +68,11 @@ def _add_parts(
 def column_sums(x: torch.Tensor) -> torch.Tensor:
     """The sum of all rows of x[M, N], whose columns lie together: [N], of its type."""
     count, width = x.shape
-    columns = min(WIDEST, max(16, triton.next_power_of_2(width)))
-    rows, tiles = TILE // columns, triton.cdiv(width, columns)
+    columns = min(WIDEST, max(16, power_of_2(width)))
+    rows, tiles = TILE // columns, quotient_up(width, columns)
     parts = min(PARTS, max(1, BLOCKS * sm_count(x.get_device()) // tiles))
-    part = triton.cdiv(triton.cdiv(count, parts), rows) * rows
-    parts = triton.cdiv(count, part)
+    part = quotient_up(quotient_up(count, parts), rows) * rows
+    parts = quotient_up(count, part)
     sums = torch.empty(parts, width, dtype=torch.float32, device=x.device)
     sizes = (x.stride(0), width, columns, rows)
     _add_rows(parts * tiles, (x, sums), *sizes, numbers=(count, part))
@@ -84,7 +84,7 @@ def column_sums(x: torch.Tensor) -> torch.Tensor:
 def add_parts(sums: torch.Tensor, out: torch.Tensor) -> None:
     """`out[N]`, of any type, is the sum of all rows of the FP32 sums[P, N]."""
     parts, width = sums.shape
-    _add_parts(triton.cdiv(width, COLUMNS), (sums, out), width, COLUMNS, ROWS, numbers=(parts,))
+    _add_parts(quotient_up(width, COLUMNS), (sums, out), width, COLUMNS, ROWS, numbers=(parts,))
 
 
 @lru_cache(maxsize=16)

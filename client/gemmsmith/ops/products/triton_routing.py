@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from gemmsmith.ops.engine.launching import Kernel
+from gemmsmith.ops.engine.launching import Kernel, power_of_2, quotient_up
 
 TILE = 8192
 """Elements of a tile: 32 registers a thread of eight warps."""
@@ -87,9 +87,9 @@ def route(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As mixture.route: slots, places and ends; of at least one slot and one expert."""
     index, count = top_k_index.contiguous(), top_k_index.numel()
-    block = max(BLOCK, triton.next_power_of_2(triton.cdiv(count, BLOCKS)))
-    blocks = triton.cdiv(count, block)
-    columns = max(16, triton.next_power_of_2(number))
+    block = max(BLOCK, power_of_2(quotient_up(count, BLOCKS)))
+    blocks = quotient_up(count, block)
+    columns = max(16, power_of_2(number))
     sizes = (number, columns, min(block, TILE // columns), block)
     slots = torch.empty(count, dtype=torch.int64, device=index.device)
     places = torch.empty(index.shape, dtype=torch.int64, device=index.device)
