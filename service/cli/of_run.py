@@ -113,7 +113,7 @@ def needed(problems: Counter[Problem], stored: Snapshot) -> Counter[Problem]:
         if row is None or row.use.is_default:
             continue
         replaced[_product(one, one.n)] += calls
-        if one.operation.epilogue.is_gated:
+        if one.operation.epilogue.is_gated and not one.operation.is_grouped:
             replaced[_product(one, one.n // 2)] += 2 * calls
     return Counter(
         {

@@ -88,6 +88,8 @@ _NAMES = {
     "tf32": "tf32_{}",
     "bf16.group_rows": "rows_{}",
     "bf16.group_depth": "depth_{}",
+    "bf16.group_rows.then_silu_gate": "rows_then_silu_gate_{}",
+    "bf16.group_rows.then_silu_gate_aux": "rows_then_silu_gate_aux_{}",
     "fp8_e4m3.scale_row.group_rows": "rows_fp8",
     "fp8_e4m3.scale_row.group_depth": "depth_fp8",
     **{

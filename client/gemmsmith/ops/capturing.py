@@ -119,9 +119,9 @@ def capture() -> Iterator[Shapes]:
     """Record every matrix product in the block, including those of backward passes."""
     found = Shapes()
 
-    def follows(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue) -> None:
+    def follows(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, groups: int) -> None:
         form = Form.MATMUL if epilogue.backward else Form.LINEAR
-        found.record(form, x, weight, epilogue=epilogue)
+        found.record(Form.GROUPED if groups else form, x, weight, None, groups, epilogue)
 
     with fused.telling(follows), Recorder(found.record):
         yield found

@@ -25,12 +25,14 @@ static const char *names[] = {"tn", "tt", "nt", "nn", "fp8", "refuses", "fails",
                               BACKWARD("drelu2"), BACKWARD_GATED("dsilu"),
                               BACKWARD_GATED("dgelu_tanh"), BACKWARD_GATED("dgelu"),
                               "out_fp8_then_bias", "out_fp8_then_bias_gelu_tanh",
-                              "out_fp8_then_bias_silu", "out_fp8_then_silu_gate"};
+                              "out_fp8_then_bias_silu", "out_fp8_then_silu_gate",
+                              "rows_then_silu_gate_tn", "rows_then_silu_gate_aux_tn"};
 enum { kTn, kTt, kNt, kNn, kFp8, kRefuses, kFails, kSplit,
        kInt8, kInt8Bf16, kInt8Row, kOtherLibrary, kNoAlgorithm, kF32, kTf32 = kF32 + 4,
        kRowsTn = kTf32 + 4, kRowsTt, kDepthNt, kRowsFp8, kDepthFp8,
        kFp8Row, kFused, kFusedEnd = kFused + 34, kFp8Bias = kFusedEnd, kGated,
-       kBackward = kGated + 6, kOutFp8 = kBackward + 36, kOutFp8Gate = kOutFp8 + 3, kCount };
+       kBackward = kGated + 6, kOutFp8 = kBackward + 36, kOutFp8Gate = kOutFp8 + 3,
+       kRowsGate, kCount = kRowsGate + 2 };
 static int64_t runs;
 
 GS_API int64_t runs_so_far(void) { return runs; }
@@ -67,7 +69,7 @@ static uint8_t to_e4m3(float value) { /* the nearest, by trying all; halves go t
   return found | (signbit(value) ? 128 : 0);
 }
 
-static int grouped(int32_t i) { return i >= kRowsTn && i <= kDepthFp8; }
+static int grouped(int32_t i) { return (i >= kRowsTn && i <= kDepthFp8) || i >= kRowsGate; }
 static int fused(int32_t i) { return i >= kFused; }
 /* What an epilogue has, by its name. */
 static int has(int32_t i, const char *part) { return fused(i) && strstr(names[i], part) != 0; }
@@ -85,9 +87,9 @@ static float slope(int32_t i, float x) {
   if (has(i, "gelu")) return (1 + erff(x * 0.70710678f)) / 2 + x * 0.39894228f * expf(-x * x / 2);
   return has(i, "silu") ? s * (1 + x * (1 - s)) : x < 0 ? 0 : 2 * x;
 }
-static int gated(int32_t i) { return (i >= kGated && i < kBackward) || i == kOutFp8Gate; }
+static int gated(int32_t i) { return (i >= kGated && i < kBackward) || i >= kOutFp8Gate; }
 static int backward(int32_t i) { return i >= kBackward && i < kOutFp8; }
-static int out_fp8(int32_t i) { return i >= kOutFp8; }
+static int out_fp8(int32_t i) { return i >= kOutFp8 && i < kRowsGate; }
 /* D of a backward epilogue, and what else it gives of this element; `p` is the product's. */
 static float backwards(int32_t i, const gs_arguments *g, int m, int n, float p) {
   const uint16_t *aux = (const uint16_t *)g->aux + m * g->ld_aux + n;
@@ -99,7 +101,9 @@ static float backwards(int32_t i, const gs_arguments *g, int m, int n, float p) 
   *d = narrow(gradient);
   return gradient;
 }
-static int by_rows(int32_t i) { return i == kRowsTn || i == kRowsTt || i == kRowsFp8; }
+static int by_rows(int32_t i) {
+  return i == kRowsTn || i == kRowsTt || i == kRowsFp8 || i >= kRowsGate;
+}
 static int rows_of_fp8(int32_t i) { return i == kRowsFp8 || i == kDepthFp8 || i == kFp8Row; }
 static int fp8(int32_t i) { return i == kFp8 || i == kFp8Bias || rows_of_fp8(i) || out_fp8(i); }
 static int row_scaled(int32_t i) { return i == kInt8Row || rows_of_fp8(i); }
@@ -129,7 +133,7 @@ GS_API int32_t gs_can_implement(int32_t i, const gs_arguments *g) {
   if (grouped(i) && (g->batch_stride_a || !by_rows(i) != !g->batch_stride_b ||
                      g->batch_stride_d != (by_rows(i) ? 0 : (int64_t)g->m * g->n))) return 4;
   if (has(i, "bias") != !!g->bias || has(i, "residual") != !!g->residual) return 4;
-  if (has(i, "row_scale") != !!g->row_scale) return 4;
+  if (i < kRowsGate && has(i, "row_scale") != !!g->row_scale) return 4;
   if (has(i, "scale_residual") != !!g->column_scale) return 4;
   if ((has(i, "aux") || backward(i)) != !!g->aux || gated(i) != !!g->b_up) return 4;
   if (!out_fp8(i) && (g->scale_d || g->amax)) return 4;
@@ -180,7 +184,8 @@ GS_API int32_t gs_run(int32_t i, const gs_arguments *g, void *workspace, void *s
         } else if (halves) {
           uint16_t *aux = g->aux ? (uint16_t *)g->aux + m * g->ld_aux + n : 0;
           if (aux) aux[0] = narrow(sum * factor), aux[columns] = narrow(up * factor);
-          ((uint16_t *)g->d)[at] = narrow(activated(i, sum * factor) * up * factor);
+          float share = g->row_scale ? g->row_scale[m] : 1;
+          ((uint16_t *)g->d)[at] = narrow(share * activated(i, sum * factor) * up * factor);
         } else if (backward(i)) {
           sums[n] += backwards(i, g, m, n, sum * factor);
         } else if (fused(i)) {

@@ -5,12 +5,16 @@ The passes over memory are torch's here; tests/gpu/test_mixture.py has the kerne
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 import gemmsmith
+from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.products.mixture import route
 from tests.support.mixtures import close, reference
+from tests.support.stand_in import Chooser, Host
 
 TOKENS, CHOSEN, EXPERTS, WIDTH, INNER = 37, 3, 5, 32, 16
 
@@ -65,7 +69,7 @@ def test_the_same_bits_compiled_and_again() -> None:
         assert torch.equal(one, traced)
 
 
-def test_its_six_products_are_grouped_ones() -> None:
+def test_its_six_products_are_grouped_ones_and_one_may_be_gated() -> None:
     operands, chosen = layer(), index()
     with gemmsmith.capture() as shapes:
         gemmsmith.experts(operands[0], chosen, *operands[1:]).sum().backward()
@@ -74,12 +78,72 @@ def test_its_six_products_are_grouped_ones() -> None:
     by_rows, by_depth = "bf16.group_rows", "bf16.group_depth"
     assert found == {
         (rows, two, WIDTH, EXPERTS, by_rows),
+        (rows, two, WIDTH, EXPERTS, f"{by_rows}.then_silu_gate_aux"),
         (rows, WIDTH, INNER, EXPERTS, by_rows),
         (rows, INNER, WIDTH, EXPERTS, by_rows),
         (rows, WIDTH, two, EXPERTS, by_rows),
         (WIDTH, INNER, rows, EXPERTS, by_depth),
         (two, WIDTH, rows, EXPERTS, by_depth),
     }
+
+
+@pytest.fixture
+def gated(engine: Engine, host: Host, chooser: Chooser) -> Chooser:
+    """Kernels of the first product with its gate win, and no others."""
+    host.kind = "cpu"
+    chooser.answers = lambda problem: problem.operation.epilogue.is_gated
+    return chooser
+
+
+@pytest.mark.parametrize("of_others", [0, 3])
+def test_one_kernel_opens_the_layer_where_it_wins(
+    gated: Chooser, runs: Callable[[], int], of_others: int
+) -> None:
+    operands, chosen = layer(), index(of_others)
+    exact = [one.detach().double().requires_grad_() for one in operands]
+    wanted = reference(exact[0], chosen, *exact[1:])
+    found = gemmsmith.experts(operands[0], chosen, *operands[1:])
+    assert runs() == 1
+    close(found, wanted.detach())
+    gradient = torch.randn(TOKENS, WIDTH)
+    theirs = torch.autograd.grad(wanted, exact, gradient.double())
+    ours = torch.autograd.grad(found, operands, gradient.bfloat16())
+    for mine, exactly in zip(ours, theirs, strict=True):
+        close(mine, exactly)
+    with torch.no_grad():
+        close(gemmsmith.experts(operands[0], chosen, *operands[1:]), wanted.detach())
+    assert runs() == 1
+    asked = [one.dtype for one in gated.asked if one.operation.epilogue.is_gated]
+    assert asked == ["bf16.group_rows.then_silu_gate_aux", "bf16.group_rows.then_silu_gate"]
+
+
+def test_a_compiled_layer_runs_it_as_well(gated: Chooser, runs: Callable[[], int]) -> None:
+    operands, chosen = layer(), index()
+    compiled = torch.compile(gemmsmith.experts, fullgraph=True, backend="aot_eager")
+    gradient = torch.randn(TOKENS, WIDTH).bfloat16()
+
+    def step(compute: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        out = compute(operands[0], chosen, *operands[1:])
+        return out, *torch.autograd.grad(out, operands, gradient)
+
+    step(compiled)  # which torch looks at for aliases, so that its products are run one by one
+    assert runs() == 0
+    for mine, exactly in zip(step(compiled), step(gemmsmith.experts), strict=True):
+        assert torch.equal(mine, exactly)
+    assert runs() == 2
+
+
+def test_weights_of_another_order_are_opened_by_a_product_and_a_pass(
+    gated: Chooser, runs: Callable[[], int]
+) -> None:
+    x, shares, gate_up, down = layer()
+    chosen = index()
+    turned = gate_up.detach().mT.contiguous().mT
+    with torch.no_grad():
+        found = gemmsmith.experts(x, chosen, shares, turned, down)
+        wanted = reference(x.double(), chosen, *(one.double() for one in (shares, turned, down)))
+    assert runs() == 0
+    close(found, wanted)
 
 
 @pytest.mark.parametrize("number", [5, 255, 256, 700])

@@ -6,10 +6,12 @@ from typing import Any
 
 import torch
 
+from gemmsmith.epilogue import Epilogue
 from gemmsmith.ops.below import experts
 from gemmsmith.ops.engine import functions
 from gemmsmith.ops.engine.engine import current
-from gemmsmith.ops.engine.forms import Form
+from gemmsmith.ops.engine.forms import Form, Spec
+from gemmsmith.ops.engine.plan import Beside, Plan
 from gemmsmith.ops.products.registry import ours, register, wants_gradient
 
 
@@ -82,6 +84,48 @@ def _computed(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Ten
         if out is not None:
             return out
     return torch._grouped_mm(a, b, offs=offs)
+
+
+def gated_plan(rows: Spec, gate: torch.Tensor, *, keep: bool) -> Plan | None:
+    """How a layer of experts is opened by one kernel; None where a product and a pass do it.
+
+    Args:
+        rows: [R, K], tokens sorted by expert.
+        gate: [E, K, I], whose up lies I columns on.
+        keep: whether gate and up are stored as well.
+    """
+    engine = current()
+    if engine is None or not functions.unobserved():
+        return None
+    return engine.plan(
+        Form.GROUPED, rows, gate, groups=gate.shape[0], epilogue=gate_epilogue(keep=keep)
+    )
+
+
+def gate_epilogue(*, keep: bool) -> Epilogue:
+    """SwiGLU, of a layer of experts."""
+    return Epilogue.SILU_GATE_AUX if keep else Epilogue.SILU_GATE
+
+
+def gated_by(
+    plan: Plan,
+    rows: torch.Tensor,
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    factors: torch.Tensor,
+    offs: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """`factors[R] * silu(gate) * up`, [R, I], and gate and up, [R, 2 * I], which is empty where the
+    plan does not store them; None where the kernel does not take these very operands.
+    """
+    engine = current()
+    if engine is None:
+        return None
+    stores = plan.shape.problem.operation.epilogue.stores_aux
+    opened = plan.empty_aux() if stores else rows.new_empty(0)
+    beside = Beside(aux=opened if stores else None, up=up, row_scale=factors)
+    out = engine.run(plan, Form.GROUPED, rows, gate, offs=offs, beside=beside)
+    return None if out is None else (out, opened)
 
 
 class GroupedMm(torch.autograd.Function):

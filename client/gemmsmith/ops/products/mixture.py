@@ -2,8 +2,9 @@
 
 Two grouped products forwards and four backwards, each by its winner or by torch, and few passes
 over memory between them (passes.py): tokens are gathered once, the router's shares are multiplied
-in with the activation, so that a token's experts are just added up, and the backward pass gathers
-again instead of keeping what was gathered. Nothing waits for the device.
+in with the activation (by the first product's kernel, where one that does it wins), so that a
+token's experts are just added up, and the backward pass gathers again instead of keeping what was
+gathered. Nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
+from gemmsmith.ops.engine.forms import Spec
 from gemmsmith.ops.products import passes
-from gemmsmith.ops.products.grouped import grouped_below
+from gemmsmith.ops.products.grouped import gate_epilogue, gated_by, gated_plan, grouped_below
 from gemmsmith.ops.products.registry import is_traced, register, wants_gradient
+from gemmsmith.ops.products.telling import is_told, tell
 
 MOST_EXPERTS, MOST_SLOTS = 256, 2**18
 """That a GPU sorts in two kernels of ours; torch's sort takes about ten, but scales better."""
@@ -65,8 +68,9 @@ def experts(
         ValueError: sizes or types do not match; the message names them.
     """
     _check(hidden_states, top_k_index, top_k_weights, gate_up, down)
+    operands = (hidden_states, top_k_index, top_k_weights, gate_up, down)
     compute = torch.ops.gemmsmith.experts if torch.compiler.is_compiling() else _autograd
-    found: torch.Tensor = compute(hidden_states, top_k_index, top_k_weights, gate_up, down)[0]
+    found: torch.Tensor = compute(*operands, wants_gradient(*operands))[0]
     return found
 
 
@@ -116,8 +120,12 @@ def _check(
         )
 
 
+Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Tokens, index, shares, gate_up, down."""
+
 Computed = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""The result; what the backward pass needs: gate and up of each row, and the routing."""
+"""The result; what the backward pass needs: gate and up of each row, empty where nobody keeps them,
+and the routing."""
 
 
 def _compute(
@@ -126,15 +134,42 @@ def _compute(
     shares: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
+    keep: bool = True,
 ) -> Computed:
     routing = route(index, gate_up.shape[0])
     used = routing.used
-    rows = passes.gather(tokens, routing.slots, index.shape[1])
-    opened = grouped_below(rows, gate_up.mT, routing.ends)
-    hidden = passes.activate(opened, shares, routing.slots, used)
+    opened, hidden = _open(tokens, shares, gate_up.mT, routing, keep)
     out = grouped_below(hidden, down.mT, routing.ends)
     found = passes.gather_sum(out, routing.places, used)
-    return found, opened, *routing
+    return found, opened if keep else opened.new_empty(0), *routing
+
+
+def _open(
+    tokens: torch.Tensor,
+    shares: torch.Tensor,
+    gate_up: torch.Tensor,
+    routing: Routing,
+    keep: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gate and up of each row, which may be empty where they are not kept, and what the second
+    product reads: by one kernel, or by a product and a pass.
+    """
+    slots, chosen = routing.slots, shares.shape[1]
+    gate, up = gate_up.chunk(2, dim=-1)
+    size = (slots.shape[0], tokens.shape[1])
+    plan = gated_plan(Spec(tokens.dtype, tokens.device, size, (size[1], 1)), gate, keep=keep)
+    if plan is not None:
+        rows, of_rows = passes.gather_with_shares(tokens, shares, slots)
+        found = gated_by(plan, rows, gate, up, of_rows, routing.ends)
+        if found is not None:
+            hidden, opened = found
+            return opened, hidden
+    else:
+        rows = passes.gather(tokens, slots, chosen)
+    if is_told():
+        tell(rows, gate, gate_epilogue(keep=keep), gate_up.shape[0])
+    opened = grouped_below(rows, gate_up, routing.ends)
+    return opened, passes.activate(opened, shares, slots, routing.used)
 
 
 def _differentiate(
@@ -164,10 +199,10 @@ class Experts(torch.autograd.Function):
     """`experts` with its backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, *operands: torch.Tensor) -> Any:
+    def forward(ctx: Any, *operands: *Operands) -> Any:
         """The result first; the rest is for the backward pass alone."""
         tokens, _, shares, gate_up, down = operands
-        found = _below(*operands)
+        found = _below(operands, keep=True)
         ctx.save_for_backward(tokens, shares, gate_up, down, *found[1:])
         ctx.mark_non_differentiable(*found[1:])
         ctx.set_materialize_grads(False)  # or zeros as large as each output are written for nothing
@@ -185,18 +220,26 @@ class Experts(torch.autograd.Function):
         return of_tokens, None, of_shares, of_gate_up, of_down
 
 
-def _autograd(*operands: torch.Tensor) -> Any:
+def _autograd(
+    tokens: torch.Tensor,
+    index: torch.Tensor,
+    shares: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    keep: bool = True,
+) -> Any:
+    operands = (tokens, index, shares, gate_up, down)
     if wants_gradient(*operands):
         return Experts.apply(*operands)  # type: ignore[no-untyped-call]
-    return _below(*operands)
+    return _below(operands, keep=keep)
 
 
-def _below(*operands: torch.Tensor) -> Any:
+def _below(operands: Operands, *, keep: bool) -> Any:
     """The layer below autograd: one operator where a graph is made of it."""
     if _is_traced(*operands):
         with torch._C._AutoDispatchBelowAutograd():
-            return torch.ops.gemmsmith.experts(*operands)
-    return _compute(*operands)
+            return torch.ops.gemmsmith.experts(*operands, keep)
+    return _compute(*operands, keep=keep)
 
 
 def _is_traced(*operands: torch.Tensor) -> bool:
@@ -209,11 +252,12 @@ def _fake(
     shares: torch.Tensor,  # noqa: ARG001
     gate_up: torch.Tensor,
     down: torch.Tensor,  # noqa: ARG001
+    keep: bool = True,
 ) -> Computed:
     rows = index.numel()
     return (
         torch.empty_like(tokens, memory_format=torch.contiguous_format),
-        tokens.new_empty(rows, gate_up.shape[1]),
+        tokens.new_empty((rows, gate_up.shape[1]) if keep else (0,)),
         index.new_empty(rows, dtype=torch.int64),
         index.new_empty(index.shape, dtype=torch.int64),
         index.new_empty(gate_up.shape[0], dtype=torch.int32),
@@ -227,7 +271,8 @@ def _fake_gradients(_: torch.Tensor, *operands: torch.Tensor) -> tuple[torch.Ten
 
 _WEIGHTS = "Tensor shares, Tensor gate_up, Tensor down"
 register(
-    f"experts(Tensor tokens, Tensor index, {_WEIGHTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"experts(Tensor tokens, Tensor index, {_WEIGHTS}, bool keep=True) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor)",
     _compute,
     _fake,
     _autograd,

@@ -22,6 +22,19 @@ def gather(tokens: torch.Tensor, slots: torch.Tensor, chosen: int) -> torch.Tens
     return tokens.index_select(0, slots // chosen)
 
 
+def gather_with_shares(
+    tokens: torch.Tensor, shares: torch.Tensor, slots: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The token of each slot, and its share: [T, width] and [T, chosen] to [R, width] and [R] in
+    FP32.
+    """
+    if tokens.is_cuda:
+        from gemmsmith.ops.products import triton_passes
+
+        return triton_passes.gather_with_shares(tokens, shares, slots)
+    return gather(tokens, slots, shares.shape[1]), shares.flatten()[slots].float()
+
+
 def gather_sum(rows: torch.Tensor, places: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
     """The sum of each token's rows: [R, width] at places [T, chosen] to [T, width]."""
     if rows.is_cuda:

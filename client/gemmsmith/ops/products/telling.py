@@ -10,9 +10,9 @@ import torch
 from gemmsmith.epilogue import Epilogue
 from gemmsmith.ops.products import operators
 
-Listener = Callable[[torch.Tensor, torch.Tensor, Epilogue], None]
-"""Is told of x, weight and what could follow their product in one kernel; of backward epilogues dY
-stands for x, without its data."""
+Listener = Callable[[torch.Tensor, torch.Tensor, Epilogue, int], None]
+"""Is told of x, weight, what could follow their product in one kernel, and the number of groups; of
+backward epilogues dY stands for x, without its data."""
 
 _listeners: list[Listener] = []
 
@@ -32,11 +32,13 @@ def is_told() -> bool:
     return bool(_listeners)
 
 
-def tell(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue) -> None:
-    """Tell every listener, in the types that autocast gives; of a gate, its own rows."""
+def tell(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, groups: int = 0) -> None:
+    """Tell every listener, in the types that autocast gives; of a gate, its own rows. `groups`: of
+    a grouped product.
+    """
     kind = x.device.type  # which may be `meta`
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         x, weight = operators.cast(x, dtype), operators.cast(weight, dtype)
     for listener in _listeners:
-        listener(x, weight, epilogue)
+        listener(x, weight, epilogue, groups)

@@ -20,11 +20,15 @@ BLOCK = 1024
 @Kernel
 @triton.jit
 def _gather(
-    tokens, slots, out,
-    pitch: tl.constexpr, width: tl.constexpr, chosen: tl.constexpr, block: tl.constexpr,
+    tokens, slots, out, shares, of_rows,
+    pitch: tl.constexpr, width: tl.constexpr, chosen: tl.constexpr, shared: tl.constexpr,
+    block: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    token = tl.load(slots + row).to(tl.int64) // chosen
+    slot = tl.load(slots + row).to(tl.int64)
+    token = slot // chosen
+    if shared:
+        tl.store(of_rows + row, tl.load(shares + slot).to(tl.float32))
     for first in range(0, width, block):
         at = first + tl.arange(0, block)
         value = tl.load(tokens + token * pitch + at, mask=at < width)
@@ -103,11 +107,28 @@ def _activate_backward(
 
 def gather(tokens: torch.Tensor, slots: torch.Tensor, chosen: int) -> torch.Tensor:
     """As passes.gather."""
-    width = tokens.shape[-1]
-    tokens = tokens if tokens.stride(-1) == 1 else tokens.contiguous()
-    out = tokens.new_empty(len(slots), width)
-    _gather(len(slots), (tokens, slots, out), tokens.stride(0), width, chosen, BLOCK)
+    tokens, out = _rows(tokens, slots)
+    # What is not read or written stands for the shares.
+    given = (tokens, slots, out, tokens, out)
+    _gather(len(slots), given, tokens.stride(0), out.shape[1], chosen, False, BLOCK)
     return out
+
+
+def gather_with_shares(
+    tokens: torch.Tensor, shares: torch.Tensor, slots: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As passes.gather_with_shares."""
+    tokens, out = _rows(tokens, slots)
+    of_rows = torch.empty(len(slots), dtype=torch.float32, device=tokens.device)
+    given = (tokens, slots, out, shares.contiguous(), of_rows)
+    _gather(len(slots), given, tokens.stride(0), out.shape[1], shares.shape[1], True, BLOCK)
+    return out, of_rows
+
+
+def _rows(tokens: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens whose rows are contiguous, and room for the token of each slot."""
+    tokens = tokens if tokens.stride(-1) == 1 else tokens.contiguous()
+    return tokens, tokens.new_empty(len(slots), tokens.shape[-1])
 
 
 def gather_sum(rows: torch.Tensor, places: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
