@@ -27,7 +27,7 @@ _IS_KNOWN = (3, 6) <= _VERSION <= (3, 9)
 """Whether `JITFunction.run` ends in the launch that is repeated here; 3.10 is not out yet."""
 
 
-class Kernel:
+class TritonKernel:
     """Decorates what `triton.jit` made; a call of it is a launch.
 
     Its arguments must come in this order: tensors, numbers named in `do_not_specialize`, constants.

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from gemmsmith.ops.engine.launching import Kernel, power_of_2, quotient_up
+from gemmsmith.ops.engine.launching import TritonKernel, power_of_2, quotient_up
 
 TILE, WIDEST = 4096, 256
 """Elements that a thread block adds at a time, and columns of these at most: 16 bytes a thread of a
@@ -29,7 +29,7 @@ COLUMNS, ROWS = 64, 64
 """Tile in which sums of parts are added up."""
 
 
-@Kernel
+@TritonKernel
 @triton.jit(do_not_specialize=["count", "part"])
 def _add_rows(
     x, sums, count, part,
@@ -49,7 +49,7 @@ def _add_rows(
     tl.store(sums + at * width + column, tl.sum(total, axis=0)[None, :], mask=column < width)
 
 
-@Kernel
+@TritonKernel
 @triton.jit(do_not_specialize=["count"])
 def _add_parts(
     sums, out, count,

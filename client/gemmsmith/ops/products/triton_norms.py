@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from gemmsmith.ops.engine.launching import Kernel, power_of_2, quotient_up
+from gemmsmith.ops.engine.launching import TritonKernel, power_of_2, quotient_up
 from gemmsmith.ops.engine.triton_sums import add_parts, sm_count
 
 TILE = 4096
@@ -20,7 +20,7 @@ BLOCKS = 4
 """Thread blocks for each SM, among which rows are dealt out."""
 
 
-@Kernel
+@TritonKernel
 @triton.jit(do_not_specialize=["count"])
 def _backward(
     gradient, x, weight, scale, of_x, sums, count,

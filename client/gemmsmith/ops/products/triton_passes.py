@@ -11,13 +11,13 @@ import torch
 import triton
 import triton.language as tl
 
-from gemmsmith.ops.engine.launching import Kernel
+from gemmsmith.ops.engine.launching import TritonKernel
 
 BLOCK = 1024
 """Columns at a time: 16 bytes a thread of four warps, of 16-bit elements."""
 
 
-@Kernel
+@TritonKernel
 @triton.jit
 def _gather(
     tokens, slots, out, shares, of_rows,
@@ -35,7 +35,7 @@ def _gather(
         tl.store(out + row * width + at, value, mask=at < width)
 
 
-@Kernel
+@TritonKernel
 @triton.jit
 def _gather_sum(
     rows, places, used, out, width: tl.constexpr, chosen: tl.constexpr, block: tl.constexpr
@@ -52,7 +52,7 @@ def _gather_sum(
         tl.store(out + token * width + at, total.to(out.dtype.element_ty), mask=at < width)
 
 
-@Kernel
+@TritonKernel
 @triton.jit
 def _activate(gate_up, shares, slots, used, out, inner: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
@@ -67,7 +67,7 @@ def _activate(gate_up, shares, slots, used, out, inner: tl.constexpr, block: tl.
             tl.store(out + row * inner + at, value.to(out.dtype.element_ty), mask=at < inner)
 
 
-@Kernel
+@TritonKernel
 @triton.jit
 def _activate_backward(
     gate_up,

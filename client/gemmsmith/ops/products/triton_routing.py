@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from gemmsmith.ops.engine.launching import Kernel, power_of_2, quotient_up
+from gemmsmith.ops.engine.launching import TritonKernel, power_of_2, quotient_up
 
 TILE = 8192
 """Elements of a tile: 32 registers a thread of eight warps."""
@@ -24,7 +24,7 @@ BLOCKS = 128
 """At most: each adds up the counts of all."""
 
 
-@Kernel
+@TritonKernel
 @triton.jit(do_not_specialize=["count"])
 def _count(
     index, counts, count,
@@ -42,7 +42,7 @@ def _count(
     tl.store(at, tl.sum(total, axis=0))
 
 
-@Kernel
+@TritonKernel
 @triton.jit(do_not_specialize=["count", "blocks"])
 def _place(
     index, counts, slots, places, ends, count, blocks,
