@@ -23,11 +23,12 @@ from gemmsmith.errors import InvalidProblem
 from gemmsmith.operation import Epilogue
 from gemmsmith.ops.below.scaling import scales_rows
 from gemmsmith.ops.engine.forms import Form, Shape, Spec, present_shapes
-from gemmsmith.ops.products import fused, scaled, scaled_gated
+from gemmsmith.ops.products import fused, mixture, scaled, scaled_gated
 from gemmsmith.ops.products import grouped as _grouped  # noqa: F401 - registers gemmsmith::…
 from gemmsmith.ops.products import integer as _integer  # noqa: F401 - likewise
 from gemmsmith.ops.products import operators as _operators  # noqa: F401 - likewise
 from gemmsmith.ops.products.registry import is_traced
+from gemmsmith.ops.products.telling import Product
 
 _aten = torch.ops.aten
 _own = torch.ops.gemmsmith  # registered by gemmsmith.ops.products.operators
@@ -60,9 +61,11 @@ for _name, _form in (
         _PRODUCTS[getattr(_aten, _name)] = (_form, 0, 1)
 
 # What else runs a product, and what follows it.
-_LAYERS: dict[Any, Callable[[dict[str, Any]], Iterator[scaled.Product]]] = {
+_LAYERS: dict[Any, Callable[[dict[str, Any]], Iterator[Product]]] = {
     _own.scaled_linear: scaled.products,
     _own.scaled_gated_linear: scaled_gated.products,
+    _own.experts: mixture.products,
+    _own.experts_backward: mixture.products_of_gradients,
 }
 
 
@@ -160,8 +163,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif packet in _LAYERS:
             names = [one.name for one in func._schema.arguments]
             given = dict(zip(names, args, strict=False)) | kwargs
-            for form, a, b, output, epilogue in _LAYERS[packet](given):
-                self._record(form, a, b, output, 0, epilogue)
+            for one in _LAYERS[packet](given):
+                self._record(one.form, one.a, one.b, one.output, one.groups, one.epilogue)
         elif packet in (_aten.linear, _aten.matmul):
             # Inference mode shows them whole: look at what they are made of.
             with self:

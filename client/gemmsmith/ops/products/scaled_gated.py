@@ -18,7 +18,8 @@ from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.engine.plan import Beside
 from gemmsmith.ops.products import gated, scaled
 from gemmsmith.ops.products.registry import all_ours, register, without_gradient
-from gemmsmith.ops.products.scaled import ADVICE, FP8, Output, Product
+from gemmsmith.ops.products.scaled import ADVICE, FP8, Output
+from gemmsmith.ops.products.telling import Product
 
 
 def scaled_gated_linear(
@@ -130,11 +131,12 @@ def products(given: dict[str, Any]) -> Iterator[Product]:
     form = Form.scaled(by_rows=False, fast=given["use_fast_accum"])
     for one in (weight, up):
         if one is not None:
-            yield form, x, one.t(), None, Epilogue.NONE
+            yield Product(form, x, one.t())
     epilogue = Epilogue.made_of(activation=given["activation"], gate=True)
     gate, _ = gated.parts(weight, up, given["interleaved"])
     if epilogue is not None:
-        yield form, x, gate.t(), FP8 if given["out_dtype"] is FP8 else None, epilogue
+        output = FP8 if given["out_dtype"] is FP8 else None
+        yield Product(form, x, gate.t(), output, epilogue)
 
 
 register(
