@@ -1,5 +1,5 @@
-"""The passes of passes.py as Triton kernels; one program a row, columns in blocks. A model's widths
-do not change, so kernels are compiled for them.
+"""The passes of passes.py as Triton kernels; one program a row, or some rows, columns in blocks. A
+model's widths do not change, so kernels are compiled for them.
 
 Only imported where there is a GPU: torch's builds for CUDA bring Triton.
 """
@@ -11,28 +11,33 @@ import torch
 import triton
 import triton.language as tl
 
-from gemmsmith.ops.engine.launching import TritonKernel
+from gemmsmith.ops.engine.launching import TritonKernel, quotient_up
 
 BLOCK = 1024
 """Columns at a time: 16 bytes a thread of four warps, of 16-bit elements."""
+ROWS, MANY = 8, 4096
+"""That a program gathers at once, and from how many on. One at a time reached 1.8 TB/s on an H100,
+with 131,072 rows of 2,048 columns: too few loads were on their way."""
 
 
 @TritonKernel
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _gather(
-    tokens, slots, out, shares, of_rows,
+    tokens, slots, out, shares, of_rows, count,
     pitch: tl.constexpr, width: tl.constexpr, chosen: tl.constexpr, shared: tl.constexpr,
-    block: tl.constexpr,
+    rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + row).to(tl.int64)
-    token = slot // chosen
+    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
+    there = row < count
+    slot = tl.load(slots + row, mask=there, other=0).to(tl.int64)
     if shared:
-        tl.store(of_rows + row, tl.load(shares + slot).to(tl.float32))
+        tl.store(of_rows + row, tl.load(shares + slot).to(tl.float32), mask=there)
+    source = tokens + (slot // chosen)[:, None] * pitch
+    target = out + row[:, None] * width
     for first in range(0, width, block):
-        at = first + tl.arange(0, block)
-        value = tl.load(tokens + token * pitch + at, mask=at < width)
-        tl.store(out + row * width + at, value, mask=at < width)
+        at = first + tl.arange(0, block)[None, :]
+        whole = there[:, None] & (at < width)
+        tl.store(target + at, tl.load(source + at, mask=whole), mask=whole)
 
 
 @TritonKernel
@@ -109,8 +114,7 @@ def gather(tokens: torch.Tensor, slots: torch.Tensor, chosen: int) -> torch.Tens
     """As passes.gather."""
     tokens, out = _rows(tokens, slots)
     # What is not read or written stands for the shares.
-    given = (tokens, slots, out, tokens, out)
-    _gather(len(slots), given, tokens.stride(0), out.shape[1], chosen, False, BLOCK)
+    _gathered(tokens, slots, out, tokens, out, chosen, shared=False)
     return out
 
 
@@ -120,9 +124,25 @@ def gather_with_shares(
     """As passes.gather_with_shares."""
     tokens, out = _rows(tokens, slots)
     of_rows = torch.empty(len(slots), dtype=torch.float32, device=tokens.device)
-    given = (tokens, slots, out, shares.contiguous(), of_rows)
-    _gather(len(slots), given, tokens.stride(0), out.shape[1], shares.shape[1], True, BLOCK)
+    _gathered(tokens, slots, out, shares.contiguous(), of_rows, shares.shape[1], shared=True)
     return out, of_rows
+
+
+def _gathered(
+    tokens: torch.Tensor,
+    slots: torch.Tensor,
+    out: torch.Tensor,
+    shares: torch.Tensor,
+    of_rows: torch.Tensor,
+    chosen: int,
+    *,
+    shared: bool,
+) -> None:
+    count = len(slots)
+    rows = ROWS if count >= MANY else 1
+    constants = (tokens.stride(0), out.shape[1], chosen, shared, rows, BLOCK)
+    tensors = (tokens, slots, out, shares, of_rows)
+    _gather(quotient_up(count, rows), tensors, *constants, numbers=(count,))
 
 
 def _rows(tokens: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

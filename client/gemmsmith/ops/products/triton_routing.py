@@ -18,9 +18,9 @@ from gemmsmith.ops.engine.launching import TritonKernel, power_of_2, quotient_up
 
 TILE = 8192
 """Elements of a tile: 32 registers a thread of eight warps."""
-BLOCK = 256
+BLOCK = 64
 """Slots of a block, at least."""
-BLOCKS = 128
+BLOCKS = 256
 """At most: each adds up the counts of all."""
 
 
