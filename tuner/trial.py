@@ -249,3 +249,8 @@ class Winner:
         if self.statistics is None or self.speedup is None:
             return None
         return self.statistics.median_us * (self.speedup.median - 1)
+
+    @property
+    def time_us(self) -> float | None:
+        """What a launch of the candidate takes, at the median."""
+        return None if self.statistics is None else self.statistics.median_us

@@ -11,7 +11,7 @@ activation or a gate along save passes over memory at any size: of 128, five wer
 them on a product of less than 16 GFLOP or more than 1.6 octaves away (H200,
 benchmarks/neighbours.py, 2026-11-25). So these alone are run, and grouped ones by rows, whose
 neighbours differ in the number of tokens only: five of five were faster there. Two of two by depth
-(weight gradients) were slower.
+(weight gradients) were slower. Grouped ones with a gate were not timed on neighbours' problems.
 """
 
 from __future__ import annotations
@@ -70,9 +70,10 @@ def answering(problem: Problem, nearest: Iterable[W], is_legal: Callable[[W], bo
 
 def run_reach(problem: Problem) -> float:
     """Octaves within which a neighbour's kernel is run on the problem; 0: only its own winner's."""
-    if problem.operation.grouping is Grouping.ROWS:
-        return MAX_DISTANCE
-    saves_passes = problem.operation.epilogue.activation is not None
+    operation = problem.operation
+    if operation.grouping is Grouping.ROWS:
+        return 0.0 if operation.is_fused else MAX_DISTANCE
+    saves_passes = operation.epilogue.activation is not None
     return RUN_DISTANCE if saves_passes and problem.flops >= RUN_FLOPS else 0.0
 
 

@@ -165,6 +165,7 @@ def row(winner: Winner | Served, config: Config | None) -> Row:
         deterministic=winner.candidate.has_fixed_order,
         stale=winner.stale,
         saving_us=winner.saving_us,
+        time_us=winner.time_us,
         environment=environment,
     )
 

@@ -134,6 +134,7 @@ class Choice:
     config: Config
     deterministic: bool = True
     saving_us: float | None = 1000.0
+    time_us: float | None = None
 
 
 @dataclass
@@ -145,6 +146,7 @@ class Chooser:
     pack: str = "a" * 64
     deterministic: bool = True
     saving_us: float | None = 1000.0
+    time_us: Callable[[Problem], float | None] = lambda problem: None
     answers: Callable[[Problem], bool] = lambda problem: True
 
     def lookup(
@@ -157,7 +159,7 @@ class Chooser:
         if name is None or not self.answers(problem):
             return None
         found = config(self.name or name, operation.dtype, layout, pack=self.pack)
-        return Choice(found, self.deterministic, self.saving_us)
+        return Choice(found, self.deterministic, self.saving_us, self.time_us(problem))
 
 
 @dataclass

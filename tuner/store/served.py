@@ -41,6 +41,7 @@ class Served(NamedTuple):
     pack: str | None
     stale: bool
     saving_us: float | None
+    time_us: float | None
 
 
 class Place(NamedTuple):
@@ -96,6 +97,7 @@ class AllServed:
                     pack=pack,
                     stale=not replayed and in_use.outdates(row_id, environment),
                     saving_us=None if None in (median_us, speedup) else median_us * (speedup - 1),
+                    time_us=median_us,
                 )
 
     def places(self, since: int) -> Iterator[Place]:

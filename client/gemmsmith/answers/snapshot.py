@@ -53,6 +53,7 @@ class Choice:
         stale: it was measured under software that no GPU of this model runs any more.
         saving_us: microseconds that a launch takes less than cuBLAS, measured in the same rounds;
             None for a neighbour's kernel, which was not measured here, and where no one says it.
+        time_us: microseconds of a launch; likewise.
     """
 
     config: Config
@@ -61,6 +62,7 @@ class Choice:
     deterministic: bool
     stale: bool = False
     saving_us: float | None = None
+    time_us: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +74,7 @@ class Row:
         config: the best CUTLASS candidate; its pack is None where it is not compiled.
         deterministic: of the candidate; False where there is none.
         stale: as in `Answer`; services from before there was such a field do not say it.
-        saving_us: as in `Choice`; likewise.
+        saving_us, time_us: as in `Choice`; likewise.
         environment: `Environment.digest` of where it was measured; likewise.
     """
 
@@ -82,6 +84,7 @@ class Row:
     deterministic: bool = False
     stale: bool = False
     saving_us: float | None = None
+    time_us: float | None = None
     environment: str = ""
 
 
@@ -205,6 +208,7 @@ class Snapshot:
             deterministic=row.deterministic,
             stale=row.stale,
             saving_us=row.saving_us if row.problem == problem else None,
+            time_us=row.time_us if row.problem == problem else None,
         )
 
     def row_for(self, problem: Problem) -> Row | None:

@@ -12,6 +12,7 @@ import torch
 
 import gemmsmith
 from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.products import passes
 from gemmsmith.ops.products.mixture import route
 from tests.support.mixtures import close, reference
 from tests.support.stand_in import Chooser, Host
@@ -115,6 +116,32 @@ def test_one_kernel_opens_the_layer_where_it_wins(
     assert runs() == 1
     asked = [one.dtype for one in gated.asked if one.operation.epilogue.is_gated]
     assert asked == ["bf16.group_rows.then_silu_gate_aux", "bf16.group_rows.then_silu_gate"]
+
+
+@pytest.mark.parametrize(
+    ("gated_us", "product_us", "expected"),
+    [(10.0, 10.0, True), (10.0, 9.0, False), (10.0, None, False), (None, 10.0, False)],
+)
+def test_a_gated_kernel_is_run_where_it_beats_the_products_own_and_a_pass(
+    gated: Chooser,
+    runs: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+    gated_us: float | None,
+    product_us: float | None,
+    expected: bool,
+) -> None:
+    gated.answers = lambda problem: problem.k == WIDTH
+    gated.time_us = lambda problem: gated_us if problem.operation.is_fused else product_us
+    passed: list[None] = []
+    activate = passes.activate
+    monkeypatch.setattr(passes, "activate", lambda *some: (passed.append(None), activate(*some))[1])
+    operands, chosen = layer(), index()
+    with torch.no_grad():
+        found = gemmsmith.experts(operands[0], chosen, *operands[1:])
+        exact = [one.double() for one in operands]
+        close(found, reference(exact[0], chosen, *exact[1:]))
+    assert runs() == 1
+    assert bool(passed) is not expected
 
 
 def test_a_compiled_layer_runs_it_as_well(gated: Chooser, runs: Callable[[], int]) -> None:

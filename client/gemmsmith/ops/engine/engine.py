@@ -280,6 +280,7 @@ class Engine:
                 return None, False  # loading a pack would break the capture; the next call may
             plan = self._load(config, shape, a.device, index, saving)
             if plan is not None:
+                plan.time_us = getattr(chosen, "time_us", None)
                 return plan, True
         return None, True
 

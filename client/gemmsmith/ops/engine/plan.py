@@ -69,6 +69,7 @@ class Plan:
         shape: the product.
         is_tf32: whether it may run only where torch multiplies FP32 matrices in TF32.
         saving_us: microseconds that a call is expected to save over torch's; None: not known.
+        time_us: microseconds that it is expected to take; likewise.
     """
 
     __slots__ = (
@@ -91,6 +92,7 @@ class Plan:
         "is_tf32",
         "saving_us",
         "shape",
+        "time_us",
     )
 
     def __init__(
@@ -104,6 +106,7 @@ class Plan:
         saving_us: float | None,
     ) -> None:
         self.config, self.shape, self.saving_us = config, shape, saving_us
+        self.time_us: float | None = None
         self._platform, self._device, self._index = platform, device, index
         description = config.kernel
         operation = description.operation

@@ -86,20 +86,34 @@ def _computed(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Ten
     return torch._grouped_mm(a, b, offs=offs)
 
 
-def gated_plan(rows: Spec, gate: torch.Tensor, *, keep: bool) -> Plan | None:
+PASS_BYTES_PER_US = 4.8e6
+"""Device memory moved in a microsecond by the pass that a gated kernel saves, at most."""
+
+
+def gated_plan(rows: Spec, gate_up: torch.Tensor, gate: torch.Tensor, *, keep: bool) -> Plan | None:
     """How a layer of experts is opened by one kernel; None where a product and a pass do it.
+
+    A gated kernel has won over torch's product and a pass. Where a kernel of the product alone has
+    won as well, the pass must be worth the difference: never slower.
 
     Args:
         rows: [R, K], tokens sorted by expert.
-        gate: [E, K, I], whose up lies I columns on.
+        gate_up: [E, K, 2 * I].
+        gate: [E, K, I], its first half.
         keep: whether gate and up are stored as well.
     """
-    engine = current()
+    engine, groups = current(), gate.shape[0]
     if engine is None or not functions.unobserved():
         return None
-    return engine.plan(
-        Form.GROUPED, rows, gate, groups=gate.shape[0], epilogue=gate_epilogue(keep=keep)
-    )
+    plan = engine.plan(Form.GROUPED, rows, gate, groups=groups, epilogue=gate_epilogue(keep=keep))
+    product = None if plan is None else engine.plan(Form.GROUPED, rows, gate_up, groups=groups)
+    if plan is None or product is None:
+        return plan
+    if plan.time_us is None or product.time_us is None:
+        return None
+    problem = plan.shape.problem
+    moved = 3 * problem.m * problem.columns * problem.operation.d.bytes
+    return plan if plan.time_us <= product.time_us + moved / PASS_BYTES_PER_US else None
 
 
 def gate_epilogue(*, keep: bool) -> Epilogue:

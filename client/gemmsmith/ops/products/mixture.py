@@ -158,10 +158,11 @@ def _open(
     slots, chosen = routing.slots, shares.shape[1]
     gate, up = gate_up.chunk(2, dim=-1)
     size = (slots.shape[0], tokens.shape[1])
-    plan = gated_plan(Spec(tokens.dtype, tokens.device, size, (size[1], 1)), gate, keep=keep)
+    of_rows = Spec(tokens.dtype, tokens.device, size, (size[1], 1))
+    plan = gated_plan(of_rows, gate_up, gate, keep=keep)
     if plan is not None:
-        rows, of_rows = passes.gather_with_shares(tokens, shares, slots)
-        found = gated_by(plan, rows, gate, up, of_rows, routing.ends)
+        rows, factors = passes.gather_with_shares(tokens, shares, slots)
+        found = gated_by(plan, rows, gate, up, factors, routing.ends)
         if found is not None:
             hidden, opened = found
             return opened, hidden
