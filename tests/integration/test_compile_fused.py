@@ -40,10 +40,6 @@ KERNELS = {
     "bias_scale_residual_aux": with_epilogue(
         "bf16.then_bias_scale_residual_aux", (128, 256, 64), COOPERATIVE, "tn", cluster=(2, 1)
     ),
-    "bias_scale_residual_swapped": with_epilogue(
-        "fp16.then_bias_scale_residual", (128, 128, 64), PINGPONG, "tt", swapped=True
-    ),
-    "row_scale_bias": with_epilogue("bf16.then_row_scale_bias", (128, 192, 64), PINGPONG, "tt"),
     "row_scale_fp8_swapped": with_epilogue(
         "fp8_e4m3.then_row_scale",
         (128, 32, 128),
