@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.readme.shipped import geometric_mean, got, is_aligned, models, origin, short
-from gemmsmith.operation import Grouping, Scaling
+from gemmsmith.operation import Epilogue, Grouping, Scaling
 from tuner.trial import Winner
 
 FEW_TOKENS = 64
@@ -36,7 +36,16 @@ def _is_finely_scaled(winner: Winner) -> bool:
     return winner.problem.operation.scaling in (Scaling.ROW, Scaling.BLOCK)
 
 
+def _has_factors(epilogue: Epilogue) -> bool:
+    return epilogue.has_column_scale or epilogue.has_row_scale
+
+
 KINDS = (
+    Kind(
+        title="Grouped with SwiGLU (MoE experts)",
+        short="experts'\ngates",
+        holds=lambda w: w.problem.operation.is_grouped and w.problem.operation.is_fused,
+    ),
     Kind(
         title="Grouped (MoE experts), forward",
         short="experts,\nforward",
@@ -61,6 +70,11 @@ KINDS = (
         title="Fused gradients of activations",
         short="activations'\ngradients",
         holds=lambda w: w.problem.operation.epilogue.backward is not None,
+    ),
+    Kind(
+        title="Fused factors of columns (LayerScale) or rows",
+        short="factors",
+        holds=lambda w: _has_factors(w.problem.operation.epilogue),
     ),
     Kind(
         title="Fused bias, activation, residual",
