@@ -48,7 +48,10 @@ def test_each_pass_is_what_torch_says(width: int, inner: int, dtype: torch.dtype
         each[used:] = torch.nan  # as memory may be that no product has written
     on_gpu = [one.cuda() for one in routing]
     slots, places, last = on_gpu[0], on_gpu[1], on_gpu[2][-1:]
-    alike(passes.gather(x.cuda(), slots, chosen), passes.gather(x, routing.slots, chosen))
+    alike(passes.scatter(x.cuda(), places), passes.scatter(x, routing.places))
+    found_rows, found_shares = passes.scatter_with_shares(x.cuda(), shares.cuda(), places)
+    alike(found_rows, passes.scatter(x, routing.places))
+    assert torch.equal(found_shares.cpu(), shares.flatten()[routing.slots])
     found = passes.gather_sum(out.cuda(), places, last)
     alike(found, passes.gather_sum(out, routing.places, routing.used))
     given = (opened, shares, routing.slots, routing.used)
@@ -79,28 +82,31 @@ def test_routing_is_what_torch_says(tokens: int, chosen: int, experts: int, othe
 
 def test_a_pass_of_a_tensor_that_is_not_aligned() -> None:
     tokens, width, chosen = 64, 256, 2
-    slots = torch.randperm(tokens * chosen)
+    places = torch.randperm(tokens * chosen).view(tokens, chosen)
     whole = torch.randn(tokens * width + 1).bfloat16()
     for at in (0, 1, 0, 1):  # what was compiled for one is not launched for the other
         x = whole[at : at + tokens * width].view(tokens, width)
         of_gpu = whole.cuda()[at : at + tokens * width].view(tokens, width)
-        alike(passes.gather(of_gpu, slots.cuda(), chosen), passes.gather(x, slots, chosen))
+        alike(passes.scatter(of_gpu, places.cuda()), passes.scatter(x, places))
 
 
 def test_a_profilers_hooks_see_every_launch() -> None:
     triton = pytest.importorskip("triton")
-    x, slots = torch.randn(8, 64, device="cuda").bfloat16(), torch.arange(8, device="cuda")
+    x, places = (
+        torch.randn(8, 64, device="cuda").bfloat16(),
+        torch.arange(8, device="cuda")[:, None],
+    )
     seen: list[object] = []
     hook = triton.knobs.runtime.launch_enter_hook
-    passes.gather(x, slots, 1)
+    passes.scatter(x, places)
     hook.add(seen.append)
     try:
-        passes.gather(x, slots, 1)
-        passes.gather(x, slots, 1)
+        passes.scatter(x, places)
+        passes.scatter(x, places)
     finally:
         hook.remove(seen.append)
     assert len(seen) == 2
-    passes.gather(x, slots, 1)
+    passes.scatter(x, places)
     assert len(seen) == 2
 
 

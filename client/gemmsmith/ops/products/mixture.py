@@ -155,19 +155,19 @@ def _open(
     """Gate and up of each row, which may be empty where they are not kept, and what the second
     product reads: by one kernel, or by a product and a pass.
     """
-    slots, chosen = routing.slots, shares.shape[1]
+    slots = routing.slots
     gate, up = gate_up.chunk(2, dim=-1)
     size = (slots.shape[0], tokens.shape[1])
     of_rows = Spec(tokens.dtype, tokens.device, size, (size[1], 1))
     plan = gated_plan(of_rows, gate_up, gate, keep=keep)
     if plan is not None:
-        rows, factors = passes.gather_with_shares(tokens, shares, slots)
+        rows, factors = passes.scatter_with_shares(tokens, shares, routing.places)
         found = gated_by(plan, rows, gate, up, factors, routing.ends)
         if found is not None:
             hidden, opened = found
             return opened, hidden
     else:
-        rows = passes.gather(tokens, slots, chosen)
+        rows = passes.scatter(tokens, routing.places)
     if is_told():
         tell(rows, gate, gate_epilogue(keep=keep), gate_up.shape[0])
     opened = grouped_below(rows, gate_up, routing.ends)
@@ -185,15 +185,15 @@ def _differentiate(
     places: torch.Tensor,
     ends: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    used, chosen = ends[-1:], places.shape[1]
-    wanted = passes.gather(gradient.contiguous(), slots, chosen)
+    used = ends[-1:]
+    wanted = passes.scatter(gradient, places)
     of_hidden = grouped_below(wanted, down, ends)
     of_opened, of_shares, hidden = passes.activate_backward(opened, shares, slots, used, of_hidden)
     del of_hidden  # these are the largest tensors of a step: none is kept longer than it is read
     of_down = grouped_below(wanted.mT, hidden, ends)
     del wanted, hidden
     of_tokens = passes.gather_sum(grouped_below(of_opened, gate_up, ends), places, used)
-    of_gate_up = grouped_below(of_opened.mT, passes.gather(tokens, slots, chosen), ends)
+    of_gate_up = grouped_below(of_opened.mT, passes.scatter(tokens, places), ends)
     return of_tokens, of_shares, of_gate_up, of_down
 
 

@@ -13,26 +13,32 @@ import torch
 from torch.nn import functional
 
 
-def gather(tokens: torch.Tensor, slots: torch.Tensor, chosen: int) -> torch.Tensor:
-    """The token of each slot: [T, width] and [R] to [R, width]."""
-    if tokens.is_cuda:
-        from gemmsmith.ops.products import triton_passes
+def scatter(tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Each token in the rows of its slots: [T, width] at places [T, chosen] to [R, width].
 
-        return triton_passes.gather(tokens, slots, chosen)
-    return tokens.index_select(0, slots // chosen)
-
-
-def gather_with_shares(
-    tokens: torch.Tensor, shares: torch.Tensor, slots: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The token of each slot, and its share: [T, width] and [T, chosen] to [R, width] and [R] in
-    FP32.
+    Read token by token, so that each is read once: row by row, an L2 of 50 MB forgot 16,384 tokens
+    of 4 KB before their next slot.
     """
     if tokens.is_cuda:
         from gemmsmith.ops.products import triton_passes
 
-        return triton_passes.gather_with_shares(tokens, shares, slots)
-    return gather(tokens, slots, shares.shape[1]), shares.flatten()[slots].float()
+        return triton_passes.scatter(tokens, places)
+    rows = tokens.new_empty(places.numel(), tokens.shape[-1])
+    rows[places] = tokens[:, None]
+    return rows
+
+
+def scatter_with_shares(
+    tokens: torch.Tensor, shares: torch.Tensor, places: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, and the share of each row, [R] in FP32, of shares [T, chosen]."""
+    if tokens.is_cuda:
+        from gemmsmith.ops.products import triton_passes
+
+        return triton_passes.scatter_with_shares(tokens, shares, places)
+    of_rows = torch.empty(places.numel(), dtype=torch.float32, device=places.device)
+    of_rows[places] = shares.float()
+    return scatter(tokens, places), of_rows
 
 
 def gather_sum(rows: torch.Tensor, places: torch.Tensor, used: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The passes of passes.py as Triton kernels; one program a row, or some rows, columns in blocks. A
+"""The passes of passes.py as Triton kernels; one program a row or token, columns in blocks. A
 model's widths do not change, so kernels are compiled for them.
 
 Only imported where there is a GPU: torch's builds for CUDA bring Triton.
@@ -11,33 +11,31 @@ import torch
 import triton
 import triton.language as tl
 
-from gemmsmith.ops.engine.launching import TritonKernel, quotient_up
+from gemmsmith.ops.engine.launching import TritonKernel
 
 BLOCK = 1024
 """Columns at a time: 16 bytes a thread of four warps, of 16-bit elements."""
-ROWS, MANY = 8, 4096
-"""That a program gathers at once, and from how many on. One at a time reached 1.8 TB/s on an H100,
-with 131,072 rows of 2,048 columns: too few loads were on their way."""
 
 
 @TritonKernel
-@triton.jit(do_not_specialize=["count"])
-def _gather(
-    tokens, slots, out, shares, of_rows, count,
+@triton.jit
+def _scatter(
+    tokens, places, out, shares, of_rows,
     pitch: tl.constexpr, width: tl.constexpr, chosen: tl.constexpr, shared: tl.constexpr,
-    rows: tl.constexpr, block: tl.constexpr,
+    block: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
-    there = row < count
-    slot = tl.load(slots + row, mask=there, other=0).to(tl.int64)
+    token = tl.program_id(0).to(tl.int64)
+    of_token = token * chosen
     if shared:
-        tl.store(of_rows + row, tl.load(shares + slot).to(tl.float32), mask=there)
-    source = tokens + (slot // chosen)[:, None] * pitch
-    target = out + row[:, None] * width
+        for j in tl.static_range(chosen):
+            share = tl.load(shares + of_token + j).to(tl.float32)
+            tl.store(of_rows + tl.load(places + of_token + j), share)
     for first in range(0, width, block):
-        at = first + tl.arange(0, block)[None, :]
-        whole = there[:, None] & (at < width)
-        tl.store(target + at, tl.load(source + at, mask=whole), mask=whole)
+        at = first + tl.arange(0, block)
+        value = tl.load(tokens + token * pitch + at, mask=at < width)
+        for j in tl.static_range(chosen):
+            place = tl.load(places + of_token + j).to(tl.int64)
+            tl.store(out + place * width + at, value, mask=at < width)
 
 
 @TritonKernel
@@ -110,45 +108,34 @@ def _activate_backward(
     tl.store(d_shares + slot, of_share.to(d_shares.dtype.element_ty))
 
 
-def gather(tokens: torch.Tensor, slots: torch.Tensor, chosen: int) -> torch.Tensor:
-    """As passes.gather."""
-    tokens, out = _rows(tokens, slots)
+def scatter(tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """As passes.scatter."""
     # What is not read or written stands for the shares.
-    _gathered(tokens, slots, out, tokens, out, chosen, shared=False)
-    return out
+    return _scattered(tokens, places, tokens, places, shared=False)
 
 
-def gather_with_shares(
-    tokens: torch.Tensor, shares: torch.Tensor, slots: torch.Tensor
+def scatter_with_shares(
+    tokens: torch.Tensor, shares: torch.Tensor, places: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As passes.gather_with_shares."""
-    tokens, out = _rows(tokens, slots)
-    of_rows = torch.empty(len(slots), dtype=torch.float32, device=tokens.device)
-    _gathered(tokens, slots, out, shares.contiguous(), of_rows, shares.shape[1], shared=True)
-    return out, of_rows
+    """As passes.scatter_with_shares."""
+    of_rows = torch.empty(places.numel(), dtype=torch.float32, device=tokens.device)
+    return _scattered(tokens, places, shares.contiguous(), of_rows, shared=True), of_rows
 
 
-def _gathered(
+def _scattered(
     tokens: torch.Tensor,
-    slots: torch.Tensor,
-    out: torch.Tensor,
+    places: torch.Tensor,
     shares: torch.Tensor,
     of_rows: torch.Tensor,
-    chosen: int,
     *,
     shared: bool,
-) -> None:
-    count = len(slots)
-    rows = ROWS if count >= MANY else 1
-    constants = (tokens.stride(0), out.shape[1], chosen, shared, rows, BLOCK)
-    tensors = (tokens, slots, out, shares, of_rows)
-    _gather(quotient_up(count, rows), tensors, *constants, numbers=(count,))
-
-
-def _rows(tokens: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens whose rows are contiguous, and room for the token of each slot."""
+) -> torch.Tensor:
+    count, width = tokens.shape
     tokens = tokens if tokens.stride(-1) == 1 else tokens.contiguous()
-    return tokens, tokens.new_empty(len(slots), tokens.shape[-1])
+    out = tokens.new_empty(places.numel(), width)
+    constants = (tokens.stride(0), width, places.shape[1], shared, BLOCK)
+    _scatter(count, (tokens, places, out, shares, of_rows), *constants)
+    return out
 
 
 def gather_sum(rows: torch.Tensor, places: torch.Tensor, used: torch.Tensor) -> torch.Tensor:

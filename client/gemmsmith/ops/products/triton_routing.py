@@ -1,8 +1,9 @@
-"""mixture.route as two Triton kernels: a counting sort, stable and the same at every run.
+"""mixture.route as three Triton kernels: a counting sort, stable and the same at every run.
 
-Slots are cut into blocks. The first kernel counts each block's slots of each expert; the second
-adds up the counts, which gives where a block's slots of an expert go, and puts them there. A tile
-holds some slots times all experts, so that ranks are sums along a column.
+Slots are cut into blocks. The first kernel counts each block's slots of each expert. The second
+adds up the counts, which gives where a block's slots of an expert go. The third puts them there:
+within a block, behind those of the same expert that come before. Experts of other ranks are one
+more, the last.
 
 Only imported where there is a GPU: torch's builds for CUDA bring Triton.
 """
@@ -16,70 +17,67 @@ import triton.language as tl
 
 from gemmsmith.ops.engine.launching import TritonKernel, power_of_2, quotient_up
 
-TILE = 8192
-"""Elements of a tile: 32 registers a thread of eight warps."""
-BLOCK = 64
-"""Slots of a block, at least."""
-BLOCKS = 256
-"""At most: each adds up the counts of all."""
+BLOCK = 256
+"""Slots of a block: as many threads."""
+COMPARED = 32
+"""Of its slots, at a time, that each is compared with: registers of a thread."""
+ADDED = 4096
+"""Counts that are added up at a time."""
 
 
 @TritonKernel
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["count", "blocks"])
 def _count(
-    index, counts, count,
-    number: tl.constexpr, columns: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
-):  # fmt: skip
+    index, counts, count, blocks, number: tl.constexpr, columns: tl.constexpr, block: tl.constexpr
+):
     program = tl.program_id(0)
-    column = tl.arange(0, columns)[None, :]
-    total = tl.zeros((rows, columns), dtype=tl.int32)
-    for first in range(0, block, rows):
-        slot = program * block + first + tl.arange(0, rows)
-        there = slot < count
-        expert = tl.where(there, tl.load(index + slot, mask=there, other=0).to(tl.int32), number)
-        total += ((expert[:, None] == column) & (column < number)).to(tl.int32)
-    at = counts + program * columns + tl.arange(0, columns)
-    tl.store(at, tl.sum(total, axis=0))
+    slot = program * block + tl.arange(0, block)
+    expert = tl.load(index + slot, mask=slot < count, other=0).to(tl.int32)
+    # Beyond the last slot there is none: counted in a column that nobody reads.
+    expert = tl.where(slot < count, tl.minimum(expert, number), number + 1)
+    column = tl.arange(0, columns)
+    found = tl.histogram(expert, columns)
+    tl.store(counts + column * blocks + program, found, mask=column <= number)
+
+
+@TritonKernel
+@triton.jit(do_not_specialize=["blocks"])
+def _add(counts, begins, ends, blocks, number: tl.constexpr, added: tl.constexpr):
+    expert = tl.program_id(0)
+    before = expert * blocks
+    total = tl.zeros((added,), dtype=tl.int32)
+    for first in range(0, before, added):
+        at = first + tl.arange(0, added)
+        total += tl.load(counts + at, mask=at < before, other=0)
+    begin = tl.sum(total, axis=0)
+    for first in range(0, blocks, added):
+        at = first + tl.arange(0, added)
+        found = tl.load(counts + before + at, mask=at < blocks, other=0)
+        tl.store(begins + before + at, begin + tl.cumsum(found, axis=0) - found, mask=at < blocks)
+        begin += tl.sum(found, axis=0)
+    if expert < number:
+        tl.store(ends + expert, begin)
 
 
 @TritonKernel
 @triton.jit(do_not_specialize=["count", "blocks"])
 def _place(
-    index, counts, slots, places, ends, count, blocks,
-    number: tl.constexpr, columns: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
+    index, begins, slots, places, count, blocks,
+    number: tl.constexpr, block: tl.constexpr, compared: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
-    one = tl.arange(0, columns)
-    column = one[None, :]
-    whole = tl.zeros((rows, columns), dtype=tl.int32)
-    before = tl.zeros((rows, columns), dtype=tl.int32)
-    for first in range(0, blocks, rows):
-        other = first + tl.arange(0, rows)[:, None]
-        counted = tl.load(counts + other * columns + column, mask=other < blocks, other=0)
-        whole += counted
-        before += tl.where(other < program, counted, 0)
-    totals, earlier = tl.sum(whole, axis=0), tl.sum(before, axis=0)
-    last = tl.cumsum(totals, axis=0)
-    if program == 0:
-        tl.store(ends + one, last, mask=one < number)
-    used = tl.sum(totals, axis=0)
-    place = last - totals + earlier  # of the next slot of each expert
-    ours = tl.sum(earlier, axis=0)  # slots until here that are some expert's
-    for first in range(0, block, rows):
-        slot = program * block + first + tl.arange(0, rows)
-        there = slot < count
-        expert = tl.where(there, tl.load(index + slot, mask=there, other=0).to(tl.int32), number)
-        chosen = ((expert[:, None] == column) & (column < number)).to(tl.int32)
-        rank = tl.cumsum(chosen, axis=0) - 1
-        found = tl.sum(chosen * (rank + place[None, :]), axis=1)
-        is_ours = tl.sum(chosen, axis=1)
-        # All others come behind, as they come.
-        behind = used + slot - (ours + tl.cumsum(is_ours, axis=0))
-        found = tl.where(is_ours > 0, found, behind)
-        tl.store(slots + found, slot.to(tl.int64), mask=there)
-        tl.store(places + slot, found.to(tl.int64), mask=there)
-        place += tl.sum(chosen, axis=0)
-        ours += tl.sum(is_ours, axis=0)
+    slot = program * block + tl.arange(0, block)
+    there = slot < count
+    expert = tl.minimum(tl.load(index + slot, mask=there, other=0).to(tl.int32), number)
+    rank = tl.zeros((block,), dtype=tl.int32)
+    for first in range(0, block, compared):
+        other = program * block + first + tl.arange(0, compared)
+        its = tl.minimum(tl.load(index + other, mask=other < count, other=0).to(tl.int32), number)
+        comes_first = (its[None, :] == expert[:, None]) & (other[None, :] < slot[:, None])
+        rank += tl.sum(comes_first.to(tl.int32), axis=1)
+    place = tl.load(begins + expert * blocks + program, mask=there, other=0) + rank
+    tl.store(slots + place, slot.to(tl.int64), mask=there)
+    tl.store(places + slot, place.to(tl.int64), mask=there)
 
 
 def route(
@@ -87,14 +85,15 @@ def route(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As mixture.route: slots, places and ends; of at least one slot and one expert."""
     index, count = top_k_index.contiguous(), top_k_index.numel()
-    block = max(BLOCK, power_of_2(quotient_up(count, BLOCKS)))
-    blocks = quotient_up(count, block)
-    columns = max(16, power_of_2(number))
-    sizes = (number, columns, min(block, TILE // columns), block)
+    blocks = quotient_up(count, BLOCK)
     slots = torch.empty(count, dtype=torch.int64, device=index.device)
     places = torch.empty(index.shape, dtype=torch.int64, device=index.device)
     ends = torch.empty(number, dtype=torch.int32, device=index.device)
-    counts = torch.empty(blocks, columns, dtype=torch.int32, device=index.device)
-    _count(blocks, (index, counts), *sizes, numbers=(count,), warps=8)
-    _place(blocks, (index, counts, slots, places, ends), *sizes, numbers=(count, blocks), warps=8)
+    counts = torch.empty(2, number + 1, blocks, dtype=torch.int32, device=index.device)
+    begins = counts[1]
+    sizes, columns = (count, blocks), power_of_2(number + 2)
+    _count(blocks, (index, counts), number, columns, BLOCK, numbers=sizes, warps=8)
+    _add(number + 1, (counts, begins, ends), number, ADDED, numbers=(blocks,), warps=8)
+    tensors = (index, begins, slots, places)
+    _place(blocks, tensors, number, BLOCK, COMPARED, numbers=sizes, warps=8)
     return slots, places, ends
