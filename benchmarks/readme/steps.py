@@ -58,6 +58,7 @@ SHIPPED = "2026-11-25-h200-programs-shipped.json"
 COMPILED = "2026-11-25-h200-programs-compiled.json"
 H100 = "2026-11-25-h100-programs-grouped.json"
 EXPERTS = "2026-11-25-h200-train-experts.json"
+H100_TRAIN = "2026-11-25-h100-train.json"
 
 MEASURED = (
     *(
@@ -90,6 +91,7 @@ MEASURED = (
         Step(
             title=f"Qwen3-30B-A3B (4 layers, 16,384 tokens) with `gemmsmith.experts`, {mode}",
             h200=[Runs(file=EXPERTS, mode=mode)],
+            h100=[Runs(file=H100_TRAIN, only=["qwen3-16384-experts"], mode=mode)],
         )
         for mode in ("eager", "compiled")
     ),
@@ -97,6 +99,7 @@ MEASURED = (
         Step(
             title=f"{title} (`examples/train_gpt.py`), eager",
             h200=[Runs(file="2026-11-25-h200-train-gpt.json", only=[model])],
+            h100=[Runs(file=H100_TRAIN, only=[model], mode="eager")],
         )
         for title, model in (("Llama 8B blocks", "llama-8b-blocks"), ("GPT 350 M", "gpt-350m"))
     ),
@@ -105,6 +108,7 @@ MEASURED = (
         h200=[
             Runs(file="2026-11-23-h200-train-fused.json", only=["gpt-350m"], mode="compiled"),
         ],
+        h100=[Runs(file=H100_TRAIN, only=["gpt-350m"], mode="compiled")],
     ),
     Step(
         title="GPT 350 M and Llama 8B blocks, plain products alone, bf16 and FP8",

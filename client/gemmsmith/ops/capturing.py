@@ -28,7 +28,7 @@ from gemmsmith.ops.products import grouped as _grouped  # noqa: F401 - registers
 from gemmsmith.ops.products import integer as _integer  # noqa: F401 - likewise
 from gemmsmith.ops.products import operators as _operators  # noqa: F401 - likewise
 from gemmsmith.ops.products.registry import is_traced
-from gemmsmith.ops.products.telling import Product
+from gemmsmith.ops.products.telling import Multiplied
 
 _aten = torch.ops.aten
 _own = torch.ops.gemmsmith  # registered by gemmsmith.ops.products.operators
@@ -61,7 +61,7 @@ for _name, _form in (
         _PRODUCTS[getattr(_aten, _name)] = (_form, 0, 1)
 
 # What else runs a product, and what follows it.
-_LAYERS: dict[Any, Callable[[dict[str, Any]], Iterator[Product]]] = {
+_LAYERS: dict[Any, Callable[[dict[str, Any]], Iterator[Multiplied]]] = {
     _own.scaled_linear: scaled.products,
     _own.scaled_gated_linear: scaled_gated.products,
     _own.experts: mixture.products,

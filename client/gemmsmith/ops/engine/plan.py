@@ -68,8 +68,7 @@ class Plan:
         config: kernel and launch.
         shape: the product.
         is_tf32: whether it may run only where torch multiplies FP32 matrices in TF32.
-        saving_us: microseconds that a call is expected to save over torch's; None: not known.
-        time_us: microseconds that it is expected to take; likewise.
+        saving_us, time_us: what a call is expected to save over torch's, and to take; None: unknown.
     """
 
     __slots__ = (

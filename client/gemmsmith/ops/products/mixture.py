@@ -19,7 +19,7 @@ from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.products import passes
 from gemmsmith.ops.products.grouped import gate_epilogue, gated_by, gated_plan, grouped_below
 from gemmsmith.ops.products.registry import is_traced, register, wants_gradient
-from gemmsmith.ops.products.telling import Product, is_told, tell
+from gemmsmith.ops.products.telling import Multiplied, is_told, tell
 
 MOST_EXPERTS, MOST_SLOTS = 256, 2**18
 """That a GPU sorts in two kernels of ours; torch's sort takes about ten, but scales better."""
@@ -271,26 +271,26 @@ def _fake_gradients(_: torch.Tensor, *operands: torch.Tensor) -> tuple[torch.Ten
     return tuple(torch.empty_like(one, memory_format=kept) for one in operands[:4])
 
 
-def products(given: dict[str, Any]) -> Iterator[Product]:
+def products(given: dict[str, Any]) -> Iterator[Multiplied]:
     """What a call of the operator multiplies, by its arguments."""
     tokens, gate_up, down = given["tokens"], given["gate_up"].mT, given["down"].mT
     number, count = gate_up.shape[0], given["index"].numel()
     rows = tokens.new_empty(count, tokens.shape[1])
     hidden = tokens.new_empty(count, down.shape[1])
-    yield Product(Form.GROUPED, rows, gate_up, groups=number)
-    yield Product(Form.GROUPED, hidden, down, groups=number)
+    yield Multiplied(Form.GROUPED, rows, gate_up, groups=number)
+    yield Multiplied(Form.GROUPED, hidden, down, groups=number)
     gate, epilogue = gate_up.chunk(2, dim=-1)[0], gate_epilogue(keep=given.get("keep", True))
-    yield Product(Form.GROUPED, rows, gate, epilogue=epilogue, groups=number)
+    yield Multiplied(Form.GROUPED, rows, gate, epilogue=epilogue, groups=number)
 
 
-def products_of_gradients(given: dict[str, Any]) -> Iterator[Product]:
+def products_of_gradients(given: dict[str, Any]) -> Iterator[Multiplied]:
     """The same of its backward pass."""
     gate_up, down, opened = given["gate_up"], given["down"], given["opened"]
     count, number = opened.shape[0], down.shape[0]
     rows = opened.new_empty(count, gate_up.shape[2])
     hidden = opened.new_empty(count, down.shape[2])
     for a, b in ((rows, down), (rows.mT, hidden), (opened, gate_up), (opened.mT, rows)):
-        yield Product(Form.GROUPED, a, b, groups=number)
+        yield Multiplied(Form.GROUPED, a, b, groups=number)
 
 
 _WEIGHTS = "Tensor shares, Tensor gate_up, Tensor down"

@@ -25,7 +25,7 @@ from gemmsmith.ops.products.registry import (
     wants_gradient,
     without_gradient,
 )
-from gemmsmith.ops.products.telling import Product
+from gemmsmith.ops.products.telling import Multiplied
 
 FP8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FP8).max
@@ -208,14 +208,14 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, *others: Any) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=others[4])
 
 
-def products(given: dict[str, Any]) -> Iterator[Product]:
+def products(given: dict[str, Any]) -> Iterator[Multiplied]:
     """What a call multiplies, by its arguments: the bare product, then the fused one."""
     form, b = Form.scaled(by_rows=False, fast=given["use_fast_accum"]), given["weight"].t()
     output = FP8 if given["out_dtype"] is FP8 else None
     epilogue = Epilogue.made_of(bias=given["bias"] is not None, activation=given["activation"])
-    yield Product(form, given["x"], b)
+    yield Multiplied(form, given["x"], b)
     if epilogue not in (None, Epilogue.NONE):
-        yield Product(form, given["x"], b, output, epilogue)
+        yield Multiplied(form, given["x"], b, output, epilogue)
 
 
 register(

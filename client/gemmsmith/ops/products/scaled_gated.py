@@ -19,7 +19,7 @@ from gemmsmith.ops.engine.plan import Beside
 from gemmsmith.ops.products import gated, scaled
 from gemmsmith.ops.products.registry import all_ours, register, without_gradient
 from gemmsmith.ops.products.scaled import ADVICE, FP8, Output
-from gemmsmith.ops.products.telling import Product
+from gemmsmith.ops.products.telling import Multiplied
 
 
 def scaled_gated_linear(
@@ -125,18 +125,18 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, *others: Any) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], rows), dtype=others[5])
 
 
-def products(given: dict[str, Any]) -> Iterator[Product]:
+def products(given: dict[str, Any]) -> Iterator[Multiplied]:
     """What a call multiplies, by its arguments: the bare products, then the fused one."""
     x, weight, up = given["x"], given["weight"], given["up"]
     form = Form.scaled(by_rows=False, fast=given["use_fast_accum"])
     for one in (weight, up):
         if one is not None:
-            yield Product(form, x, one.t())
+            yield Multiplied(form, x, one.t())
     epilogue = Epilogue.made_of(activation=given["activation"], gate=True)
     gate, _ = gated.parts(weight, up, given["interleaved"])
     if epilogue is not None:
         output = FP8 if given["out_dtype"] is FP8 else None
-        yield Product(form, x, gate.t(), output, epilogue)
+        yield Multiplied(form, x, gate.t(), output, epilogue)
 
 
 register(

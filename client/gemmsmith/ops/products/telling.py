@@ -17,7 +17,7 @@ Listener = Callable[[torch.Tensor, torch.Tensor, Epilogue, int], None]
 backward epilogues dY stands for x, without its data."""
 
 
-class Product(NamedTuple):
+class Multiplied(NamedTuple):
     """What an operator multiplies that shows no product of its own, or could.
 
     Attributes:
