@@ -68,7 +68,7 @@ class Plan:
         config: kernel and launch.
         shape: the product.
         is_tf32: whether it may run only where torch multiplies FP32 matrices in TF32.
-        saving_us, time_us: what a call is expected to save over torch's, and to take; None: unknown.
+        saving_us, time_us: µs that a call should save over torch's, and take; None: not known.
     """
 
     __slots__ = (
