@@ -54,6 +54,7 @@ class Net(nn.Module):
         self.gate, self.raised = (nn.Linear(WIDTH, INNER, bias=False) for _ in range(2))
         self.down = nn.Linear(INNER, WIDTH, bias=False)
         self.out = nn.Linear(WIDTH, WIDTH)
+        self.gamma = nn.Parameter(torch.randn(WIDTH))
         self.to(BF16)
 
 
@@ -74,6 +75,11 @@ FUSED: dict[str, tuple[Function, list[str]]] = {
         lambda net, x: x + F.dropout(net.out(x), 0.1, training=False),
         ["bias_residual"],
     ),
+    "layer scale": (lambda net, x: net.out(x) * net.gamma + x, ["bias_scale_residual"]),
+    "layer scale of a gated mlp": (
+        lambda net, x: x + net.gamma * net.down(F.silu(net.gate(x)) * net.raised(x)),
+        ["silu_gate", "scale_residual"],
+    ),
     "mlp": (lambda net, x: x + net.down(F.gelu(net.up(x))), ["bias_gelu", "residual"]),
     "gated mlp": (
         lambda net, x: net.down(F.silu(net.gate(x)) * net.raised(x)) + x,
@@ -90,6 +96,13 @@ ALONE: dict[str, Function] = {
     "two inputs": lambda net, x: F.silu(net.gate(x)) * net.raised(x + 1),
     "the product is wanted, too": lambda net, x: (lambda out: (out, out + x))(net.out(x)),
     "a number is added": lambda net, x: net.out(x) + 1,
+    "a row is multiplied, and nothing added": lambda net, x: net.out(x) * net.gamma,
+    "what is scaled is wanted, too": lambda net, x: (lambda out: (out, out + x))(
+        net.out(x) * net.gamma
+    ),
+    "what is scaled is the residual as well": lambda net, x: (lambda out: out * net.gamma + out)(
+        net.out(x)
+    ),
 }
 
 
@@ -106,7 +119,9 @@ class Seen:
         gemmsmith.inductor_pass()(graph)
         self.after.append(str(graph))
         self.epilogues += [
-            str(node.args[-1]) for node in graph.nodes if "gemmsmith" in str(node.target)
+            next(str(one) for one in node.args if isinstance(one, str))
+            for node in graph.nodes
+            if "gemmsmith" in str(node.target)
         ]
 
     def backend(self, gm: fx.GraphModule, example: list[torch.Tensor]) -> Any:
@@ -169,7 +184,8 @@ def test_training(engine: Engine, runs: Runs, name: str, leading: tuple[int, ...
     expected = step(net, function, x)
     compiled = torch.compile(function, backend=seen.backend, fullgraph=True, dynamic=False)
     close(step(net, compiled, x), expected)
-    stored = [one if one.endswith("residual") else f"{one}_aux" for one in epilogues]
+    kept = ("residual", "bias_residual")  # whose gradients need nothing of what was computed
+    stored = [one if one in kept else f"{one}_aux" for one in epilogues]
     forwards = [one for one in seen.epilogues if one in stored]
     assert set(forwards) == set(stored)
     # What else there is, are sums of the input's gradients, of gate and up and of the residual,

@@ -1,10 +1,10 @@
 """`gemmsmith.inductor_pass`: fused products in graphs that `torch.compile` makes.
 
 Works on the graph of both passes before it is parted, or on that of inference: products followed by
-an activation, a gate or a residual, and gradients that are products followed by an activation's
-gradient, become one operator each where a winner computes just that, of that size. All else is
-left as it is. What replaces them asks for its kernel when it runs, and is torch's own steps where
-there is none any more.
+an activation, a gate or a residual (LayerScale before it, too), and gradients that are products
+followed by an activation's gradient, become one operator each where a winner computes just that, of
+that size. All else is left as it is. What replaces them asks for its kernel when it runs, and is
+torch's own steps where there is none any more.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ from gemmsmith.ops.graphs.matching import (
     activated,
     activation_gradient,
     calls,
+    depends,
     escapes,
     is_view,
     same_value,
+    scaled_columns,
     value,
 )
 from gemmsmith.ops.products import backward as _backward  # noqa: F401 - registers gemmsmith::…
@@ -103,18 +105,24 @@ def _activation(engine: Engine, graph: fx.Graph, node: fx.Node) -> bool:
 
 
 def _residual(engine: Engine, graph: fx.Graph, node: fx.Node) -> bool:
-    """`x · w + bias + residual`."""
+    """`x · w + bias + residual`, and `scale * (x · w + bias) + residual` (LayerScale)."""
     if node.target is not _aten.add.Tensor or node.kwargs or len(node.args) != 2:
         return False
     for added, residual in (node.args, node.args[::-1]):
-        product = Product.at(added)
-        if product is None or not isinstance(residual, fx.Node):
+        product, scale = scaled_columns(added)
+        if product is None or not (isinstance(added, fx.Node) and isinstance(residual, fx.Node)):
             continue
-        kept = escapes({*product.passed, node}, node)
-        if kept or value(residual).shape != value(node).shape:
+        if value(residual).shape != value(node).shape:
             continue
-        epilogue = Epilogue.made_of(bias=product.bias is not None, residual=True)
-        if _fuse(engine, graph, node, product, residual, epilogue):
+        aux = escapes({*product.passed, added, node}, node)
+        if aux and (scale is None or escapes({added, node}, node)):
+            continue
+        if scale is not None and depends(residual, product.node):
+            continue
+        epilogue = Epilogue.made_of(
+            bias=product.bias is not None, residual=True, column_scale=scale is not None, aux=aux
+        )
+        if _fuse(engine, graph, node, product, residual, epilogue, scale):
             return True
     return False
 
@@ -218,13 +226,15 @@ def _fuse(
     product: Product,
     residual: fx.Node | None,
     epilogue: Epilogue | None,
+    scale: fx.Node | None = None,
 ) -> bool:
     """Put one operator in the place of a product and what follows it, if a winner computes that."""
     plan = _plan(engine, product.x, _rows(product.weight), epilogue)
     if plan is None or epilogue is None:
         return False
     flat = None if residual is None else value(residual).reshape(value(product.node).shape)
-    if not plan.suits(None if product.bias is None else value(product.bias), flat):
+    bias, factors = (None if one is None else value(one) for one in (product.bias, scale))
+    if not plan.suits(bias, flat, factors):
         return False
     with graph.inserting_before(node):
         added = residual
@@ -232,11 +242,9 @@ def _fuse(
             size = list(value(product.node).shape)
             added = _call(graph, _aten.reshape.default, (residual, size))
         weight = _transposed(graph, product.weight)
-        out = _call(
-            graph,
-            torch.ops.gemmsmith.fused_product.default,
-            (product.x, weight, product.bias, added, epilogue.value),
-        )
+        given: tuple[Any, ...] = (product.x, weight, product.bias, added, epilogue.value)
+        given = given if scale is None else (*given, scale)
+        out = _call(graph, torch.ops.gemmsmith.fused_product.default, given)
         _put(graph, node, _item(graph, out, 0))
         if epilogue.stores_aux:
             _put(graph, product.node, _item(graph, out, 1))

@@ -250,6 +250,35 @@ def same_value(one: Any, other: Any) -> bool:
     )
 
 
+def scaled_columns(node: Any) -> tuple[Product | None, fx.Node | None]:
+    """A product, and a factor for each of its columns if it is multiplied by such; or neither."""
+    product = Product.at(node)
+    multiplied = isinstance(node, fx.Node) and node.target is _aten.mul.Tensor and not node.kwargs
+    if product is not None or not multiplied:
+        return product, None
+    for scaled, factors in (node.args, node.args[::-1]):
+        product = Product.at(scaled)
+        if product is None or not isinstance(factors, fx.Node):
+            continue
+        if value(factors).shape == value(product.node).shape[1:]:
+            return product, factors
+    return None, None
+
+
+def depends(node: fx.Node, other: fx.Node) -> bool:
+    """Whether a node is computed from another, or is it."""
+    seen: set[fx.Node] = set()
+    left = [node]
+    while left:
+        one = left.pop()
+        if one is other:
+            return True
+        if one not in seen:
+            seen.add(one)
+            left.extend(one.all_input_nodes)
+    return False
+
+
 def escapes(inside: set[fx.Node], last: fx.Node) -> bool:
     """Whether somebody else uses what these nodes compute on the way to the last of them."""
     return any(user not in inside for node in inside - {last} for user in node.users)
