@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.readme.kinds import KINDS, kind_of
 from benchmarks.readme.shipped import RESULTS, got, models, short
 from gemmsmith.answers.answer import Use
+from gemmsmith.device import DeviceModel
 from tuner.trial import Winner
 
 FILE = RESULTS / "speedup.svg"
@@ -21,7 +23,8 @@ LABELS = {
     Use.CUBLASLT: "an algorithm of cuBLASLt that torch does not choose",
     Use.CUBLAS: "torch's default stays",
 }
-_GAP = 6.0  # between two columns, in problems
+_ROOM = 0.055  # of a GPU's problems: what a column's title takes at least
+_GAP = 0.006  # of them, between two columns
 _TICKS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 
 
@@ -29,6 +32,7 @@ _TICKS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 class Column:
     """One kind of product on one GPU model: its problems, sorted by what one gets."""
 
+    model: DeviceModel
     title: str
     winners: tuple[Winner, ...]
 
@@ -41,43 +45,54 @@ def columns(winners: Sequence[Winner]) -> list[Column]:
             mine = [w for w in winners if w.device.slug == model.slug and kind_of(w) is kind]
             if mine:
                 ordered = tuple(sorted(mine, key=lambda w: (got(w), str(w.problem))))
-                found.append(Column(title=f"{short(model)}\n{kind.short}", winners=ordered))
+                found.append(Column(model=model, title=kind.short, winners=ordered))
     return found
 
 
 def draw(winners: Sequence[Winner]) -> None:
-    """Write the picture."""
+    """Write the picture: a panel for each GPU model."""
     import matplotlib as mpl
 
     mpl.use("svg")
     mpl.rcParams["svg.hashsalt"] = "gemmsmith"  # the same winners give the same file
     from matplotlib import pyplot
 
-    figure, panel = pyplot.subplots(figsize=(11, 4.2), layout="constrained")
-    panel.axhline(1.0, color="#bbbbbb", linewidth=1, zorder=0)
+    every, gpus = columns(winners), models(winners)
+    figure, panels = pyplot.subplots(
+        len(gpus), figsize=(11, 3.6 * len(gpus)), layout="constrained", squeeze=False
+    )
+    for panel, model in zip(panels.flat, gpus, strict=True):
+        _fill(panel, [column for column in every if column.model == model])
+        panel.set_title(short(model), fontsize=10, loc="left")
+    figure.supylabel("what you get, over torch's default", fontsize=9)
+    for use, colour in COLOURS.items():
+        panels.flat[0].scatter([], [], s=24, color=colour, label=LABELS[use])
+    panels.flat[0].legend(loc="upper right", title="what is served", fontsize=8, title_fontsize=8)
+    figure.savefig(FILE, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def _fill(panel: Any, mine: Sequence[Column]) -> None:
+    """One GPU's columns, side by side."""
+    total = sum(len(column.winners) for column in mine)
     begin, middles, titles = 0.0, [], []
-    for column in columns(winners):
-        width = max(float(len(column.winners)), 14.0)  # room for its title
+    panel.axhline(1.0, color="#bbbbbb", linewidth=1, zorder=0)
+    for column in mine:
+        width = max(float(len(column.winners)), _ROOM * total)
         offset = begin + (width - len(column.winners)) / 2
         for use, colour in COLOURS.items():
-            mine = [(i, w) for i, w in enumerate(column.winners) if w.use is use]
-            places = [offset + i for i, _ in mine]
-            panel.scatter(places, [got(w) for _, w in mine], s=9, color=colour)
+            served = [(i, w) for i, w in enumerate(column.winners) if w.use is use]
+            places = [offset + i for i, _ in served]
+            panel.scatter(places, [got(w) for _, w in served], s=9, color=colour)
         middles.append(begin + width / 2)
         titles.append(column.title)
-        begin += width + _GAP
-    for use, colour in COLOURS.items():
-        panel.scatter([], [], s=24, color=colour, label=LABELS[use])
+        begin += width + _GAP * total
     panel.set_yscale("log", base=2)
     panel.set_ylim(0.93, 9)
-    panel.set_yticks(_TICKS, [f"{tick:g} ×" for tick in _TICKS])
+    panel.set_yticks(_TICKS, [f"{tick:g} ×" for tick in _TICKS], fontsize=8)
     panel.set_yticks([], minor=True)
     panel.set_xticks(middles, titles, fontsize=7.5)
     panel.tick_params(axis="x", length=0)
-    panel.set_xlim(-_GAP, begin)
-    panel.set_ylabel("what you get, over torch's default")
+    panel.set_xlim(-_GAP * total, begin)
     panel.grid(axis="y", color="#eeeeee", linewidth=0.6)
     panel.set_axisbelow(True)
-    panel.legend(loc="upper right", title="what is served", fontsize=8, title_fontsize=8)
-    figure.savefig(FILE, metadata={"Date": None})
-    pyplot.close(figure)
