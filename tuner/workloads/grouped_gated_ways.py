@@ -17,7 +17,6 @@ import torch
 from gemmsmith.activations import ACTIVATIONS
 from gemmsmith.epilogue import Activation
 from gemmsmith.operation import Element
-from gemmsmith.ops.products import passes
 from gemmsmith.problem import Problem
 from tuner.workloads import grouped_ways
 from tuner.workloads.fused_ways import CALLS, compiled, first_of
@@ -86,6 +85,8 @@ def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Laun
 
 
 def _passed(way: Way, problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
+    from gemmsmith.ops.products import passes  # and torch's compiler: seconds
+
     rows = torch.arange(problem.m, device=sets[0].d.device)
 
     def run(multiply: Launch, s: OperandSet) -> torch.Tensor:
