@@ -44,7 +44,6 @@ KERNELS = {
     "walked": of(
         "fp16.group_rows", "tn", (128, 16, 64), PINGPONG, TileScheduler.GROUPS, swapped=True
     ),
-    "walked_wide": of("bf16.group_rows", "tt", (128, 256, 64), COOPERATIVE, TileScheduler.GROUPS),
 }
 EVERY = pytest.mark.parametrize("name", KERNELS)
 GROUPS = 4
@@ -106,8 +105,7 @@ def test_only_pointer_arrays_need_a_workspace(packs: CompiledPacks) -> None:
         for name in KERNELS
         for groups in (GROUPS, MAX_GROUPS)
     }
-    for name in ("walked", "walked_wide"):
-        assert sizes[name, GROUPS] == sizes[name, MAX_GROUPS] == 0
+    assert sizes["walked", GROUPS] == sizes["walked", MAX_GROUPS] == 0
     for name in ("rows", "depth"):
         assert 0 < sizes[name, GROUPS] < sizes[name, MAX_GROUPS] < 2**20
 
@@ -118,7 +116,7 @@ def test_only_pointer_arrays_need_a_workspace(packs: CompiledPacks) -> None:
         ("rows", "HGMMA.64x32x16.F32.BF16"),
         ("depth", "HGMMA.64x128x16.F32.BF16"),
         ("walked", "HGMMA.64x16x16.F32"),
-        ("walked_wide", "UBLKCP.G.S"),
+        ("walked", "UBLKCP.G.S"),
     ],
 )
 def test_machine_code_uses_the_tensor_cores_and_bulk_copies(

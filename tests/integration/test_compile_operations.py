@@ -61,7 +61,6 @@ KERNELS = {
     ),
     "int8": INT8,
     "int8_out_bf16": of("int8.out_bf16", (64, 32, 256), WS, TileScheduler.GRID, swapped=True),
-    "int8_stream_k": of("int8.out_bf16", (128, 128, 128), COOPERATIVE, TileScheduler.STREAM_K),
     "int8_any": INT8_ANY,
     "scale_row": of(SCALE_ROW, (128, 128, 128), COOPERATIVE),
     "scale_row_split_k": of(SCALE_ROW, (128, 128, 128), WS, TileScheduler.SPLIT_K),
@@ -69,14 +68,6 @@ KERNELS = {
         SCALE_ROW, (64, 16, 256), WS, TileScheduler.CLUSTER_SPLIT_K, swapped=True
     ),
     "scale_row_fp8": of(FP8_ROWS, (128, 128, 128), COOPERATIVE),
-    "scale_row_fp8_cluster_split_k": of(
-        FP8_ROWS,
-        (64, 16, 256),
-        WS,
-        TileScheduler.CLUSTER_SPLIT_K,
-        swapped=True,
-        fast_accumulation=True,
-    ),
     "tf32": of("tf32", (128, 128, 32), COOPERATIVE),
 }
 EVERY = pytest.mark.parametrize("name", KERNELS)
@@ -157,7 +148,6 @@ def test_rows_of_fp32_are_aligned_in_fours(packs: CompiledPacks) -> None:
         ("scale_row", "IGMMA.64x128x32.S8.S8"),
         ("scale_row_cluster_split_k", "IGMMA.64x16x32.S8.S8"),
         ("scale_row_fp8", "QGMMA.64x128x32.F32.E4M3.E4M3"),
-        ("scale_row_fp8_cluster_split_k", "QGMMA.64x16x32.F32.E4M3.E4M3"),
         ("tf32", "HGMMA.64x128x8.F32.TF32"),
     ],
 )
