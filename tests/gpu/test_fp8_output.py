@@ -18,8 +18,9 @@ from gemmsmith.answers.answer import Config
 from gemmsmith.device import DeviceModel
 from gemmsmith.kernel import CutlassKernel, cutlass
 from gemmsmith.launch import Launch
+from gemmsmith.ops.engine.beside import Beside
 from gemmsmith.ops.engine.forms import Form, Spec, shapes
-from gemmsmith.ops.engine.plan import Beside, Plan
+from gemmsmith.ops.engine.plan import Plan
 from gemmsmith.ops.engine.platform import Cuda
 from gemmsmith.problem import Problem
 from gemmsmith.runtime.pack import LoadedPack

@@ -19,8 +19,9 @@ from gemmsmith.epilogue import Activation
 from gemmsmith.kernel import Kernel, cutlass
 from gemmsmith.launch import Launch
 from gemmsmith.operation import Epilogue
+from gemmsmith.ops.engine.beside import Beside
 from gemmsmith.ops.engine.forms import Form, Spec, shapes
-from gemmsmith.ops.engine.plan import Beside, Plan
+from gemmsmith.ops.engine.plan import Plan
 from gemmsmith.ops.engine.platform import Cuda
 from gemmsmith.problem import Problem
 from gemmsmith.runtime.pack import LoadedPack

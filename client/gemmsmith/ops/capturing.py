@@ -23,9 +23,9 @@ from gemmsmith.errors import InvalidProblem
 from gemmsmith.operation import Epilogue
 from gemmsmith.ops.below.scaling import scales_rows
 from gemmsmith.ops.engine.forms import Form, Shape, Spec, present_shapes
-from gemmsmith.ops.products import fused, mixture, scaled, scaled_gated
 from gemmsmith.ops.products import grouped as _grouped  # noqa: F401 - registers gemmsmith::…
 from gemmsmith.ops.products import integer as _integer  # noqa: F401 - likewise
+from gemmsmith.ops.products import mixture, scaled, scaled_gated, telling
 from gemmsmith.ops.products import operators as _operators  # noqa: F401 - likewise
 from gemmsmith.ops.products.registry import is_traced
 from gemmsmith.ops.products.telling import Multiplied
@@ -126,7 +126,7 @@ def capture() -> Iterator[Shapes]:
         form = Form.MATMUL if epilogue.backward else Form.LINEAR
         found.record(Form.GROUPED if groups else form, x, weight, None, groups, epilogue)
 
-    with fused.telling(follows), Recorder(found.record):
+    with telling.telling(follows), Recorder(found.record):
         yield found
 
 

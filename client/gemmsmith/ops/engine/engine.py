@@ -19,10 +19,11 @@ import torch
 from gemmsmith.answers.answer import Config
 from gemmsmith.errors import GemmsmithError
 from gemmsmith.operation import Epilogue, Operation
+from gemmsmith.ops.engine.beside import Beside
 from gemmsmith.ops.engine.biases import adds_bias_afterwards, pays, ways
 from gemmsmith.ops.engine.choosing import Chooser, PackSource, Watcher
 from gemmsmith.ops.engine.forms import Form, Shape, Spec, allows_tf32
-from gemmsmith.ops.engine.plan import Beside, Plan, misalignment
+from gemmsmith.ops.engine.plan import Plan, misalignment
 from gemmsmith.ops.engine.platform import Cuda, Platform
 from gemmsmith.runtime.abi import NO_ALGORITHM
 from gemmsmith.runtime.pack import LoadedPack

@@ -16,9 +16,10 @@ import torch
 from torch.nn import functional
 
 from gemmsmith.ops.engine import fallback
+from gemmsmith.ops.engine.beside import Beside
 from gemmsmith.ops.engine.engine import Engine, current
 from gemmsmith.ops.engine.forms import Form, Spec
-from gemmsmith.ops.engine.plan import Beside, Plan
+from gemmsmith.ops.engine.plan import Plan
 
 _modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._functorch.peek_interpreter_stack

@@ -16,7 +16,7 @@ import torch
 from gemmsmith.answers.answer import Config
 from gemmsmith.errors import LaunchFailed
 from gemmsmith.operation import Element, Grouping, Scaling
-from gemmsmith.ops.engine.beside import Beside as Beside
+from gemmsmith.ops.engine.beside import Beside
 from gemmsmith.ops.engine.forms import Shape
 from gemmsmith.ops.engine.platform import Platform
 from gemmsmith.runtime.abi import SCALING_CODES, Arguments, status_text

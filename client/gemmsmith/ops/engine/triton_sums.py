@@ -22,7 +22,7 @@ TILE, WIDEST = 4096, 256
 """Elements that a thread block adds at a time, and columns of these at most: 16 bytes a thread of a
 warp, of 16-bit elements."""
 BLOCKS = 8
-"""Thread blocks for each SM: loads of 64 KiB are on their way then. Not measured yet."""
+"""Thread blocks for each SM: loads of 64 KiB are on their way then. No other was measured."""
 PARTS = 128
 """Of the rows, at most: all are added up by one thread block for each of `COLUMNS` columns."""
 COLUMNS, ROWS = 64, 64

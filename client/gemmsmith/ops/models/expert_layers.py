@@ -18,7 +18,7 @@ from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.models import fusing
 from gemmsmith.ops.models.swapping import Swapped
-from gemmsmith.ops.products import fused
+from gemmsmith.ops.products import telling
 from gemmsmith.ops.products.grouped import grouped_mm
 from gemmsmith.ops.products.mixture import experts
 from gemmsmith.ops.products.registry import ours
@@ -67,7 +67,7 @@ class ExpertsLayer(Swapped):
             return False
         if any(not isinstance(one, torch.Tensor) for one in (tokens, index, shares)):
             return False
-        if fused.is_told() or fusing.is_written_down():
+        if telling.is_told() or fusing.is_written_down():
             return False
         if torch.is_autocast_enabled(tokens.device.type):
             return False

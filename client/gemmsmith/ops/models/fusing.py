@@ -16,15 +16,14 @@ from gemmsmith.ops.engine import functions
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.plan import Plan
-from gemmsmith.ops.products import backward, feedforward, operators
-from gemmsmith.ops.products import fused as products
+from gemmsmith.ops.products import backward, feedforward, fused, operators, telling
 from gemmsmith.ops.products.gated import gated_linear, parts
 from gemmsmith.ops.products.registry import all_ours, wants_gradient
 
 
 def may_fuse(given: tuple[Any, ...]) -> bool:
     """Whether these are operands that kernels may have, and somebody has kernels or listens."""
-    if current() is None and not products.is_told():
+    if current() is None and not telling.is_told():
         return False
     if not all(isinstance(one, torch.Tensor) and one.is_floating_point() for one in given):
         return False
@@ -54,7 +53,7 @@ def linear(
     if torch.compiler.is_compiling():
         if current() is None:
             return None
-        return products.linear(x, weight, bias, activation=activation, residual=residual)
+        return fused.linear(x, weight, bias, activation=activation, residual=residual)
     epilogue = Epilogue.made_of(
         bias=bias is not None,
         activation=activation,
@@ -63,13 +62,13 @@ def linear(
     )
     if epilogue is None:
         return None
-    if products.is_told():  # the products are seen by themselves as well, as torch runs them
-        products.tell(x, weight, epilogue)
+    if telling.is_told():  # the products are seen by themselves as well, as torch runs them
+        telling.tell(x, weight, epilogue)
         return None
     plan = _plan(x, weight, epilogue)
     if plan is None or not plan.suits(_cast(bias), residual):
         return None
-    return products.linear(x, weight, bias, activation=activation, residual=residual)
+    return fused.linear(x, weight, bias, activation=activation, residual=residual)
 
 
 def gated(
@@ -93,8 +92,8 @@ def gated(
     epilogue = Epilogue.made_of(activation=activation, gate=True, aux=aux)
     if epilogue is None or first.shape != second.shape:
         return None
-    if products.is_told():
-        products.tell(x, first, epilogue)
+    if telling.is_told():
+        telling.tell(x, first, epilogue)
         return None
     plan = _plan(x, first, epilogue)
     if plan is None or not plan.pairs(first, second):
@@ -124,7 +123,7 @@ def mlp(
         return None
     if not torch.compiler.is_compiling():
         choices = feedforward.backward_epilogues(activation, is_gated=is_gated, bias=bias)
-        if products.is_told():
+        if telling.is_told():
             backward.tell(x, down, choices)
             return None
         if not functions.sizes_are_numbers(x, weight, down):

@@ -45,7 +45,7 @@ from gemmsmith.ops.models import layers
 from gemmsmith.ops.models.function_mode import Everywhere
 from gemmsmith.ops.models.reporting import ProductsReport
 from gemmsmith.ops.models.swapping import Swapped, Swaps, TunedLinear
-from gemmsmith.ops.products import fused
+from gemmsmith.ops.products import telling
 
 
 def patch(
@@ -74,7 +74,7 @@ def patch(
             gain; for a patch that is never undone, at the end of the process.
         file: where to print; None is standard error.
     """
-    if current() is None and not report and not fused.is_told():
+    if current() is None and not report and not telling.is_told():
         _warn_once()
     return opened(model, report=report, file=file)
 

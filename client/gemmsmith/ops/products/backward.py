@@ -14,7 +14,7 @@ from gemmsmith.epilogue import Backward, Epilogue
 from gemmsmith.ops.engine import fallback, functions
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form, Spec
-from gemmsmith.ops.products import fused
+from gemmsmith.ops.products import telling
 from gemmsmith.ops.products.gated import gate_gradients
 from gemmsmith.ops.products.registry import register
 
@@ -98,10 +98,10 @@ def chosen(
 
 
 def tell(x: torch.Tensor, weight: torch.Tensor, choices: tuple[Epilogue, ...]) -> None:
-    """Tell listeners of `fused.telling` of the first of these; x and weight as of `chosen`."""
+    """Tell listeners of `telling.telling` of the first of these; x and weight as of `chosen`."""
     if choices and x.dim() >= 2 and weight.dim() == 2:
         dy = x.detach().new_empty((*x.shape[:-1], weight.shape[0]))
-        fused.tell(dy, weight.detach(), choices[0])
+        telling.tell(dy, weight.detach(), choices[0])
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -23,7 +23,7 @@ from gemmsmith.epilogue import Activation, Backward, Epilogue
 from gemmsmith.ops.engine import fallback, functions
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form
-from gemmsmith.ops.products import backward, fused, gated, operators
+from gemmsmith.ops.products import backward, fused, gated, operators, telling
 from gemmsmith.ops.products.registry import all_ours, register, wants_gradient
 
 
@@ -64,7 +64,7 @@ def mlp(
     """
     call = _Call(x, weight, down, up, bias, down_bias, residual, activation, interleaved, recompute)
     _check(call)
-    if fused.is_told():
+    if telling.is_told():
         _tell(call)
         return _composed(call)
     if current() is None or not all_ours(call.x, *call.operands):

@@ -20,9 +20,7 @@ from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.products import operators
 from gemmsmith.ops.products.registry import all_ours, register, wants_gradient
-from gemmsmith.ops.products.telling import is_told as is_told
-from gemmsmith.ops.products.telling import tell as tell
-from gemmsmith.ops.products.telling import telling as telling
+from gemmsmith.ops.products.telling import is_told, tell
 
 
 def linear(

@@ -16,10 +16,10 @@ from torch.nn import functional
 from gemmsmith.activations import ACTIVATIONS, through
 from gemmsmith.epilogue import GATES, Activation, Epilogue
 from gemmsmith.ops.engine import fallback, functions
+from gemmsmith.ops.engine.beside import Beside
 from gemmsmith.ops.engine.engine import Engine, current
 from gemmsmith.ops.engine.forms import Form
-from gemmsmith.ops.engine.plan import Beside
-from gemmsmith.ops.products import fused, operators
+from gemmsmith.ops.products import operators, telling
 from gemmsmith.ops.products.registry import all_ours, register, wants_gradient
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -58,10 +58,10 @@ def gated_linear(
     """
     check(weight, up, activation, interleaved=interleaved)
     of_gate, of_up = _main_grads(main_grad, weight, up)
-    if fused.is_told():
+    if telling.is_told():
         wanted = wants_gradient(x, weight, up, bias)
         if bias is None:
-            fused.tell(x, parts(weight, up, interleaved)[0], _epilogue(activation, aux=wanted))
+            telling.tell(x, parts(weight, up, interleaved)[0], _epilogue(activation, aux=wanted))
     given = [one for one in (weight, up, bias) if one is not None]
     arguments = (x, weight, up, bias, activation, interleaved, of_gate, of_up)
     if current() is None or not all_ours(x, *given):

@@ -9,9 +9,10 @@ import torch
 from gemmsmith.epilogue import Epilogue
 from gemmsmith.ops.below import experts
 from gemmsmith.ops.engine import functions
+from gemmsmith.ops.engine.beside import Beside
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form, Spec
-from gemmsmith.ops.engine.plan import Beside, Plan
+from gemmsmith.ops.engine.plan import Plan
 from gemmsmith.ops.products.registry import ours, register, wants_gradient
 
 

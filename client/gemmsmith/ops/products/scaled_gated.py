@@ -13,9 +13,9 @@ import torch
 from gemmsmith.activations import ACTIVATIONS
 from gemmsmith.epilogue import Activation, Epilogue
 from gemmsmith.ops.engine import functions
+from gemmsmith.ops.engine.beside import Beside
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form
-from gemmsmith.ops.engine.plan import Beside
 from gemmsmith.ops.products import gated, scaled
 from gemmsmith.ops.products.registry import all_ours, register, without_gradient
 from gemmsmith.ops.products.scaled import ADVICE, FP8, Output
