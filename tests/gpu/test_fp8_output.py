@@ -32,7 +32,7 @@ from tuner.devices.cuda import CudaDevice
 from tuner.workloads import ways
 from tuner.workloads.operands import Operands
 from tuner.workloads.registry import workload_of
-from tuner.workloads.workload import Block, amax_of
+from tuner.workloads.workload import Block, drawn_with
 
 FP8 = torch.float8_e4m3fn
 FAMILIES = (
@@ -208,4 +208,4 @@ def test_every_way_of_torchs_computes_the_same(epilogue: str, model: DeviceModel
             scale = first.scale_d
             assert scale is not None
             largest = float(wanted.abs().max() / scale)
-            assert float(amax_of(first)) == pytest.approx(largest, rel=1e-2)
+            assert float(drawn_with(first.amax)) == pytest.approx(largest, rel=1e-2)

@@ -7,7 +7,7 @@ import torch
 from gemmsmith.device import DeviceModel
 from gemmsmith.operation import Grouping, Operation
 from gemmsmith.problem import Problem
-from tuner.workloads.workload import OperandSet, groups_of
+from tuner.workloads.workload import OperandSet, drawn_with
 
 SMALL = DeviceModel(name="host", arch="sm90", sm_count=1, memory_bytes=16 * 2**30, l2_bytes=100_000)
 
@@ -30,7 +30,7 @@ def exact(problem: Problem, s: OperandSet, before: torch.Tensor) -> torch.Tensor
     by_rows = problem.operation.grouping is Grouping.ROWS
     wanted = before.double().clone()
     start = 0
-    for group, end in enumerate(groups_of(s).offsets.tolist()):
+    for group, end in enumerate(drawn_with(s.groups).offsets.tolist()):
         run = slice(start, end)
         if by_rows:
             product = s.a[0, run].double() @ s.b[group].double()

@@ -45,7 +45,7 @@ from tuner.workloads.workload import (
     RandomSource,
     Tolerance,
     Way,
-    aux_of,
+    drawn_with,
 )
 
 _ONE = slice(0, 1)
@@ -82,7 +82,10 @@ class BackwardProducts:
         arguments = packed_arguments(problem, operands, d)
         leading = d.stride(1)
         arguments.ldc = arguments.ldd = leading
-        arguments.aux, arguments.ld_aux = aux_of(operands).data_ptr(), problem.n * parts.halves
+        arguments.aux, arguments.ld_aux = (
+            drawn_with(operands.aux).data_ptr(),
+            problem.n * parts.halves,
+        )
         if parts.activated:
             arguments.activated, arguments.ld_activated = d[parts.halves].data_ptr(), leading
         if parts.bias_gradient:
@@ -142,7 +145,7 @@ def _outputs(problem: Problem, operands: OperandSet, block: Block) -> list[torch
     """All outputs of these rows of A and columns of B, [rows, columns] each, without sums."""
     parts, n = parts_of(problem), problem.n
     gradient = exact_product(operands, replace(block, batches=_ONE), torch.float32)[0]
-    aux = aux_of(operands)[0, block.rows]
+    aux = drawn_with(operands.aux)[0, block.rows]
     linear = aux[:, :n][:, block.columns].float()
     value = ACTIVATIONS[parts.activation](linear)
     if not parts.gated:

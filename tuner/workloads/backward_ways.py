@@ -24,7 +24,7 @@ from gemmsmith.activations import ACTIVATIONS, through
 from gemmsmith.epilogue import Activation, Backward
 from gemmsmith.problem import Problem
 from tuner.workloads import fused_ways
-from tuner.workloads.workload import Launch, OperandSet, Way, aux_of
+from tuner.workloads.workload import Launch, OperandSet, Way, drawn_with
 
 _CALLS = {
     Activation.GELU_TANH: "gelu_backward",
@@ -111,9 +111,9 @@ def _plain(problem: Problem, sets: Sequence[OperandSet], _: int = 0) -> list[Lau
     def launch(s: OperandSet) -> torch.Tensor:
         gradient = s.d[0, :m]
         torch.mm(s.a[0], s.b[0], out=between)
-        _backward(parts.activation, between, aux_of(s)[0], gradient)
+        _backward(parts.activation, between, drawn_with(s.aux)[0], gradient)
         if parts.activated:
-            _forward(parts.activation, aux_of(s)[0], s.d[1])
+            _forward(parts.activation, drawn_with(s.aux)[0], s.d[1])
         if parts.bias_gradient:
             torch.sum(gradient, 0, out=s.d[0, m])
         return s.d[0]
@@ -124,16 +124,17 @@ def _plain(problem: Problem, sets: Sequence[OperandSet], _: int = 0) -> list[Lau
 def _gated(problem: Problem, sets: Sequence[OperandSet], _: int = 0) -> list[Launch]:
     """On both halves of one matrix, as `chunk` gives them."""
     n = problem.n
-    halves = [(aux_of(s)[0, :, :n], aux_of(s)[0, :, n:]) for s in sets]
+    halves = [(drawn_with(s.aux)[0, :, :n], drawn_with(s.aux)[0, :, n:]) for s in sets]
     return _of_halves(problem, sets, halves)
 
 
 def _apart(problem: Problem, sets: Sequence[OperandSet], room: int) -> list[Launch]:
     """On copies of the halves, of as many sets as fit."""
-    n, aux = problem.n, aux_of(sets[0])
+    n, aux = problem.n, drawn_with(sets[0].aux)
     fitting = max(1, room // (aux.numel() * aux.element_size()))
     halves = [
-        (aux_of(s)[0, :, :n].contiguous(), aux_of(s)[0, :, n:].contiguous()) for s in sets[:fitting]
+        (drawn_with(s.aux)[0, :, :n].contiguous(), drawn_with(s.aux)[0, :, n:].contiguous())
+        for s in sets[:fitting]
     ]
     return _of_halves(problem, sets[:fitting], halves)
 
@@ -198,7 +199,7 @@ def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Laun
     )
 
     def launch(s: OperandSet) -> torch.Tensor:
-        found: tuple[torch.Tensor, ...] = call(s.a[0], s.b[0], aux_of(s)[0])
+        found: tuple[torch.Tensor, ...] = call(s.a[0], s.b[0], drawn_with(s.aux)[0])
         return found[0]
 
     return [partial(launch, s) for s in sets]

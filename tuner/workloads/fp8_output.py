@@ -25,7 +25,7 @@ import torch
 
 from gemmsmith.problem import Problem
 from gemmsmith.runtime.abi import Arguments
-from tuner.workloads.workload import OperandSet, RandomSource, Tolerance, amax_of, scale_of
+from tuner.workloads.workload import OperandSet, RandomSource, Tolerance, drawn_with
 
 LARGEST = 448.0
 """Of E4M3."""
@@ -54,8 +54,8 @@ def with_factor(
 
 def tell(arguments: Arguments, operands: OperandSet) -> None:
     """Say where a set's factor and largest value lie."""
-    arguments.scale_d = scale_of(operands).data_ptr()
-    arguments.amax = amax_of(operands).data_ptr()
+    arguments.scale_d = drawn_with(operands.scale_d).data_ptr()
+    arguments.amax = drawn_with(operands.amax).data_ptr()
 
 
 def rounded(problem: Problem, exact: Tolerance) -> Tolerance:

@@ -22,7 +22,7 @@ from tuner.workloads.fp8_output import LARGEST
 from tuner.workloads.fused_ways import compiled, first_of, multiplied
 from tuner.workloads.scaled import factors, is_taken
 from tuner.workloads.ways import then
-from tuner.workloads.workload import Launch, OperandSet, Way, amax_of, bias_of, scale_of
+from tuner.workloads.workload import Launch, OperandSet, Way, drawn_with
 
 Launches = Callable[[Problem, Sequence[OperandSet], int], list[Launch]]
 
@@ -73,9 +73,9 @@ def _cast_after(launches: Launches) -> Launches:
 
 
 def _cast(s: OperandSet, value: torch.Tensor, scaled: torch.Tensor) -> torch.Tensor:
-    amax = amax_of(s)
+    amax = drawn_with(s.amax)
     torch.maximum(amax, torch.linalg.vector_norm(value, float("inf")), out=amax)
-    torch.mul(value, scale_of(s).view(()), out=scaled)
+    torch.mul(value, drawn_with(s.scale_d).view(()), out=scaled)
     return s.d.copy_(scaled.clamp_(-LARGEST, LARGEST))[0]
 
 
@@ -91,8 +91,8 @@ def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Laun
             value = activate(gate) * up
         elif activate is not None:
             value = activate(value)
-        amax = torch.maximum(amax_of(s), value.abs().amax())
-        return (value * scale_of(s)).clamp(-LARGEST, LARGEST).to(dtype), amax
+        amax = torch.maximum(drawn_with(s.amax), value.abs().amax())
+        return (value * drawn_with(s.scale_d)).clamp(-LARGEST, LARGEST).to(dtype), amax
 
     call = compiled(sequence)
     return [partial(first_of, call, s) for s in _wide(problem, sets)]
@@ -106,14 +106,14 @@ def _by_library(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]
     launches: list[Launch] = []
     for s in sets:
         scale_a, scale_b = factors(s)
-        scale_d = scale_of(s).view(())
+        scale_d = drawn_with(s.scale_d).view(())
         into = partial(
             torch._scaled_mm,
             s.a[0],
             s.b[0],
             scale_a=scale_a * scale_d,
             scale_b=scale_b,
-            bias=(bias_of(s) * scale_d).to(bias_of(s).dtype).view(-1),
+            bias=(drawn_with(s.bias) * scale_d).to(drawn_with(s.bias).dtype).view(-1),
             out_dtype=s.d.dtype,
             use_fast_accum=True,
             out=s.d[0],

@@ -42,11 +42,7 @@ from tuner.workloads.workload import (
     Tolerance,
     Way,
     Workload,
-    bias_of,
-    column_scale_of,
-    residual_of,
-    row_scale_of,
-    scale_of,
+    drawn_with,
 )
 
 BIAS_SIGMA, RESIDUAL_SIGMA = 0.5, 1.0
@@ -113,13 +109,13 @@ class Fused:
         epilogue = problem.operation.epilogue
         arguments = bare(problem.operation).arguments(problem, operands, d)
         if epilogue.has_row_scale:
-            arguments.row_scale = row_scale_of(operands).data_ptr()
+            arguments.row_scale = drawn_with(operands.row_scale).data_ptr()
         if epilogue.has_bias:
-            arguments.bias = bias_of(operands).data_ptr()
+            arguments.bias = drawn_with(operands.bias).data_ptr()
         if epilogue.has_column_scale:
-            arguments.column_scale = column_scale_of(operands).data_ptr()
+            arguments.column_scale = drawn_with(operands.column_scale).data_ptr()
         if epilogue.has_residual:
-            arguments.residual = residual_of(operands).data_ptr()
+            arguments.residual = drawn_with(operands.residual).data_ptr()
             arguments.ld_residual = problem.n
         if epilogue.stores_aux:
             arguments.aux, arguments.ld_aux = d[1].data_ptr(), problem.n
@@ -138,16 +134,16 @@ class Fused:
         linear = bare(operation).product(problem, operands, of_one)
         epilogue = operation.epilogue
         if epilogue.has_row_scale:
-            linear *= row_scale_of(operands)[:, block.rows]
+            linear *= drawn_with(operands.row_scale)[:, block.rows]
         if epilogue.has_bias:
-            linear += bias_of(operands)[:, :, block.columns]
+            linear += drawn_with(operands.bias)[:, :, block.columns]
         value = ACTIVATIONS[epilogue.activation](linear) if epilogue.activation else linear
         if epilogue.has_column_scale:
-            value = value * column_scale_of(operands)[:, :, block.columns].to(value.dtype)
+            value = value * drawn_with(operands.column_scale)[:, :, block.columns].to(value.dtype)
         if epilogue.has_residual:
-            value = value + residual_of(operands)[:, block.rows, block.columns]
+            value = value + drawn_with(operands.residual)[:, block.rows, block.columns]
         if operation.stores_fp8:
-            return value * scale_of(operands)
+            return value * drawn_with(operands.scale_d)
         outputs = [value]
         if epilogue.stores_aux:
             outputs.append(linear)

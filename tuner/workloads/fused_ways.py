@@ -27,15 +27,7 @@ from gemmsmith.operation import Epilogue
 from gemmsmith.problem import Problem
 from tuner.workloads.scaled import factors, is_taken
 from tuner.workloads.ways import copies
-from tuner.workloads.workload import (
-    Launch,
-    OperandSet,
-    Way,
-    bias_of,
-    column_scale_of,
-    residual_of,
-    row_scale_of,
-)
+from tuner.workloads.workload import Launch, OperandSet, Way, drawn_with
 
 COMPILER = "inductor"
 """The backend of `torch.compile`; tests on the host name another, which compiles nothing."""
@@ -148,12 +140,12 @@ def _run(epilogue: Epilogue, s: OperandSet, between: Sequence[torch.Tensor]) -> 
         return multiplied(s, d)
     linear = multiplied(s, s.d[1] if epilogue.stores_aux else between[0])
     if epilogue.has_row_scale and not epilogue.has_bias:
-        return torch.mul(linear, row_scale_of(s)[0], out=d)
+        return torch.mul(linear, drawn_with(s.row_scale)[0], out=d)
     if _multiplies_and_adds(epilogue):
         scale, added = _multiplied_and_added(s)
         return torch.add(torch.mul(linear, scale, out=between[1]), added, out=d)
     if epilogue.has_residual:
-        return torch.add(linear, residual_of(s)[0], out=d)
+        return torch.add(linear, drawn_with(s.residual)[0], out=d)
     aten = torch.ops.aten
     match epilogue.activation:
         case Activation.GELU_TANH:
@@ -170,8 +162,8 @@ def _run(epilogue: Epilogue, s: OperandSet, between: Sequence[torch.Tensor]) -> 
 def _multiplied_and_added(s: OperandSet) -> tuple[torch.Tensor, torch.Tensor]:
     """The factors of a linear layer, and what is added after them."""
     if s.row_scale is not None:
-        return row_scale_of(s)[0], bias_of(s).view(-1)
-    return column_scale_of(s).view(-1), residual_of(s)[0]
+        return drawn_with(s.row_scale)[0], drawn_with(s.bias).view(-1)
+    return drawn_with(s.column_scale).view(-1), drawn_with(s.residual)[0]
 
 
 def _at_once(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
@@ -195,7 +187,7 @@ def _by_rows(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]:
         return torch._scaled_mm(
             s.a[0],
             s.b[0],
-            scale_a=row_scale_of(s)[0] * scale_a,
+            scale_a=drawn_with(s.row_scale)[0] * scale_a,
             scale_b=scale_b,
             bias=None if s.bias is None else s.bias.view(-1),
             out_dtype=s.d.dtype,
@@ -224,9 +216,9 @@ def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Laun
             found = (linear * scale + added).to(linear.dtype)
             return (found, linear) if epilogue.stores_aux else (found,)
         if epilogue.has_row_scale:
-            return ((linear * row_scale_of(s)[0]).to(linear.dtype),)
+            return ((linear * drawn_with(s.row_scale)[0]).to(linear.dtype),)
         if epilogue.has_residual:
-            return (linear + residual_of(s)[0],)
+            return (linear + drawn_with(s.residual)[0],)
         if activate is None:
             return (linear,)
         return (activate(linear), linear) if epilogue.stores_aux else (activate(linear),)
@@ -264,7 +256,12 @@ def _by_library(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]
     """The library's own epilogue of bias and GELU by tanh."""
     return [
         partial(
-            torch._addmm_activation, bias_of(s).view(-1), s.a[0], s.b[0], use_gelu=True, out=s.d[0]
+            torch._addmm_activation,
+            drawn_with(s.bias).view(-1),
+            s.a[0],
+            s.b[0],
+            use_gelu=True,
+            out=s.d[0],
         )
         for s in sets
     ]
@@ -272,4 +269,6 @@ def _by_library(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]
 
 def _onto_residual(_: Problem, sets: Sequence[OperandSet], __: int) -> list[Launch]:
     """The residual is copied into D, which the product is added to."""
-    return [partial(torch.addmm, residual_of(s)[0], s.a[0], s.b[0], out=s.d[0]) for s in sets]
+    return [
+        partial(torch.addmm, drawn_with(s.residual)[0], s.a[0], s.b[0], out=s.d[0]) for s in sets
+    ]

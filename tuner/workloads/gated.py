@@ -36,7 +36,7 @@ from tuner.workloads.workload import (
     RandomSource,
     Tolerance,
     Way,
-    scale_of,
+    drawn_with,
 )
 
 _DRIFT = 1.75
@@ -85,7 +85,7 @@ class Gated:
                 gate, up = _halves(problem, operands, block)
                 value = ACTIVATIONS[activation_of(problem)](gate) * up
                 stores_fp8 = problem.operation.stores_fp8
-                outputs.append(value * scale_of(operands) if stores_fp8 else value)
+                outputs.append(value * drawn_with(operands.scale_d) if stores_fp8 else value)
                 continue
             # Rows of aux are gate, up, gate, up …: two for each token.
             first = (matrix - 1) * problem.m + block.rows.start

@@ -51,7 +51,7 @@ from tuner.workloads.workload import (
     Tolerance,
     Way,
     Workload,
-    groups_of,
+    drawn_with,
 )
 
 SHORT = "short"
@@ -90,7 +90,7 @@ class Grouped:
     def arguments(self, problem: Problem, operands: OperandSet, d: torch.Tensor) -> Arguments:
         """The C ABI's arguments of a set with output `d`; what groups share has no stride."""
         arguments = packed_arguments(problem, operands, d)
-        arguments.offsets = groups_of(operands).offsets.data_ptr()
+        arguments.offsets = drawn_with(operands.groups).offsets.data_ptr()
         arguments.batch_stride_a = 0
         if problem.operation.grouping is Grouping.ROWS:
             arguments.batch_stride_c = arguments.batch_stride_d = 0
@@ -175,7 +175,7 @@ def _divided(operands: OperandSet, name: str, ends: tuple[int, ...]) -> OperandS
 
 def _case(problem: Problem, operands: OperandSet, sigma: float) -> Case:
     """What a set's output is to be; `sigma` is its spread for every root of a term."""
-    groups = groups_of(operands)
+    groups = drawn_with(operands.groups)
     if problem.operation.grouping is Grouping.ROWS:
         written, terms = groups.ends[-1], [problem.k]
     else:
@@ -196,7 +196,7 @@ def _by_rows(operands: OperandSet, block: Block, precision: torch.dtype) -> torc
     b = operands.b[:, :, block.columns]
     found = torch.zeros((1, len(a), b.shape[2]), dtype=precision, device=a.device)
     first, last = block.rows.start, block.rows.stop
-    for group, run in enumerate(groups_of(operands).runs):
+    for group, run in enumerate(drawn_with(operands.groups).runs):
         rows = slice(max(run.start, first) - first, min(run.stop, last) - first)
         if rows.start < rows.stop:
             part = torch.mm(a[rows].to(precision), b[group].to(precision), out=found[0, rows])
@@ -207,7 +207,7 @@ def _by_rows(operands: OperandSet, block: Block, precision: torch.dtype) -> torc
 
 def _by_depth(operands: OperandSet, block: Block, precision: torch.dtype) -> torch.Tensor:
     a, b = operands.a[0, block.rows], operands.b[0, :, block.columns]
-    runs = groups_of(operands).runs[block.batches]
+    runs = drawn_with(operands.groups).runs[block.batches]
     found = torch.stack([a[:, run].to(precision) @ b[run].to(precision) for run in runs])
     if operands.scale_a is not None:
         scale_a, scale_b = factors(operands)

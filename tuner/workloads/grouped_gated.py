@@ -30,7 +30,7 @@ from tuner.workloads.workload import (
     RandomSource,
     Tolerance,
     Way,
-    row_scale_of,
+    drawn_with,
 )
 
 _LEAST_SHARE = 1 / 32
@@ -77,7 +77,7 @@ class GroupedGated:
         leading = d.stride(1)
         arguments.ldc = arguments.ldd = leading
         arguments.b_up = operands.b[:, :, problem.columns :].data_ptr()
-        arguments.row_scale = row_scale_of(operands).data_ptr()
+        arguments.row_scale = drawn_with(operands.row_scale).data_ptr()
         if problem.operation.epilogue.stores_aux:
             arguments.aux, arguments.ld_aux = d[1].data_ptr(), leading
         return arguments
@@ -94,7 +94,7 @@ class GroupedGated:
         gate = Grouped().product(problem, operands, bare)
         up = Grouped().product(problem, operands, replace(bare, columns=columns))
         value = ACTIVATIONS[activation_of(problem)](gate) * up
-        value *= row_scale_of(operands)[:, block.rows]
+        value *= drawn_with(operands.row_scale)[:, block.rows]
         outputs = [value, gate, up]
         return torch.cat(outputs[block.batches])
 

@@ -21,7 +21,7 @@ from gemmsmith.problem import Problem
 from tuner.workloads import grouped_ways
 from tuner.workloads.fused_ways import CALLS, compiled, first_of
 from tuner.workloads.gated_ways import activation_of
-from tuner.workloads.workload import Launch, OperandSet, Way, groups_of, row_scale_of
+from tuner.workloads.workload import Launch, OperandSet, Way, drawn_with
 
 
 def defaults(problem: Problem) -> Sequence[Way]:
@@ -66,7 +66,7 @@ def _eager(way: Way, problem: Problem, sets: Sequence[OperandSet], room: int) ->
         return (activate(gate) * up).mul_(shares)
 
     return [
-        partial(run, multiply, row_scale_of(s)[0].to(s.d.dtype))
+        partial(run, multiply, drawn_with(s.row_scale)[0].to(s.d.dtype))
         for s, multiply in _products(way, problem, sets, room)
     ]
 
@@ -77,7 +77,7 @@ def _compiled(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Laun
     def sequence(s: OperandSet) -> tuple[torch.Tensor, ...]:
         both = grouped_ways.grouped_mm(s)
         gate, up = both.chunk(2, -1)
-        value = (activate(gate) * up).mul(row_scale_of(s)[0]).to(both.dtype)
+        value = (activate(gate) * up).mul(drawn_with(s.row_scale)[0]).to(both.dtype)
         return (value, both) if stores else (value,)
 
     call = compiled(sequence)
@@ -90,7 +90,7 @@ def _passed(way: Way, problem: Problem, sets: Sequence[OperandSet], room: int) -
     rows = torch.arange(problem.m, device=sets[0].d.device)
 
     def run(multiply: Launch, s: OperandSet) -> torch.Tensor:
-        used = groups_of(s).offsets[-1:]
-        return passes.activate(multiply(), row_scale_of(s)[0], rows, used)
+        used = drawn_with(s.groups).offsets[-1:]
+        return passes.activate(multiply(), drawn_with(s.row_scale)[0], rows, used)
 
     return [partial(run, multiply, s) for s, multiply in _products(way, problem, sets, room)]

@@ -27,7 +27,7 @@ from gemmsmith.problem import Problem
 from tuner.workloads.scaled import factors, is_taken
 from tuner.workloads.spreads import TMA_BYTES
 from tuner.workloads.ways import copies, then
-from tuner.workloads.workload import Launch, OperandSet, Way, groups_of
+from tuner.workloads.workload import Launch, OperandSet, Way, drawn_with
 
 _IS_PRIVATE = hasattr(torch, "_grouped_mm")
 _GROUPED_MM = "torch._grouped_mm" if _IS_PRIVATE else "torch.nn.functional.grouped_mm"
@@ -137,7 +137,7 @@ def _product(problem: Problem, s: OperandSet) -> torch.Tensor:
 def grouped_mm(s: OperandSet, b: torch.Tensor | None = None) -> torch.Tensor:
     """What torch's grouped call gives, in memory of its own; `b` is the set's where it is None."""
     call = torch._grouped_mm if _IS_PRIVATE else functional.grouped_mm
-    return call(s.a[0], s.b if b is None else b, offs=groups_of(s).offsets)
+    return call(s.a[0], s.b if b is None else b, offs=drawn_with(s.groups).offsets)
 
 
 def _fast(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[Launch]:
@@ -158,7 +158,7 @@ def _scaled(problem: Problem, s: OperandSet, *, fast: bool) -> Launch:
         s.b if by_rows else s.b[0],
         scale_a.view(-1),
         scale_b[:, 0] if by_rows else scale_b.view(-1),
-        offs=groups_of(s).offsets,
+        offs=drawn_with(s.groups).offsets,
         out_dtype=s.d.dtype,
         use_fast_accum=fast,
     )
@@ -214,7 +214,7 @@ def _scaled_loop(problem: Problem, sets: Sequence[OperandSet], _: int) -> list[L
 def _through(problem: Problem, s: OperandSet, step: Callable[..., Launch]) -> Launch:
     """The groups one after the other; the gradient of one without tokens is zero."""
     steps: list[Launch] = []
-    for group, run in enumerate(groups_of(s).runs):
+    for group, run in enumerate(drawn_with(s.groups).runs):
         if run.start < run.stop:
             steps.append(step(*_parts(problem, s, group, run)))
         elif problem.operation.grouping is Grouping.DEPTH and not problem.operation.accumulate:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
 from gemmsmith.operation import Operation
 from gemmsmith.problem import Problem
 from gemmsmith.runtime.abi import Arguments
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,52 +75,10 @@ class OperandSet:
     column_scale: torch.Tensor | None = None
 
 
-def groups_of(operands: OperandSet) -> Groups:
-    """The groups of a set that has them."""
-    assert operands.groups is not None  # noqa: S101 - drawn with them
-    return operands.groups
-
-
-def bias_of(operands: OperandSet) -> torch.Tensor:
-    """The bias of a set that has one."""
-    assert operands.bias is not None  # noqa: S101 - drawn with it
-    return operands.bias
-
-
-def residual_of(operands: OperandSet) -> torch.Tensor:
-    """The residual of a set that has one."""
-    assert operands.residual is not None  # noqa: S101 - drawn with it
-    return operands.residual
-
-
-def row_scale_of(operands: OperandSet) -> torch.Tensor:
-    """The factors of rows of a set that has them."""
-    assert operands.row_scale is not None  # noqa: S101 - drawn with them
-    return operands.row_scale
-
-
-def column_scale_of(operands: OperandSet) -> torch.Tensor:
-    """The factors of columns of a set that has them."""
-    assert operands.column_scale is not None  # noqa: S101 - drawn with them
-    return operands.column_scale
-
-
-def aux_of(operands: OperandSet) -> torch.Tensor:
-    """What the backward epilogue of a set reads."""
-    assert operands.aux is not None  # noqa: S101 - drawn with it
-    return operands.aux
-
-
-def scale_of(operands: OperandSet) -> torch.Tensor:
-    """The factor of a set's FP8 D."""
-    assert operands.scale_d is not None  # noqa: S101 - drawn with it
-    return operands.scale_d
-
-
-def amax_of(operands: OperandSet) -> torch.Tensor:
-    """Where the largest value of a set's FP8 D is kept."""
-    assert operands.amax is not None  # noqa: S101 - drawn with it
-    return operands.amax
+def drawn_with(part: T | None) -> T:
+    """That part of a set, of an operation that has it."""
+    assert part is not None  # noqa: S101 - drawn with it
+    return part
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,7 @@ from tuner.workloads.footprint import footprint
 from tuner.workloads.operands import HOST, Operands, poison
 from tuner.workloads.reference import tolerance
 from tuner.workloads.registry import workload_of
-from tuner.workloads.workload import amax_of, scale_of
+from tuner.workloads.workload import drawn_with
 
 FP8 = torch.float8_e4m3fn
 EPILOGUES = ("bias", "bias_gelu_tanh", "bias_gelu", "bias_silu", "bias_relu2", "silu_gate")
@@ -58,8 +58,8 @@ def value_of(operands: Operands, terms: int | None = None) -> torch.Tensor:
 def answer(operands: Operands, value: torch.Tensor) -> torch.Tensor:
     """D of it; the largest value is left as a right kernel does."""
     s = operands.sets[0]
-    amax_of(s).fill_(float(value.abs().max()))
-    return (value * scale_of(s).double()).clamp(-448, 448).to(FP8)
+    drawn_with(s.amax).fill_(float(value.abs().max()))
+    return (value * drawn_with(s.scale_d).double()).clamp(-448, 448).to(FP8)
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
@@ -75,18 +75,18 @@ def test_the_right_answer_passes(epilogue: str, extents: tuple[int, int, int]) -
 def test_values_use_the_range_and_have_the_spread_that_is_said(epilogue: str) -> None:
     operands = Operands(asked(epilogue, 128, 640), SMALL, HOST, seed=1)
     first, second = operands.sets[:2]
-    scaled = value_of(operands) * scale_of(first).double()
+    scaled = value_of(operands) * drawn_with(first.scale_d).double()
     assert 20 < float(scaled.abs().max()) < 448
     (case,) = operands.cases
     assert float(scaled.square().mean().sqrt()) == pytest.approx(case.sigmas[0], rel=0.15)
-    assert scale_of(first).data_ptr() == scale_of(second).data_ptr()
-    assert amax_of(first).data_ptr() != amax_of(second).data_ptr()
+    assert drawn_with(first.scale_d).data_ptr() == drawn_with(second.scale_d).data_ptr()
+    assert drawn_with(first.amax).data_ptr() != drawn_with(second.amax).data_ptr()
 
 
 def test_a_wrong_largest_value_is_caught() -> None:
     operands = Operands(asked("bias_gelu"), SMALL, HOST, seed=1)
     right = answer(operands, value_of(operands))
-    seen = amax_of(operands.sets[0])
+    seen = drawn_with(operands.sets[0].amax)
     for factor in (0.0, 0.97, 1.03, float("nan")):
         kept = seen.clone()
         seen.mul_(factor)
@@ -122,7 +122,7 @@ def test_a_dropped_slice_is_caught_even_beside_fast_sums(k: int) -> None:
     problem = asked("bias_gelu", 64, 96, k)
     operands = Operands(problem, SMALL, HOST, seed=1)
     value, less = value_of(operands), value_of(operands, k - 128)
-    scale = scale_of(operands.sets[0]).double()
+    scale = drawn_with(operands.sets[0].scale_d).double()
     found = (less * scale).to(FP8).double()
     error = float((found - value * scale).norm() / (value * scale).norm())
     assert error > tolerance(problem, fast_accumulation=True).error
@@ -134,8 +134,8 @@ def test_arguments_say_where_everything_lies() -> None:
         operands = Operands(asked(epilogue), SMALL, HOST, seed=1)
         first = operands.sets[0]
         found = operands.arguments(first, operands.check)
-        assert found.scale_d == scale_of(first).data_ptr()
-        assert found.amax == amax_of(first).data_ptr()
+        assert found.scale_d == drawn_with(first.scale_d).data_ptr()
+        assert found.amax == drawn_with(first.amax).data_ptr()
         assert (found.aux, found.residual, found.beta) == (None, None, 0.0)
         assert found.d == operands.check.data_ptr()
         assert (found.bias is None) is (epilogue == "silu_gate")
@@ -146,7 +146,7 @@ def test_torchs_ways_compute_the_operation(epilogue: str) -> None:
     problem = asked(epilogue)
     operands = Operands(problem, SMALL, HOST, seed=1)
     s, value, workload = operands.sets[0], value_of(operands), workload_of(problem.operation)
-    wanted = (value * scale_of(s).double())[0]
+    wanted = (value * drawn_with(s.scale_d).double())[0]
     name, _ = ways.first_that_runs(
         workload.defaults(problem), problem, operands.sets, operands.room
     )
@@ -164,7 +164,7 @@ def test_torchs_ways_compute_the_operation(epilogue: str) -> None:
         assert float(error) < 4e-2, way.name
         if way is default:
             assert found.data_ptr() == s.d.data_ptr()
-            assert float(amax_of(s)) == pytest.approx(float(value.abs().max()), rel=1e-2)
+            assert float(drawn_with(s.amax)) == pytest.approx(float(value.abs().max()), rel=1e-2)
 
 
 @pytest.mark.parametrize(

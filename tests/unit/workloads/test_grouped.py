@@ -18,7 +18,7 @@ from tuner.workloads.footprint import MAX_SETS, footprint, set_count
 from tuner.workloads.operands import HOST, Operands
 from tuner.workloads.reference import Reference
 from tuner.workloads.spreads import Spread
-from tuner.workloads.workload import OperandSet, groups_of
+from tuner.workloads.workload import OperandSet, drawn_with
 
 TOKENS = [(96, 5), (1, 4), (64, 1), (3, 32), (1, 1)]
 
@@ -59,8 +59,8 @@ def test_all_tokens_may_be_one_groups() -> None:
     for dtype, layout in (*ROWS[:1], *WIDE):
         operands = Operands(problem_of(dtype, layout), SMALL, HOST, seed=1)
         for case in operands.cases:
-            s, offsets = case.operands, groups_of(case.operands).offsets
-            alone = replace(groups_of(s), ends=(0, 0, 96, 96, 96))
+            s, offsets = case.operands, drawn_with(case.operands.groups).offsets
+            alone = replace(drawn_with(s.groups), ends=(0, 0, 96, 96, 96))
             offsets.copy_(torch.tensor(alone.ends))
             object.__setattr__(s, "groups", alone)
             object.__setattr__(case, "written", operands.check.shape[1])
@@ -70,43 +70,43 @@ def test_all_tokens_may_be_one_groups() -> None:
 
 def _large(s: OperandSet) -> int:
     """The group with the most tokens."""
-    sizes = [run.stop - run.start for run in groups_of(s).runs]
+    sizes = [run.stop - run.start for run in drawn_with(s.groups).runs]
     return sizes.index(max(sizes))
 
 
 def _last_row_zeroed(d: torch.Tensor, s: OperandSet) -> None:
-    d[0, groups_of(s).ends[_large(s)] - 1] = 0
+    d[0, drawn_with(s.groups).ends[_large(s)] - 1] = 0
 
 
 def _last_row_repeated(d: torch.Tensor, s: OperandSet) -> None:
     """As if a row before it had been computed in its place."""
-    last = groups_of(s).ends[_large(s)] - 1
+    last = drawn_with(s.groups).ends[_large(s)] - 1
     d[0, last] = d[0, last - 1]
 
 
 def _neighbours_weight(d: torch.Tensor, s: OperandSet) -> None:
     group = _large(s)
-    run = groups_of(s).runs[group]
+    run = drawn_with(s.groups).runs[group]
     d[0, run] = (s.a[0, run].double() @ s.b[group - 1].double()).to(d.dtype)
 
 
 def _row_of_neighbour(d: torch.Tensor, s: OperandSet) -> None:
     """A group's first row belongs to the tile of the group before it."""
     group = _large(s)
-    row = groups_of(s).runs[group].start
+    row = drawn_with(s.groups).runs[group].start
     d[0, row] = (s.a[0, row].double() @ s.b[group - 1].double()).to(d.dtype)
 
 
 def _one_token_more(d: torch.Tensor, s: OperandSet) -> None:
     """The next group's first token, or the one before: what a tile without a mask takes in."""
     group = _large(s)
-    run = groups_of(s).runs[group]
+    run = drawn_with(s.groups).runs[group]
     token = run.stop if run.stop < s.b.shape[1] else run.start - 1
     d[group] += torch.outer(s.a[0, :, token].double(), s.b[0, token].double()).to(d.dtype)
 
 
 def _one_token_less(d: torch.Tensor, s: OperandSet) -> None:
-    token = groups_of(s).ends[_large(s)] - 1
+    token = drawn_with(s.groups).ends[_large(s)] - 1
     d[_large(s)] -= torch.outer(s.a[0, :, token].double(), s.b[0, token].double()).to(d.dtype)
 
 
@@ -136,7 +136,7 @@ def test_a_token_at_the_wrong_group_is_caught(
 
 def test_a_mistake_in_a_small_group_is_not_lost_beside_a_large_one() -> None:
     operands = Operands(problem_of("bf16.group_depth", "nt", 20000, 64), SMALL, HOST, seed=1)
-    runs = groups_of(operands.cases[2].operands).runs
+    runs = drawn_with(operands.cases[2].operands.groups).runs
     sizes = [run.stop - run.start for run in runs]
     small = sizes.index(min(size for size in sizes if size))
     assert sizes[small] * 500 < max(sizes)
@@ -170,7 +170,7 @@ def test_rows_that_were_never_written_are_told(case: int) -> None:
     def stale(d: torch.Tensor, s: OperandSet) -> None:
         poisoned = torch.empty_like(d)
         operands.ready(poisoned)
-        last = groups_of(s).ends[-1] - 1
+        last = drawn_with(s.groups).ends[-1] - 1
         d[0, last] = poisoned[0, last]
 
     _, failure = judged(operands, stale, case)
@@ -182,7 +182,7 @@ def test_rows_that_were_never_written_are_told(case: int) -> None:
 def test_an_empty_groups_gradient_is_zero_and_written() -> None:
     operands = Operands(problem_of("bf16.group_depth", "nt", 200, 12), SMALL, HOST, seed=1)
     s = operands.cases[2].operands
-    empty = next(i for i, run in enumerate(groups_of(s).runs) if run.start == run.stop)
+    empty = next(i for i, run in enumerate(drawn_with(s.groups).runs) if run.start == run.stop)
     poisoned = torch.empty_like(operands.check)
     operands.ready(poisoned)
     for left, kind in (
@@ -197,7 +197,7 @@ def test_an_empty_groups_gradient_is_zero_and_written() -> None:
 def test_an_empty_groups_gradient_that_is_added_to_stays() -> None:
     operands = Operands(problem_of(*WIDE[1], 200, 12), SMALL, HOST, seed=1)
     s = operands.cases[2].operands
-    empty = next(i for i, run in enumerate(groups_of(s).runs) if run.start == run.stop)
+    empty = next(i for i, run in enumerate(drawn_with(s.groups).runs) if run.start == run.stop)
     _, failure = judged(operands, lambda d, _: d[empty].zero_(), 2)  # type: ignore[arg-type, return-value]
     assert failure is not None
     assert failure.kind is FailureKind.WRONG
@@ -231,15 +231,15 @@ def test_sets_rotate_over_the_spreads_and_the_seed_changes_values_alone() -> Non
     one, again, other = (Operands(problem, SMALL, HOST, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(one.sets[0].b, again.sets[0].b)
     assert not torch.equal(one.sets[0].b, other.sets[0].b)
-    assert [groups_of(s).spread for s in one.sets] == [*Spread] * (len(one.sets) // 3)
+    assert [drawn_with(s.groups).spread for s in one.sets] == [*Spread] * (len(one.sets) // 3)
     for s, t, u in zip(one.sets, again.sets, other.sets, strict=True):
-        ends = groups_of(s).ends
-        assert ends == groups_of(t).ends == groups_of(u).ends
-        assert groups_of(s).offsets.dtype is torch.int32
-        assert tuple(groups_of(s).offsets.tolist()) == ends
-    short, otherwise = (groups_of(each.cases[3].operands).ends for each in (one, other))
+        ends = drawn_with(s.groups).ends
+        assert ends == drawn_with(t.groups).ends == drawn_with(u.groups).ends
+        assert drawn_with(s.groups).offsets.dtype is torch.int32
+        assert tuple(drawn_with(s.groups).offsets.tolist()) == ends
+    short, otherwise = (drawn_with(each.cases[3].operands.groups).ends for each in (one, other))
     assert short != otherwise
-    assert short == groups_of(again.cases[3].operands).ends
+    assert short == drawn_with(again.cases[3].operands.groups).ends
 
 
 def test_sets_share_memory_where_one_leaves_the_cache_cold() -> None:
@@ -267,7 +267,7 @@ def test_fewer_tokens_than_groups_meet_every_weight() -> None:
     met = {
         group
         for s in operands.sets
-        for group, run in enumerate(groups_of(s).runs)
+        for group, run in enumerate(drawn_with(s.groups).runs)
         if run.start < run.stop
     }
     assert met == set(range(32))

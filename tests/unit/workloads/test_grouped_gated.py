@@ -19,7 +19,7 @@ from tuner.workloads.operands import HOST, Operands
 from tuner.workloads.reference import Reference, tolerance
 from tuner.workloads.registry import workload_of
 from tuner.workloads.spreads import Spread
-from tuner.workloads.workload import OperandSet, Way, groups_of, row_scale_of
+from tuner.workloads.workload import OperandSet, Way, drawn_with
 
 ACTIVATIONS = {
     "silu": functional.silu,
@@ -48,11 +48,11 @@ def _nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def right_answer(problem: Problem, s: OperandSet) -> torch.Tensor:
     """By FP64 and torch's functions, group by group: D, and gate and up where stored."""
     both = torch.zeros(problem.m, problem.n, dtype=torch.float64)
-    for group, run in enumerate(groups_of(s).runs):
+    for group, run in enumerate(drawn_with(s.groups).runs):
         both[run] = s.a[0, run].double() @ s.b[group].double()
     gate, up = both.chunk(2, -1)
     activation = str(problem.operation.epilogue.activation)
-    d = ACTIVATIONS[activation](gate) * up * row_scale_of(s)[0].double()
+    d = ACTIVATIONS[activation](gate) * up * drawn_with(s.row_scale)[0].double()
     outputs = [d, gate, up] if problem.operation.epilogue.stores_aux else [d]
     return torch.stack(outputs)
 
@@ -94,7 +94,7 @@ def test_the_spread_that_is_expected_is_drawn(problem: Problem) -> None:
 
 
 def _without_factor(d: torch.Tensor, s: OperandSet) -> None:
-    d[0] /= row_scale_of(s)[0].to(d.dtype)
+    d[0] /= drawn_with(s.row_scale)[0].to(d.dtype)
 
 
 def _halves_exchanged(d: torch.Tensor, _: OperandSet) -> None:
@@ -115,7 +115,7 @@ def test_a_mistake_in_any_output_is_found(change: Callable[..., None]) -> None:
 @pytest.mark.parametrize("matrix", [0, 1, 2])
 def test_no_row_after_the_last_group_is_written(matrix: int) -> None:
     def change(d: torch.Tensor, s: OperandSet) -> None:
-        if groups_of(s).ends[-1] < d.shape[1]:
+        if drawn_with(s.groups).ends[-1] < d.shape[1]:
             d[matrix, -1, 0] = 0
 
     failure = judged(Operands(PROBLEMS[1], SMALL, HOST, seed=1), change)
@@ -129,10 +129,10 @@ def test_a_kernel_is_told_where_everything_lies() -> None:
     s, half = operands.sets[0], problem.n // 2
     given = operands.arguments(s)
     assert given.b_up == given.b + half * problem.k * 2
-    assert given.row_scale == row_scale_of(s).data_ptr()
+    assert given.row_scale == drawn_with(s.row_scale).data_ptr()
     assert (given.ldd, given.ld_aux) == (3 * half, 3 * half)
     assert given.aux == given.d + 2 * half
-    assert given.offsets == groups_of(s).offsets.data_ptr()
+    assert given.offsets == drawn_with(s.groups).offsets.data_ptr()
     plain = Operands(PROBLEMS[0], SMALL, HOST, seed=1)
     given = plain.arguments(plain.sets[0])
     assert (given.ldd, given.aux) == (half, None)

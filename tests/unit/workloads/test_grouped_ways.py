@@ -14,7 +14,7 @@ from tuner.workloads import ways
 from tuner.workloads.footprint import footprint
 from tuner.workloads.operands import HOST, Operands
 from tuner.workloads.registry import WORKLOADS
-from tuner.workloads.workload import OperandSet, Way, groups_of
+from tuner.workloads.workload import OperandSet, Way, drawn_with
 
 TOKENS = [(96, 5), (1, 4), (64, 1), (3, 32)]
 
@@ -27,7 +27,7 @@ def test_what_the_c_abi_is_given_by_rows() -> None:
     assert s.scale_b is not None
     assert (found.m, found.n, found.k, found.batch) == (96, 32, 48, 5)
     assert (found.a, found.b) == (s.a.data_ptr(), s.b.data_ptr())
-    assert found.offsets == groups_of(s).offsets.data_ptr()
+    assert found.offsets == drawn_with(s.groups).offsets.data_ptr()
     assert (found.lda, found.ldb, found.ldd) == (48, 48, 32)
     assert (found.batch_stride_a, found.batch_stride_c, found.batch_stride_d) == (0, 0, 0)
     assert found.batch_stride_b == 32 * 48
@@ -111,7 +111,7 @@ def _compare(way: Way, operands: Operands, s: OperandSet) -> None:
     result = way.launches(operands.problem, [s], operands.room)[0]()
     written = slice(None)
     if operands.problem.operation.grouping is Grouping.ROWS:
-        written = slice(0, groups_of(s).ends[-1])
+        written = slice(0, drawn_with(s.groups).ends[-1])
     result, wanted = result.reshape(wanted.shape)[:, written].double(), wanted[:, written]
     difference = torch.linalg.vector_norm(result - wanted)
     assert difference <= 5e-3 * torch.linalg.vector_norm(wanted), way.name
