@@ -1,0 +1,80 @@
+"""Functions that are Triton kernels on a GPU, and torch's own operators everywhere else."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from contextlib import suppress
+from types import ModuleType
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch.autograd import forward_ad
+
+from gemmsmith.ops.engine.functions import unobserved
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_transforms = torch._C._functorch.peek_interpreter_stack
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class NotLaunched(Exception):
+    """No kernel was launched: torch's operators are to compute it."""
+
+
+def by_triton(module: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorates what torch computes: on a GPU, the function of that name in `module` does.
+
+    Torch's operators run where the result is not final (`is_final`), and where no kernel can be
+    launched: Triton is not installed or cannot compile, or would have to while a CUDA graph is
+    captured. All arguments are given by position, a tensor first.
+    """
+
+    def decorate(by_torch: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(by_torch)
+        def call(*arguments: P.args, **named: P.kwargs) -> R:
+            if getattr(arguments[0], "is_cuda", False) and is_final(*arguments):
+                kernels = _imported(module)
+                if kernels is not None:
+                    with suppress(NotLaunched):
+                        by_kernels: Callable[..., R] = getattr(kernels, by_torch.__name__)
+                        return by_kernels(*map(_as_stored, arguments))
+            return by_torch(*arguments, **named)
+
+        return call
+
+    return decorate
+
+
+def is_final(*arguments: object) -> bool:
+    """Whether what is computed of these is read as numbers alone, by nothing that looks on."""
+    if torch.compiler.is_compiling() or not unobserved() or is_derived(*arguments):
+        return False
+    return all(type(one) in _PLAIN for one in arguments if isinstance(one, torch.Tensor))
+
+
+def is_derived(*arguments: object) -> bool:
+    """Whether a gradient, a tangent or another transform is made of what is computed of these."""
+    if forward_ad._current_level >= 0 or _transforms() is not None:
+        return True
+    return torch.is_grad_enabled() and any(
+        one.requires_grad for one in arguments if isinstance(one, torch.Tensor)
+    )
+
+
+def _as_stored(argument: Any) -> Any:
+    """A tensor whose memory holds its values: kernels know of no negation."""
+    is_lazy = isinstance(argument, torch.Tensor) and argument.is_neg()
+    return argument.resolve_neg() if is_lazy else argument
+
+
+@functools.cache
+def _imported(name: str) -> ModuleType | None:
+    """The module with the kernels; None without Triton."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
