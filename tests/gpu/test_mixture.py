@@ -12,7 +12,7 @@ import torch
 
 import gemmsmith
 from gemmsmith.ops.products import passes
-from gemmsmith.ops.products.mixture import route
+from gemmsmith.ops.products.routing import route
 from tests.support.mixtures import close, reference
 
 TYPES = [torch.bfloat16, torch.float16]

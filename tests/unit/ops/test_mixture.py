@@ -13,7 +13,7 @@ import torch
 import gemmsmith
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.products import passes
-from gemmsmith.ops.products.mixture import route
+from gemmsmith.ops.products.routing import route
 from tests.support.mixtures import close, reference
 from tests.support.stand_in import Chooser, Host
 
