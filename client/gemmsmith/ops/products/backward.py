@@ -42,9 +42,9 @@ def _computed(dy: torch.Tensor, weight: torch.Tensor, aux: torch.Tensor, epilogu
         return gradient, none if given is None else given, none if sums is None else sums
     parts = what.backward
     assert parts is not None  # noqa: S101 - the functions below name no other
-    gradient = through(parts, functions.product(Form.MATMUL, dy, weight), aux)
+    gradient = through(parts, functions.product(Form.MATMUL, dy, weight), aux).contiguous()
     sums = functions.column_sums(gradient) if parts.bias_gradient else none
-    return gradient, activated(parts, aux) if parts.activated else none, sums
+    return gradient, activated(parts, aux).contiguous() if parts.activated else none, sums
 
 
 def through(parts: Backward, dh: torch.Tensor, aux: torch.Tensor) -> torch.Tensor:
