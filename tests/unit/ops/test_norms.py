@@ -27,9 +27,9 @@ from gemmsmith.built import remember
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.models.automatic import every_model, every_norm
+from gemmsmith.ops.models.forwards import is_patched
 from gemmsmith.ops.models.layers import recognized
 from gemmsmith.ops.models.norms import norm_recipe
-from gemmsmith.ops.models.swapping import Swapped
 from tests.support.stand_in import Chooser, Host
 from tests.support.tiny_models import MODELS
 
@@ -519,7 +519,7 @@ def test_norms_of_all_models(calls: Callable[[], int]) -> None:
     norms, rest = 5, 2
 
     def swapped() -> int:
-        return sum(isinstance(one, Swapped) for one in model.modules())
+        return sum(map(is_patched, model.modules()))
 
     with every_norm():
         assert swapped() == norms

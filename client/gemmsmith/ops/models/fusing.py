@@ -27,16 +27,7 @@ def may_fuse(given: tuple[Any, ...]) -> bool:
         return False
     if not all(isinstance(one, torch.Tensor) and one.is_floating_point() for one in given):
         return False
-    if is_written_down():
-        return False
     return torch.compiler.is_compiling() or not _has_any_global_hook()  # type: ignore[no-untyped-call]
-
-
-def is_written_down() -> bool:
-    """Whether the program is traced for others, who may have no gemmsmith: exported, or by jit."""
-    # Not `is_exporting()`, which is always true in a graph that torch 2.11 compiles.
-    exporting = getattr(torch.compiler, "_is_exporting_flag", False)
-    return exporting or torch._C._get_tracing_state() is not None
 
 
 def linear(
