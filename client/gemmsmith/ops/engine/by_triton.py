@@ -7,12 +7,12 @@ import importlib
 from collections.abc import Callable
 from contextlib import suppress
 from types import ModuleType
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch.autograd import forward_ad
 
-from gemmsmith.ops.engine.functions import unobserved
+from gemmsmith.ops.engine.functions import is_dense, unobserved
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,7 +41,7 @@ def by_triton(module: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 if kernels is not None:
                     with suppress(NotLaunched):
                         by_kernels: Callable[..., R] = getattr(kernels, by_torch.__name__)
-                        return by_kernels(*map(_as_stored, arguments))
+                        return by_kernels(*arguments)
             return by_torch(*arguments, **named)
 
         return call
@@ -50,10 +50,14 @@ def by_triton(module: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def is_final(*arguments: object) -> bool:
-    """Whether what is computed of these is read as numbers alone, by nothing that looks on."""
+    """Whether these are dense, and what is computed of them is read as numbers alone: by no graph,
+    mode or transform.
+    """
     if torch.compiler.is_compiling() or not unobserved() or is_derived(*arguments):
         return False
-    return all(type(one) in _PLAIN for one in arguments if isinstance(one, torch.Tensor))
+    return all(
+        type(one) in _PLAIN and is_dense(one) for one in arguments if isinstance(one, torch.Tensor)
+    )
 
 
 def is_derived(*arguments: object) -> bool:
@@ -63,12 +67,6 @@ def is_derived(*arguments: object) -> bool:
     return torch.is_grad_enabled() and any(
         one.requires_grad for one in arguments if isinstance(one, torch.Tensor)
     )
-
-
-def _as_stored(argument: Any) -> Any:
-    """A tensor whose memory holds its values: kernels know of no negation."""
-    is_lazy = isinstance(argument, torch.Tensor) and argument.is_neg()
-    return argument.resolve_neg() if is_lazy else argument
 
 
 @functools.cache

@@ -3,24 +3,27 @@
 Known by the very function that transformers puts in the place of their forward, which chooses an
 implementation by name. Where the model has one of transformers' plain ones, experts that are SwiGLU
 without biases run as the implementation `gemmsmith` does (`experts_forward`), if one of their
-grouped products has a winner; the model's configuration is not touched.
+grouped products has a winner; the model's configuration is not touched. They run their own forward
+where a hook would be passed by, and where a program has replaced what they consist of.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form, Spec
-from gemmsmith.ops.models import fusing
-from gemmsmith.ops.models.swapping import Swapped
+from gemmsmith.ops.models.forwards import is_plain, is_unheard
+from gemmsmith.ops.models.originals import Original, originals, still
 from gemmsmith.ops.products import telling
 from gemmsmith.ops.products.grouped import grouped_mm
-from gemmsmith.ops.products.mixture import experts
+from gemmsmith.ops.products.mixture import experts, refusal
 from gemmsmith.ops.products.registry import ours
 
 _FORWARD = (
@@ -33,7 +36,17 @@ _PLAIN = ("eager", "grouped_mm")
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsRecipe:
-    """Experts [E, 2 * I, K] and [E, K, I] of a routed layer."""
+    """Experts [E, 2 * I, K] and [E, K, I] of a routed layer.
+
+    Attributes:
+        interface: transformers' implementations by name.
+        grouped: which of them is `grouped_mm`; `eager`, the layer's own forward, is none of them.
+        relies_on: functions that must be the originals.
+    """
+
+    interface: Any
+    grouped: Any
+    relies_on: tuple[Original, ...]
 
     def __str__(self) -> str:
         return "experts"
@@ -46,39 +59,48 @@ def experts_recipe(module: nn.Module) -> ExpertsRecipe | None:
     # The wrapper wears the name of what it wraps; its code and its globals are its own.
     if code is None or code.co_qualname != _FORWARD[1]:
         return None
-    if forward.__globals__.get("__name__") != _FORWARD[0]:
+    if forward.__globals__.get("__name__") != _FORWARD[0] or not is_swiglu(module):
         return None
-    return ExpertsRecipe() if is_swiglu(module) else None
+    closed_over = dict(zip(code.co_freevars, forward.__closure__, strict=True))
+    relies_on = originals(*learn().calls, (type(module.act_fn), "forward"))
+    if relies_on is None or "experts_interface" not in closed_over:
+        return None
+    interface = closed_over["experts_interface"].cell_contents
+    return ExpertsRecipe(interface=interface, grouped=learn().grouped, relies_on=relies_on)
 
 
-class ExpertsLayer(Swapped):
-    """See `ExpertsRecipe`."""
+def run_experts(
+    recipe: ExpertsRecipe,
+    module: Any,
+    own: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    named: dict[str, Any],
+) -> Any:
+    """Patched experts' forward; see `gemmsmith.ops.models.forwards`."""
+    if not named and len(arguments) == 3 and _pays(recipe, module, *arguments):
+        return experts_forward(module, *arguments)
+    return own(module, *arguments, **named)
 
-    def forward(self, *given: Any, **named: Any) -> Any:
-        """As the module's own forward."""
-        if self.is_swapped and not named and len(given) == 3 and self._pays(*given):
-            return experts_forward(self, *given)
-        return super().forward(*given, **named)
 
-    def _pays(self, tokens: Any, index: Any, shares: Any) -> bool:
-        """Whether the layer is as it was found, and one of its products has a winner."""
-        config: Any = self.config
-        if not is_swiglu(self) or config._experts_implementation not in _PLAIN:
-            return False
-        if any(not isinstance(one, torch.Tensor) for one in (tokens, index, shares)):
-            return False
-        if telling.is_told() or fusing.is_written_down():
-            return False
-        if torch.is_autocast_enabled(tokens.device.type):
-            return False
-        opened, down = self.gate_up_proj, self.down_proj
-        if not (isinstance(opened, torch.Tensor) and isinstance(down, torch.Tensor)):
-            return False
-        if not ours(tokens, opened) or not ours(tokens, down) or tokens.dim() != 2:
-            return False
-        if torch.compiler.is_compiling():
-            return bool(_may_group())
-        return _has_winner(tokens, index.numel(), opened, down)
+def _pays(recipe: ExpertsRecipe, module: Any, tokens: Any, index: Any, shares: Any) -> bool:
+    """Whether the layer is as it was found, and one of its products has a winner."""
+    config: Any = module.config
+    name = config._experts_implementation
+    if name not in _PLAIN or not _is_passed_by(module) or not still(recipe.relies_on):
+        return False
+    if recipe.interface.get(name) is not (recipe.grouped if name == "grouped_mm" else None):
+        return False
+    opened, down = module.gate_up_proj, module.down_proj
+    operands = (tokens, index, shares, opened, down)
+    if not all(isinstance(one, torch.Tensor) for one in operands):
+        return False
+    if telling.is_told() or torch.is_autocast_enabled(tokens.device.type):
+        return False
+    if not ours(*operands) or refusal(*operands) is not None:
+        return False
+    if torch.compiler.is_compiling():
+        return bool(_may_group())
+    return _has_winner(tokens, index.numel(), opened, down)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -122,7 +144,7 @@ def experts_forward(
     Returns:
         [T, width], of the tokens' type.
     """
-    if is_swiglu(module) and not torch.is_autocast_enabled(hidden_states.device.type):
+    if _is_passed_by(module) and not torch.is_autocast_enabled(hidden_states.device.type):
         return experts(
             hidden_states, top_k_index, top_k_weights, module.gate_up_proj, module.down_proj
         )
@@ -151,10 +173,19 @@ def experts_forward(
 
 
 class _Known(NamedTuple):
-    """Of transformers, which may change: what stands for SwiGLU in a layer of experts."""
+    """Of transformers, which may change: what stands for SwiGLU in a layer of experts.
+
+    Attributes:
+        gate: what multiplies the activated gate with up.
+        activations: classes that compute SiLU.
+        calls: the functions that all of this consists of.
+        grouped: the implementation `grouped_mm`.
+    """
 
     gate: Any
     activations: tuple[type, ...]
+    calls: tuple[tuple[Any, str], ...]
+    grouped: Any
 
 
 _known: _Known | None = None
@@ -167,8 +198,13 @@ def learn() -> _Known:
         from transformers.activations import SiLUActivation
         from transformers.integrations import moe
 
-        gate = getattr(moe, "_default_apply_gate", None)  # not public: elsewhere it may be another
-        _known = _Known(gate, (nn.SiLU, SiLUActivation))
+        name = "grouped_mm_experts_forward"
+        _known = _Known(
+            gate=getattr(moe, "_default_apply_gate", None),  # not public: it may go
+            activations=(nn.SiLU, SiLUActivation),
+            calls=((moe, "_default_apply_gate"), (moe, name), (functional, "silu")),
+            grouped=getattr(moe, name, None),
+        )
     return _known
 
 
@@ -180,6 +216,12 @@ def is_swiglu(module: Any) -> bool:
         and not module.has_bias
         and not module.is_transposed
         and type(module)._apply_gate is known.gate
-        and isinstance(module.act_fn, known.activations)
+        and "_apply_gate" not in module.__dict__
+        and type(module.act_fn) in known.activations
         and module.gate_up_proj.dtype.itemsize == 2
     )
+
+
+def _is_passed_by(module: Any) -> bool:
+    """Whether they are SwiGLU, and nothing listens to the activation that is not called then."""
+    return is_swiglu(module) and is_plain(module.act_fn) and is_unheard()

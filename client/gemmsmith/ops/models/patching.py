@@ -42,9 +42,9 @@ from gemmsmith.ops.below import experts, scaling
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine, current
 from gemmsmith.ops.models import layers
+from gemmsmith.ops.models.forwards import Forwards
 from gemmsmith.ops.models.function_mode import Everywhere
 from gemmsmith.ops.models.reporting import ProductsReport
-from gemmsmith.ops.models.swapping import Swapped, Swaps, TunedLinear
 from gemmsmith.ops.products import telling
 
 
@@ -169,13 +169,13 @@ class Patch(AbstractContextManager[None]):
             if model is None:
                 stack.enter_context(_everywhere(engine))
             else:
-                swaps = Swaps()
-                stack.callback(swaps.undo)
-                self._within(model, engine, stack, swaps)
+                forwards = Forwards()
+                stack.callback(forwards.undo)
+                self._within(model, engine, stack, forwards)
             self._stack = stack.pop_all()
 
     def _within(
-        self, model: torch.nn.Module, engine: Engine | None, stack: ExitStack, swaps: Swaps
+        self, model: torch.nn.Module, engine: Engine | None, stack: ExitStack, forwards: Forwards
     ) -> None:
         found = [*layers.recognized(model)]
         linears = [module for module in model.modules() if type(module) is torch.nn.Linear]
@@ -186,11 +186,8 @@ class Patch(AbstractContextManager[None]):
             # Their products are below. A bias makes one torch's addmm, which is replaced only if a
             # winner adds it; else a class of ours adds it to the product of a plain kernel.
             linears = [one for one in linears if one.bias is not None and not engine.may_add_biases]
-        swaps.make((one, TunedLinear) for one in linears)
-        swaps.make((one.module, one.swapped_class) for one in found)
-        for module in model.modules():
-            if isinstance(module, Swapped) and not module.is_swapped:
-                swaps.resume(module)
+        layers.take_over_linear(forwards, linears)
+        layers.take_over(forwards, found)
         if self._report is not None:
             self._report.recognized(layers.counts(found))
 

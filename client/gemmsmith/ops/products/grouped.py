@@ -16,7 +16,7 @@ from gemmsmith.ops.engine.by_triton import is_derived
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.plan import Plan
-from gemmsmith.ops.products.registry import is_traced, ours, register, wants_gradient
+from gemmsmith.ops.products.registry import ours, register, wants_gradient
 
 BEGIN = 16
 """Bytes: where rows of a grouped product's operands begin."""
@@ -71,7 +71,7 @@ def grouped_below(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch
     """The product, by a kernel or by torch. Below autograd."""
     if functions.unobserved():
         return _computed(a, b, offs)
-    engine = current()
+    engine = functions.engine_here()
     if engine is None or (
         functions.sizes_are_numbers(a, b, offs)
         and engine.plan(Form.GROUPED, a, b, groups=offs.shape[0]) is None
@@ -116,7 +116,7 @@ def derivable(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Ten
 
 def aligned(weight: torch.Tensor) -> torch.Tensor:
     """Experts' weights as grouped products take them; a copy where they lie otherwise."""
-    if is_traced(weight):
+    if functions.is_traced(weight):
         return weight
     step = BEGIN // weight.element_size()
     (_, rows, columns), (between, *strides) = weight.shape, weight.stride()
@@ -199,7 +199,7 @@ class GroupedMm(torch.autograd.Function):
         """Gradients of a and b, that of b lying in memory as b does."""
         a, b, offs = ctx.saved_tensors
         # A gradient that was expanded, as a sum's, suits neither kernels nor torch.
-        dy = grads[0].resolve_neg().contiguous()
+        dy = functions.dense(grads[0]).contiguous()
         # Of a gradient that is derived again, or of a batch of them, torch's operator knows how.
         multiply = torch._grouped_mm if is_derived(a, b, dy) else grouped_below
         da = db = None

@@ -19,6 +19,7 @@ import torch
 
 from gemmsmith.ops.engine.by_triton import is_derived
 from gemmsmith.ops.engine.forms import Form, Spec
+from gemmsmith.ops.engine.functions import is_traced
 from gemmsmith.ops.products import passes
 from gemmsmith.ops.products.grouped import (
     BEGIN,
@@ -29,7 +30,7 @@ from gemmsmith.ops.products.grouped import (
     gated_plan,
     grouped_below,
 )
-from gemmsmith.ops.products.registry import all_ours, is_traced, register, wants_gradient
+from gemmsmith.ops.products.registry import ours, register, wants_gradient
 from gemmsmith.ops.products.routing import Routing, route
 from gemmsmith.ops.products.telling import Multiplied, is_told, tell
 
@@ -61,58 +62,61 @@ def experts(
         ValueError: sizes, types or devices do not match; the message names them.
     """
     operands = (hidden_states, top_k_index, top_k_weights, gate_up, down)
-    _check(*operands)
-    if not all_ours(*operands):
+    reason = refusal(*operands)
+    if reason is not None:
+        raise ValueError(reason)
+    if not ours(*operands):
         return _compute(*operands, keep=False, multiply=derivable)[0]
     compute = torch.ops.gemmsmith.experts if torch.compiler.is_compiling() else _autograd
     found: torch.Tensor = compute(*operands, wants_gradient(*operands))[0]
     return found
 
 
-def _check(
+def refusal(
     tokens: torch.Tensor,
     index: torch.Tensor,
     shares: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
-) -> None:
+) -> str | None:
+    """What keeps `experts` from computing with these; None: nothing does."""
+    operands = (tokens, index, shares, gate_up, down)
     if tokens.dim() != 2 or gate_up.dim() != 3 or down.dim() != 3 or index.dim() != 2:
-        raise ValueError(
+        return (
             "experts takes hidden_states [T, width], top_k_index [T, chosen], gate_up "
             f"[E, 2 * inner, width] and down [E, width, inner], not {list(tokens.shape)}, "
             f"{list(index.shape)}, {list(gate_up.shape)} and {list(down.shape)}"
         )
     width, inner, number = tokens.shape[1], down.shape[2], gate_up.shape[0]
-    wanted = ((number, 2 * inner, width), (number, width, inner), index.shape)
-    given = (gate_up.shape, down.shape, shares.shape)
-    for name, want, got in zip(("gate_up", "down", "top_k_weights"), wanted, given, strict=True):
-        if tuple(got) != tuple(want):
-            raise ValueError(f"{name} must be {list(want)} here, not {list(got)}")
+    sizes = ((number, 2 * inner, width), (number, width, inner), index.shape)
+    actual = (gate_up.shape, down.shape, shares.shape)
+    for name, size, has in zip(("gate_up", "down", "top_k_weights"), sizes, actual, strict=True):
+        if tuple(has) != tuple(size):
+            return f"{name} must be {list(size)} here, not {list(has)}"
     if index.shape[0] != tokens.shape[0]:
-        raise ValueError(f"top_k_index has {index.shape[0]} rows for {tokens.shape[0]} tokens")
-    if not gate_up.dtype == down.dtype == tokens.dtype:
-        raise ValueError(
-            f"hidden_states, gate_up and down must have one type, not {tokens.dtype}, "
-            f"{gate_up.dtype} and {down.dtype}"
-        )
+        return f"top_k_index has {index.shape[0]} rows for {tokens.shape[0]} tokens"
     if not number:
-        raise ValueError("gate_up and down must hold at least one expert")
+        return "gate_up and down must hold at least one expert"
+    if not gate_up.dtype == down.dtype == tokens.dtype:
+        types = f"{tokens.dtype}, {gate_up.dtype} and {down.dtype}"
+        return f"hidden_states, gate_up and down must have one type, not {types}"
     if tokens.dtype not in _TYPES:
-        raise ValueError(f"hidden_states must be of 16 or 32 bit floats, not {tokens.dtype}")
+        return f"hidden_states must be of 16 or 32 bit floats, not {tokens.dtype}"
     if not shares.is_floating_point():
-        raise ValueError(f"top_k_weights must be floats, not {shares.dtype}")
+        return f"top_k_weights must be floats, not {shares.dtype}"
     if index.is_floating_point() or index.is_complex() or index.dtype is torch.bool:
-        raise ValueError(f"top_k_index must be integers, not {index.dtype}")
-    if not tokens.device == index.device == shares.device == gate_up.device == down.device:
-        devices = ", ".join(str(one.device) for one in (tokens, index, shares, gate_up, down))
-        raise ValueError(f"all of experts' operands must be on one device, not on {devices}")
+        return f"top_k_index must be integers, not {index.dtype}"
+    if any(one.device != tokens.device for one in operands):
+        devices = ", ".join(str(one.device) for one in operands)
+        return f"all of experts' operands must be on one device, not on {devices}"
     step = BEGIN // tokens.element_size()
     for name, extent in (("width", width), ("inner", inner)):
         if extent % step:
-            raise ValueError(
+            return (
                 f"experts' {name} is {extent} and must be a multiple of {step}, so that rows of "
                 f"{tokens.dtype} begin on {BEGIN} bytes: pad the operands with zeros"
             )
+    return None
 
 
 Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
