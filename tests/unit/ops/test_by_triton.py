@@ -53,13 +53,6 @@ def test_a_kernel_runs_for_a_gpus_tensors(
     assert float(total(x)) == 3
 
 
-def test_it_is_given_values_as_they_are_in_memory(kernels: SimpleNamespace) -> None:
-    found, other = total(torch._neg_view(torch.ones(3)), torch._neg_view(torch.ones(2)))
-    assert not found.is_neg()
-    assert not other.is_neg()
-    assert found.tolist() == [-1, -1, -1]
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_what_is_derived_or_looked_at_is_torchs(kernels: SimpleNamespace) -> None:
     x = torch.ones(3)
@@ -67,6 +60,8 @@ def test_what_is_derived_or_looked_at_is_torchs(kernels: SimpleNamespace) -> Non
     assert total(torch.ones(3), x).requires_grad
     x = x.detach()
     assert float(total(x.as_subclass(Other))) == 3
+    assert float(total(torch._neg_view(x))) == -3
+    assert float(total(x, x.to_sparse())) == 6
     assert isinstance(torch.compile(total, fullgraph=True, backend="eager")(x), torch.Tensor)
     assert torch.func.vmap(total)(torch.ones(2, 3)).tolist() == [3, 3]
     with FlopCounterMode(display=False):

@@ -78,14 +78,14 @@ def test_every_bias(summed: list[torch.Size]) -> None:
     assert summed == [(2, 3, 16)]
     adding = Epilogue.made_of(bias=True, residual=True)
     given = (x, weight, bias, residual, None, None, None, adding)
-    gradients(FusedLinear.apply(*given), bias)  # type: ignore[no-untyped-call]
+    gradients(FusedLinear.apply(*given)[0], bias)  # type: ignore[no-untyped-call]
     assert summed == [(2, 3, 16)] * 2
     hidden = functional.gelu(functional.linear(x, weight, bias))
     wanted = gradients(functional.linear(hidden, down, down_bias), bias, down_bias)
     for sums in (False, True):
         summed.clear()
         epilogue = Epilogue.backward_of("gelu", bias_gradient=sums)
-        out = MLP.apply(x, weight, down, None, bias, down_bias, None, epilogue)  # type: ignore[no-untyped-call]
+        out = MLP.apply(x, weight, down, None, bias, down_bias, None, epilogue)[0]  # type: ignore[no-untyped-call]
         for mine, exactly in zip(gradients(out, bias, down_bias), wanted, strict=True):
             torch.testing.assert_close(mine, exactly)
         assert summed == [(2, 3, 16), (2, 3, 4)]

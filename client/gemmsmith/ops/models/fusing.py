@@ -130,7 +130,7 @@ def mlp(
             # What `feedforward.mlp` comes to, which would check and choose all of it once more.
             out: torch.Tensor = feedforward.MLP.apply(  # type: ignore[no-untyped-call]
                 x, weight, down, up, bias, down_bias, None, epilogue
-            )
+            )[0]
             return out
     elif current() is None:
         return None
