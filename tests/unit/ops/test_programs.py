@@ -165,17 +165,15 @@ def _linearized(net: nn.Module) -> Any:
     return out, push(*(torch.ones_like(one) for one in operands))
 
 
+def _hessian(net: nn.Module) -> Any:
+    x, *rest = data(net)
+    return hessian(lambda row: total(net, row.expand(x.shape), *rest))(x[0, 0])
+
+
 def _compiled_grad(net: nn.Module) -> Any:
     torch._dynamo.reset()
     of = torch.compile(grad(lambda x, *rest: total(net, x, *rest)), backend="aot_eager")
     return of(*data(net))
-
-
-def _compiled_jvp(net: nn.Module) -> Any:
-    torch._dynamo.reset()
-    operands = tuple(data(net))
-    ones = tuple(torch.ones_like(one) for one in operands)
-    return torch.compile(lambda: jvp(net, operands, ones), backend="aot_eager")()
 
 
 def _selective(net: nn.Module) -> Any:
@@ -256,9 +254,7 @@ AUTOGRAD: dict[str, Callable[[nn.Module], Any]] = {
     "ensemble": _ensemble,
     "jacrev": lambda net: jacrev(lambda *x: total(net, *x))(*data(net)),
     "jacfwd": lambda net: jacfwd(lambda x, *y: total(net, x, *y))(*data(net)),
-    "hessian": lambda net: hessian(
-        lambda x: total(net, *(x.expand(2, 3, WIDTH) for _ in data(net)))
-    )(data(net)[0][0, 0]),
+    "hessian": _hessian,
     "linearize": _linearized,
     "batched gradients": _batched_gradients,
     "penalty": _penalty,
@@ -266,7 +262,6 @@ AUTOGRAD: dict[str, Callable[[nn.Module], Any]] = {
     "hvp": _hvp,
     "autograd's jvp": _autograd_jvp,
     "compiled grad": _compiled_grad,
-    "compiled jvp": _compiled_jvp,
     "selective checkpoint": _selective,
     "operators": _operators,
     "functions": _functions,
