@@ -92,8 +92,8 @@ class Unknown:
 
 
 def computed(function: Callable[..., Any]) -> Expression | None:
-    reading = read(function)
-    return None if reading is None else reading.expression
+    formula = read(function)
+    return None if formula is None else formula.expression
 
 
 def test_what_is_understood() -> None:

@@ -172,7 +172,8 @@ class Forwards:
 
 def has_own_forward(module: torch.nn.Module) -> bool:
     """Whether a program has put a forward into the module."""
-    return not isinstance(module.__dict__.get("forward"), Forward | None)
+    forward = module.__dict__.get("forward")
+    return forward is not None and type(forward) is not Forward
 
 
 def is_plain(module: torch.nn.Module) -> bool:
@@ -194,7 +195,7 @@ def is_unheard() -> bool:
 
 def is_patched(module: torch.nn.Module) -> bool:
     """Whether a patch of ours is in the module at present."""
-    return isinstance(module.__dict__.get("forward"), Forward)
+    return type(module.__dict__.get("forward")) is Forward
 
 
 def is_written_down() -> bool:

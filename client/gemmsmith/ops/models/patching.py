@@ -4,23 +4,24 @@ All products of two matrices, or with a model those of its `nn.Linear` modules, 
 every thread, by a compiled binding below autograd that costs a call a fraction of a microsecond
 (`gemmsmith.ops.below.dispatch`). Products into FP32 and added to FP32 sums, INT8 ones, and FP32
 ones while torch may multiply them in TF32, are among them, and so are the grouped products of
-experts and the FP8 ones of `torch._scaled_mm`, with or without the binding. `addmm` of a bias does
-so where there are winners that add one, by Python in its place. A model's products are known by
-their sizes. Its modules with a bias change class for the while: parameters, hooks and `state_dict`
-stay, and a call costs some ten microseconds more. A product that a compiler makes one `addmm` with
-a sum, as with a residual of two dimensions, stays torch's.
+experts and the FP8 ones of `torch._scaled_mm`, with or without the binding. `addmm` of a bias is
+replaced, by Python, if there are winners that add one. A model's products are known by their sizes.
 
-A model's layers that end in an activation, a gate or a residual change class likewise, and run the
-product and what follows it by one kernel where such a one wins (`gemmsmith.ops.models.layers`).
-RMS norms that are written out run torch's fused one (`gemmsmith.ops.models.norm_layers`).
+Some modules of a model get a forward of ours while the patch is open
+(`gemmsmith.ops.models.forwards`): linear layers with a bias that no winner adds, at some ten
+microseconds a call; layers that end in an activation, a gate or a residual, which run the product
+and what follows it by one kernel where such a kernel wins (`gemmsmith.ops.models.layers`); and RMS
+norms, which run torch's fused one (`gemmsmith.ops.models.norm_layers`). A product that a compiler
+makes one `addmm` with a sum, as with a residual of two dimensions, stays torch's.
 
-Where the binding cannot be had, or a report is wanted, all `nn.Linear` modules of a model change
-class; without a model a torch function mode catches the products in this thread
-(`gemmsmith.ops.models.function_mode`). Autograd and `torch.compile` know all three: a class is
+Without the binding, and for a report, all `nn.Linear` modules of a model get such a forward;
+without a model a torch function mode catches the products in this thread
+(`gemmsmith.ops.models.function_mode`). Autograd and `torch.compile` know all three: a forward is
 guarded on, modes are traced, and compiled graphs are torch's own and call the products that the
 binding replaces while a patch is open.
 
-Either way the operators' own rules hold: what no kernel is tuned for is torch's.
+The operators' own rules hold: what no kernel is tuned for is torch's, and so is whatever a program
+does that kernels know nothing of (docs/fusing.md).
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ Expression: TypeAlias = Given | Called | Activated | Halved | Half | Combined
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Reading:
+class Formula:
     """What a forward computes, as long as the functions that it calls stay what they are."""
 
     expression: Expression
@@ -89,7 +89,7 @@ class _NotUnderstoodError(Exception):
     """The forward is not of the kind that is read here."""
 
 
-def read(forward: Callable[..., Any]) -> Reading | None:
+def read(forward: Callable[..., Any]) -> Formula | None:
     """What the function makes of its arguments; None if it is not understood.
 
     Args:
@@ -167,7 +167,7 @@ class _Reader:
         }
         self._calls: list[Called] = []
 
-    def result(self) -> Reading:
+    def result(self) -> Formula:
         """What it returns."""
         body = list(self._tree.body)
         if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
@@ -180,7 +180,7 @@ class _Reader:
         # What is computed and dropped would be missed: a child's hooks, its random numbers.
         if set(map(id, self._calls)) - set(map(id, _parts(result))):
             raise _NotUnderstoodError
-        return Reading(expression=result, relies_on=tuple(dict.fromkeys(self._relies_on)))
+        return Formula(expression=result, relies_on=tuple(dict.fromkeys(self._relies_on)))
 
     def _assign(self, statement: ast.stmt) -> None:
         if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:

@@ -197,16 +197,16 @@ def recipe_of(module: nn.Module) -> Recipe | None:
         return norm_recipe(module)
     if not any(is_linear(child) for child in module._modules.values()):
         return None
-    reading = read(forward)
-    expression = None if reading is None else reading.expression
+    formula = read(forward)
+    expression = None if formula is None else formula.expression
     then: list[str] = []
-    while reading is not None and expression is not None:
+    while formula is not None and expression is not None:
         recipe = _matched(module, expression, tuple(reversed(then)))
         if recipe is not None:
             relies_on = _relied_on(recipe, module)
             if relies_on is None:
                 return None
-            return replace(recipe, relies_on=(*reading.relies_on, *relies_on))
+            return replace(recipe, relies_on=(*formula.relies_on, *relies_on))
         if not isinstance(expression, Called) or expression.child not in module._modules:
             return None
         then.append(expression.child)

@@ -13,7 +13,8 @@ from torch.autograd import forward_ad
 from gemmsmith.ops.engine import functions
 from gemmsmith.ops.engine.functions import is_traced
 
-_TORCHS = (torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor)
+_REAL = (torch.Tensor, torch.nn.Parameter)
+_TORCHS = (*_REAL, FakeTensor, FunctionalTensor)
 _LIBRARY = torch.library.Library("gemmsmith", "DEF")  # type: ignore[no-untyped-call]
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA) | torch._C.DispatchKeySet(
     torch._C.DispatchKey.AutocastCPU
@@ -39,10 +40,10 @@ def ours(*tensors: torch.Tensor | None) -> bool:
     for tensor in tensors:
         if tensor is None:
             continue
-        if is_traced(tensor):
-            if tensor.layout is not torch.strided:
+        if type(tensor) in _REAL:
+            if not functions.is_dense(tensor):
                 return False
-        elif type(tensor) not in _TORCHS or not functions.is_dense(tensor):
+        elif not is_traced(tensor) or tensor.layout is not torch.strided:
             return False
     return True
 
