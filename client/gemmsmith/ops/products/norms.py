@@ -101,7 +101,8 @@ def gradients(
     normal, wanted = x.to(wide) * scale, gradient.to(wide)
     of_x = of_weight = None
     if needs[1]:
-        of_weight = (wanted * normal).flatten(0, -2).sum(dim=0).to(weight.dtype)
+        rows = tuple(range(x.dim() - 1))
+        of_weight = (wanted * normal).sum(dim=rows).to(weight.dtype)
     if needs[0]:
         wanted = wanted * weight.to(wide)
         mean = (wanted * normal).mean(dim=-1, keepdim=True)
