@@ -87,7 +87,7 @@ def here(engine: Engine, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """How many layers were computed by ours since this was last called."""
-    count, own_experts, own_norm = [0], expert_layers.experts, norms.RMSNorm.apply
+    count, own_experts, own_norm = [0], expert_layers.computed, norms.RMSNorm.apply
 
     def counted(own: Callable[..., Any]) -> Callable[..., Any]:
         def call(*operands: Any) -> Any:
@@ -96,7 +96,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
         return call
 
-    monkeypatch.setattr(expert_layers, "experts", counted(own_experts))
+    monkeypatch.setattr(expert_layers, "computed", counted(own_experts))
     monkeypatch.setattr(norms.RMSNorm, "apply", counted(own_norm))
 
     def since() -> int:

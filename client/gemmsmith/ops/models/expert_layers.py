@@ -2,9 +2,10 @@
 
 Known by the very function that transformers puts in the place of their forward, which chooses an
 implementation by name. Where the model has one of transformers' plain ones, experts that are SwiGLU
-without biases run as the implementation `gemmsmith` does (`experts_forward`), if one of their
-grouped products has a winner; the model's configuration is not touched. They run their own forward
-where a hook would be passed by, and where a program has replaced what they consist of.
+without biases are computed by `gemmsmith.experts`, as by the implementation `gemmsmith`
+(`experts_forward`), if one of their grouped products has a winner; the model's configuration is not
+touched. They run their own forward where a hook would be passed by, and where a program has
+replaced what they consist of.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from gemmsmith.ops.models.forwards import is_plain, is_unheard
 from gemmsmith.ops.models.originals import Original, originals, still
 from gemmsmith.ops.products import telling
 from gemmsmith.ops.products.grouped import grouped_mm
-from gemmsmith.ops.products.mixture import experts, refusal
+from gemmsmith.ops.products.mixture import computed, experts, refusal
 from gemmsmith.ops.products.registry import ours
 
 _FORWARD = (
@@ -78,7 +79,7 @@ def run_experts(
 ) -> Any:
     """Patched experts' forward; see `gemmsmith.ops.models.forwards`."""
     if not named and len(arguments) == 3 and _pays(recipe, module, *arguments):
-        return experts_forward(module, *arguments)
+        return computed(*arguments, module.gate_up_proj, module.down_proj)
     return own(module, *arguments, **named)
 
 

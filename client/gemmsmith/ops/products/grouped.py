@@ -111,12 +111,12 @@ def derivable(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Ten
     if by_depth:
         return torch._grouped_mm(a.where(used, 0), b.where(used[:, None], 0), offs=ends)
     used = used[:, None]
-    return torch._grouped_mm(a.where(used, 0), b, offs=ends).where(used, 0)
+    return torch._grouped_mm(a.where(used, 0), aligned(b), offs=ends).where(used, 0)
 
 
 def aligned(weight: torch.Tensor) -> torch.Tensor:
     """Experts' weights as grouped products take them; a copy where they lie otherwise."""
-    if functions.is_traced(weight):
+    if not functions.is_dense(weight):
         return weight
     step = BEGIN // weight.element_size()
     (_, rows, columns), (between, *strides) = weight.shape, weight.stride()

@@ -36,6 +36,9 @@ from gemmsmith.ops.products.telling import Multiplied, is_told, tell
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
+Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Tokens, index, shares, gate_up, down."""
+
 
 def experts(
     hidden_states: torch.Tensor,
@@ -67,9 +70,14 @@ def experts(
         raise ValueError(reason)
     if not ours(*operands):
         return _compute(*operands, keep=False, multiply=derivable)[0]
+    return computed(*operands)
+
+
+def computed(*operands: *Operands) -> torch.Tensor:
+    """`experts` of what is `ours`, and not refused."""
     compute = torch.ops.gemmsmith.experts if torch.compiler.is_compiling() else _autograd
-    found: torch.Tensor = compute(*operands, wants_gradient(*operands))[0]
-    return found
+    out: torch.Tensor = compute(*operands, wants_gradient(*operands))[0]
+    return out
 
 
 def refusal(
@@ -119,12 +127,9 @@ def refusal(
     return None
 
 
-Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""Tokens, index, shares, gate_up, down."""
-
 Computed = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""The result; what the backward pass needs: gate and up of each row, empty where nobody keeps them,
-and the routing."""
+"""The result; what the backward pass needs: gate and up of each row, empty if they are not kept, and
+the routing."""
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
@@ -284,8 +289,7 @@ class Experts(torch.autograd.Function):
             found = tuple(one if need else None for one, need in zip(made, needs, strict=True))
         else:
             found = _differentiate(needs, gradient, of_opened, *saved)
-        of_tokens, *others = found
-        return of_tokens, None, *others
+        return found[0], None, *found[1:]
 
 
 def _autograd(
@@ -304,14 +308,14 @@ def _autograd(
 
 def _below(operands: Operands, *, keep: bool) -> Any:
     """The layer below autograd: one operator where a graph is made of it."""
-    if _is_traced(*operands):
+    if _is_traced(operands[0]):
         with torch._C._AutoDispatchBelowAutograd():
             return torch.ops.gemmsmith.experts(*operands, keep)
     return _compute(*operands, keep=keep)
 
 
-def _is_traced(*operands: torch.Tensor) -> bool:
-    return torch.compiler.is_compiling() or is_traced(operands[0])
+def _is_traced(tensor: torch.Tensor) -> bool:
+    return torch.compiler.is_compiling() or is_traced(tensor)
 
 
 def _fake(
