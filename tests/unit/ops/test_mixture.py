@@ -5,9 +5,7 @@ The passes over memory are torch's here; tests/gpu/test_mixture.py has the kerne
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -38,10 +36,6 @@ def layer(tokens: int = TOKENS, dtype: torch.dtype = torch.bfloat16) -> Layer:
     """Tokens, shares, gate_up, down."""
     sizes = (tokens, WIDTH), (tokens, CHOSEN), (EXPERTS, 2 * INNER, WIDTH), (EXPERTS, WIDTH, INNER)
     return tuple(torch.randn(size).to(dtype).requires_grad_() for size in sizes)
-
-
-CHOICES = [one for one in itertools.product((False, True), repeat=4) if any(one)]
-"""Which of tokens, shares, gate_up and down want a gradient."""
 
 
 def compared(
@@ -248,85 +242,6 @@ def test_compiled_with_another_number_of_tokens_at_each_step(dynamic: bool | Non
         for mine, exactly in zip(*steps, strict=True):
             assert torch.equal(mine, exactly)
             assert mine.stride() == exactly.stride()
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("needs", CHOICES, ids=str)
-def test_the_gradients_that_are_needed(needs: tuple[bool, ...], compiled: bool) -> None:
-    operands = tuple(one.requires_grad_(need) for one, need in zip(layer(), needs, strict=True))
-    compute = gemmsmith.experts
-    if compiled:
-        torch._dynamo.reset()
-        compute = torch.compile(compute, fullgraph=True, dynamic=True, backend="aot_eager")
-    for found, exactly in compared(compute, operands, index(2)):
-        close(found, exactly)
-
-
-def derived(compute: Callable[..., torch.Tensor], operands: Layer) -> list[torch.Tensor | None]:
-    """Gradients of the first, second and third order of all operands that want one."""
-    leaves = [one for one in operands if one.requires_grad]
-    found: list[torch.Tensor | None] = []
-    values: Any = [compute(*operands)]
-    for _ in range(3):
-        known = [one for one in values if one is not None and one.requires_grad]
-        if not known:
-            break
-        total = torch.stack([one.sin().mul(one.cos().detach() + 2).sum() for one in known]).sum()
-        values = torch.autograd.grad(total, leaves, create_graph=True, allow_unused=True)
-        found += [None if one is None else one.detach() for one in values]
-    return found
-
-
-@pytest.mark.parametrize("needs", CHOICES, ids=str)
-def test_gradients_of_gradients(needs: tuple[bool, ...]) -> None:
-    """In FP32, so that nothing but the order of sums differs."""
-    chosen = index(2)
-    operands = tuple(
-        (one.detach() / 4).requires_grad_(need)
-        for one, need in zip(layer(dtype=torch.float32), needs, strict=True)
-    )
-    found = derived(lambda x, *weights: gemmsmith.experts(x, chosen, *weights), operands)
-    exact = derived(lambda x, *weights: reference(x, chosen, *weights), operands)
-    for mine, exactly in zip(found, exact, strict=True):
-        if mine is None or exactly is None:
-            assert not any(one is not None and one.any() for one in (mine, exactly))
-        else:
-            torch.testing.assert_close(
-                mine, exactly, rtol=1e-4, atol=1e-5 * float(exactly.abs().max() + 1)
-            )
-
-
-def test_what_is_no_experts_is_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that no product writes may hold anything, in gradients of gradients too."""
-    product = torch._grouped_mm
-
-    def poisoned(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-        return Poisoned.apply(a, b, offs)  # type: ignore[no-untyped-call, no-any-return]
-
-    class Poisoned(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-            ctx.save_for_backward(a, b, offs)
-            out = product(a, b, offs=offs)
-            if b.dim() == 3:
-                out[offs[-1] :] = torch.nan
-            return out
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
-            a, b, offs = ctx.saved_tensors
-            dy = gradients[0].contiguous()
-            if b.dim() == 3:
-                return poisoned(dy, b.mT, offs), poisoned(a.mT, dy, offs), None
-            return poisoned(b, dy.mT, offs).mT, poisoned(a.mT, dy, offs), None
-
-    monkeypatch.setattr(torch, "_grouped_mm", poisoned)
-    chosen = torch.tensor([[0, EXPERTS], [EXPERTS, 1], [EXPERTS, EXPERTS]])
-    operands = layer(3, dtype=torch.float32)
-    operands = operands[0], operands[1].detach()[:, :2].clone().requires_grad_(), *operands[2:]
-    for one in derived(lambda x, *weights: gemmsmith.experts(x, chosen, *weights), operands):
-        assert one is not None
-        assert bool(one.isfinite().all())
 
 
 def test_operands_that_lie_in_memory_in_other_ways(engine: Engine, host: Host) -> None:

@@ -128,8 +128,8 @@ def refusal(
 
 
 Computed = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""The result; what the backward pass needs: gate and up of each row, empty if they are not kept, and
-the routing."""
+"""The result; what the backward pass needs: gate and up of each row, empty if not kept, and the
+routing."""
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
