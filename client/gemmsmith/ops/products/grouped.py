@@ -119,11 +119,11 @@ def aligned(weight: torch.Tensor) -> torch.Tensor:
     if not functions.is_dense(weight):
         return weight
     step = BEGIN // weight.element_size()
-    (_, rows, columns), (between, *strides) = weight.shape, weight.stride()
+    (number, rows, columns), (between, *strides) = weight.shape, weight.stride()
     lies = (
         (strides[1] == 1 and strides[0] % step == 0 and strides[0] >= columns)
         or (strides[0] == 1 and strides[1] % step == 0 and strides[1] >= rows)
-    ) and between % step == 0
+    ) and (number == 1 or (between > 0 and between % step == 0))
     return weight if lies and weight.data_ptr() % BEGIN == 0 else weight.contiguous()
 
 
