@@ -30,7 +30,7 @@ def by_triton(module: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
     Torch's operators run where the result is not final (`is_final`), and where no kernel can be
     launched: Triton is not installed or cannot compile, or would have to while a CUDA graph is
-    captured. All arguments are given by position, a tensor first.
+    captured. Callers pass all arguments by position, a tensor first.
     """
 
     def decorate(by_torch: Callable[P, R]) -> Callable[P, R]:
@@ -56,7 +56,9 @@ def is_final(*arguments: object) -> bool:
     if torch.compiler.is_compiling() or not unobserved() or is_derived(*arguments):
         return False
     return all(
-        type(one) in _PLAIN and is_dense(one) for one in arguments if isinstance(one, torch.Tensor)
+        type(tensor) in _PLAIN and is_dense(tensor)
+        for tensor in arguments
+        if isinstance(tensor, torch.Tensor)
     )
 
 
@@ -65,7 +67,7 @@ def is_derived(*arguments: object) -> bool:
     if forward_ad._current_level >= 0 or _transforms() is not None:
         return True
     return torch.is_grad_enabled() and any(
-        one.requires_grad for one in arguments if isinstance(one, torch.Tensor)
+        tensor.requires_grad for tensor in arguments if isinstance(tensor, torch.Tensor)
     )
 
 

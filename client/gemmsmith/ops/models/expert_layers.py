@@ -41,7 +41,7 @@ class ExpertsRecipe:
 
     Attributes:
         interface: transformers' implementations by name.
-        grouped: which of them is `grouped_mm`; `eager`, the layer's own forward, is none of them.
+        grouped: the one called `grouped_mm`; `eager` is the layer's own forward, and not in there.
         relies_on: functions that must be the originals.
     """
 
@@ -93,7 +93,7 @@ def _pays(recipe: ExpertsRecipe, module: Any, tokens: Any, index: Any, shares: A
         return False
     opened, down = module.gate_up_proj, module.down_proj
     operands = (tokens, index, shares, opened, down)
-    if not all(isinstance(one, torch.Tensor) for one in operands):
+    if not all(isinstance(operand, torch.Tensor) for operand in operands):
         return False
     if telling.is_told() or torch.is_autocast_enabled(tokens.device.type):
         return False

@@ -235,7 +235,7 @@ class MLP(torch.autograd.Function):
         """Gradients of all operands."""
         dy: Any
         daux: Any
-        dy, daux = (None if one is None else functions.dense(one) for one in grads)
+        dy, daux = (None if grad is None else functions.dense(grad) for grad in grads)
         if dy is None and daux is None:
             return (None,) * 8
         x, weight, up, down, aux, hidden = ctx.saved_tensors

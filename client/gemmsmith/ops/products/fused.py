@@ -309,7 +309,7 @@ class FusedLinear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         """Of all but factors of rows; that of weight into `main_grad`, if there is one."""
         dy: Any
-        dy, dlinear = (None if one is None else functions.dense(one) for one in grads)
+        dy, dlinear = (None if grad is None else functions.dense(grad) for grad in grads)
         x, weight, column_scale, row_scale, aux = ctx.saved_tensors
         wants_x, wants_weight, wants_bias, wants_residual, wants_scale = ctx.needs_input_grad[:5]
         dx = dweight = dbias = dscale = None

@@ -273,7 +273,7 @@ class GatedLinear(torch.autograd.Function):
         """Gradients of x and the weights (into their main_grads, if there are any)."""
         dy: Any
         daux: Any
-        dy, daux = (None if one is None else functions.dense(one) for one in grads)
+        dy, daux = (None if grad is None else functions.dense(grad) for grad in grads)
         if dy is None and daux is None:
             return (None,) * 7
         x, weight, up, aux = ctx.saved_tensors

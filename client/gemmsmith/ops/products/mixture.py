@@ -114,8 +114,8 @@ def refusal(
         return f"top_k_weights must be floats, not {shares.dtype}"
     if index.is_floating_point() or index.is_complex() or index.dtype is torch.bool:
         return f"top_k_index must be integers, not {index.dtype}"
-    if any(one.device != tokens.device for one in operands):
-        devices = ", ".join(str(one.device) for one in operands)
+    if any(operand.device != tokens.device for operand in operands):
+        devices = ", ".join(str(operand.device) for operand in operands)
         return f"all of experts' operands must be on one device, not on {devices}"
     step = BEGIN // tokens.element_size()
     for name, extent in (("width", width), ("inner", inner)):
@@ -152,8 +152,8 @@ def _compute(
     routing = route(index, gate_up.shape[0])
     opened, hidden = _open(tokens, shares, gate_up.mT, routing, keep, multiply)
     out = multiply(hidden, down.mT, routing.ends)
-    found = passes.gather_sum(out, routing.places, routing.used)
-    return found, opened if keep else opened.new_empty(0), *routing
+    result = passes.gather_sum(out, routing.places, routing.used)
+    return result, opened if keep else opened.new_empty(0), *routing
 
 
 def _open(
@@ -199,7 +199,7 @@ def _differentiate(
     places: torch.Tensor,
     ends: torch.Tensor,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Gradients of tokens, shares, gate_up and down; None where there is none or it is not needed.
+    """Gradients of tokens, shares, gate_up and down; None if there is no such or it is not needed.
 
     Args:
         needs: which of the four.
@@ -248,8 +248,8 @@ def _gradients(
     needs: Sequence[bool], gradient: torch.Tensor, *saved: Any
 ) -> tuple[torch.Tensor, ...]:
     """The same as an operator: empty where a gradient is not needed."""
-    found = _differentiate(needs, gradient, None, *saved)
-    return tuple(gradient.new_empty(0) if one is None else one for one in found)
+    gradients = _differentiate(needs, gradient, None, *saved)
+    return tuple(gradient.new_empty(0) if made is None else made for made in gradients)
 
 
 class Experts(torch.autograd.Function):
@@ -260,17 +260,17 @@ class Experts(torch.autograd.Function):
         """The result first; the rest is for the backward pass alone."""
         tokens, _, shares, gate_up, down = operands
         needs_tokens, _, needs_shares, needs_gate_up, _ = ctx.needs_input_grad
-        found = _below(operands, keep=True)
+        results = _below(operands, keep=True)
         ctx.save_for_backward(
             tokens if needs_gate_up else None,
             shares,
             gate_up if needs_tokens else None,
             down if needs_tokens or needs_shares or needs_gate_up else None,
-            *found[1:],
+            *results[1:],
         )
-        ctx.mark_non_differentiable(*found[2:])
+        ctx.mark_non_differentiable(*results[2:])
         ctx.set_materialize_grads(False)  # or zeros as large as each output are written for nothing
-        return found
+        return results
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -280,16 +280,16 @@ class Experts(torch.autograd.Function):
         have one.
         """
         gradient, of_opened, *_ = gradients
-        needs = [one for at, one in enumerate(ctx.needs_input_grad) if at != 1]
+        needs = [ctx.needs_input_grad[at] for at in (0, 2, 3, 4)]
         saved = ctx.saved_tensors
         if gradient is None and of_opened is None:
             return (None,) * 5
         if of_opened is None and _is_traced(gradient) and not wants_gradient(gradient, *saved):
             made = torch.ops.gemmsmith.experts_backward(needs, gradient, *saved)
-            found = tuple(one if need else None for one, need in zip(made, needs, strict=True))
+            made = tuple(part if need else None for part, need in zip(made, needs, strict=True))
         else:
-            found = _differentiate(needs, gradient, of_opened, *saved)
-        return found[0], None, *found[1:]
+            made = _differentiate(needs, gradient, of_opened, *saved)
+        return made[0], None, *made[1:]
 
 
 def _autograd(

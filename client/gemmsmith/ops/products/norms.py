@@ -95,8 +95,8 @@ def gradients(
     """
     if x.is_cuda and is_final(gradient, x, weight):
         backward = torch.ops.aten._fused_rms_norm_backward
-        found = backward(gradient, x, list(weight.shape), scale, weight, needs)
-        return found[0] if needs[0] else None, found[1] if needs[1] else None
+        of_x, of_weight = backward(gradient, x, list(weight.shape), scale, weight, needs)
+        return of_x if needs[0] else None, of_weight if needs[1] else None
     wide = torch.promote_types(x.dtype, torch.float32)
     normal, wanted = x.to(wide) * scale, gradient.to(wide)
     of_x = of_weight = None

@@ -63,7 +63,7 @@ class Activated(NamedTuple):
 
     Attributes:
         gate_up: the gradient of the operand, of its size and type.
-        shares: that of the shares, likewise.
+        shares: that of the shares, of theirs.
         again: the result of `activate`.
     """
 
@@ -84,10 +84,10 @@ def activate_backward(
     """Of `activate`, given the gradient [R, inner] of its result *without* the shares.
 
     Args:
-        gate_up: as of `activate`.
-        shares: likewise.
-        slots: likewise.
-        used: likewise.
+        gate_up: [R, 2 * inner].
+        shares: [T, chosen].
+        slots: [R].
+        used: of one element.
         gradient: [R, inner].
         needs: which of the three parts of the result.
     """

@@ -58,7 +58,7 @@ def gradients(
     needs: tuple[bool, bool],
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """As norms.gradients."""
-    gradient, x, weight, scale = (one.contiguous() for one in (gradient, x, weight, scale))
+    gradient, x, weight, scale = (tensor.contiguous() for tensor in (gradient, x, weight, scale))
     width = weight.shape[0]
     count = x.numel() // width
     block = power_of_2(width)

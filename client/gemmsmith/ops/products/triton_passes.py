@@ -176,6 +176,6 @@ def activate_backward(
     )
     read = (gate_up, shares, slots.contiguous(), used, gradient.contiguous())
     # What is not written stands for what is not needed.
-    written = [gate_up if one is None else one for one in made]
+    written = [gate_up if tensor is None else tensor for tensor in made]
     _activate_backward(rows, (*read, *written), *needs, inner, BLOCK)
     return made
