@@ -17,7 +17,8 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
-from gemmsmith.ops.engine.by_triton import NotLaunched, _imported, by_triton, is_final
+from gemmsmith.errors import LaunchFailed
+from gemmsmith.ops.engine.by_triton import _imported, by_triton, is_final
 
 NAME = "kernels_of_a_test"
 
@@ -78,7 +79,7 @@ def test_what_is_not_launched_is_torchs(
     kernels: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(x: torch.Tensor) -> None:
-        raise NotLaunched
+        raise LaunchFailed("not now")
 
     kernels.total = refuse
     assert float(total(torch.ones(3))) == 3
@@ -142,7 +143,7 @@ def test_what_does_not_compile_is_said_once_and_not_tried_again(
     with caplog.at_level(logging.WARNING, "gemmsmith"):
         kernel(4, (x,), 1)
         for constant in (2, 2, 3):
-            with pytest.raises(NotLaunched):
+            with pytest.raises(LaunchFailed):
                 kernel(4, (x,), constant)
         kernel(4, (x,), 1)
     assert compiler.tried == [1, 2, 3, 1]
@@ -169,7 +170,7 @@ def test_nothing_is_compiled_while_a_graph_is_captured(
     kernel(4, (torch.ones(3),), 1)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     kernel(4, (torch.ones(3),), 1)
-    with pytest.raises(NotLaunched):
+    with pytest.raises(LaunchFailed):
         kernel(4, (torch.ones(3),), 2)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     kernel(4, (torch.ones(3),), 2)

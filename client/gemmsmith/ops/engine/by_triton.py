@@ -12,6 +12,7 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch.autograd import forward_ad
 
+from gemmsmith.errors import LaunchFailed
 from gemmsmith.ops.engine.functions import is_dense, unobserved
 
 P = ParamSpec("P")
@@ -19,10 +20,6 @@ R = TypeVar("R")
 
 _transforms = torch._C._functorch.peek_interpreter_stack
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-
-class NotLaunched(Exception):
-    """No kernel was launched: torch's operators are to compute it."""
 
 
 def by_triton(module: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -39,7 +36,7 @@ def by_triton(module: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             if getattr(arguments[0], "is_cuda", False) and is_final(*arguments):
                 kernels = _imported(module)
                 if kernels is not None:
-                    with suppress(NotLaunched):
+                    with suppress(LaunchFailed):
                         by_kernels: Callable[..., R] = getattr(kernels, by_torch.__name__)
                         return by_kernels(*arguments)
             return by_torch(*arguments, **named)

@@ -23,7 +23,7 @@ import triton
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
 
-from gemmsmith.ops.engine.by_triton import NotLaunched
+from gemmsmith.errors import LaunchFailed
 
 log = logging.getLogger("gemmsmith")
 
@@ -64,7 +64,7 @@ class TritonKernel:
             warps: of a program.
 
         Raises:
-            NotLaunched: it cannot be compiled, or not now.
+            LaunchFailed: it cannot be compiled, or not now.
         """
         if not programs:
             return
@@ -81,14 +81,14 @@ class TritonKernel:
         is_there = device == torch.cuda.current_device()  # switching costs the host
         if known is None or not is_there or _are_hooked():
             if not self._compiled.get(key, not torch.cuda.is_current_stream_capturing()):
-                raise NotLaunched
+                raise LaunchFailed("this kernel cannot be compiled, or not during a capture")
             try:
                 made = self._usual(programs, tensors, numbers, constants, warps, is_there=is_there)
             except Exception as error:
                 if key in self._compiled:  # it ran before: this is no fault of the compiler
                     raise
                 self._give_up(key, error)
-                raise NotLaunched from error
+                raise LaunchFailed("this kernel cannot be compiled") from error
             self._compiled[key] = True
             if _IS_KNOWN and isinstance(made, CompiledKernel):  # the interpreter gives none
                 self._launches[key] = made.run, made.function, made.packed_metadata

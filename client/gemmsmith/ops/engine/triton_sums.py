@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from gemmsmith.ops.engine.by_triton import NotLaunched
+from gemmsmith.errors import LaunchFailed
 from gemmsmith.ops.engine.launching import TritonKernel, power_of_2, quotient_up
 
 TILE, WIDEST = 4096, 256
@@ -75,14 +75,14 @@ def column_sums(x: torch.Tensor) -> torch.Tensor:
     """
     try:
         return _column_sums(x.resolve_neg())
-    except NotLaunched:
+    except LaunchFailed:
         return x.sum(0)
 
 
 def _column_sums(x: torch.Tensor) -> torch.Tensor:
     count, width = x.shape
     if count > MOST_ROWS:
-        raise NotLaunched
+        raise LaunchFailed("too many rows")
     columns = min(WIDEST, max(16, power_of_2(width)))
     rows, tiles = TILE // columns, quotient_up(width, columns)
     parts = min(PARTS, max(1, BLOCKS * sm_count(x.get_device()) // tiles))

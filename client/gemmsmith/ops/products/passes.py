@@ -58,7 +58,7 @@ def activate(
     return hidden.to(gate_up.dtype)
 
 
-class Activated(NamedTuple):
+class ActivateGradients(NamedTuple):
     """What `activate_backward` gives, or which of it is needed; the rest is None.
 
     Attributes:
@@ -80,7 +80,7 @@ def activate_backward(
     used: torch.Tensor,
     gradient: torch.Tensor,
     needs: tuple[bool, bool, bool],
-) -> Activated:
+) -> ActivateGradients:
     """Of `activate`, given the gradient [R, inner] of its result *without* the shares.
 
     Args:
@@ -106,7 +106,7 @@ def activate_backward(
         of_shares = sums.new_empty(len(slots)).index_put((slots,), sums).view(shares.shape)
     if needs[2]:
         again = (hidden * share).to(gate_up.dtype)
-    return Activated(of_gate_up, of_shares, again)
+    return ActivateGradients(of_gate_up, of_shares, again)
 
 
 def _there(slots: torch.Tensor, used: torch.Tensor) -> torch.Tensor:

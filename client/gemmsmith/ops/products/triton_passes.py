@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from gemmsmith.ops.engine.launching import TritonKernel
-from gemmsmith.ops.products.passes import Activated
+from gemmsmith.ops.products.passes import ActivateGradients
 
 BLOCK = 1024
 """Columns at a time: 16 bytes a thread of four warps, of 16-bit elements."""
@@ -165,11 +165,11 @@ def activate_backward(
     used: torch.Tensor,
     gradient: torch.Tensor,
     needs: tuple[bool, bool, bool],
-) -> Activated:
+) -> ActivateGradients:
     """As passes.activate_backward; rows from `used` on are left as they are."""
     rows, inner = gradient.shape
     gate_up, shares = gate_up.contiguous(), shares.contiguous()
-    made = Activated(
+    made = ActivateGradients(
         gate_up=torch.empty_like(gate_up) if needs[0] else None,
         shares=torch.empty_like(shares) if needs[1] else None,
         again=gate_up.new_empty(rows, inner) if needs[2] else None,

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from gemmsmith.ops.engine.by_triton import NotLaunched
+from gemmsmith.errors import LaunchFailed
 from gemmsmith.ops.engine.launching import TritonKernel, power_of_2, quotient_up
 from gemmsmith.ops.products.routing import Routing
 
@@ -94,11 +94,11 @@ def route(top_k_index: torch.Tensor, number: int) -> Routing:
     """As routing.route.
 
     Raises:
-        NotLaunched: torch sorts these.
+        LaunchFailed: torch sorts these.
     """
     index, count = top_k_index.contiguous(), top_k_index.numel()
     if number > MOST_EXPERTS or not 0 < count <= MOST_SLOTS:
-        raise NotLaunched
+        raise LaunchFailed("torch sorts so many faster")
     blocks = quotient_up(count, BLOCK)
     slots = torch.empty(count, dtype=torch.int64, device=index.device)
     places = torch.empty(index.shape, dtype=torch.int64, device=index.device)
