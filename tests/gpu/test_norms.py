@@ -254,8 +254,8 @@ def test_patched_norms_under_transforms(size: tuple[int, int]) -> None:
 
 
 @pytest.mark.usefixtures("in_use")
-def test_patched_norms_of_more_elements_than_31_bits_count() -> None:
-    """Also where 32 bits do not: 8.6 GB an operand of bf16."""
+def test_patched_norms_of_more_elements_than_32_bits_count() -> None:
+    """By torch's kernel up to there, then as the module computes them: 8.6 GB an operand."""
     width = 4096
     model = kinds(width)[0].requires_grad_(False)
     for rows in (2**19 + 70, 2**20 + 70):

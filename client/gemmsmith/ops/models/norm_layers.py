@@ -23,8 +23,8 @@ from gemmsmith.ops.products import norms
 from gemmsmith.ops.products.registry import ours
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
-MOST = 2**31
-"""Elements, from which torch's fused kernel may count too far for 32 bits (torch 2.11)."""
+MOST = 2**32
+"""Elements from which torch's fused kernel reads other rows: it counts them in 32 bits (2.11)."""
 
 
 def kind_in_use() -> str | None:
