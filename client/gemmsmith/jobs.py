@@ -16,7 +16,7 @@ from gemmsmith.answers import understood
 from gemmsmith.bounds import BOUNDS, Bounds, exceeded
 from gemmsmith.errors import ServiceFault, ServiceUnavailable
 from gemmsmith.http.replies import NoAnswer, Reply, Response, check
-from gemmsmith.http.requests import Request
+from gemmsmith.http.requests import Request, job_path
 from gemmsmith.http.retry import RetryPolicy
 from gemmsmith.http.sse import EventParser, EventTooLong, ServerEvent
 from gemmsmith.plain import Plain
@@ -184,7 +184,7 @@ class EventCursor:
             headers.append(("last-event-id", self.last_id))
         return Request(
             method="GET",
-            path=f"/jobs/{self.job}/events",
+            path=f"{job_path(self.job)}/events",
             headers=tuple(headers),
             read_timeout=min(read_timeout or self.READ_TIMEOUT_S, self.READ_TIMEOUT_S),
         )

@@ -55,10 +55,16 @@ def trust(
 def _of_service(url: str) -> PublicKey:
     from gemmsmith.http.client import Client
 
-    with Client(url, cache_dir=None) as client:
+    # Nobody is trusted yet: the environment's key stays here.
+    with Client(url, api_key=False, cache_dir=None) as client:
         try:
             return client.signing_key()
         except ServiceError as error:
+            if error.status == 401:
+                raise GemmsmithError(
+                    f"{url} shows its key only to those who have an API key, and trust sends none: "
+                    "upgrade it, or trust a file with the line that `gemmsmith signing show` prints"
+                ) from error
             if error.status != 404:
                 raise
             raise GemmsmithError(f"{url} is of a release that signs nothing: upgrade it") from error

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from service.cli.guard import example
-from service.cli.options import AsJson, Database, load_settings, shown
+from service.cli.options import AsJson, Database, load_settings
 from service.cli.output import MisuseError, emit, note, say, writable
 
 app = typer.Typer(
@@ -33,7 +33,7 @@ def upgrade(database: Database = None, as_json: AsJson = False) -> None:
     from tuner import store
 
     settings = load_settings(database=database)
-    where = shown(settings.database)
+    where = settings.database
     before = store.current(settings.database)
     added = sum(imported.added for _, imported in prepare(settings))
     after = store.current(settings.database)
@@ -52,9 +52,8 @@ def current(database: Database = None, as_json: AsJson = False) -> None:
     """Print the database's schema and the one this version needs. Status 1 if they differ."""
     from tuner import store
 
-    url = load_settings(database=database).database
-    where = shown(url)
-    found, needed = store.current(url), store.head()
+    where = load_settings(database=database).database
+    found, needed = store.current(where), store.head()
     if as_json:
         emit({"database": where, "current": found, "head": needed, "up_to_date": found == needed})
     else:
@@ -131,7 +130,7 @@ def restore(
         check(archived)
     schema = put_back(settings.database, file, force=force)
     number = unarchive(archived, ArtifactStore(settings.packs)) if packs else None
-    where = shown(settings.database)
+    where = settings.database
     if as_json:
         emit({"database": where, "schema": schema, "packs": number})
         return

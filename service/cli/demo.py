@@ -78,7 +78,8 @@ def demo(
     _compare(recorded, winner, as_json)
     if not as_json:
         url = f"sqlite:///{database}"
-        say(f"\n$ gemmsmith best {typed(problem)} --database {url}")
+        say("")
+        say(f"$ gemmsmith best {typed(problem)} --database {url}")
         _look_up(problem, recorded, url)
 
 
@@ -107,7 +108,8 @@ def _list(recorded: ReplayDevice, as_json: bool) -> None:
         return
     table(f"recorded on {recorded.model.name}", ("problem", "trials"), rows)
     first = recorded.problems[0]
-    say(f"\nwatch one: gemmsmith demo {typed(first)}")
+    say("")
+    say(f"watch one: gemmsmith demo {typed(first)}")
 
 
 def _search(recorded: ReplayDevice, problem: Problem, database: Path, seconds: float) -> Winner:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gemmsmith.showing import lines
 from service.cli import completion
 from service.cli.output import CommandError, MisuseError
 
@@ -93,5 +94,7 @@ def send(content: bytes, path: Path | None) -> None:
     elif b"\0" in content and sys.stdout.isatty():
         raise MisuseError("Parquet is not for a terminal: name a file with -o, or redirect")
     else:
+        if sys.stdout.isatty():
+            content = lines(content.decode()).encode()
         sys.stdout.buffer.write(content)
         sys.stdout.flush()

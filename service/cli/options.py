@@ -269,6 +269,8 @@ def blaming(url: str) -> Iterator[None]:
             ) from error
         raise
     except ServiceError as error:
+        if 300 <= error.status < 400:
+            raise MisuseError(f"the URL {url} is wrong: {error.detail}") from error
         if not error.document.keys() - {"detail"}:
             raise MisuseError(
                 f"the URL {url} is wrong: what answers there is no gemmsmith service "
@@ -282,14 +284,3 @@ def blaming(url: str) -> Iterator[None]:
 def _root(url: str) -> str:
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}"
-
-
-def shown(url: str) -> str:
-    """A database's URL as it may be printed: without its password."""
-    from tuner.errors import StoreError
-    from tuner.store.database import parse_url
-
-    try:
-        return parse_url(url).render_as_string(hide_password=True)
-    except StoreError:
-        return url

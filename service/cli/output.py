@@ -2,6 +2,9 @@
 
 With `--json` stdout holds exactly one JSON document (`results`: one a line) and nothing else, so
 that it can be piped. Errors are one line `error: …` on stderr, whatever the format.
+
+Much of it comes from services, files and databases. Nothing of that commands the terminal or begins
+a line of its own, and no password of a URL is printed (`gemmsmith.showing`).
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import typer
+
+from gemmsmith import showing
 
 
 class CommandError(Exception):
@@ -50,18 +55,18 @@ def emit(data: Any, *, line: bool = False) -> None:
     text = msgspec.json.encode(data)
     if not line:
         text = msgspec.json.format(text, indent=2)
-    sys.stdout.write(text.decode() + "\n")
+    sys.stdout.write(showing.document(text.decode()) + "\n")
     sys.stdout.flush()
 
 
 def say(text: str) -> None:
     """Print a line of the result to stdout."""
-    typer.echo(text)
+    typer.echo(showing.line(text))
 
 
 def note(text: str) -> None:
     """Print a line that is not the result to stderr."""
-    typer.echo(text, err=True)
+    typer.echo(showing.line(text), err=True)
 
 
 def table(
@@ -77,7 +82,7 @@ def table(
             name, justify="left" if i < left else "right", overflow="fold", no_wrap=i >= left
         )
     for row in rows:
-        drawn.add_row(*("–" if cell is None else str(cell) for cell in row))
+        drawn.add_row(*("–" if cell is None else showing.line(str(cell)) for cell in row))
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:  # nothing is cut off in a file or a pipe
         console = Console(highlight=False, markup=False, width=200)

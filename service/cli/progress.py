@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
+from gemmsmith.showing import line
 from service.cli.output import note
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ class Bars:
 
     def line(self, text: str) -> None:
         """Print above the bar."""
-        self._progress.console.print(text, markup=False)
+        self._progress.console.print(line(text), markup=False)
 
     def _draw(self, within: float, doing: str) -> None:
         """Fill the bar as far as the problem at hand is, never less than it was."""
@@ -220,5 +221,5 @@ class Bars:
         if self._task is None:
             self._task = self._progress.add_task(self._title, total=1.0, doing=doing)
         self._progress.update(
-            self._task, completed=self._filled, description=self._title, doing=doing
+            self._task, completed=self._filled, description=self._title, doing=line(doing)
         )

@@ -15,7 +15,6 @@ from service.cli.options import (
     OnlyDevice,
     dtypes_of,
     load_settings,
-    shown,
 )
 from service.cli.output import CommandError, emit, note, ratio, say, table, writable
 
@@ -123,7 +122,7 @@ def _from_database(database: str | None) -> list[Winner]:
         found = store.winners()
     if not found:
         raise CommandError(
-            f"the database {shown(url)} has no winners: measure some with `gemmsmith tune`, take "
+            f"the database {url} has no winners: measure some with `gemmsmith tune`, take "
             "the shipped ones with `gemmsmith db upgrade`, or pass --winners "
             "FILE"
         )

@@ -27,6 +27,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import Session
 
 from gemmsmith.files import private_folder
+from gemmsmith.showing import line
 from tuner.errors import SchemaChanged, StoreError
 from tuner.store.faults import translated
 
@@ -53,13 +54,15 @@ def parse_url(url: str) -> URL:
     """
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError):  # of which both messages may show the password
         raise StoreError(
-            f"{url!r} is no database URL; write sqlite:///path/to/file.db or "
-            "postgresql://user@host/name"
-        ) from error
+            f"{line(url)!r} is no database URL; write sqlite:///path/to/file.db or "
+            "postgresql://user@host:5432/name"
+        ) from None
+    if parsed.port is not None and not 0 < parsed.port < 2**16:
+        raise StoreError(f"a port must be in 1 … 65535, got {parsed.port} in {line(url)!r}")
     parsed = parsed.set(drivername=_DRIVERS.get(parsed.drivername, parsed.drivername))
-    if parsed.get_backend_name() not in ("sqlite", "postgresql"):
+    if parsed.drivername not in ("sqlite", "sqlite+pysqlite", "postgresql+psycopg"):
         raise StoreError(f"{parsed.drivername} is not supported; use SQLite or PostgreSQL")
     if parsed.get_backend_name() == "sqlite" and sqlite_path(parsed) is None:
         raise StoreError("a database in memory would be lost; write sqlite:///path/to/file.db")
@@ -106,7 +109,10 @@ class Database:
         self._patience_s = patience_s
         self._revision: str | None = None
         self._first = self._first_statement()
-        self._engine = self._create_engine()
+        try:
+            self._engine = self._create_engine()
+        except ValueError:
+            raise StoreError(f"an option of {line(url)!r} has no usable value") from None
         self._writer = self._engine.execution_options(**{_WRITES: True})
         self._fence: Fence = lambda _: None
 

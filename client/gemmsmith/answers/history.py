@@ -12,8 +12,9 @@ from enum import StrEnum
 from gemmsmith.answers import understood
 from gemmsmith.answers.answer import Answer
 from gemmsmith.errors import ServiceUnavailable
-from gemmsmith.http.flows import Pages
-from gemmsmith.http.replies import NoAnswer, check, document, read
+from gemmsmith.http.flows import check_device, check_same
+from gemmsmith.http.listing import Pages
+from gemmsmith.http.replies import NoAnswer, check, read
 from gemmsmith.http.requests import choice_request, fields_of
 from gemmsmith.http.session import Flow, Session
 from gemmsmith.problem import Problem
@@ -56,8 +57,10 @@ def history(
     pages = Pages(session, "/winners/history", "revisions", where, limit)
     found: list[Revision] = []
     while not pages.finished:
-        response = check((yield from session.exchange(pages.request())), lookup=True)
-        found += understood.each(pages.take(document(response)), Revision, "revisions")
+        rows = yield from pages.rows(lookup=True)
+        for revision in understood.each(rows, Revision, "revisions"):
+            _check(revision, problem, device)
+            found.append(revision)
     return found
 
 
@@ -77,4 +80,13 @@ def choose(
             f"no answer from {session.url}: {reply.reason}. It may have been done, or not: look at "
             "the history before you repeat it"
         )
-    return read(check(reply, lookup=True), Revision)
+    chosen = read(check(reply, lookup=True), Revision)
+    _check(chosen, problem, device)
+    if revision is not None:
+        check_same("the winner", "revision", chosen.answer.revision, revision)
+    return chosen
+
+
+def _check(revision: Revision, problem: Problem, device: str | None) -> None:
+    check_same("the winner", "problem", revision.answer.problem, problem)
+    check_device("the winner", revision.answer.device.slug, device)

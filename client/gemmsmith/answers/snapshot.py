@@ -31,6 +31,7 @@ import msgspec
 from gemmsmith.answers import document as documents
 from gemmsmith.answers import understood
 from gemmsmith.answers.answer import Config, Use
+from gemmsmith.answers.cache import open_entry
 from gemmsmith.errors import SnapshotCorrupt
 from gemmsmith.files import publish
 from gemmsmith.legality import refusal
@@ -253,13 +254,14 @@ class Snapshot:
 class Shelf:
     """The last snapshot that a service gave, on disk, for a start while it is away.
 
-    `folder` is the cache's; None keeps nothing. A file that cannot be read is none, and one that
-    cannot be written costs the cache, not the snapshot.
+    `folder` is the cache's; None keeps nothing. A file that cannot be read, or has more than `most`
+    bytes, is none, and one that cannot be written costs the cache, not the snapshot.
     """
 
     def __init__(
-        self, folder: Path | str | None, url: str, device: str | None, arch: str | None
+        self, folder: Path | str | None, url: str, device: str | None, arch: str | None, most: int
     ) -> None:
+        self._most = most
         self._path: Path | None = None
         if folder is not None:
             key = hashlib.sha256(msgspec.json.encode([url, device, arch])).hexdigest()[:40]
@@ -270,7 +272,8 @@ class Shelf:
         if self._path is None:
             return None
         try:
-            return Snapshot.load(self._path)
+            with open_entry(self._path, self._most) as file:
+                return Snapshot.parse(file.read())
         except (OSError, SnapshotCorrupt):
             return None
 
