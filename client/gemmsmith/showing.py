@@ -41,7 +41,7 @@ def bar(done: int, total: int) -> str:
 
 
 _PASSWORD = re.compile(
-    r"""(://[^\s"/@:]*:)"""  # a scheme, a user
+    r"""((?:^|://)[^\s"/@:]*:)"""  # a scheme, which may have been forgotten, and a user
     r"""(?!\d+(?:[/?\#\s"']|$))"""  # not host:port
     r"""(?:[^\s"/]{0,200}|[^\s"@]{0,200})@"""  # a password; a slash in it may not be escaped
 )
@@ -81,7 +81,6 @@ def document(text: str) -> str:
 
 def without_passwords(text: str) -> str:
     """The text without the passwords, tokens and keys of the URLs in it."""
-    if "://" not in text:
-        return text
-    text = _PASSWORD.sub(r"\1***@", text)
-    return _PARAMETER.sub(r"\1***", _TOKEN.sub(r"\1***@", text))
+    if "@" in text:
+        text = _TOKEN.sub(r"\1***@", _PASSWORD.sub(r"\1***@", text))
+    return _PARAMETER.sub(r"\1***", text) if "://" in text else text

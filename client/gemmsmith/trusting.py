@@ -62,7 +62,7 @@ def _of_service(url: str) -> PublicKey:
         except ServiceError as error:
             if error.status == 401:
                 raise GemmsmithError(
-                    f"{url} shows its key only to those who have an API key, and trust sends none: "
+                    f"{url} answers 401 Unauthorized, and to trust a service no API key is sent: "
                     "upgrade it, or trust a file with the line that `gemmsmith signing show` prints"
                 ) from error
             if error.status != 404:

@@ -145,13 +145,16 @@ def best_many(session: Session, queries: Sequence[Query]) -> Flow[list[Answer | 
         try:
             response = yield from session.exchange(batch_request(piece))
             found = read_answers(check(response))
-            check_same("the batch", "length", len(found), len(piece))
-            for query, answer in zip(piece, found, strict=True):
+            for query, answer in zip(piece, found, strict=False):
                 if isinstance(answer, Answer):
                     check_answer(answer, query)
         except (ServiceUnavailable, Busy, ServiceFault) as error:
             answers += _all_cached(session, piece, error)
             continue
+        if len(found) != len(piece):
+            raise ServiceFault(
+                response.status, "Unreadable answer", f"{len(found)} answers to {len(piece)}"
+            )
         session.answered()
         answers += [_remember(session, *pair) for pair in zip(piece, found, strict=True)]
     return answers

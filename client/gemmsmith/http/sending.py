@@ -48,17 +48,23 @@ class Sender:
             return _no_answer(error)
 
     def stream(self, request: Request) -> Generator[bytes | Reply, None, None]:
-        """The pieces of an event stream as they come; the reply that came instead, or broke in."""
+        """The pieces of an event stream as they come; the reply that came instead, or ended it.
+
+        Each piece comes within the time-out of a whole reply.
+        """
         limit, http = Deadline(self._setup.seconds(request)), self.http
         try:
             with self._begun(request, limit) as response:
                 if not _is_stream(response):
                     yield self._read(response, request, limit)
                     return
-                for piece in response.iter_raw():
+                pieces = response.iter_raw()
+                while self.http is http:  # else this is a forked process: its parent reads the rest
+                    with self._setup.clock.within(Deadline(self._setup.seconds(request))):
+                        piece = next(pieces, None)
+                    if piece is None:
+                        return
                     yield piece
-                    if self.http is not http:
-                        return  # this is a forked process, and its parent reads the rest
         except _FAILED as error:
             yield _no_answer(error)
 
@@ -120,7 +126,12 @@ class AsyncSender:
                 if not _is_stream(response):
                     yield await self._read(response, request, limit)
                     return
-                async for piece in response.aiter_raw():
+                pieces = response.aiter_raw()
+                while True:
+                    async with asyncio.timeout(self._setup.seconds(request)):
+                        piece = await anext(pieces, None)
+                    if piece is None:
+                        return
                     yield piece
         except _FAILED as error:
             yield _no_answer(error)

@@ -151,13 +151,15 @@ class Setup:
     def arguments(self, request: Request) -> dict[str, Any]:
         """Arguments of httpx's `build_request` and `stream`."""
         seconds = self.seconds(request)
+        # Connecting ends by its own time-out: httpcore leaves a handshake open that is cancelled.
+        connect = min(seconds / 2, CONNECT_TIMEOUT_S)
         return {
             "method": request.method,
             "url": self.url + request.path,
             "params": list(request.params),
             "headers": [(name.encode(), value.encode()) for name, value in request.headers],
             "content": request.body,
-            "timeout": httpx.Timeout(seconds, connect=min(seconds, CONNECT_TIMEOUT_S)),
+            "timeout": httpx.Timeout(seconds, connect=connect),
         }
 
     def seconds(self, request: Request) -> float:

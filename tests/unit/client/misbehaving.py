@@ -103,6 +103,39 @@ def misbehaving() -> Iterator[Misbehaving]:
     stop()
 
 
+@contextmanager
+def raw(talk: Callable[[socket.socket], None]) -> Iterator[str]:
+    """A server that talks as it likes on every connection, once a request's head has come; its URL.
+
+    An error of its connection ends the talk: the client has gone.
+    """
+    listener = socket.create_server(("127.0.0.1", 0))
+    connections: list[socket.socket] = []
+
+    def serve(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError), connection:
+            if connection.recv(65536):
+                talk(connection)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                connections.append(connection)
+                threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+    thread = threading.Thread(target=accept, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        for open_one in (listener, *connections):
+            with contextlib.suppress(OSError):
+                open_one.shutdown(socket.SHUT_RDWR)
+            open_one.close()
+        thread.join()
+
+
 NOT_TUNED = Say(
     404,
     json.dumps(

@@ -207,7 +207,8 @@ def test_not_tuned_says_how_to_tune(client: Client, server: Misbehaving) -> None
     )
     assert caught.value.call == call
     assert str(caught.value) == f"404 Not tuned yet: POST /tune. Tune it with {call}"
-    server.say(job("waiting"))
+    problem = {"m": 256, "n": 4096, "k": 64, "batch": 2, "dtype": "fp16"}
+    server.say(job("waiting", problem=problem))
     eval(call, {"client": client})
     assert b'"batch": 2' in server.seen[-1].body
 
