@@ -46,6 +46,7 @@ class Misbehaving:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one packet: the client does not wait for the second
 
     def setup(self) -> None:
         super().setup()
