@@ -76,7 +76,7 @@ def table(
     from rich.console import Console
     from rich.table import Table
 
-    drawn = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    drawn = Table(title=showing.line(title) or None, title_justify="left", box=None, pad_edge=False)
     for i, name in enumerate(columns):
         drawn.add_column(
             name, justify="left" if i < left else "right", overflow="fold", no_wrap=i >= left

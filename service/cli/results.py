@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gemmsmith.errors import InvalidProblem
 from service.cli import completion
 from service.cli.files import Fields, FormatName, fields_of, format_of, send, write
 from service.cli.options import (
@@ -105,7 +106,8 @@ def results(
     columns = fields_of(source, fields)
     if url:
         with connect(url) as client:
-            rows = list(client.results(limit=limit, fields=",".join(columns), **filters))
+            trials = client.results(limit=limit, fields=",".join(columns), **filters)
+            rows = [{name: trial.get(name) for name in columns} for trial in trials]
     else:
         found = (_winners if winners else _trials)(filters, limit, database)
         rows = source.rows(found, columns)
@@ -201,8 +203,21 @@ def _show_trials(
             emit(row, line=True)
         return
     columns = ("problem", "kernel", "launch", "phase", "µs", "± µs")
-    table("", columns, map(_row, rows), left=4)
+    understood = [known for row in rows if (known := _known(row)) is not None]
+    table("", columns, understood, left=4)
+    if len(understood) < len(rows):
+        note(f"{len(rows) - len(understood)} trials need a newer gemmsmith, and are left out")
     _count(rows, limit, "trials")
+
+
+def _known(row: dict[str, Any]) -> tuple[Any, ...] | None:
+    """A trial as it is printed; None if this gemmsmith does not know what is in it."""
+    from msgspec import ValidationError
+
+    try:
+        return _row(row)
+    except (ValidationError, InvalidProblem, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _row(row: dict[str, Any]) -> tuple[Any, ...]:

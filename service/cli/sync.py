@@ -87,6 +87,7 @@ def _winners(url: str, device: str | None) -> tuple[list[Winner], int]:
     """
     import msgspec
 
+    from gemmsmith.errors import InvalidProblem
     from tuner.store.statement import canonical, fingerprint
     from tuner.trial import Winner
 
@@ -94,7 +95,7 @@ def _winners(url: str, device: str | None) -> tuple[list[Winner], int]:
     for row in _rows(url, device):
         try:
             winner = canonical(msgspec.convert(row, Winner))
-        except msgspec.ValidationError:
+        except (msgspec.ValidationError, InvalidProblem):
             skipped += 1
             continue
         found.append(replace(winner, digest=fingerprint(winner)))
