@@ -81,7 +81,8 @@ def create(
         return
     say(secret)
     note(f"the key of {name}, scope {scope}; it is not shown again. Clients take it from")
-    note("GEMMSMITH_API_KEY, or send it as `Authorization: Bearer gsk_…`.")
+    note("GEMMSMITH_API_KEY, for the service of GEMMSMITH_URL, or send it as")
+    note("`Authorization: Bearer gsk_…`.")
 
 
 @app.command("list", epilog=example("keys list"))

@@ -95,7 +95,7 @@ def problem(
         ceilings=ceilings,
         ranking=ranking,
         history=changes(history),
-        python=python(asked, device, origin),
+        python=python(asked, device, origin, with_key=service.access.required),
         curl=curl(asked, device, origin, with_key=service.access.required),
         jobs=_jobs(service, history),
         history_shown=HISTORY,

@@ -83,6 +83,7 @@ def misbehaving() -> Iterator[Misbehaving]:
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     http.daemon_threads = True
     http.owner = found  # type: ignore[attr-defined]
+    http.handle_error = lambda *_: None  # type: ignore[method-assign] # clients that hang up
     http.open_sockets = sockets = list[socket.socket]()  # type: ignore[attr-defined]
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
