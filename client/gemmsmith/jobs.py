@@ -69,7 +69,11 @@ class JobStatus(Plain):
 
     def updated(self, event: JobEvent) -> JobStatus:
         """The status with what an event says; fields the event lacks stay as they are."""
-        told = {name: event.data[name] for name in _TOLD if name in event.data}
+        told = {name: event.data[name] for name in _TOLD.__struct_fields__ if name in event.data}
+        try:
+            msgspec.convert(told, _TOLD)
+        except msgspec.ValidationError:
+            told = {}
         state = _STATE_OF.get(event.kind, self.state)
         waits = self.waits if state is JobState.WAITING else ""
         return replace(self, state=state, waits=waits, **told)
@@ -114,7 +118,18 @@ _STATE_OF = {
     "failed": JobState.FAILED,
     "cancelled": JobState.CANCELLED,
 }
-_TOLD = ("phase", "done", "total", "best_us", "best", "error")
+_TOLD = msgspec.defstruct(
+    "Told",
+    [
+        ("phase", str, ""),
+        ("done", int, 0),
+        ("total", int, 0),
+        ("best_us", float | None, None),
+        ("best", str | None, None),
+        ("error", str | None, None),
+    ],
+)
+"""What an event says of a job's status."""
 FINAL_EVENTS = frozenset({"finished", "failed", "cancelled"})
 
 

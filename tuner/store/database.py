@@ -27,7 +27,6 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import Session
 
 from gemmsmith.files import private_folder
-from gemmsmith.showing import line
 from tuner.errors import SchemaChanged, StoreError
 from tuner.store.faults import translated
 
@@ -56,11 +55,11 @@ def parse_url(url: str) -> URL:
         parsed = make_url(url)
     except (ArgumentError, ValueError):  # of which both messages may show the password
         raise StoreError(
-            f"{line(url)!r} is no database URL; write sqlite:///path/to/file.db or "
+            f"{url!r} is no database URL; write sqlite:///path/to/file.db or "
             "postgresql://user@host:5432/name"
         ) from None
     if parsed.port is not None and not 0 < parsed.port < 2**16:
-        raise StoreError(f"a port must be in 1 … 65535, got {parsed.port} in {line(url)!r}")
+        raise StoreError(f"a port must be in 1 … 65535, got {parsed.port} in {url!r}")
     parsed = parsed.set(drivername=_DRIVERS.get(parsed.drivername, parsed.drivername))
     if parsed.drivername not in ("sqlite", "sqlite+pysqlite", "postgresql+psycopg"):
         raise StoreError(f"{parsed.drivername} is not supported; use SQLite or PostgreSQL")
@@ -112,7 +111,7 @@ class Database:
         try:
             self._engine = self._create_engine()
         except ValueError:
-            raise StoreError(f"an option of {line(url)!r} has no usable value") from None
+            raise StoreError(f"an option of {url!r} has no usable value") from None
         self._writer = self._engine.execution_options(**{_WRITES: True})
         self._fence: Fence = lambda _: None
 

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -139,6 +140,7 @@ class Setup:
         """Arguments of the httpx client."""
         return {
             "auth": self._address.auth,
+            "cookies": CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # it keeps none
             "headers": {
                 "user-agent": "gemmsmith-client",
                 "accept": "application/json",

@@ -15,6 +15,11 @@ from typing import Any
 import pytest
 
 from gemmsmith import AsyncClient, Bounds, Client, GemmsmithError, ServiceFault, ServiceUnavailable
+from gemmsmith.answers.cache import NoCache
+from gemmsmith.http.replies import NoAnswer
+from gemmsmith.http.requests import get
+from gemmsmith.http.retry import RetryPolicy
+from gemmsmith.http.session import Session
 from tests.unit.client.misbehaving import raw
 
 TIMEOUT_S = 0.15
@@ -115,6 +120,19 @@ def test_retries_are_within_bounds_as_well(kind: type) -> None:
         with pytest.raises(GemmsmithError):
             ask(kind, url, "best", 1, 8, 8, retries=2)
         assert time.monotonic() - began < 2 * PATIENCE_S
+
+
+def test_no_attempt_begins_after_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    retry = RetryPolicy(retries=1000, cap=0.0)
+    flow = Session(url="http://x", retry=retry, cache=NoCache()).exchange(get("/x"))
+    next(flow)
+    for now in (10.0, 20.0, 30.0, 40.0, 50.0, 60.0):  # noqa: B007 - the clock
+        flow.send(NoAnswer(reason="late"))
+    now = 70.0
+    with pytest.raises(ServiceUnavailable, match="7 attempts"):
+        flow.send(NoAnswer(reason="late"))
 
 
 @KINDS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -14,6 +15,7 @@ import pytest
 
 from gemmsmith import (
     Answer,
+    AsyncClient,
     Bounds,
     Client,
     GemmsmithError,
@@ -173,6 +175,36 @@ def test_a_failed_job_is_one_line(client: Client, server: Misbehaving) -> None:
         handle.wait(timeout=20)
     assert str(caught.value).isprintable()
     assert "INFO forged" in str(caught.value)
+
+
+def test_odd_values_of_events_change_nothing(
+    client: Client, server: Misbehaving, served: Say, answer: Answer
+) -> None:
+    events = []
+    for name in ("phase", "done", "total", "best_us", "best", "error", "device", "kind"):
+        events += [(1, "progress", {name: value}) for value in ("x", [], {}, True, -1, 1e300)]
+    last = job("done", winner_revision=1)
+    server.say(job("running"), stream(*events, (2, "finished", {})), last, served)
+    assert client.tune(256, 4096, 4096).wait(timeout=20, progress=True) == answer
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_no_cookies_are_kept(kind: type, server: Misbehaving) -> None:
+    server.say(Say(body=b'{"devices": []}', headers={"Set-Cookie": f"a={'b' * 5000}"}))
+
+    async def both() -> None:
+        async with AsyncClient(server.url, cache_dir=None) as client:
+            await client.devices()
+            await client.devices()
+
+    if kind is AsyncClient:
+        asyncio.run(both())
+    else:
+        with Client(server.url, cache_dir=None) as client:
+            client.devices()
+            client.devices()
+    assert len(server.seen) == 2
+    assert "cookie" not in server.seen[1].headers
 
 
 def test_an_events_identifier_is_sent_back_if_it_can_be(server: Misbehaving) -> None:
