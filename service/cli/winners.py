@@ -25,7 +25,8 @@ def export(
     path: Annotated[
         Path,
         typer.Argument(
-            help="File to write, such as configs/winners/h200.jsonl.", callback=writable
+            help="File to write, such as configs/winners/h200.jsonl; - is stdout.",
+            callback=writable,
         ),
     ],
     device: OnlyDevice = None,
