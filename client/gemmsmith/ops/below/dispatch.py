@@ -25,20 +25,22 @@ import ctypes
 import hashlib
 import logging
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
 from gemmsmith.answers.cache import default_cache_dir
-from gemmsmith.errors import LaunchFailed
+from gemmsmith.errors import LaunchFailed, PackCorrupt
+from gemmsmith.files import private_folder, publish, unsafe
 from gemmsmith.operation import Epilogue
 from gemmsmith.ops.below import adding
 from gemmsmith.ops.engine.engine import Engine
@@ -46,6 +48,7 @@ from gemmsmith.ops.engine.forms import Form, Spec, allows_tf32
 from gemmsmith.ops.engine.plan import Plan, RawPlan
 from gemmsmith.runtime.abi import status_text
 from gemmsmith.runtime.launch import torch_dtype
+from gemmsmith.runtime.pack import check_whole
 
 log = logging.getLogger("gemmsmith")
 
@@ -374,25 +377,42 @@ def _functions(kind: str, stream: Any) -> _Torch:
 def _binding() -> Path:
     """The compiled binding: installed, or compiled now and kept in the cache folder.
 
+    A file that is not whole is not loaded: that could kill the process. In the cache a binding is
+    named after what it was compiled from, and after its own bytes.
+
     Raises:
-        OSError: there is no compiler, or nowhere to write.
+        OSError: there is no compiler, nowhere to write, or others may write to the folder.
         CalledProcessError: the compiler refused.
     """
-    if _INSTALLED.exists():
+    with suppress(PackCorrupt):
+        check_whole(_INSTALLED)
         return _INSTALLED
-    source = SOURCE.read_bytes()
-    path = default_cache_dir() / "bindings" / f"{hashlib.sha256(source).hexdigest()[:32]}.so"
-    if path.exists():
-        return path
+    flags = ["-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden"]
+    compiled_from = "\0".join((SOURCE.read_text(encoding="utf-8"), platform.machine(), *flags))
+    name = _digest(compiled_from.encode())
+    folder = default_cache_dir() / "bindings"
+    private_folder(folder)
+    if reason := unsafe(folder):
+        log.warning("gemmsmith's compiled binding is not used: %s", reason)
+        raise OSError(reason)
+    for path in folder.glob(f"{name}-*.so"):
+        with suppress(FileNotFoundError):  # another process removes what is damaged too
+            if unsafe(path) is None and path.stem == f"{name}-{_digest(path.read_bytes())}":
+                return path
+            path.unlink()
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         raise OSError("no C++ compiler was found for gemmsmith's binding")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder) / "binding.so"
-        flags = ["-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden"]
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        made = Path(temporary) / "binding.so"
         subprocess.run(
             [compiler, *flags, str(SOURCE), "-o", str(made)], check=True, capture_output=True
         )
-        made.replace(path)
+        content = made.read_bytes()
+    path = folder / f"{name}-{_digest(content)}.so"
+    publish(path, content, durable=True)
     return path
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:32]
