@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import as_user
 from tuner.errors import DeviceError
 from tuner.measure import gpu_lock as module
 from tuner.measure.gpu_lock import gpu_lock, lock_path
@@ -43,20 +44,7 @@ def secret(tmp_path: Path) -> Path:
 
 def as_nobody(folder: Path, task: Callable[[], None]) -> int:
     """Run the task in a fork that is user nobody in `folder`; its exit status."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        signal.alarm(10)  # whatever it waits for, it does not stay
-        try:
-            os.chdir(folder)
-            os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
-            task()
-            status = 0
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return as_user(NOBODY, task, folder)
 
 
 def locked() -> None:
