@@ -69,6 +69,11 @@ def writable(path: Path | None) -> Path | None:
     return path
 
 
+def readable(paths: Sequence[Path]) -> list[Path]:
+    """Files that are to be read, as an argument gives them; `-` is stdin."""
+    return [Path("/dev/stdin") if str(path) == "-" else path for path in paths]
+
+
 def writable_bytes(path: Path | None) -> Path | None:
     """The same of a file that is no text.
 
