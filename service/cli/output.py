@@ -143,14 +143,16 @@ def emit(data: Any, *, line: bool = False) -> None:
     """Print a JSON document to stdout, on one `line` or indented."""
     import msgspec
 
-    encoded = msgspec.json.encode(data)
-    if not line:
-        encoded = msgspec.json.format(encoded, indent=2)
-    text, out = encoded.decode(), _out()
-    if (out.encoding or "utf-8").lower().replace("-", "") != "utf8":
-        text = "".join(c if c.isascii() else json.dumps(c)[1:-1] for c in text)
-    out.write(text + "\n")
-    out.flush()
+    out = _out()
+    try:
+        encoded = msgspec.json.encode(data)
+        if not line:
+            encoded = msgspec.json.format(encoded, indent=2)
+        text = encoded.decode()
+        text.encode(out.encoding or "utf-8")
+    except UnicodeEncodeError:  # by the terminal, or a path that is no text: escaped then
+        text = json.dumps(msgspec.to_builtins(data), indent=None if line else 2)
+    _print(text, out)
 
 
 def say(text: str) -> None:
@@ -184,10 +186,8 @@ def table(
     for row in rows:
         drawn.add_row(*("–" if cell is None else str(cell) for cell in row))
     out = _out()
-    console = Console(file=out, highlight=False, markup=False)
-    if not console.is_terminal:  # nothing is cut off in a file or a pipe
-        console = Console(file=out, highlight=False, markup=False, width=200)
-    console.print(drawn)
+    width = None if out.isatty() else 200  # nothing is cut off in a file or a pipe
+    Console(file=out, highlight=False, markup=False, width=width).print(drawn)
 
 
 def microseconds(value: float | None) -> str | None:

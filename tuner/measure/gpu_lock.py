@@ -66,7 +66,7 @@ def gpu_lock(gpu_uuid: str, directory: Path | None = None) -> Iterator[None]:
 
 def _acquire(path: Path) -> int:
     """The descriptor of the locked file; raises DeviceError or OSError if it cannot be had."""
-    waiting = _Waiting(path)
+    waiting = _Patience(path)
     while True:
         descriptor = _open(path)
         try:
@@ -81,7 +81,7 @@ def _acquire(path: Path) -> int:
         os.close(descriptor)  # removed meanwhile: others lock another file by now
 
 
-class _Waiting:
+class _Patience:
     """Who is waited for, and how long."""
 
     def __init__(self, path: Path) -> None:

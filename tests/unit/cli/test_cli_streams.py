@@ -136,8 +136,9 @@ def test_a_path_that_is_no_text_is_printed_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = os.fsdecode(os.fsencode(tmp_path) + b"/w\xff.csv")
-    ended = run("export", path, monkeypatch=monkeypatch)
-    assert os.fsencode(path) in ended.out
+    assert os.fsencode(path) in run("export", path, monkeypatch=monkeypatch).out
+    ended = run("export", path, "--json", monkeypatch=monkeypatch)
+    assert json.loads(ended.out)["file"] == path
 
 
 FILES = [

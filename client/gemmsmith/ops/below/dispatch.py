@@ -8,9 +8,7 @@ TF32, which is asked at every call.
 Then forward and backward products of unchanged code run without any Python of ours: a call costs
 a fraction of a microsecond more than torch's. Python is asked once for each product, and decides as
 everywhere (`Engine.plan`). The binding knows torch by its C shim only, so one build suits every
-torch from 2.9 on. It is compiled when gemmsmith is installed, where there is a C++ compiler; a
-checkout that was not installed compiles it on first use. Without it, `patch` does the same by a
-function mode, which costs more.
+torch from 2.9 on. Without it, `patch` does the same by a function mode, which costs more.
 
 torch keeps an operator's new kernel for as long as the process lives, so the binding is installed
 once and then switched on and off, for every product or for those of some linear layers, which it
@@ -22,39 +20,28 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import hashlib
 import logging
-import os
-import platform
-import shutil
 import subprocess
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
-from gemmsmith.answers.cache import default_cache_dir
-from gemmsmith.errors import LaunchFailed, PackCorrupt
-from gemmsmith.files import private_folder, publish, unsafe
+from gemmsmith.errors import LaunchFailed
 from gemmsmith.operation import Epilogue
 from gemmsmith.ops.below import adding
+from gemmsmith.ops.below.binding import binding
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form, Spec, allows_tf32
 from gemmsmith.ops.engine.plan import Plan, RawPlan
 from gemmsmith.runtime.abi import status_text
 from gemmsmith.runtime.launch import torch_dtype
-from gemmsmith.runtime.pack import check_whole
 
 log = logging.getLogger("gemmsmith")
-
-SOURCE = Path(__file__).with_name("dispatch.cpp")
-_INSTALLED = SOURCE.with_name("_dispatch.abi3.so")
-"""Every Python's: it calls nothing of Python's, and is loaded as a library."""
 
 _DIMS = 3
 _ASK_AGAIN = 1
@@ -178,7 +165,7 @@ class Dispatch:
         with cls._lock:
             if kind not in cls._made:
                 try:
-                    cls._made[kind] = cls(kind, ctypes.CDLL(str(_binding())), stream)
+                    cls._made[kind] = cls(kind, ctypes.CDLL(str(binding())), stream)
                 except (OSError, AttributeError, subprocess.SubprocessError) as error:
                     log.info("patch() works by a function mode, which costs more: %s", error)
                     cls._made[kind] = None
@@ -372,47 +359,3 @@ def _functions(kind: str, stream: Any) -> _Torch:
         addresses.append(ctypes.cast(stream, ctypes.c_void_p).value)
     addresses += [find(name.format(kind=kind)) for name in _OPTIONAL]
     return _Torch(*addresses, ctypes.cast(_pointer_of, ctypes.c_void_p))
-
-
-def _binding() -> Path:
-    """The compiled binding: installed, or compiled now and kept in the cache folder.
-
-    A file that is not whole is not loaded: that could kill the process. In the cache a binding is
-    named after what it was compiled from, and after its own bytes.
-
-    Raises:
-        OSError: there is no compiler, nowhere to write, or others may write to the folder.
-        CalledProcessError: the compiler refused.
-    """
-    with suppress(PackCorrupt):
-        check_whole(_INSTALLED)
-        return _INSTALLED
-    flags = ["-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden"]
-    compiled_from = "\0".join((SOURCE.read_text(encoding="utf-8"), platform.machine(), *flags))
-    name = _digest(compiled_from.encode())
-    folder = default_cache_dir() / "bindings"
-    private_folder(folder)
-    if reason := unsafe(folder):
-        log.warning("gemmsmith's compiled binding is not used: %s", reason)
-        raise OSError(reason)
-    for path in folder.glob(f"{name}-*.so"):
-        with suppress(FileNotFoundError):  # another process removes what is damaged too
-            if unsafe(path) is None and path.stem == f"{name}-{_digest(path.read_bytes())}":
-                return path
-            path.unlink()
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        raise OSError("no C++ compiler was found for gemmsmith's binding")
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        made = Path(temporary) / "binding.so"
-        subprocess.run(
-            [compiler, *flags, str(SOURCE), "-o", str(made)], check=True, capture_output=True
-        )
-        content = made.read_bytes()
-    path = folder / f"{name}-{_digest(content)}.so"
-    publish(path, content, durable=True)
-    return path
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:32]
