@@ -59,7 +59,7 @@ def private_folder(path: Path) -> None:
         OSError: it cannot be made.
     """
     for folder in reversed((path, *path.parents)):
-        if not folder.exists():
+        if not folder.is_dir():
             folder.mkdir(mode=0o700, exist_ok=True)
 
 
@@ -174,7 +174,7 @@ def is_stream(path: Path) -> bool:
         return True
     try:
         mode = target.stat().st_mode
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))

@@ -149,8 +149,10 @@ def emit(data: Any, *, line: bool = False) -> None:
         if not line:
             encoded = msgspec.json.format(encoded, indent=2)
         text = encoded.decode()
-        text.encode(out.encoding or "utf-8")
-    except UnicodeEncodeError:  # by the terminal, or a path that is no text: escaped then
+        plain = text.isascii() or codecs.lookup(out.encoding or "utf-8").name == "utf-8"
+    except UnicodeEncodeError:  # a path that is no text
+        plain = False
+    if not plain:
         text = json.dumps(msgspec.to_builtins(data), indent=None if line else 2)
     _print(text, out)
 
