@@ -101,16 +101,15 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_prints_on_a_terminal_of_any_encoding(
-    command: str, encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_command_prints_on_a_terminal_that_has_ascii_only(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = command.format(folder=tmp_path).split()
-    ended = run(*words, encoding=encoding, monkeypatch=monkeypatch)
+    ended = run(*words, encoding="ascii", monkeypatch=monkeypatch)
     assert ended.status in (0, 1, 2)
     for text in (ended.out, ended.err):
-        text.decode(encoding)
+        assert text.isascii()
         assert b"Traceback" not in text
     if "--json" in words and ended.status == 0:
         lines = ended.out.splitlines() if words[0] == "results" else [ended.out]
@@ -122,6 +121,7 @@ def test_a_command_prints_on_a_terminal_of_any_encoding(
     [
         ("ascii", b"4096x4096x4096"),
         ("latin-1", "4096×4096×4096".encode("latin-1")),
+        ("cp1252", "4096×4096×4096".encode("cp1252")),
         ("utf-8", "4096×4096×4096".encode()),
     ],
 )
