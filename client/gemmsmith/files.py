@@ -237,7 +237,7 @@ def _followed(path: Path) -> Path:
     What a shell redirects to a file has a name, but the file must be written where it stands.
     """
     for _ in range(_MOST_LINKS):
-        path = path.parent.resolve() / path.name
+        path = Path(os.path.realpath(path.parent), path.name)  # resolve() raises for loops
         if _descriptor(path) is not None or not path.is_symlink():
             return path
         path = path.parent / path.readlink()

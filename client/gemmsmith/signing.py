@@ -174,13 +174,13 @@ class Trusted:
             ValueError: a file holds no public key, or others may change it; names the file.
             OSError: a file cannot be read.
         """
-        found = []
+        keys = []
         for folder in folders:
             for path, key in keys_in(folder):
                 if reason := unsafe(folder) or unsafe(path):
                     raise ValueError(reason)
-                found.append(key)
-        return cls(found)
+                keys.append(key)
+        return cls(keys)
 
     def __or__(self, other: Trusted) -> Trusted:
         """The keys of both, each for all that either believes it for."""
@@ -209,7 +209,7 @@ class Trusted:
                 f"{len(self.keys)} that are trusted here"
             )
         if purpose not in self.purposes[key.id]:
-            known = ", ".join(sorted(f"{each}s" for each in self.purposes[key.id]))
+            known = ", ".join(sorted(f"{trusted}s" for trusted in self.purposes[key.id]))
             raise Untrusted(
                 f"it is a {purpose}, signed with the key {key.id}, which is trusted for {known} "
                 "only"

@@ -61,7 +61,7 @@ def writable(path: Path | None) -> Path | None:
             os.fstat(number)
             Stdout.is_a_file |= number == STDOUT
         elif not is_stream(path):
-            _check_folder(path)
+            _check_folder(path, Path(os.path.realpath(path)).parents)
         elif not os.access(path, os.W_OK):
             raise MisuseError(f"cannot write {path}: no permission; name another place")
     except OSError as error:
@@ -92,12 +92,13 @@ def writable_folder(path: Path) -> Path:
     Raises:
         MisuseError: it cannot be written to.
     """
-    _check_folder(path / "file")
+    real = Path(os.path.realpath(path))
+    _check_folder(path, (real, *real.parents))
     return path
 
 
-def _check_folder(path: Path) -> None:
-    place = next(folder for folder in path.resolve().parents if folder.exists())
+def _check_folder(path: Path, folders: Iterable[Path]) -> None:
+    place = next(folder for folder in folders if folder.exists())
     if not place.is_dir():
         raise MisuseError(f"cannot write {path}: {place} is a file, not a folder")
     if not os.access(place, os.W_OK | os.X_OK):

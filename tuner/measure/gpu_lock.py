@@ -91,14 +91,14 @@ class _Patience:
 
     def check(self) -> None:
         """Warn when it takes long; raises DeviceError when another user holds the lock too long."""
-        now, found = time.monotonic(), holder(self._path)
-        if found is not None and found.user == os.geteuid():
+        now, who = time.monotonic(), holder(self._path)
+        if who is not None and who.user == os.geteuid():
             self._until = now + _LONGEST_S  # this user's own: it can be ended
         if now >= self._until:
-            raise DeviceError(f"{found or 'a process'} has held {self._path} for too long")
+            raise DeviceError(f"{who or 'a process'} has held {self._path} for too long")
         if now >= self._warn_at:
             self._warn_at = float("inf")
-            _LOG.warning("waiting for the GPU: %s holds %s", found or "?", self._path)
+            _LOG.warning("waiting for the GPU: %s holds %s", who or "?", self._path)
 
 
 def _lock(descriptor: int) -> bool:

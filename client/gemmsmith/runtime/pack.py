@@ -190,7 +190,7 @@ def check_whole(path: Path) -> None:
     """A 64-bit ELF shared object ends with its section table: is all of it there?
 
     Raises:
-        PackCorrupt: it is not, or the file is none or cannot be read.
+        PackCorrupt: it is not, or the file is no such object or cannot be read.
     """
     try:
         size = path.stat().st_size

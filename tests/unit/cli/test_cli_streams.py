@@ -215,6 +215,8 @@ def test_a_file_on_stdout_is_alone_there(
         ("report -o -", ""),
         ("record 64 64 64 -o -", "must be called NAME.jsonl.zst"),
         ("export {folder}/loop", "Too many levels of symbolic links"),
+        ("export {folder}/loop/x", "Too many levels of symbolic links"),
+        ("report -o {folder}/gemmsmith.db", "gemmsmith.db is a file, not a folder"),
     ],
 )
 def test_what_cannot_be_written_is_said_before_the_work(

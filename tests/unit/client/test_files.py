@@ -181,8 +181,12 @@ def litter(place: Place) -> list[Path]:
         (lambda path: path.symlink_to("/dev/full"), errno.ENOSPC),
         (lambda path: path.symlink_to("/dev/fd/987"), errno.EBADF),
         (lambda path: path.symlink_to(".."), errno.EISDIR),
+        (
+            lambda path: (path.symlink_to("loop/x"), (path.parent / "loop").symlink_to("loop")),
+            errno.ELOOP,
+        ),
     ],
-    ids=["folder", "loop", "full", "not open", "folder above"],
+    ids=["folder", "loop", "full", "not open", "folder above", "loop of folders"],
 )
 def test_what_cannot_be_written_is_named(
     make: Callable[[Path], None], number: int, tmp_path: Path

@@ -34,7 +34,7 @@ log = logging.getLogger("gemmsmith")
 
 
 def binding() -> Path:
-    """The file of the compiled binding, which is whole; compiles it if there is none.
+    """The file of the compiled binding, which is whole; compiles it if need be.
 
     Raises:
         OSError: there is no compiler, nowhere to write, or others may write to the folder.
