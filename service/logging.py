@@ -11,6 +11,7 @@ send is in some lines, and never begins one, nor commands a terminal; no passwor
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import MutableMapping
 from io import StringIO
@@ -32,7 +33,7 @@ def configure(*, json: bool = False, level: int = logging.INFO) -> None:
     ]
     # Plain: the other formatters print local variables too, and a request's headers have the key.
     console = structlog.dev.ConsoleRenderer(
-        colors=sys.stderr.isatty(),
+        colors=sys.stderr.isatty() and not os.environ.get("NO_COLOR"),
         timestamp_key="time",
         exception_formatter=_traceback,
     )

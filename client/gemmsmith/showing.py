@@ -60,8 +60,13 @@ def line(text: str) -> str:
     if len(text) > LONGEST:
         text = f"{text[:LONGEST]}…"
     if not text.isprintable():
-        text = "".join(letter if letter.isprintable() else " " for letter in text)
+        text = "".join(letter if _is_harmless(letter) else " " for letter in text)
     return without_passwords(text)
+
+
+def _is_harmless(letter: str) -> bool:
+    # The latter are bytes of a path that is no text.
+    return letter.isprintable() or "\udca0" <= letter <= "\udcff"
 
 
 def lines(text: str) -> str:

@@ -202,6 +202,11 @@ def check(response: Response, *, lookup: bool = False) -> Response:
     raise problem_error(response.status, found, lookup=lookup, wait=retry_after(response.headers))
 
 
+def _text(value: object) -> str:
+    """What JSON has as text, which may be half of a character that cannot be encoded."""
+    return str(value or "").encode(errors="replace").decode()
+
+
 def _redirected(response: Response) -> ServiceFault:
     """The error for a redirect, which is not followed: who gets the key is the caller's to say."""
     place = response.headers.get("location", "").partition("?")[0]
@@ -214,8 +219,8 @@ def problem_error(
 ) -> ServiceError:
     """The exception that a problem document stands for."""
     known = {int(code) for code in http.HTTPStatus}
-    title = str(found.get("title") or (http.HTTPStatus(status).phrase if status in known else ""))
-    detail = str(found.get("detail") or "")
+    phrase = http.HTTPStatus(status).phrase if status in known else ""
+    title, detail = _text(found.get("title") or phrase), _text(found.get("detail"))
     if status in (429, 503):
         return Busy(status, title, detail, found, 1.0 if wait is None else wait)
     if status >= 500:
