@@ -69,14 +69,15 @@ class JobStatus(Plain):
 
     def updated(self, event: JobEvent) -> JobStatus:
         """The status with what an event says; fields the event lacks stay as they are."""
-        told = {name: event.data[name] for name in _TOLD.__struct_fields__ if name in event.data}
+        names = _Progress.__struct_fields__
+        values = {name: event.data[name] for name in names if name in event.data}
         try:
-            msgspec.convert(told, _TOLD)
-        except msgspec.ValidationError:
-            told = {}
+            msgspec.convert(values, _Progress)
+        except msgspec.ValidationError:  # of another version, or of a broken service
+            values = {}
         state = _STATE_OF.get(event.kind, self.state)
         waits = self.waits if state is JobState.WAITING else ""
-        return replace(self, state=state, waits=waits, **told)
+        return replace(self, state=state, waits=waits, **values)
 
     @property
     def line(self) -> str:
@@ -118,8 +119,8 @@ _STATE_OF = {
     "failed": JobState.FAILED,
     "cancelled": JobState.CANCELLED,
 }
-_TOLD = msgspec.defstruct(
-    "Told",
+_Progress = msgspec.defstruct(
+    "Progress",
     [
         ("phase", str, ""),
         ("done", int, 0),

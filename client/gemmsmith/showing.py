@@ -52,7 +52,7 @@ _PARAMETER = re.compile(
 
 
 def line(text: str) -> str:
-    """The text as one line of a terminal or a log, whoever wrote it.
+    """The text as one line of a terminal or a log; it may come from a stranger.
 
     A control character, which a terminal would obey, becomes a space, and so does the end of a
     line. Passwords in URLs become `***`. What is longer than `LONGEST` is cut off.

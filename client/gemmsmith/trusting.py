@@ -57,7 +57,7 @@ def trust(
 def _of_service(url: str) -> PublicKey:
     from gemmsmith.http.client import Client
 
-    # Nobody is trusted yet: the environment's key stays here.
+    # The service is not trusted yet, so the environment's key stays here.
     with Client(url, api_key=False, cache_dir=None) as client:
         try:
             return client.signing_key()

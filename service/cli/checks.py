@@ -293,12 +293,12 @@ def _service(settings: Settings, url: str | None) -> Check:
         detail = f"no answer at {where} ({reply.reason})"
         return _warning("service", detail, "start it: gemmsmith serve")
     try:
-        told = document(reply)
-        checks = dict(told.get("checks", {}))
+        body = document(reply)
+        checks = dict(body.get("checks", {}))
     except (ServiceFault, TypeError, ValueError):
         return _warning("service", f"{where} answers, but not as gemmsmith does: look there", "")
     if reply.status != 200:
-        detail = f"{reply.status}, {told.get('detail', 'no reason given')}"
+        detail = f"{reply.status}, {body.get('detail', 'no reason given')}"
         return _warning("service", f"{where} is not ready: {detail}", "")
     degraded = [str(said) for said in checks.values() if said != "ok"]
     if degraded:

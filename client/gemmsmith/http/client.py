@@ -56,7 +56,8 @@ class Client:
             `GEMMSMITH_URL`: the same scheme, host and port. False sends none.
         timeout: seconds for one attempt, from connecting to the last byte of the answer. Each MiB
             of a long answer gives one more.
-        retries: further attempts after refused or broken connections and 429, 502, 503, 504.
+        retries: further attempts after refused or broken connections and 429, 502, 503, 504. None
+            begins later than a minute after the first.
         cache_dir: folder of the cache of answers and packs; `"default"` is the platform's cache
             folder (or `GEMMSMITH_CACHE_DIR`), None disables the cache.
         bounds: size limits for what the service sends; exceeding one raises ServiceFault.
