@@ -41,13 +41,13 @@ def bar(done: int, total: int) -> str:
 
 
 _PASSWORD = re.compile(
-    r"""((?:^|://)[^\s"/@:]*:)"""  # a scheme, which may have been forgotten, and a user
+    r"""(://[^\s"/@:]*:)"""  # a scheme, a user
     r"""(?!\d+(?:[/?\#\s"']|$))"""  # not host:port
     r"""(?:[^\s"/]{0,200}|[^\s"@]{0,200})@"""  # a password; a slash in it may not be escaped
 )
 _TOKEN = re.compile(r"""\b(https?://|socks\w*://)[^\s"/@:]+@""")
 _PARAMETER = re.compile(
-    r"""([?&](?:\w*password|passwd|pwd|secret|\w*token|api_?key)=)[^\s"'&\#]*""", re.IGNORECASE
+    r"""([?&](?:\w*password|passwd|pwd|secret|\w*token|api_?key)=)[^\s"'&\\\#]*""", re.IGNORECASE
 )
 
 
@@ -82,6 +82,11 @@ def document(text: str) -> str:
             for letter in text
         )
     return without_passwords(text)
+
+
+def address(text: str) -> str:
+    """A URL as it may be printed, even if its scheme was forgotten."""
+    return line(text if "://" in text else f"://{text}").removeprefix("://")
 
 
 def without_passwords(text: str) -> str:

@@ -27,6 +27,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import Session
 
 from gemmsmith.files import private_folder
+from gemmsmith.showing import address
 from tuner.errors import SchemaChanged, StoreError
 from tuner.store.faults import translated
 
@@ -51,15 +52,16 @@ def parse_url(url: str) -> URL:
     Raises:
         StoreError: not a URL, or neither SQLite in a file nor PostgreSQL.
     """
+    shown = address(url)
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):  # of which both messages may show the password
         raise StoreError(
-            f"{url!r} is no database URL; write sqlite:///path/to/file.db or "
+            f"{shown!r} is no database URL; write sqlite:///path/to/file.db or "
             "postgresql://user@host:5432/name"
         ) from None
     if parsed.port is not None and not 0 < parsed.port < 2**16:
-        raise StoreError(f"a port must be in 1 … 65535, got {parsed.port} in {url!r}")
+        raise StoreError(f"a port must be in 1 … 65535, got {parsed.port} in {shown!r}")
     parsed = parsed.set(drivername=_DRIVERS.get(parsed.drivername, parsed.drivername))
     if parsed.drivername not in ("sqlite", "sqlite+pysqlite", "postgresql+psycopg"):
         raise StoreError(f"{parsed.drivername} is not supported; use SQLite or PostgreSQL")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from gemmsmith import showing
 from gemmsmith.errors import ServiceUnavailable
-from gemmsmith.showing import line
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -37,16 +37,17 @@ class Address:
         Raises:
             ValueError: not an http or https URL, or its port is not one.
         """
+        shown = showing.address(text)
         try:
             url = httpx.URL(text)
             host, default = url.host, _PORTS.get(url.scheme)
         except (ValueError, httpx.InvalidURL):
             host, default = "", None
         if not host or default is None or url.query or url.fragment:
-            raise ValueError(f"the service's URL must be like {DEFAULT_URL}, got {line(text)!r}")
+            raise ValueError(f"the service's URL must be like {DEFAULT_URL}, got {shown!r}")
         port = default if url.port is None else url.port
         if not 0 < port < 2**16:
-            raise ValueError(f"a port must be in 1 … 65535, got {port} in {line(text)!r}")
+            raise ValueError(f"a port must be in 1 … 65535, got {port} in {shown!r}")
         clean = str(url.copy_with(username=None, password=None)).rstrip("/")
         auth = (url.username, url.password) if url.userinfo else None
         return cls(url=clean, origin=(url.scheme, host, port), auth=auth)
@@ -70,7 +71,7 @@ class Address:
         try:
             return httpx.Proxy(url if "://" in url else f"http://{url}")
         except (ValueError, httpx.InvalidURL) as error:
-            raise no_way(url, line(str(error))) from None
+            raise no_way(url, str(error)) from None
 
 
 def no_way(proxy: str, reason: str) -> ServiceUnavailable:

@@ -20,7 +20,8 @@ from gemmsmith.http.transport import OfProcess, Setup
 from gemmsmith.showing import line
 
 _FAILED = (httpx.RequestError, httpx.InvalidURL, TimeoutError, UnicodeError)
-"""How attempts fail. The last two are those of a redirect to a host that cannot be."""
+"""How attempts fail. The first is httpx's, TimeoutError asyncio's; InvalidURL and UnicodeError are
+those of a redirect to a host that cannot be."""
 
 
 class Sender:

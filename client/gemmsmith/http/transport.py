@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable
+from functools import cached_property
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -120,6 +121,7 @@ class Setup:
             ServiceUnavailable: the environment's proxy cannot be used.
         """
         transport = self._by_proxy(httpx.HTTPTransport)
+        # httpx takes no backend of its callers; httpcore, whose pool this is, does.
         transport._pool._network_backend = TimedBackend(self.clock)
         return transport
 
@@ -127,8 +129,13 @@ class Setup:
         """The asynchronous client's, as `transport`."""
         return self._by_proxy(httpx.AsyncHTTPTransport)
 
+    @cached_property
+    def _proxy(self) -> httpx.Proxy | None:
+        # A forked child takes its parent's: macOS's own settings are not for it to ask for.
+        return self._address.proxy()
+
     def _by_proxy(self, kind: Callable[..., T]) -> T:
-        proxy = self._address.proxy()
+        proxy = self._proxy
         try:
             return kind(proxy=proxy)
         except ImportError as error:  # of what httpx needs for SOCKS

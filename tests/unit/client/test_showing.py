@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from gemmsmith import Answer, Client, NotTuned, Problem
 from gemmsmith.answers.answer import Match, Use
 from gemmsmith.jobs import JobStatus
 from gemmsmith.progress import NoDisplay, NotebookCell, TerminalLine, progress
-from gemmsmith.showing import bar, line, table
+from gemmsmith.showing import address, bar, document, line, lines, table
 from gemmsmith.tuning import JobState
 from tests.support.replacing import replace
 from tests.unit.client.misbehaving import NOT_TUNED, Misbehaving, Say, job, stream
@@ -228,3 +229,44 @@ def test_the_url_is_the_environments(server: Misbehaving, monkeypatch: pytest.Mo
             assert client.url == "http://127.0.0.1:8000"
     with pytest.raises(ValueError, match="URL must be like"):
         Client("", cache_dir=None)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://me:secret@host:8000/x", "http://me:***@host:8000/x"),
+        ("at http://me:se@cret@host, and", "at http://me:***@host, and"),
+        ("postgresql://me:se/cret@host:5432/db", "postgresql://me:***@host:5432/db"),
+        ("postgresql://me:12345@host", "postgresql://me:***@host"),
+        ("'http://me:secret@host:99999'", "'http://me:***@host:99999'"),
+        ("http://me:se'cret@host", "http://me:***@host"),
+        ("https://token@host/x", "https://***@host/x"),
+        ("socks5://token@host", "socks5://***@host"),
+        ("postgresql://h/db?user=me&password=secret", "postgresql://h/db?user=me&password=***"),
+        ("https://h/?api_key=secret&m=1#x", "https://h/?api_key=***&m=1#x"),
+        ("http://host:8000/a@b", "http://host:8000/a@b"),
+        ("http://[::1]:8000/a", "http://[::1]:8000/a"),
+        ("sqlite:////home/a@b.db", "sqlite:////home/a@b.db"),
+        ("postgresql://me@host/db", "postgresql://me@host/db"),
+        ("kernel:name@launch", "kernel:name@launch"),
+    ],
+)
+def test_urls_are_shown_without_their_passwords(text: str, shown: str) -> None:
+    assert line(text) == shown
+    assert json.loads(document(json.dumps({"text": text}))) == {"text": shown}
+
+
+def test_an_address_whose_scheme_is_forgotten_hides_its_password_too() -> None:
+    assert address("me:secret@host/db") == "me:***@host/db"
+    assert address("host:8000") == "host:8000"
+
+
+def test_what_strangers_write_is_a_line() -> None:
+    evil = "\x1b[2J\x9b2J\r\nerror: forged\u2028\u202e\x7f\ud800"
+    assert line(evil).isprintable()
+    assert "forged" in line(evil)
+    assert line("x" * 10**6) == "x" * 10_000 + "…"
+    assert lines(f"a\n{evil}b").count("\n") == 2
+    shown = document(json.dumps([evil], ensure_ascii=False))
+    assert shown.isprintable()
+    assert json.loads(shown) == [evil]
