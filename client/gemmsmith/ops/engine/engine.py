@@ -336,6 +336,7 @@ class _InUse:
     """The process's engine, which is None until `use` is called, and who follows it."""
 
     engine: Engine | None = None
+    last: Engine | None = None
     watcher: Watcher | None = None
     reactions: list[Callable[[], None]] = []  # noqa: RUF012 - one a process
 
@@ -347,7 +348,9 @@ def in_use() -> Engine | None:
 
 def current() -> Engine | None:
     """The engine that decides here: the process's, in a checkpointed region as it was at first."""
-    hooks = None if torch.compiler.is_compiling() else saved_tensors_hooks(False)
+    if torch.compiler.is_dynamo_compiling():
+        return _InUse.last
+    hooks = saved_tensors_hooks(True)  # in graphs that are traced, too
     return _InUse.engine if hooks is None else as_computed(hooks[0], _pinned, _InUse.engine)
 
 
@@ -359,6 +362,7 @@ def _pinned() -> Engine | None:
 def install(engine: Engine | None) -> Engine | None:
     """Make `engine` the process's; None: everything runs torch. Returns the one before."""
     before, _InUse.engine = _InUse.engine, engine
+    _InUse.last = engine or _InUse.last
     for react in _InUse.reactions:
         react()
     return before
