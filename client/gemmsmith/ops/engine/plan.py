@@ -384,21 +384,3 @@ class Plan:
         if status != 0:
             raise LaunchFailed(f"{self.config.kernel.name}: {status_text(status)}", status)
         return out
-
-
-def misalignment(config: Config, shape: Shape) -> bool:
-    """Whether rows or batch entries do not start where the kernel's loads and stores must.
-
-    `can_implement` sees it too; but it is no fault of the pack, so it is asked before, silently.
-    """
-    kernel, problem = config.kernel, shape.problem
-    batched = problem.batch > 1
-    checks = (
-        (kernel.alignment_a, shape.lda, shape.stride_a),
-        (kernel.alignment_b, shape.ldb, shape.stride_b),
-        (kernel.alignment_d, problem.columns, shape.stride_d),
-    )
-    return any(
-        leading % alignment or (batched and stride % alignment)
-        for alignment, leading, stride in checks
-    )

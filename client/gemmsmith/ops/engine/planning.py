@@ -12,7 +12,7 @@ from gemmsmith.errors import GemmsmithError
 from gemmsmith.ops.engine.biases import adds_bias_afterwards, pays
 from gemmsmith.ops.engine.choosing import Chooser, PackSource
 from gemmsmith.ops.engine.forms import Form, Shape, Spec
-from gemmsmith.ops.engine.plan import Plan, misalignment
+from gemmsmith.ops.engine.plan import Plan
 from gemmsmith.ops.engine.platform import Platform
 from gemmsmith.ops.engine.settings import needed
 from gemmsmith.runtime.abi import NO_ALGORITHM
@@ -121,3 +121,21 @@ class Planner:
             self._complaints.add((pack, reason))
             what = f"kernel pack {pack[:16]}" if pack else "the lookup"
             log.warning("torch's own operators run instead of %s: %s", what, error)
+
+
+def misalignment(config: Config, shape: Shape) -> bool:
+    """Whether rows or batch entries do not start where the kernel's loads and stores must.
+
+    `can_implement` sees it too; but it is no fault of the pack, so it is asked before, silently.
+    """
+    kernel, problem = config.kernel, shape.problem
+    batched = problem.batch > 1
+    checks = (
+        (kernel.alignment_a, shape.lda, shape.stride_a),
+        (kernel.alignment_b, shape.ldb, shape.stride_b),
+        (kernel.alignment_d, problem.columns, shape.stride_d),
+    )
+    return any(
+        leading % alignment or (batched and stride % alignment)
+        for alignment, leading, stride in checks
+    )
