@@ -61,8 +61,8 @@ def patch(
 
     Patches can be nested; each adds to what the outer ones replace. A block can be opened for every
     step, because decisions are kept for the same winners and model. A CUDA graph keeps the kernels
-    that were captured. If no winners are in use (`gemmsmith.use`), a warning is logged once, and
-    torch's own operators run.
+    that were captured. The winners in use (`gemmsmith.use`) run, also those of a later call. If
+    none are in use, a warning is logged once, and torch's own operators run.
 
     Args:
         model: replace the products of its `nn.Linear` modules (not those of derived classes), the
