@@ -209,9 +209,11 @@ class Dispatch:
             engine, only = in_use(), self._blocks.only
             if engine is not None and (only == frozenset() or engine.platform.kind != self._kind):
                 engine = None
-            if self._engine is not None and self._engine is not engine:
-                self._engine.on_swap(lambda: None)
-            self._engine = engine
+            before, self._engine = self._engine, engine
+            if before is engine is None:
+                return  # products of other devices may be another binding's
+            if before is not None and before is not engine:
+                before.on_swap(lambda: None)
             if engine is not None:
                 engine.on_swap(self._forget)
                 by = (engine, engine.snapshot, only)
