@@ -33,4 +33,4 @@ class WinnersInMemory:
     def won_near(self, problem: Problem, device_slug: str) -> list[tuple[Problem, str]]:
         """Problems nearby, and the kernels that won on them."""
         near = self.near_winners(problem, device_slug, NEIGHBOURS, MAX_DISTANCE)
-        return [(one.problem, one.runs.kernel.name) for one in near if one.runs is not None]
+        return [(won.problem, won.runs.kernel.name) for won in near if won.runs is not None]

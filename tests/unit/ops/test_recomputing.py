@@ -318,14 +318,14 @@ def gradients(model: nn.Module, x: torch.Tensor, out: torch.Tensor) -> list[torc
     model.zero_grad()
     x.grad = None
     out.float().pow(2).sum().backward()
-    return [one.grad for one in (x, *model.parameters()) if one.grad is not None]
+    return [leaf.grad for leaf in (x, *model.parameters()) if leaf.grad is not None]
 
 
-def alike(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-    assert len(found) == len(expected)
-    for ours, theirs in zip(found, expected, strict=True):
-        bound = 0.03 * float(theirs.abs().max())
-        torch.testing.assert_close(ours.float(), theirs.float(), rtol=3e-2, atol=bound)
+def alike(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
+    assert len(ours) == len(theirs)
+    for gradient, expected in zip(ours, theirs, strict=True):
+        bound = 0.03 * float(expected.abs().max())
+        torch.testing.assert_close(gradient.float(), expected.float(), rtol=3e-2, atol=bound)
 
 
 def model_of(part: str) -> tuple[nn.Module, torch.Tensor]:
@@ -379,7 +379,7 @@ def test_nothing_is_kept_with_a_region(world: World) -> None:
     model, x = model_of("mlp")
     with gemmsmith.patch(model):
         out = once(model, x)
-        (kept,) = [one for one in gc.get_objects() if type(one) is engines._Pinned]
+        (kept,) = [held for held in gc.get_objects() if type(held) is engines._Pinned]
         reference = weakref.ref(kept)
         del kept
         gradients(model, x, out)
@@ -402,10 +402,10 @@ def check(world: World, part: str, change: str, how: str = "patched", way: str =
         out = WAYS[way](model, x)
         if backwards == forwards:
             then(world)
-            found = gradients(model, x, out)
+            ours = gradients(model, x, out)
     if backwards != forwards:
         then(world)
         with patched(model, how) if backwards else contextlib.nullcontext():
-            found = gradients(model, x, out)
-    alike(found, expected)
-    assert [type(one) for one in model.modules()] == [type(one) for one in wide.modules()]
+            ours = gradients(model, x, out)
+    alike(ours, expected)
+    assert list(map(type, model.modules())) == list(map(type, wide.modules()))

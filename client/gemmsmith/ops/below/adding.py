@@ -29,7 +29,8 @@ from gemmsmith.ops.engine.forms import Form
 PRODUCTS = (("mm", 2, False), ("bmm", 3, False), ("addmm", 2, True), ("baddbmm", 3, True))
 """torch's operators with `out_dtype`: name, dimensions of the factors, whether it adds."""
 
-Wanted = Callable[[torch.Tensor, torch.Tensor], bool]
+Takes = Callable[[torch.Tensor, torch.Tensor], bool]
+"""Whether a product of these is replaced."""
 Biased = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor | None
 ]
@@ -66,14 +67,14 @@ def by_kernel(
 class _Active:
     """What is switched on in this process."""
 
-    wanted: Wanted | None = None
+    takes: Takes | None = None
     biased: Biased | None = None
     installed: set[str] = set()  # noqa: RUF012 - one a process
 
 
-def switch(wanted: Wanted | None, biased: Biased | None) -> None:
-    """Replace products that `wanted` takes, by the engine in use; None: no product."""
-    _Active.wanted, _Active.biased = wanted, biased
+def switch(takes: Takes | None, biased: Biased | None) -> None:
+    """Replace what `takes` says by kernels of the engine in use; None: nothing."""
+    _Active.takes, _Active.biased = takes, biased
 
 
 def install_biases(kind: str) -> None:
@@ -105,10 +106,10 @@ def install(kind: str, *, without_mm: bool) -> None:
 
 def _before(name: str, dims: int, adds: bool, original: Any) -> Callable[..., torch.Tensor]:
     def call(keys: Any, *given: Any, out: torch.Tensor | None = None, **factors: Any) -> Any:
-        engine, wanted = in_use(), _Active.wanted
-        if engine is not None and wanted is not None:
+        engine, takes = in_use(), _Active.takes
+        if engine is not None and takes is not None:
             added, (a, b, out_dtype) = (given[0], given[1:]) if adds else (None, given)
-            if a.dim() == b.dim() == dims and wanted(a, b):
+            if a.dim() == b.dim() == dims and takes(a, b):
                 found = by_kernel(engine, a, b, out_dtype, added, factors, out)
                 if found is not None:
                     return found

@@ -186,7 +186,7 @@ class Patch(AbstractContextManager[None]):
             return False
         sizes = None
         if model is not None:
-            sizes = frozenset((one.out_features, one.in_features) for one in _linears(model))
+            sizes = frozenset((layer.out_features, layer.in_features) for layer in _linears(model))
         stack.enter_context(dispatch.on(sizes))
         return True
 
@@ -202,7 +202,7 @@ class Patch(AbstractContextManager[None]):
             # Their products are below. A bias makes one torch's addmm, which is replaced only if a
             # winner adds it; else a class of ours adds it to the product of a plain kernel.
             biases = self._engine.may_add_biases
-            linears = [one for one in linears if one.bias is not None and not biases]
+            linears = [layer for layer in linears if layer.bias is not None and not biases]
         swaps.make((one, TunedLinear) for one in linears)
         swaps.make((one.module, one.swapped_class) for one in found)
         for module in model.modules():
@@ -237,8 +237,8 @@ def _linears(model: torch.nn.Module) -> list[torch.nn.Linear]:
 def _follow() -> None:
     """Have open patches follow the engine in use."""
     with _Patches.lock:
-        for one in _Patches.open:
-            one._follow()
+        for active in _Patches.open:
+            active._follow()
 
 
 def _as_open_now() -> Again:
@@ -250,8 +250,8 @@ def _as_open_now() -> Again:
 def _open_again(patches: tuple[Patch, ...]) -> Iterator[None]:
     """Patches of models that have ended since; others save what torch saves."""
     with ExitStack() as stack:
-        for one in patches:
-            if one not in _Patches.open and (model := one._model) is not None:
+        for before in patches:
+            if before not in _Patches.open and (model := before._model) is not None:
                 stack.enter_context(opened(model))
         yield
 
