@@ -23,11 +23,11 @@ from gemmsmith.errors import InvalidProblem
 from gemmsmith.operation import Epilogue
 from gemmsmith.ops.below.scaling import scales_rows
 from gemmsmith.ops.engine.forms import Form, Shape, Spec, present_shapes
+from gemmsmith.ops.engine.functions import is_traced
 from gemmsmith.ops.products import grouped as _grouped  # noqa: F401 - registers gemmsmith::…
 from gemmsmith.ops.products import integer as _integer  # noqa: F401 - likewise
 from gemmsmith.ops.products import mixture, scaled, scaled_gated, telling
 from gemmsmith.ops.products import operators as _operators  # noqa: F401 - likewise
-from gemmsmith.ops.products.registry import is_traced
 from gemmsmith.ops.products.telling import Multiplied
 
 _aten = torch.ops.aten

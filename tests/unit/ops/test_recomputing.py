@@ -408,4 +408,4 @@ def check(world: World, part: str, change: str, how: str = "patched", way: str =
         with patched(model, how) if backwards else contextlib.nullcontext():
             ours = gradients(model, x, out)
     alike(ours, expected)
-    assert list(map(type, model.modules())) == list(map(type, wide.modules()))
+    assert not any("forward" in vars(module) for module in model.modules())
