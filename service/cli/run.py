@@ -92,6 +92,8 @@ def run(
         ended.found.save(output)
     if ended.status:
         raise typer.Exit(ended.status)
+    for line in ended.unseen:
+        note(f"gemmsmith: {line}")
     if ended.why:
         note(f"gemmsmith: nothing was captured: {ended.why}")
         raise typer.Exit(1 if tune else 0)

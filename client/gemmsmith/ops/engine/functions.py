@@ -3,8 +3,8 @@
 Everything here works in three situations. *Eagerly* on plain tensors the engine is asked at once,
 past torch's dispatcher, which costs a Python operator more than the launch does. While a graph is
 *traced*, what has no tuned kernel becomes torch's own operators, so that the compiler fuses them
-as ever, and the rest an operator of `gemmsmith::`. Under a *dispatch mode* the operators are
-called, so that the mode sees them.
+as ever, and the rest an operator of `gemmsmith::`. Under a *dispatch mode*, and while
+calls are recorded, the operators are called, so that they are seen.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from gemmsmith.calls import recording
 from gemmsmith.ops.engine import fallback
 from gemmsmith.ops.engine.beside import Beside
 from gemmsmith.ops.engine.engine import Engine, current
@@ -27,7 +28,7 @@ _transforms = torch._C._functorch.peek_interpreter_stack
 
 def unobserved() -> bool:
     """Whether nothing but autograd and autocast looks at what operators do."""
-    return not _modes() and _transforms() is None
+    return not _modes() and _transforms() is None and not recording()
 
 
 def watched(engine: Engine | None) -> bool:
