@@ -283,16 +283,25 @@ def _stand() -> None:
     if _Standing.libraries:
         return
     # Not torch.library's class, which takes them away when Python ends, under running threads.
-    for namespace, names in (("aten", ATEN), ("gemmsmith", (*OWN, *FUSED))):
-        library: Any = torch._C._dispatch_library("IMPL", namespace, _KEY.name, __file__, 1)
-        _Standing.libraries.append(library)
-        for name in names:
-            # Ours are defined when they are imported, perhaps later.
-            packet = getattr(torch.ops.aten, name, None) if namespace == "aten" else None
-            overloads = ["default"] if namespace != "aten" else packet.overloads() if packet else []
-            for overload in overloads:
-                full = name if overload == "default" else f"{name}.{overload}"
-                library.impl(full, _KEY.name, _before(namespace, name, overload), True)
+    library = _library("aten")
+    for name in ATEN:
+        packet = getattr(torch.ops.aten, name, None)
+        for overload in () if packet is None else packet.overloads():
+            full = name if overload == "default" else f"{name}.{overload}"
+            if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{full}", _KEY):
+                for calls in _recording:
+                    calls.unseen[f"aten::{full}, which another library replaces"] += 1
+            else:
+                library.impl(full, _KEY.name, _before(torch.ops.aten, name, overload), True)
+    library = _library("gemmsmith")  # whose operators may be defined later
+    for name in (*OWN, *FUSED):
+        library.impl(name, _KEY.name, _before(torch.ops.gemmsmith, name, "default"), True)
+
+
+def _library(namespace: str) -> Any:
+    library = torch._C._dispatch_library("IMPL", namespace, _KEY.name, __file__, 1)
+    _Standing.libraries.append(library)
+    return library
 
 
 def _withdraw() -> None:
@@ -314,10 +323,9 @@ def _withdraw() -> None:
         _Standing.threads.clear()
 
 
-def _before(namespace: str, name: str, overload: str) -> Callable[..., Any]:
+def _before(operators: Any, name: str, overload: str) -> Callable[..., Any]:
     """What stands before an operator."""
     is_product = name not in FUSED
-    operators = getattr(torch.ops, namespace)
 
     def call(keys: Any, *arguments: Any, **named: Any) -> Any:
         operator = getattr(getattr(operators, name), overload)

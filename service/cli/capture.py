@@ -43,7 +43,7 @@ def capture(
     if ended.why:
         note(f"nothing was captured: {ended.why}")
     else:
-        found.save(output)
+        ended.save(output)
         ranks = f" of {ended.processes} processes" if ended.processes > 1 else ""
         note(
             f"{output}: {len(found.problems)} problems, {found.problems.total()} products{ranks}, "

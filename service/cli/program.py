@@ -29,7 +29,7 @@ from gemmsmith.variables import (
     STOPPED,
     VARIABLE,
 )
-from service.cli.output import MisuseError
+from service.cli.output import MisuseError, note
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -58,6 +58,19 @@ class Ended:
         return [
             f"not captured: {what} ({count})" for what, count in sorted(self.found.unseen.items())
         ]
+
+    def save(self, output: Path) -> None:
+        """Write the suite. Where the program has failed, a failure to write it is only a line.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        try:
+            self.found.save(output)
+        except OSError as error:
+            if not self.status:
+                raise
+            note(f"{output} cannot be written: {error.strerror}")
 
 
 def run(
@@ -207,8 +220,8 @@ def _why(found: Captured, with_torch: int, with_gemmsmith: int) -> str:
         return f"kernels are for none of the {found.skipped.total()} products that ran ({types})"
     if with_torch:
         return (
-            f"no matrix product ran in the {with_torch} processes that imported torch and ended by "
-            "themselves"
+            f"no matrix product ran in the {with_torch} processes that imported torch, or they "
+            "were killed"
         )
     if with_gemmsmith:
         return f"none of the {with_gemmsmith} Python processes has imported torch"

@@ -27,11 +27,11 @@ from gemmsmith.operation import Epilogue
 from gemmsmith.ops.below.scaling import scales_rows
 from gemmsmith.ops.engine.forms import Form, Spec, shapes
 from gemmsmith.ops.products import backward as _backward  # noqa: F401 - registers gemmsmith::…
-from gemmsmith.ops.products import fused as _fused  # noqa: F401 - likewise
+from gemmsmith.ops.products import fused as _fused  # noqa: F401 - the same
 from gemmsmith.ops.products import gated, mixture, scaled, scaled_gated
-from gemmsmith.ops.products import grouped as _grouped  # noqa: F401 - likewise
-from gemmsmith.ops.products import integer as _integer  # noqa: F401 - likewise
-from gemmsmith.ops.products import operators as _operators  # noqa: F401 - likewise
+from gemmsmith.ops.products import grouped as _grouped  # noqa: F401 - the same
+from gemmsmith.ops.products import integer as _integer  # noqa: F401 - the same
+from gemmsmith.ops.products import operators as _operators  # noqa: F401 - the same
 from gemmsmith.ops.products.telling import Multiplied
 from gemmsmith.problem import Problem
 
@@ -176,19 +176,19 @@ def read(total: Counter[Call | Fusion]) -> Read:
     """The problems of calls."""
     plain: Counter[Problem] = Counter()
     fused: Counter[Problem] = Counter()
-    told: Counter[Problem] = Counter()
+    fusions: Counter[Problem] = Counter()
     skipped: Counter[str] = Counter()
     for call, count in total.items():
         for problem, types in _problems_of(call):
             if problem is None:
                 skipped[types] += count
             elif isinstance(call, Fusion):
-                told[problem] += count
+                fusions[problem] += count
             else:
                 is_plain = problem.operation.epilogue in _PLAIN
                 (plain if is_plain else fused)[problem] += count
-    # A layer may tell what its operator shows as well.
-    return Read(plain + (fused | told), skipped)
+    # A layer may note what its operator shows as well.
+    return Read(plain + (fused | fusions), skipped)
 
 
 _PLAIN = (Epilogue.NONE, Epilogue.BIAS)

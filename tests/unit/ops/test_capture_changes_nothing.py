@@ -599,6 +599,27 @@ def test_what_cannot_be_seen_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
+def test_another_librarys_function_at_the_same_place_stays() -> None:
+    ran = []
+    library = torch.library.Library("aten", "IMPL", "BackendSelect")
+    try:
+
+        def mm(keys: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            ran.append(a.shape)
+            found: torch.Tensor = torch.ops.aten.mm.default.redispatch(keys & calls._BELOW, a, b)
+            return found
+
+        library.impl("mm", mm, with_keyset=True)
+        with gemmsmith.capture() as shapes:
+            product(operand(8, 8))
+        assert len(ran) == 2
+        assert shapes.unseen == {"aten::mm, which another library replaces": 1}
+        product(operand(8, 8))
+        assert len(ran) == 4
+    finally:
+        library._destroy()
+
+
 def test_what_compilers_hide_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     made = [
         SimpleNamespace(triton_tem_fused_mm_0=1, triton_poi_fused_add_1=1),

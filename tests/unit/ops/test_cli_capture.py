@@ -296,6 +296,16 @@ def test_what_else_lies_in_the_folder_changes_no_status(
         assert len(ended.unseen) == (garbage != "another folder")
 
 
+def test_a_suite_that_cannot_be_written_changes_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "left.py").write_text(LEFT.replace("__GARBAGE__", "os.mkdir('s.toml')"))
+    for status in (7, 0):
+        done = capture(tmp_path, "--", "python", "left.py", str(status), "whole")
+        assert done.returncode == (status or 1)
+        assert "s.toml" in done.stderr
+        assert "Traceback" not in done.stderr
+        (tmp_path / "s.toml").rmdir()
+
+
 @pytest.mark.parametrize("end", ["shutil.rmtree(folder)", "folder.chmod(0); os.chdir('/')"])
 def test_a_folder_that_is_gone_changes_no_status(tmp_path: Path, end: str) -> None:
     (tmp_path / "left.py").write_text(LEFT.replace("__GARBAGE__", end))

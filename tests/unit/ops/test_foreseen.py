@@ -1,4 +1,4 @@
-"""What layers could fuse, by the sizes of their products alone, is what patched layers tell."""
+"""What layers could fuse, by the sizes of their products alone, is what patched layers note."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def run(net: nn.Module, *, training: bool = True) -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", LAYERS)
-def test_it_is_what_a_patched_model_tells(name: str, training: bool) -> None:
+def test_it_is_what_a_patched_model_notes(name: str, training: bool) -> None:
     net = LAYERS[name][0]().to(BF16)
     with gemmsmith.capture() as shapes, gemmsmith.patch(net):
         run(net, training=training)
-    told = shapes.problems
+    patched = shapes.problems
     with gemmsmith.capture() as shapes:
         run(net, training=training)
     plain = shapes.problems
     assert fused(plain) == {}
     foreseen = Foreseen()
     foreseen.look(net.modules())
-    assert foreseen.problems(plain) == fused(told) != {}
+    assert foreseen.problems(plain) == fused(patched) != {}
 
 
 def test_layers_of_one_size_share_the_calls() -> None:

@@ -1,4 +1,4 @@
-"""Whoever records what could be fused is told of it here, whoever computes it."""
+"""What could follow a product within one kernel, for what records calls (`gemmsmith.calls`)."""
 
 from __future__ import annotations
 
