@@ -34,9 +34,9 @@ from benchmarks.programs import hugging
 from benchmarks.turns import Side, compared, described, in_turns, keep, settle
 from gemmsmith.ops.engine import functions
 from gemmsmith.ops.models import norm_layers
-from gemmsmith.ops.models.layers import recognized
+from gemmsmith.ops.models.forwards import Forwards
+from gemmsmith.ops.models.layers import recognized, take_over
 from gemmsmith.ops.models.norms import NormRecipe
-from gemmsmith.ops.models.swapping import Swaps
 from gemmsmith.ops.products import norms
 
 MODELS = ("llama", "qwen3", "qwen3-moe", "decode")
@@ -102,18 +102,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 @contextmanager
 def fused(model: torch.nn.Module, device: str) -> Iterator[None]:
     """The norms of a model are swapped, and nothing else, as if winners were in use."""
-    kind, swaps = torch.device(device).type, Swaps()
+    kind, forwards = torch.device(device).type, Forwards()
     found = [one for one in recognized(model) if isinstance(one.recipe, NormRecipe)]
 
     def kind_in_use() -> str:
         return kind
 
     with mock.patch.object(norm_layers, "kind_in_use", kind_in_use):
-        swaps.make((one.module, one.swapped_class) for one in found)
+        take_over(forwards, found)
         try:
             yield
         finally:
-            swaps.undo()
+            forwards.undo()
 
 
 class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]

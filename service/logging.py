@@ -10,6 +10,7 @@ Standard-library loggers (uvicorn, SQLAlchemy, Alembic) go through the same rend
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import MutableMapping
 from typing import Any
@@ -28,7 +29,7 @@ def configure(*, json: bool = False, level: int = logging.INFO) -> None:
     ]
     # Plain: the other formatters print local variables too, and a request's headers have the key.
     console = structlog.dev.ConsoleRenderer(
-        colors=sys.stderr.isatty(),
+        colors=sys.stderr.isatty() and not os.environ.get("NO_COLOR"),
         timestamp_key="time",
         exception_formatter=structlog.dev.plain_traceback,
     )

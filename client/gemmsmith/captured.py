@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.files import publish
+from gemmsmith.files import write
 from gemmsmith.problem import Problem
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Captured:
         ]
         for problem, calls in ordered:
             lines += ["", "[[problem]]", *_entry(problem), f"calls = {calls}"]
-        publish(Path(path), ("\n".join(lines) + "\n").encode())
+        write(Path(path), ("\n".join(lines) + "\n").encode())
 
     def tune(self, client: Client) -> list[TuningJob]:
         """Request a tuning job for every problem, with how often it ran.

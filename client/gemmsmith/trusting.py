@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from gemmsmith.errors import GemmsmithError, ServiceError, Untrusted
-from gemmsmith.files import publish
+from gemmsmith.files import publish, unsafe
 from gemmsmith.signing import SUFFIX, PublicKey, key_in
 
 _ODD = re.compile(r"[^A-Za-z0-9.-]+")
@@ -32,9 +32,11 @@ def trust(
     Raises:
         Untrusted: it is another key, or `confirm` said no.
         ServiceError, ServiceUnavailable: the service has no key to show, or is away.
-        ValueError: not a URL, or the file holds no public key.
+        ValueError: not a URL, the file holds no public key, or others may write to the folder.
         OSError: the file cannot be read, or the folder not be written to.
     """
+    if folder.exists() and (reason := unsafe(folder)):
+        raise ValueError(reason)
     url = source if source.startswith(("http://", "https://")) else ""
     key = _of_service(url) if url else key_in(Path(source))
     if identifier is not None and identifier != key.id:

@@ -19,7 +19,7 @@ from service.cli.options import (
     dtypes_of,
     load_settings,
 )
-from service.cli.output import CommandError, MisuseError, emit, note, say, writable
+from service.cli.output import CommandError, MisuseError, emit, note, say, writable_bytes
 from service.cli.progress import reporter
 from service.cli.session import model_of
 from service.cli.tuning import load_suite, tasks
@@ -37,7 +37,10 @@ def bake(
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", help="File to write, such as winners.gspack.", callback=writable
+            "--output",
+            "-o",
+            help="File to write, such as winners.gspack; - is stdout.",
+            callback=writable_bytes,
         ),
     ],
     suite: Annotated[

@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gemmsmith.files import unsafe
 from gemmsmith.version import VERSION
 from tuner import places
 from tuner.errors import SchemaOutdated, SchemaTooNew, StoreError, TunerError
@@ -228,6 +229,8 @@ def _disk(packs: Path) -> Check:
     detail = f"{free / 2**30:.1f} GiB free at {folder}"
     if not os.access(folder, os.W_OK):
         return _missing("disk", f"{folder} is not writable", "run as its owner, or pass --packs")
+    if packs.exists() and (reason := unsafe(packs)):
+        return _missing("disk", f"packs are not used: {reason}", "")
     if free < SERVE_BYTES:
         return _missing("disk", detail, "free some space, or pass --packs on another disk")
     if free < TUNE_BYTES:

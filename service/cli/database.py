@@ -9,7 +9,7 @@ import typer
 
 from service.cli.guard import example
 from service.cli.options import AsJson, Database, load_settings, shown
-from service.cli.output import MisuseError, emit, note, say, writable
+from service.cli.output import MisuseError, emit, note, say, writable_bytes
 
 app = typer.Typer(
     help="Create, migrate, check, back up and restore the database.", no_args_is_help=True
@@ -73,7 +73,10 @@ def current(database: Database = None, as_json: AsJson = False) -> None:
 @app.command("backup", epilog=example("db backup gemmsmith.backup"))
 def backup(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A new file to write.", callback=writable)
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A new file to write; - is stdout.", callback=writable_bytes
+        ),
     ],
     packs: WithPacks = False,
     database: Database = None,
@@ -84,21 +87,24 @@ def backup(
     FILE is checked before it gets its name. For SQLite it is a database; PostgreSQL needs
     pg_dump and pg_restore.
     """
+    from gemmsmith.files import is_stream
     from tuner.compile import ArtifactStore
     from tuner.compile.archive import archive
     from tuner.store.backup import backup as write
 
     settings = load_settings(database=database)
     archived = _packs_file(file)
+    if packs and is_stream(file):
+        raise MisuseError("--packs writes a second file beside FILE: name a file")
     if packs and archived.exists():
         raise MisuseError(f"{archived} exists already; name a new file")
     schema = write(settings.database, file)
     number = archive(ArtifactStore(settings.packs), archived) if packs else None
-    size = file.stat().st_size
+    size = None if is_stream(file) else file.stat().st_size
     if as_json:
         emit({"file": str(file), "schema": schema, "bytes": size, "packs": number})
         return
-    say(f"{file}: schema {schema}, {size / 1e6:.1f} MB")
+    say(f"{file}: schema {schema}" + ("" if size is None else f", {size / 1e6:.1f} MB"))
     if number is not None:
         say(f"{archived}: {number} packs, {archived.stat().st_size / 1e6:.1f} MB")
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gemmsmith.files import private_folder
 from service.cli.best import show
 from service.cli.options import (
     AsJson,
@@ -72,7 +73,7 @@ def demo(
         raise MisuseError(f"three sizes M N K are needed, got {len(sizes)}; none lists them all")
     problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
     folder = settings.volumes().get("database", places.state())
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     database = folder / NAME
     winner = _search(recorded, problem, database, seconds)
     _compare(recorded, winner, as_json)

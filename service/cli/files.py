@@ -86,10 +86,11 @@ def send(content: bytes, path: Path | None) -> None:
     Raises:
         MisuseError: it is no text, and stdout is a terminal.
     """
-    from gemmsmith.files import publish
+    from gemmsmith.files import STDOUT, descriptor
+    from gemmsmith.files import write as write_file
 
-    if path is not None:
-        publish(path, content, durable=True, shared=True)
+    if path is not None and descriptor(path) != STDOUT:
+        write_file(path, content)
     elif b"\0" in content and sys.stdout.isatty():
         raise MisuseError("Parquet is not for a terminal: name a file with -o, or redirect")
     else:

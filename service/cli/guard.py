@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from gemmsmith.errors import GemmsmithError, InvalidProblem
 from gemmsmith.problem import MAX_EXTENT
-from service.cli.output import CommandError, MisuseError, note
+from service.cli.output import CommandError, MisuseError, Stdout, note
 from tuner.errors import TunerError
 
 INTERRUPTED = 130
@@ -63,6 +63,7 @@ class GuardedGroup(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command, reporting its expected failures as one line."""
+        Stdout.is_a_file = False
         try:
             return super().invoke(ctx)
         except BrokenPipeError:

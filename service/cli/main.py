@@ -38,6 +38,7 @@ from service.cli import (
     winners,
 )
 from service.cli.guard import GuardedGroup, ProblemCommand, example
+from service.cli.output import open_streams, say
 
 app = typer.Typer(
     name="gemmsmith",
@@ -145,7 +146,7 @@ app.command("sync", rich_help_panel=_LOOK_AFTER, epilog=example("sync https://ot
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(VERSION)
+        say(VERSION)
         raise typer.Exit
 
 
@@ -163,6 +164,7 @@ def root(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit with its status."""
+    open_streams()
     given = list(sys.argv[1:] if arguments is None else arguments)
     if "--debug" in given:
         given = ["--debug", *(word for word in given if word != "--debug")]

@@ -12,6 +12,7 @@ from gemmsmith.answers.bundle import Bundle
 from gemmsmith.answers.snapshot import Snapshot
 from gemmsmith.captured import Captured, tune_command
 from gemmsmith.errors import GemmsmithError
+from gemmsmith.files import private_folder
 from gemmsmith.operation import Epilogue
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
@@ -92,6 +93,7 @@ def tune(
     problems = list(found.problems)
     if before is not None:
         problems += [row.problem for row in before.rows if row.problem not in found.problems]
+    private_folder(bundle.parent)
     try:
         baked = bake.write(bundle, settings, model_of(settings, None).slug, problems=problems)
     except CommandError as error:

@@ -17,7 +17,7 @@ from service.cli.options import (
     load_settings,
     shown,
 )
-from service.cli.output import CommandError, emit, note, ratio, say, table, writable
+from service.cli.output import CommandError, emit, note, ratio, say, table, writable_folder
 
 if TYPE_CHECKING:
     from service.report.rows import DeviceReport
@@ -51,7 +51,10 @@ def report(
     output: Annotated[
         Path,
         typer.Option(
-            "-o", "--output", help="Folder to write to; created if missing.", callback=writable
+            "-o",
+            "--output",
+            help="Folder to write to; created if missing.",
+            callback=writable_folder,
         ),
     ] = Path("report"),
     ceilings: Annotated[
@@ -67,7 +70,7 @@ def report(
 
     Writes report.html, report.csv and report.json.
     """
-    from gemmsmith.files import publish
+    from gemmsmith.files import write
     from service.report.export import to_csv, to_json
     from service.report.page import page
     from service.report.reasons import notes
@@ -81,7 +84,7 @@ def report(
         "json": (output / "report.json", to_json(reports)),
     }
     for path, content in written.values():
-        publish(path, content, shared=True)
+        write(path, content)
     if as_json:
         summaries = [
             {"device": each.device.slug, "notes": notes(each), "summary": each.summaries}

@@ -14,7 +14,7 @@ import typer
 from service.cli import completion
 from service.cli.files import Fields, FormatName, fields_of, format_of, send, write
 from service.cli.options import AsJson, Database, OnlyDevice, dtypes_of, load_settings
-from service.cli.output import CommandError, MisuseError, emit, note, say, writable
+from service.cli.output import CommandError, MisuseError, emit, note, readable, say, writable
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -25,7 +25,8 @@ def export(
     path: Annotated[
         Path,
         typer.Argument(
-            help="File to write, such as configs/winners/h200.jsonl.", callback=writable
+            help="File to write, such as configs/winners/h200.jsonl; - is stdout.",
+            callback=writable,
         ),
     ],
     device: OnlyDevice = None,
@@ -67,7 +68,10 @@ def export(
 
 
 def import_(
-    paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Winners files.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Winners files; - is stdin.", callback=readable),
+    ],
     unsigned: Annotated[
         bool | None,
         typer.Option(

@@ -115,7 +115,7 @@ def page(reports: Sequence[DeviceReport]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     template = environment.from_string(_TEMPLATE)
     return template.render(
-        style=Markup(_STYLE + _PICTURES.read_text()),  # noqa: S704 - ours
+        style=Markup(_STYLE + _PICTURES.read_text(encoding="utf-8")),  # noqa: S704 - ours
         low=LOW,
         devices=[_device(report) for report in reports],
     )

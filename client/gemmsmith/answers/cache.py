@@ -23,8 +23,8 @@ import msgspec
 
 from gemmsmith.answers import understood
 from gemmsmith.answers.answer import Answer
-from gemmsmith.errors import InvalidProblem, PackCorrupt
-from gemmsmith.files import publish
+from gemmsmith.errors import InvalidProblem, PackCorrupt, PackError
+from gemmsmith.files import publish, unsafe, xdg_folder
 from gemmsmith.http.requests import Query
 from gemmsmith.problem import Problem
 
@@ -45,7 +45,7 @@ def default_cache_dir() -> Path:
     elif sys.platform == "darwin":
         base = Path.home() / "Library" / "Caches"
     else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        base = xdg_folder("XDG_CACHE_HOME", ".cache")
     return base / "gemmsmith"
 
 
@@ -165,8 +165,16 @@ class PackCache:
         return self.root / f"{pack_hash}.so"
 
     def find(self, pack_hash: str) -> Path | None:
-        """The pack if it is here and whole; damaged bytes are a miss."""
+        """The pack if it is here and whole; damaged bytes are a miss.
+
+        Raises:
+            PackError: others may write to it or to the folder.
+        """
         path = self.path(pack_hash)
+        for place in (self.root, path):
+            with contextlib.suppress(OSError):  # not there: a miss
+                if reason := unsafe(place):
+                    raise PackError(f"pack {pack_hash[:16]}… is not run: {reason}")
         try:
             with path.open("rb") as file:
                 actual = hashlib.file_digest(file, "sha256").hexdigest()

@@ -32,7 +32,7 @@ from gemmsmith.answers import document as documents
 from gemmsmith.answers import understood
 from gemmsmith.answers.answer import Config, Use
 from gemmsmith.errors import SnapshotCorrupt
-from gemmsmith.files import publish
+from gemmsmith.files import publish, write
 from gemmsmith.legality import refusal
 from gemmsmith.neighbours import NEIGHBOURS, Neighbourhood, answering, run_reach
 from gemmsmith.problem import Problem
@@ -168,7 +168,7 @@ class Snapshot:
         Raises:
             OSError: it cannot be written; what was there before stays.
         """
-        publish(Path(path), self.document, durable=True, shared=True)
+        write(Path(path), self.document)
 
     def check(self, trusted: Trusted) -> PublicKey:
         """Whose snapshot this is.
@@ -279,7 +279,7 @@ class Shelf:
         if self._path is None:
             return
         try:
-            snapshot.save(self._path)
+            publish(self._path, snapshot.document)
         except OSError as error:
             log.warning("the snapshot is not cached: %s: %s", self._path, error.strerror)
 

@@ -20,7 +20,7 @@ from gemmsmith.ops import autouse
 from gemmsmith.ops.capturing import capture
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.models.automatic import every_model
-from gemmsmith.ops.models.swapping import Swapped
+from gemmsmith.ops.models.forwards import is_patched
 from gemmsmith.problem import Problem
 from tests.gpu.support.choosing import Ground
 from tests.gpu.support.counting import launches
@@ -62,7 +62,7 @@ def _remembering() -> Iterator[None]:
 
 
 def swapped(model: nn.Module) -> int:
-    return sum(isinstance(one, Swapped) for one in model.modules())
+    return sum(map(is_patched, model.modules()))
 
 
 def made() -> Model:

@@ -17,7 +17,7 @@ import gemmsmith
 from gemmsmith.integrations.switching import Switch
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
-from gemmsmith.ops.models.patching import TunedLinear
+from gemmsmith.ops.models.forwards import is_patched
 from tests.support.stand_in import Host
 
 Runs = Callable[[], int]
@@ -74,7 +74,7 @@ def test_a_switch_goes_on_and_off(engine: Engine, runs: Runs, only_model: bool) 
     for _ in range(2):
         switch.on(net)
         switch.on(net)  # not twice
-        assert type(net.up) is TunedLinear
+        assert is_patched(net.up)
         beside = torch.ones(ROWS, WIDTH, dtype=torch.bfloat16)
         torch.mm(beside, torch.ones(WIDTH, 3 * WIDTH, dtype=torch.bfloat16))
         assert (runs() == 0) == only_model  # a product of another size than the model's

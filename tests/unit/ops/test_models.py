@@ -16,7 +16,7 @@ from torch import nn
 import gemmsmith
 from gemmsmith.operation import Epilogue
 from gemmsmith.ops.engine.engine import Engine
-from gemmsmith.ops.models.swapping import Swapped
+from gemmsmith.ops.models.forwards import is_patched
 from tests.support.stand_in import Chooser
 from tests.support.tiny_models import MODELS, Tiny, recognized, table
 
@@ -85,7 +85,7 @@ def test_a_step(engine: Engine, chooser: Chooser, runs: Runs, tiny: Tiny) -> Non
         of_mlps = sum(n for kind, n in kinds.items() if "MLP (" in kind)
         fewer = WITHOUT_KERNEL.get(tiny.name, 0) + WITHOUT_BACKWARD.get(tiny.name, 0)
         assert count == kinds.total() + of_mlps - fewer
-    assert not any(isinstance(module, Swapped) for module in model.modules())
+    assert not any(map(is_patched, model.modules()))
 
 
 def test_the_documented_table_is_what_is_recognized() -> None:

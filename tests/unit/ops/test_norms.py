@@ -27,9 +27,9 @@ from gemmsmith.built import remember
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.models.automatic import every_model, every_norm
+from gemmsmith.ops.models.forwards import is_patched
 from gemmsmith.ops.models.layers import recognized
 from gemmsmith.ops.models.norms import norm_recipe
-from gemmsmith.ops.models.swapping import Swapped
 from tests.support.stand_in import Chooser, Host
 from tests.support.tiny_models import MODELS
 
@@ -315,12 +315,12 @@ def test_only_while_patched(calls: Callable[[], int]) -> None:
     net = made()
     keys, kind, expected = list(net.state_dict()), type(net), step(net)
     with gemmsmith.patch(net):
-        assert type(net) is not kind
-        assert isinstance(net, kind)
+        assert is_patched(net)
+        assert type(net) is kind
         assert list(net.state_dict()) == keys
         step(net)
         assert calls() == 1
-    assert type(net) is kind
+    assert not is_patched(net)
     assert equal(step(net), expected)
     assert calls() == 0
 
@@ -519,7 +519,7 @@ def test_norms_of_all_models(calls: Callable[[], int]) -> None:
     norms, rest = 5, 2
 
     def swapped() -> int:
-        return sum(isinstance(one, Swapped) for one in model.modules())
+        return sum(map(is_patched, model.modules()))
 
     with every_norm():
         assert swapped() == norms

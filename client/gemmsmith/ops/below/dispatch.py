@@ -8,9 +8,7 @@ TF32, which is asked at every call.
 Then forward and backward products of unchanged code run without any Python of ours: a call costs
 a fraction of a microsecond more than torch's. Python is asked once for each product, and decides as
 everywhere (`Engine.plan`). The binding knows torch by its C shim only, so one build suits every
-torch from 2.9 on. It is compiled when gemmsmith is installed, where there is a C++ compiler; a
-checkout that was not installed compiles it on first use. Without it, `patch` does the same by a
-function mode, which costs more.
+torch from 2.9 on. Without it, `patch` does the same by a function mode, which costs more.
 
 torch keeps an operator's new kernel for as long as the process lives, so the binding is installed
 once and then switched on and off, for every product or for those of some linear layers, which it
@@ -22,12 +20,8 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import hashlib
 import logging
-import os
-import shutil
 import subprocess
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -37,10 +31,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from gemmsmith.answers.cache import default_cache_dir
 from gemmsmith.errors import LaunchFailed
 from gemmsmith.operation import Epilogue
 from gemmsmith.ops.below import adding
+from gemmsmith.ops.below.binding import binding
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form, Spec, allows_tf32
 from gemmsmith.ops.engine.plan import Plan, RawPlan
@@ -48,10 +42,6 @@ from gemmsmith.runtime.abi import status_text
 from gemmsmith.runtime.launch import torch_dtype
 
 log = logging.getLogger("gemmsmith")
-
-SOURCE = Path(__file__).with_name("dispatch.cpp")
-_INSTALLED = SOURCE.with_name("_dispatch.abi3.so")
-"""Every Python's: it calls nothing of Python's, and is loaded as a library."""
 
 _DIMS = 3
 _ASK_AGAIN = 1
@@ -175,7 +165,7 @@ class Dispatch:
         with cls._lock:
             if kind not in cls._made:
                 try:
-                    cls._made[kind] = cls(kind, ctypes.CDLL(str(_binding())), stream)
+                    cls._made[kind] = cls(kind, ctypes.CDLL(str(binding())), stream)
                 except (OSError, AttributeError, subprocess.SubprocessError) as error:
                     log.info("patch() works by a function mode, which costs more: %s", error)
                     cls._made[kind] = None
@@ -369,30 +359,3 @@ def _functions(kind: str, stream: Any) -> _Torch:
         addresses.append(ctypes.cast(stream, ctypes.c_void_p).value)
     addresses += [find(name.format(kind=kind)) for name in _OPTIONAL]
     return _Torch(*addresses, ctypes.cast(_pointer_of, ctypes.c_void_p))
-
-
-def _binding() -> Path:
-    """The compiled binding: installed, or compiled now and kept in the cache folder.
-
-    Raises:
-        OSError: there is no compiler, or nowhere to write.
-        CalledProcessError: the compiler refused.
-    """
-    if _INSTALLED.exists():
-        return _INSTALLED
-    source = SOURCE.read_bytes()
-    path = default_cache_dir() / "bindings" / f"{hashlib.sha256(source).hexdigest()[:32]}.so"
-    if path.exists():
-        return path
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        raise OSError("no C++ compiler was found for gemmsmith's binding")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder) / "binding.so"
-        flags = ["-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden"]
-        subprocess.run(
-            [compiler, *flags, str(SOURCE), "-o", str(made)], check=True, capture_output=True
-        )
-        made.replace(path)
-    return path

@@ -3,8 +3,9 @@
 Everything here works in three situations. *Eagerly* on plain tensors the engine is asked at once,
 past torch's dispatcher, which costs a Python operator more than the launch does. While a graph is
 *traced*, what has no tuned kernel becomes torch's own operators, so that the compiler fuses them
-as ever, and the rest an operator of `gemmsmith::`. Under a *dispatch mode*, and while
-calls are recorded, the operators are called, so that they are seen.
+as ever, and the rest an operator of `gemmsmith::`. Under a dispatch mode of the program or a
+transform of `torch.func`, torch's own operators run, so that the mode or transform sees them.
+While calls are recorded, ours are called as torch's dispatcher calls them, so that they are seen.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn import functional
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from gemmsmith.calls import recording
 from gemmsmith.ops.engine import fallback
@@ -24,6 +28,29 @@ from gemmsmith.ops.engine.plan import Plan
 
 _modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._functorch.peek_interpreter_stack
+_keys = torch._C._dispatch_keys
+_Key, _Keys = torch._C.DispatchKey, torch._C.DispatchKeySet
+
+
+def _keys_of(*keys: torch._C.DispatchKey) -> int:
+    """The set as `DispatchKeySet.raw_repr` gives it."""
+    keyset = _Keys(keys[0])
+    for key in keys[1:]:
+        keyset = keyset | _Keys(key)
+    return keyset.raw_repr()
+
+
+_DENSE = {
+    _keys_of(device, autocast, *autograd)
+    for device, autocast, own in (
+        (_Key.CPU, _Key.AutocastCPU, _Key.AutogradCPU),
+        (_Key.CUDA, _Key.AutocastCUDA, _Key.AutogradCUDA),
+    )
+    for autograd in ((), (_Key.ADInplaceOrView, own))  # without: made in inference mode
+}
+"""What dispatches for a dense tensor: its memory holds its values. A lazily negated tensor has one
+key more, and so have nested, sparse, quantized and wrapped ones, and one of zeros that takes no
+memory; a tensor on `meta` has other keys."""
 
 
 def unobserved() -> bool:
@@ -31,8 +58,56 @@ def unobserved() -> bool:
     return not _modes() and _transforms() is None and not recording()
 
 
-def watched(engine: Engine | None) -> bool:
-    """Whether every product is to be told of, torch's and those of its gradients too."""
+_KNOWN_MODES = ("torch._functorch", "torch._subclasses", "torch.fx.experimental", "gemmsmith.")
+"""Where dispatch modes are defined that know our operators: those by which torch traces and runs
+compiled graphs, and our own that captures products without data."""
+
+
+def is_watched() -> bool:
+    """Whether a transform of `torch.func` or a dispatch mode of the program must see torch's own
+    operators: one that counts FLOPs, say, or that decides what a checkpoint saves.
+    """
+    if _transforms() is not None:
+        return True
+    return bool(_modes()) and not all(
+        type(mode).__module__.startswith(_KNOWN_MODES)
+        for mode in _get_current_dispatch_mode_stack()
+    )
+
+
+def is_traced(tensor: torch.Tensor) -> bool:
+    """Whether a graph is being made of what is done to it: it holds no data."""
+    return isinstance(tensor, (FakeTensor, FunctionalTensor))
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the memory of a tensor holds its values, on a device that kernels are for."""
+    return _keys(tensor).raw_repr() in _DENSE
+
+
+def dense(gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient, in memory if torch holds it lazily: negated, or as zeros."""
+    if is_dense(gradient) or not (gradient.is_neg() or gradient._is_zerotensor()):
+        return gradient
+    return gradient.clone()
+
+
+def only_torch_differentiates(gradient: torch.Tensor) -> bool:
+    """Whether torch's own operators must compute a backward pass.
+
+    They do so if a graph of the backward pass itself is asked for, and for a gradient that is no
+    plain tensor, such as a batch of gradients.
+    """
+    return torch.is_grad_enabled() or not (is_dense(gradient) or is_traced(gradient))
+
+
+def engine_here() -> Engine | None:
+    """The engine in use; None if a mode or a transform must see torch's own operators."""
+    return None if is_watched() else current()
+
+
+def is_reported(engine: Engine | None) -> bool:
+    """Whether a report counts every product, torch's and those of its gradients too."""
     return engine is not None and engine.watcher is not None and unobserved()
 
 
@@ -57,7 +132,7 @@ def product(form: Form, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         engine = current()
         found = engine.product(form, a, b) if engine is not None else None
         return fallback.product(form, a, b) if found is None else found
-    if torch_computes(form, a, b):
+    if is_watched() or torch_computes(form, a, b):
         return fallback.product(form, a, b)
     operators = torch.ops.gemmsmith
     with torch._C._AutoDispatchBelowAutograd():
@@ -89,7 +164,7 @@ def linear_below(
     if unobserved():
         out = None if engine is None else linear_by_kernel(engine, plan, x, weight, bias)
         return functional.linear(x, weight, bias) if out is None else out
-    if torch_computes(form, x, weight):
+    if is_watched() or torch_computes(form, x, weight):
         return functional.linear(x, weight, bias)
     with torch._C._AutoDispatchBelowAutograd():
         result: torch.Tensor = torch.ops.gemmsmith.linear(x, weight, bias)
@@ -116,7 +191,7 @@ def linear_by_kernel(
 
 def accumulate(into: torch.Tensor, dy: torch.Tensor, x: torch.Tensor) -> None:
     """`into += dyᵀ · x`, in place: by a kernel that adds in FP32, or by torch."""
-    if unobserved():
+    if unobserved() or is_watched():
         accumulate_below(into, dy, x)
     else:
         with torch._C._AutoDispatchBelowAutograd():
@@ -125,7 +200,7 @@ def accumulate(into: torch.Tensor, dy: torch.Tensor, x: torch.Tensor) -> None:
 
 def accumulate_below(into: torch.Tensor, dy: torch.Tensor, x: torch.Tensor) -> None:
     """The same, below autograd and tracers."""
-    engine = current()
+    engine = engine_here() if is_dense(dy) else None
     if engine is None or engine.written(Form.ADDED_GRADIENT, dy, x, into.dtype, into=into) is None:
         fallback.accumulate(into, dy, x)
 
@@ -177,11 +252,10 @@ class Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Gradients of x, weight and bias; that of weight into `main_grad`, if there is one."""
-        (dy,) = grads
+        dy = dense(grads[0])
         x, weight = ctx.saved_tensors
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        # A graph of the backward pass itself is asked for: torch's operators know how.
-        multiply = fallback.product if torch.is_grad_enabled() else product
+        multiply = fallback.product if only_torch_differentiates(dy) else product
         dx = multiply(Form.MATMUL, dy, weight) if wants_x else None
         dweight = None
         if wants_weight and ctx.main_grad is not None:
@@ -204,9 +278,9 @@ class Matmul(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Gradients of a and b."""
-        (dy,) = grads
+        dy = dense(grads[0])
         a, b = ctx.saved_tensors
-        multiply = fallback.product if torch.is_grad_enabled() else product
+        multiply = fallback.product if only_torch_differentiates(dy) else product
         da = db = None
         if ctx.needs_input_grad[0]:
             flat = b.dim() == 2

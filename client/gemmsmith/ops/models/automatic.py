@@ -13,8 +13,8 @@ from typing import Any
 
 from gemmsmith import built
 from gemmsmith.ops.models import layers
+from gemmsmith.ops.models.forwards import Forwards
 from gemmsmith.ops.models.norms import NormRecipe
-from gemmsmith.ops.models.swapping import Swaps
 
 
 class _Shared:
@@ -42,19 +42,22 @@ class _Shared:
                     self._stack.close()
 
     def _begun(self) -> ExitStack:
-        swaps = Swaps()
+        forwards = Forwards()
 
-        def swap(module: Any) -> None:
+        def take_over(module: Any) -> None:
             # Its parts as well: of a copy, torch tells the outermost module alone.
-            swaps.make(
-                (one.module, one.swapped_class)
-                for one in layers.recognized(module)
-                if isinstance(one.recipe, NormRecipe) is self._norms
+            layers.take_over(
+                forwards,
+                (
+                    one
+                    for one in layers.recognized(module)
+                    if isinstance(one.recipe, NormRecipe) is self._norms
+                ),
             )
 
         with ExitStack() as stack:
-            stack.callback(swaps.undo)
-            stack.enter_context(built.told(swap))
+            stack.callback(forwards.undo)
+            stack.enter_context(built.told(take_over))
             return stack.pop_all()
 
 

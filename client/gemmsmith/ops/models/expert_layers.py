@@ -8,6 +8,7 @@ grouped products has a winner; the model's configuration is not touched.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,8 +17,6 @@ from torch import nn
 
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form, Spec
-from gemmsmith.ops.models import fusing
-from gemmsmith.ops.models.swapping import Swapped
 from gemmsmith.ops.products import telling
 from gemmsmith.ops.products.grouped import grouped_mm
 from gemmsmith.ops.products.mixture import experts
@@ -51,34 +50,38 @@ def experts_recipe(module: nn.Module) -> ExpertsRecipe | None:
     return ExpertsRecipe() if is_swiglu(module) else None
 
 
-class ExpertsLayer(Swapped):
-    """See `ExpertsRecipe`."""
+def run_experts(
+    recipe: ExpertsRecipe,  # noqa: ARG001 - has nothing to say
+    module: Any,
+    own: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    named: dict[str, Any],
+) -> Any:
+    """Patched experts' forward; see `gemmsmith.ops.models.forwards`."""
+    if not named and len(arguments) == 3 and _pays(module, *arguments):
+        return experts_forward(module, *arguments)
+    return own(module, *arguments, **named)
 
-    def forward(self, *given: Any, **named: Any) -> Any:
-        """As the module's own forward."""
-        if self.is_swapped and not named and len(given) == 3 and self._pays(*given):
-            return experts_forward(self, *given)
-        return super().forward(*given, **named)
 
-    def _pays(self, tokens: Any, index: Any, shares: Any) -> bool:
-        """Whether the layer is as it was found, and one of its products has a winner."""
-        config: Any = self.config
-        if not is_swiglu(self) or config._experts_implementation not in _PLAIN:
-            return False
-        if any(not isinstance(one, torch.Tensor) for one in (tokens, index, shares)):
-            return False
-        if telling.is_told() or fusing.is_written_down():
-            return False
-        if torch.is_autocast_enabled(tokens.device.type):
-            return False
-        opened, down = self.gate_up_proj, self.down_proj
-        if not (isinstance(opened, torch.Tensor) and isinstance(down, torch.Tensor)):
-            return False
-        if not ours(tokens, opened) or not ours(tokens, down) or tokens.dim() != 2:
-            return False
-        if torch.compiler.is_compiling():
-            return bool(_may_group())
-        return _has_winner(tokens, index.numel(), opened, down)
+def _pays(module: Any, tokens: Any, index: Any, shares: Any) -> bool:
+    """Whether the layer is as it was found, and one of its products has a winner."""
+    config: Any = module.config
+    if not is_swiglu(module) or config._experts_implementation not in _PLAIN:
+        return False
+    if any(not isinstance(one, torch.Tensor) for one in (tokens, index, shares)):
+        return False
+    if telling.is_told():
+        return False
+    if torch.is_autocast_enabled(tokens.device.type):
+        return False
+    opened, down = module.gate_up_proj, module.down_proj
+    if not (isinstance(opened, torch.Tensor) and isinstance(down, torch.Tensor)):
+        return False
+    if not ours(tokens, opened) or not ours(tokens, down) or tokens.dim() != 2:
+        return False
+    if torch.compiler.is_compiling():
+        return bool(_may_group())
+    return _has_winner(tokens, index.numel(), opened, down)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -18,7 +18,7 @@ from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.plan import Plan
 from gemmsmith.ops.products import backward, feedforward, fused, operators, telling
 from gemmsmith.ops.products.gated import gated_linear, parts
-from gemmsmith.ops.products.registry import all_ours, wants_gradient
+from gemmsmith.ops.products.registry import are_torchs, ours, wants_gradient
 
 
 def may_fuse(given: tuple[Any, ...]) -> bool:
@@ -27,16 +27,12 @@ def may_fuse(given: tuple[Any, ...]) -> bool:
         return False
     if not all(isinstance(one, torch.Tensor) and one.is_floating_point() for one in given):
         return False
-    if is_written_down():
-        return False
     return torch.compiler.is_compiling() or not _has_any_global_hook()  # type: ignore[no-untyped-call]
 
 
-def is_written_down() -> bool:
-    """Whether the program is traced for others, who may have no gemmsmith: exported, or by jit."""
-    # Not `is_exporting()`, which is always true in a graph that torch 2.11 compiles.
-    exporting = getattr(torch.compiler, "_is_exporting_flag", False)
-    return exporting or torch._C._get_tracing_state() is not None
+def may_be_ours(*operands: torch.Tensor | None) -> bool:
+    """Whether a kernel may compute with these, or a recorder counts what one could."""
+    return are_torchs(*operands) if telling.is_told() else ours(*operands)
 
 
 def linear(
@@ -47,8 +43,7 @@ def linear(
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
     """`gemmsmith.linear` of these if one kernel computes all of it; else None."""
-    given = [one for one in (bias, residual) if one is not None]
-    if not all_ours(x, weight, *given):
+    if not may_be_ours(x, weight, bias, residual):
         return None
     if torch.compiler.is_compiling():
         if current() is None:
@@ -81,7 +76,7 @@ def gated(
     """`gemmsmith.gated_linear` of these if one kernel computes all of it; else None."""
     weights = [gate] if up is None else [gate, up]
     # No kernel has a gate and a bias.
-    if bias is not None or activation not in GATES or not all_ours(x, *weights):
+    if bias is not None or activation not in GATES or not may_be_ours(x, *weights):
         return None
     if torch.compiler.is_compiling():
         return None if current() is None else gated_linear(x, gate, up, activation=activation)
@@ -117,7 +112,7 @@ def mlp(
     Where no gradient is wanted, nothing is gained beyond `linear` and `gated`.
     """
     shaped = is_gated is feedforward.is_gated(weight, up, down)
-    if not shaped or not all_ours(x, weight, up, bias, down, down_bias):
+    if not shaped or not may_be_ours(x, weight, up, bias, down, down_bias):
         return None
     if (is_gated and activation not in GATES) or not wants_gradient(x, weight, up, bias):
         return None

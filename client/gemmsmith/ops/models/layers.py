@@ -10,29 +10,34 @@ own steps where no kernel wins.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
 
 from gemmsmith.ops.models import fusing
-from gemmsmith.ops.models.expert_layers import ExpertsLayer, ExpertsRecipe
-from gemmsmith.ops.models.norm_layers import NormLayer
+from gemmsmith.ops.models.expert_layers import ExpertsRecipe, run_experts
+from gemmsmith.ops.models.forwards import Forwards, Run
+from gemmsmith.ops.models.norm_layers import run_norm
 from gemmsmith.ops.models.norms import NormRecipe
+from gemmsmith.ops.models.originals import still
 from gemmsmith.ops.models.recipes import (
     FeedForwardRecipe,
     First,
+    LinearRecipe,
     Recipe,
     ResidualRecipe,
     SequenceRecipe,
+    activation_of,
     is_linear,
     is_plain,
+    linear_recipe,
     recipes,
     weight_of,
 )
-from gemmsmith.ops.models.swapping import Swapped, class_for
+from gemmsmith.ops.products import operators
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +54,6 @@ class Recognized:
     module: nn.Module
     recipe: Recipe
 
-    @property
-    def swapped_class(self) -> type[nn.Module]:
-        """What it is while it is patched."""
-        return class_for(type(self.module), _FORWARDS[type(self.recipe)], self.recipe)
-
     def __str__(self) -> str:
         return f"{type(self.module).__name__} ({self.recipe})"
 
@@ -62,6 +62,19 @@ def recognized(model: nn.Module) -> Iterator[Recognized]:
     """The modules of a model that a patch takes over."""
     for name, module, recipe in recipes(model):
         yield Recognized(name=name, module=module, recipe=recipe)
+
+
+def take_over(forwards: Forwards, layers: Iterable[Recognized]) -> None:
+    """Patch modules."""
+    for layer in layers:
+        forwards.put(layer.module, _RUNS[type(layer.recipe)], layer.recipe)
+
+
+def take_over_linear(forwards: Forwards, layers: Iterable[nn.Module]) -> None:
+    """Patch linear layers, each by itself; those that are patched already stay as they are."""
+    recipe = linear_recipe()
+    for layer in layers if recipe is not None else ():
+        forwards.put(layer, _linear, recipe)
 
 
 def counts(found: list[Recognized]) -> Counter[str]:
@@ -79,7 +92,7 @@ def _applies(module: nn.Module, first: First) -> bool:
     if first.by is None:
         return True
     applied = getattr(module, first.by, None)
-    if type(applied) is not first.kind:
+    if type(applied) is not first.kind or activation_of(applied) is not first.activation:
         return False
     return not isinstance(applied, nn.Module) or is_plain(applied)
 
@@ -128,99 +141,115 @@ def _computed(
     return fusing.linear(x, weight, layer.bias, first.activation), 0
 
 
-class Layer(Swapped):
+def _by_part(part: Part) -> Run:
     """Tries to compute a part by one kernel, and goes on from there, or leaves all to the class."""
 
-    def forward(self, *given: Any, **named: Any) -> Any:
-        """As the module's own forward."""
-        if self.is_swapped and not named and fusing.may_fuse(given):
-            hidden, count = self._part(*given)
+    def run(
+        recipe: Any,
+        module: Any,
+        own: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> Any:
+        if not named and fusing.may_fuse(arguments) and still(recipe.relies_on):
+            hidden, count = part(recipe, module, *arguments)
             if hidden is not None:
-                for name in self.recipe.then[count:]:
-                    hidden = getattr(self, name)(hidden)
+                for name in recipe.then[count:]:
+                    hidden = getattr(module, name)(hidden)
                 return hidden
-        return super().forward(*given) if not named else super().forward(*given, **named)
+        return own(module, *arguments, **named)
 
-    def _part(self, *given: torch.Tensor) -> tuple[torch.Tensor | None, int]:
-        """What was computed, None where nothing was, and of `then` how many are done with."""
-        raise NotImplementedError
+    return run
 
 
-class FeedForwardLayer(Layer):
-    """See `FeedForwardRecipe`."""
+Part = Callable[..., tuple[torch.Tensor | None, int]]
+"""What was computed, None where nothing was, and of `then` how many are done with."""
 
-    recipe: ClassVar[FeedForwardRecipe]
 
-    def _part(self, *given: torch.Tensor) -> tuple[torch.Tensor | None, int]:
-        recipe, first, up = self.recipe, self.recipe.first, None
-        layer = getattr(self, first.layer)
-        if len(given) != 1 or not _is_ready(layer) or not _applies(self, first):
+def _feed_forward(
+    recipe: FeedForwardRecipe, module: Any, *operands: torch.Tensor
+) -> tuple[torch.Tensor | None, int]:
+    first, up = recipe.first, None
+    layer = getattr(module, first.layer)
+    if len(operands) != 1 or not _is_ready(layer) or not _applies(module, first):
+        return None, 0
+    if recipe.up is not None:
+        up = getattr(module, recipe.up)
+        # Two biases are two tensors, which no kernel takes.
+        if not _is_ready(up) or layer.bias is not None or up.bias is not None:
             return None, 0
-        if recipe.up is not None:
-            up = getattr(self, recipe.up)
-            # Two biases are two tensors, which no kernel takes.
-            if not _is_ready(up) or layer.bias is not None or up.bias is not None:
-                return None, 0
-        following = [getattr(self, name) for name in recipe.then]
-        return _computed(given[0], first, layer, up, following, is_gated=recipe.is_gated)
+    following = [getattr(module, name) for name in recipe.then]
+    return _computed(operands[0], first, layer, up, following, is_gated=recipe.is_gated)
 
 
-class ResidualLayer(Layer):
-    """See `ResidualRecipe`."""
-
-    recipe: ClassVar[ResidualRecipe]
-
-    def _part(self, *given: torch.Tensor) -> tuple[torch.Tensor | None, int]:
-        layer, dropout = getattr(self, self.recipe.layer), self.recipe.dropout
-        if len(given) != 2 or not _is_ready(layer):
-            return None, 0
-        if dropout is not None and _drops(getattr(self, dropout)):
-            return None, 0
-        x, residual = given
-        return fusing.linear(x, weight_of(layer), layer.bias, residual=residual), 0
+def _residual(
+    recipe: ResidualRecipe, module: Any, *operands: torch.Tensor
+) -> tuple[torch.Tensor | None, int]:
+    layer, dropout = getattr(module, recipe.layer), recipe.dropout
+    if len(operands) != 2 or not _is_ready(layer):
+        return None, 0
+    if dropout is not None and _drops(getattr(module, dropout)):
+        return None, 0
+    x, residual = operands
+    return fusing.linear(x, weight_of(layer), layer.bias, residual=residual), 0
 
 
-class SequenceLayer(Swapped):
-    """See `SequenceRecipe`: pairs by one kernel, or with the layer after them; all else as ever."""
-
-    recipe: ClassVar[SequenceRecipe]
-
-    def forward(self, input: Any) -> Any:  # noqa: A002 - torch's own name
-        """As `nn.Sequential`."""
-        if not self.is_swapped:
-            return super().forward(input)
-        pairs = {one.layer: one for one in self.recipe.pairs}
-        children: dict[str, Any] = self._modules
-        names, at = list(children), 0
-        while at < len(names):
-            hidden, count, name = None, 0, names[at]
-            if name in pairs:
-                # A layer with an activation of its own is left to its own kernel. By a loop:
-                # torch 2.11 does not compile `takewhile`.
-                rest = []
-                for one in names[at + 2 :]:
-                    if one in pairs:
-                        break
-                    rest.append(children[one])
-                hidden, count = self._pair(pairs[name], children[name], input, rest)
-            if hidden is None:
-                input, at = children[name](input), at + 1  # noqa: A001
-            else:
-                input, at = hidden, at + 2 + count  # noqa: A001
-        return input
-
-    def _pair(
-        self, pair: First, layer: Any, given: Any, following: list[nn.Module]
-    ) -> tuple[torch.Tensor | None, int]:
-        if not fusing.may_fuse((given,)) or not _is_ready(layer) or not _applies(self, pair):
-            return None, 0
-        return _computed(given, pair, layer, None, following, is_gated=False)
+def _sequence(
+    recipe: SequenceRecipe,
+    module: Any,
+    own: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    named: dict[str, Any],
+) -> Any:
+    """Pairs by one kernel, or with the layer after them; all else as ever."""
+    if named or len(arguments) != 1 or not still(recipe.relies_on):
+        return own(module, *arguments, **named)
+    (value,) = arguments
+    pairs = {one.layer: one for one in recipe.pairs}
+    children: dict[str, Any] = module._modules
+    names, at = list(children), 0
+    while at < len(names):
+        hidden, count, name = None, 0, names[at]
+        if name in pairs:
+            # A layer with an activation of its own is left to its own kernel. By a loop:
+            # torch 2.11 does not compile `takewhile`.
+            rest = []
+            for following in names[at + 2 :]:
+                if following in pairs:
+                    break
+                rest.append(children[following])
+            hidden, count = _pair(module, pairs[name], children[name], value, rest)
+        if hidden is None:
+            value, at = children[name](value), at + 1
+        else:
+            value, at = hidden, at + 2 + count
+    return value
 
 
-_FORWARDS: dict[type, type[Swapped]] = {
-    FeedForwardRecipe: FeedForwardLayer,
-    ResidualRecipe: ResidualLayer,
-    SequenceRecipe: SequenceLayer,
-    ExpertsRecipe: ExpertsLayer,
-    NormRecipe: NormLayer,
+def _pair(
+    module: Any, pair: First, layer: Any, x: Any, following: list[nn.Module]
+) -> tuple[torch.Tensor | None, int]:
+    if not fusing.may_fuse((x,)) or not _is_ready(layer) or not _applies(module, pair):
+        return None, 0
+    return _computed(x, pair, layer, None, following, is_gated=False)
+
+
+def _linear(
+    recipe: LinearRecipe,
+    module: Any,
+    own: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    named: dict[str, Any],
+) -> Any:
+    if named or len(arguments) != 1 or not still(recipe.relies_on):
+        return own(module, *arguments, **named)
+    return operators.linear(arguments[0], module.weight, module.bias)
+
+
+_RUNS: dict[type, Run] = {
+    FeedForwardRecipe: _by_part(_feed_forward),
+    ResidualRecipe: _by_part(_residual),
+    SequenceRecipe: _sequence,
+    ExpertsRecipe: run_experts,
+    NormRecipe: run_norm,
 }

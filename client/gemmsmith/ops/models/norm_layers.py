@@ -10,15 +10,15 @@ itself, the module's own forward runs; `nn.RMSNorm`'s does too where its backwar
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
 from gemmsmith.ops.engine.engine import current
-from gemmsmith.ops.models.fusing import is_written_down
 from gemmsmith.ops.models.norms import NormRecipe
-from gemmsmith.ops.models.swapping import Swapped
+from gemmsmith.ops.models.originals import still
 from gemmsmith.ops.products import norms
 from gemmsmith.ops.products.registry import ours
 
@@ -33,54 +33,59 @@ def kind_in_use() -> str | None:
     return engine.platform.kind
 
 
-class NormLayer(Swapped):
-    """See `NormRecipe`."""
+def run_norm(
+    recipe: NormRecipe,
+    module: Any,
+    own: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    named: dict[str, Any],
+) -> Any:
+    """A patched norm's forward; see `gemmsmith.ops.models.forwards`."""
+    if not named and len(arguments) == 1 and still(recipe.relies_on):
+        weight = _suitable(recipe, module, *arguments)
+        if weight is not None:
+            return _computed(recipe, module, arguments[0], weight)
+    return own(module, *arguments, **named)
 
-    recipe: ClassVar[NormRecipe]
 
-    def forward(self, *given: Any, **named: Any) -> Any:
-        """As the module's own forward."""
-        if self.is_swapped and not named and len(given) == 1:
-            weight = self._suitable(*given)
-            if weight is not None:
-                return self._computed(given[0], weight)
-        return super().forward(*given, **named)
+def _computed(
+    recipe: NormRecipe, module: Any, x: torch.Tensor, weight: torch.Tensor
+) -> torch.Tensor:
+    epsilon: float | None = getattr(module, recipe.epsilon)
+    if not recipe.adds_one:
+        return norms.rms_norm(x, weight, epsilon)
+    # In bf16 the sum would lose bits, and an FP32 weight has a fused kernel for FP32 alone.
+    scale = 1.0 + weight.float()
+    return norms.rms_norm(x.float(), scale, epsilon).type_as(x)
 
-    def _computed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        epsilon: float | None = getattr(self, self.recipe.epsilon)
-        if not self.recipe.adds_one:
-            return norms.rms_norm(x, weight, epsilon)
-        # In bf16 the sum would lose bits, and an FP32 weight has a fused kernel for FP32 alone.
-        scale = 1.0 + weight.float()
-        return norms.rms_norm(x.float(), scale, epsilon).type_as(x)
 
-    def _suitable(self, x: Any) -> torch.Tensor | None:
-        """The weight, if torch's fused kernel computes what the module would."""
-        if torch.compiler.is_compiling() or is_written_down():
-            return None
-        kind = kind_in_use()
-        if kind is None or not isinstance(x, torch.Tensor) or x.device.type != kind:
-            return None
-        weight, recipe = self.weight, self.recipe
-        if not isinstance(weight, torch.Tensor) or not ours(x, weight):
-            return None
-        if recipe.is_fused and not norms.is_ours(x, weight):
-            return None
-        suits = (
-            x.dtype is weight.dtype
-            and x.dtype in _TYPES
-            and weight.dim() == 1
-            and x.shape[-1:] == weight.shape
-            # The kernel's result always is, and what views it later may count on strides.
-            and x.is_contiguous()
-            and x.numel() > 0
-            and self._has_epsilon()
-            and (recipe.scales is None or getattr(self, recipe.scales) is True)
-            and not torch.is_autocast_enabled(kind)
-            and not torch._C._are_functorch_transforms_active()
-        )
-        return weight if suits else None
+def _suitable(recipe: NormRecipe, module: Any, x: Any) -> torch.Tensor | None:
+    """The weight, if torch's fused kernel computes what the module would."""
+    if torch.compiler.is_compiling():
+        return None
+    kind = kind_in_use()
+    if kind is None or not isinstance(x, torch.Tensor) or x.device.type != kind:
+        return None
+    weight = module.weight
+    if not isinstance(weight, torch.Tensor) or not ours(x, weight):
+        return None
+    if recipe.is_fused and not norms.is_ours(x, weight):
+        return None
+    suits = (
+        x.dtype is weight.dtype
+        and x.dtype in _TYPES
+        and weight.dim() == 1
+        and x.shape[-1:] == weight.shape
+        # The kernel's result always is, and what views it later may count on strides.
+        and x.is_contiguous()
+        and x.numel() > 0
+        and _has_epsilon(recipe, module)
+        and (recipe.scales is None or getattr(module, recipe.scales) is True)
+        and not torch.is_autocast_enabled(kind)
+    )
+    return weight if suits else None
 
-    def _has_epsilon(self) -> bool:
-        epsilon = getattr(self, self.recipe.epsilon)
-        return type(epsilon) is float or (epsilon is None and isinstance(self, nn.RMSNorm))
+
+def _has_epsilon(recipe: NormRecipe, module: Any) -> bool:
+    epsilon = getattr(module, recipe.epsilon)
+    return type(epsilon) is float or (epsilon is None and isinstance(module, nn.RMSNorm))

@@ -9,13 +9,15 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
+from gemmsmith.ops.models.originals import Original, originals
 from gemmsmith.ops.models.reading import parsed
 
 
@@ -28,12 +30,14 @@ class NormRecipe:
         scales: name of one that must be true, or nothing is multiplied with the weight.
         adds_one: to the weight, in FP32.
         is_fused: it runs torch's fused kernel already, whose backward pass can be faster.
+        relies_on: functions that must be the originals.
     """
 
     epsilon: str
     scales: str | None = None
     adds_one: bool = False
     is_fused: bool = False
+    relies_on: tuple[Original, ...] = ()
 
     def __str__(self) -> str:
         return "rms norm"
@@ -90,6 +94,9 @@ _FORMS = (
     (_GEMMA4, _NORM_BY_POWER),
 )
 """`forward`, and the method `_norm` if it calls one."""
+
+_WRITTEN_WITH = ((torch, "rsqrt"), (torch, "pow"), (torch.Tensor, "pow"), (torch.Tensor, "mean"))
+"""What the forms call."""
 
 _KEPT = ("weight", "_norm", "with_scale")
 """Attributes of the module that must have these very names."""
@@ -175,10 +182,14 @@ def _recipe(forward: Callable[..., Any], norm: object) -> NormRecipe | None:
 def norm_recipe(module: nn.Module) -> NormRecipe | None:
     """What the module is known to compute; None: nothing that is taken over."""
     weight, kind = module._parameters.get("weight"), type(module)
-    if weight is None or module._modules or "_norm" in module.__dict__:
+    if weight is None or weight.dim() != 1 or module._modules or "_norm" in module.__dict__:
         return None
     if kind.forward is nn.RMSNorm.forward:
-        found: NormRecipe | None = NormRecipe(epsilon="eps", is_fused=True)
+        recipe: NormRecipe | None = NormRecipe(epsilon="eps", is_fused=True)
+        relies_on = originals((nn.RMSNorm, "forward"), (functional, "rms_norm"))
     else:
-        found = _recipe(kind.forward, getattr(kind, "_norm", None))
-    return found if found is not None and weight.dim() == 1 else None
+        recipe = _recipe(kind.forward, getattr(kind, "_norm", None))
+        relies_on = originals(*_WRITTEN_WITH)
+        if relies_on is not None and hasattr(kind, "_norm"):
+            relies_on = (*relies_on, Original(kind, "_norm", kind._norm))
+    return None if recipe is None or relies_on is None else replace(recipe, relies_on=relies_on)

@@ -4,23 +4,24 @@ All products of two matrices, or with a model those of its `nn.Linear` modules, 
 every thread, by a compiled binding below autograd that costs a call a fraction of a microsecond
 (`gemmsmith.ops.below.dispatch`). Products into FP32 and added to FP32 sums, INT8 ones, and FP32
 ones while torch may multiply them in TF32, are among them, and so are the grouped products of
-experts and the FP8 ones of `torch._scaled_mm`, with or without the binding. `addmm` of a bias does
-so where there are winners that add one, by Python in its place. A model's products are known by
-their sizes. Its modules with a bias change class for the while: parameters, hooks and `state_dict`
-stay, and a call costs some ten microseconds more. A product that a compiler makes one `addmm` with
-a sum, as with a residual of two dimensions, stays torch's.
+experts and the FP8 ones of `torch._scaled_mm`, with or without the binding. `addmm` of a bias is
+replaced, by Python, if there are winners that add one. A model's products are known by their sizes.
 
-A model's layers that end in an activation, a gate or a residual change class likewise, and run the
-product and what follows it by one kernel where such a one wins (`gemmsmith.ops.models.layers`).
-RMS norms that are written out run torch's fused one (`gemmsmith.ops.models.norm_layers`).
+Some modules of a model get a forward of ours while the patch is open
+(`gemmsmith.ops.models.forwards`): linear layers with a bias that no winner adds, at some ten
+microseconds a call; layers that end in an activation, a gate or a residual, which run the product
+and what follows it by one kernel where such a kernel wins (`gemmsmith.ops.models.layers`); and RMS
+norms, which run torch's fused one (`gemmsmith.ops.models.norm_layers`). A product that a compiler
+makes one `addmm` with a sum, as with a residual of two dimensions, stays torch's.
 
-Where the binding cannot be had, or a report is wanted, all `nn.Linear` modules of a model change
-class; without a model a torch function mode catches the products in this thread
-(`gemmsmith.ops.models.function_mode`). Autograd and `torch.compile` know all three: a class is
+Without the binding, and for a report, all `nn.Linear` modules of a model get such a forward;
+without a model a torch function mode catches the products in this thread
+(`gemmsmith.ops.models.function_mode`). Autograd and `torch.compile` know all three: a forward is
 guarded on, modes are traced, and compiled graphs are torch's own and call the products that the
 binding replaces while a patch is open.
 
-Either way the operators' own rules hold: what no kernel is tuned for is torch's.
+The operators' own rules hold: what no kernel is tuned for is torch's, and so is whatever a program
+does that kernels know nothing of (docs/fusing.md).
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ from gemmsmith.ops.below import experts, scaling
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine, current
 from gemmsmith.ops.models import layers
+from gemmsmith.ops.models.forwards import Forwards
 from gemmsmith.ops.models.function_mode import Everywhere
 from gemmsmith.ops.models.reporting import ProductsReport
-from gemmsmith.ops.models.swapping import Swapped, Swaps, TunedLinear
 from gemmsmith.ops.products import telling
 
 
@@ -169,13 +170,13 @@ class Patch(AbstractContextManager[None]):
             if model is None:
                 stack.enter_context(_everywhere(engine))
             else:
-                swaps = Swaps()
-                stack.callback(swaps.undo)
-                self._within(model, engine, stack, swaps)
+                forwards = Forwards()
+                stack.callback(forwards.undo)
+                self._within(model, engine, stack, forwards)
             self._stack = stack.pop_all()
 
     def _within(
-        self, model: torch.nn.Module, engine: Engine | None, stack: ExitStack, swaps: Swaps
+        self, model: torch.nn.Module, engine: Engine | None, stack: ExitStack, forwards: Forwards
     ) -> None:
         found = [*layers.recognized(model)]
         linears = [module for module in model.modules() if type(module) is torch.nn.Linear]
@@ -186,11 +187,8 @@ class Patch(AbstractContextManager[None]):
             # Their products are below. A bias makes one torch's addmm, which is replaced only if a
             # winner adds it; else a class of ours adds it to the product of a plain kernel.
             linears = [one for one in linears if one.bias is not None and not engine.may_add_biases]
-        swaps.make((one, TunedLinear) for one in linears)
-        swaps.make((one.module, one.swapped_class) for one in found)
-        for module in model.modules():
-            if isinstance(module, Swapped) and not module.is_swapped:
-                swaps.resume(module)
+        layers.take_over_linear(forwards, linears)
+        layers.take_over(forwards, found)
         if self._report is not None:
             self._report.recognized(layers.counts(found))
 

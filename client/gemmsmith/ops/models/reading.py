@@ -4,7 +4,7 @@ Only straight lines of calls of the module's own children, of torch's activation
 products are understood. Whatever else there is, a branch, a default, another attribute, a call
 whose result is dropped, makes the whole forward unknown. Nothing of it is run. What is read is the
 function that the class has now, not what its name suggests; the source must compile to its very
-code.
+code. Functions of torch must be those that torch ships.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import ast
 import dis
 import functools
 import inspect
+import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ import torch
 from torch.nn import functional
 
 from gemmsmith.epilogue import Activation
+from gemmsmith.ops.models.originals import Original, original
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,13 +77,20 @@ class Combined:
 Expression: TypeAlias = Given | Called | Activated | Halved | Half | Combined
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Formula:
+    """What a forward computes, as long as the functions that it calls stay what they are."""
+
+    expression: Expression
+    relies_on: tuple[Original, ...]
+
+
 class _NotUnderstoodError(Exception):
     """The forward is not of the kind that is read here."""
 
 
-@functools.cache
-def read(forward: Callable[..., Any]) -> Expression | None:
-    """What the function gives of its arguments; None where it is not understood.
+def read(forward: Callable[..., Any]) -> Formula | None:
+    """What the function makes of its arguments; None if it is not understood.
 
     Args:
         forward: a class's, that takes `self` and positional arguments.
@@ -94,6 +103,7 @@ def read(forward: Callable[..., Any]) -> Expression | None:
         return None
 
 
+@functools.cache
 def parsed(function: object) -> ast.FunctionDef | None:
     """The source of a function, if it is that of its very code; None of anything else."""
     if not isinstance(function, FunctionType) or hasattr(function, "__wrapped__"):
@@ -135,8 +145,11 @@ class _Reader:
     """Reads one function, top to bottom."""
 
     def __init__(self, forward: FunctionType, tree: ast.FunctionDef) -> None:
-        self._globals = forward.__globals__
+        self._module = sys.modules.get(forward.__globals__.get("__name__", ""))
+        if getattr(self._module, "__dict__", None) is not forward.__globals__:
+            raise _NotUnderstoodError  # what its names mean could change unseen
         self._tree = tree
+        self._relies_on: list[Original] = []
         arguments = tree.args
         if (
             tree.decorator_list
@@ -154,7 +167,7 @@ class _Reader:
         }
         self._calls: list[Called] = []
 
-    def result(self) -> Expression:
+    def result(self) -> Formula:
         """What it returns."""
         body = list(self._tree.body)
         if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
@@ -163,11 +176,11 @@ class _Reader:
             raise _NotUnderstoodError
         for statement in body[:-1]:
             self._assign(statement)
-        found = self._value(body[-1].value)
+        result = self._value(body[-1].value)
         # What is computed and dropped would be missed: a child's hooks, its random numbers.
-        if set(map(id, self._calls)) - set(map(id, _parts(found))):
+        if set(map(id, self._calls)) - set(map(id, _parts(result))):
             raise _NotUnderstoodError
-        return found
+        return Formula(expression=result, relies_on=tuple(dict.fromkeys(self._relies_on)))
 
     def _assign(self, statement: ast.stmt) -> None:
         if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
@@ -211,12 +224,14 @@ class _Reader:
                 self._calls.append(call)
                 return call
             case ast.Attribute(value=of, attr="chunk") if not self._is_global(of):
+                self._rely(torch.Tensor, "chunk")
                 return self._halves(self._value(of), given, named)
             case ast.Attribute(value=of, attr="square") if not (
                 given or named or self._is_global(of)
             ):
+                self._rely(torch.Tensor, "square")
                 return self._square(self._value(of))
-        function = self._global(called)
+        function = self._function(called)
         if function is torch.chunk and given:
             return self._halves(self._value(given[0]), given[1:], named)
         if function is torch.square and len(given) == 1 and not named:
@@ -248,17 +263,35 @@ class _Reader:
             case _:
                 return False
 
+    def _function(self, node: ast.expr) -> object:
+        """The function of torch that a dotted name is in the function's module."""
+        function = self._global(node)
+        name = getattr(function, "__name__", "")
+        for owner in (functional, torch):
+            if getattr(owner, name, None) is function:
+                self._rely(owner, name)
+                return function
+        raise _NotUnderstoodError
+
     def _global(self, node: ast.expr) -> object:
-        """What a dotted name is in the function's module."""
         match node:
-            case ast.Name(id=name) if name not in self._names and name in self._globals:
-                return self._globals[name]
-            case ast.Attribute(value=of, attr=name) if inspect.ismodule(
-                owner := self._global(of)
-            ) and hasattr(owner, name):
-                return getattr(owner, name)
+            case ast.Name(id=name) if name not in self._names:
+                owner: object = self._module
+            case ast.Attribute(value=of, attr=name) if inspect.ismodule(owner := self._global(of)):
+                pass
             case _:
                 raise _NotUnderstoodError
+        if not hasattr(owner, name):
+            raise _NotUnderstoodError
+        value = getattr(owner, name)
+        self._relies_on.append(Original(owner, name, value))
+        return value
+
+    def _rely(self, owner: object, name: str) -> None:
+        known = original(owner, name)
+        if known is None:
+            raise _NotUnderstoodError
+        self._relies_on.append(known)
 
 
 def _constant(node: ast.expr) -> object:

@@ -4,13 +4,16 @@ A module is known by what its class's forward computes (`gemmsmith.ops.models.re
 its name alone, and by the exact types of the children that are taken over. Subclasses with a
 forward of their own are read as such; a forward of the instance, hooks on a child that would be
 passed by, and children of other classes (quantized, adapted, sharded on their own) leave it alone.
+So does a forward or a function of torch's or transformers' that a program has replaced
+(`gemmsmith.ops.models.originals`), before or after the module was recognized.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,9 +21,10 @@ from torch.nn import functional
 
 from gemmsmith.epilogue import Activation
 from gemmsmith.ops.models.expert_layers import ExpertsRecipe, experts_recipe
+from gemmsmith.ops.models.forwards import has_own_forward
 from gemmsmith.ops.models.norms import NormRecipe, norm_recipe
+from gemmsmith.ops.models.originals import CALL, Original, originals
 from gemmsmith.ops.models.reading import Activated, Called, Combined, Expression, Given, Half, read
-from gemmsmith.ops.models.swapping import TunedLinear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +53,14 @@ class FeedForwardRecipe:
         is_gated: whether a product follows.
         up: name of its other factor's layer; None: it is half of the one layer's result.
         then: children that go on, one after the other; the first layer among them is the second.
+        relies_on: functions that must be the originals.
     """
 
     first: First
     is_gated: bool
     up: str | None
     then: tuple[str, ...]
+    relies_on: tuple[Original, ...] = ()
 
     def __str__(self) -> str:
         return f"{'gated' if self.is_gated else 'linear +'} {self.first.activation.value}"
@@ -67,6 +73,7 @@ class ResidualRecipe:
     layer: str
     dropout: str | None
     then: tuple[str, ...]
+    relies_on: tuple[Original, ...] = ()
 
     def __str__(self) -> str:
         return "linear + residual"
@@ -77,34 +84,46 @@ class SequenceRecipe:
     """Layers of a `Sequential` that an activation follows."""
 
     pairs: tuple[First, ...]
+    relies_on: tuple[Original, ...]
 
     def __str__(self) -> str:
         return "linear + " + ", ".join(sorted({one.activation.value for one in self.pairs}))
 
 
-Recipe = FeedForwardRecipe | ResidualRecipe | SequenceRecipe | ExpertsRecipe | NormRecipe
+@dataclass(frozen=True, kw_only=True)
+class LinearRecipe:
+    """A linear layer alone, where its product is not replaced below autograd."""
+
+    relies_on: tuple[Original, ...]
+
+    def __str__(self) -> str:
+        return "linear"
+
+
+Recipe = (
+    FeedForwardRecipe | ResidualRecipe | SequenceRecipe | ExpertsRecipe | NormRecipe | LinearRecipe
+)
 
 
 _CONV1D = ("transformers.pytorch_utils", "Conv1D")
 """GPT-2's linear layer, whose weight is [K, N]."""
 
-_OF_TRANSFORMERS = {
-    "GELUActivation": Activation.GELU,
-    "GELUTanh": Activation.GELU_TANH,
-    "NewGELUActivation": Activation.GELU_TANH,
-    "FastGELUActivation": Activation.GELU_TANH,
-    "AccurateGELUActivation": Activation.GELU_TANH,
-    "PytorchGELUTanh": Activation.GELU_TANH,
-    "SiLUActivation": Activation.SILU,
-    "ReLUSquaredActivation": Activation.RELU2,
+_TANH = ((torch, "tanh"), (torch, "pow"))
+_OF_TRANSFORMERS: dict[str, tuple[Activation, tuple[tuple[Any, str], ...]]] = {
+    "GELUActivation": (Activation.GELU, ((functional, "gelu"), (torch, "erf"))),
+    "GELUTanh": (Activation.GELU_TANH, ((functional, "gelu"), *_TANH)),
+    "NewGELUActivation": (Activation.GELU_TANH, _TANH),
+    "FastGELUActivation": (Activation.GELU_TANH, _TANH),
+    "AccurateGELUActivation": (Activation.GELU_TANH, _TANH),
+    "SiLUActivation": (Activation.SILU, ((functional, "silu"),)),
+    "ReLUSquaredActivation": (Activation.RELU2, ((functional, "relu"), (torch, "square"))),
 }
-"""Classes of `transformers.activations` by what they compute."""
+"""Classes of `transformers.activations` by what they compute, and the functions they call."""
 
 
 def is_linear(module: object) -> bool:
     """Whether it multiplies by a weight and adds a bias, and does nothing else."""
-    kind = type(module)
-    return kind in (nn.Linear, TunedLinear) or is_transposed(module)
+    return type(module) is nn.Linear or is_transposed(module)
 
 
 def is_transposed(module: object) -> bool:
@@ -119,7 +138,8 @@ def is_plain(module: nn.Module) -> bool:
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
-        or "forward" in module.__dict__
+        or has_own_forward(module)
+        or type(module).__call__ is not CALL
     )
 
 
@@ -134,15 +154,51 @@ def activation_of(applied: object) -> Activation | None:
         return Activation.SILU
     if isinstance(applied, nn.GELU) and kind is nn.GELU:
         return {"none": Activation.GELU, "tanh": Activation.GELU_TANH}.get(applied.approximate)
-    if kind.__module__ == "transformers.activations":
-        return _OF_TRANSFORMERS.get(kind.__qualname__)
+    if kind.__module__ == "transformers.activations" and kind.__qualname__ in _OF_TRANSFORMERS:
+        act = getattr(applied, "act", None)  # a function of torch, or a method that does the same
+        if act is None or getattr(act, "func", act) is functional.gelu or _is_method(act, applied):
+            return _OF_TRANSFORMERS[kind.__qualname__][0]
     return None
+
+
+def _is_method(function: object, of: object) -> bool:
+    """Whether a bound method is one that the class has."""
+    name = getattr(function, "__name__", "")
+    return getattr(function, "__self__", None) is of and getattr(of, name, None) == function
+
+
+def _calls(module: object) -> tuple[tuple[Any, str], ...]:
+    """The functions that a linear layer, an activation or a dropout consists of."""
+    kind = type(module)
+    if module is functional.silu or module is functional.gelu:
+        return ((functional, module.__name__),)
+    if kind is nn.Linear:
+        return (kind, "forward"), (functional, "linear")
+    if kind is nn.GELU or kind is nn.SiLU or kind is nn.Dropout:
+        return (kind, "forward"), (functional, kind.__name__.lower())
+    if is_transposed(module):
+        return (kind, "forward"), (torch, "addmm")
+    if kind.__module__ == "transformers.activations":
+        return (kind, "forward"), *_OF_TRANSFORMERS[kind.__qualname__][1]
+    return ()
+
+
+def _relied_on(
+    recipe: FeedForwardRecipe | ResidualRecipe, module: nn.Module
+) -> tuple[Original, ...] | None:
+    """What the children that are passed by consist of; None if some of it is replaced."""
+    if isinstance(recipe, ResidualRecipe):
+        names = [recipe.layer, recipe.dropout]
+    else:
+        names = [recipe.first.layer, recipe.up, recipe.first.by, *recipe.then]
+    children = [getattr(module, name) for name in names if name is not None]
+    return originals(*dict.fromkeys(call for child in children for call in _calls(child)))
 
 
 def recipe_of(module: nn.Module) -> Recipe | None:
     """What the module is known to compute; None: nothing that is taken over."""
     forward = type(module).forward
-    if "forward" in module.__dict__:
+    if has_own_forward(module):
         return None
     if forward is nn.Sequential.forward:
         return _sequence(module)
@@ -153,17 +209,27 @@ def recipe_of(module: nn.Module) -> Recipe | None:
         return norm_recipe(module)
     if not any(is_linear(child) for child in module._modules.values()):
         return None
-    expression = read(forward)
+    formula = read(forward)
+    expression = None if formula is None else formula.expression
     then: list[str] = []
-    while expression is not None:
-        found = _matched(module, expression, tuple(reversed(then)))
-        if found is not None:
-            return found
+    while formula is not None and expression is not None:
+        recipe = _matched(module, expression, tuple(reversed(then)))
+        if recipe is not None:
+            relies_on = _relied_on(recipe, module)
+            if relies_on is None:
+                return None
+            return replace(recipe, relies_on=(*formula.relies_on, *relies_on))
         if not isinstance(expression, Called) or expression.child not in module._modules:
             return None
         then.append(expression.child)
         expression = expression.argument
     return None
+
+
+def linear_recipe() -> LinearRecipe | None:
+    """Of any `nn.Linear`; None if a program has replaced what it consists of."""
+    relies_on = originals((nn.Linear, "forward"), (functional, "linear"))
+    return None if relies_on is None else LinearRecipe(relies_on=relies_on)
 
 
 def _sequence(module: nn.Module) -> SequenceRecipe | None:
@@ -173,10 +239,16 @@ def _sequence(module: nn.Module) -> SequenceRecipe | None:
         for (name, layer), (following, applied) in pairwise(children)
         if is_linear(layer) and (activation := activation_of(applied)) is not None
     )
-    return SequenceRecipe(pairs=pairs) if pairs else None
+    calls = dict.fromkeys(call for _, child in children for call in _calls(child))
+    relies_on = originals((nn.Sequential, "forward"), *calls)
+    return (
+        None if relies_on is None or not pairs else SequenceRecipe(pairs=pairs, relies_on=relies_on)
+    )
 
 
-def _matched(module: nn.Module, of: Expression, then: tuple[str, ...]) -> Recipe | None:
+def _matched(
+    module: nn.Module, of: Expression, then: tuple[str, ...]
+) -> FeedForwardRecipe | ResidualRecipe | None:
     if isinstance(of, Combined) and not of.is_product:
         return _residual(module, of, then)
     if isinstance(of, Combined):

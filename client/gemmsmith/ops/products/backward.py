@@ -26,7 +26,7 @@ def product(
     dy: torch.Tensor, weight: torch.Tensor, aux: torch.Tensor, epilogue: Epilogue
 ) -> Tensors:
     """`dy · weight` and what follows it, by a kernel or by torch. Below autograd."""
-    if functions.unobserved():
+    if functions.unobserved() or functions.is_watched():
         return _computed(dy, weight, aux, epilogue)
     with torch._C._AutoDispatchBelowAutograd():
         found: Tensors = torch.ops.gemmsmith.backward_product(dy, weight, aux, epilogue.value)
@@ -70,7 +70,7 @@ def by_kernel(
 
     None where torch computes them: there is no winner, or `aux` is not packed, of D's size.
     """
-    engine = current()
+    engine = functions.engine_here()
     plan = None if engine is None else engine.plan(Form.MATMUL, dy, weight, epilogue=epilogue)
     if engine is None or plan is None or not plan.accepts(aux):
         return None
@@ -106,7 +106,7 @@ def tell(x: torch.Tensor, weight: torch.Tensor, choices: tuple[Epilogue, ...]) -
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """A layer's product by its own winner. Below autograd."""
-    engine, form = current(), Form.LINEAR if bias is None else Form.LINEAR_BIAS
+    engine, form = functions.engine_here(), Form.LINEAR if bias is None else Form.LINEAR_BIAS
     plan = None if engine is None else engine.plan(form, x, weight)
     return functions.linear_below(x, weight, bias, plan)
 
@@ -115,7 +115,7 @@ def gradients(
     wants_x: bool, wants_weight: bool, dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Of a layer's input and weight."""
-    multiply = fallback.product if torch.is_grad_enabled() else functions.product
+    multiply = fallback.product if functions.only_torch_differentiates(dy) else functions.product
     dx = multiply(Form.MATMUL, dy, weight) if wants_x else None
     return dx, functions.weight_gradient(multiply, dy, x, weight) if wants_weight else None
 

@@ -24,7 +24,7 @@ from gemmsmith.ops.engine import fallback, functions
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.products import backward, fused, gated, operators, telling
-from gemmsmith.ops.products.registry import all_ours, register, wants_gradient
+from gemmsmith.ops.products.registry import ours, register, wants_gradient
 
 
 def mlp(
@@ -67,7 +67,7 @@ def mlp(
     if telling.is_told():
         _tell(call)
         return _composed(call)
-    if current() is None or not all_ours(call.x, *call.operands):
+    if current() is None or not ours(*call.operands):
         return _composed(call)
     if torch.compiler.is_compiling() or not functions.unobserved():
         out: torch.Tensor = torch.ops.gemmsmith.mlp(*call)
@@ -222,14 +222,14 @@ class MLP(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Gradients of all operands."""
-        (dy,) = grads
+        dy = functions.dense(grads[0])
         x, weight, down, up, bias, aux, hidden = ctx.saved_tensors
         wants_x, *wants_weights = (ctx.needs_input_grad[at] for at in (0, 1, 3))
         wants_down, wants_bias, wants_down_bias, wants_residual = (
             ctx.needs_input_grad[at] for at in (2, 4, 5, 6)
         )
         parts, daux, sums = ctx.epilogue.backward, None, None
-        again = torch.is_grad_enabled()  # a graph of the backward pass itself is asked for
+        again = functions.only_torch_differentiates(dy)
         if again:
             whole = weight if up is None else torch.cat([weight, up])
             aux = functional.linear(x, whole, bias)
@@ -264,7 +264,7 @@ def _hidden(
     parts: Backward,
 ) -> fused.Outputs:
     """What the second layer takes, and aux: by one kernel where one wins. Below autograd."""
-    engine, is_gated = current(), parts.gated
+    engine, is_gated = functions.engine_here(), parts.gated
     epilogue = Epilogue.made_of(
         bias=bias is not None, activation=parts.activation, gate=is_gated, aux=True
     )

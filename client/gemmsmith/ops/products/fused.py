@@ -19,7 +19,7 @@ from gemmsmith.ops.engine import fallback, functions
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.products import operators
-from gemmsmith.ops.products.registry import all_ours, register, wants_gradient
+from gemmsmith.ops.products.registry import ours, register, wants_gradient
 from gemmsmith.ops.products.telling import is_told, tell
 
 
@@ -87,7 +87,8 @@ def linear(
         return _after(out, None, column_scale, residual)
     if is_told():
         _tell(x, weight, bias, residual, activation, column_scale, row_scale)
-    if current() is None or not all_ours(x, weight, bias, residual, column_scale, row_scale):
+    operands = (x, weight, bias, residual, column_scale, row_scale, main_grad)
+    if current() is None or not ours(*operands):
         return _composed(x, weight, bias, residual, activation, main_grad, column_scale, row_scale)
     if main_grad is not None:
         operators.check_main_grad(main_grad, weight)
@@ -244,7 +245,7 @@ def with_aux(
     row_scale: torch.Tensor | None = None,
 ) -> Outputs:
     """Both outputs, by a kernel or by torch. Below autograd."""
-    if functions.unobserved():
+    if functions.unobserved() or functions.is_watched():
         return _computed(x, weight, bias, residual, epilogue, column_scale, row_scale)
     with torch._C._AutoDispatchBelowAutograd():
         found: Outputs = torch.ops.gemmsmith.fused_product(
@@ -263,7 +264,7 @@ def _computed(
     row_scale: torch.Tensor | None = None,
 ) -> Outputs:
     """The same, below tracers."""
-    what, engine = Epilogue(epilogue), current()
+    what, engine = Epilogue(epilogue), functions.engine_here()
     if engine is not None:
         found = engine.fused(
             *(Form.LINEAR, x, weight, what, bias, residual),
@@ -306,10 +307,10 @@ class FusedLinear(torch.autograd.Function):
         """Gradients of x, weight (into `main_grad`, if there is one), bias, residual and factors
         of columns; those of rows have none.
         """
-        (dy,) = grads
+        dy = functions.dense(grads[0])
         x, weight, bias, column_scale, row_scale, aux = ctx.saved_tensors
         wants_x, wants_weight, wants_bias, wants_residual, wants_scale = ctx.needs_input_grad[:5]
-        again = torch.is_grad_enabled()  # a graph of the backward pass itself is asked for
+        again = functions.only_torch_differentiates(dy)
         multiply = fallback.product if again else functions.product
         if again and (ctx.activation is not None or wants_scale):
             aux = functional.linear(x, weight, bias)

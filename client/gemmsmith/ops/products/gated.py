@@ -20,7 +20,7 @@ from gemmsmith.ops.engine.beside import Beside
 from gemmsmith.ops.engine.engine import Engine, current
 from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.products import operators, telling
-from gemmsmith.ops.products.registry import all_ours, register, wants_gradient
+from gemmsmith.ops.products.registry import ours, register, wants_gradient
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 """Gate, then up."""
@@ -62,9 +62,8 @@ def gated_linear(
         wanted = wants_gradient(x, weight, up, bias)
         if bias is None:
             telling.tell(x, parts(weight, up, interleaved)[0], _epilogue(activation, aux=wanted))
-    given = [one for one in (weight, up, bias) if one is not None]
     arguments = (x, weight, up, bias, activation, interleaved, of_gate, of_up)
-    if current() is None or not all_ours(x, *given):
+    if current() is None or not ours(x, weight, up, bias, of_gate, of_up):
         return _composed(*arguments)
     if torch.compiler.is_compiling() or not functions.unobserved():
         result: torch.Tensor = torch.ops.gemmsmith.gated_linear(*arguments)
@@ -193,7 +192,7 @@ def with_aux(
     epilogue: Epilogue,
 ) -> Pair:
     """D, and aux (empty where none is stored), by a kernel or by torch. Below autograd."""
-    if functions.unobserved():
+    if functions.unobserved() or functions.is_watched():
         return _computed(x, weight, up, interleaved, epilogue)
     with torch._C._AutoDispatchBelowAutograd():
         found: Pair = torch.ops.gemmsmith.gated_product(x, weight, up, interleaved, epilogue.value)
@@ -208,7 +207,7 @@ def _computed(
     epilogue: str,
 ) -> Pair:
     """The same, below tracers."""
-    what, engine = Epilogue(epilogue), current()
+    what, engine = Epilogue(epilogue), functions.engine_here()
     gate, raised = parts(weight, up, interleaved)
     if engine is not None:
         found = _by_kernel(engine, x, gate, raised, what)
@@ -266,9 +265,9 @@ class GatedLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Gradients of x and the weights (into their main_grads, if there are any)."""
-        (dy,) = grads
+        dy = functions.dense(grads[0])
         x, weight, up, aux = ctx.saved_tensors
-        again = torch.is_grad_enabled()  # a graph of the backward pass itself is asked for
+        again = functions.only_torch_differentiates(dy)
         if again:
             aux = torch.cat(
                 [functional.linear(x, one) for one in parts(weight, up, ctx.interleaved)], -1

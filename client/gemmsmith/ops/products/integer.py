@@ -35,11 +35,8 @@ def int8_mm(
         NotImplementedError: a factor requires a gradient.
     """
     _check(a, b, scale_a, scale_b, out_dtype)
-    if (
-        torch.compiler.is_compiling()
-        or not functions.unobserved()
-        or wants_gradient(scale_a, scale_b)
-    ):
+    observed = torch.compiler.is_compiling() or not functions.unobserved()
+    if (observed and ours(a, b, scale_a, scale_b)) or wants_gradient(scale_a, scale_b):
         result: torch.Tensor = torch.ops.gemmsmith.int8_mm(a, b, scale_a, scale_b, out_dtype)
         return result
     return _int8_mm(a, b, scale_a, scale_b, out_dtype)
@@ -81,7 +78,7 @@ def _int8_mm(
     scale_b: torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
-    engine = current() if ours(a, b) else None
+    engine = current() if ours(a, b, scale_a, scale_b) else None
     if engine is not None:
         out = None
         if scale_a is not None and scale_b is not None:

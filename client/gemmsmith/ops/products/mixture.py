@@ -16,9 +16,10 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from gemmsmith.ops.engine.forms import Form, Spec
+from gemmsmith.ops.engine.functions import is_traced
 from gemmsmith.ops.products import passes
 from gemmsmith.ops.products.grouped import gate_epilogue, gated_by, gated_plan, grouped_below
-from gemmsmith.ops.products.registry import is_traced, register, wants_gradient
+from gemmsmith.ops.products.registry import register, wants_gradient
 from gemmsmith.ops.products.telling import Multiplied, is_told, tell
 
 MOST_EXPERTS, MOST_SLOTS = 256, 2**18

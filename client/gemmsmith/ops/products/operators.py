@@ -43,7 +43,13 @@ def linear(
     """
     if main_grad is not None:
         check_main_grad(main_grad, weight)
-    if (current() is None and main_grad is None) or not ours(x, weight):
+    if not ours(x, weight, bias, main_grad):
+        if main_grad is None:
+            return functional.linear(x, weight, bias)
+        x, weight, bias = autocast(x, weight, bias)
+        out: torch.Tensor = functions.Linear.apply(x, weight, bias, main_grad, None)  # type: ignore[no-untyped-call]
+        return out
+    if current() is None and main_grad is None:
         return functional.linear(x, weight, bias)
     if torch.compiler.is_compiling() or not functions.unobserved():
         result: torch.Tensor = torch.ops.gemmsmith.linear(x, weight, bias, main_grad)
@@ -100,7 +106,8 @@ def scaled_mm(
         RuntimeError: raised by torch if sizes or types do not match.
     """
     _check_scales(a, b, scale_a, scale_b)
-    if (a.dtype, b.dtype) not in SCALED_TYPES or a.dim() != 2 or b.dim() != 2 or not ours(a, b):
+    matrices = (a.dtype, b.dtype) in SCALED_TYPES and a.dim() == b.dim() == 2
+    if not matrices or not ours(a, b, scale_a, scale_b, bias):
         return fallback.scaled_by_torch(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
     if torch.compiler.is_compiling() or not functions.unobserved():
         result: torch.Tensor = torch.ops.gemmsmith.scaled_mm(
@@ -167,8 +174,8 @@ def _linear_autograd(
     )
     if not wanted:
         return functions.linear_below(x, weight, bias, plan)
-    ours = plan is not None or symbolic or main_grad is not None or functions.watched(engine)
-    if not ours and (engine is None or not functions.gradients_have_kernel(engine, x, weight)):
+    is_ours = plan is not None or symbolic or main_grad is not None or functions.is_reported(engine)
+    if not is_ours and (engine is None or not functions.gradients_have_kernel(engine, x, weight)):
         return functional.linear(x, weight, bias)
     out: torch.Tensor = functions.Linear.apply(x, weight, bias, main_grad, plan)  # type: ignore[no-untyped-call]
     return out
@@ -178,8 +185,8 @@ def _matmul_autograd(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)):
         return functions.product(Form.MATMUL, a, b)
     engine = current()
-    ours = functions.watched(engine)
-    if not ours and (engine is None or not functions.matmul_has_kernel(engine, a, b)):
+    is_ours = functions.is_reported(engine)
+    if not is_ours and (engine is None or not functions.matmul_has_kernel(engine, a, b)):
         return torch.matmul(a, b)
     out: torch.Tensor = functions.Matmul.apply(a, b)  # type: ignore[no-untyped-call]
     return out
@@ -193,6 +200,15 @@ def cast(tensor: torch.Tensor | None, dtype: torch.dtype) -> Any:
     if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
         return tensor
     return tensor.to(dtype)
+
+
+def autocast(first: torch.Tensor, *others: torch.Tensor | None) -> tuple[Any, ...]:
+    """The operands as autocast hands them to a product, if it is on for the first one's device."""
+    kind = first.device.type
+    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+        return (first, *others)
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(cast(one, dtype) for one in (first, *others))
 
 
 def _linear_autocast(

@@ -8,32 +8,51 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd import forward_ad
 
-_TRACED = (torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor)
+from gemmsmith.ops.engine import functions
+from gemmsmith.ops.engine.functions import is_traced
+
+_REAL = (torch.Tensor, torch.nn.Parameter)
+_TORCHS = (*_REAL, FakeTensor, FunctionalTensor)
 _LIBRARY = torch.library.Library("gemmsmith", "DEF")  # type: ignore[no-untyped-call]
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA) | torch._C.DispatchKeySet(
     torch._C.DispatchKey.AutocastCPU
 )
 
 
-def ours(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether these are tensors that we may handle: no other library's subclass, not sparse."""
-    if type(a) not in _TRACED or type(b) not in _TRACED:
+def ours(*tensors: torch.Tensor | None) -> bool:
+    """Whether we may compute with these in place of torch; None is passed over.
+
+    They must be torch's own dense tensors, and nothing but reverse-mode autograd and autocast may
+    follow what is done with them: no forward-mode AD, no transform of `torch.func`, no dispatch
+    mode of the program.
+    """
+    if forward_ad._current_level >= 0:
         return False
     if torch.compiler.is_compiling():
         # `layout` may not be asked for in the backward pass of an autograd function.
-        return not (a.is_sparse or b.is_sparse)
-    return a.layout is torch.strided and b.layout is torch.strided
+        return not torch._C._are_functorch_transforms_active() and all(
+            one is None or (type(one) in _TORCHS and not one.is_sparse) for one in tensors
+        )
+    if functions.is_watched():
+        return False
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if type(tensor) in _REAL:
+            if not functions.is_dense(tensor):
+                return False
+        elif not is_traced(tensor) or tensor.layout is not torch.strided:
+            return False
+    return True
 
 
-def all_ours(a: torch.Tensor, *others: torch.Tensor | None) -> bool:
-    """Whether we may handle all of these that there are."""
-    return all(ours(a, one) for one in others if one is not None)
-
-
-def is_traced(tensor: torch.Tensor) -> bool:
-    """Whether a graph is being made of what is done to it: it holds no data."""
-    return isinstance(tensor, (FakeTensor, FunctionalTensor))
+def are_torchs(*tensors: torch.Tensor | None) -> bool:
+    """Whether none of these is another library's tensor, or sparse; None is passed over."""
+    return all(
+        one is None or (type(one) in _TORCHS and one.layout is torch.strided) for one in tensors
+    )
 
 
 def wants_gradient(*arguments: object) -> bool:

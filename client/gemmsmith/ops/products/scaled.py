@@ -20,7 +20,7 @@ from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.products import operators
 from gemmsmith.ops.products.registry import (
-    all_ours,
+    ours,
     register,
     wants_gradient,
     without_gradient,
@@ -113,7 +113,7 @@ def scaled_linear(
     )
     refuse_gradient("scaled_linear", *arguments)
     observed = torch.compiler.is_compiling() or not functions.unobserved()
-    if observed and all_ours(x, weight, bias):
+    if observed and ours(x, weight, scale_x, scale_weight, bias, out_scale, amax):
         result: torch.Tensor = torch.ops.gemmsmith.scaled_linear(*arguments)
         return result
     return _compute(*arguments)
@@ -182,7 +182,8 @@ def _compute(
 ) -> torch.Tensor:
     """The devices' part: also what an eager call does. Without a kernel the steps are torch's."""
     output = Output(out_dtype, out_scale, amax)
-    engine = current() if all_ours(x, weight, bias) else None
+    operands = (x, weight, scale_x, scale_weight, bias, out_scale, amax)
+    engine = current() if ours(*operands) else None
     epilogue = Epilogue.made_of(bias=bias is not None, activation=activation)
     if engine is not None and epilogue is not None and bias is not None:
         found = engine.fused(

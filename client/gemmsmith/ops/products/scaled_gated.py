@@ -17,7 +17,7 @@ from gemmsmith.ops.engine.beside import Beside
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.products import gated, scaled
-from gemmsmith.ops.products.registry import all_ours, register, without_gradient
+from gemmsmith.ops.products.registry import ours, register, without_gradient
 from gemmsmith.ops.products.scaled import ADVICE, FP8, Output
 from gemmsmith.ops.products.telling import Multiplied
 
@@ -76,7 +76,7 @@ def scaled_gated_linear(
     )
     scaled.refuse_gradient("scaled_gated_linear", *arguments)
     observed = torch.compiler.is_compiling() or not functions.unobserved()
-    if observed and all_ours(x, weight, up):
+    if observed and ours(x, weight, scale_x, scale_weight, up, out_scale, amax):
         result: torch.Tensor = torch.ops.gemmsmith.scaled_gated_linear(*arguments)
         return result
     return _compute(*arguments)
@@ -97,7 +97,8 @@ def _compute(
 ) -> torch.Tensor:
     """The devices' part: also what an eager call does. Without a kernel the steps are torch's."""
     output = Output(out_dtype, out_scale, amax)
-    engine = current() if all_ours(x, weight, up) else None
+    operands = (x, weight, scale_x, scale_weight, up, out_scale, amax)
+    engine = current() if ours(*operands) else None
     form = Form.scaled(by_rows=False, fast=use_fast_accum)
     epilogue = Epilogue.made_of(activation=activation, gate=True)
     if engine is not None and epilogue is not None:

@@ -44,9 +44,6 @@ def tell(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, groups: int 
         epilogue: what could follow.
         groups: how many, of a grouped product.
     """
-    kind = x.device.type  # which may be `meta`
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
-        x, weight = operators.cast(x, dtype), operators.cast(weight, dtype)
+    x, weight = operators.autocast(x, weight)
     for calls in recording():
         calls.tell(x, weight, epilogue.value, groups)
