@@ -168,29 +168,29 @@ class Calls:
     @property
     def total(self) -> Counter[Call | Fusion]:
         """How often each call was made, in all threads."""
-        found: Counter[Call | Fusion] = Counter()
+        total: Counter[Call | Fusion] = Counter()
         for counts in tuple(self._by_thread.values()):
-            found.update(counts.copy())  # whole, whatever its thread adds meanwhile
-        return found
+            total.update(counts.copy())  # whole, whatever its thread adds meanwhile
+        return total
 
     def see(self, operator: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Note a call. Nothing is raised: the program must run as without us."""
         try:
             tensors = [*_tensors((*arguments, *named.values()))]
-            if any(one.is_meta for one in tensors) and not self._without_data:
+            if any(tensor.is_meta for tensor in tensors) and not self._without_data:
                 return
-            if any(one.layout is not torch.strided or one.is_nested for one in tensors):
+            if any(tensor.layout is not torch.strided or tensor.is_nested for tensor in tensors):
                 self.unseen[f"{operator} of sparse or nested tensors"] += 1
                 return
-            is_graph = (
-                any(one.is_cuda for one in tensors) and torch.cuda.is_current_stream_capturing()
-            )
+            on_gpu = any(tensor.is_cuda for tensor in tensors)
+            is_graph = on_gpu and torch.cuda.is_current_stream_capturing()
             if is_graph:
                 self.unseen[_IN_GRAPHS] += 1
-            tf32 = any(one.dtype is torch.float32 for one in tensors) and _allows_tf32()
-            given = tuple(map(_noted, arguments))
+            in_f32 = any(tensor.dtype is torch.float32 for tensor in tensors)
+            tf32 = in_f32 and _allows_tf32()
+            by_place = tuple(map(_noted, arguments))
             by_name = tuple((name, _noted(value)) for name, value in named.items())
-            kinds = self._note(Call(operator, given, by_name, tf32))
+            kinds = self._note(Call(operator, by_place, by_name, tf32))
             if kinds.bit_count() == 1 and not is_graph and _is_quiet():
                 self._more()
         except Exception as error:  # noqa: BLE001 - said at the end, as `unseen`
@@ -198,7 +198,7 @@ class Calls:
 
     def tell(self, x: torch.Tensor, weight: torch.Tensor, epilogue: str, groups: int) -> None:
         """Note what could be fused."""
-        is_traced = any(isinstance(one, FakeTensor) or one.is_meta for one in (x, weight))
+        is_traced = any(isinstance(t, FakeTensor) or t.is_meta for t in (x, weight))
         if self._without_data or not is_traced:
             tf32 = x.dtype is torch.float32 and _allows_tf32()
             self._note(Fusion(Operand.of(x), Operand.of(weight), epilogue, groups, tf32))
@@ -222,15 +222,15 @@ def recording() -> list[Calls]:
 
 def compiled() -> Counter[str]:
     """What compilers of torch's have made in this process that may run products unseen."""
-    found: Counter[str] = Counter()
+    unseen: Counter[str] = Counter()
     cache = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
     programs = [vars(module) for module in getattr(cache, "modules", ())]
     kernels = {name for names in programs for name in names if name.startswith("triton_tem_")}
     if kernels:
-        found[_TRITON + min(kernels)] = len(kernels)
-    found[_WRAPPED] = sum("cpp_wrapper_src" in names for names in programs)
-    found[_PACKAGED] = int("torch._inductor.package.package" in sys.modules)
-    return +found
+        unseen[_TRITON + min(kernels)] = len(kernels)
+    unseen[_WRAPPED] = sum("cpp_wrapper_src" in names for names in programs)
+    unseen[_PACKAGED] = int("torch._inductor.package.package" in sys.modules)
+    return +unseen
 
 
 def _is_quiet() -> bool:
@@ -347,7 +347,7 @@ def _see(operator: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> No
     with torch._C.DisableTorchFunction():  # of subclasses, and of the program's modes
         tensors = _tensors((*arguments, *named.values()))
         if CompileContext.current_compile_id() is not None or any(
-            isinstance(one, FakeTensor) for one in tensors
+            isinstance(tensor, FakeTensor) for tensor in tensors
         ):
             return
         for calls in _recording:

@@ -199,23 +199,23 @@ def _problems_of(call: Call | Fusion) -> tuple[tuple[Problem | None, str], ...]:
     """The problems that a call ran, or could run; None for types that no kernel is for."""
     with _disable_current_modes():
         return tuple(
-            found
-            for one in _multiplied(call)
-            if 0 not in (*one.a.shape, *one.b.shape)
-            and (found := _problem_of(one, call.is_tf32)) is not None
+            problem
+            for product in _multiplied(call)
+            if 0 not in (*product.a.shape, *product.b.shape)
+            and (problem := _problem_of(product, call.is_tf32)) is not None
         )
 
 
-def _problem_of(one: Multiplied, is_tf32: bool) -> tuple[Problem | None, str] | None:
-    types = f"{one.a.dtype} × {one.b.dtype}".replace("torch.", "")
-    if one.form is not None and one.form.is_precise:
+def _problem_of(product: Multiplied, is_tf32: bool) -> tuple[Problem | None, str] | None:
+    form, a, b, output, epilogue, groups = product
+    types = f"{a.dtype} × {b.dtype}".replace("torch.", "")
+    if form is not None and form.is_precise:
         return None, f"{types} without use_fast_accum"
-    if one.form is not None and (is_tf32 or one.a.dtype is not torch.float32):
-        a, b = Spec.of(one.a), Spec.of(one.b)
+    if form is not None and (is_tf32 or a.dtype is not torch.float32):
         with suppress(InvalidProblem):
-            for shape in shapes(one.form, a, b, one.output, one.groups, one.epilogue):
+            for shape in shapes(form, Spec.of(a), Spec.of(b), output, groups, epilogue):
                 return shape.problem, types
-    return (None, types) if one.epilogue in _PLAIN else None
+    return (None, types) if epilogue in _PLAIN else None
 
 
 def _multiplied(call: Call | Fusion) -> Iterator[Multiplied]:

@@ -97,8 +97,8 @@ class Foreseen:
 
     def problems(self, ran: Counter[Problem]) -> Counter[Problem]:
         """The fused problems that could have run, by the plain ones that did."""
-        found: Counter[Problem] = Counter()
-        sizes = {(one.m, one.n, one.k, one.layout) for one in ran}
+        fused: Counter[Problem] = Counter()
+        sizes = {(problem.m, problem.n, problem.k, problem.layout) for problem in ran}
         calls: Counter[Problem] = Counter()
         for problem, count in ran.items():
             # A bias is torch's within the product, or compiled code's after it.
@@ -114,9 +114,9 @@ class Foreseen:
                 share = count * layers / self._layers[linear]
                 if epilogue is not None:
                     with suppress(InvalidProblem):
-                        fused = _followed(problem, epilogue, doubled=fusion.doubled)
-                        found[fused] += max(1, round(share))
-        return found
+                        followed = _followed(problem, epilogue, doubled=fusion.doubled)
+                        fused[followed] += max(1, round(share))
+        return fused
 
 
 def _followed(problem: Problem, epilogue: Epilogue, *, doubled: bool = False) -> Problem:
