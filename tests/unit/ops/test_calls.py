@@ -16,7 +16,10 @@ import gemmsmith
 from gemmsmith import calls
 from gemmsmith.calls import Calls
 from gemmsmith.ops import capturing
+from gemmsmith.ops.engine.engine import Engine
 from tests.support.observable import net, operand, product, step
+from tests.support.stand_in import Chooser
+from tests.unit.ops.test_layers import given, loss, made
 
 
 @pytest.mark.parametrize("how", [{}, {"dynamic": True}, {"backend": "eager"}], ids=str)
@@ -141,3 +144,22 @@ def test_what_compilers_hide_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch._inductor.package.package", cache)
     assert sorted(calls.compiled().values()) == [1, 1, 2]
     assert any("triton_tem_fused_flex_2" in one for one in calls.compiled())
+
+
+@pytest.mark.parametrize("wins", [True, False])
+def test_fused_products_of_compiled_graphs_are_noted(
+    engine: Engine, chooser: Chooser, wins: bool
+) -> None:
+    """Those that kernels run; else the plain ones that torch runs."""
+    chooser.answers = lambda problem: wins and problem.operation.is_fused
+    torch._dynamo.reset()
+    net = made("nanogpt")
+    with gemmsmith.patch(net):
+        run = torch.compile(net, backend="aot_eager", fullgraph=True)
+        with gemmsmith.capture() as shapes:
+            loss(run(*given(net))).backward()
+    kinds = Counter(str(one.operation.epilogue) for one in shapes.problems.elements())
+    if wins:
+        assert kinds["bias_gelu_aux"] == kinds["dgelu_bgrad"] == 1
+    else:
+        assert kinds == {"none": 4, "bias": 2}
