@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from gemmsmith.answers.answer import Answer, Match
-from gemmsmith.neighbours import runs_there
 from gemmsmith.problem import Problem
 from service.cli.options import (
     AsJson,
@@ -109,7 +108,7 @@ def show(answer: Answer) -> None:
             say("  match      exact")
     default = answer.problem.operation.default
     verdict = f"{default}: keep torch's own operator" if answer.use.is_default else answer.use
-    if answer.measured is not None and not runs_there(answer.problem, answer.measured):
+    if answer.match is Match.NEAREST and answer.use.is_default:
         say(f"  use        {verdict} until it is tuned: gemmsmith tune {typed(answer.problem)}")
     else:
         say(f"  use        {verdict}")

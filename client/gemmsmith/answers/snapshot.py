@@ -35,7 +35,7 @@ from gemmsmith.answers.cache import open_entry
 from gemmsmith.errors import SnapshotCorrupt
 from gemmsmith.files import publish, write
 from gemmsmith.legality import refusal
-from gemmsmith.neighbours import NEIGHBOURS, Neighbourhood, answering, run_reach
+from gemmsmith.neighbours import NEIGHBOURS, Neighbourhood, answering, run_reach, runs_there
 from gemmsmith.problem import Problem
 from gemmsmith.signing import PublicKey, Purpose, Signer, Trusted
 
@@ -193,7 +193,7 @@ class Snapshot:
         """What to run for `problem`; None means torch's own operator.
 
         The exact winner, else that of the nearest problem within MAX_DISTANCE whose kernel is
-        legal here, if such a kernel is run where it was not measured (`neighbours.run_reach`).
+        legal here, if that is run where it was not measured (`neighbours.runs_there`).
         None where there is neither, where the winner is cuBLAS, and where its kernel is not
         compiled: then no farther neighbour stands in, as `GET /best` would not name one.
         """
@@ -220,11 +220,20 @@ class Snapshot:
         exact, reach = self._exact.get(problem), run_reach(problem)
         if exact is not None or not reach:
             return exact
-        return answering(
+        near = self._alike.nearest(problem, NEIGHBOURS, reach)
+        row = answering(
             problem,
-            self._alike.nearest(problem, NEIGHBOURS, reach),
+            near,
             lambda row: row.config is not None and refusal(row.config, problem) is None,
         )
+        if row is None or row.use.is_default or row.config is None:
+            return row
+        won = (
+            (other.problem, other.config.kernel.name)
+            for other in near
+            if other.config is not None and not other.use.is_default
+        )
+        return row if runs_there(problem, row.config.kernel.name, won) else None
 
     def packs(self) -> tuple[str, ...]:
         """Hashes of the packs that choices name, each once."""

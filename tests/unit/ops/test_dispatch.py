@@ -18,7 +18,8 @@ from torch.nn import functional
 
 import gemmsmith
 from gemmsmith.ops.below.binding import binding
-from gemmsmith.ops.below.dispatch import Dispatch, of_layers
+from gemmsmith.ops.below.blocks import of_layers
+from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
 from tests.support.below import BF16, Swapping, close, layers, made, of_types, operands, trains

@@ -37,6 +37,8 @@ def use(
 ) -> None:
     """Run the winners of `source` in `gemmsmith.matmul`, `linear`, `scaled_mm` and `patch`.
 
+    Patches that are open run them from now on, in every thread.
+
     Args:
         source: a Client or the URL of a service; a Bundle or its path (`winners.gspack`); a pair of
             a Lookup or Snapshot and the source of its packs; None: torch's own operators again.
