@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 
-from gemmsmith.choices import member, not_one_of
+from gemmsmith.choices import member, not_one_of, suggestion
 from gemmsmith.elements import ELEMENTS, TypeName, spelt
 from gemmsmith.elements import Element as Element
 from gemmsmith.elements import Layout as Layout
@@ -192,6 +192,18 @@ class Operation(Plain):
         )
 
     @classmethod
+    def read(cls, text: str = DType.BF16) -> Operation:
+        """The operation that a person names, as `str` or its key has it: `bf16.out_f32 nt`.
+
+        Without a layout it is tn.
+
+        Raises:
+            InvalidProblem: there is no such operation; names the field and its valid values.
+        """
+        dtype, layout = named_layout(text)
+        return cls.of(dtype, layout or Layout.TN)
+
+    @classmethod
     def parse(cls, key: str) -> Operation:
         """The operation with this key.
 
@@ -214,7 +226,7 @@ class Operation(Plain):
         parts = [self.types.value]
         parts += [f"{word}_{value.value}" for word, value, usual in said if value is not usual]
         if self.accumulate:
-            parts.append("accumulate")
+            parts.append(_ACCUMULATE)
         return ".".join(parts)
 
     @property
@@ -316,6 +328,12 @@ class Operation(Plain):
         return f"Operation.parse({self.key!r})"
 
 
+def named_layout(text: str) -> tuple[str, str | None]:
+    """The `dtype` in a text, and the layout if one follows it: `bf16.out_f32.nt`, `bf16 nt`."""
+    dtype, _, last = text.replace(" ", ".").rpartition(".")
+    return (dtype, last.lower()) if dtype and last.lower() in list(Layout) else (text, None)
+
+
 def layouts_of(dtype: TypeName) -> tuple[Layout, ...]:
     """The layouts that there are of a `dtype`.
 
@@ -350,8 +368,16 @@ def in_order(dtypes: Iterable[str]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4096)
 def _asked(dtype: TypeName, layout: str) -> Operation:
-    """The operation by what people call its types."""
-    return named(spelt(dtype, OPERANDS), layout)
+    """The operation by what people call its types, and its layout in letters of any case."""
+    return named(whole(dtype), layout.lower())
+
+
+@lru_cache(maxsize=4096)
+def whole(dtype: TypeName) -> str:
+    """A `dtype` by what people call its types; of what differs from the defaults alone, bf16's."""
+    text = spelt(dtype, OPERANDS)
+    begins_with_part = text.partition("_")[0] in _PARTS or text.partition(".")[0] == _ACCUMULATE
+    return f"{DType.BF16.value}.{text}" if begins_with_part else text
 
 
 @lru_cache(maxsize=4096)
@@ -364,7 +390,7 @@ def named(dtype: str, layout: str) -> Operation:
     name, *parts = dtype.split(".")
     if name not in DType.__members__.values():
         hint = " (products of FP32 operands: tf32)" if name in ("float32", "fp32") else ""
-        raise not_one_of("dtype", DType, dtype, hint)
+        raise not_one_of("dtype", DType, name, hint)
     order = member("layout", Layout, layout)
     types = DType(name)
     meaning = MEANINGS[types]
@@ -376,7 +402,7 @@ def named(dtype: str, layout: str) -> Operation:
         scaling=member("scaling", Scaling, said.get("scale", meaning.scaling)),
         grouping=member("grouping", Grouping, said.get("group", Grouping.NONE)),
         epilogue=member("epilogue", Epilogue, said.get("then", Epilogue.NONE)),
-        accumulate="accumulate" in said,
+        accumulate=_ACCUMULATE in said,
     )
     if found.dtype != dtype:
         raise InvalidProblem("dtype", f"dtype {dtype!r} is spelt {found.dtype!r}")
@@ -385,6 +411,22 @@ def named(dtype: str, layout: str) -> Operation:
 
 def _part(part: str, dtype: str) -> tuple[str, str]:
     word, _, value = part.partition("_")
-    if word not in ("out", "scale", "group", "then") and part != "accumulate":
-        raise InvalidProblem("dtype", f"dtype {dtype!r} has an unknown part {part!r}")
+    if word not in _PARTS and part != _ACCUMULATE:
+        meant = suggestion(part, _parts()) or suggestion(f"then_{part}", _parts())
+        raise InvalidProblem("dtype", f"dtype {dtype!r} has an unknown part {part!r}{meant}")
     return word, value
+
+
+_ACCUMULATE = "accumulate"
+_PARTS: dict[str, type[StrEnum]] = {
+    "out": Element,
+    "scale": Scaling,
+    "group": Grouping,
+    "then": Epilogue,
+}
+"""The words that begin the parts of a `dtype`, and what may follow each."""
+
+
+def _parts() -> list[str]:
+    """Every part that a `dtype` may have behind its short name."""
+    return [f"{word}_{value}" for word, values in _PARTS.items() for value in values] + [_ACCUMULATE]
