@@ -14,6 +14,9 @@ _E = TypeVar("_E", bound=StrEnum)
 NAMED = 10
 """Longest list of choices that a message names in full if a few of them resemble the value."""
 
+LONGEST_NAME = 100
+"""Length of a text that may be a misspelt name. To compare megabytes would take seconds."""
+
 
 def member(field: str, kind: type[_E], value: str) -> _E:
     """The member of a closed list by its text.
@@ -44,6 +47,8 @@ def suggestion(text: str, choices: Iterable[str]) -> str:
     """`; did you mean a, b or c?`, of the choices that resemble a text; empty if none does."""
     from difflib import get_close_matches  # only a misspelt name needs it
 
+    if len(text) > LONGEST_NAME:
+        return ""
     *others, last = get_close_matches(text.lower(), list(choices), n=3) or [""]
     return f"; did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if last else ""
 

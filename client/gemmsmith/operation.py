@@ -429,4 +429,5 @@ _PARTS: dict[str, type[StrEnum]] = {
 
 def _parts() -> list[str]:
     """Every part that a `dtype` may have behind its short name."""
-    return [f"{word}_{value}" for word, values in _PARTS.items() for value in values] + [_ACCUMULATE]
+    parts = [f"{word}_{value}" for word, values in _PARTS.items() for value in values]
+    return [*parts, _ACCUMULATE]

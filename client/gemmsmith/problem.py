@@ -29,6 +29,11 @@ MAX_GROUPS = 1024
 _EXTENTS = re.compile(r"[0-9]{1,19}(?:[xX×*][0-9]{1,19}){2,3}", re.ASCII)
 
 
+def extents(text: str) -> list[str] | None:
+    """The sizes in `4096x6144x1024` or `8×512×512×512`; None if a text is no such word."""
+    return re.split("[xX×*]", text) if _EXTENTS.fullmatch(text) else None
+
+
 @dataclass(frozen=True, slots=True, order=True, repr=False)
 class Problem(Plain):
     """`D[M,N] = alpha · A[M,K] · B[K,N] + beta · C[M,N]`, `batch` times; or the product with the
@@ -117,14 +122,15 @@ class Problem(Plain):
         Raises:
             InvalidProblem: the text is not a problem.
         """
-        extents, *words = text.split()[:4] or [""]
-        if not _EXTENTS.fullmatch(extents) or len(words) > 2:
+        first, *words = text.split()[:4] or [""]
+        sizes = extents(first)
+        if sizes is None or len(words) > 2:
             raise InvalidProblem(
                 "problem",
                 "a problem is written [BATCHx]MxNxK [DTYPE [LAYOUT]], such as "
                 f"'4096x6144x1024 bf16 tn', got {text[:80]!r}",
             )
-        *batch, m, n, k = map(int, re.split("[xX×*]", extents))
+        *batch, m, n, k = map(int, sizes)
         operation = Operation.of(*words) if len(words) == 2 else Operation.read(*words)
         return cls.of(operation, m, n, k, *batch)
 

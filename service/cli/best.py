@@ -35,7 +35,7 @@ def best(
     n: N,
     k: K,
     dtype: DTypeName = "bf16",
-    layout: LayoutName = "tn",
+    layout: LayoutName = None,
     batch: Batch = 1,
     device: DeviceSlug = None,
     exact: Annotated[
@@ -50,7 +50,12 @@ def best(
     if url:
         with connect(url) as client:
             answer = client.best(
-                m, n, k, batch=batch, dtype=dtype, layout=layout, device=device, exact=exact
+                *(problem.m, problem.n, problem.k),
+                batch=problem.batch,
+                dtype=problem.dtype,
+                layout=problem.layout,
+                device=device,
+                exact=exact,
             )
             if client.last_from_cache:
                 note("the service cannot be reached: this is its last known answer")

@@ -48,7 +48,7 @@ def demo(
     n: OptionalN = None,
     k: OptionalK = None,
     dtype: DTypeName = "bf16",
-    layout: LayoutName = "tn",
+    layout: LayoutName = None,
     batch: Batch = 1,
     seconds: Annotated[
         float, typer.Option(min=0, help="About how long the search takes; 0: no waiting.")

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
+from gemmsmith.choices import member
 from gemmsmith.tuning import JobState
 from service.cli import completion, follow
 from service.cli.guard import example
 from service.cli.options import AsJson, Database, Url, connect, load_settings
-from service.cli.output import CommandError, MisuseError, emit, microseconds, note, say, table
+from service.cli.output import CommandError, emit, microseconds, note, say, table
 from service.cli.progress import TUNING, Reporter, reporter
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
-    if state is not None and state not in set(JobState):
-        raise MisuseError(f"state must be one of {', '.join(JobState)}, got {state!r}")
+    if state is not None:
+        state = member("state", JobState, state)
     with _opened(url, database) as jobs:
         found = jobs.list(state, limit)
     if as_json:

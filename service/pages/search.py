@@ -58,14 +58,13 @@ def parse(text: str, known: Sequence[Operation] = ()) -> Search:
             met[named[1]] = _extent(named[2], word)
         elif _SIZES.fullmatch(word):
             sizes = word.split("x")
-            names = ("batch", "m", "n", "k") if len(sizes) == 4 else ("m", "n", "k")
-            pairs = zip(names, sizes, strict=False)
+            pairs = zip(("batch", "m", "n", "k")[len(sizes) < 4 :], sizes, strict=False)
             met |= {name: _extent(size, word) for name, size in pairs if size != "*"}
         elif word.isascii() and word.isdigit():
             met["extents"] += (_extent(word, word),)
         else:
-            names = [*DType, *Layout, PLAIN, *map(operations.further, known)]
-            raise SearchError(f"cannot be read: {word!r:.80}{suggestion(word, names)}")
+            words = [*DType, *Layout, PLAIN, *map(operations.further, known)]
+            raise SearchError(f"cannot be read: {word!r:.80}{suggestion(word, words)}")
     if further == PLAIN or (further and "dtype" not in met):
         types = met.pop("dtype", None)
         met["operations"] = tuple(

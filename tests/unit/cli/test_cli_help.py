@@ -62,19 +62,23 @@ def test_help_keeps_what_looks_like_markup() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "words"),
+    ("word", "sizes", "options"),
     [
-        ("4096x6144x1024", ["4096", "6144", "1024"]),
-        ("4096×6144×1024", ["4096", "6144", "1024"]),
-        ("8×256x256×64", ["--batch", "8", "256", "256", "64"]),
-        ("-1x2x3", ["-1x2x3"]),
-        ("1x2", ["1x2"]),
-        ("1x2x3x4x5", ["1x2x3x4x5"]),
-        ("train-4x4x4.toml", ["train-4x4x4.toml"]),
+        ("4096x6144x1024", ["4096", "6144", "1024"], ""),
+        ("4096×6144×1024", ["4096", "6144", "1024"], ""),
+        ("8×256x256×64", ["256", "256", "64"], "--batch 8"),
+        ("4×8×2×1 bf16.out_f32 nt", ["8", "2", "1"], "--batch 4 --dtype bf16.out_f32 --layout nt"),
+        ("bf16.out_f32.nt", [], "--dtype bf16.out_f32 --layout nt"),
+        ("NT", [], "--layout NT"),
+        ("-1x2x3", ["-1x2x3"], ""),
+        ("1x2", ["1x2"], ""),
+        ("1x2x3x4x5", ["1x2x3x4x5"], ""),
+        ("train-4x4x4.toml", ["train-4x4x4.toml"], ""),
     ],
 )
-def test_sizes_in_one_word(word: str, words: list[str]) -> None:
-    assert spread(word) == words
+def test_a_problem_in_one_word(word: str, sizes: list[str], options: str) -> None:
+    words = iter(options.split())
+    assert spread(word) == (sizes, dict(zip(words, words, strict=True)))
 
 
 @pytest.mark.parametrize("given", [["16x32x48"], ["--json", "16x32x48"], ["4×16×32×48", "--json"]])
