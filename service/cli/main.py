@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from inspect import cleandoc
 from typing import Annotated
 
 import typer
@@ -141,6 +142,17 @@ app.command("import", rich_help_panel=_LOOK_AFTER, epilog=example("import winner
 app.command("sync", rich_help_panel=_LOOK_AFTER, epilog=example("sync https://other.example"))(
     sync.sync
 )
+
+
+def _wrap_help_anew() -> None:
+    """Let terminals break the lines of help, not the docstrings that it is from."""
+    groups = [app, *(group.typer_instance for group in app.registered_groups)]
+    for command in (command for group in groups if group for command in group.registered_commands):
+        paragraphs = cleandoc(getattr(command.callback, "__doc__", None) or "").split("\n\n")
+        command.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+
+
+_wrap_help_anew()
 
 
 def _version(wanted: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +40,19 @@ def test_every_command_has_an_example_that_it_takes(name: str) -> None:
     words = shlex.split(epilog.removeprefix(PREFIX + name))
     COMMANDS[name].make_context(name, words)  # raises what a user would be told
     assert epilog in " ".join(CliRunner().invoke(app, [*name.split(), "--help"]).stdout.split())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_lines_of_help_break_at_the_margin_alone(name: str) -> None:
+    for width in (60, 100):
+        runner = CliRunner(env={"COLUMNS": str(width)})
+        text = runner.invoke(app, [*name.split(), "--help"]).stdout
+        prose = text.partition("╭")[0].partition("Usage:")[2]
+        _, *paragraphs = re.split(r"\n\s*\n", prose.strip())
+        assert paragraphs
+        for line, following in itertools.pairwise("\n\n".join(paragraphs).split("\n")):
+            if line.strip() and following.strip():
+                assert len(f"{line.strip()} {following.split()[0]}") > width - 2, line
 
 
 def test_help_is_grouped_by_what_people_do() -> None:

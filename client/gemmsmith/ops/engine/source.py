@@ -12,7 +12,7 @@ import torch
 
 from gemmsmith.answers.bundle import Bundle
 from gemmsmith.answers.lookup import Lookup
-from gemmsmith.device import DeviceModel
+from gemmsmith.device import DeviceModel, called
 from gemmsmith.distributed import shared_snapshot
 from gemmsmith.errors import GemmsmithError
 from gemmsmith.http.client import Client
@@ -67,7 +67,7 @@ def use(
         install(None)
         return
     found = getattr(getattr(chooser, "snapshot", None), "device", model)
-    if model is not None and found != model:
+    if model is not None and not called(model, [found]):
         log.warning(
             "torch's own operators run: the winners are for %s, and this GPU is %s",
             found,
