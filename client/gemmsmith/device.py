@@ -37,6 +37,20 @@ class DeviceModel:
         return f"{self.name.lower().replace(' ', '-')}-{self.sm_count}sm"
 
 
+def time_text(us: float, recorded: str = "", digits: int = 2) -> str:
+    """A time in microseconds, with the name of the GPU model whose recorded time it is, if any.
+
+    `12.34 µs`, or `12.34 µs (recorded H200)`.
+    """
+    text = f"{us:.{digits}f} µs"
+    return f"{text} ({recording_of(recorded)})" if recorded else text
+
+
+def recording_of(name: str) -> str:
+    """What is said beside times of a recorded GPU model: `recorded H200`."""
+    return f"recorded {name.removeprefix('NVIDIA ')}"
+
+
 def called(name: str, slugs: Iterable[str]) -> list[str]:
     """The slugs of the device models that people call by a name.
 

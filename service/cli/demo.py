@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gemmsmith.device import time_text
 from service.cli.best import show
 from service.cli.options import (
     AsJson,
@@ -29,7 +30,7 @@ from service.cli.options import (
     problem_of,
     typed,
 )
-from service.cli.output import MisuseError, emit, microseconds, note, say, table
+from service.cli.output import MisuseError, emit, note, say, table
 from tuner import places
 
 if TYPE_CHECKING:
@@ -160,9 +161,9 @@ def _compare(recorded: ReplayDevice, winner: Winner, as_json: bool) -> None:
         return
     every = len(recorded.recorded(winner.problem) or ())
     found = winner.statistics or winner.baseline
-    time_us = microseconds(found.median_us if found else None)
+    time = time_text(found.median_us, recorded.model.name) if found else "no time"
     gain = f", {winner.speedup.median:.3f} × the default" if winner.speedup else ""
-    say(f"found {time_us} µs{gain}; the recording has {every} candidates of this problem")
+    say(f"found {time}{gain}; the recording has {every} candidates of this problem")
 
 
 def _look_up(problem: Problem, recorded: ReplayDevice, url: str) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gemmsmith.device import recording_of
 from service.cli.guard import ProblemCommand, example
 from service.cli.options import (
     AsJson,
@@ -242,7 +243,7 @@ def _row(revision: Revision) -> tuple[object, ...]:
     return (
         answer.revision,
         {True: "pinned", False: "yes"}[answer.pinned] if revision.current else "",
-        revision.origin,
+        recording_of(answer.recorded) if answer.recorded else revision.origin,
         "stale" if answer.stale else "",
         answer.use,
         _tile(answer.config) if answer.config else None,

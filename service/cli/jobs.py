@@ -14,7 +14,7 @@ from gemmsmith.tuning import JobState
 from service.cli import completion, follow
 from service.cli.guard import example
 from service.cli.options import AsJson, Database, Url, connect, load_settings
-from service.cli.output import CommandError, emit, microseconds, note, say, table
+from service.cli.output import CommandError, emit, note, say, table
 from service.cli.progress import TUNING, Reporter, reporter
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def list_(
     if as_json:
         emit({"jobs": found})
         return
-    columns = ("job", "state", "problem", "effort", "phase", "best µs", "tries", "created")
+    columns = ("job", "state", "problem", "effort", "phase", "best", "tries", "created")
     table("", columns, map(_row, found), left=5)
     note(f"{len(found)} jobs" + (f" (--limit {limit})" if len(found) == limit else ""))
 
@@ -247,7 +247,7 @@ def _row(status: JobStatus) -> tuple[object, ...]:
         status.problem,
         status.effort,
         status.phase,
-        microseconds(status.best_us),
+        status.best_time or None,
         status.attempt,
         status.created_at,
     )
@@ -263,7 +263,7 @@ def _print(status: JobStatus, as_json: bool) -> None:
         "device": status.device,
         "requested by": status.ordered_by,
         "progress": status.phase and f"{status.phase} {status.done}/{status.total}",
-        "best": status.best_us and f"{status.best_us:.2f} µs, {status.best}",
+        "best": status.best_us and f"{status.best_time}, {status.best}",
         "winner": status.winner_revision and f"revision {status.winner_revision}",
         "attempts": status.attempt,
         "created": status.created_at,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gemmsmith.choices import member
+from gemmsmith.device import recording_of
 from gemmsmith.operation import named_layout
 from service.cli import completion
 from service.cli.files import Fields, FormatName, fields_of, format_of, send, write
@@ -209,8 +210,8 @@ def _show_trials(
         for row in rows:
             emit(row, line=True)
         return
-    columns = ("problem", "kernel", "launch", "phase", "µs", "± µs")
-    table("", columns, map(_row, rows), left=4)
+    columns = ("problem", "kernel", "launch", "phase", "on", "µs", "± µs")
+    table("", columns, map(_row, rows), left=5)
     _count(rows, limit, "trials")
 
 
@@ -220,6 +221,7 @@ def _row(row: dict[str, Any]) -> tuple[Any, ...]:
     from gemmsmith.launch import Launch
     from gemmsmith.problem import Problem
 
+    device = row["device"]["name"]
     statistics = row.get("statistics") or {}
     failure = row.get("failure") or {}
     launch = msgspec.convert(row["candidate"]["launch"], Launch)
@@ -231,6 +233,7 @@ def _row(row: dict[str, Any]) -> tuple[Any, ...]:
         row["candidate"]["kernel"]["name"],
         launch.key,
         row["phase"],
+        recording_of(device) if row["replayed"] else device.removeprefix("NVIDIA "),
         microseconds(statistics.get("median_us")) or failure.get("kind"),
         microseconds(spread),
     )
@@ -258,7 +261,7 @@ def _show_found(found: list[Winner], limit: int, as_json: bool) -> None:
         (
             winner.problem,
             winner.device.slug,
-            winner.origin,
+            recording_of(winner.device.name) if winner.replayed else winner.origin,
             winner.use,
             winner.candidate.kernel.name if winner.candidate else None,
             microseconds(winner.statistics.median_us if winner.statistics else None),

@@ -12,6 +12,7 @@ import msgspec
 
 from gemmsmith.answers.answer import Answer, Config, Ratio, Statistics, Use
 from gemmsmith.candidate import Candidate
+from gemmsmith.device import recording_of, time_text
 from gemmsmith.problem import Problem
 from service.cli.output import emit, microseconds, ratio, say, table
 from service.report.power_penalty import why_cublas_stays
@@ -103,14 +104,24 @@ def summary(result: Winner | Answer) -> str:
     """A winner or an answer in one line."""
     default = result.problem.operation.default
     gain = f"{result.speedup.median:.3f} × {default}" if result.speedup else "not compared"
-    time = f"{result.statistics.median_us:.2f} µs" if result.statistics else "no time"
+    recorded = result.device.name if result.replayed else ""
+
+    def time(found: Statistics | None) -> str:
+        return time_text(found.median_us, recorded) if found else "no time"
+
     if result.use.is_default:
-        base = f"{result.baseline.median_us:.2f} µs" if result.baseline else "no time"
         stays = why_cublas_stays(Use.CUBLAS, result.speedup, result.power_penalty)
-        return f"keep {default} ({base}; best CUTLASS kernel {gain}{f', {stays}' if stays else ''})"
+        lost = f"best CUTLASS kernel {gain}{f', {stays}' if stays else ''}"
+        return f"keep {default}, {time(result.baseline)}; {lost}"
     chosen = result.candidate if isinstance(result, Winner) else result.config
     name = chosen.kernel.name if chosen else "no kernel"
-    return f"{time}, {gain}, {name}"
+    return f"{time(result.statistics)}, {gain}, {name}"
+
+
+def _device(result: Winner | Answer) -> str:
+    """Where times are from: `H200`, or `recorded H200`."""
+    name = result.device.name
+    return recording_of(name) if result.replayed else name.removeprefix("NVIDIA ")
 
 
 def not_served(found: int | None, served: Winner | Answer | None) -> str:
@@ -123,7 +134,9 @@ def not_served(found: int | None, served: Winner | Answer | None) -> str:
     why = ", which is pinned," if served.pinned else ""
     if not (why or served.replayed):
         why = ", which a GPU has measured,"
-    return f"kept as revision {found}; revision {served.revision}{why} stays served"
+    return (
+        f"kept as revision {found}; revision {served.revision}{why} stays served: {summary(served)}"
+    )
 
 
 def report(outcomes: Sequence[TaskOutcome], *, whole: bool, as_json: bool, seconds: float) -> int:
@@ -193,13 +206,16 @@ def _print(outcomes: Sequence[TaskOutcome], seconds: float) -> None:
                 outcome.task.problem,
                 outcome.task.origin,
                 what,
+                _device(result) if result else None,
                 microseconds(statistics.median_us if statistics else None),
                 microseconds(baseline.median_us if baseline else None),
                 ratio(speedup.median if speedup else None),
             )
         )
     if rows:
-        table("", ("problem", "origin", "winner", "µs", "default µs", "speed-up"), rows, left=3)
+        table(
+            "", ("problem", "origin", "winner", "on", "µs", "default µs", "speed-up"), rows, left=4
+        )
     if unrecorded:
         say(
             f"not recorded, so not tuned: {_some(unrecorded)} "

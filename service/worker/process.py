@@ -230,6 +230,7 @@ def _reporter(leased: LeasedJob) -> Callable[[Progress], None]:
             progress.best_us,
             progress.best,
             progress.message,
+            progress.recorded,
         )
 
     return report

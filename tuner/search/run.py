@@ -384,8 +384,18 @@ class _Run:
         us, best = _speed(self.fastest) if self.fastest else (None, None)
         if self.decision is not None:
             us, best = self.decision.ahead(self.problem.operation.default)
-        said = Progress(phase=step, done=done, total=total, best_us=us, best=best, message=message)
-        self.on_event(said)
+        recorded = self.device.model.name if self.device.replayed else ""
+        self.on_event(
+            Progress(
+                phase=step,
+                done=done,
+                total=total,
+                best_us=us,
+                best=best,
+                recorded=recorded,
+                message=message,
+            )
+        )
 
 
 def _speed(trial: Trial) -> tuple[float, str]:

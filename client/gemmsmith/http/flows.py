@@ -296,15 +296,6 @@ def signing_key(session: Session) -> Flow[PublicKey]:
         raise ServiceFault(response.status, "Unreadable answer", str(error)) from error
 
 
-def winner_of(session: Session, status: JobStatus, device: str | None) -> Flow[Answer]:
-    """The answer that a finished job led to, asked of the service itself."""
-    # A job may name a device as workers do (`cuda:0`, `replay:<file>`), which no lookup knows.
-    if device is None and ":" not in status.device:
-        device = status.device or None
-    query = Query(problem=status.problem, device=device, exact=True)
-    return (yield from best(session, query, fresh=True))
-
-
 class Pages:
     """Where a reader is in a listing whose pages each link to the next, and never back."""
 

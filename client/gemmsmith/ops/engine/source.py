@@ -67,7 +67,7 @@ def use(
         install(None)
         return
     found = getattr(getattr(chooser, "snapshot", None), "device", model)
-    if model is not None and not called(model, [found]):
+    if model is not None and not called(model, [str(found)]):
         log.warning(
             "torch's own operators run: the winners are for %s, and this GPU is %s",
             found,
