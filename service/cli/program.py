@@ -21,6 +21,7 @@ from pathlib import Path
 from gemmsmith.captured import STEPS_VARIABLE, STOP_VARIABLE, STOPPED, SUFFIX, Captured
 from gemmsmith.variables import CAPTURE_VARIABLE, VARIABLE
 from service.cli.output import MisuseError
+from tuner.extras import library
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -174,6 +175,6 @@ def _why(found: Captured, with_torch: int, with_gemmsmith: int) -> str:
             f"none of the {with_gemmsmith} Python processes has imported torch and ended by itself"
         )
     return (
-        "no Python ran that has gemmsmith installed: `pip install gemmsmith` where the program's "
-        "Python is (one started with -S or -I, or from a copied folder, does not count)"
+        f"no Python ran that has gemmsmith installed: `pip install {library()}` where the "
+        "program's Python is (one started with -S or -I, or from a copied folder, does not count)"
     )
