@@ -5,6 +5,7 @@ Exit statuses: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from inspect import cleandoc
@@ -175,6 +176,8 @@ def root(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit with its status."""
+    # An interrupt within SQLAlchemy's own code is raised again, after a traceback in its log.
+    logging.getLogger("sqlalchemy").addHandler(logging.NullHandler())
     given = list(sys.argv[1:] if arguments is None else arguments)
     if "--debug" in given:
         given = ["--debug", *(word for word in given if word != "--debug")]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -106,6 +108,9 @@ def _models(settings: Settings) -> Iterator[Sequence[DeviceModel]]:
             yield [Sweep.load(path).header.device]
 
 
+_STOPPING = b"stopping after the current candidate; once more to stop at once\n"
+
+
 class StopFlag:
     """Ctrl-C or SIGTERM asks for a clean stop; a second one interrupts at once."""
 
@@ -130,4 +135,7 @@ class StopFlag:
         if self._set:
             raise KeyboardInterrupt
         self._set = True
-        note("stopping after the current candidate; once more to stop at once")
+        # Not by `sys.stderr`: the signal may have come while that was being written to, and a
+        # second write within the first one raises.
+        with contextlib.suppress(OSError):
+            os.write(sys.stderr.fileno(), _STOPPING)

@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.problem import Problem
+from gemmsmith.problem import Problem, extents
 from service.http.errors import invalid_field
 
 OVERVIEW = "/ui"
@@ -32,14 +32,13 @@ def problem_of(dtype: str, layout: str, sizes: str) -> Problem:
     Raises:
         ProblemError: 422, naming what is wrong in it.
     """
+    if extents(sizes) is None:
+        accepted = "M x N x K, such as 4096x6144x4096, and batch x before them where there is one"
+        raise invalid_field("sizes", f"cannot be read: {sizes!r:.80}", accepted)
     try:
         return Problem.parse(f"{sizes} {dtype} {layout}")
     except InvalidProblem as error:
-        raise invalid_field(_PARTS.get(error.field, error.field), str(error)) from None
-
-
-_PARTS = {"problem": "sizes"}
-"""What a part of the address is called where that is not the name of the problem's field."""
+        raise invalid_field(error.field, str(error)) from None
 
 
 def job(job_id: str) -> str:
