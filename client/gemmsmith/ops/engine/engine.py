@@ -315,6 +315,11 @@ class Engine:
             self._plans = ({}, {})
 
     @property
+    def has_plans(self) -> bool:
+        """Whether any product that was met since the last newer winners runs a tuned kernel."""
+        return any(plan is not None for plans in self._plans for plan in list(plans.values()))
+
+    @property
     def snapshot(self) -> object:
         """What the lookup chooses from at present; None where that never changes."""
         return None if self._refreshing is None else self._refreshing.snapshot
@@ -363,6 +368,7 @@ class _Current:
     """The process's engine; None until `use` is called."""
 
     engine: Engine | None = None
+    why_none = "call gemmsmith.use(...) first"
 
 
 def current() -> Engine | None:
@@ -370,7 +376,15 @@ def current() -> Engine | None:
     return _Current.engine
 
 
-def install(engine: Engine | None) -> Engine | None:
-    """Make `engine` the process's; None: everything runs torch. Returns the one before."""
-    before, _Current.engine = _Current.engine, engine
+def why_none() -> str:
+    """Why the process has no engine, as a clause for people: what they did, or are to do."""
+    return _Current.why_none
+
+
+def install(engine: Engine | None, why_none: str = _Current.why_none) -> Engine | None:
+    """Make `engine` the process's; None: everything runs torch, for this reason.
+
+    Returns the engine before.
+    """
+    before, _Current.engine, _Current.why_none = _Current.engine, engine, why_none
     return before

@@ -57,25 +57,24 @@ def use(
     while _before_use:
         _before_use.pop()()
     if source is None:
-        install(None)
+        install(None, "gemmsmith.use(None) has switched winners off")
         return
     model = device or local_model()
     try:
         chooser, packs = _opened(source, pin, model)
     except GemmsmithError as error:
-        log.warning("torch's own operators run: %s", error)
-        install(None)
+        _refuse(str(error))
         return
     found = getattr(getattr(chooser, "snapshot", None), "device", model)
     if model is not None and not called(model, [str(found)]):
-        log.warning(
-            "torch's own operators run: the winners are for %s, and this GPU is %s",
-            found,
-            model,
-        )
-        install(None)
+        _refuse(f"the winners are for {found}, and this GPU is {model}")
         return
     install(Engine(chooser, packs, deterministic=deterministic))
+
+
+def _refuse(reason: str) -> None:
+    log.warning("torch's own operators run: %s", reason)
+    install(None, f"gemmsmith.use(...) took no winners: {reason}")
 
 
 def on_use(react: Callable[[], object]) -> None:

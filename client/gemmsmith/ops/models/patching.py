@@ -40,9 +40,11 @@ import torch
 
 from gemmsmith.ops.below import experts, scaling
 from gemmsmith.ops.below.dispatch import Dispatch
-from gemmsmith.ops.engine.engine import Engine, current
+from gemmsmith.ops.engine.engine import Engine, current, why_none
 from gemmsmith.ops.models import layers
 from gemmsmith.ops.models.function_mode import Everywhere
+from gemmsmith.ops.models.norm_layers import kind_in_use
+from gemmsmith.ops.models.norms import NormRecipe
 from gemmsmith.ops.models.reporting import ProductsReport
 from gemmsmith.ops.models.swapping import Swapped, Swaps, TunedLinear
 from gemmsmith.ops.products import telling
@@ -111,6 +113,8 @@ class Patch(AbstractContextManager[None]):
         self._file = file
         self._report = ProductsReport() if report else None
         self._engine = current()
+        self._why_none = "" if self._engine is not None else why_none()
+        self._has_norms = False
         self._is_block = False
         self._stack = ExitStack()
 
@@ -142,8 +146,16 @@ class Patch(AbstractContextManager[None]):
                 one._open()
                 _Patches.open.append(one)
         if self._report is not None:
-            text = self._report.text(configured=self._engine is not None)
-            print(text, file=self._file or sys.stderr)
+            print(self._report.text(self._why_none), file=self._file or sys.stderr)
+
+    @property
+    def why_nothing(self) -> str:
+        """Why nothing that has run by now was replaced; empty if something was."""
+        if self._engine is None:
+            return self._why_none
+        if self._engine.has_plans or (self._has_norms and kind_in_use() is not None):
+            return ""
+        return "no product of the step has a winner that runs here"
 
     @property
     def _is_forgotten(self) -> bool:
@@ -179,6 +191,7 @@ class Patch(AbstractContextManager[None]):
     ) -> None:
         found = [*layers.recognized(model)]
         linears = [module for module in model.modules() if type(module) is torch.nn.Linear]
+        self._has_norms = any(isinstance(one.recipe, NormRecipe) for one in found)
         switched_on = _binding(engine)
         if engine is not None and switched_on is not None:
             weights = frozenset((one.out_features, one.in_features) for one in linears)
@@ -207,8 +220,8 @@ def _warn_once() -> None:
     if not _Patches.warned:
         _Patches.warned = True
         warnings.warn(
-            "gemmsmith.patch() replaces nothing: no winners are in use. Call gemmsmith.use(...) "
-            "before it, with a service's URL or a bundle's path",
+            f"gemmsmith.patch() replaces nothing: no winners are in use: {why_none()}. "
+            "gemmsmith.use(...) takes a service's URL or a bundle's path",
             stacklevel=3,
         )
 
