@@ -84,6 +84,11 @@ def table(
     console.print(drawn)
 
 
+def counted(number: int, thing: str) -> str:
+    """`1 winner`, `2 winners`."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 def microseconds(value: float | None) -> str | None:
     """A time for people."""
     return None if value is None else f"{value:.2f}"

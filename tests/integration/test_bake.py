@@ -127,7 +127,7 @@ def test_a_suite_is_baked_with_what_answers_for_it(settings: Settings, tmp_path:
     suite, path = tmp_path / "small.toml", tmp_path / "w.gspack"
     suite.write_text(SUITE)
     result = bake("--suite", suite, "-o", path, "--dtype", "bf16")
-    assert "2 of the suite's problems have no winner" in result.stderr
+    assert "2 of the suite's 4 problems have no winner" in result.stderr
     snapshot = Bundle.open(path).snapshot
     assert {row.problem for row in snapshot.rows} == {PROBLEMS[0], STAYS}  # no neighbour's is run
     assert snapshot.find(PROBLEMS[0]) is not None
