@@ -173,10 +173,11 @@ def _print(report: DeviceReport) -> None:
             summary.title,
             summary.problems,
             ratio(summary.geometric_mean),
+            ratio(summary.median),
             ratio(summary.minimum),
             summary.below,
         )
         for summary in report.summaries
     ]
-    columns = ("types", "problems", "count", "geometric mean", "minimum", "below 0.97")
+    columns = ("types", "problems", "count", "geometric mean", "median", "minimum", "below 0.97")
     table(report.device.slug, columns, rows, left=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -177,6 +178,7 @@ def totals(outcomes: Sequence[TaskOutcome]) -> dict[str, Any]:
     return counts | {
         "cublas_stays": stays,
         "speedup_geometric_mean": mean,
+        "speedup_median": statistics.median(gains) if gains else None,
         "speedup_max": max(gains, default=None),
     }
 
@@ -224,5 +226,6 @@ def _print(outcomes: Sequence[TaskOutcome], seconds: float) -> None:
     sums = totals(outcomes)
     counted = ", ".join(f"{sums[status]} {status}" for status in Status if sums[status])
     mean = sums["speedup_geometric_mean"]
-    tail = f"; geometric mean {mean:.3f} × the default" if mean else ""
+    median = f", median {sums['speedup_median']:.3f}" if mean else ""
+    tail = f"; geometric mean {mean:.3f} × the default{median}" if mean else ""
     say(f"{counted or 'nothing to do'} in {seconds:.0f} s{tail}")

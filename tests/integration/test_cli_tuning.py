@@ -112,6 +112,7 @@ def test_a_suite_is_tuned_once(settings: Settings, tmp_path: Path) -> None:
     ]  # fmt: skip
     assert found["totals"]["tuned"] == 3
     assert found["totals"]["speedup_geometric_mean"] == pytest.approx(1.25, rel=0.01)
+    assert found["totals"]["speedup_median"] == pytest.approx(1.25, rel=0.01)
     assert "[6/6]" in done.stderr
     again = gemmsmith(settings, *suite)
     assert "not recorded, so not tuned: 64×64×64 bf16 tn; 512×512×1024" in again.stdout
