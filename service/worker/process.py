@@ -151,6 +151,7 @@ class Tuning:
                 "speedup": winner.speedup.median if winner.speedup else None,
                 "revision": winner.revision,
                 "device": winner.device.slug,
+                **({"recorded": winner.device.name} if winner.replayed else {}),
             },
         )
         return winner.revision

@@ -120,11 +120,11 @@ class Client:
     ) -> Answer:
         """The fastest known kernel for `D[m,n] = A[m,k] · B[k,n]`.
 
-        `device` is the slug of a device model (`nvidia-h200-132sm`). By default it is the service's
-        own GPU, or the only known model of `arch`. For a problem that was not tuned, the answer is
-        the winner of a nearby problem (`match` is `nearest`), or else a proposal of the cost model
-        (`predicted`: nothing was measured, and `use` is `cublas`). With `exact`, both raise
-        NotTuned.
+        `device` is a device model, by its slug or its name (`nvidia-h200-132sm`, `H200`). By
+        default it is the service's own GPU, or the only known model of `arch`. For a problem that
+        was not tuned, the answer is the winner of a nearby problem (`match` is `nearest`), or else
+        a proposal of the cost model (`predicted`: nothing was measured, and `use` is `cublas`).
+        With `exact`, both raise NotTuned.
 
         Raises:
             InvalidProblem: the problem is invalid; nothing was sent.
