@@ -18,24 +18,18 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 
-from gemmsmith.choices import member, not_one_of, suggestion
+from gemmsmith.choices import member, not_one_of
 from gemmsmith.elements import ELEMENTS, TypeName, spelt
 from gemmsmith.elements import Element as Element
 from gemmsmith.elements import Layout as Layout
 from gemmsmith.epilogue import Epilogue as Epilogue
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operands import MEANINGS, OPERANDS
+from gemmsmith.names import ACCUMULATE, named_layout, part_of, whole
+from gemmsmith.operands import MEANINGS
 from gemmsmith.operands import DType as DType
+from gemmsmith.operands import Grouping as Grouping
 from gemmsmith.operands import Scaling as Scaling
 from gemmsmith.plain import Plain
-
-
-class Grouping(StrEnum):
-    """How one call computes many products over tokens sorted by group (expert)."""
-
-    NONE = "none"  # one product, or a batch of equal ones
-    ROWS = "rows"  # each group's rows of A times that group's B: forward, input gradient
-    DEPTH = "depth"  # K is cut into groups, each with a D of its own: weight gradient
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -226,7 +220,7 @@ class Operation(Plain):
         parts = [self.types.value]
         parts += [f"{word}_{value.value}" for word, value, usual in said if value is not usual]
         if self.accumulate:
-            parts.append(_ACCUMULATE)
+            parts.append(ACCUMULATE)
         return ".".join(parts)
 
     @property
@@ -328,12 +322,6 @@ class Operation(Plain):
         return f"Operation.parse({self.key!r})"
 
 
-def named_layout(text: str) -> tuple[str, str | None]:
-    """The `dtype` in a text, and the layout if one follows it: `bf16.out_f32.nt`, `bf16 nt`."""
-    dtype, _, last = text.replace(" ", ".").rpartition(".")
-    return (dtype, last.lower()) if dtype and last.lower() in list(Layout) else (text, None)
-
-
 def layouts_of(dtype: TypeName) -> tuple[Layout, ...]:
     """The layouts that there are of a `dtype`.
 
@@ -373,14 +361,6 @@ def _asked(dtype: TypeName, layout: str) -> Operation:
 
 
 @lru_cache(maxsize=4096)
-def whole(dtype: TypeName) -> str:
-    """A `dtype` by what people call its types; of what differs from the defaults alone, bf16's."""
-    text = spelt(dtype, OPERANDS)
-    begins_with_part = text.partition("_")[0] in _PARTS or text.partition(".")[0] == _ACCUMULATE
-    return f"{DType.BF16.value}.{text}" if begins_with_part else text
-
-
-@lru_cache(maxsize=4096)
 def named(dtype: str, layout: str) -> Operation:
     """The operation of a whole `dtype` and a layout; the same object for the same words.
 
@@ -394,7 +374,7 @@ def named(dtype: str, layout: str) -> Operation:
     order = member("layout", Layout, layout)
     types = DType(name)
     meaning = MEANINGS[types]
-    said = dict(_part(part, dtype) for part in parts)
+    said = dict(part_of(part, dtype) for part in parts)
     found = Operation(
         types=types,
         layout=order,
@@ -402,32 +382,8 @@ def named(dtype: str, layout: str) -> Operation:
         scaling=member("scaling", Scaling, said.get("scale", meaning.scaling)),
         grouping=member("grouping", Grouping, said.get("group", Grouping.NONE)),
         epilogue=member("epilogue", Epilogue, said.get("then", Epilogue.NONE)),
-        accumulate=_ACCUMULATE in said,
+        accumulate=ACCUMULATE in said,
     )
     if found.dtype != dtype:
         raise InvalidProblem("dtype", f"dtype {dtype!r} is spelt {found.dtype!r}")
     return found
-
-
-def _part(part: str, dtype: str) -> tuple[str, str]:
-    word, _, value = part.partition("_")
-    if word not in _PARTS and part != _ACCUMULATE:
-        meant = suggestion(part, _parts()) or suggestion(f"then_{part}", _parts())
-        raise InvalidProblem("dtype", f"dtype {dtype!r} has an unknown part {part!r}{meant}")
-    return word, value
-
-
-_ACCUMULATE = "accumulate"
-_PARTS: dict[str, type[StrEnum]] = {
-    "out": Element,
-    "scale": Scaling,
-    "group": Grouping,
-    "then": Epilogue,
-}
-"""The words that begin the parts of a `dtype`, and what may follow each."""
-
-
-def _parts() -> list[str]:
-    """Every part that a `dtype` may have behind its short name."""
-    parts = [f"{word}_{value}" for word, values in _PARTS.items() for value in values]
-    return [*parts, _ACCUMULATE]

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, SupportsIndex
 from gemmsmith.choices import integer
 from gemmsmith.elements import TypeName
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import DType, Element, Grouping, Layout, Operation, Scaling, named, whole
+from gemmsmith.names import whole
+from gemmsmith.operation import DType, Element, Grouping, Layout, Operation, Scaling, named
 from gemmsmith.plain import Plain
 
 __all__ = ["MAX_EXTENT", "DType", "Element", "Layout", "Problem"]

@@ -14,7 +14,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from gemmsmith.errors import GemmsmithError, InvalidProblem
-from gemmsmith.operation import DType, Layout, named_layout, of_dtype
+from gemmsmith.names import named_layout
+from gemmsmith.operation import DType, Layout, of_dtype
 from gemmsmith.problem import MAX_EXTENT, extents
 from service.cli.output import CommandError, MisuseError, note
 from tuner.errors import TunerError

@@ -16,7 +16,8 @@ import typer
 
 from gemmsmith.device import called
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import Layout, named_layout, of_dtype
+from gemmsmith.names import named_layout
+from gemmsmith.operation import Layout, of_dtype
 from gemmsmith.problem import MAX_EXTENT, Problem
 from service.cli import completion
 from service.cli.output import CommandError, MisuseError

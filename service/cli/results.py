@@ -10,7 +10,7 @@ import typer
 
 from gemmsmith.choices import member
 from gemmsmith.device import recording_of
-from gemmsmith.operation import named_layout
+from gemmsmith.names import named_layout
 from service.cli import completion
 from service.cli.files import Fields, FormatName, fields_of, format_of, send, write
 from service.cli.options import (

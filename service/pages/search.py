@@ -15,7 +15,8 @@ from typing import Any
 
 from gemmsmith.choices import suggestion
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import DType, Layout, Operation, named_layout, of_dtype
+from gemmsmith.names import named_layout
+from gemmsmith.operation import DType, Layout, Operation, of_dtype
 from gemmsmith.problem import MAX_EXTENT
 from service.pages import operations
 from service.pages.addresses import PLAIN

@@ -29,7 +29,7 @@ from tuner import extras, places
 OURS = ("gemmsmith", "gemmsmith-service")
 _LINE = re.compile(r"pip install ([^`#\n]+)")
 _NAME = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?([^;]*)")
-_BY_NAME = re.compile(r"pip install (?:[^`\n]*[ '\"])?gemmsmith(?:-[a-z0-9-]+)?(?=[\s'\"`\[]|$)")
+_BY_NAME = re.compile(r"pip install (?:[^`\n#]*[ '\"])?gemmsmith(?:-[a-z0-9-]+)?(?=[\s'\"`\[]|$)")
 
 
 def lines() -> dict[str, str]:

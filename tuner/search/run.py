@@ -384,18 +384,10 @@ class _Run:
         us, best = _speed(self.fastest) if self.fastest else (None, None)
         if self.decision is not None:
             us, best = self.decision.ahead(self.problem.operation.default)
-        recorded = self.device.model.name if self.device.replayed else ""
-        self.on_event(
-            Progress(
-                phase=step,
-                done=done,
-                total=total,
-                best_us=us,
-                best=best,
-                recorded=recorded,
-                message=message,
-            )
-        )
+        said = Progress(phase=step, done=done, total=total, best_us=us, best=best, message=message)
+        if self.device.replayed:
+            said = replace(said, recorded=self.device.model.name)
+        self.on_event(said)
 
 
 def _speed(trial: Trial) -> tuple[float, str]:
