@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import msgspec
 import pytest
@@ -26,8 +27,10 @@ from service.http.requests import BestQuery, ProblemBody
 from service.lookup.devices import Catalogue
 from service.pages import addresses, operations
 from service.pages.search import SearchError, parse
+from service.pages.tune import OFFERED
 from service.settings import Settings
 from tests.support.replacing import replace
+from tests.support.serving import H200, new_settings, promote, running, winner
 from tuner import places, suites
 from tuner.devices import open_device
 from tuner.exchange import read_winners
@@ -223,3 +226,36 @@ def test_a_device_that_is_not_there_is_no_other_one() -> None:
     assert called("H100 PCIe", [h100, pcie]) == [pcie]
     plain = replace(models()[h100], name="NVIDIA H100").slug
     assert called("NVIDIA H100", [h100, plain]) == [plain]
+
+
+def test_the_form_tunes_the_operation_that_an_address_names(tmp_path: Path) -> None:
+    """And no plainer one, as the first of a menu that lacks it would be."""
+    with running(new_settings(tmp_path)) as http:
+        for problem in samples():
+            page = http.get(addresses.tune(problem, "nvidia-h200-132sm")).text
+            options = re.findall(r'<option value="([^"]*)" selected>', page)
+            assert options[:2] == [problem.dtype, problem.layout.value]
+            offered = re.search(r'<select id="dtype".*?</select>', page, re.DOTALL)
+            assert offered is not None
+            assert {*OFFERED} <= {*re.findall(r'<option value="([^"]*)"', offered[0])}
+
+
+def test_pages_take_a_device_by_any_of_its_names(tmp_path: Path) -> None:
+    settings = new_settings(tmp_path)
+    problem = Problem(512, 512, 1024)
+    promote(settings, winner(problem))
+    with running(settings) as http:
+        for name in names(H200):
+            for path in ("/best", "/winners", "/snapshot", "/ui/problems", "/ui", "/ui/map"):
+                asked = {"m": 512, "n": 512, "k": 1024} if path == "/best" else {}
+                assert http.get(path, params={"device": name} | asked).status_code == 200, path
+            assert http.get(f"/ui/problems/{quote(name)}/bf16/tn/512x512x1024").status_code == 200
+            form = http.get("/ui/tune", params={"device": name}).text
+            assert f'<option value="{H200.slug}" selected>' in form
+            order = http.post("/tune", json={"m": 8, "n": 8, "k": 8, "device": name}).json()
+            assert order["device"] == H200.slug
+        refused = http.get("/best", params={"m": 8, "n": 8, "k": 8, "device": "h300"})
+        assert refused.status_code == 422
+        assert H200.slug in refused.json()["detail"]
+        typo = http.get("/best", params={"m": 8, "n": 8, "k": 8, "epilogue": "bias_gelo"}).json()
+        assert "did you mean bias_gelu" in typo["detail"]
