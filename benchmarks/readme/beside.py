@@ -70,8 +70,8 @@ def _measured(report: Report, peer: str | None) -> str:
     if peer is None:
         return "not measured"
     ratios_of = as_answered(report.rows) if peer == OURS else ratios(report.rows, peer)
-    found = [ratio for row, ratio in ratios_of.items() if _is_plain(report.rows[row])]
-    return averages(found) if found else "not measured"
+    gains = [ratio for row, ratio in ratios_of.items() if _is_plain(report.rows[row])]
+    return averages(gains) if gains else "not measured"
 
 
 def _is_plain(row: Row) -> bool:

@@ -33,7 +33,8 @@ def member(field: str, kind: type[_E], value: str) -> _E:
 def not_one_of(field: str, choices: Iterable[str], value: object, what: str = "") -> InvalidProblem:
     """The error for a value that is not one of a fixed few.
 
-    The message names the choices that resemble the value, and all of them if they are few.
+    The message names all choices if they are few or if none resembles the value, and else how many
+    there are and those that do.
     """
     names = list(map(str, choices))
     text = str(value)

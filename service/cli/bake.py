@@ -184,9 +184,9 @@ def _answering(
     snapshot: Snapshot, problems: Sequence[Problem]
 ) -> tuple[list[Row], frozenset[Problem]]:
     """The winners that decide about the problems, neighbours' too; the problems that have none."""
-    found = {problem: snapshot.row_for(problem) for problem in problems}
-    rows = {row.problem: row for row in found.values() if row is not None}
-    unanswered = frozenset(problem for problem, row in found.items() if row is None)
+    answers = {problem: snapshot.row_for(problem) for problem in problems}
+    rows = {row.problem: row for row in answers.values() if row is not None}
+    unanswered = frozenset(problem for problem, row in answers.items() if row is None)
     return list(rows.values()), unanswered
 
 

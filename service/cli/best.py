@@ -153,11 +153,11 @@ def _print_config(answer: Answer) -> None:
         say(f"  pack       {answer.config.pack or 'not compiled here yet'}")
 
 
-def _time(answer: Answer, found: Statistics | None) -> str:
-    if found is None:
+def _time(answer: Answer, statistics: Statistics | None) -> str:
+    if statistics is None:
         return "not measured"
-    text = time_text(found.median_us, answer.recorded)
-    return f"{text}  ({found.ci_low_us:.2f} … {found.ci_high_us:.2f})"
+    text = time_text(statistics.median_us, answer.recorded)
+    return f"{text}  ({statistics.ci_low_us:.2f} … {statistics.ci_high_us:.2f})"
 
 
 def _print_predicted(answer: Answer) -> None:

@@ -160,8 +160,8 @@ def _compare(recorded: ReplayDevice, winner: Winner, as_json: bool) -> None:
         emit(winner)
         return
     every = len(recorded.recorded(winner.problem) or ())
-    found = winner.statistics or winner.baseline
-    time = time_text(found.median_us, recorded.model.name) if found else "no time"
+    statistics = winner.statistics or winner.baseline
+    time = time_text(statistics.median_us, recorded.model.name) if statistics else "no time"
     gain = f", {winner.speedup.median:.3f} × the default" if winner.speedup else ""
     say(f"found {time}{gain}; the recording has {every} candidates of this problem")
 

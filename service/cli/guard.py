@@ -84,16 +84,16 @@ def example(command: str) -> str:
 
 
 def spread(word: str) -> tuple[list[str], dict[str, str]]:
-    """What of a problem a word is, as commands print one: sizes, and options with their values.
+    """A problem, or a part of one, as sizes and as options with their values.
 
-    `8×256×256×64 bf16.out_f32 nt` is all of one; a word that is no part of one is a size as it is.
+    `8×256×256×64 bf16.out_f32 nt` is a whole problem. A word that is no part of any stays a size.
     """
     sizes: list[str] = []
     options: dict[str, str] = {}
     for part in word.split() or [word]:
         dtype, layout = named_layout(part)
-        if found := extents(part):
-            *batch, m, n, k = found
+        if numbers := extents(part):
+            *batch, m, n, k = numbers
             sizes += [m, n, k]
             options |= {"--batch": batch[0]} if batch else {}
         elif part.lower() in list(Layout):

@@ -138,8 +138,9 @@ def _filters(
         "job": job,
     }
     if problem is not None:
-        found = problem_of(*problem, batch=batch, dtype=dtype or "bf16", layout=layout)
-        filters |= fields_of(found)
+        filters |= fields_of(
+            problem_of(*problem, batch=batch, dtype=dtype or "bf16", layout=layout)
+        )
     else:
         name, own = named_layout(dtype or "")
         layout = layout or own

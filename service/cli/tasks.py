@@ -107,8 +107,8 @@ def summary(result: Winner | Answer) -> str:
     gain = f"{result.speedup.median:.3f} × {default}" if result.speedup else "not compared"
     recorded = result.device.name if result.replayed else ""
 
-    def time(found: Statistics | None) -> str:
-        return time_text(found.median_us, recorded) if found else "no time"
+    def time(statistics: Statistics | None) -> str:
+        return time_text(statistics.median_us, recorded) if statistics else "no time"
 
     if result.use.is_default:
         stays = why_cublas_stays(Use.CUBLAS, result.speedup, result.power_penalty)

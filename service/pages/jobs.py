@@ -107,15 +107,15 @@ def retry(service: Service, caller: Tuner, job_id: str) -> Response:
     return see_other("/ui" + reply.headers["location"])
 
 
-def _convergence(service: State, found: Job) -> str:
-    result_us = found.best_us if found.state is JobState.DONE else None
-    return convergence(service.store.tried.of_job(found.id), result_us)
+def _convergence(service: State, shown: Job) -> str:
+    result_us = shown.best_us if shown.state is JobState.DONE else None
+    return convergence(service.store.tried.of_job(shown.id), result_us)
 
 
-def _served(service: State, found: Job, device: str | None) -> Winner | None:
+def _served(service: State, shown: Job, device: str | None) -> Winner | None:
     """What is served instead of the job's own result; None if that is served."""
-    winner = service.store.winner(found.problem, device or "") if found.winner_revision else None
-    return None if winner is None or winner.revision == found.winner_revision else winner
+    winner = service.store.winner(shown.problem, device or "") if shown.winner_revision else None
+    return None if winner is None or winner.revision == shown.winner_revision else winner
 
 
 def _get(service: State, job_id: str) -> Job:

@@ -268,13 +268,12 @@ class Answer(Plain):
     def _repr_html_(self) -> str:
         return table(str(self.problem), self._rows.items())
 
-    def _timing(self, found: Statistics | None, tflops: float | None) -> str | None:
-        if found is None:
+    def _timing(self, statistics: Statistics | None, tflops: float | None) -> str | None:
+        if statistics is None:
             return None
         rate = "" if tflops is None else f" ({tflops:.1f} TFLOP/s)"
-        return f"{found.median_us:.1f} µs{rate}" + (
-            f", {recording_of(self.recorded)}" if self.recorded else ""
-        )
+        source = f", {recording_of(self.recorded)}" if self.recorded else ""
+        return f"{statistics.median_us:.1f} µs{rate}{source}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -291,7 +290,7 @@ class TunedAnswer(Answer):
     @classmethod
     def of(cls, own: Answer, served: Answer) -> TunedAnswer:
         """A job's own result, and what is served."""
-        return cls(**{each.name: getattr(own, each.name) for each in fields(own)}, served=served)
+        return cls(**{field.name: getattr(own, field.name) for field in fields(own)}, served=served)
 
     @property
     def is_served(self) -> bool:

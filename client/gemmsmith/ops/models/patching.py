@@ -191,7 +191,7 @@ class Patch(AbstractContextManager[None]):
     ) -> None:
         found = [*layers.recognized(model)]
         linears = [module for module in model.modules() if type(module) is torch.nn.Linear]
-        self._has_norms = any(isinstance(one.recipe, NormRecipe) for one in found)
+        self._has_norms = any(isinstance(layer.recipe, NormRecipe) for layer in found)
         switched_on = _binding(engine)
         if engine is not None and switched_on is not None:
             weights = frozenset((one.out_features, one.in_features) for one in linears)
