@@ -12,6 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import gemmsmith
 from gemmsmith.answers.answer import Ratio
+from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine, install
 from gemmsmith.ops.models import comparing
 from gemmsmith.ops.models.comparing import WARM_STEPS, paired
@@ -94,7 +95,9 @@ def test_a_step_without_a_winner_gains_exactly_nothing(
     assert "no product of the step has a winner that runs here" in caplog.text
 
 
-def test_norms_alone_are_something(engine: Engine, chooser: Chooser, host: Host) -> None:
+def test_norms_alone_are_something(
+    engine: Engine, chooser: Chooser, host: Host, binding: Dispatch
+) -> None:
     chooser.answers = lambda problem: False
     host.kind = "cpu"
     net = nn.Sequential(LlamaRMSNorm(16))
