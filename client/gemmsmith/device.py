@@ -55,13 +55,15 @@ def called(name: str, slugs: Iterable[str]) -> list[str]:
     """The slugs of the device models that people call by a name.
 
     `nvidia-h200-132sm`, `NVIDIA H200, 132 SMs`, `NVIDIA H200` and `h200` are names of one model.
-    A name with a number of SMs suits only models with that number. Several slugs are returned if a
-    name suits them equally well.
+    A name with a number of SMs is a whole one. Several slugs are returned if a name suits them
+    equally well.
     """
     words, count = _words(name)
-    models = {slug: model for slug in slugs for model, of in [_words(slug)] if count in ("", of)}
-    same = [slug for slug, model in models.items() if model == words]
-    return same or [slug for slug, model in models.items() if words and words <= model]
+    models = {slug: _words(slug) for slug in slugs}
+    if count:
+        return [slug for slug, model in models.items() if model == (words, count)]
+    same = [slug for slug, (model, _) in models.items() if model == words]
+    return same or [slug for slug, (model, _) in models.items() if words and words <= model]
 
 
 def _words(name: str) -> tuple[frozenset[str], str]:

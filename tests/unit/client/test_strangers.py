@@ -333,7 +333,9 @@ def test_an_answer_to_another_question_is_none(
     assert client.best_many([PROBLEM], **ask) == [answer]
 
 
-@pytest.mark.parametrize("device", ["nvidia-h200-132sm", "h200", "NVIDIA H200", "H200, 132 SMs"])
+@pytest.mark.parametrize(
+    "device", ["nvidia-h200-132sm", "h200", "NVIDIA H200", "NVIDIA H200, 132 SMs"]
+)
 def test_a_device_has_shorter_names(
     client: Client, server: Misbehaving, answer: Answer, device: str
 ) -> None:
