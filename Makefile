@@ -104,5 +104,8 @@ gpu-test: $(GPU_SETUP)
 gpu-bench: $(GPU_SETUP)
 	$(GPU_RUN) benchmarks/gpu_session.py cold compile tune record
 
+# The key of what was in .state is trusted no longer: links to it lead nowhere.
+TRUSTED = $${GEMMSMITH_TRUSTED:-$${XDG_CONFIG_HOME:-$$HOME/.config}/gemmsmith/trusted}
 clean:
 	rm -rf build client/build configs/kernels/dist .venv .venv-torch .wheels .packs .kernels .state .gpu-out .gpu-site
+	-[ ! -d "$(TRUSTED)" ] || find -L "$(TRUSTED)" -maxdepth 1 -name "gemmsmith-$$(hostname)-*.pub" -type l -delete

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import socket
+from contextlib import suppress
+from pathlib import Path
 
-from gemmsmith.files import publish
-from gemmsmith.signing import SUFFIX, Signer, Trusted
+from gemmsmith.files import private_folder, publish
+from gemmsmith.signing import SUFFIX, PublicKey, Purpose, Signer, Trusted, keys_in
 from service.settings import Settings, SettingsError
 
 
 def signer(settings: Settings) -> Signer:
     """The installation's private key, made when it is first needed.
 
-    Its public half is put among the keys that this user believes, so that programs of the same
-    user on this machine run what the installation compiles.
+    Programs of the same user on this machine believe it, and run what the installation compiles.
 
     Raises:
         SettingsError: the file holds no private key, or neither file can be read or written.
@@ -27,12 +29,31 @@ def signer(settings: Settings) -> Signer:
                 found = Signer.create(path, socket.gethostname())
             except FileExistsError:  # by another process, this moment
                 found = Signer.load(path)
-        public = settings.trusted / f"gemmsmith-{found.public.id}{SUFFIX}"
-        if not public.exists():
-            publish(public, f"{found.public.line}\n".encode(), shared=True)
+        _believe(found.public, path, settings.trusted)
     except (OSError, ValueError) as error:
         raise SettingsError(f"signing_key (or GEMMSMITH_SIGNING_KEY): {error}") from error
     return found
+
+
+def _believe(key: PublicKey, private: Path, folder: Path) -> None:
+    """Link to a public key, which lies beside its private half, from the folder of trusted keys.
+
+    So the key is trusted for as long as it is there: where the program's data are removed, nothing
+    of it stays trusted. Links that lead nowhere by now are removed.
+    """
+    host = re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname())  # several may share the folder
+    link = folder / f"gemmsmith-{host}-{key.id}{SUFFIX}"
+    if link.exists():
+        return
+    public = private.absolute().with_name(f"{private.name}.{key.id}{SUFFIX}")
+    publish(public, f"{key.line}\n".encode(), shared=True)
+    private_folder(folder)
+    for known in folder.glob(f"gemmsmith-{host}-*{SUFFIX}"):
+        if not known.exists():
+            known.unlink(missing_ok=True)
+    with suppress(FileExistsError):  # by another process, this moment
+        link.symlink_to(public)
+    (folder / f"gemmsmith-{key.id}{SUFFIX}").unlink(missing_ok=True)  # an earlier release's copy
 
 
 def trusted_packs(settings: Settings) -> Trusted | None:
@@ -45,12 +66,21 @@ def trusted_packs(settings: Settings) -> Trusted | None:
 
 
 def trusted(settings: Settings) -> Trusted:
-    """Whom this installation believes: the shipped keys, and those of its own folder.
+    """Whom this installation believes: its user's keys, and for winners the shipped ones too.
 
     Raises:
-        SettingsError: a file there holds no public key.
+        SettingsError: a file there holds no public key, or others may change it.
     """
     try:
-        return Trusted.load(settings.shipped_keys, settings.trusted)
+        return shipped(settings, Purpose.WINNER) | Trusted.load(settings.trusted)
     except (OSError, ValueError) as error:
         raise SettingsError(f"trusted (or GEMMSMITH_TRUSTED): {error}") from error
+
+
+def shipped(settings: Settings, *purposes: Purpose) -> Trusted:
+    """The keys that came with the program, which may be changed by those who may change it.
+
+    Raises:
+        OSError, ValueError: as `keys_in`.
+    """
+    return Trusted((key for _, key in keys_in(settings.shipped_keys)), purposes)

@@ -4,17 +4,22 @@ Every request carries an id, the caller's `X-Request-Id` or a fresh one, in each
 the name of its API key; every line about a job has the job's id and its problem, in the service as
 in the worker. Headers, bodies and local variables are in no line, so no secret is. Lookups that
 are answered from memory, thousands a second, have no line unless the caller gave an id.
-Standard-library loggers (uvicorn, SQLAlchemy, Alembic) go through the same renderer.
+Standard-library loggers (uvicorn, SQLAlchemy, Alembic) go through the same renderer. What clients
+send is in some lines, and never begins one, nor commands a terminal; no password of a URL is there.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import MutableMapping
-from typing import Any
+from io import StringIO
+from typing import Any, TextIO
 
 import structlog
+
+from gemmsmith.showing import line, lines
 
 
 def configure(*, json: bool = False, level: int = logging.INFO) -> None:
@@ -28,17 +33,18 @@ def configure(*, json: bool = False, level: int = logging.INFO) -> None:
     ]
     # Plain: the other formatters print local variables too, and a request's headers have the key.
     console = structlog.dev.ConsoleRenderer(
-        colors=sys.stderr.isatty(),
+        colors=sys.stderr.isatty() and not os.environ.get("NO_COLOR"),
         timestamp_key="time",
-        exception_formatter=structlog.dev.plain_traceback,
+        exception_formatter=_traceback,
     )
     rendering: list[structlog.types.Processor] = (
         [
             structlog.processors.format_exc_info,
+            _harmless,
             structlog.processors.JSONRenderer(ensure_ascii=False),
         ]
         if json
-        else [console]
+        else [_harmless, console]
     )
     structlog.configure(
         processors=[
@@ -63,6 +69,21 @@ def configure(*, json: bool = False, level: int = logging.INFO) -> None:
     # Our own middleware logs requests; Alembic's banner of every start says nothing new.
     logging.getLogger("uvicorn.access").disabled = True
     logging.getLogger("alembic").setLevel(max(level, logging.WARNING))
+
+
+def _harmless(
+    _logger: Any, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    for name, value in event.items():
+        if isinstance(value, str):
+            event[name] = (lines if name == "exception" else line)(value)
+    return event
+
+
+def _traceback(stream: TextIO, error: structlog.typing.ExcInfo) -> None:
+    text = StringIO()
+    structlog.dev.plain_traceback(text, error)
+    stream.write(lines(text.getvalue()))
 
 
 def _drop_colour(

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gemmsmith.files import private_folder
+from gemmsmith.files import private_folder, unsafe
 from gemmsmith.signing import trusted_folder
 from tuner import places
 
@@ -98,6 +98,8 @@ class Settings(BaseModel):
     def load(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Self:
         """Build from the environment; an override that is not None wins.
 
+        A variable that is empty counts as not set: no path may become the working folder by that.
+
         Raises:
             SettingsError: a value that cannot be used.
         """
@@ -105,7 +107,7 @@ class Settings(BaseModel):
         values: dict[str, Any] = {
             field: source[PREFIX + field.upper()]
             for field in cls.model_fields
-            if PREFIX + field.upper() in source
+            if source.get(PREFIX + field.upper())
         }
         values |= {field: value for field, value in overrides.items() if value is not None}
         try:
@@ -130,27 +132,21 @@ class Settings(BaseModel):
         return self.require_keys or not _is_loopback(self.host)
 
     def create_folders(self) -> None:
-        """Create the folders that the database and the packs go to, the database's private.
+        """Create the folders that the database and the packs go to, for their owner only.
 
         Raises:
-            SettingsError: one cannot be made.
+            SettingsError: one cannot be made, or others may write to the packs.
         """
-        folders = self.volumes()
-        # The database's first: where it holds the packs too, that folder is to be private.
-        for field in ("database", "packs"):
-            folder = folders.get(field)
-            if folder is None:
-                continue
+        for field, folder in self.volumes().items():
             try:
-                if field == "database":
-                    private_folder(folder)
-                else:
-                    folder.mkdir(parents=True, exist_ok=True)
+                private_folder(folder)
             except OSError as error:
                 raise SettingsError(
                     f"{field} (or {PREFIX}{field.upper()}): cannot make the folder {folder}: "
                     f"{error.strerror}. Name another place"
                 ) from error
+        if reason := unsafe(self.packs):
+            raise SettingsError(f"packs (or {PREFIX}PACKS): {reason}")
 
     def volumes(self) -> dict[str, Path]:
         """The folders that are written to, by what they are for."""

@@ -34,6 +34,8 @@ TunerError
 
 from __future__ import annotations
 
+from gemmsmith.showing import line
+
 
 class TunerError(Exception):
     """Root of every exception the tuner raises."""
@@ -52,7 +54,10 @@ class CompileFailed(TunerError):
 
 
 class StoreError(TunerError):
-    """The database or the artifact store cannot be used."""
+    """The database or the artifact store cannot be used. The message has no password of a URL."""
+
+    def __str__(self) -> str:
+        return line(super().__str__())
 
 
 class SchemaOutdated(StoreError):

@@ -12,6 +12,7 @@ it was signed, and the file is refused whole; the error names all such lines.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -22,7 +23,7 @@ import msgspec
 
 from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.errors import Untrusted
-from gemmsmith.files import publish
+from gemmsmith.files import write
 from gemmsmith.kernel import AnyKernel, Kernel
 from gemmsmith.signing import Signer, Trusted
 from tuner.errors import TunerError
@@ -173,23 +174,25 @@ class _File:
     """A winners file in memory: what is checked is what is taken, whoever writes to it meanwhile.
 
     Attributes:
-        content: its lines but for the header.
+        content: its lines but for the header, and their numbers in the file. Blank lines, and a
+            byte-order mark, which editors add, are left out.
     """
 
-    content: Sequence[bytes]
+    content: Sequence[tuple[int, bytes]]
     schema: int
 
     @classmethod
     def open(cls, path: Path) -> _File:
         """Read it; raises ExchangeError as `read_winners` does."""
         try:
-            lines = path.read_bytes().splitlines()
+            text = path.read_bytes().removeprefix(codecs.BOM_UTF8)
         except OSError as error:
             raise ExchangeError(f"cannot read {path}: {error.strerror}") from None
+        lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
         if not lines:
             raise ExchangeError(f"{path} is empty")
         try:
-            header = msgspec.json.decode(lines[0], type=_Header)
+            header = msgspec.json.decode(lines[0][1], type=_Header)
         except (msgspec.MsgspecError, RecursionError) as error:
             raise ExchangeError(f"{path} is not a winners file: {error}") from None
         if header.format != FORMAT:
@@ -212,7 +215,7 @@ class _File:
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """Each winner's line and its number in the file."""
-        return enumerate(self.content, 2)
+        return iter(self.content)
 
 
 class _Problems:
@@ -335,7 +338,7 @@ def write_winners(path: Path, winners: Sequence[Winner]) -> None:
     """Write a winners file, atomically."""
     header = msgspec.json.encode(_Header(format=FORMAT, schema=SCHEMA, count=len(winners)))
     text = b"".join(line + b"\n" for line in (header, *map(_line, winners)))
-    publish(path, text, durable=True, shared=True)
+    write(path, text)
 
 
 def _line(winner: Winner) -> bytes:

@@ -22,9 +22,11 @@ class Holder:
     Attributes:
         command: its command line, shortened; empty where it cannot be read.
         stopped: whether it is stopped, by SIGSTOP or Ctrl-Z, so that it lets nothing go.
+        user: whose it is; None where that cannot be seen.
     """
 
     pid: int
+    user: int | None
     command: str
     stopped: bool
 
@@ -58,13 +60,15 @@ def holder(path: Path, *, byte: int = 0) -> Holder | None:
 def _described(pid: int) -> Holder | None:
     if pid <= 0:  # of another container, or a lock of the kernel's own
         return None
+    user = None
     try:
+        user = (_PROC / str(pid)).stat().st_uid
         words = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace")
         # "30583 (python) T 1 …": the name may hold anything, so from its end on.
         state = (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:  # gone, or hidden from us
-        return Holder(pid=pid, command="", stopped=False)
+        return Holder(pid=pid, user=user, command="", stopped=False)
     command, stopped = shlex.join(words.split("\0")[:-1]), state[0] == "T"
     if len(command) > _LONGEST:
         command = command[: _LONGEST - 1] + "…"
-    return Holder(pid=pid, command=command, stopped=stopped)
+    return Holder(pid=pid, user=user, command=command, stopped=stopped)

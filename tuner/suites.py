@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmsmith.errors import InvalidProblem
+from gemmsmith.files import read_text
 from gemmsmith.http.requests import calls_of
 from gemmsmith.operation import (
     DType,
@@ -155,11 +156,11 @@ def load(path: Path) -> Suite:
         SuiteError: missing file, bad TOML, or an entry that is not one; says which.
     """
     try:
-        data = tomllib.loads(_file(path).read_text(encoding="utf-8"))
+        data = tomllib.loads(read_text(_file(path)))
     except FileNotFoundError:
         there = ", ".join(sorted(each.stem for each in shipped().glob("*.toml")))
         raise SuiteError(f"no suite file {path}; {shipped()} holds {there}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise SuiteError(f"{path} is not TOML: {error}") from None
     unknown = set(data) - {"name", "layer", "problem"}
     if unknown:

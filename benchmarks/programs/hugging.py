@@ -42,6 +42,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
         "vocab_size": 128256, "batch": 1, "length": 4096,
     },
+    # SmolLM2-135M, whole: smaller in N and K than all gates that are tuned.
+    "smollm2": {
+        "config": "LlamaConfig", "num_hidden_layers": 30, "hidden_size": 576,
+        "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3,
+        "vocab_size": 49152, "tie_word_embeddings": True, "batch": 8, "length": 2048,
+    },
     # Qwen3-8B.
     "qwen3": {
         "config": "Qwen3Config", "num_hidden_layers": 4, "hidden_size": 4096, "head_dim": 128,

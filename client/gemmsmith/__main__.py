@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 
@@ -20,6 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--id", help="the identifier that it must have; skips the confirmation")
     command.add_argument("--yes", action="store_true", help="trust any key without confirmation")
     given = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a path may have what the terminal has not
+        sys.stdout.reconfigure(errors="backslashreplace")
 
     def confirm(text: str) -> bool:
         sys.stderr.write(f"{text}\n")

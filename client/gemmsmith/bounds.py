@@ -29,6 +29,7 @@ class Bounds:
         snapshot_bytes: a snapshot; 200,000 winners have about 150 MB.
         pack_bytes: a kernel pack.
         event_bytes: one event of a job's stream.
+        listing_bytes: all pages of one listing together; a million trials have about 700 MB.
         pages: pages of one listing.
 
     Raises:
@@ -39,6 +40,7 @@ class Bounds:
     snapshot_bytes: int = 256 * 2**20
     pack_bytes: int = 512 * 2**20
     event_bytes: int = 2**20
+    listing_bytes: int = 2**30
     pages: int = 100_000
 
     def __post_init__(self) -> None:
@@ -74,6 +76,7 @@ class BoundedBody:
         self._limit: int = getattr(bounds, bound)
         self._too_large = exceeded("the answer's body", bound, bounds)
         self._content = bytearray()
+        self._arrived = 0
         self._refusal: str | None = None
         self._broken = False
         self._gzip = None
@@ -90,16 +93,23 @@ class BoundedBody:
         """Add what arrived; whether more of it is wanted."""
         if self._refusal is not None or self._broken:
             return False
+        self._arrived += len(piece)
+        if self._arrived > self._limit:  # much may arrive that unfolds to nothing
+            return self._refuse()
         try:
             for part in self._unfolded(piece):
                 self._content += part
                 if len(self._content) > self._limit:
-                    self._refusal = self._too_large
-                    self._content.clear()
-                    return False
+                    return self._refuse()
         except zlib.error:
             self._broken = True
-        return not self._broken
+            return False
+        return True
+
+    def _refuse(self) -> bool:
+        self._refusal = self._too_large
+        self._content.clear()
+        return False
 
     def _unfolded(self, piece: bytes) -> Iterator[bytes]:
         if self._gzip is None:
@@ -108,6 +118,8 @@ class BoundedBody:
         while part := self._gzip.decompress(piece, _PIECE):
             yield part
             piece = self._gzip.unconsumed_tail
+        if self._gzip.unused_data:
+            raise zlib.error("something follows the end of the compressed stream")
 
     def reply(self) -> Reply:
         """The response, once `take` wants no more or there is none."""

@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
+import torch
+from torch.nn.modules.module import register_module_module_registration_hook
+
 Listener = Callable[[Any], None]
 """Takes a module that has become a part of another one."""
 
@@ -27,11 +30,15 @@ class _Built:
 
 def remember() -> None:
     """From now on, remember modules that become parts of others; called again, nothing."""
-    from torch.nn.modules.module import register_module_module_registration_hook
-
     if not _Built.is_remembering:
         _Built.is_remembering = True
         register_module_module_registration_hook(_registered)
+
+
+def modules() -> list[Any]:
+    """Those that are remembered and alive."""
+    with _Built.lock:
+        return list(_Built.modules)
 
 
 @contextmanager
@@ -51,7 +58,8 @@ def told(listener: Listener) -> Iterator[None]:
 
 def _registered(_module: Any, _name: str, part: Any) -> None:
     """As torch calls its hooks; None leaves the part as it is."""
-    if part is None:
+    # What a compiled function builds, it builds for itself: a tracer must find nothing here.
+    if torch.compiler.is_compiling() or part is None:
         return
     with _Built.lock:
         _Built.modules.add(part)

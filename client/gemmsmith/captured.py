@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.files import publish
+from gemmsmith.files import write
 from gemmsmith.problem import Problem
 
 if TYPE_CHECKING:
@@ -19,51 +19,54 @@ if TYPE_CHECKING:
     from gemmsmith.http.handles import TuningJob
 
 
-STEPS_VARIABLE = "GEMMSMITH_CAPTURE_STEPS"
-"""How many steps are recorded; 0 or not set: all."""
-
-STOP_VARIABLE = "GEMMSMITH_CAPTURE_STOP"
-"""Set to 1, the program ends after them, with status 0."""
-
-STOPPED = "stopped"
-"""A file in the folder: a process has ended so."""
-
-SUFFIX = ".products.json"
-"""Of a process's file in the folder."""
+_Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class _Counted(msgspec.Struct, frozen=True):
     problem: Problem
-    calls: int
+    calls: _Count
 
 
 class _Found(msgspec.Struct, frozen=True):
     problems: list[_Counted]
-    skipped: dict[str, int]
+    skipped: dict[str, _Count]
+    unseen: dict[str, _Count] = {}  # an older library writes none
 
 
 class Captured:
-    """What was captured.
-
-    Attributes:
-        problems: how often each ran.
-        skipped: products that no kernel is for, by their types.
-    """
+    """What was captured."""
 
     def __init__(self) -> None:
-        self.problems: Counter[Problem] = Counter()
-        self.skipped: Counter[str] = Counter()
+        self._problems: Counter[Problem] = Counter()
+        self._skipped: Counter[str] = Counter()
+        self._unseen: Counter[str] = Counter()
+
+    @property
+    def problems(self) -> Counter[Problem]:
+        """How often each ran."""
+        return self._problems
+
+    @property
+    def skipped(self) -> Counter[str]:
+        """Products that no kernel is for, by their types."""
+        return self._skipped
+
+    @property
+    def unseen(self) -> Counter[str]:
+        """What else may have run products, described, and how often it did."""
+        return self._unseen
 
     def add(self, other: Captured) -> None:
         """Count what another process ran as well."""
         self.problems.update(other.problems)
         self.skipped.update(other.skipped)
+        self.unseen.update(other.unseen)
 
     @property
     def document(self) -> bytes:
         """All of it as JSON, for `parse`."""
         counted = [_Counted(one, calls) for one, calls in self.problems.most_common()]
-        return msgspec.json.encode(_Found(counted, dict(self.skipped)))
+        return msgspec.json.encode(_Found(counted, dict(self.skipped), dict(self.unseen)))
 
     @staticmethod
     def parse(document: bytes) -> Captured:
@@ -77,8 +80,10 @@ class Captured:
             read = msgspec.json.decode(document, type=_Found)
         except InvalidProblem as error:
             raise ValueError(str(error)) from None
-        found.problems.update({one.problem: one.calls for one in read.problems})
+        for one in read.problems:
+            found.problems[one.problem] += one.calls
         found.skipped.update(read.skipped)
+        found.unseen.update(read.unseen)
         return found
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -94,7 +99,7 @@ class Captured:
         ]
         for problem, calls in ordered:
             lines += ["", "[[problem]]", *_entry(problem), f"calls = {calls}"]
-        publish(Path(path), ("\n".join(lines) + "\n").encode())
+        write(Path(path), ("\n".join(lines) + "\n").encode())
 
     def tune(self, client: Client) -> list[TuningJob]:
         """Request a tuning job for every problem, with how often it ran.

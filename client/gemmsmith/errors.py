@@ -27,9 +27,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemmsmith.showing import line
+
 
 class GemmsmithError(Exception):
-    """Root of every exception this library raises."""
+    """Root of every exception this library raises. Its message is one line, free of passwords."""
+
+    def __str__(self) -> str:
+        return line(super().__str__())
 
 
 class InvalidProblem(GemmsmithError, ValueError):
@@ -53,10 +58,10 @@ class ServiceError(GemmsmithError):
     def __init__(
         self, status: int, title: str, detail: str, document: dict[str, Any] | None = None
     ) -> None:
-        super().__init__(f"{status} {title}: {detail}" if detail else f"{status} {title}")
         self.status = status
-        self.title = title
-        self.detail = detail
+        self.title = line(title)
+        self.detail = line(detail)
+        super().__init__(f"{status} {self.title}: {self.detail}".removesuffix(": "))
         self.document = document or {}
 
 

@@ -20,7 +20,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from gemmsmith.variables import CAPTURE_VARIABLE, VARIABLE, is_first_rank
+from gemmsmith.variables import CAPTURE_VARIABLE, SEEN, VARIABLE, is_first_rank
 
 _SAID = "GEMMSMITH_SAID"
 _OFF = ("", "0", "off", "none")
@@ -42,36 +42,60 @@ def install() -> None:
     _Installed.done = True
     folder = os.environ.get(CAPTURE_VARIABLE, "")
     if folder:
-        _quietly(lambda: Path(folder, f"{os.getpid()}.seen").touch(), CAPTURE_VARIABLE)
+        _quietly(lambda: _seen(Path(folder)), CAPTURE_VARIABLE)
     if "torch" in sys.modules:
         _begin()
     else:
         sys.meta_path.insert(0, _Waiting())
 
 
+def _seen(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{os.getpid()}{SEEN}").touch()
+
+
 class _Waiting:
-    """Finds nothing; sees that torch is being imported, and has `_begin` called after it."""
+    """Finds torch as the other finders do, and has `_begin` called once it has been executed.
 
-    def find_spec(self, name: str, *_: Any) -> Any:
+    A program may ask where torch is without importing it, and an import may fail. So it waits until
+    an import has succeeded.
+    """
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """As import calls its finders."""
-        if name != "torch" or self not in sys.meta_path:
+        if name != "torch":
             return None
-        from importlib.util import find_spec
+        for finder in tuple(sys.meta_path):
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec: Any = finder.find_spec(name, path, target)
+                if spec is not None:
+                    if hasattr(spec.loader, "exec_module"):
+                        spec.loader = _Loader(spec.loader, self._executed)
+                    return spec
+        return None
 
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
-        execute = None if spec is None else getattr(spec.loader, "exec_module", None)
-        if spec is None or execute is None:
-            return None
-        loader: Any = spec.loader
-
-        def exec_module(module: Any) -> None:
-            del loader.exec_module
-            execute(module)
+    def _executed(self) -> None:
+        if self in sys.meta_path and "torch" in sys.modules:
+            sys.meta_path.remove(self)
             _begin()
 
-        loader.exec_module = exec_module
-        return spec
+
+class _Loader:
+    """A loader that says when it has executed its module, and is gone from the module by then."""
+
+    def __init__(self, loader: Any, executed: Callable[[], None]) -> None:
+        self._loader, self._executed = loader, executed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__.get("_loader"), name)
+
+    def exec_module(self, module: Any) -> None:
+        """As import calls its loaders."""
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._executed()
 
 
 def _begin() -> None:
@@ -84,18 +108,14 @@ def _begin() -> None:
 
 
 def _capture(folder: str) -> None:
-    from gemmsmith.built import remember
-    from gemmsmith.ops.autocapture import begin
+    from gemmsmith.autocapture import begin
 
-    remember()
     begin(Path(folder))
 
 
 def _wait_for_devices(value: str) -> None:
     """Have `value`'s winners run from when CUDA and the ranks' process group are there."""
     import torch
-
-    from gemmsmith.built import remember
 
     if not value.startswith(("http://", "https://")) and value.lower() != "auto":
         value = str(Path(value).expanduser().absolute())  # the program may change its folder
@@ -104,6 +124,8 @@ def _wait_for_devices(value: str) -> None:
             raise ValueError(
                 f"it must be a service's URL, a bundle's path or auto, and there is no file {value}"
             )
+
+    from gemmsmith.built import remember
 
     remember()
 

@@ -14,9 +14,10 @@ import msgspec
 
 from gemmsmith.answers import understood
 from gemmsmith.bounds import BOUNDS, Bounds, exceeded
+from gemmsmith.device import time_text
 from gemmsmith.errors import ServiceFault, ServiceUnavailable
 from gemmsmith.http.replies import NoAnswer, Reply, Response, check
-from gemmsmith.http.requests import Request
+from gemmsmith.http.requests import Request, job_path
 from gemmsmith.http.retry import RetryPolicy
 from gemmsmith.http.sse import EventParser, EventTooLong, ServerEvent
 from gemmsmith.plain import Plain
@@ -37,6 +38,7 @@ class JobStatus(Plain):
         done, total: candidates (kernels while compiling) of this phase.
         best_us, best: microseconds per launch of what is ahead, and its key, or the default's
             name: by the finals as soon as there were any, else by the screening.
+        recorded: name of the GPU model whose recorded times these are; empty if a GPU measures.
         winner_revision: revision of the promoted winner, once done.
         deadline_at: time after which it is given up unless it has a winner; None for never.
         ordered_by: name of the API key that requested it.
@@ -57,6 +59,7 @@ class JobStatus(Plain):
     total: int = 0
     best_us: float | None = None
     best: str | None = None
+    recorded: str = ""
     error: str | None = None
     attempt: int = 0
     created_at: str = ""
@@ -69,10 +72,20 @@ class JobStatus(Plain):
 
     def updated(self, event: JobEvent) -> JobStatus:
         """The status with what an event says; fields the event lacks stay as they are."""
-        told = {name: event.data[name] for name in _TOLD if name in event.data}
+        names = _Progress.__struct_fields__
+        values = {name: event.data[name] for name in names if name in event.data}
+        try:
+            msgspec.convert(values, _Progress)
+        except msgspec.ValidationError:  # of another version, or of a broken service
+            values = {}
         state = _STATE_OF.get(event.kind, self.state)
         waits = self.waits if state is JobState.WAITING else ""
-        return replace(self, state=state, waits=waits, **told)
+        return replace(self, state=state, waits=waits, **values)
+
+    @property
+    def best_time(self) -> str:
+        """`best_us` for people; empty while nothing was timed."""
+        return "" if self.best_us is None else time_text(self.best_us, self.recorded, 1)
 
     @property
     def line(self) -> str:
@@ -80,7 +93,7 @@ class JobStatus(Plain):
         parts = (
             self.state.value,
             f"{self.phase} {bar(self.done, self.total)}".strip() if self._runs else "",
-            "" if self.best_us is None else f"best {self.best_us:.1f} µs",
+            f"best {self.best_time}" if self.best_time else "",
             self.waits,
             self.error or "",
         )
@@ -94,7 +107,7 @@ class JobStatus(Plain):
         return f"<JobStatus {self.line}>"
 
     def _repr_html_(self) -> str:
-        best = None if self.best_us is None else f"{self.best_us:.1f} µs {self.best or ''}"
+        best = f"{self.best_time} {self.best or ''}" if self.best_time else None
         rows = {
             "job": self.id,
             "state": self.state.value,
@@ -114,7 +127,19 @@ _STATE_OF = {
     "failed": JobState.FAILED,
     "cancelled": JobState.CANCELLED,
 }
-_TOLD = ("phase", "done", "total", "best_us", "best", "error")
+_Progress = msgspec.defstruct(
+    "Progress",
+    [
+        ("phase", str, ""),
+        ("done", int, 0),
+        ("total", int, 0),
+        ("best_us", float | None, None),
+        ("best", str | None, None),
+        ("recorded", str | None, None),
+        ("error", str | None, None),
+    ],
+)
+"""What an event says of a job's status."""
 FINAL_EVENTS = frozenset({"finished", "failed", "cancelled"})
 
 
@@ -184,7 +209,7 @@ class EventCursor:
             headers.append(("last-event-id", self.last_id))
         return Request(
             method="GET",
-            path=f"/jobs/{self.job}/events",
+            path=f"{job_path(self.job)}/events",
             headers=tuple(headers),
             read_timeout=min(read_timeout or self.READ_TIMEOUT_S, self.READ_TIMEOUT_S),
         )

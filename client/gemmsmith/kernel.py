@@ -117,6 +117,17 @@ class Kernel(Plain, msgspec.Struct, frozen=True, kw_only=True, tag_field="backen
         """Whether each output element is summed in one order: same inputs, same bits."""
         return launch.splits == 1
 
+    def splits_sums(self, launch: Launch) -> bool:
+        """Whether each output element is the sum of parts along K, made apart."""
+        return launch.splits > 1
+
+    def rounds_parts(self, launch: Launch) -> bool:
+        """Whether such parts may be rounded to D's type before they are added.
+
+        The library's algorithms may do so. All other kernels add parts in the accumulator's type.
+        """
+        return self.splits_sums(launch)
+
     @property
     def family(self) -> str:
         """Kernels of one family share nearly all of their compile time: same types and layouts."""
@@ -181,8 +192,15 @@ class CutlassTraits(Kernel, frozen=True, kw_only=True):
         For CUTLASS's split-K, stream-K and the heuristic that picks among them the order is
         CUTLASS's business.
         """
-        alone = launch.decomposition is Decomposition.DATA_PARALLEL
-        return alone or self.scheduler is not TileScheduler.STREAM_K
+        return not self.splits_sums(launch) or self.scheduler is not TileScheduler.STREAM_K
+
+    def splits_sums(self, launch: Launch) -> bool:
+        """Whether thread blocks share an output tile along K."""
+        return launch.decomposition is not Decomposition.DATA_PARALLEL
+
+    def rounds_parts(self, launch: Launch) -> bool:  # noqa: ARG002 - whatever the launch
+        """Never: parts are added in the accumulator's type."""
+        return False
 
 
 class Cutlass3xKernel(CutlassTraits, frozen=True, kw_only=True, tag=Backend.CUTLASS3X.value):

@@ -8,18 +8,14 @@ unless `GEMMSMITH_UNSIGNED` is set.
 What that protects from: whoever can alter what is fetched or cached (a proxy, the network, a
 shared folder, another service under the same address) cannot bring in a program of his own, nor put
 one signed pack in the place of another. What it does not: a service that was taken over signs what
-it likes; a snapshot that was signed once is believed as long as its key is, newer ones or not; and
-a file that is altered after it was checked, by someone who may write to the cache folder, is
-loaded. Nothing is encrypted.
+it likes; a snapshot that was signed once is believed as long as its key is, newer ones or not.
+Nothing is encrypted. A cache folder that other users may write to is not used: what was checked
+there may be another program by the time that it is loaded.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -32,6 +28,7 @@ from gemmsmith.errors import (
     PackUntrusted,
     Untrusted,
 )
+from gemmsmith.files import private_folder, turn
 from gemmsmith.signing import UNSIGNED_VARIABLE, Trusted, trusted_folder, unsigned_allowed
 
 if TYPE_CHECKING:
@@ -103,7 +100,7 @@ class Packs:
         Raises:
             PackCorrupt: the fetched or cached bytes have another SHA-256; they are deleted.
             PackUntrusted: it is in no snapshot with a trusted signature.
-            PackError: the cache folder cannot be written to.
+            PackError: the cache folder cannot be written to, or others may write to it.
             ServiceError, ServiceUnavailable: the service has no such pack, or cannot be reached.
             ValueError: not a pack's hash, or `GEMMSMITH_UNSIGNED` is neither 0 nor 1.
         """
@@ -120,8 +117,8 @@ class Packs:
     def _fetch(self, pack_hash: str) -> Path:
         path = self._cache.path(pack_hash)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with _turn(path.parent):
+            private_folder(path.parent)
+            with turn(path.parent, patience_s=_TURN_S):
                 found = self._cache.find(pack_hash)  # by whoever had the turn before
                 if found is not None:
                     return found
@@ -180,23 +177,3 @@ def believe(snapshot: Snapshot, how: str = ANYWHERE) -> None:
 def asking(source: Source) -> str:
     """What makes a service believed."""
     return f"python -m gemmsmith trust {source.url}"
-
-
-@contextlib.contextmanager
-def _turn(folder: Path) -> Iterator[None]:
-    """One thread of one process at a time, as far as that does not take too long."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        deadline = time.monotonic() + _TURN_S
-        while time.monotonic() < deadline:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                time.sleep(0.02)
-            except OSError:  # a network file system may refuse: then a pack is fetched twice
-                break
-            else:
-                break
-        yield
-    finally:
-        os.close(descriptor)  # releases the lock

@@ -3,7 +3,7 @@
 A statement is a dataclass or a dict of builtins; what is signed is its canonical JSON behind its
 purpose, so that a signature serves for nothing else. An installation signs with its own private
 key. Whom to believe are the public keys in a folder, `GEMMSMITH_TRUSTED`; whoever can check a
-signature cannot make one.
+signature cannot make one. A key is believed for some purposes or for all of them.
 
 Nothing here imports `cryptography` until something is signed or checked.
 """
@@ -16,7 +16,7 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gemmsmith.errors import Untrusted
+from gemmsmith.files import private_folder, read_text, unsafe, xdg_folder
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -100,19 +101,21 @@ class Signer:
         """Read what `create` wrote.
 
         Raises:
-            ValueError: not a private key, or others may read it.
+            ValueError: not a private key, or others may read it, or own it.
             OSError: there is no such file, or it cannot be read.
         """
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
         if path.stat().st_mode & 0o077:
             raise ValueError(f"{path} may be read by others than its owner: chmod 600 {path}")
-        kind, _, rest = path.read_text().strip().partition(" ")
-        text, _, comment = rest.partition(" ")
+        if reason := unsafe(path):
+            raise ValueError(reason)
         try:
+            kind, _, rest = read_text(path).strip().partition(" ")
+            text, _, comment = rest.partition(" ")
             raw = base64.b64decode(text, validate=True)
-        except binascii.Error:
-            raw = b""
+        except ValueError:
+            kind, raw, comment = "", b"", ""
         if kind != "ed25519-private" or len(raw) != _KEY_BYTES:
             raise ValueError(f"{path} holds no private key; `gemmsmith signing create` makes one")
         return cls(Ed25519PrivateKey.from_private_bytes(raw), comment)
@@ -129,12 +132,12 @@ class Signer:
 
         key = Ed25519PrivateKey.generate()
         text = base64.b64encode(key.private_bytes_raw()).decode()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
         # Written aside and linked: whoever finds the file finds all of it.
         aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:
-            with os.fdopen(descriptor, "w") as file:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(f"ed25519-private {text} {comment}".rstrip() + "\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -150,26 +153,49 @@ class Signer:
 
 
 class Trusted:
-    """The public keys that are believed."""
+    """The public keys that are believed, and for what.
 
-    def __init__(self, keys: Iterable[PublicKey] = ()) -> None:
+    Attributes:
+        keys: by their identifiers.
+        purposes: of each of these keys.
+    """
+
+    def __init__(
+        self, keys: Iterable[PublicKey] = (), purposes: Collection[Purpose] = tuple(Purpose)
+    ) -> None:
         self.keys: Mapping[str, PublicKey] = {key.id: key for key in keys}
+        self.purposes = dict.fromkeys(self.keys, frozenset(purposes))
 
     @classmethod
     def load(cls, *folders: Path) -> Trusted:
         """The keys of all `*.pub` files in these folders; a folder that is not there has none.
 
         Raises:
-            ValueError: a file holds no public key; names the file.
+            ValueError: a file holds no public key, or others may change it; names the file.
             OSError: a file cannot be read.
         """
-        return cls(key for folder in folders for _, key in keys_in(folder))
+        keys = []
+        for folder in folders:
+            for path, key in keys_in(folder):
+                if reason := unsafe(folder) or unsafe(path):
+                    raise ValueError(reason)
+                keys.append(key)
+        return cls(keys)
+
+    def __or__(self, other: Trusted) -> Trusted:
+        """The keys of both, each for all that either believes it for."""
+        both = Trusted({**self.keys, **other.keys}.values(), ())
+        for trusted in (self, other):
+            for key, purposes in trusted.purposes.items():
+                both.purposes[key] |= purposes
+        return both
 
     def check(self, purpose: Purpose, statement: Any, signature: Signature | None) -> PublicKey:
         """Who signed the statement.
 
         Raises:
-            Untrusted: nobody did, somebody who is not believed, or another statement was signed.
+            Untrusted: it has no signature, or one of a key that is not believed, or not for this
+                purpose, or another statement was signed.
         """
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -181,6 +207,12 @@ class Trusted:
             raise Untrusted(
                 f"it is signed with the key {signature.key[:16]!r}, which is not among the "
                 f"{len(self.keys)} that are trusted here"
+            )
+        if purpose not in self.purposes[key.id]:
+            known = ", ".join(sorted(f"{trusted}s" for trusted in self.purposes[key.id]))
+            raise Untrusted(
+                f"it is a {purpose}, signed with the key {key.id}, which is trusted for {known} "
+                "only"
             )
         try:
             value = base64.b64decode(signature.value, validate=True)
@@ -195,17 +227,19 @@ class Trusted:
 def keys_in(folder: Path) -> list[tuple[Path, PublicKey]]:
     """The keys of a folder and their files; none where there is no such folder.
 
+    A link to a key that is gone is no key: an installation links to its own.
+
     Raises:
         ValueError: a file holds no public key; names the file.
         OSError: a file cannot be read.
     """
-    return [(path, key_in(path)) for path in sorted(folder.glob(f"*{SUFFIX}"))]
+    return [(path, key_in(path)) for path in sorted(folder.glob(f"*{SUFFIX}")) if path.exists()]
 
 
 def key_in(path: Path) -> PublicKey:
     """The key of a file; raises as `keys_in`."""
     try:
-        return PublicKey.parse(path.read_text(errors="replace"))
+        return PublicKey.parse(read_text(path))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -215,8 +249,7 @@ def trusted_folder(environ: Mapping[str, str] | None = None) -> Path:
     values = os.environ if environ is None else environ
     if given := values.get(TRUSTED_VARIABLE):
         return Path(given)
-    config = values.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    return Path(config) / "gemmsmith" / "trusted"
+    return xdg_folder("XDG_CONFIG_HOME", ".config", environ) / "gemmsmith" / "trusted"
 
 
 def unsigned_allowed(environ: Mapping[str, str] | None = None) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from gemmsmith.errors import GemmsmithError, ServiceError, Untrusted
-from gemmsmith.files import publish
+from gemmsmith.files import publish, unsafe
 from gemmsmith.signing import SUFFIX, PublicKey, key_in
 
 _ODD = re.compile(r"[^A-Za-z0-9.-]+")
@@ -32,9 +32,11 @@ def trust(
     Raises:
         Untrusted: it is another key, or `confirm` said no.
         ServiceError, ServiceUnavailable: the service has no key to show, or is away.
-        ValueError: not a URL, or the file holds no public key.
+        ValueError: not a URL, the file holds no public key, or others may write to the folder.
         OSError: the file cannot be read, or the folder not be written to.
     """
+    if folder.exists() and (reason := unsafe(folder)):
+        raise ValueError(reason)
     url = source if source.startswith(("http://", "https://")) else ""
     key = _of_service(url) if url else key_in(Path(source))
     if identifier is not None and identifier != key.id:
@@ -55,10 +57,16 @@ def trust(
 def _of_service(url: str) -> PublicKey:
     from gemmsmith.http.client import Client
 
-    with Client(url, cache_dir=None) as client:
+    # The service is not trusted yet, so the environment's key stays here.
+    with Client(url, api_key=False, cache_dir=None) as client:
         try:
             return client.signing_key()
         except ServiceError as error:
+            if error.status == 401:
+                raise GemmsmithError(
+                    f"{url} answers 401 Unauthorized, and to trust a service no API key is sent: "
+                    "upgrade it, or trust a file with the line that `gemmsmith signing show` prints"
+                ) from error
             if error.status != 404:
                 raise
             raise GemmsmithError(f"{url} is of a release that signs nothing: upgrade it") from error

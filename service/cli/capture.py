@@ -24,10 +24,11 @@ def capture(
 ) -> None:
     """Run a program, and write its matrix products and their counts to a suite file.
 
-    Captures forward and backward products of all processes on this machine, such as the ranks of
-    torchrun or accelerate. Compiled functions run uncompiled meanwhile. The exit status is the
-    program's own, and the file is written even if the program fails. A capture without any product
-    is an error. `gemmsmith tune --suite FILE` then tunes the products, most expensive first.
+    Captures forward and backward products of all processes and threads on this machine, such as the
+    ranks of torchrun or accelerate, also those of compiled functions. What cannot be captured runs
+    as without it, and is named at the end. The exit status is the program's own, and the file is
+    written even if the program fails. A capture without any product is an error.
+    `gemmsmith tune --suite FILE` then tunes the products, most expensive first.
     """
     from service.cli import program
 
@@ -35,12 +36,14 @@ def capture(
         raise MisuseError(f"no folder {output.parent} for the suite file")
     ended = program.run(command, steps=steps)
     found = ended.found
+    for line in ended.unseen:
+        note(line)
     if ended.why and not ended.status:
         raise CommandError(f"nothing was captured: {ended.why}")
     if ended.why:
         note(f"nothing was captured: {ended.why}")
     else:
-        found.save(output)
+        ended.save(output)
         ranks = f" of {ended.processes} processes" if ended.processes > 1 else ""
         note(
             f"{output}: {len(found.problems)} problems, {found.problems.total()} products{ranks}, "

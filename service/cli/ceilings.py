@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from service.cli.options import AsJson
-from service.cli.output import MisuseError, emit, microseconds, note, say, table
+from service.cli.output import MisuseError, emit, microseconds, note, say, table, writable
 
 
 def ceilings(
@@ -21,6 +21,7 @@ def ceilings(
             "--output",
             help="File to write; default <device slug>.json where `gemmsmith report` looks.",
             show_default=False,
+            callback=writable,
         ),
     ] = None,
     as_json: AsJson = False,
@@ -29,10 +30,14 @@ def ceilings(
 
     It takes about ten seconds, and waits while another process measures on the GPU.
     """
+    from gemmsmith.files import private_folder
     from tuner.measure.ceilings import document, measure, own_folder, path_for, write_ceilings
 
     found = measure(_ordinal(device), on_step=note)
-    path = output or path_for(found.device.slug, own_folder())
+    path = output
+    if path is None:
+        private_folder(own_folder())
+        path = path_for(found.device.slug, own_folder())
     write_ceilings(found, path)
     if as_json:
         emit({"file": str(path)} | document(found))

@@ -13,9 +13,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gemmsmith.files import unsafe
 from gemmsmith.version import VERSION
 from tuner import places
 from tuner.errors import SchemaOutdated, SchemaTooNew, StoreError, TunerError
+from tuner.extras import pip_install
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -171,8 +173,8 @@ def _compiler() -> Check:
         return _missing(
             "compiler",
             str(error).splitlines()[0],
-            "pip install 'gemmsmith-service[compiler]', or install the CUDA 13 toolkit; "
-            "needed to compile kernels, not to serve",
+            f"{pip_install('compiler')}, or install the CUDA 13 toolkit; needed to compile "
+            "kernels, not to serve",
         )
     return _ok("compiler", f"nvcc {toolchain.version} ({toolchain.origin}: {toolchain.nvcc})")
 
@@ -193,7 +195,7 @@ def _torch() -> Check:
         return _missing(
             "torch",
             "not installed",
-            "pip install 'gemmsmith-service[gpu]'; needed to measure, not to serve",
+            f"{pip_install('gpu')}; needed to measure, not to serve",
         )
     version = importlib.metadata.version("torch")
     written = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
@@ -206,7 +208,7 @@ def _torch() -> Check:
         )
     release = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if release < (2, 9):
-        return _missing("torch", version, "to measure, pip install 'torch>=2.9'")
+        return _missing("torch", version, f"to measure, {pip_install('gpu')}")
     return _ok("torch", f"{version}, CUDA {cuda[1]}")
 
 
@@ -228,6 +230,8 @@ def _disk(packs: Path) -> Check:
     detail = f"{free / 2**30:.1f} GiB free at {folder}"
     if not os.access(folder, os.W_OK):
         return _missing("disk", f"{folder} is not writable", "run as its owner, or pass --packs")
+    if packs.exists() and (reason := unsafe(packs)):
+        return _missing("disk", f"packs are not used: {reason}", "")
     if free < SERVE_BYTES:
         return _missing("disk", detail, "free some space, or pass --packs on another disk")
     if free < TUNE_BYTES:
@@ -235,15 +239,13 @@ def _disk(packs: Path) -> Check:
     return _ok("disk", detail)
 
 
-def _database(url: str) -> Check:
-    from service.cli.options import shown
+def _database(where: str) -> Check:
     from tuner import store
 
-    where = shown(url)
     upgrade = f"gemmsmith db upgrade --database {where}"
     broken = "restore a backup, or name another --database"
     try:
-        found, needed = store.current(url), store.head()
+        found, needed = store.current(where), store.head()
     except StoreError as error:
         return _missing("database", str(error), broken)
     if found is None:
@@ -251,7 +253,7 @@ def _database(url: str) -> Check:
             "database", f"{where}: not there yet", f"`gemmsmith serve` creates it; or {upgrade}"
         )
     try:
-        with store.Store.open(url) as opened:
+        with store.Store.open(where) as opened:
             winners = opened.counts()["winners"]
     except SchemaOutdated:  # brought up to date when the service starts
         return _warning("database", f"{where}, schema {found}, needs {needed}", upgrade)
@@ -259,7 +261,7 @@ def _database(url: str) -> Check:
         return _missing("database", str(error), "upgrade gemmsmith, or name another --database")
     except StoreError as error:
         return _missing("database", str(error), broken)
-    path = store.sqlite_path(store.parse_url(url))
+    path = store.sqlite_path(store.parse_url(where))
     if path is not None and path.stat().st_mode & 0o077:
         return _warning("database", f"{where} can be read by others", f"chmod 600 {path}*")
     return _ok("database", f"{where}, schema {found}, {winners} winners")
@@ -277,23 +279,35 @@ def _recordings(folder: Path) -> Check:
 
 
 def _service(settings: Settings, url: str | None) -> Check:
-    import httpx
+    from gemmsmith.errors import ServiceFault, ServiceUnavailable
+    from gemmsmith.http.replies import NoAnswer, document
+    from gemmsmith.http.sending import ask
+    from gemmsmith.http.transport import exposes_key
 
-    where = url or f"http://{settings.host}:{settings.port}"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    where = url or f"http://{host}:{settings.port}"
     try:
-        response = httpx.get(f"{where.rstrip('/')}/readyz", timeout=2.0)
-    except (httpx.RequestError, httpx.InvalidURL) as error:
-        reason = type(error).__name__
-        return _warning("service", f"no answer at {where} ({reason})", "start it: gemmsmith serve")
+        reply = ask(where, "/readyz", timeout=2.0)
+    except (ValueError, ServiceUnavailable) as error:
+        return _warning("service", str(error), "")
+    if isinstance(reply, NoAnswer):
+        detail = f"no answer at {where} ({reply.reason})"
+        return _warning("service", detail, "start it: gemmsmith serve")
     try:
-        told = response.json()
-        checks = told.get("checks", {})
-    except (ValueError, AttributeError):
+        body = document(reply)
+        checks = dict(body.get("checks", {}))
+    except (ServiceFault, TypeError, ValueError):
         return _warning("service", f"{where} answers, but not as gemmsmith does: look there", "")
-    if response.status_code != 200:
-        detail = f"{response.status_code}, {told.get('detail', 'no reason given')}"
+    if reply.status != 200:
+        detail = f"{reply.status}, {body.get('detail', 'no reason given')}"
         return _warning("service", f"{where} is not ready: {detail}", "")
-    degraded = [said for said in checks.values() if said != "ok"]
+    degraded = [str(said) for said in checks.values() if said != "ok"]
     if degraded:
         return _warning("service", f"{where} is ready, but {'; '.join(degraded)}", "")
+    if exposes_key(where):
+        return _warning(
+            "service",
+            f"{where} is ready, and the API key goes there unencrypted",
+            "outside a trusted network, use HTTPS (docs/access.md)",
+        )
     return _ok("service", f"{where} is ready")

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from service.cli.guard import example
-from service.cli.options import AsJson, Database, load_settings, shown
-from service.cli.output import MisuseError, emit, note, say, writable
+from service.cli.options import AsJson, Database, load_settings
+from service.cli.output import MisuseError, emit, note, say, writable_bytes
 
 app = typer.Typer(
     help="Create, migrate, check, back up and restore the database.", no_args_is_help=True
@@ -33,7 +33,7 @@ def upgrade(database: Database = None, as_json: AsJson = False) -> None:
     from tuner import store
 
     settings = load_settings(database=database)
-    where = shown(settings.database)
+    where = settings.database
     before = store.current(settings.database)
     added = sum(imported.added for _, imported in prepare(settings))
     after = store.current(settings.database)
@@ -52,9 +52,8 @@ def current(database: Database = None, as_json: AsJson = False) -> None:
     """Print the database's schema and the one this version needs. Status 1 if they differ."""
     from tuner import store
 
-    url = load_settings(database=database).database
-    where = shown(url)
-    found, needed = store.current(url), store.head()
+    where = load_settings(database=database).database
+    found, needed = store.current(where), store.head()
     if as_json:
         emit({"database": where, "current": found, "head": needed, "up_to_date": found == needed})
     else:
@@ -73,7 +72,10 @@ def current(database: Database = None, as_json: AsJson = False) -> None:
 @app.command("backup", epilog=example("db backup gemmsmith.backup"))
 def backup(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A new file to write.", callback=writable)
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A new file to write; - is stdout.", callback=writable_bytes
+        ),
     ],
     packs: WithPacks = False,
     database: Database = None,
@@ -84,21 +86,24 @@ def backup(
     FILE is checked before it gets its name. For SQLite it is a database; PostgreSQL needs
     pg_dump and pg_restore.
     """
+    from gemmsmith.files import is_stream
     from tuner.compile import ArtifactStore
     from tuner.compile.archive import archive
     from tuner.store.backup import backup as write
 
     settings = load_settings(database=database)
     archived = _packs_file(file)
+    if packs and is_stream(file):
+        raise MisuseError("--packs writes a second file beside FILE: name a file")
     if packs and archived.exists():
         raise MisuseError(f"{archived} exists already; name a new file")
     schema = write(settings.database, file)
     number = archive(ArtifactStore(settings.packs), archived) if packs else None
-    size = file.stat().st_size
+    size = None if is_stream(file) else file.stat().st_size
     if as_json:
         emit({"file": str(file), "schema": schema, "bytes": size, "packs": number})
         return
-    say(f"{file}: schema {schema}, {size / 1e6:.1f} MB")
+    say(f"{file}: schema {schema}" + ("" if size is None else f", {size / 1e6:.1f} MB"))
     if number is not None:
         say(f"{archived}: {number} packs, {archived.stat().st_size / 1e6:.1f} MB")
 
@@ -131,7 +136,7 @@ def restore(
         check(archived)
     schema = put_back(settings.database, file, force=force)
     number = unarchive(archived, ArtifactStore(settings.packs)) if packs else None
-    where = shown(settings.database)
+    where = settings.database
     if as_json:
         emit({"database": where, "schema": schema, "packs": number})
         return

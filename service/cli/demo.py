@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gemmsmith.device import time_text
+from gemmsmith.files import private_folder
 from service.cli.best import show
 from service.cli.options import (
     AsJson,
@@ -29,7 +31,7 @@ from service.cli.options import (
     problem_of,
     typed,
 )
-from service.cli.output import MisuseError, emit, microseconds, note, say, table
+from service.cli.output import MisuseError, emit, note, say, table
 from tuner import places
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ def demo(
     n: OptionalN = None,
     k: OptionalK = None,
     dtype: DTypeName = "bf16",
-    layout: LayoutName = "tn",
+    layout: LayoutName = None,
     batch: Batch = 1,
     seconds: Annotated[
         float, typer.Option(min=0, help="About how long the search takes; 0: no waiting.")
@@ -72,13 +74,14 @@ def demo(
         raise MisuseError(f"three sizes M N K are needed, got {len(sizes)}; none lists them all")
     problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
     folder = settings.volumes().get("database", places.state())
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     database = folder / NAME
     winner = _search(recorded, problem, database, seconds)
     _compare(recorded, winner, as_json)
     if not as_json:
         url = f"sqlite:///{database}"
-        say(f"\n$ gemmsmith best {typed(problem)} --database {url}")
+        say("")
+        say(f"$ gemmsmith best {typed(problem)} --database {url}")
         _look_up(problem, recorded, url)
 
 
@@ -107,7 +110,8 @@ def _list(recorded: ReplayDevice, as_json: bool) -> None:
         return
     table(f"recorded on {recorded.model.name}", ("problem", "trials"), rows)
     first = recorded.problems[0]
-    say(f"\nwatch one: gemmsmith demo {typed(first)}")
+    say("")
+    say(f"watch one: gemmsmith demo {typed(first)}")
 
 
 def _search(recorded: ReplayDevice, problem: Problem, database: Path, seconds: float) -> Winner:
@@ -159,10 +163,10 @@ def _compare(recorded: ReplayDevice, winner: Winner, as_json: bool) -> None:
         emit(winner)
         return
     every = len(recorded.recorded(winner.problem) or ())
-    found = winner.statistics or winner.baseline
-    time_us = microseconds(found.median_us if found else None)
+    statistics = winner.statistics or winner.baseline
+    time = time_text(statistics.median_us, recorded.model.name) if statistics else "no time"
     gain = f", {winner.speedup.median:.3f} × the default" if winner.speedup else ""
-    say(f"found {time_us} µs{gain}; the recording has {every} candidates of this problem")
+    say(f"found {time}{gain}; the recording has {every} candidates of this problem")
 
 
 def _look_up(problem: Problem, recorded: ReplayDevice, url: str) -> None:

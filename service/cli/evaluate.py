@@ -41,14 +41,16 @@ def evaluate(
 
     Regret is how much longer than the recorded optimum the winner takes, in paired rounds.
     """
-    if output is not None and output.suffix != ".svg":
+    from gemmsmith.files import is_stream
+
+    if output is not None and output.suffix != ".svg" and not is_stream(output):
         raise MisuseError(f"the picture must be called NAME.svg, got {output.name!r}")
     judged = Judged.of(load(load_settings(sweeps=sweeps).sweeps))
     if output is not None:
-        from gemmsmith.files import publish
+        from gemmsmith.files import write
         from service.report.regret import picture
 
-        publish(output, picture(judged.curves).encode(), shared=True)
+        write(output, picture(judged.curves).encode())
     if as_json:
         emit(judged.summary())
         return

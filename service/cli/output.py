@@ -1,18 +1,39 @@
 """What commands print: results to stdout, everything else to stderr.
 
 With `--json` stdout holds exactly one JSON document (`results`: one a line) and nothing else, so
-that it can be piped. Errors are one line `error: …` on stderr, whatever the format.
+that it can be piped. A file that a command writes to stdout (`-`) is alone there too: then all that
+the command prints goes to stderr. Errors are one line `error: …` on stderr, whatever the format.
+
+Much of it comes from services, files and databases. Nothing of that commands the terminal or begins
+a line of its own, and no password of a URL is printed (`gemmsmith.showing`).
 """
 
 from __future__ import annotations
 
+import codecs
+import io
+import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-import typer
+from gemmsmith import showing
+from gemmsmith.files import STDOUT, descriptor, is_stream
+
+
+class Stdout:
+    """What this command's stdout is for."""
+
+    is_a_file = False
+    """A file that the command writes: nothing else may be printed there."""
+
+
+_PLAIN = {
+    "…": "...", "×": "x", "µ": "u", "–": "-", "→": "->", "≤": "<=", "≥": ">=", "±": "+-", "°": " "
+}  # fmt: skip
+"""For terminals that lack a character."""
 
 
 class CommandError(Exception):
@@ -28,40 +49,133 @@ class MisuseError(CommandError):
 
 
 def writable(path: Path | None) -> Path | None:
-    """A file or folder that is to be written, as an option gives it: refused before the work.
+    """A file that is to be written, as an option gives it: refused before the work.
+
+    `-` is stdout.
 
     Raises:
-        MisuseError: the place cannot be written to.
+        MisuseError: it cannot be written.
     """
     if path is None:
         return None
-    place = next(folder for folder in path.absolute().parents if folder.exists())
+    if str(path) == "-":
+        path = Path("/dev/stdout")
+    try:
+        if (number := descriptor(path)) is not None:
+            os.fstat(number)
+            Stdout.is_a_file |= number == STDOUT
+        elif not is_stream(path):
+            _check_folder(path, Path(os.path.realpath(path)).parents)
+        elif not os.access(path, os.W_OK):
+            raise MisuseError(f"cannot write {path}: no permission; name another place")
+    except OSError as error:
+        raise MisuseError(f"cannot write {path}: {error.strerror}; name a file") from None
+    return path
+
+
+def readable(paths: Sequence[Path]) -> list[Path]:
+    """Files that are to be read, as an argument gives them; `-` is stdin."""
+    return [Path("/dev/stdin") if str(path) == "-" else path for path in paths]
+
+
+def writable_bytes(path: Path | None) -> Path | None:
+    """The same of a file that is no text.
+
+    Raises:
+        MisuseError: it cannot be written, or would be printed on a terminal.
+    """
+    path = writable(path)
+    if Stdout.is_a_file and sys.stdout.isatty():
+        raise MisuseError("the file is not for a terminal: name a file, or redirect")
+    return path
+
+
+def writable_folder(path: Path) -> Path:
+    """The same of a folder, which need not be there yet.
+
+    Raises:
+        MisuseError: it cannot be written to.
+    """
+    real = Path(os.path.realpath(path))
+    _check_folder(path, (real, *real.parents))
+    return path
+
+
+def _check_folder(path: Path, folders: Iterable[Path]) -> None:
+    place = next(folder for folder in folders if folder.exists())
     if not place.is_dir():
         raise MisuseError(f"cannot write {path}: {place} is a file, not a folder")
     if not os.access(place, os.W_OK | os.X_OK):
         raise MisuseError(f"cannot write {path}: no permission in {place}; name another place")
-    return path
+
+
+def open_streams() -> None:
+    """Make stdout and stderr fit to print on, whatever they are.
+
+    A character that the terminal's encoding lacks is printed in a plainer form. A stream that is
+    closed prints nothing; else its descriptor would become that of the next file that is opened,
+    the database perhaps.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    codecs.register_error("gemmsmith", _plainer)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="gemmsmith")
+
+
+def _plainer(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Handle a character that an encoding lacks; bytes of a path that are no text are kept."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    character = error.object[error.start]
+    if "\udc80" <= character <= "\udcff":
+        return character.encode(errors="surrogateescape"), error.start + 1
+    return _PLAIN.get(character, "?"), error.start + 1
+
+
+def _out() -> TextIO:
+    return sys.stderr if Stdout.is_a_file else sys.stdout
 
 
 def emit(data: Any, *, line: bool = False) -> None:
     """Print a JSON document to stdout, on one `line` or indented."""
     import msgspec
 
-    text = msgspec.json.encode(data)
-    if not line:
-        text = msgspec.json.format(text, indent=2)
-    sys.stdout.write(text.decode() + "\n")
-    sys.stdout.flush()
+    out = _out()
+    try:
+        encoded = msgspec.json.encode(data)
+        if not line:
+            encoded = msgspec.json.format(encoded, indent=2)
+        text = encoded.decode()
+        plain = text.isascii() or codecs.lookup(out.encoding or "utf-8").name == "utf-8"
+    except UnicodeEncodeError:  # a path that is no text
+        plain = False
+    if not plain:
+        text = json.dumps(msgspec.to_builtins(data), indent=None if line else 2)
+    _print(showing.document(text), out)
 
 
 def say(text: str) -> None:
     """Print a line of the result to stdout."""
-    typer.echo(text)
+    _print(showing.line(text), _out())
 
 
 def note(text: str) -> None:
     """Print a line that is not the result to stderr."""
-    typer.echo(text, err=True)
+    _print(showing.line(text), sys.stderr)
+
+
+def _print(text: str, stream: TextIO) -> None:
+    # Not by typer, which prints UTF-8 on a terminal that is not.
+    stream.write(f"{text}\n")
+    stream.flush()
 
 
 def table(
@@ -71,17 +185,21 @@ def table(
     from rich.console import Console
     from rich.table import Table
 
-    drawn = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    drawn = Table(title=showing.line(title) or None, title_justify="left", box=None, pad_edge=False)
     for i, name in enumerate(columns):
         drawn.add_column(
             name, justify="left" if i < left else "right", overflow="fold", no_wrap=i >= left
         )
     for row in rows:
-        drawn.add_row(*("–" if cell is None else str(cell) for cell in row))
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:  # nothing is cut off in a file or a pipe
-        console = Console(highlight=False, markup=False, width=200)
-    console.print(drawn)
+        drawn.add_row(*("–" if cell is None else showing.line(str(cell)) for cell in row))
+    out = _out()
+    width = None if out.isatty() else 200  # nothing is cut off in a file or a pipe
+    Console(file=out, highlight=False, markup=False, width=width).print(drawn)
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 winner`, `2 winners`."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def microseconds(value: float | None) -> str | None:

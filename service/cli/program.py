@@ -18,9 +18,19 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from gemmsmith.captured import STEPS_VARIABLE, STOP_VARIABLE, STOPPED, SUFFIX, Captured
-from gemmsmith.variables import CAPTURE_VARIABLE, VARIABLE
-from service.cli.output import MisuseError
+from gemmsmith.captured import Captured
+from gemmsmith.variables import (
+    CAPTURE_VARIABLE,
+    LOADED,
+    PRODUCTS,
+    SEEN,
+    STEPS_VARIABLE,
+    STOP_VARIABLE,
+    STOPPED,
+    VARIABLE,
+)
+from service.cli.output import MisuseError, note
+from tuner.extras import library
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -43,6 +53,26 @@ class Ended:
     stopped: bool
     why: str
 
+    @property
+    def unseen(self) -> list[str]:
+        """Lines that name what may have run products that were not captured."""
+        return [
+            f"not captured: {what} ({count})" for what, count in sorted(self.found.unseen.items())
+        ]
+
+    def save(self, output: Path) -> None:
+        """Write the suite. Where the program has failed, a failure to write it is only a line.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        try:
+            self.found.save(output)
+        except OSError as error:
+            if not self.status:
+                raise
+            note(f"{output} cannot be written: {error.strerror}")
+
 
 def run(
     command: Sequence[str], *, winners: str | None = None, steps: int = 0, stop: bool = False
@@ -58,7 +88,10 @@ def run(
     Raises:
         MisuseError: there is no such program.
     """
-    with tempfile.TemporaryDirectory(prefix="gemmsmith-capture-") as folder:
+    # Whatever the program leaves there: it is not ours, and may not be to take away.
+    with tempfile.TemporaryDirectory(
+        prefix="gemmsmith-capture-", ignore_cleanup_errors=True
+    ) as folder:
         variables = {
             CAPTURE_VARIABLE: folder,
             STEPS_VARIABLE: str(steps),
@@ -145,18 +178,40 @@ def _at_terminal() -> bool:
 
 def _ended(status: int, folder: Path) -> Ended:
     found, processes = Captured(), 0
-    files = list(folder.glob(f"*{SUFFIX}"))
-    for path in files:
-        one = Captured.parse(path.read_bytes())
-        found.add(one)
-        processes += bool(one.problems)
+    try:
+        names = sorted(path.name for path in folder.iterdir())
+    except OSError:  # the program has taken it away
+        names = []
+    for name in names:
+        if name.endswith(PRODUCTS):
+            try:
+                one = Captured.parse(_read(folder / name))
+            except (OSError, ValueError):
+                found.unseen["files in the folder of the capture that hold none"] += 1
+                continue
+            found.add(one)
+            processes += bool(one.problems)
+    with_torch, with_gemmsmith = (
+        sum(name.endswith(ending) for name in names) for ending in (LOADED, SEEN)
+    )
     return Ended(
         status=status,
         found=found,
         processes=processes,
-        stopped=(folder / STOPPED).exists(),
-        why="" if found.problems else _why(found, len(files), len(list(folder.glob("*.seen")))),
+        stopped=STOPPED in names,
+        why="" if found.problems else _why(found, with_torch, with_gemmsmith),
     )
+
+
+def _read(path: Path) -> bytes:
+    """A file of the program's.
+
+    Raises:
+        OSError: it is no regular file, such as a pipe, which may never end; it cannot be read.
+    """
+    if not path.is_file():
+        raise OSError(f"{path} is no file")
+    return path.read_bytes()
 
 
 def _why(found: Captured, with_torch: int, with_gemmsmith: int) -> str:
@@ -166,14 +221,12 @@ def _why(found: Captured, with_torch: int, with_gemmsmith: int) -> str:
         return f"kernels are for none of the {found.skipped.total()} products that ran ({types})"
     if with_torch:
         return (
-            f"no matrix product ran in the main threads of the {with_torch} processes that "
-            "imported torch and ended by themselves"
+            f"no matrix product ran in the {with_torch} processes that imported torch, or they "
+            "were killed"
         )
     if with_gemmsmith:
-        return (
-            f"none of the {with_gemmsmith} Python processes has imported torch and ended by itself"
-        )
+        return f"none of the {with_gemmsmith} Python processes has imported torch"
     return (
-        "no Python ran that has gemmsmith installed: `pip install gemmsmith` where the program's "
-        "Python is (one started with -S or -I, or from a copied folder, does not count)"
+        f"no Python ran that has gemmsmith installed: `pip install {library()}` where the "
+        "program's Python is (one started with -S or -I, or from a copied folder, does not count)"
     )

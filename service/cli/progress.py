@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
+from gemmsmith.showing import line
 from service.cli.output import note
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Reporter(Protocol):
         done: int,
         total: int,
         *,
-        best_us: float | None = None,
+        best: str = "",
         message: str = "",
     ) -> None:
         """Say how far the work on one problem is."""
@@ -120,7 +121,7 @@ class Lines:
         done: int,
         total: int,
         *,
-        best_us: float | None = None,
+        best: str = "",
         message: str = "",
     ) -> None:
         """Print a line if it is time for one."""
@@ -131,8 +132,8 @@ class Lines:
         elif now - self._spoke < EVERY_S and done < total and not message:
             return
         parts = [_counted(phase, done, total)]
-        if best_us is not None:
-            parts.append(f"best {best_us:.2f} µs")
+        if best:
+            parts.append(f"best {best}")
         if 0 < done < total and not fresh:
             parts.append(f"{(now - self._began) / done * (total - done):.0f} s left")
         if message:
@@ -199,18 +200,18 @@ class Bars:
         done: int,
         total: int,
         *,
-        best_us: float | None = None,
+        best: str = "",
         message: str = "",
     ) -> None:
         """Say what is being done, and let the bar grow by it."""
         low, high = self._stages.get(phase, (0.0, 0.0) if self._stages else (0.0, 1.0))
         share = min(done / total, 1.0) if total else 0.0
-        best = message if best_us is None else f"best {best_us:.2f} µs"
-        self._draw(low + (high - low) * share, f"{_counted(phase, done, total)}  {best}".rstrip())
+        doing = f"best {best}" if best else message
+        self._draw(low + (high - low) * share, f"{_counted(phase, done, total)}  {doing}".rstrip())
 
     def line(self, text: str) -> None:
         """Print above the bar."""
-        self._progress.console.print(text, markup=False)
+        self._progress.console.print(line(text), markup=False)
 
     def _draw(self, within: float, doing: str) -> None:
         """Fill the bar as far as the problem at hand is, never less than it was."""
@@ -220,5 +221,5 @@ class Bars:
         if self._task is None:
             self._task = self._progress.add_task(self._title, total=1.0, doing=doing)
         self._progress.update(
-            self._task, completed=self._filled, description=self._title, doing=doing
+            self._task, completed=self._filled, description=self._title, doing=line(doing)
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gemmsmith.device import called
 from service.cli import completion
 from service.cli.options import (
     AsJson,
@@ -15,9 +16,8 @@ from service.cli.options import (
     OnlyDevice,
     dtypes_of,
     load_settings,
-    shown,
 )
-from service.cli.output import CommandError, emit, note, ratio, say, table, writable
+from service.cli.output import CommandError, emit, note, ratio, say, table, writable_folder
 
 if TYPE_CHECKING:
     from service.report.rows import DeviceReport
@@ -51,7 +51,10 @@ def report(
     output: Annotated[
         Path,
         typer.Option(
-            "-o", "--output", help="Folder to write to; created if missing.", callback=writable
+            "-o",
+            "--output",
+            help="Folder to write to; created if missing.",
+            callback=writable_folder,
         ),
     ] = Path("report"),
     ceilings: Annotated[
@@ -67,7 +70,7 @@ def report(
 
     Writes report.html, report.csv and report.json.
     """
-    from gemmsmith.files import publish
+    from gemmsmith.files import write
     from service.report.export import to_csv, to_json
     from service.report.page import page
     from service.report.reasons import notes
@@ -81,7 +84,7 @@ def report(
         "json": (output / "report.json", to_json(reports)),
     }
     for path, content in written.values():
-        publish(path, content, shared=True)
+        write(path, content)
     if as_json:
         summaries = [
             {"device": each.device.slug, "notes": notes(each), "summary": each.summaries}
@@ -123,7 +126,7 @@ def _from_database(database: str | None) -> list[Winner]:
         found = store.winners()
     if not found:
         raise CommandError(
-            f"the database {shown(url)} has no winners: measure some with `gemmsmith tune`, take "
+            f"the database {url} has no winners: measure some with `gemmsmith tune`, take "
             "the shipped ones with `gemmsmith db upgrade`, or pass --winners "
             "FILE"
         )
@@ -134,11 +137,12 @@ def _chosen(
     winners: Sequence[Winner], dtypes: Sequence[str] | None, device: str | None
 ) -> list[Winner]:
     """Those that were asked for; raises CommandError, naming what there is, for none."""
+    fitting = called(device or "", {winner.device.slug for winner in winners})
     chosen = [
         winner
         for winner in winners
         if (dtypes is None or winner.problem.dtype in dtypes)
-        and (device is None or winner.device.slug == device)
+        and (device is None or winner.device.slug in fitting)
     ]
     if chosen:
         return chosen
@@ -171,10 +175,11 @@ def _print(report: DeviceReport) -> None:
             summary.title,
             summary.problems,
             ratio(summary.geometric_mean),
+            ratio(summary.median),
             ratio(summary.minimum),
             summary.below,
         )
         for summary in report.summaries
     ]
-    columns = ("types", "problems", "count", "geometric mean", "minimum", "below 0.97")
+    columns = ("types", "problems", "count", "geometric mean", "median", "minimum", "below 0.97")
     table(report.device.slug, columns, rows, left=2)

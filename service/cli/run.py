@@ -89,9 +89,11 @@ def run(
     from tuner.errors import TunerError
 
     if output is not None and ended.found.problems:
-        ended.found.save(output)
+        ended.save(output)
     if ended.status:
         raise typer.Exit(ended.status)
+    for line in ended.unseen:
+        note(f"gemmsmith: {line}")
     if ended.why:
         note(f"gemmsmith: nothing was captured: {ended.why}")
         raise typer.Exit(1 if tune else 0)
@@ -104,7 +106,11 @@ def run(
         raise typer.Exit(status)
     try:
         lines = of_run.summary(settings, ended.found, kept, url)
-    except (GemmsmithError, TunerError) as error:  # the program has succeeded, whatever we know
+    except (
+        GemmsmithError,
+        TunerError,
+        OSError,
+    ) as error:  # the program has succeeded, whatever we know
         lines = [f"gemmsmith: which products have winners is not known: {error}"]
     for line in lines:
         note(line)

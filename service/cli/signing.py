@@ -75,12 +75,20 @@ def trust(
 
 @app.command("list", epilog=example("signing list"))
 def list_(as_json: AsJson = False) -> None:
-    """List the keys that are trusted here."""
-    found = _believed(load_settings())
+    """List the keys that are trusted here, and for what."""
+    from service import identity
+
+    settings = load_settings()
+    trusted = identity.trusted(settings)
+    listed = [
+        {"id": key.id, "for": sorted(trusted.purposes[key.id]), "file": str(path)}
+        for path, key in _believed(settings)
+    ]
     if as_json:
-        emit({"keys": [{"id": key.id, "file": str(path)} for path, key in found]})
+        emit({"keys": listed})
         return
-    table("", ("key", "file"), [(key.id, path) for path, key in found], left=2)
+    rows = [(key["id"], ", ".join(key["for"]), key["file"]) for key in listed]
+    table("", ("key", "for", "file"), rows, left=3)
 
 
 @app.command("revoke", epilog=example("signing revoke 1f2e3d"))

@@ -87,6 +87,7 @@ def _winners(url: str, device: str | None) -> tuple[list[Winner], int]:
     """
     import msgspec
 
+    from gemmsmith.errors import InvalidProblem
     from tuner.store.statement import canonical, fingerprint
     from tuner.trial import Winner
 
@@ -94,7 +95,7 @@ def _winners(url: str, device: str | None) -> tuple[list[Winner], int]:
     for row in _rows(url, device):
         try:
             winner = canonical(msgspec.convert(row, Winner))
-        except msgspec.ValidationError:
+        except (msgspec.ValidationError, InvalidProblem):
             skipped += 1
             continue
         found.append(replace(winner, digest=fingerprint(winner)))
@@ -103,24 +104,24 @@ def _winners(url: str, device: str | None) -> tuple[list[Winner], int]:
 
 def _rows(url: str, device: str | None) -> Iterator[dict[str, Any]]:
     """Rows of `GET /winners`, of one device model or of all that the service knows."""
-    from gemmsmith.http import flows
     from gemmsmith.http.client import Client
+    from gemmsmith.http.listing import Pages
 
     class Reader(Client):
         """A client that reads listings which training code has no use for."""
 
         def rows(self, path: str, name: str, **filters: Any) -> Iterator[dict[str, Any]]:
             """The rows of a listing, page by page."""
-            pages = flows.Pages(self._session, path, name, filters, None)
+            pages = Pages(self._session, path, name, filters, None)
             while not pages.finished:
-                yield from pages.take(self._run(flows.page(self._session, pages.request())))
+                yield from self._run(pages.rows())
 
     try:
         client = Reader(url)
     except ValueError as error:
         raise MisuseError(str(error)) from error
     with blaming(url), client:
-        slugs = [device] if device else [row["slug"] for row in client.rows("/devices", "devices")]
+        slugs = [device] if device else [model.slug for model in client.devices()]
         for slug in slugs:
             yield from client.rows("/winners", "winners", device=slug)
 

@@ -13,8 +13,15 @@ import typer
 
 from service.cli import completion
 from service.cli.files import Fields, FormatName, fields_of, format_of, send, write
-from service.cli.options import AsJson, Database, OnlyDevice, dtypes_of, load_settings
-from service.cli.output import CommandError, MisuseError, emit, note, say, writable
+from service.cli.options import (
+    AsJson,
+    Database,
+    OnlyDevice,
+    device_called,
+    dtypes_of,
+    load_settings,
+)
+from service.cli.output import MisuseError, emit, note, readable, say, writable
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -25,7 +32,8 @@ def export(
     path: Annotated[
         Path,
         typer.Argument(
-            help="File to write, such as configs/winners/h200.jsonl.", callback=writable
+            help="File to write, such as configs/winners/h200.jsonl; - is stdout.",
+            callback=writable,
         ),
     ],
     device: OnlyDevice = None,
@@ -49,10 +57,8 @@ def export(
     form_of = format_of(form, path)
     chosen = fields_of(tables.WINNERS, fields)
     with Store.open(load_settings(database=database).database) as store:
-        if device and device not in (known := [model.slug for model in store.devices()]):
-            raise CommandError(
-                f"no device {device!r} in the database; it has {', '.join(known) or 'none'}"
-            )
+        if device:
+            device = device_called(device, [model.slug for model in store.devices()])
         if form_of is tables.FileFormat.JSONL and fields is None:
             count = export_winners(store, path, device=device, dtype=wanted)
         else:
@@ -67,7 +73,10 @@ def export(
 
 
 def import_(
-    paths: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Winners files.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Winners files; - is stdin.", callback=readable),
+    ],
     unsigned: Annotated[
         bool | None,
         typer.Option(

@@ -18,7 +18,7 @@ from typing import Protocol
 from gemmsmith.answers.answer import MAX_DISTANCE, Answer, Config, Match, Use
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel
-from gemmsmith.neighbours import NEIGHBOURS, answering, runs_there
+from gemmsmith.neighbours import NEIGHBOURS, answering, run_reach, runs_there
 from gemmsmith.problem import Problem
 from service.http.abilities import without_candidate
 from tuner.backends import refusal, splits_refusal
@@ -51,6 +51,10 @@ class WinnerSource(Protocol):
 
         None is farther than `reach` octaves. Those that cannot answer may be left out.
         """
+        ...
+
+    def won_near(self, problem: Problem, device_slug: str) -> Iterable[tuple[Problem, str]]:
+        """Problems of the same operation and batch nearby, and the kernels that won on them."""
         ...
 
 
@@ -139,7 +143,13 @@ def _measured(
         return None
     if neighbour.use.is_default and not is_legal(neighbour.candidate, problem):
         neighbour = without_candidate(neighbour)
-    return _answer(problem, neighbour, Match.NEAREST, pack_of)
+    kernel = None if neighbour.runs is None else neighbour.runs.kernel.name
+    if kernel is not None and run_reach(problem):
+        won = source.won_near(problem, device.slug)
+        use = neighbour.use if runs_there(problem, kernel, won) else Use.CUBLAS
+    else:
+        use = Use.CUBLAS
+    return _answer(problem, neighbour, Match.NEAREST, pack_of, use)
 
 
 def is_legal(candidate: Candidate | None, problem: Problem) -> bool:
@@ -152,10 +162,10 @@ def is_legal(candidate: Candidate | None, problem: Problem) -> bool:
 
 def as_served(winner: Winner, pack_of: PackOf) -> Answer:
     """What is answered to the winner's own problem while that winner is served."""
-    return _answer(winner.problem, winner, Match.EXACT, pack_of)
+    return _answer(winner.problem, winner, Match.EXACT, pack_of, winner.use)
 
 
-def _answer(problem: Problem, winner: Winner, match: Match, pack_of: PackOf) -> Answer:
+def _answer(problem: Problem, winner: Winner, match: Match, pack_of: PackOf, use: Use) -> Answer:
     config = None
     if winner.candidate is not None:
         kernel = winner.candidate.kernel
@@ -170,7 +180,7 @@ def _answer(problem: Problem, winner: Winner, match: Match, pack_of: PackOf) -> 
         match=match,
         measured=winner.problem,
         distance=0.0 if match is Match.EXACT else problem.distance(winner.problem),
-        use=winner.use if runs_there(problem, winner.problem) else Use.CUBLAS,
+        use=use,
         config=config,
         statistics=winner.statistics,
         baseline=winner.baseline,

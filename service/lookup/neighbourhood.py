@@ -143,6 +143,12 @@ class Chart:
         found = answering(problem, nearest, lambda near: is_legal(near.candidate, problem))
         return None if found is None else found.problem
 
+    def won_near(self, problem: Problem, device: str) -> Iterator[tuple[Problem, str]]:
+        """As `WinnerSource.won_near`, as far as is drawn."""
+        for near in self.nearest(problem, device):
+            if near.candidate is not None and not near.use.is_default:
+                yield near.problem, near.candidate.kernel.name
+
     def pack_for(self, kernel: str) -> str | None:
         """Hash of the newest pack that held the kernel when the chart caught up."""
         return self._pack_of.get(kernel)
@@ -230,6 +236,10 @@ class Charted:
         # It is another one since: then the store tells.
         yield from self._store.near_winners(problem, device_slug, limit, reach)
 
+    def won_near(self, problem: Problem, device_slug: str) -> Iterator[tuple[Problem, str]]:
+        """Problems nearby, and the kernels that won on them."""
+        return self._chart.won_near(problem, device_slug)
+
     def pack_for(self, kernel: str) -> str | None:
         """Hash of the newest pack that holds the kernel."""
         if "_caught_up" in self.__dict__:
@@ -270,6 +280,10 @@ class Together:
         if problem in self._beside:
             yield self._beside[problem]
             yield from self._store.near_winners(problem, device_slug, limit, reach)
+
+    def won_near(self, problem: Problem, device_slug: str) -> Iterator[tuple[Problem, str]]:
+        """Problems nearby, and the kernels that won on them."""
+        return self._chart.won_near(problem, device_slug)
 
     def pack_for(self, kernel: str) -> str | None:
         """Hash of the newest pack that holds the kernel."""

@@ -58,13 +58,14 @@ def curl(asked: Problem, device: str, origin: str, *, with_key: bool) -> str:
     return f"curl -s{key} {shlex.quote(origin + best_url(asked, device))}"
 
 
-def python(asked: Problem, device: str, origin: str) -> str:
-    """A program that prints this answer; a key is taken from the environment."""
+def python(asked: Problem, device: str, origin: str, *, with_key: bool) -> str:
+    """A program that prints this answer."""
+    key = ', api_key=os.environ["GEMMSMITH_API_KEY"]' if with_key else ""
     batch = f", batch={asked.batch}" if asked.batch != 1 else ""
     words = f"dtype={asked.dtype!r}, layout={asked.layout.value!r}, device={device!r}"
     return (
-        "import gemmsmith\n\n"
-        f"with gemmsmith.Client({origin!r}) as client:\n"
+        f"{'import os' if with_key else ''}\nimport gemmsmith\n\n".lstrip()
+        + f"with gemmsmith.Client({origin!r}{key}) as client:\n"
         f"    answer = client.best({asked.m}, {asked.n}, {asked.k}{batch}, {words})\n"
         "    print(answer.use, answer.speedup, answer.config)"
     )

@@ -72,10 +72,11 @@ operand moved once.</p>
 <h3>Summary</h3>
 <div class="wide"><table>
 <tr><th class="t">types</th><th class="t">problems</th><th>count</th><th>geometric mean</th>
-<th>minimum</th><th>maximum</th><th>below {{ low }}</th><th>interval below 1</th>
+<th>median</th><th>minimum</th><th>maximum</th><th>below {{ low }}</th><th>interval below 1</th>
 <th>CUTLASS served</th></tr>
 {% for s in device.summaries %}<tr><td class="t">{{ s.dtype }}</td><td class="t">{{ s.title }}</td>
 <td>{{ s.problems }}</td><td>{{ "%.3f" | format(s.geometric_mean) }}</td>
+<td>{{ "%.3f" | format(s.median) }}</td>
 <td>{{ "%.3f" | format(s.minimum) }}</td><td>{{ "%.3f" | format(s.maximum) }}</td>
 <td>{{ s.below }}</td><td>{{ s.behind }}</td><td>{{ s.won }}</td></tr>
 {% endfor %}
@@ -115,7 +116,7 @@ def page(reports: Sequence[DeviceReport]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     template = environment.from_string(_TEMPLATE)
     return template.render(
-        style=Markup(_STYLE + _PICTURES.read_text()),  # noqa: S704 - ours
+        style=Markup(_STYLE + _PICTURES.read_text(encoding="utf-8")),  # noqa: S704 - ours
         low=LOW,
         devices=[_device(report) for report in reports],
     )

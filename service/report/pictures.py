@@ -95,6 +95,7 @@ def _class_line(summary: Summary, at: float, edges: tuple[float, float], x: Scal
         + text(WIDTH - 110, at + 4, f"{summary.geometric_mean:.3f}", "start")
         + title(
             f"{summary.title}: geometric mean {summary.geometric_mean:.3f}, "
+            f"median {summary.median:.3f}, "
             f"{summary.minimum:.3f} to {summary.maximum:.3f}"
         )
         + "</g>"

@@ -6,7 +6,7 @@ service, for whatever reason, `GET /best` says in which pack.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ import structlog
 
 from gemmsmith import installed
 from gemmsmith.kernel import AnyKernel
-from gemmsmith.signing import Trusted
+from gemmsmith.signing import Purpose
 from service import identity
 from service.settings import Settings
 from tuner.compile import (
@@ -27,7 +27,7 @@ from tuner.compile import (
     Toolchain,
     find_toolchain,
 )
-from tuner.compile.installed import take
+from tuner.compile.installed import TakenIn, take
 from tuner.store import Store
 from tuner.trial import Failure, FailureKind
 
@@ -151,15 +151,22 @@ def open_artifacts(settings: Settings, records: Store) -> ArtifactStore:
     trusted = identity.trusted_packs(settings)
     artifacts = ArtifactStore(settings.packs, limit=limit, signer=signer, trusted=trusted)
     if folders := installed.folders():
-        _take(artifacts, records, folders, trusted)
+        taken = take(
+            artifacts,
+            folders,
+            trusted=trusted,
+            shipped=identity.shipped(settings, Purpose.PACK),
+            signer=signer,
+        )
+        _record_installed(artifacts, records, folders, taken)
     return artifacts
 
 
-def _take(
-    artifacts: ArtifactStore, records: Store, folders: Sequence[Path], trusted: Trusted | None
+def _record_installed(
+    artifacts: ArtifactStore, records: Store, folders: Sequence[Path], taken: Iterable[TakenIn]
 ) -> None:
-    """Take in and record the packs that were installed with pip."""
-    refused = [item for item in take(artifacts, folders, trusted=trusted) if item.pack is None]
+    """Record the packs that were installed with pip, and report those that are not used."""
+    refused = [item for item in taken if item.pack is None]
     if refused:
         log.warning(
             "installed packs are not used",

@@ -26,6 +26,7 @@ def test_every_command_works_as_printed(tmp_path: Path) -> None:
         )
         key = session.run(first).strip()
         session.environment["GEMMSMITH_API_KEY"] = key
+        session.environment["GEMMSMITH_URL"] = session.instead["http://HOST:8000"]
         assert serve.text.startswith("gemmsmith serve")  # it is running
         for step in rest:
             said = session.run(whole(step, key))

@@ -18,17 +18,17 @@ import pytest
 from configs.kernels import build
 from gemmsmith import Packs, installed
 from gemmsmith.device import DeviceModel
-from gemmsmith.errors import PackUntrusted
+from gemmsmith.errors import PackUntrusted, Untrusted
 from gemmsmith.kernel import AnyKernel
 from gemmsmith.signing import Trusted, key_in
 from gemmsmith.version import VERSION
-from service import database
+from service import database, identity
 from tests.support import fake_nvcc
 from tests.support.candidates import KERNEL
 from tests.support.docs import ROOT
 from tests.support.machines import MEMBERS, Machine, compile_, document
 from tests.support.serving import running
-from tuner.compile import Manifest, Pack
+from tuner.compile import ArtifactStore, Manifest, Pack
 from tuner.compile.installed import take
 from tuner.store import Store
 from tuner.trial import Winner
@@ -81,6 +81,28 @@ def test_what_nobody_believed_has_signed_or_is_damaged_stays_out(
     assert [item.pack for item in refused] == [None] * 4
     assert all(item.refusal for item in refused)
     assert list(here.settings.packs.glob("*.so")) == []
+
+
+def test_a_releases_wheel_is_used_though_its_key_is_for_winners(
+    here: Machine, there: Machine, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From elsewhere such packs are refused; this wheel was installed, as gemmsmith was."""
+    pack = there.publish(0)
+    doubt(here)
+    keys = here.settings.packs.parent / "shipped"
+    keys.mkdir()
+    (keys / "release.pub").write_text(identity.signer(there.settings).public.line)
+    settings = here.settings.model_copy(update={"shipped_keys": keys})
+    trusted = identity.trusted_packs(settings)
+    with pytest.raises(Untrusted, match="for winners only"):
+        dict(there.packs.manifests())[pack.hash].check(pack.hash, trusted or Trusted())
+    for _ in range(2):
+        database.prepare(settings)
+        with Store.open(settings.database) as store:
+            assert store.pack_for(MEMBERS[0].name) == pack.hash
+        mine = identity.trusted_packs(settings)
+        assert ArtifactStore(settings.packs, trusted=mine).find(MEMBERS[0]) is not None
+    assert "not used" not in capsys.readouterr().out
 
 
 def test_winners_wait_for_no_compiler(here: Machine, there: Machine, folder: Path) -> None:

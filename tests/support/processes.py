@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +25,25 @@ def until(condition: Callable[[], bool], what: str, patience_s: float = 60.0) ->
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.05)
+
+
+def as_user(user: int, task: Callable[[], None], folder: Path | None = None) -> int:
+    """Run the task in a fork that is another user, in `folder`; its exit status."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        signal.alarm(10)  # whatever it waits for, it does not stay
+        try:
+            if folder is not None:
+                os.chdir(folder)
+            os.setgroups([])
+            os.setgid(user)
+            os.setuid(user)
+            task()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 @contextmanager

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gemmsmith.neighbours import Neighbourhood
+from gemmsmith.answers.answer import MAX_DISTANCE
+from gemmsmith.neighbours import NEIGHBOURS, Neighbourhood
 from gemmsmith.problem import Problem
 from tuner.trial import Winner
 
@@ -28,3 +29,8 @@ class WinnersInMemory:
         """Current winners of the same operation, batch and device, nearest first."""
         around = self._around.get(device_slug)
         return [] if around is None else around.nearest(problem, limit, reach)
+
+    def won_near(self, problem: Problem, device_slug: str) -> list[tuple[Problem, str]]:
+        """Problems nearby, and the kernels that won on them."""
+        near = self.near_winners(problem, device_slug, NEIGHBOURS, MAX_DISTANCE)
+        return [(won.problem, won.runs.kernel.name) for won in near if won.runs is not None]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -326,6 +327,37 @@ def test_a_damaged_file_is_refused_whole(  # type: ignore[no-untyped-def]
     with pytest.raises(ExchangeError, match=says):
         import_winners(other, path, NOBODY)
     assert other.counts()["problems"] == 0
+
+
+MANGLED: dict[str, Callable[[bytes], bytes]] = {
+    "a blank last line": lambda text: text + b"\n",
+    "no last end of line": bytes.rstrip,
+    "blank lines": lambda text: b"\n \n" + text.replace(b"\n", b"\n\t\n\n"),
+    "DOS ends of lines": lambda text: text.replace(b"\n", b"\r\n") + b"\r\n",
+    "a byte-order mark": lambda text: codecs.BOM_UTF8 + text,
+    "a byte-order mark and DOS": lambda text: codecs.BOM_UTF8 + text.replace(b"\n", b"\r\n"),
+}
+
+
+@pytest.mark.parametrize("mangled", MANGLED)
+def test_what_an_editor_adds_to_a_file_changes_nothing(
+    mangled: str, store: Store, other: Store, tmp_path: Path, signer: Signer
+) -> None:
+    half = winner(Problem(m=8, n=4096, k=4096, dtype=DType.FP16))
+    path = exported(store, tmp_path / "winners.jsonl", WINNER, half, signer=signer)
+    before = read_winners(path)
+    path.write_bytes(MANGLED[mangled](path.read_bytes()))
+    assert read_winners(path) == before
+    assert import_winners(other, path, Trusted([signer.public])) == Imported(added=2, kept=0)
+    # A bad line is named by its number in the file as it is.
+    lines = path.read_bytes().splitlines()
+    bad = max(number for number, line in enumerate(lines) if line.strip())
+    path.write_bytes(b"\n".join([*lines[:bad], b"{}", *lines[bad + 1 :]]))
+    with pytest.raises(ExchangeError, match=f"line {bad + 1}: "):
+        read_winners(path)
+    path.write_bytes(b"\n".join(lines[:bad]))
+    with pytest.raises(ExchangeError, match="truncated"):
+        read_winners(path)
 
 
 def test_a_missing_file_is_an_error_that_names_it(store: Store, tmp_path: Path) -> None:

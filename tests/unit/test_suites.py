@@ -277,3 +277,25 @@ def test_a_bad_suite_says_what_is_wrong(tmp_path: Path, text: str, says: str) ->
 def test_a_missing_suite_points_at_the_shipped_ones(tmp_path: Path) -> None:
     with pytest.raises(SuiteError, match="configs/suites"):
         load(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_a_suite_of_any_editor_is_read(mark: bytes, end: bytes, tmp_path: Path) -> None:
+    lines = (
+        b"",
+        b'name = "mine"',
+        b"[[problem]]",
+        b'name = "x"',
+        b"m = 1",
+        b"n = 8",
+        b"k = 8",
+        b"",
+    )
+    path = tmp_path / "suite.toml"
+    path.write_bytes(mark + end.join(lines) + end)
+    suite = load(path)
+    assert (suite.name, len(suite.entries)) == ("mine", 1)
+    path.write_bytes(path.read_bytes().decode("utf-8-sig").encode("utf-16"))
+    with pytest.raises(SuiteError, match="not UTF-8: save it in that encoding"):
+        load(path)

@@ -8,9 +8,7 @@ another machine is: under the hash that its bytes have, or not at all.
 from __future__ import annotations
 
 import hashlib
-import os
 import tarfile
-import tempfile
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -18,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from gemmsmith.errors import PackCorrupt
+from gemmsmith.files import replacing
 from tuner.compile.artifacts import ArtifactStore
 from tuner.compile.manifest import Manifest
 
@@ -25,7 +24,7 @@ _END = "end.json"
 
 
 def archive(store: ArtifactStore, target: Path) -> int:
-    """Write the whole packs to the new file `target`, which appears when complete; their number.
+    """Write the whole packs to the file `target`, which appears when complete; their number.
 
     Packs that are evicted meanwhile are left out.
 
@@ -33,25 +32,18 @@ def archive(store: ArtifactStore, target: Path) -> int:
         OSError: no space, or no permission; no file is left.
     """
     number = 0
-    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".aside-", delete=False) as file:
-        temporary = Path(file.name)
-        try:
-            with tarfile.open(fileobj=file, mode="w") as tar:
-                for pack_hash, manifest in store.manifests():
-                    try:
-                        content = (store.root / f"{pack_hash}.so").read_bytes()
-                    except FileNotFoundError:
-                        continue
-                    _add(tar, f"{pack_hash}.json", msgspec.json.encode(manifest))
-                    _add(tar, f"{pack_hash}.so", content)
-                    number += 1
-                _add(tar, _END, msgspec.json.encode({"packs": number}))
-            file.flush()
-            os.fsync(file.fileno())
-            temporary.rename(target)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    with replacing(target) as aside:
+        aside.touch(mode=0o600)
+        with tarfile.open(aside, mode="w") as tar:
+            for pack_hash, manifest in store.manifests():
+                try:
+                    content = (store.root / f"{pack_hash}.so").read_bytes()
+                except FileNotFoundError:
+                    continue
+                _add(tar, f"{pack_hash}.json", msgspec.json.encode(manifest))
+                _add(tar, f"{pack_hash}.so", content)
+                number += 1
+            _add(tar, _END, msgspec.json.encode({"packs": number}))
     return number
 
 

@@ -7,17 +7,22 @@ removed and counts as a miss. Several processes may publish the same kernels at 
 pack is whole, and any of them is found. With a size limit, publishing removes the packs that were
 not used for longest (`tuner.compile.eviction`); "used" is found or got. What is published is
 signed, and only what somebody who is believed has signed is found.
+
+Nothing is found in a folder that other users may write to, nor is such a file: what was checked
+may be another program by the time that it is loaded.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import os
 import re
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -25,15 +30,16 @@ from pathlib import Path
 import msgspec
 
 from gemmsmith.errors import PackCorrupt, Untrusted
-from gemmsmith.files import publish
+from gemmsmith.files import private_folder, publish, unsafe
 from gemmsmith.kernel import AnyKernel
 from gemmsmith.signing import Signer, Trusted
 from tuner.backends.unit import kernel_digest
 from tuner.compile.eviction import ASIDE, Evictor, SizeLimit, locked, mark_used
 from tuner.compile.manifest import Manifest, Pack
 from tuner.compile.toolchain import Toolchain
-from tuner.errors import DiskFull
+from tuner.errors import DiskFull, StoreError
 
+_LOG = logging.getLogger(__name__)
 _HASH = re.compile(r"[0-9a-f]{64}")
 _write = partial(publish, durable=True, shared=True, aside=ASIDE)
 _STALE_S = 3600.0
@@ -53,6 +59,8 @@ class ArtifactStore:
         limit: the directory is held to it by what is published through this object.
         signer: signs what is published.
         trusted: whose packs are found; None: anybody's.
+
+    Any method may raise StoreError: others may write to the directory.
     """
 
     def __init__(
@@ -116,11 +124,15 @@ class ArtifactStore:
     def _whole(self, pack_hash: str) -> Pack | None:
         if not _HASH.fullmatch(pack_hash):
             return None
+        self._refuse_unsafe()
         path = self._pack_path(pack_hash)
         manifest = self._manifests.get(pack_hash) or self._read_manifest(pack_hash)
         if manifest is None:
             return None
         try:
+            if reason := unsafe(path):
+                _LOG.warning("a pack is not used: %s", reason)
+                return None
             status = path.stat()
             stamp = (status.st_size, status.st_mtime_ns)
             if self._verified.get(pack_hash) != stamp:
@@ -295,6 +307,7 @@ class ArtifactStore:
 
     def _refresh(self) -> None:
         """Read the manifests that came or changed since the last look; forget those that went."""
+        self._refuse_unsafe()
         with self._index_lock:
             try:
                 changed_ns = self.root.stat().st_mtime_ns
@@ -353,9 +366,16 @@ class ArtifactStore:
         self._manifest_path(pack_hash).unlink(missing_ok=True)
         self._pack_path(pack_hash).unlink(missing_ok=True)
 
+    def _refuse_unsafe(self) -> None:
+        """Raise StoreError if others may write to the directory."""
+        with suppress(FileNotFoundError):
+            if reason := unsafe(self.root):
+                raise StoreError(f"packs are not used: {reason}")
+
     def _prepare(self) -> None:
         """Make the directory; once per store, remove what killed processes left in it."""
-        self.root.mkdir(parents=True, exist_ok=True)
+        private_folder(self.root)
+        self._refuse_unsafe()
         if self._prepared:
             return
         self._prepared = True

@@ -11,15 +11,16 @@ after its name is gone (Linux keeps the file until the last user closes it).
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+
+from gemmsmith.files import turn
 
 ASIDE = ".aside-"
 """Prefix of files that nobody reads: half-written, or about to be removed."""
@@ -32,6 +33,9 @@ SAFE_S = 3600.0
 
 TARGET = 0.9
 """Share of the limit to go down to, so that not every publication has to evict."""
+
+_PATIENCE_S = 5.0
+"""Wait for the folder's lock. Publishing and evicting hold it for milliseconds."""
 
 _FILE = re.compile(r"([0-9a-f]{64})\.(so|json)")
 _LOG = logging.getLogger(__name__)
@@ -121,18 +125,13 @@ def mark_used(manifest: Path) -> None:
         return  # another user's folder, or a read-only one: whoever writes there decides
 
 
-@contextmanager
-def locked(root: Path, *, exclusive: bool = False) -> Iterator[None]:
-    """Hold the folder: any number of publishers, or one that evicts."""
-    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        # A network file system may refuse to lock a folder. Then the worst is a pack that is
-        # published as it is evicted, and missing afterwards: it is compiled once more.
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
-        yield
-    finally:
-        os.close(descriptor)  # releases the lock
+def locked(root: Path, *, exclusive: bool = False) -> AbstractContextManager[None]:
+    """Hold the folder: any number of publishers, or one that evicts.
+
+    Without the lock, the worst is a pack that is published as it is evicted, and missing
+    afterwards: it is compiled once more.
+    """
+    return turn(root, exclusive=exclusive, patience_s=_PATIENCE_S)
 
 
 def _scan(root: Path) -> dict[str, _Files]:

@@ -25,6 +25,7 @@ import zstandard
 from gemmsmith.answers.answer import Conditions, Correctness
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.files import write
 from gemmsmith.kernel import AnyKernel
 from gemmsmith.launch import Launch
 from gemmsmith.problem import Problem
@@ -225,15 +226,10 @@ class SweepWriter:
         """Finish the file and return its path."""
         self._write([_EndLine(problems=len(self.done))])
         self._file.close()
-        aside = self._path.with_name(self._path.name + ".tmp")
         compressed = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress(
             self._part.read_bytes()
         )
-        with aside.open("wb") as file:
-            file.write(compressed)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(self._path)
+        write(self._path, compressed)
         self._part.unlink()
         return self._path
 

@@ -23,7 +23,7 @@ import msgspec
 
 from gemmsmith.answers.answer import Conditions, Statistics
 from gemmsmith.device import DeviceModel, Environment
-from gemmsmith.files import publish
+from gemmsmith.files import read_text, write
 from gemmsmith.problem import DType, Problem
 from tuner import places
 from tuner.errors import DeviceError, NoGpu, TunerError
@@ -148,7 +148,7 @@ def _shipped() -> Path:
 
 def write_ceilings(ceilings: Ceilings, path: Path) -> None:
     """Write as JSON, atomically; the rates are written for readers and computed when read back."""
-    publish(path, msgspec.json.format(msgspec.json.encode(document(ceilings))) + b"\n", shared=True)
+    write(path, msgspec.json.format(msgspec.json.encode(document(ceilings))) + b"\n")
 
 
 def document(ceilings: Ceilings) -> dict[str, Any]:
@@ -170,13 +170,13 @@ def read_ceilings(path: Path) -> Ceilings:
         FileNotFoundError: no such file.
     """
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        found = msgspec.json.decode(read_text(path), type=dict[str, Any])
         if found.get("format") != FORMAT or not isinstance(found.get("version"), int):
             raise CeilingsError(f"{path} is not a ceilings file")
         if found["version"] > VERSION:
             raise CeilingsError(f"{path} was written by a newer gemmsmith: upgrade this one")
         return msgspec.convert(found, Ceilings)
-    except msgspec.MsgspecError as error:
+    except ValueError as error:
         raise CeilingsError(f"{path} is not a ceilings file: {error}") from None
 
 

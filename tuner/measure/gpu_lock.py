@@ -1,10 +1,14 @@
 """One process at a time measures on a GPU: a file lock per GPU UUID, whichever user's it is.
 
 The lock is the kernel's (flock), so it goes away with the process that holds it, however that
-ends. The file stays; it is empty, and is opened for reading only. It lies in the folder for
-temporary files, where every user of the machine can put files: no link is followed there, and
-nothing is changed that this call has not made. Any user can hold the lock for as long as they like;
-who waits for long says for whom.
+ends. The file stays; it is empty, and is opened for reading only. It lies in `/tmp` whatever
+`TMPDIR` says: the lock must be the same for all. Every user of the machine can put files there, so
+no link is followed, and nothing is changed that this call has not made.
+
+Any user can hold the lock for as long as they like, or put something else in its place. All that
+the lock prevents is that measurements disturb each other. So no user can stop those of another by
+it: if the file cannot be locked, or another user's process holds it for longer than a measurement
+takes, measuring goes on without the lock, and the log says so.
 """
 
 from __future__ import annotations
@@ -15,7 +19,6 @@ import logging
 import os
 import re
 import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +32,9 @@ _POLL_S = 0.05
 _PATIENCE_S = 10.0
 """Wait before the log says who has the GPU: finals take seconds."""
 
+_LONGEST_S = 900.0
+"""Wait for another user's process: a sweep over all candidates of a problem takes minutes."""
+
 _UNREADABLE_S = 1.0
 """Somebody's new file cannot be read for microseconds, until its mode is set."""
 
@@ -36,36 +42,36 @@ _LOG = logging.getLogger(__name__)
 
 
 def lock_path(gpu_uuid: str, directory: Path | None = None) -> Path:
-    """The GPU's lock file, by default in the folder for temporary files that all users share."""
+    """The GPU's lock file, by default in the folder that all users of a machine share."""
     name = re.sub(r"[^A-Za-z0-9-]", "_", gpu_uuid) or "unknown-gpu"
-    return (directory or Path(tempfile.gettempdir())) / f"gemmsmith-{name}.lock"
+    return (directory or Path("/tmp")) / f"gemmsmith-{name}.lock"  # noqa: S108 - see above
 
 
 @contextmanager
 def gpu_lock(gpu_uuid: str, directory: Path | None = None) -> Iterator[None]:
-    """Hold the GPU's lock; waits for whoever has it.
-
-    Raises:
-        DeviceError: the file is a link or not to be read, so that it excludes nobody.
-    """
+    """Hold the GPU's lock, once other processes have let it go."""
     path = lock_path(gpu_uuid, directory)
-    descriptor = _acquire(path)
+    descriptor = None
+    try:
+        descriptor = _acquire(path)
+    except (DeviceError, OSError) as error:
+        _LOG.warning("measuring without the GPU's lock: %s", error)
     try:
         yield
     finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a fork may have the descriptor too
-        os.close(descriptor)
+        if descriptor is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a fork may have the descriptor too
+            os.close(descriptor)
 
 
 def _acquire(path: Path) -> int:
-    told_at = time.monotonic() + _PATIENCE_S
+    """The descriptor of the locked file; raises DeviceError or OSError if it cannot be had."""
+    waiting = _Patience(path)
     while True:
         descriptor = _open(path)
         try:
             while not _lock(descriptor):
-                if time.monotonic() >= told_at:
-                    told_at = float("inf")
-                    _LOG.warning("waiting for the GPU: %s holds %s", holder(path) or "?", path)
+                waiting.check()
                 time.sleep(_POLL_S)
             if _is_still(path, descriptor):
                 return descriptor
@@ -73,6 +79,26 @@ def _acquire(path: Path) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)  # removed meanwhile: others lock another file by now
+
+
+class _Patience:
+    """Who is waited for, and how long."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        now = time.monotonic()
+        self._warn_at, self._until = now + _PATIENCE_S, now + _LONGEST_S
+
+    def check(self) -> None:
+        """Warn when it takes long; raises DeviceError when another user holds the lock too long."""
+        now, who = time.monotonic(), holder(self._path)
+        if who is not None and who.user == os.geteuid():
+            self._until = now + _LONGEST_S  # this user's own: it can be ended
+        if now >= self._until:
+            raise DeviceError(f"{who or 'a process'} has held {self._path} for too long")
+        if now >= self._warn_at:
+            self._warn_at = float("inf")
+            _LOG.warning("waiting for the GPU: %s holds %s", who or "?", self._path)
 
 
 def _lock(descriptor: int) -> bool:

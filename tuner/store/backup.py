@@ -22,7 +22,7 @@ from pathlib import Path
 
 from sqlalchemy import func, inspect, select, table
 
-from gemmsmith.files import private_folder
+from gemmsmith.files import is_stream, private_folder, replacing
 from tuner.errors import DatabaseCorrupt, DatabaseInUse, StoreError
 from tuner.store import postgresql, schema
 from tuner.store.database import Database, create_private, parse_url, sqlite_path
@@ -30,7 +30,9 @@ from tuner.store.faults import translated
 
 
 def backup(url: str, target: Path) -> str:
-    """Write the database's present content to the new file `target`; its schema's revision.
+    """Write the database's present content to `target`; its schema's revision.
+
+    `target` is a new file, or a pipe or a device.
 
     Raises:
         StoreError: there is no database, `target` exists or cannot be written, or PostgreSQL's
@@ -42,9 +44,10 @@ def backup(url: str, target: Path) -> str:
     revision = schema.current(url)
     if revision is None:
         raise StoreError(f"there is nothing to back up at {parsed.render_as_string()}")
-    if target.exists():
+    if target.exists() and not is_stream(target):
         raise StoreError(f"{target} exists already; name a new file")
-    with _aside(target.parent) as copy:
+    with replacing(target) as copy:
+        copy.touch(mode=0o600)
         source = sqlite_path(parsed)
         if source is None:
             postgresql.dump(parsed, copy)
@@ -52,10 +55,6 @@ def backup(url: str, target: Path) -> str:
             with translated(parsed):
                 _copy_sqlite(source, copy)
             _check_sqlite(copy, source)
-        with copy.open("rb") as file:
-            os.fsync(file.fileno())
-        copy.rename(target)
-        _sync_folder(target.parent)
     return revision
 
 
@@ -193,11 +192,3 @@ def _aside(folder: Path) -> Iterator[Path]:
     finally:
         for ending in ("", "-wal", "-shm", "-journal"):
             path.with_name(path.name + ending).unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

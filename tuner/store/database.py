@@ -27,7 +27,9 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import Session
 
 from gemmsmith.files import private_folder
+from gemmsmith.showing import address
 from tuner.errors import SchemaChanged, StoreError
+from tuner.extras import pip_install
 from tuner.store.faults import translated
 
 BUSY_TIMEOUT_S = 30.0
@@ -51,15 +53,18 @@ def parse_url(url: str) -> URL:
     Raises:
         StoreError: not a URL, or neither SQLite in a file nor PostgreSQL.
     """
+    shown = address(url)
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError):  # of which both messages may show the password
         raise StoreError(
-            f"{url!r} is no database URL; write sqlite:///path/to/file.db or "
-            "postgresql://user@host/name"
-        ) from error
+            f"{shown!r} is no database URL; write sqlite:///path/to/file.db or "
+            "postgresql://user@host:5432/name"
+        ) from None
+    if parsed.port is not None and not 0 < parsed.port < 2**16:
+        raise StoreError(f"a port must be in 1 … 65535, got {parsed.port} in {shown!r}")
     parsed = parsed.set(drivername=_DRIVERS.get(parsed.drivername, parsed.drivername))
-    if parsed.get_backend_name() not in ("sqlite", "postgresql"):
+    if parsed.drivername not in ("sqlite", "sqlite+pysqlite", "postgresql+psycopg"):
         raise StoreError(f"{parsed.drivername} is not supported; use SQLite or PostgreSQL")
     if parsed.get_backend_name() == "sqlite" and sqlite_path(parsed) is None:
         raise StoreError("a database in memory would be lost; write sqlite:///path/to/file.db")
@@ -106,7 +111,10 @@ class Database:
         self._patience_s = patience_s
         self._revision: str | None = None
         self._first = self._first_statement()
-        self._engine = self._create_engine()
+        try:
+            self._engine = self._create_engine()
+        except ValueError:
+            raise StoreError(f"an option of {url!r} has no usable value") from None
         self._writer = self._engine.execution_options(**{_WRITES: True})
         self._fence: Fence = lambda _: None
 
@@ -123,7 +131,7 @@ class Database:
                 engine = create_engine(self.url, pool_pre_ping=True, **options)
             except ModuleNotFoundError as error:
                 raise StoreError(
-                    "PostgreSQL needs psycopg: pip install 'gemmsmith-service[postgresql]'"
+                    f"PostgreSQL needs psycopg: {pip_install('postgresql')}"
                 ) from error
             return engine
         patience_s = BUSY_TIMEOUT_S if self._patience_s is None else self._patience_s

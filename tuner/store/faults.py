@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from tuner.errors import DatabaseBusy, DatabaseCorrupt, DiskFull, StoreError
 from tuner.locks import holder
@@ -32,7 +32,9 @@ def translated(url: URL) -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
-        fault = _classify(url, error.orig, error.connection_invalidated)
+        # Raised by no statement: connecting failed, by an unknown option in the URL, say.
+        unconnected = error.statement is None and not isinstance(error, IntegrityError)
+        fault = _classify(url, error.orig, unconnected or error.connection_invalidated)
         if fault is None:
             raise
         raise fault from error

@@ -13,7 +13,7 @@ from typing import Self
 
 from sqlalchemy import func, select
 
-from gemmsmith.answers.answer import Use
+from gemmsmith.answers.answer import MAX_DISTANCE, Use
 from gemmsmith.device import DeviceModel, Environment
 from gemmsmith.kernel import AnyKernel
 from gemmsmith.problem import Layout, Problem
@@ -242,6 +242,11 @@ class Store:
         None is farther than `reach` octaves.
         """
         return self._winners.near(problem, device, limit, reach)
+
+    def won_near(self, problem: Problem, device: str) -> list[tuple[Problem, str]]:
+        """Problems near enough to answer, and the names of the kernels that won on them."""
+        near = self.near_winners(problem, device, reach=MAX_DISTANCE)
+        return [(won.problem, won.runs.kernel.name) for won in near if won.runs is not None]
 
     def history(self, problem: Problem, device: str) -> list[Winner]:
         """Every winner promoted for the problem, newest first."""

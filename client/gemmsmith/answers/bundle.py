@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from pathlib import Path
 from gemmsmith.answers.snapshot import Snapshot
 from gemmsmith.bounds import BOUNDS, Bounds, exceeded
 from gemmsmith.errors import PackCorrupt
-from gemmsmith.files import data_folder
+from gemmsmith.files import data_folder, replacing
 from gemmsmith.packs import Packs
 
 _SNAPSHOT = "snapshot.json"
@@ -123,25 +122,12 @@ def write_bundle(
         PackCorrupt: a file has another SHA-256 than its name says, or is not there.
         OSError: the bundle cannot be written; what was there before stays.
     """
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            with zipfile.ZipFile(file, "w") as archive:
-                archive.writestr(zipfile.ZipInfo(_SNAPSHOT), snapshot.document)
-                for pack_hash in sorted(snapshot.packs()):
-                    _add(archive, pack_hash, packs)
-            file.flush()
-            os.fsync(file.fileno())
-            size = file.tell()
-        temporary.chmod(0o644)
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    return size
+    with replacing(Path(path)) as aside:
+        with zipfile.ZipFile(aside, "w") as archive:
+            archive.writestr(zipfile.ZipInfo(_SNAPSHOT), snapshot.document)
+            for pack_hash in sorted(snapshot.packs()):
+                _add(archive, pack_hash, packs)
+        return aside.stat().st_size
 
 
 def _add(archive: zipfile.ZipFile, pack_hash: str, packs: Mapping[str, Path]) -> None:

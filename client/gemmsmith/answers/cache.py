@@ -1,21 +1,24 @@
 """Answers and packs on disk, so that training goes on when the service is away.
 
 Invariants: an entry is written aside and renamed, so any number of processes may read and write
-at once and none sees half an entry; an entry that cannot be read, belongs to another question or
-has another format is a miss, never an error; a folder that cannot be written to costs the cache,
-not the answer. Answers are kept forever, since an old answer is still a working kernel, and are
-revalidated with the service (ETag) whenever it is there.
+at once and none sees half an entry; an entry that cannot be read, is not a regular file, belongs to
+another question or has another format is a miss, never an error; a folder that cannot be written to
+costs the cache, not the answer. Answers are kept forever, since an old answer is still a working
+kernel, and are revalidated with the service (ETag) whenever it is there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
 import re
+import stat
 import sys
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Protocol
 
@@ -23,8 +26,8 @@ import msgspec
 
 from gemmsmith.answers import understood
 from gemmsmith.answers.answer import Answer
-from gemmsmith.errors import InvalidProblem, PackCorrupt
-from gemmsmith.files import publish
+from gemmsmith.errors import InvalidProblem, PackCorrupt, PackError
+from gemmsmith.files import publish, unsafe, xdg_folder
 from gemmsmith.http.requests import Query
 from gemmsmith.problem import Problem
 
@@ -32,6 +35,12 @@ log = logging.getLogger("gemmsmith")
 
 FORMAT = 1
 """Raised when the meaning of an entry changes; entries of other formats are misses."""
+
+ANSWER_BYTES = 2**20
+"""The most that an answer's entry may have; they have a few thousand."""
+
+PACK_BYTES = 2**31
+"""The most that a pack may have: four times what is downloaded by default."""
 
 _PACK_HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
@@ -45,8 +54,23 @@ def default_cache_dir() -> Path:
     elif sys.platform == "darwin":
         base = Path.home() / "Library" / "Caches"
     else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        base = xdg_folder("XDG_CACHE_HOME", ".cache")
     return base / "gemmsmith"
+
+
+def open_entry(path: Path, most: int) -> BufferedReader:
+    """Open a file of a cache for reading.
+
+    Raises:
+        OSError: there is no such file, it has more than `most` bytes, or it is a link, a pipe, a
+            device or a folder.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_size > most:
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "Not an entry of a cache", str(path))
+    return os.fdopen(descriptor, "rb")
 
 
 class _Key(msgspec.Struct, frozen=True):
@@ -124,8 +148,15 @@ class AnswerCache:
         """The last known answer; an unreadable or foreign entry counts as none."""
         key = self._key(query)
         try:
-            stored = understood.decode(self._path(key).read_bytes(), _Stored)
-        except (OSError, msgspec.DecodeError, understood.NotKnownHere, InvalidProblem):
+            with open_entry(self._path(key), ANSWER_BYTES) as file:
+                stored = understood.decode(file.read(), _Stored)
+        except (
+            OSError,
+            msgspec.DecodeError,
+            understood.NotKnownHere,
+            InvalidProblem,
+            RecursionError,  # a list in a list in a list …
+        ):
             return None
         if stored.format != FORMAT or stored.key != key or stored.answer.problem != query.problem:
             return None
@@ -165,13 +196,20 @@ class PackCache:
         return self.root / f"{pack_hash}.so"
 
     def find(self, pack_hash: str) -> Path | None:
-        """The pack if it is here and whole; damaged bytes are a miss."""
+        """The pack if it is here and whole; damaged bytes are a miss.
+
+        Raises:
+            PackError: others may write to it or to the folder.
+        """
         path = self.path(pack_hash)
         try:
-            with path.open("rb") as file:
+            with open_entry(path, PACK_BYTES) as file:
                 actual = hashlib.file_digest(file, "sha256").hexdigest()
+            reason = unsafe(self.root) or unsafe(path)
         except OSError:
             return None
+        if reason:
+            raise PackError(f"pack {pack_hash[:16]}… is not run: {reason}")
         return path if actual == pack_hash else None
 
     def store(self, pack_hash: str, content: bytes) -> Path:

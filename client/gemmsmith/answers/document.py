@@ -145,6 +145,8 @@ def read(document: bytes) -> Document:
         SnapshotCorrupt: it is none, or its rows are not those of its revision.
     """
     found = _decoded(document, _Document)
+    if not found.device.isprintable():
+        raise SnapshotCorrupt("the snapshot is of a device whose name cannot be printed")
     if found.format != FORMAT:
         raise SnapshotCorrupt(
             f"the snapshot has format {found.format}, this library reads {FORMAT}: let the "

@@ -11,6 +11,7 @@ different moments and choose differently in between.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -75,15 +76,31 @@ class Lookup:
         self._refreshing = threading.Lock()
         self._complained = False
         self._stop = threading.Event()
+        self._interval = None if fetch is None or pin else interval
         self._swap(snapshot)
-        if interval is not None and fetch is not None and not pin:
+        self._start()
+        _lookups.add(self)
+
+    def _start(self) -> None:
+        """Begin to refresh in the background, if there is an interval."""
+        self._has_forked = False
+        if self._interval is not None and not self._stop.is_set():
             stop = self._stop
             threading.Thread(
                 target=_refresh_now_and_then,
-                args=(weakref.ref(self, lambda _: stop.set()), stop, interval),
+                args=(weakref.ref(self, lambda _: stop.set()), stop, self._interval),
                 name="gemmsmith-refresh",
                 daemon=True,
             ).start()
+
+    def _forked(self) -> None:
+        """Now in a forked child, which has none of its parent's threads, but their locks.
+
+        The thread begins again when something is looked up, since most children never do.
+        """
+        self._refreshing = threading.Lock()
+        self._has_forked = True
+        self._swap(self.snapshot)  # nothing is remembered: what is looked up next is a miss
 
     @classmethod
     def of(
@@ -125,6 +142,8 @@ class Lookup:
             return self._miss((dtype, layout, m, n, k, batch))
 
     def _miss(self, key: _Key) -> Choice | None:
+        if self._has_forked:
+            self._start()
         # Read once: what this snapshot says is remembered beside this snapshot only.
         snapshot, found = self._current
         dtype, layout, m, n, k, batch = key
@@ -183,3 +202,14 @@ def _refresh_now_and_then(
             return
         lookup.refresh()
         del lookup
+
+
+_lookups: weakref.WeakSet[Lookup] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for lookup in _lookups:
+        lookup._forked()
+
+
+os.register_at_fork(after_in_child=_in_child)

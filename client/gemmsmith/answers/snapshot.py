@@ -31,10 +31,11 @@ import msgspec
 from gemmsmith.answers import document as documents
 from gemmsmith.answers import understood
 from gemmsmith.answers.answer import Config, Use
+from gemmsmith.answers.cache import open_entry
 from gemmsmith.errors import SnapshotCorrupt
-from gemmsmith.files import publish
+from gemmsmith.files import publish, write
 from gemmsmith.legality import refusal
-from gemmsmith.neighbours import NEIGHBOURS, Neighbourhood, answering, run_reach
+from gemmsmith.neighbours import NEIGHBOURS, Neighbourhood, answering, run_reach, runs_there
 from gemmsmith.problem import Problem
 from gemmsmith.signing import PublicKey, Purpose, Signer, Trusted
 
@@ -168,7 +169,7 @@ class Snapshot:
         Raises:
             OSError: it cannot be written; what was there before stays.
         """
-        publish(Path(path), self.document, durable=True, shared=True)
+        write(Path(path), self.document)
 
     def check(self, trusted: Trusted) -> PublicKey:
         """Whose snapshot this is.
@@ -192,7 +193,7 @@ class Snapshot:
         """What to run for `problem`; None means torch's own operator.
 
         The exact winner, else that of the nearest problem within MAX_DISTANCE whose kernel is
-        legal here, if such a kernel is run where it was not measured (`neighbours.run_reach`).
+        legal here, if that is run where it was not measured (`neighbours.runs_there`).
         None where there is neither, where the winner is cuBLAS, and where its kernel is not
         compiled: then no farther neighbour stands in, as `GET /best` would not name one.
         """
@@ -219,11 +220,20 @@ class Snapshot:
         exact, reach = self._exact.get(problem), run_reach(problem)
         if exact is not None or not reach:
             return exact
-        return answering(
+        near = self._alike.nearest(problem, NEIGHBOURS, reach)
+        row = answering(
             problem,
-            self._alike.nearest(problem, NEIGHBOURS, reach),
+            near,
             lambda row: row.config is not None and refusal(row.config, problem) is None,
         )
+        if row is None or row.use.is_default or row.config is None:
+            return row
+        won = (
+            (other.problem, other.config.kernel.name)
+            for other in near
+            if other.config is not None and not other.use.is_default
+        )
+        return row if runs_there(problem, row.config.kernel.name, won) else None
 
     def packs(self) -> tuple[str, ...]:
         """Hashes of the packs that choices name, each once."""
@@ -253,13 +263,14 @@ class Snapshot:
 class Shelf:
     """The last snapshot that a service gave, on disk, for a start while it is away.
 
-    `folder` is the cache's; None keeps nothing. A file that cannot be read is none, and one that
-    cannot be written costs the cache, not the snapshot.
+    `folder` is the cache's; None keeps nothing. A file that cannot be read, or has more than `most`
+    bytes, is none, and one that cannot be written costs the cache, not the snapshot.
     """
 
     def __init__(
-        self, folder: Path | str | None, url: str, device: str | None, arch: str | None
+        self, folder: Path | str | None, url: str, device: str | None, arch: str | None, most: int
     ) -> None:
+        self._most = most
         self._path: Path | None = None
         if folder is not None:
             key = hashlib.sha256(msgspec.json.encode([url, device, arch])).hexdigest()[:40]
@@ -270,7 +281,8 @@ class Shelf:
         if self._path is None:
             return None
         try:
-            return Snapshot.load(self._path)
+            with open_entry(self._path, self._most) as file:
+                return Snapshot.parse(file.read())
         except (OSError, SnapshotCorrupt):
             return None
 
@@ -279,7 +291,7 @@ class Shelf:
         if self._path is None:
             return
         try:
-            snapshot.save(self._path)
+            publish(self._path, snapshot.document)
         except OSError as error:
             log.warning("the snapshot is not cached: %s: %s", self._path, error.strerror)
 

@@ -22,6 +22,7 @@ from gemmsmith.errors import InvalidProblem
 from gemmsmith.kernel import AnyKernel, Kernel
 from gemmsmith.launch import Algorithm, Launch
 from gemmsmith.problem import Problem
+from gemmsmith.showing import line
 from gemmsmith.version import VERSION
 
 log = logging.getLogger("gemmsmith")
@@ -85,13 +86,13 @@ def places(rows: Iterable[object], kind: type[T], what: str) -> list[T | None]:
         try:
             read = msgspec.json.decode(row) if isinstance(row, msgspec.Raw) else row
             found.append(convert(read, kind))
-        except (NotKnownHere, msgspec.DecodeError, InvalidProblem) as error:
+        except (NotKnownHere, msgspec.DecodeError, InvalidProblem, RecursionError) as error:
             found.append(None)
             skipped.append(str(error))
     if skipped:
         log.warning(
             "%d %s are not known to gemmsmith %s and are left out; the first: %s",
-            len(skipped), what, VERSION, skipped[0],
+            len(skipped), what, VERSION, line(skipped[0]),
         )  # fmt: skip
     return found
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, SupportsIndex, TypeVar
@@ -16,26 +17,26 @@ from typing import Any, Self, SupportsIndex, TypeVar
 import httpx
 
 from gemmsmith.answers import history
-from gemmsmith.answers.answer import Answer
+from gemmsmith.answers.answer import Answer, TunedAnswer
 from gemmsmith.answers.history import Revision
-from gemmsmith.answers.snapshot import Shelf, Snapshot
+from gemmsmith.answers.snapshot import Snapshot
 from gemmsmith.bounds import BOUNDS, Bounds
 from gemmsmith.device import DeviceModel
 from gemmsmith.elements import TypeName
 from gemmsmith.errors import Busy, NotTuned
 from gemmsmith.http import flows
 from gemmsmith.http.handles import AsyncTuningJob
+from gemmsmith.http.listing import Pages
 from gemmsmith.http.replies import Reply
 from gemmsmith.http.requests import Query, Request, calls_of, deadline_of, effort_of, problem_of
 from gemmsmith.http.retry import Patience
+from gemmsmith.http.sending import AsyncSender
 from gemmsmith.http.session import Flow
 from gemmsmith.http.transport import (
     DEFAULT_TIMEOUT_S,
+    ApiKey,
     CacheDir,
     Setup,
-    awaited,
-    is_plain,
-    no_answer,
 )
 from gemmsmith.jobs import EventCursor, JobEvent, JobStatus, job_statuses_of
 from gemmsmith.problem import Problem
@@ -52,7 +53,7 @@ class AsyncClient:
         self,
         url: str | None = None,
         *,
-        api_key: str | None = None,
+        api_key: ApiKey = None,
         timeout: float = DEFAULT_TIMEOUT_S,
         retries: int = 3,
         cache_dir: CacheDir = "default",
@@ -61,7 +62,7 @@ class AsyncClient:
     ) -> None:
         self._setup = Setup(url, api_key, timeout, retries, cache_dir, bounds)
         self._session = self._setup.session
-        self._http = httpx.AsyncClient(transport=transport, **self._setup.options())
+        self._sender = AsyncSender(self._setup, transport)
         self._sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     async def __aenter__(self) -> Self:
@@ -77,7 +78,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connections. Cached answers and packs are kept."""
-        await self._http.aclose()
+        await self._sender.http.aclose()
         self._setup.cleanup()
 
     @property
@@ -192,10 +193,9 @@ class AsyncClient:
         self, *, state: str | None = None, limit: int | None = None
     ) -> AsyncIterator[JobStatus]:
         """Jobs, newest first, fetched page by page: those in one `state`, at most `limit`."""
-        pages = flows.Pages(self._session, "/jobs", "jobs", {"state": state}, limit)
+        pages = Pages(self._session, "/jobs", "jobs", {"state": state}, limit)
         while not pages.finished:
-            found = await self._run(flows.page(self._session, pages.request()))
-            for status in job_statuses_of(pages.take(found)):
+            for status in job_statuses_of(await self._run(pages.rows())):
                 yield status
 
     async def devices(self) -> list[DeviceModel]:
@@ -206,7 +206,7 @@ class AsyncClient:
         self, device: str | None = None, *, arch: str | None = None, known: Snapshot | None = None
     ) -> Snapshot:
         """All current winners of a device model; as `Client.snapshot`."""
-        shelf = Shelf(self._setup.cache_dir, self.url, device, arch)
+        shelf = self._setup.shelf(device, arch)
         return await self._run(
             flows.snapshot(self._session, shelf, device=device, arch=arch, known=known)
         )
@@ -241,20 +241,18 @@ class AsyncClient:
         self, *, limit: int | None = None, **filters: Any
     ) -> AsyncIterator[dict[str, Any]]:
         """Trials, oldest first, fetched page by page; as `Client.results`."""
-        pages = flows.Pages(self._session, "/results", "trials", filters, limit)
+        pages = Pages(self._session, "/results", "trials", filters, limit)
         while not pages.finished:
-            found = await self._run(flows.page(self._session, pages.request()))
-            for row in pages.take(found):
+            for row in await self._run(pages.rows()):
                 yield row
 
     async def packs(
         self, *, toolchain: str | None = None, limit: int | None = None
     ) -> AsyncIterator[dict[str, Any]]:
         """Manifests of the service's kernel packs; as `Client.packs`."""
-        pages = flows.Pages(self._session, "/packs", "packs", {"toolchain": toolchain}, limit)
+        pages = Pages(self._session, "/packs", "packs", {"toolchain": toolchain}, limit)
         while not pages.finished:
-            found = await self._run(flows.page(self._session, pages.request()))
-            for row in pages.take(found):
+            for row in await self._run(pages.rows()):
                 yield row
 
     async def pack(self, pack_hash: str) -> Path:
@@ -270,9 +268,9 @@ class AsyncClient:
         """The public key of the service; as `Client.signing_key`."""
         return await self._run(flows.signing_key(self._session))
 
-    async def winner_of(self, status: JobStatus, device: str | None = None) -> Answer:
-        """The answer of a finished job on `device`; never from the cache."""
-        return await self._run(flows.winner_of(self._session, status, device))
+    async def winner_of(self, status: JobStatus, device: str | None = None) -> TunedAnswer:
+        """What a finished job found on `device`, and what is served; never from the cache."""
+        return await self._run(history.result_of(self._session, status, device))
 
     async def job_events(
         self, identifier: str, *, after: str = "", deadline: float | None = None
@@ -280,20 +278,16 @@ class AsyncClient:
         """A job's events until it ends; as `Client.job_events`."""
         cursor = EventCursor(identifier, self._setup.stream_retry, after, self._session.bounds)
         while not cursor.finished:
-            request = cursor.request(cursor.patience(deadline))
-            reply: Reply
-            try:
-                async with self._http.stream(**self._setup.arguments(request)) as response:
-                    if response.status_code >= 400 or not is_plain(response):
-                        reply = await awaited(response, request, self._session.bounds)
+            reply: Reply = cursor.ended()
+            stream = self._sender.stream(cursor.request(cursor.patience(deadline)))
+            async with aclosing(stream) as pieces:
+                async for piece in pieces:
+                    if isinstance(piece, bytes):
+                        for event in cursor.feed(piece):
+                            yield event
+                        yield None
                     else:
-                        async for chunk in response.aiter_raw():
-                            for event in cursor.feed(chunk):
-                                yield event
-                            yield None
-                        reply = cursor.ended()
-            except httpx.RequestError as error:
-                reply = no_answer(error)
+                        reply = piece
             if cursor.finished or (cursor.ended_cleanly(reply) and await self._over(identifier)):
                 return
             yield None
@@ -314,8 +308,4 @@ class AsyncClient:
     async def _send(self, request: Request) -> Reply:
         if request.delay:
             await self._sleep(request.delay)
-        try:
-            async with self._http.stream(**self._setup.arguments(request)) as response:
-                return await awaited(response, request, self._session.bounds)
-        except httpx.RequestError as error:
-            return no_answer(error)
+        return await self._sender.send(request)

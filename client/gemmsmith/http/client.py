@@ -1,15 +1,18 @@
 """The synchronous client of a gemmsmith service. Safe to share between threads.
 
-Invalid arguments raise before anything is sent. If the service cannot be reached, a call takes a
-bounded time (`timeout` per attempt, `retries` more attempts with back-off). Then it returns the
-last known answer from the cache, with a warning in the log `gemmsmith`, or raises
-ServiceUnavailable.
+Invalid arguments raise before anything is sent. If the service cannot be reached, or sends too
+slowly, a call takes a bounded time (`timeout` per attempt, `retries` more attempts with back-off).
+Then it returns the last known answer from the cache, with a warning in the log `gemmsmith`, or
+raises ServiceUnavailable.
+
+A client may be used in forked processes as well. Each has its own connections.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, SupportsIndex, TypeVar
@@ -17,21 +20,22 @@ from typing import Any, Self, SupportsIndex, TypeVar
 import httpx
 
 from gemmsmith.answers import history
-from gemmsmith.answers.answer import Answer
+from gemmsmith.answers.answer import Answer, TunedAnswer
 from gemmsmith.answers.history import Revision
-from gemmsmith.answers.snapshot import Shelf, Snapshot
+from gemmsmith.answers.snapshot import Snapshot
 from gemmsmith.bounds import BOUNDS, Bounds
 from gemmsmith.device import DeviceModel
 from gemmsmith.elements import TypeName
 from gemmsmith.errors import Busy, NotTuned
 from gemmsmith.http import flows
-from gemmsmith.http import transport as wire
 from gemmsmith.http.handles import TuningJob
+from gemmsmith.http.listing import Pages
 from gemmsmith.http.replies import Reply
 from gemmsmith.http.requests import Query, Request, calls_of, deadline_of, effort_of, problem_of
 from gemmsmith.http.retry import Patience
+from gemmsmith.http.sending import Sender
 from gemmsmith.http.session import Flow
-from gemmsmith.http.transport import DEFAULT_TIMEOUT_S, CacheDir, Setup
+from gemmsmith.http.transport import DEFAULT_TIMEOUT_S, ApiKey, CacheDir, Setup
 from gemmsmith.jobs import EventCursor, JobEvent, JobStatus, job_statuses_of
 from gemmsmith.problem import Problem
 from gemmsmith.signing import PublicKey
@@ -45,24 +49,31 @@ class Client:
 
     Args:
         url: where the service listens; by default `GEMMSMITH_URL`, else http://127.0.0.1:8000.
+            Redirects are not followed. A service on this machine is reached directly, others
+            through the proxies of the environment.
         api_key: an API key, as `gemmsmith keys create` prints it, if the service requires one; by
-            default that of the environment, `GEMMSMITH_API_KEY`.
-        timeout: seconds for connecting, sending and each wait for data of one attempt.
-        retries: further attempts after refused or broken connections and 429, 502, 503, 504.
+            default that of the environment, `GEMMSMITH_API_KEY`, if this is the service of
+            `GEMMSMITH_URL`: the same scheme, host and port. False sends none.
+        timeout: seconds for one attempt, from connecting to the last byte of the answer. Each MiB
+            of a long answer gives one more.
+        retries: further attempts after refused or broken connections and 429, 502, 503, 504. None
+            begins later than a minute after the first.
         cache_dir: folder of the cache of answers and packs; `"default"` is the platform's cache
             folder (or `GEMMSMITH_CACHE_DIR`), None disables the cache.
         bounds: size limits for what the service sends; exceeding one raises ServiceFault.
-        transport: an httpx transport to use instead of the network.
+        transport: an httpx transport to use instead of the network. It has its own time limits,
+            and forked processes share it.
 
     Raises:
         ValueError: the URL, the key, the timeout or the number of retries is invalid.
+        ServiceUnavailable: the proxy of the environment cannot be used.
     """
 
     def __init__(
         self,
         url: str | None = None,
         *,
-        api_key: str | None = None,
+        api_key: ApiKey = None,
         timeout: float = DEFAULT_TIMEOUT_S,
         retries: int = 3,
         cache_dir: CacheDir = "default",
@@ -71,7 +82,7 @@ class Client:
     ) -> None:
         self._setup = Setup(url, api_key, timeout, retries, cache_dir, bounds)
         self._session = self._setup.session
-        self._http = httpx.Client(transport=transport, **self._setup.options())
+        self._sender = Sender(self._setup, transport)
         self._sleep: Callable[[float], None] = time.sleep
 
     def __enter__(self) -> Self:
@@ -87,7 +98,7 @@ class Client:
 
     def close(self) -> None:
         """Close the connections. Cached answers and packs are kept."""
-        self._http.close()
+        self._sender.http.close()
         self._setup.cleanup()
 
     @property
@@ -120,11 +131,11 @@ class Client:
     ) -> Answer:
         """The fastest known kernel for `D[m,n] = A[m,k] · B[k,n]`.
 
-        `device` is the slug of a device model (`nvidia-h200-132sm`). By default it is the service's
-        own GPU, or the only known model of `arch`. For a problem that was not tuned, the answer is
-        the winner of a nearby problem (`match` is `nearest`), or else a proposal of the cost model
-        (`predicted`: nothing was measured, and `use` is `cublas`). With `exact`, both raise
-        NotTuned.
+        `device` is a device model, by its slug or its name (`nvidia-h200-132sm`, `H200`). By
+        default it is the service's own GPU, or the only known model of `arch`. For a problem that
+        was not tuned, the answer is the winner of a nearby problem (`match` is `nearest`), or else
+        a proposal of the cost model (`predicted`: nothing was measured, and `use` is `cublas`).
+        With `exact`, both raise NotTuned.
 
         Raises:
             InvalidProblem: the problem is invalid; nothing was sent.
@@ -240,10 +251,9 @@ class Client:
 
     def jobs(self, *, state: str | None = None, limit: int | None = None) -> Iterator[JobStatus]:
         """Jobs, newest first, fetched page by page: those in one `state`, at most `limit`."""
-        pages = flows.Pages(self._session, "/jobs", "jobs", {"state": state}, limit)
+        pages = Pages(self._session, "/jobs", "jobs", {"state": state}, limit)
         while not pages.finished:
-            found = self._run(flows.page(self._session, pages.request()))
-            yield from job_statuses_of(pages.take(found))
+            yield from job_statuses_of(self._run(pages.rows()))
 
     def devices(self) -> list[DeviceModel]:
         """Device models for which the service has winners or trials."""
@@ -264,7 +274,7 @@ class Client:
             Rejected: there is no such device model, or there are no winners yet.
             ServiceError: the service refused the request, or failed.
         """
-        shelf = Shelf(self._setup.cache_dir, self.url, device, arch)
+        shelf = self._setup.shelf(device, arch)
         return self._run(
             flows.snapshot(self._session, shelf, device=device, arch=arch, known=known)
         )
@@ -312,9 +322,9 @@ class Client:
         At most `limit` of them; `filters` are those of `GET /results`: m, n, k (together), batch,
         dtype, layout, device, phase, job.
         """
-        pages = flows.Pages(self._session, "/results", "trials", filters, limit)
+        pages = Pages(self._session, "/results", "trials", filters, limit)
         while not pages.finished:
-            yield from pages.take(self._run(flows.page(self._session, pages.request())))
+            yield from self._run(pages.rows())
 
     def packs(
         self, *, toolchain: str | None = None, limit: int | None = None
@@ -323,9 +333,9 @@ class Client:
 
         At most `limit` of them; `toolchain` is the digest of the only toolchain to list.
         """
-        pages = flows.Pages(self._session, "/packs", "packs", {"toolchain": toolchain}, limit)
+        pages = Pages(self._session, "/packs", "packs", {"toolchain": toolchain}, limit)
         while not pages.finished:
-            yield from pages.take(self._run(flows.page(self._session, pages.request())))
+            yield from self._run(pages.rows())
 
     def pack(self, pack_hash: str) -> Path:
         """The compiled kernel pack as a local file, downloaded unless it is cached.
@@ -347,9 +357,9 @@ class Client:
         """The public key of the service; `python -m gemmsmith trust` makes it trusted here."""
         return self._run(flows.signing_key(self._session))
 
-    def winner_of(self, status: JobStatus, device: str | None = None) -> Answer:
-        """The answer of a finished job on `device`; never from the cache."""
-        return self._run(flows.winner_of(self._session, status, device))
+    def winner_of(self, status: JobStatus, device: str | None = None) -> TunedAnswer:
+        """What a finished job found on `device`, and what is served; never from the cache."""
+        return self._run(history.result_of(self._session, status, device))
 
     def job_events(
         self, identifier: str, *, after: str = "", deadline: float | None = None
@@ -361,19 +371,14 @@ class Client:
         """
         cursor = EventCursor(identifier, self._setup.stream_retry, after, self._session.bounds)
         while not cursor.finished:
-            request = cursor.request(cursor.patience(deadline))
-            reply: Reply
-            try:
-                with self._http.stream(**self._setup.arguments(request)) as response:
-                    if response.status_code >= 400 or not wire.is_plain(response):
-                        reply = wire.received(response, request, self._session.bounds)
+            reply: Reply = cursor.ended()
+            with closing(self._sender.stream(cursor.request(cursor.patience(deadline)))) as pieces:
+                for piece in pieces:
+                    if isinstance(piece, bytes):
+                        yield from cursor.feed(piece)
+                        yield None
                     else:
-                        for chunk in response.iter_raw():
-                            yield from cursor.feed(chunk)
-                            yield None
-                        reply = cursor.ended()
-            except httpx.RequestError as error:
-                reply = wire.no_answer(error)
+                        reply = piece
             ended = cursor.ended_cleanly(reply)
             if cursor.finished or (ended and self.job_status(identifier).state.terminal):
                 return
@@ -392,8 +397,4 @@ class Client:
     def _send(self, request: Request) -> Reply:
         if request.delay:
             self._sleep(request.delay)
-        try:
-            with self._http.stream(**self._setup.arguments(request)) as response:
-                return wire.received(response, request, self._session.bounds)
-        except httpx.RequestError as error:
-            return wire.no_answer(error)
+        return self._sender.send(request)

@@ -10,15 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
-from gemmsmith.answers.answer import Answer
+from gemmsmith.answers.answer import Answer, Match
 from gemmsmith.answers.cache import Entry
 from gemmsmith.answers.document import SINCE
 from gemmsmith.answers.snapshot import Shelf, Snapshot
-from gemmsmith.bounds import exceeded
-from gemmsmith.device import DeviceModel
+from gemmsmith.device import DeviceModel, called
 from gemmsmith.errors import (
     Busy,
     NotTuned,
@@ -29,7 +26,6 @@ from gemmsmith.errors import (
     SnapshotCorrupt,
 )
 from gemmsmith.http.replies import (
-    SCHEMA,
     Response,
     check,
     document,
@@ -45,6 +41,7 @@ from gemmsmith.http.requests import (
     batch_request,
     best_request,
     get,
+    job_path,
     pack_request,
     retry_request,
     snapshot_request,
@@ -58,8 +55,8 @@ from gemmsmith.problem import Problem
 from gemmsmith.signing import PublicKey
 from gemmsmith.tuning import Effort
 
-PAGE = 200
-"""Rows asked for at once in a listing."""
+LATEST = "latest"
+"""What a service calls the newest job."""
 
 FULL = 429
 """The status of orders that a full queue, or a key's used-up quota, has no room for."""
@@ -97,9 +94,40 @@ def _accept(session: Session, query: Query, entry: Entry | None, response: Respo
         session.answered()
         return entry.answer
     answer = read(check(response, lookup=True), Answer)
+    check_answer(answer, query)
     session.answered()
     session.cache.store(query, answer, response.headers.get("etag"))
     return answer
+
+
+def check_answer(answer: Answer, query: Query) -> None:
+    """Do nothing if the answer is one to the query.
+
+    Raises:
+        ServiceFault: it is an answer to another, by a fault of the service or on the way.
+    """
+    check_same("the answer", "problem", answer.problem, query.problem)
+    check_device("the answer", answer.device.slug, query.device)
+    if query.arch is not None:
+        check_same("the answer", "architecture", answer.device.arch, query.arch)
+    if query.exact:
+        check_same("the answer", "match", answer.match, Match.EXACT)
+
+
+def check_same(what: str, field: str, received: object, asked: object) -> None:
+    """Do nothing if what was received is what was asked for.
+
+    Raises:
+        ServiceFault: it is not.
+    """
+    if received != asked:
+        raise ServiceFault(200, "Wrong answer", f"{what} has {field} {received}, asked for {asked}")
+
+
+def check_device(what: str, slug: str, asked: str | None) -> None:
+    """As `check_same`, of a device model, by any of its names."""
+    if asked is not None and not called(asked, [slug]):
+        check_same(what, "device", slug, asked)
 
 
 def best_many(session: Session, queries: Sequence[Query]) -> Flow[list[Answer | NotTuned]]:
@@ -115,6 +143,9 @@ def best_many(session: Session, queries: Sequence[Query]) -> Flow[list[Answer | 
         try:
             response = yield from session.exchange(batch_request(piece))
             found = read_answers(check(response))
+            for query, answer in zip(piece, found, strict=False):
+                if isinstance(answer, Answer):
+                    check_answer(answer, query)
         except (ServiceUnavailable, Busy, ServiceFault) as error:
             answers += _all_cached(session, piece, error)
             continue
@@ -180,7 +211,9 @@ def tune(
         calls=calls,
         deadline_s=deadline_s,
     )
-    return (yield from _order(session, request, patience))
+    status = yield from _order(session, request, patience)
+    check_same("the job", "problem", status.problem, problem)
+    return status
 
 
 def retry(session: Session, identifier: str, patience: Patience) -> Flow[JobStatus]:
@@ -209,17 +242,24 @@ def _order(session: Session, request: Request, patience: Patience) -> Flow[JobSt
 
 def job(session: Session, identifier: str) -> Flow[JobStatus]:
     """`GET /jobs/{id}`."""
-    response = yield from session.exchange(get(f"/jobs/{identifier}"))
-    return read(check(response), JobStatus)
+    response = yield from session.exchange(get(job_path(identifier)))
+    return _job(response, identifier)
 
 
 def cancel(session: Session, identifier: str) -> Flow[JobStatus]:
     """`DELETE /jobs/{id}`."""
-    request = Request(method="DELETE", path=f"/jobs/{identifier}")
+    request = Request(method="DELETE", path=job_path(identifier))
     response = check((yield from session.exchange(request)))
     if response.body:
-        return read(response, JobStatus)
+        return _job(response, identifier)
     return (yield from job(session, identifier))
+
+
+def _job(response: Response, identifier: str) -> JobStatus:
+    status = read(check(response), JobStatus)
+    if identifier != LATEST:
+        check_same("the job", "identifier", status.id, identifier)
+    return status
 
 
 def devices(session: Session) -> Flow[list[DeviceModel]]:
@@ -240,6 +280,7 @@ def snapshot(
     before = known if known is not None else shelf.load()
     try:
         found = yield from _newest(session, device, arch, before)
+        check_device("the snapshot", found.device, device)
     except (ServiceUnavailable, Busy, ServiceFault) as error:
         if before is None or known is not None:
             raise
@@ -272,11 +313,6 @@ def _newest(
     return read_snapshot(check(response))
 
 
-def page(session: Session, request: Request) -> Flow[dict[str, Any]]:
-    """One page of a listing."""
-    return document(check((yield from session.exchange(request))))
-
-
 def pack(session: Session, pack_hash: str) -> Flow[Response]:
     """`GET /packs/{hash}`: the compiled pack's bytes."""
     return check((yield from session.exchange(pack_request(pack_hash))))
@@ -293,74 +329,4 @@ def signing_key(session: Session) -> Flow[PublicKey]:
     try:
         return PublicKey.parse(str(document(check(response)).get("key")))
     except ValueError as error:
-        raise ServiceFault(response.status, "Unreadable answer", str(error)) from error
-
-
-def winner_of(session: Session, status: JobStatus, device: str | None) -> Flow[Answer]:
-    """The answer that a finished job led to, asked of the service itself."""
-    # A job may name a device as workers do (`cuda:0`, `replay:<file>`), which no lookup knows.
-    if device is None and ":" not in status.device:
-        device = status.device or None
-    query = Query(problem=status.problem, device=device, exact=True)
-    return (yield from best(session, query, fresh=True))
-
-
-class Pages:
-    """Where a reader is in a listing whose pages each link to the next, and never back."""
-
-    def __init__(
-        self,
-        session: Session,
-        path: str,
-        name: str,
-        filters: dict[str, Any],
-        limit: int | None,
-    ) -> None:
-        self.finished = limit == 0
-        self._bounds = session.bounds
-        self._seen: set[Request] = set()
-        self._name = name
-        self._left = limit
-        self._next = get(path, **filters, limit=PAGE if limit is None else min(PAGE, limit))
-
-    def request(self) -> Request:
-        """The request for the next page."""
-        return self._next
-
-    def take(self, found: dict[str, Any]) -> list[dict[str, Any]]:
-        """The rows of a page; remembers where the next one starts.
-
-        Raises:
-            ServiceFault: not a page of this listing, or of a newer schema; or it links to a page
-                that was read before, or to more pages than are to be read.
-        """
-        schema = found.get("schema", 1)
-        if not isinstance(schema, int) or schema > SCHEMA:
-            raise ServiceFault(
-                200, "Unreadable answer", f"schema {schema}, this gemmsmith reads {SCHEMA}: upgrade"
-            )
-        rows = found.get(self._name)
-        if not isinstance(rows, list):
-            raise ServiceFault(200, "Unreadable answer", f"a page without a list `{self._name}`")
-        if self._left is not None:
-            rows = rows[: self._left]
-            self._left -= len(rows)
-        link = (found.get("links") or {}).get("next") or {}
-        self.finished = not rows or self._left == 0 or not link.get("href")
-        if not self.finished:
-            parts = urlsplit(link["href"])
-            # Only path and query: wherever the service believes to be, it is asked where it was.
-            self._follow(get(parts.path, **dict(parse_qsl(parts.query))))
-        return rows
-
-    def _follow(self, following: Request) -> None:
-        self._seen.add(self._next)
-        if following in self._seen:
-            raise ServiceFault(
-                200, "Unreadable answer", f"a page of {following.path} links back to an earlier one"
-            )
-        if len(self._seen) >= self._bounds.pages:
-            raise ServiceFault(
-                200, "Answer refused", exceeded(f"the list {following.path}", "pages", self._bounds)
-            )
-        self._next = following
+        raise ServiceFault(response.status, "Unreadable answer", str(error)) from None

@@ -2,7 +2,7 @@
 
 Nothing here opens a socket, sleeps or touches a file, so the synchronous and the asynchronous
 client share every line of it. A reply that cannot be understood is a `ServiceFault` that says so,
-never a stray `KeyError`.
+never a stray `KeyError`. It has no cause, since a traceback would show what the service sent.
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ def read(response: Response, kind: type[T]) -> T:
         return understood.decode(response.body, kind)
     except understood.NotKnownHere as error:
         if kind is Answer:
-            raise _not_understood(response.status, error) from error
-        raise _unreadable(response, f"{kind.__name__} ({error})") from error
+            raise _not_understood(response.status, error) from None
+        raise _unreadable(response, f"{kind.__name__} ({error})") from None
     except (msgspec.DecodeError, InvalidProblem, RecursionError) as error:
-        raise _unreadable(response, f"{kind.__name__} ({error})") from error
+        raise _unreadable(response, f"{kind.__name__} ({error})") from None
 
 
 def _not_understood(status: int, error: understood.NotKnownHere) -> NotUnderstood:
@@ -134,14 +134,17 @@ def read_answers(response: Response) -> list[Answer | ServiceError]:
     answers: list[Answer | ServiceError] = []
     for entry in entries:
         if isinstance(entry, dict) and "problem" not in entry and "title" in entry:
-            answers.append(problem_error(int(entry.get("status", 404)), entry, lookup=True))
+            status = entry.get("status")
+            answers.append(
+                problem_error(status if isinstance(status, int) else 404, entry, lookup=True)
+            )
             continue
         try:
             answers.append(understood.convert(entry, Answer))
         except understood.NotKnownHere as error:
             answers.append(_not_understood(response.status, error))
-        except (msgspec.ValidationError, InvalidProblem) as error:
-            raise _unreadable(response, f"answers ({error})") from error
+        except (msgspec.ValidationError, InvalidProblem, RecursionError) as error:
+            raise _unreadable(response, f"answers ({error})") from None
     return answers
 
 
@@ -154,7 +157,7 @@ def read_snapshot(response: Response) -> Snapshot:
     try:
         return Snapshot.parse(response.body)
     except SnapshotCorrupt as error:
-        raise _unreadable(response, f"a snapshot of winners ({error})") from error
+        raise _unreadable(response, f"a snapshot of winners ({error})") from None
 
 
 def read_devices(response: Response) -> list[DeviceModel]:
@@ -184,12 +187,14 @@ def check(response: Response, *, lookup: bool = False) -> Response:
     Raises:
         ServiceError: the subclass that the status calls for, from its problem document. With
             `lookup`, a 404 problem document is `NotTuned`.
-        ServiceFault: its body was refused.
+        ServiceFault: its body was refused, or it is a redirect.
     """
     if response.refusal is not None:
         raise ServiceFault(response.status, "Answer refused", response.refusal)
-    if response.status < 400:
+    if response.status < 300:
         return response
+    if response.status < 400:
+        raise _redirected(response)
     found = _parsed(response.body) or {}
     if not found.get("detail"):
         found = found | {"detail": f"no problem document in {len(response.body)} bytes of body"}
@@ -197,13 +202,25 @@ def check(response: Response, *, lookup: bool = False) -> Response:
     raise problem_error(response.status, found, lookup=lookup, wait=retry_after(response.headers))
 
 
+def _text(value: object) -> str:
+    """What JSON has as text, which may be half of a character that cannot be encoded."""
+    return str(value or "").encode(errors="replace").decode()
+
+
+def _redirected(response: Response) -> ServiceFault:
+    """The error for a redirect, which is not followed: who gets the key is the caller's to say."""
+    place = response.headers.get("location", "").partition("?")[0]
+    advice = f"to {place}: use that server's URL" if place else "to nowhere: is the URL right?"
+    return ServiceFault(response.status, "Redirected", f"the service's URL redirects {advice}")
+
+
 def problem_error(
     status: int, found: dict[str, Any], *, lookup: bool = False, wait: float | None = None
 ) -> ServiceError:
     """The exception that a problem document stands for."""
     known = {int(code) for code in http.HTTPStatus}
-    title = str(found.get("title") or (http.HTTPStatus(status).phrase if status in known else ""))
-    detail = str(found.get("detail") or "")
+    phrase = http.HTTPStatus(status).phrase if status in known else ""
+    title, detail = _text(found.get("title") or phrase), _text(found.get("detail"))
     if status in (429, 503):
         return Busy(status, title, detail, found, 1.0 if wait is None else wait)
     if status >= 500:
@@ -211,7 +228,10 @@ def problem_error(
     if status == 404 and lookup and not str(found.get("type", "")).endswith(":not-found"):
         return NotTuned(status, title, detail, found)
     if status == 401:
-        hint = "Pass it as api_key=, or set GEMMSMITH_API_KEY."
+        hint = (
+            "Pass it as api_key=, or set GEMMSMITH_API_KEY, and GEMMSMITH_URL to the service that "
+            "it is for."
+        )
         return Unauthorized(status, title, f"{detail} {hint}", found)
     if status == 403:
         return Forbidden(status, title, detail, found)

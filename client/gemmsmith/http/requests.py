@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex
+from urllib.parse import quote
 
 from gemmsmith.choices import integer, member
 from gemmsmith.elements import TypeName
@@ -166,7 +167,7 @@ def _post(path: str, body: Mapping[str, Any], *headers: tuple[str, str]) -> Requ
     )
 
 
-def get(path: str, **params: object) -> Request:
+def get(path: str, /, **params: object) -> Request:
     """A GET; parameters that are None are left out, booleans become `true` and `false`."""
     return Request(
         method="GET",
@@ -224,11 +225,16 @@ def tune_request(
     return _post("/tune", body, ("idempotency-key", uuid.uuid4().hex))
 
 
+def job_path(identifier: str) -> str:
+    """The path of a job, whatever characters its identifier has."""
+    return f"/jobs/{quote(identifier, safe='')}"
+
+
 def retry_request(identifier: str) -> Request:
     """`POST /jobs/{id}/retry` with an Idempotency-Key, so that repeating it orders one job."""
     return Request(
         method="POST",
-        path=f"/jobs/{identifier}/retry",
+        path=f"{job_path(identifier)}/retry",
         headers=(("idempotency-key", uuid.uuid4().hex),),
     )
 
@@ -244,7 +250,7 @@ def choice_request(
 
 def pack_request(pack_hash: str) -> Request:
     """`GET /packs/{hash}`."""
-    return replace(get(f"/packs/{pack_hash}"), bound="pack_bytes")
+    return replace(get(f"/packs/{quote(pack_hash, safe='')}"), bound="pack_bytes")
 
 
 def snapshot_request(

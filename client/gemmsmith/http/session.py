@@ -22,6 +22,9 @@ AWAY_S = 10.0
 """After a lookup gave up, cached answers are served without asking for this long: a training
 program that asks for a hundred layers at start must not wait out a hundred time-outs."""
 
+WHOLE_S = 60.0
+"""After this long no further attempt begins: programs wait for winners when they start."""
+
 log = logging.getLogger("gemmsmith")
 
 
@@ -51,10 +54,11 @@ class Session:
         """
         attempt = 0
         delay = request.delay
+        until = time.monotonic() + delay + WHOLE_S
         while True:
             reply = yield replace(request, delay=delay)
             again = (retry or self.retry).delay(attempt, reply)
-            if again is None:
+            if again is None or time.monotonic() + again > until:
                 break
             attempt, delay = attempt + 1, again
         if isinstance(reply, NoAnswer):

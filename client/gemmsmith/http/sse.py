@@ -76,7 +76,7 @@ class EventParser:
                 self._event = value
             case "data":
                 self._data.append(value)
-            case "id" if "\0" not in value:
+            case "id" if value.isprintable():  # it is sent back, in a header
                 self._id = value
             case "retry" if value.isdecimal() and len(value) < 10:
                 self.retry = int(value) / 1000

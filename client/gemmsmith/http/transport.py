@@ -1,38 +1,65 @@
-"""What both HTTP clients set up alike: URL, API key, time-outs, headers, how failures read.
+"""What both HTTP clients set up alike: URL, API key, proxy, time-outs, headers, caches.
 
 The key is in the header that goes to the service, and nowhere else: in no message, log or `repr`.
+The environment's key goes to the environment's service alone, whatever other services are asked.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import tempfile
+import weakref
+from collections.abc import Callable
+from functools import cached_property
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
-from typing import Any, Literal
-from urllib.parse import urlsplit
+from typing import Any, Generic, Literal, TypeVar
 
 import httpx
 
 from gemmsmith.answers.cache import AnswerCache, Cache, NoCache, PackCache, default_cache_dir
-from gemmsmith.bounds import GZIP, BoundedBody, Bounds
-from gemmsmith.http.replies import NoAnswer, Reply
+from gemmsmith.answers.snapshot import Shelf
+from gemmsmith.bounds import GZIP, Bounds
+from gemmsmith.http.address import DEFAULT_URL, Address, no_way
+from gemmsmith.http.deadline import Clock, TimedBackend
 from gemmsmith.http.requests import RUNS, Request
 from gemmsmith.http.retry import RetryPolicy
 from gemmsmith.http.session import Session
 from gemmsmith.kernel import Backend
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 5.0
 URL = "GEMMSMITH_URL"
 """The environment variable that has the service's URL where none is passed."""
 API_KEY = "GEMMSMITH_API_KEY"
-"""The environment variable that has the key where none is passed."""
+"""The environment variable that has the key where none is passed: that of the service of `URL`."""
 
 _KEY = re.compile(r"[!-~]{1,500}")
 
 CacheDir = Path | str | None | Literal["default"]
+ApiKey = str | Literal[False] | None
+
+T = TypeVar("T")
+
+
+class OfProcess(Generic[T]):
+    """What every process makes for itself, when it first needs it.
+
+    A forked child that sends on its parent's connections gets the parent's answers, and the parent
+    gets the child's. Nor does the child close them, which would end them for both.
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._made: tuple[int, T] | None = None
+
+    def __call__(self) -> T:
+        """This process's own."""
+        if self._made is None or self._made[0] != os.getpid():
+            self._made = (os.getpid(), self._make())
+        return self._made[1]
 
 
 class Setup:
@@ -41,22 +68,23 @@ class Setup:
     def __init__(
         self,
         url: str | None,
-        api_key: str | None,
+        api_key: ApiKey,
         timeout: float,
         retries: int,
         cache_dir: CacheDir,
         bounds: Bounds,
     ) -> None:
-        if url is None:
-            url = os.environ.get(URL, "").strip() or DEFAULT_URL
-        self.url = checked_url(url)
-        self._authorization = _authorization(api_key)
+        self._address = Address.parse(_environments_url() if url is None else url)
+        self._authorization = _authorization(api_key, self._address)
         if timeout <= 0:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
         if retries < 0:
             raise ValueError(f"retries must be 0 or more, got {retries}")
-        self.timeout = httpx.Timeout(timeout, connect=min(timeout, CONNECT_TIMEOUT_S))
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self.url = self._address.url
+        self.clock = Clock()
+        self._timeout = timeout
+        self._folder = OfProcess(self._temporary_folder)
+        self._remove: Callable[[], object] = lambda: None
         self.cache_dir = default_cache_dir() if cache_dir == "default" else cache_dir
         cache: Cache = NoCache()
         if self.cache_dir is not None:
@@ -69,23 +97,57 @@ class Setup:
 
     def packs(self) -> PackCache:
         """Where packs go; without a cache folder, a temporary one until the client is closed."""
-        if self.cache_dir is not None:
-            return PackCache(Path(self.cache_dir))
-        if self._temporary is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="gemmsmith-")
-        return PackCache(Path(self._temporary.name))
+        return PackCache(self._folder() if self.cache_dir is None else Path(self.cache_dir))
+
+    def shelf(self, device: str | None, arch: str | None) -> Shelf:
+        """Where the last snapshot of a device model is kept."""
+        most = self.session.bounds.snapshot_bytes
+        return Shelf(self.cache_dir, self.url, device, arch, most)
+
+    def _temporary_folder(self) -> Path:
+        folder = Path(tempfile.mkdtemp(prefix="gemmsmith-"))
+        self._remove = weakref.finalize(self, _remove, folder, os.getpid())
+        return folder
 
     def cleanup(self) -> None:
         """Remove the temporary folder if there is one."""
-        if self._temporary is not None:
-            self._temporary.cleanup()
-            self._temporary = None
+        self._remove()
+        self._folder = OfProcess(self._temporary_folder)
+
+    def transport(self) -> httpx.HTTPTransport:
+        """The synchronous client's way to the service.
+
+        Raises:
+            ServiceUnavailable: the environment's proxy cannot be used.
+        """
+        transport = self._by_proxy(httpx.HTTPTransport)
+        # httpx takes no backend of its callers; httpcore, whose pool this is, does.
+        transport._pool._network_backend = TimedBackend(self.clock)
+        return transport
+
+    def async_transport(self) -> httpx.AsyncHTTPTransport:
+        """The asynchronous client's, as `transport`."""
+        return self._by_proxy(httpx.AsyncHTTPTransport)
+
+    @cached_property
+    def _proxy(self) -> httpx.Proxy | None:
+        # A forked child takes its parent's: macOS's own settings are not for it to ask for.
+        return self._address.proxy()
+
+    def _by_proxy(self, kind: Callable[..., T]) -> T:
+        proxy = self._proxy
+        try:
+            return kind(proxy=proxy)
+        except ImportError as error:  # of what httpx needs for SOCKS
+            raise no_way(
+                str(proxy and proxy.url), "install what SOCKS needs: pip install 'httpx[socks]'"
+            ) from error
 
     def options(self) -> dict[str, Any]:
         """Arguments of the httpx client."""
         return {
-            "base_url": self.url,
-            "timeout": self.timeout,
+            "auth": self._address.auth,
+            "cookies": CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # it keeps none
             "headers": {
                 "user-agent": "gemmsmith-client",
                 "accept": "application/json",
@@ -96,42 +158,46 @@ class Setup:
         }
 
     def arguments(self, request: Request) -> dict[str, Any]:
-        """Arguments of httpx's `request` and `stream`."""
-        found: dict[str, Any] = {
+        """Arguments of httpx's `build_request` and `stream`."""
+        seconds = self.seconds(request)
+        # Connecting ends by its own time-out: httpcore leaves a handshake open that is cancelled.
+        connect = min(seconds / 2, CONNECT_TIMEOUT_S)
+        return {
             "method": request.method,
-            "url": request.path,
+            "url": self.url + request.path,
             "params": list(request.params),
-            "headers": list(request.headers),
+            "headers": [(name.encode(), value.encode()) for name, value in request.headers],
             "content": request.body,
+            "timeout": httpx.Timeout(seconds, connect=connect),
         }
-        if request.read_timeout is not None:
-            connect = self.timeout.connect
-            found["timeout"] = httpx.Timeout(request.read_timeout, connect=connect)
-        return found
+
+    def seconds(self, request: Request) -> float:
+        """How long an attempt may take: until its answer is there, or its event stream begins."""
+        return self._timeout if request.read_timeout is None else request.read_timeout
 
 
-def checked_url(url: str) -> str:
-    """The service's base URL without a trailing slash.
-
-    Raises:
-        ValueError: not an http or https URL.
-    """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"the service's URL must be like {DEFAULT_URL}, got {url!r}")
-    return url.rstrip("/")
+def _remove(folder: Path, process: int) -> None:
+    """Remove what this process made; a forked child inherits the finalizer, not the folder."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _authorization(api_key: str | None) -> dict[str, str]:
-    """The header that carries the key, if there is one.
+def _environments_url() -> str:
+    return os.environ.get(URL, "").strip() or DEFAULT_URL
+
+
+def _authorization(api_key: ApiKey, address: Address) -> dict[str, str]:
+    """The header that carries the key, if this service gets one.
 
     Raises:
         ValueError: it cannot be one; the message does not show it.
     """
+    if api_key is False:
+        return {}
     where = "api_key"
     if api_key is None:
         api_key, where = os.environ.get(API_KEY, "").strip(), API_KEY
-        if not api_key:
+        if not api_key or not _is_environments(address):
             return {}
     if not _KEY.fullmatch(api_key):
         raise ValueError(
@@ -141,44 +207,20 @@ def _authorization(api_key: str | None) -> dict[str, str]:
     return {"authorization": f"Bearer {api_key}"}
 
 
-def received(response: httpx.Response, request: Request, bounds: Bounds) -> Reply:
-    """The reply to the request, of whose body no more is read than is taken."""
-    body = _body(response, request, bounds)
-    if response.is_stream_consumed:
-        body.take(response.content)
-        return body.reply()
-    for piece in response.iter_raw():
-        if not body.take(piece):
-            break
-    return body.reply()
+def exposes_key(url: str) -> bool:
+    """Whether the environment's key goes to this service, and anyone on the way can read it.
+
+    Raises:
+        ValueError: not a URL, or the environment's key is not one.
+    """
+    address = Address.parse(url)
+    plain = address.origin[0] == "http" and not address.is_loopback
+    return plain and bool(_authorization(None, address))
 
 
-async def awaited(response: httpx.Response, request: Request, bounds: Bounds) -> Reply:
-    """As `received`."""
-    body = _body(response, request, bounds)
-    if response.is_stream_consumed:
-        body.take(response.content)
-        return body.reply()
-    async for piece in response.aiter_raw():
-        if not body.take(piece):
-            break
-    return body.reply()
-
-
-def _body(found: httpx.Response, request: Request, bounds: Bounds) -> BoundedBody:
-    headers = {name.lower(): value for name, value in found.headers.items()}
-    if found.is_stream_consumed:  # of a transport that is no network: whole, and unpacked
-        headers.pop("content-encoding", None)
-    return BoundedBody(found.status_code, headers, request.bound, bounds)
-
-
-def is_plain(found: httpx.Response) -> bool:
-    """Whether the body is to be read as it comes."""
-    return str(found.headers.get("content-encoding", "identity")).lower() == "identity"
-
-
-def no_answer(error: httpx.RequestError) -> NoAnswer:
-    """What to tell people about a failed exchange."""
-    text = str(error)
-    name = type(error).__name__
-    return NoAnswer(reason=f"{name}: {text}" if text else name)
+def _is_environments(address: Address) -> bool:
+    """Whether this is the server of `GEMMSMITH_URL`, which the environment's key is for."""
+    try:
+        return Address.parse(_environments_url()).origin == address.origin
+    except ValueError:
+        return False

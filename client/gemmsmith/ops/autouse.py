@@ -20,17 +20,17 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import httpx
-
 from gemmsmith.answers.bundle import Bundle, kept_bundle
 from gemmsmith.answers.lookup import Lookup
 from gemmsmith.answers.snapshot import Choice, Snapshot
 from gemmsmith.captured import tune_command
 from gemmsmith.distributed import agreed_snapshot
 from gemmsmith.errors import InvalidProblem, PackError, PackIncompatible, ServiceUnavailable
+from gemmsmith.http.address import DEFAULT_URL
 from gemmsmith.http.client import Client
+from gemmsmith.http.replies import Response
 from gemmsmith.http.requests import problem_of
-from gemmsmith.http.transport import DEFAULT_URL
+from gemmsmith.http.sending import ask
 from gemmsmith.operation import Epilogue
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine import source
@@ -40,6 +40,7 @@ from gemmsmith.ops.models.automatic import every_model, every_norm
 from gemmsmith.ops.models.patching import patch
 from gemmsmith.packs import Packs, asking, believe
 from gemmsmith.problem import Problem
+from gemmsmith.showing import line
 from gemmsmith.variables import CAPTURE_VARIABLE, VARIABLE, is_first_rank
 
 log = logging.getLogger("gemmsmith")
@@ -88,7 +89,7 @@ def start(value: str) -> None:
         _State.reports = True
         atexit.register(_report, opened().url)
     revision = snapshot.revision[:16]
-    log.info("%s=%s: winners of %s, snapshot %s", VARIABLE, value, snapshot.device, revision)
+    log.info("%s=%s: winners of %s, snapshot %s", VARIABLE, line(value), snapshot.device, revision)
 
 
 def _fuses(snapshot: Snapshot) -> bool:
@@ -173,11 +174,9 @@ def _nearest(model: str | None) -> str:
     kept = None if model is None else kept_bundle(model)
     if kept is not None and kept.is_file():
         return str(kept)
-    try:
-        if httpx.get(f"{DEFAULT_URL}/healthz", timeout=1.0).is_success:
-            return DEFAULT_URL
-    except httpx.HTTPError:
-        pass
+    reply = ask(DEFAULT_URL, "/healthz", timeout=1.0)
+    if isinstance(reply, Response) and reply.status == 200:
+        return DEFAULT_URL
     raise FileNotFoundError(
         f"no winners are found: {URL_VARIABLE} is not set, there is no {kept}, and no "
         f"service at {DEFAULT_URL}. `gemmsmith run --tune -- COMMAND` makes the file"
@@ -268,5 +267,5 @@ def _report(url: str | None) -> None:
     if not matter or CAPTURE_VARIABLE in os.environ:  # whoever captures reports better
         return
     lines = [f"gemmsmith: {len(matter)} large products have no winner:"]
-    lines += [f"  {one}: {tune_command(one, url)}" for one in matter]
+    lines += [line(f"  {one}: {tune_command(one, url)}") for one in matter]
     sys.stderr.write("\n".join(lines) + "\n")

@@ -1,34 +1,39 @@
 """`gemmsmith.capture`: which matrix products a piece of code runs, and how often.
 
-A dispatch mode sees what autograd and `nn.Linear` come down to, forward and backward, with the
-operands as they lie in memory. Products of types or sizes that no kernel is for are counted, not
-listed; so are FP8 products without fast accumulation, which winners are not measured for, and those
-with factors of blocks. Compiled functions run uncompiled under it. Of a tensor that is sharded
-(DTensor) or else made of others, the products of its parts are recorded: what this process
-multiplies.
+What runs is noted below autograd (`gemmsmith.calls`), as nn.Linear and compiled graphs come down
+to it, forward and backward, with the operands as they lie in memory; here it is read. Products of
+types or sizes that no kernel is for are counted, not listed; so are FP8 products without fast
+accumulation, which winners are not measured for, and those with factors of blocks. Of a tensor that
+is sharded (DTensor) or else made of others, the products of its parts are recorded: what this
+process multiplies.
 """
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any, NamedTuple
 
 import torch
 from torch._guards import active_fake_mode
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from gemmsmith.calls import Call, Calls, Fusion, Operand, compiled
 from gemmsmith.captured import Captured
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.operation import Epilogue
 from gemmsmith.ops.below.scaling import scales_rows
-from gemmsmith.ops.engine.forms import Form, Shape, Spec, present_shapes
-from gemmsmith.ops.engine.functions import is_traced
-from gemmsmith.ops.products import grouped as _grouped  # noqa: F401 - registers gemmsmith::…
-from gemmsmith.ops.products import integer as _integer  # noqa: F401 - likewise
-from gemmsmith.ops.products import mixture, scaled, scaled_gated, telling
-from gemmsmith.ops.products import operators as _operators  # noqa: F401 - likewise
+from gemmsmith.ops.engine.forms import Form, Spec, shapes
+from gemmsmith.ops.products import backward as _backward  # noqa: F401 - registers gemmsmith::…
+from gemmsmith.ops.products import fused as _fused  # noqa: F401 - the same
+from gemmsmith.ops.products import gated, mixture, scaled, scaled_gated
+from gemmsmith.ops.products import grouped as _grouped  # noqa: F401 - the same
+from gemmsmith.ops.products import integer as _integer  # noqa: F401 - the same
+from gemmsmith.ops.products import operators as _operators  # noqa: F401 - the same
 from gemmsmith.ops.products.telling import Multiplied
+from gemmsmith.problem import Problem
 
 _aten = torch.ops.aten
 _own = torch.ops.gemmsmith  # registered by gemmsmith.ops.products.operators
@@ -60,116 +65,194 @@ for _name, _form in (
     if hasattr(_aten, _name):  # newer than the oldest torch
         _PRODUCTS[getattr(_aten, _name)] = (_form, 0, 1)
 
-# What else runs a product, and what follows it.
+# What else runs products, or what follows one as well.
 _LAYERS: dict[Any, Callable[[dict[str, Any]], Iterator[Multiplied]]] = {
     _own.scaled_linear: scaled.products,
     _own.scaled_gated_linear: scaled_gated.products,
     _own.experts: mixture.products,
     _own.experts_backward: mixture.products_of_gradients,
+    _own.fused_product: lambda given: _followed(Form.LINEAR, given["x"], given["weight"], given),
+    _own.gated_product: lambda given: _followed(Form.LINEAR, given["x"], _gate(given), given),
+    _own.backward_product: lambda given: _followed(
+        Form.MATMUL, given["dy"], given["weight"], given
+    ),
 }
 
 
+def _followed(
+    form: Form, a: torch.Tensor, b: torch.Tensor, given: dict[str, Any]
+) -> Iterator[Multiplied]:
+    yield Multiplied(form, a, b, epilogue=Epilogue(given["epilogue"]))
+
+
+def _gate(given: dict[str, Any]) -> torch.Tensor:
+    return gated.parts(given["weight"], given["up"], given["interleaved"])[0]
+
+
 class Shapes(Captured):
-    """The products that were captured in this process.
+    """The products that were captured in this process."""
 
-    If it starts on the device `meta` or under a `FakeTensorMode`, products of tensors without data
-    are counted; otherwise they are not.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, calls: Calls | None = None) -> None:
         super().__init__()
-        meant = torch.get_default_device().type == "meta" or active_fake_mode() is not None
-        self._without_data = meant
+        self.calls = Calls() if calls is None else calls
+        self._read = Read()
 
-    def record(
-        self,
-        form: Form | None,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        output: torch.dtype | None = None,
-        groups: int = 0,
-        epilogue: Epilogue = Epilogue.NONE,
-    ) -> None:
-        """Count one product.
+    @property
+    def problems(self) -> Counter[Problem]:
+        """How often each ran."""
+        self._settle()
+        return self._problems
 
-        Args:
-            form: which; None: one that no kernel computes.
-            a: left operand.
-            b: right operand.
-            output: element type of the result; None: as torch gives it.
-            groups: how many, of a grouped product.
-            epilogue: what follows it, which a kernel could do as well; what runs where nothing
-                fused wins, is counted by itself.
-        """
-        # What a compiler traces runs later; DTensor tries its operators on tensors without data.
-        if 0 in (*a.shape, *b.shape) or ((a.is_meta or is_traced(a)) and not self._without_data):
-            return
-        found: tuple[Shape, ...] = ()
-        if form is not None:
-            with suppress(InvalidProblem):
-                found = present_shapes(form, Spec.of(a), Spec.of(b), output, groups, epilogue)
-        types = f"{a.dtype} × {b.dtype}".replace("torch.", "")
-        if form is not None and form.is_precise:
-            self.skipped[f"{types} without use_fast_accum"] += 1
-        elif found:
-            self.problems[found[0].problem] += 1
-        elif epilogue in (Epilogue.NONE, Epilogue.BIAS):
-            self.skipped[types] += 1
+    @property
+    def skipped(self) -> Counter[str]:
+        """Products that no kernel is for, by their types."""
+        self._settle()
+        return self._skipped
+
+    @property
+    def unseen(self) -> Counter[str]:
+        """What else may have run products, described, and how often it did."""
+        return self.calls.unseen + compiled()
+
+    def _settle(self) -> None:
+        """Add what has run since the last time."""
+        now, before = read(self.calls.total), self._read
+        self._read = now
+        for problem, count in now.problems.items():
+            self._problems[problem] += count - before.problems[problem]
+        for types, count in now.skipped.items():
+            self._skipped[types] += count - before.skipped[types]
 
 
 @contextmanager
 def capture() -> Iterator[Shapes]:
-    """Record every matrix product in the block, including those of backward passes."""
-    found = Shapes()
+    """Record every matrix product in the block, including those of backward passes.
 
-    def follows(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, groups: int) -> None:
-        form = Form.MATMUL if epilogue.backward else Form.LINEAR
-        found.record(Form.GROUPED if groups else form, x, weight, None, groups, epilogue)
+    Products of all threads are recorded. If the block begins on the device `meta` or under a
+    `FakeTensorMode`, products of tensors without data count, too.
+    """
+    is_fake = active_fake_mode() is not None
+    shapes = Shapes(Calls(without_data=is_fake or torch.get_default_device().type == "meta"))
+    with shapes.calls.recorded(), _Fakes(shapes.calls) if is_fake else nullcontext():
+        yield shapes
 
-    with telling.telling(follows), Recorder(found.record):
-        yield found
 
+class _Fakes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes what a `FakeTensorMode` answers by itself, without a call of any kernel."""
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Tells of every product that runs in its block."""
+    supports_higher_order_operators = True
 
-    def __init__(self, record: Callable[..., None]) -> None:
+    def __init__(self, calls: Calls) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._record = record
+        self._calls = calls
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        packet = func.overloadpacket
-        known = _PRODUCTS.get(packet)
-        if known is not None:
-            form, at_a, at_b = known
-            names = [one.name for one in func._schema.arguments]
-            given = dict(zip(names, args, strict=False)) | kwargs
-            if any(map(is_traceable_wrapper_subclass, (given[names[at_a]], given[names[at_b]]))):
-                # A sharded or a quantized one: it comes by again as what it is made of.
-                return NotImplemented
-            a, b = given[names[at_a]], given[names[at_b]]
-            found, output = _detail(packet, form, given, a, b)
-            offs = given.get("offs")
-            groups = 0 if offs is None else offs.shape[0]
-            biased = _adds_row(packet, given)
-            # `addmm` without a kernel that adds the bias is torch's: no product runs alone there.
-            if not (biased and packet is _aten.addmm):
-                self._record(found, a, b, output, groups)
-            if biased:
-                self._record(found, a, b, output, groups, Epilogue.BIAS)
-        elif packet in _LAYERS:
-            names = [one.name for one in func._schema.arguments]
-            given = dict(zip(names, args, strict=False)) | kwargs
-            for one in _LAYERS[packet](given):
-                self._record(one.form, one.a, one.b, one.output, one.groups, one.epilogue)
-        elif packet in (_aten.linear, _aten.matmul):
-            # Inference mode shows them whole: look at what they are made of.
+        packet = getattr(func, "overloadpacket", None)
+        if packet in (_aten.linear, _aten.matmul):
+            # Inference mode shows them whole: see what they are made of.
             with self:
                 return func.decompose(*args, **kwargs)
+        if packet in _PRODUCTS or packet in _LAYERS:
+            self._calls.see(func, args, kwargs)
         return func(*args, **kwargs)
+
+
+class Read(NamedTuple):
+    """What calls come to.
+
+    Attributes:
+        problems: how often each ran, or could have.
+        skipped: products that no kernel is for, by their types.
+    """
+
+    problems: Counter[Problem] = Counter()  # noqa: RUF012 - never changed
+    skipped: Counter[str] = Counter()  # noqa: RUF012 - never changed
+
+
+def read(total: Counter[Call | Fusion]) -> Read:
+    """The problems of calls."""
+    plain: Counter[Problem] = Counter()
+    fused: Counter[Problem] = Counter()
+    fusions: Counter[Problem] = Counter()
+    skipped: Counter[str] = Counter()
+    for call, count in total.items():
+        for problem, types in _problems_of(call):
+            if problem is None:
+                skipped[types] += count
+            elif isinstance(call, Fusion):
+                fusions[problem] += count
+            else:
+                is_plain = problem.operation.epilogue in _PLAIN
+                (plain if is_plain else fused)[problem] += count
+    # A layer may note what its operator shows as well.
+    return Read(plain + (fused | fusions), skipped)
+
+
+_PLAIN = (Epilogue.NONE, Epilogue.BIAS)
+
+
+@functools.lru_cache(maxsize=16_384)
+def _problems_of(call: Call | Fusion) -> tuple[tuple[Problem | None, str], ...]:
+    """The problems that a call ran, or could run; None for types that no kernel is for."""
+    with _disable_current_modes():
+        return tuple(
+            problem
+            for product in _multiplied(call)
+            if 0 not in (*product.a.shape, *product.b.shape)
+            and (problem := _problem_of(product, call.is_tf32)) is not None
+        )
+
+
+def _problem_of(product: Multiplied, is_tf32: bool) -> tuple[Problem | None, str] | None:
+    form, a, b, output, epilogue, groups = product
+    types = f"{a.dtype} × {b.dtype}".replace("torch.", "")
+    if form is not None and form.is_precise:
+        return None, f"{types} without use_fast_accum"
+    if form is not None and (is_tf32 or a.dtype is not torch.float32):
+        with suppress(InvalidProblem):
+            for shape in shapes(form, Spec.of(a), Spec.of(b), output, groups, epilogue):
+                return shape.problem, types
+    return (None, types) if epilogue in _PLAIN else None
+
+
+def _multiplied(call: Call | Fusion) -> Iterator[Multiplied]:
+    """What a call multiplies. Its tensors are made anew, without data."""
+    if isinstance(call, Fusion):
+        epilogue = Epilogue(call.epilogue)
+        form = Form.MATMUL if epilogue.backward else Form.LINEAR
+        form = Form.GROUPED if call.groups else form
+        x, weight = _made(call.x), _made(call.weight)
+        yield Multiplied(form, x, weight, epilogue=epilogue, groups=call.groups)
+        return
+    packet = call.operator.overloadpacket
+    names = [one.name for one in call.operator._schema.arguments]
+    given = dict(zip(names, map(_made, call.arguments), strict=False))
+    given |= {name: _made(value) for name, value in call.named}
+    if packet in _LAYERS:
+        yield from _LAYERS[packet](given)
+        return
+    form, at_a, at_b = _PRODUCTS[packet]
+    a, b = given[names[at_a]], given[names[at_b]]
+    exact, output = _detail(packet, form, given, a, b)
+    offs = given.get("offs")
+    plain = Multiplied(exact, a, b, output, groups=0 if offs is None else offs.shape[0])
+    biased = _adds_row(packet, given)
+    # `addmm` without a kernel that adds the bias is torch's: no product runs alone there.
+    if not (biased and packet is _aten.addmm):
+        yield plain
+    if biased:
+        yield plain._replace(epilogue=Epilogue.BIAS)
+
+
+def _made(value: Any) -> Any:
+    if isinstance(value, Operand):
+        return torch.empty_strided(
+            value.size, value.stride, dtype=value.dtype, device=torch.device("meta")
+        )
+    return [_made(one) for one in value] if isinstance(value, tuple) else value
 
 
 def _adds_row(packet: Any, given: dict[str, Any]) -> bool:

@@ -79,7 +79,7 @@ class LoadedPack:
                 _check_digest(real, sha256)
             pack = cls._opened.get(str(real))
             if pack is None:
-                _check_whole(real)
+                check_whole(real)
                 pack = cls(real, *_load(real))
                 cls._opened[str(real)] = pack
         return pack
@@ -186,8 +186,12 @@ def _check_digest(path: Path, expected: str) -> None:
         )
 
 
-def _check_whole(path: Path) -> None:
-    """A 64-bit ELF shared object ends with its section table: is all of it there?"""
+def check_whole(path: Path) -> None:
+    """A 64-bit ELF shared object ends with its section table: is all of it there?
+
+    Raises:
+        PackCorrupt: it is not, or the file is no such object or cannot be read.
+    """
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

@@ -6,17 +6,17 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from service.http import documents
-from service.http.access import Scope, needs
 from service.http.state import Service
 
 router = APIRouter(tags=["kernels"])
 
 
-@router.get("/signing-key", dependencies=[needs(Scope.READ)])
-def signing_key(service: Service) -> Response:
+@router.get("/signing-key")
+async def signing_key(service: Service) -> Response:
     """The public key that snapshots are signed with, as a line of a file, and its identifier.
 
-    `python -m gemmsmith trust URL` adds it to a user's trusted keys.
+    `python -m gemmsmith trust URL` adds it to a user's trusted keys. It takes no API key: who does
+    not trust the service yet has no reason to send it one.
     """
     key = service.signer.public
     return documents.json_response({"id": key.id, "key": key.line})

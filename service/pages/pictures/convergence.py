@@ -18,8 +18,11 @@ _GAP = 84
 _TICKS = 5
 
 
-def convergence(run: Sequence[Tried]) -> str:
-    """The picture of one run's trials, oldest first; empty before two were screened."""
+def convergence(run: Sequence[Tried], result_us: float | None = None) -> str:
+    """The picture of one run's trials, oldest first; empty before two were screened.
+
+    `result_us` is what the run came to in its finals, which is drawn as a line.
+    """
     screened = [one for one in run if one.phase is Phase.SCREEN]
     begin = next((i for i, one in enumerate(screened) if one.median_us is not None), None)
     if begin is None or len(screened) < 2:
@@ -31,17 +34,20 @@ def convergence(run: Sequence[Tried]) -> str:
         for i in range(begin, len(screened))
     ]
     low, high = best[-1], best[begin]
+    if result_us is not None:
+        low, high = min(low, result_us), max(high, result_us)
     margin = 0.08 * (high - low) or 0.05 * high
     edges = (low - margin, high + margin)
     half = (WIDTH - LEFT - RIGHT - _GAP) / 2
     left, right = (LEFT, LEFT + half), (WIDTH - RIGHT - half, WIDTH - RIGHT)
     parts = [
-        _panel([(trial, us) for trial, _, us in points], left, edges, "trials"),
-        _panel([(second, us) for _, second, us in points], right, edges, "seconds"),
+        _panel([(trial, us) for trial, _, us in points], left, edges, "trials", result_us),
+        _panel([(second, us) for _, second, us in points], right, edges, "seconds", result_us),
         f'<text transform="translate(14 {(HEIGHT - BOTTOM + TOP) / 2:.1f}) rotate(-90)" '
         'text-anchor="middle">best µs so far</text>',
     ]
-    said = f"Best time against trials and seconds: {low:.2f} µs after {len(screened)} trials"
+    said = f"Best time against trials and seconds: {best[-1]:.2f} µs after {len(screened)} trials"
+    said += f"; the finals' result is {result_us:.2f} µs" if result_us is not None else ""
     return svg(HEIGHT, said, parts)
 
 
@@ -50,6 +56,7 @@ def _panel(
     between: tuple[float, float],
     edges: tuple[float, float],
     name: str,
+    result_us: float | None,
 ) -> str:
     start, end = between
     low, high = edges
@@ -75,5 +82,9 @@ def _panel(
             was = us
     drawn += f"H{end:.1f}"
     parts.append(f'<g class="won"><path class="best" d="{drawn}"/>{title(f"{was:.2f} µs")}</g>')
+    if result_us is not None:
+        line = f'<path class="nominal" d="M{start:.1f} {y(result_us):.1f}H{end:.1f}"/>'
+        label = text(end, y(result_us) - 4, f"result {result_us:.2f}", "end")
+        parts.append(f"<g>{line}{title(f'result of the finals: {result_us:.2f} µs')}{label}</g>")
     parts.append(text((start + end) / 2, HEIGHT - 6, name, "middle"))
     return "".join(parts)

@@ -111,7 +111,12 @@ def test_remote_commands_take_the_key_of_the_environment(
         assert "GEMMSMITH_API_KEY" in refused.stderr
         assert refused.stderr.count("\n") == 1
         monkeypatch.setenv("GEMMSMITH_API_KEY", made.stdout.strip())
-        assert run("results", "--url", url, "--json").exit_code == 0
+        elsewhere = run("results", "--url", url, "--json")  # not the service of GEMMSMITH_URL
+        assert elsewhere.exit_code == 1
+        assert "GEMMSMITH_URL" in elsewhere.stderr
+        monkeypatch.setenv("GEMMSMITH_URL", url)
+        assert run("results", "--json").exit_code == 0
+        assert run("results", "--url", f"{url}/", "--json").exit_code == 0
         ordered = run("tune", 8, 8, 8, "--url", url, "--no-wait", "--json")
         assert ordered.exit_code == 0, ordered.stderr
         assert '"state": "waiting"' in ordered.stdout  # so does the service's log

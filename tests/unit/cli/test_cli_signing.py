@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -46,9 +47,17 @@ def test_its_own_key_is_shown_and_kept(settings: Settings) -> None:
     shown = PublicKey.parse(signing("show").stdout)
     assert shown == identity.signer(settings).public
     assert json.loads(signing("show", "--json").stdout)["id"] == shown.id
-    assert shown.id in signing("list").stdout
+    assert re.search(f"{shown.id} +pack, snapshot, winner", signing("list").stdout)
     said = signing("revoke", shown.id, code=2).stderr
     assert f"move {settings.signing_key} away first" in said
+
+
+def test_the_list_says_what_each_key_is_trusted_for(settings: Settings, tmp_path: Path) -> None:
+    release = Signer.create(tmp_path / "release.key").public
+    settings.shipped_keys.mkdir()
+    (settings.shipped_keys / "release.pub").write_text(release.line)
+    [row] = json.loads(signing("list", "--json").stdout)["keys"]
+    assert (row["id"], row["for"]) == (release.id, ["winner"])
 
 
 def test_a_service_s_key_is_believed_and_revoked(settings: Settings, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from service.cli.main import app
 from tests.support.serving import new_settings, running
+from tests.unit.client.misbehaving import Say, misbehaving
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +51,36 @@ def error(*words: str, code: int) -> str:
 def test_another_web_server_is_no_service(stranger: str, words: tuple[str, ...]) -> None:
     said = error(*words, "--url", stranger, code=2)
     assert said.startswith(f"error: the URL {stranger} is wrong: what answers there is no gemmsmi")
+
+
+def test_a_redirect_is_named() -> None:
+    with misbehaving() as server:
+        server.say(Say(301, headers={"Location": "https://gemmsmith.example/best"}))
+        said = error("best", "1", "2", "3", "--url", server.url, code=2)
+    assert said == (
+        f"error: the URL {server.url} is wrong: the service's URL redirects to "
+        "https://gemmsmith.example/best: use that server's URL\n"
+    )
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "http://[::1", "127.0.0.1:8000"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("best", "1", "2", "3", "--url"),
+        ("jobs", "list", "--url"),
+        ("sync",),
+        ("compile", "256", "256", "256", "--from"),
+    ],
+)
+def test_what_is_no_url_is_a_line(url: str, words: tuple[str, ...]) -> None:
+    assert url in error(*words, url, code=2)
+
+
+def test_a_proxy_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks5://me:secret@127.0.0.1:1")
+    said = error("best", "1", "2", "3", "--url", "http://gemmsmith.test", code=1)
+    assert "the proxy socks5://127.0.0.1:1 cannot be used" in said
 
 
 def test_a_host_that_does_not_exist() -> None:

@@ -24,9 +24,7 @@ COMMANDS = (
 
 @pytest.fixture
 def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An empty database; nothing of this machine's own settings is used."""
-    for name in ("URL", "DEVICE", "PORT", "HOST", "PACKS", "SWEEPS", "WINNERS"):
-        monkeypatch.delenv(f"GEMMSMITH_{name}", raising=False)
+    """An empty database."""
     monkeypatch.chdir(tmp_path)
     url = f"sqlite:///{tmp_path}/g.db"
     monkeypatch.setenv("GEMMSMITH_DATABASE", url)
@@ -216,10 +214,42 @@ def test_db_upgrade_is_safe_to_repeat(tmp_path: Path) -> None:
     assert run("db", "current", "--database", url).exit_code == 0
 
 
-def test_passwords_are_not_printed() -> None:
-    from service.cli.options import shown
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:secret@127.0.0.1:9/db",
+        "postgresql+psycopg://me:secret@127.0.0.1:9/db",
+        "postgresql://me:secret@127.0.0.1:99999/db",
+        "postgresql://me:secret@127.0.0.1:port/db",
+        "postgresql://me:secret@127.0.0.1:9/db?bogus=1",
+        "postgresql://127.0.0.1:9/db?user=me&password=secret",
+        "postgresql+bogus://me:secret@127.0.0.1/db",
+        "mysql://me:secret@127.0.0.1/db",
+        "me:secret@127.0.0.1/db",
+        "://me:secret@127.0.0.1/db",
+    ],
+)
+@pytest.mark.parametrize("command", [("db", "current"), ("db", "upgrade"), ("jobs", "list")])
+def test_a_database_url_that_leads_nowhere_is_a_line_without_its_password(
+    url: str, command: tuple[str, ...]
+) -> None:
+    result = run(*command, "--database", url)
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert "secret" not in result.output
 
-    assert "secret" not in shown("postgresql+psycopg://me:secret@host/db")
+
+def test_doctor_prints_no_passwords() -> None:
+    for form in ((), ("--json",)):
+        result = run(
+            *("doctor", "--database", "postgresql://me:secret@127.0.0.1:9/db"),
+            *("--url", "http://me:secret@127.0.0.1:9", *form),
+        )
+        assert "postgresql://me:***@127.0.0.1:9/db" in result.stdout.replace("+psycopg", "")
+        assert "http://me:***@127.0.0.1:9" in result.stdout
+        assert "secret" not in result.output
 
 
 def test_the_service_being_away_is_one_line(database: str, tmp_path, monkeypatch) -> None:

@@ -46,6 +46,7 @@ class Misbehaving:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one packet: the client does not wait for the second
 
     def setup(self) -> None:
         super().setup()
@@ -82,6 +83,7 @@ def misbehaving() -> Iterator[Misbehaving]:
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     http.daemon_threads = True
     http.owner = found  # type: ignore[attr-defined]
+    http.handle_error = lambda *_: None  # type: ignore[method-assign] # clients that hang up
     http.open_sockets = sockets = list[socket.socket]()  # type: ignore[attr-defined]
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
@@ -101,6 +103,39 @@ def misbehaving() -> Iterator[Misbehaving]:
     found.stop = stop
     yield found
     stop()
+
+
+@contextmanager
+def raw(talk: Callable[[socket.socket], None]) -> Iterator[str]:
+    """A server that talks as it likes on every connection, once a request's head has come; its URL.
+
+    An error of its connection ends the talk: the client has gone.
+    """
+    listener = socket.create_server(("127.0.0.1", 0))
+    connections: list[socket.socket] = []
+
+    def serve(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError), connection:
+            if connection.recv(65536):
+                talk(connection)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                connections.append(connection)
+                threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+    thread = threading.Thread(target=accept, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        for open_one in (listener, *connections):
+            with contextlib.suppress(OSError):
+                open_one.shutdown(socket.SHUT_RDWR)
+            open_one.close()
+        thread.join()
 
 
 NOT_TUNED = Say(

@@ -3,15 +3,19 @@ from __future__ import annotations
 import hashlib
 import logging
 import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
 
+from gemmsmith import Client
 from gemmsmith.answers.answer import Answer
 from gemmsmith.answers.cache import AnswerCache, PackCache, default_cache_dir
 from gemmsmith.errors import PackCorrupt
 from gemmsmith.http.requests import Query
 from gemmsmith.problem import Problem
+from tests.support.snapshots import BIG, CONTENT, PACK, row, snapshot
+from tests.unit.client.misbehaving import Misbehaving, Say
 
 URL = "http://127.0.0.1:8000"
 
@@ -60,6 +64,51 @@ def test_a_damaged_entry_is_a_miss_and_is_replaced(tmp_path: Path, answer: Answe
     assert cache.load(query) is None
     cache.store(query, answer, None)
     assert cache.load(query) is not None
+
+
+ODD = {
+    "nested": lambda path: path.write_bytes(b'{"answer":' + b"[" * 200_000),
+    "pipe": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "link": lambda path: path.symlink_to(path.with_suffix(".moved")),
+    "dangling": lambda path: path.symlink_to("nowhere"),
+    "loop": lambda path: path.symlink_to(path.name),
+    "folder": Path.mkdir,
+    "huge": lambda path: huge(path),
+    "unreadable": lambda path: path.touch(mode=0),
+}
+
+
+def huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(2**42)
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_what_is_no_file_of_the_cache_is_a_miss(
+    tmp_path: Path, server: Misbehaving, served: Say, answer: Answer, odd: str
+) -> None:
+    winners = snapshot(row(BIG))
+
+    def use_all(client: Client) -> None:
+        server.say(served)
+        assert client.best(256, 4096, 4096) == answer
+        server.say(Say(body=winners.document))
+        assert client.snapshot() == winners
+        server.say(Say(body=CONTENT))
+        if odd != "folder":
+            assert client.pack(PACK).read_bytes() == CONTENT
+
+    with Client(server.url, cache_dir=tmp_path, retries=0) as client:
+        use_all(client)
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert len(files) == (2 if odd == "folder" else 3)
+        for path in files:
+            path.rename(path.with_suffix(".moved"))
+            ODD[odd](path)
+        use_all(client)
+        for path in files if odd != "folder" else ():
+            assert path.read_bytes() == path.with_suffix(".moved").read_bytes()
 
 
 def test_a_folder_that_cannot_be_written_costs_only_the_cache(

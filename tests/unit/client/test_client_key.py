@@ -24,6 +24,7 @@ def test_the_key_goes_with_every_request(
     server: Misbehaving, served: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GEMMSMITH_API_KEY", "gsk_environment")
+    monkeypatch.setenv("GEMMSMITH_URL", server.url)
     server.say(served)
     with Client(server.url, api_key=KEY, cache_dir=tmp_path) as client:
         client.best(256, 4096, 4096)
@@ -104,7 +105,7 @@ def test_the_key_shows_nowhere(
         caplog.at_level(logging.DEBUG),
         Client(server.url, api_key=KEY, retries=0, cache_dir=tmp_path) as client,
     ):
-        shown = [repr(client), repr(client._http), repr(client._http.headers)]
+        shown = [repr(client), repr(client._sender.http), repr(client._sender.http.headers)]
         for stopped in (False, True):
             if stopped:
                 server.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from gemmsmith import Answer, Client, NotTuned, Problem
+from gemmsmith import Answer, Client, NotTuned, Problem, TunedAnswer
 from gemmsmith.answers.answer import Match, Use
-from gemmsmith.jobs import JobStatus
+from gemmsmith.jobs import JobEvent, JobStatus
 from gemmsmith.progress import NoDisplay, NotebookCell, TerminalLine, progress
-from gemmsmith.showing import bar, line, table
+from gemmsmith.showing import address, bar, document, line, lines, table
 from gemmsmith.tuning import JobState
 from tests.support.replacing import replace
 from tests.unit.client.misbehaving import NOT_TUNED, Misbehaving, Say, job, stream
@@ -72,6 +73,25 @@ def test_what_was_not_measured_has_no_figures(answer: Answer) -> None:
         "<Answer 256×4096×4096 bf16 tn: predicted, cublas, 17.0 µs expected, stale>"
     )
     assert "TFLOP/s" not in predicted._repr_html_()
+
+
+def test_what_is_served_comes_first(answer: Answer) -> None:
+    kept = replace(answer, use=Use.CUBLAS)
+    assert repr(kept) == "<Answer 256×4096×4096 bf16 tn: exact, cublas, 18.6 µs (461.8 TFLOP/s)>"
+    html = kept._repr_html_()
+    assert html.index("18.6 µs") < html.index("best candidate") < html.index("15.7 µs")
+    assert "its speedup" in html
+
+
+def test_times_of_a_recorded_gpu_say_so(answer: Answer) -> None:
+    replayed = replace(answer, replayed=True)
+    assert "15.7 µs (547.1 TFLOP/s), recorded H200" in repr(replayed)
+    assert replayed._repr_html_().count("µs (") == replayed._repr_html_().count("recorded H200")
+    found = status(phase="screen", done=12, total=48, best_us=15.7, recorded="NVIDIA H200")
+    assert "best 15.7 µs (recorded H200)" in repr(found)
+    assert "15.7 µs (recorded H200)" in found._repr_html_()
+    event = JobEvent(id="1", kind="progress", data={"best_us": 14.0, "recorded": "NVIDIA H200"})
+    assert "14.0 µs (recorded H200)" in status(best_us=15.7).updated(event).line
 
 
 def test_an_answer_is_plain_data(answer: Answer) -> None:
@@ -188,7 +208,7 @@ def test_waiting_shows_the_job(
     handle = client.tune(256, 4096, 4096)
     assert repr(handle) == "<TuningJob j1 256×4096×4096 bf16 tn: waiting>"
     assert handle._repr_html_() == handle.status._repr_html_()
-    assert handle.wait(timeout=30, progress=True) == answer
+    assert handle.wait(timeout=30, progress=True) == TunedAnswer.of(answer, answer)
     told = capsys.readouterr()
     assert [text.split(": ")[1] for text in told.err.splitlines()] == [
         "waiting",
@@ -207,7 +227,8 @@ def test_not_tuned_says_how_to_tune(client: Client, server: Misbehaving) -> None
     )
     assert caught.value.call == call
     assert str(caught.value) == f"404 Not tuned yet: POST /tune. Tune it with {call}"
-    server.say(job("waiting"))
+    problem = {"m": 256, "n": 4096, "k": 64, "batch": 2, "dtype": "fp16"}
+    server.say(job("waiting", problem=problem))
     eval(call, {"client": client})
     assert b'"batch": 2' in server.seen[-1].body
 
@@ -227,3 +248,44 @@ def test_the_url_is_the_environments(server: Misbehaving, monkeypatch: pytest.Mo
             assert client.url == "http://127.0.0.1:8000"
     with pytest.raises(ValueError, match="URL must be like"):
         Client("", cache_dir=None)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://me:secret@host:8000/x", "http://me:***@host:8000/x"),
+        ("at http://me:se@cret@host, and", "at http://me:***@host, and"),
+        ("postgresql://me:se/cret@host:5432/db", "postgresql://me:***@host:5432/db"),
+        ("postgresql://me:12345@host", "postgresql://me:***@host"),
+        ("'http://me:secret@host:99999'", "'http://me:***@host:99999'"),
+        ("http://me:se'cret@host", "http://me:***@host"),
+        ("https://token@host/x", "https://***@host/x"),
+        ("socks5://token@host", "socks5://***@host"),
+        ("postgresql://h/db?user=me&password=secret", "postgresql://h/db?user=me&password=***"),
+        ("https://h/?api_key=secret&m=1#x", "https://h/?api_key=***&m=1#x"),
+        ("http://host:8000/a@b", "http://host:8000/a@b"),
+        ("http://[::1]:8000/a", "http://[::1]:8000/a"),
+        ("sqlite:////home/a@b.db", "sqlite:////home/a@b.db"),
+        ("postgresql://me@host/db", "postgresql://me@host/db"),
+        ("kernel:name@launch", "kernel:name@launch"),
+    ],
+)
+def test_urls_are_shown_without_their_passwords(text: str, shown: str) -> None:
+    assert line(text) == shown
+    assert json.loads(document(json.dumps({"text": text}))) == {"text": shown}
+
+
+def test_an_address_whose_scheme_is_forgotten_hides_its_password_too() -> None:
+    assert address("me:secret@host/db") == "me:***@host/db"
+    assert address("host:8000") == "host:8000"
+
+
+def test_what_strangers_write_is_a_line() -> None:
+    evil = "\x1b[2J\x9b2J\r\nerror: forged\u2028\u202e\x7f\ud800"
+    assert line(evil).isprintable()
+    assert "forged" in line(evil)
+    assert line("x" * 10**6) == "x" * 10_000 + "…"
+    assert lines(f"a\n{evil}b").count("\n") == 2
+    shown = document(json.dumps([evil], ensure_ascii=False))
+    assert shown.isprintable()
+    assert json.loads(shown) == [evil]

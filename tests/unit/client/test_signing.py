@@ -116,3 +116,26 @@ def test_unsigned_things_are_let_in_only_where_somebody_says_so() -> None:
     assert unsigned_allowed({"GEMMSMITH_UNSIGNED": "1"})
     with pytest.raises(ValueError, match="takes 0 or 1"):
         unsigned_allowed({"GEMMSMITH_UNSIGNED": "maybe"})
+
+
+@pytest.mark.parametrize("text", ["{}", "{}\n\n", "\n{}\r\n", "\ufeff{}\r\n", "  {}  "])
+def test_keys_are_read_as_any_editor_saves_them(text: str, signer: Signer, tmp_path: Path) -> None:
+    (tmp_path / "some.pub").write_text(text.format(signer.public.line), newline="")
+    assert Trusted.load(tmp_path).keys == {signer.public.id: signer.public}
+    private = tmp_path / "state" / "signing.key"
+    private.write_text(text.format(private.read_text().strip()), newline="")
+    assert Signer.load(private).public == signer.public
+
+
+def test_keys_of_both_are_believed_for_what_either_believes_them(signer: Signer) -> None:
+    winners = Trusted([signer.public], [Purpose.WINNER])
+    for both in (winners | Trusted(), winners | winners, Trusted() | winners):
+        assert both.purposes == {signer.public.id: {Purpose.WINNER}}
+    assert (winners | Trusted([signer.public])).purposes == {signer.public.id: set(Purpose)}
+
+
+def test_a_link_to_a_key_that_is_gone_is_no_key(signer: Signer, tmp_path: Path) -> None:
+    folder = tmp_path / "trusted"
+    folder.mkdir()
+    (folder / "gone.pub").symlink_to(tmp_path / "nowhere.pub")
+    assert Trusted.load(folder).keys == {}

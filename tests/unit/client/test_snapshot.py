@@ -21,7 +21,7 @@ from tests.support.replacing import replace
 from tests.support.snapshots import BIG, CONFIG, H200, PACK, document, row, snapshot
 
 GELU = replace(BIG, dtype="bf16.then_bias_gelu_tanh")
-"""Kernels of its neighbours are run: they save passes over memory."""
+"""Kernels of its neighbours on both sides are run: they save passes over memory."""
 GELU_CONFIG = replace(CONFIG, kernel=replace(KERNEL, dtype=GELU.dtype))
 
 
@@ -39,6 +39,7 @@ def test_the_exact_winner_comes_first_then_the_nearest_legal_one() -> None:
     found = snapshot(
         row(GELU, config=GELU_CONFIG, saving_us=7.5),
         row(near, config=GELU_CONFIG, deterministic=False, saving_us=3.0),
+        row(replace(GELU, m=1024), config=GELU_CONFIG),
     )
     exact = found.find(GELU)
     assert exact is not None
@@ -51,35 +52,72 @@ def test_the_exact_winner_comes_first_then_the_nearest_legal_one() -> None:
     # A neighbour's kernel was not measured here, so nobody knows what it saves.
     assert (other.measured, other.deterministic, other.saving_us) == (near, False, None)
     assert other.distance == replace(GELU, m=1500).distance(near)
-    assert found.find(replace(GELU, m=511)) is None  # more than a factor of 4 from either
+    assert found.find(replace(GELU, m=1000)) is None  # smaller than all that were measured
     assert found.find(replace(GELU, k=4100)) is None  # rows of A off the kernel's alignment
     assert found.find(replace(GELU, layout=Layout.TT)) is None
 
 
 @pytest.mark.parametrize(
-    ("dtype", "m", "n", "k", "batch", "runs"),
+    ("dtype", "m", "batch", "runs"),
     [
-        ("bf16", 2048, 4096, 4096, 1, False),
-        ("bf16.then_bias", 2048, 4096, 4096, 1, False),
-        ("bf16.then_bias_residual", 2048, 4096, 4096, 1, False),
-        ("bf16.then_bias_gelu_tanh", 2048, 4096, 4096, 1, True),
-        ("bf16.then_silu_gate_aux", 2048, 4096, 4096, 1, True),
-        ("bf16.then_bias_gelu_tanh", 256, 4096, 4096, 1, False),  # too little work
-        ("bf16.then_bias_gelu_tanh", 1100, 4096, 4096, 1, False),  # too far
-        ("bf16.group_rows", 1100, 4096, 4096, 8, True),  # more tokens, and nothing else
+        ("bf16", 2048, 1, False),
+        ("bf16.then_bias", 2048, 1, False),
+        ("bf16.then_bias_residual", 2048, 1, False),
+        ("bf16.then_bias_gelu_tanh", 2048, 1, True),
+        ("bf16.then_silu_gate_aux", 2048, 1, True),
+        ("bf16.then_bias_gelu_tanh", 256, 1, False),  # too little work
+        ("bf16.then_bias_gelu_tanh", 1100, 1, False),  # too far
+        ("bf16.group_rows", 1100, 8, True),  # more tokens, and nothing else
     ],
 )
-def test_few_neighbours_kernels_are_run(
-    dtype: str, m: int, n: int, k: int, batch: int, runs: bool
-) -> None:
-    far = 300 if m == 256 else 4096
-    measured = Problem(m=far, n=n, k=k, batch=batch, dtype=dtype)
+def test_few_neighbours_kernels_are_run(dtype: str, m: int, batch: int, runs: bool) -> None:
+    few, many = (128, 300) if m == 256 else (1024, 4096)
+    measured = Problem(m=many, n=4096, k=4096, batch=batch, dtype=dtype)
     config = replace(CONFIG, kernel=replace(KERNEL, dtype=dtype))
-    found = snapshot(row(measured, config=config))
+    found = snapshot(row(measured, config=config), row(replace(measured, m=few), config=config))
     asked = replace(measured, m=m)
     assert (found.find(asked) is not None) is runs
     assert (found.row_for(asked) is not None) is runs
     assert found.find(measured) is not None
+
+
+OTHER = replace(GELU_CONFIG, kernel=replace(GELU_CONFIG.kernel, name="another"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "runs"),
+    [
+        ([(2048, 4096, 4096, GELU_CONFIG), (8192, 4096, 4096, GELU_CONFIG)], True),
+        ([(4096, 2048, 2048, GELU_CONFIG), (4096, 6144, 6144, GELU_CONFIG)], True),
+        ([(4096, 4096, 2048, GELU_CONFIG), (8192, 6144, 4096, GELU_CONFIG)], True),
+        ([(8192, 4096, 4096, GELU_CONFIG)], False),
+        ([(2048, 4096, 4096, GELU_CONFIG)], False),
+        # As SmolLM2's gates beside those of a larger model: all that won is larger, or smaller.
+        ([(m, 6144, 5120, GELU_CONFIG) for m in (4096, 8192)], False),
+        ([(m, 2048, 4096, GELU_CONFIG) for m in (2048, 4096)], False),
+        # On one side in M, on the other in N: no problem is larger, and none smaller.
+        ([(2048, 6144, 4096, GELU_CONFIG), (8192, 2048, 4096, GELU_CONFIG)], False),
+        ([(2048, 4096, 4096, GELU_CONFIG), (8192, 4096, 4096, OTHER)], False),
+        ([(3000, 4096, 4096, GELU_CONFIG), (2048, 4096, 4096, OTHER), (8192, 4096, 4096, OTHER)],
+         False),
+        ([(2048, 4096, 4096, GELU_CONFIG), (16384, 4096, 4096, GELU_CONFIG)], False),  # too far
+        ([(2048, 4096, 4096, GELU_CONFIG), (8192, 4096, 4096, None)], False),  # cuBLAS won
+    ],
+)  # fmt: skip
+def test_a_neighbours_kernel_has_won_on_both_sides(
+    rows: list[tuple[int, int, int, Config | None]], runs: bool
+) -> None:
+    found = snapshot(
+        *(
+            row(
+                replace(GELU, m=m, n=n, k=k),
+                use=Use.CUBLAS if config is None else Use.CUTLASS,
+                config=config,
+            )
+            for m, n, k, config in rows
+        )
+    )
+    assert (found.find(replace(GELU, m=4096, n=4096, k=4096)) is not None) is runs
 
 
 def test_no_neighbour_answers_for_a_weight_gradient_of_experts() -> None:
@@ -114,7 +152,9 @@ def test_an_illegal_neighbour_gives_way_to_the_next() -> None:
     ids=["cublas", "no candidate", "not compiled"],
 )
 def test_what_is_not_to_be_run_is_none_though_a_neighbour_could_be(known: Row) -> None:
-    found = snapshot(known, row(replace(GELU, m=2048), config=GELU_CONFIG))
+    found = snapshot(
+        known, *(row(replace(GELU, m=m), config=GELU_CONFIG) for m in (1024, 2048, 8192))
+    )
     assert found.find(GELU) is None
     assert found.find(replace(GELU, m=4000)) is None
     assert found.find(replace(GELU, m=2000)) is not None
@@ -211,16 +251,17 @@ def test_a_winner_with_anything_not_known_here_is_left_out(
 ) -> None:
     """Never read as the plainer one that it would be without it; the others stay."""
     near, known = replace(GELU, m=8192), row(GELU, config=GELU_CONFIG)
+    other = row(replace(GELU, m=16384), config=GELU_CONFIG)
     odd = changed(msgspec.to_builtins(row(near, config=GELU_CONFIG)), change)
-    found = Snapshot.parse(document(msgspec.to_builtins(known), odd))
-    assert (found.rows, found.skipped) == ((known,), 1)
+    found = Snapshot.parse(document(*map(msgspec.to_builtins, (known, other)), odd))
+    assert (found.rows, found.skipped) == ((known, other), 1)
     assert found.packs() == (PACK,)
     choice = found.find(near)
     assert choice is not None
     assert choice.measured == GELU
     [said] = caplog.messages
     assert "1 winners of snapshot" in said
-    assert found.revision != snapshot(known).revision  # of all rows, known here or not
+    assert found.revision != snapshot(known, other).revision  # of all rows, known here or not
 
 
 def test_fields_of_a_newer_service_are_ignored() -> None:

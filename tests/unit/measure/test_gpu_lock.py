@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import stat
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import as_user
 from tuner.errors import DeviceError
 from tuner.measure import gpu_lock as module
 from tuner.measure.gpu_lock import gpu_lock, lock_path
@@ -41,20 +44,7 @@ def secret(tmp_path: Path) -> Path:
 
 def as_nobody(folder: Path, task: Callable[[], None]) -> int:
     """Run the task in a fork that is user nobody in `folder`; its exit status."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        signal.alarm(10)  # whatever it waits for, it does not stay
-        try:
-            os.chdir(folder)
-            os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
-            task()
-            status = 0
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return as_user(NOBODY, task, folder)
 
 
 def locked() -> None:
@@ -62,30 +52,41 @@ def locked() -> None:
         pass
 
 
-@pytest.mark.parametrize("link", [os.symlink, os.link])
-def test_a_planted_link_is_refused_and_its_target_left_alone(
-    link: Callable[[Path, Path], None], shared: Path, secret: Path
+def test_it_is_the_same_for_all_whatever_their_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link(secret, lock_path("GPU-x", shared))
-    with (
-        pytest.raises(DeviceError, match="remove it as that user or as root"),
-        gpu_lock("GPU-x", shared),
-    ):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    assert lock_path("GPU-x") == Path("/tmp/gemmsmith-GPU-x.lock")
+
+
+@pytest.mark.parametrize(
+    ("planted", "reason"),
+    [
+        (lambda path, secret: path.symlink_to(secret), "is a symbolic link"),
+        (lambda path, secret: path.hardlink_to(secret), "has another name"),
+        (lambda path, secret: path.symlink_to(secret.with_name("new")), "is a symbolic link"),
+        (lambda path, _: os.mkfifo(path), "is no plain file"),
+        (lambda path, _: path.mkdir(), "is no plain file"),
+        (lambda path, _: path.parent.rmdir(), "No such file or directory"),
+    ],
+    ids=["link", "hard link", "link to nothing", "pipe", "folder", "no folder"],
+)
+def test_what_is_no_lock_stops_nothing_and_is_left_alone(
+    planted: Callable[[Path, Path], None],
+    reason: str,
+    shared: Path,
+    secret: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    planted(lock_path("GPU-x", shared), secret)
+    with caplog.at_level(logging.WARNING), gpu_lock("GPU-x", shared):
         pass
+    (said,) = caplog.messages
+    assert said.startswith("measuring without the GPU's lock: ")
+    assert reason in said
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
-
-
-def test_a_link_to_nothing_makes_no_file(shared: Path, tmp_path: Path) -> None:
-    lock_path("GPU-x", shared).symlink_to(tmp_path / "new")
-    with pytest.raises(DeviceError, match="is a symbolic link"), gpu_lock("GPU-x", shared):
-        pass
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_planted_pipe_does_not_hold_anybody_up(shared: Path) -> None:
-    os.mkfifo(lock_path("GPU-x", shared))
-    with pytest.raises(DeviceError, match="is no plain file"), gpu_lock("GPU-x", shared):
-        pass
+    assert not secret.with_name("new").exists()
 
 
 @pytest.mark.parametrize("uuid", ["../../up", "MIG-GPU-1/3/0", "..", "", "a\0b"])
@@ -138,14 +139,52 @@ def refused() -> None:
 
 
 @as_root
-def test_a_file_that_is_not_to_be_read_is_a_clear_error(shared: Path) -> None:
+def test_a_file_that_is_not_to_be_read_stops_nothing(shared: Path) -> None:
     lock_path("GPU-x", shared).touch(mode=0o600)
 
     def attempt() -> None:
         with pytest.raises(DeviceError, match=r"cannot be read.*user 0"):
-            locked()
+            module._acquire(lock_path("GPU-x", Path()))
+        locked()
 
     assert as_nobody(shared, attempt) == 0
+
+
+@as_root
+def test_another_users_process_holds_it_no_longer_than_a_measurement_takes(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_LONGEST_S", 0.3)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(as_nobody(shared, lambda: held(8.0)))
+    while not lock_path("GPU-x", shared).exists():
+        time.sleep(0.01)
+    time.sleep(0.1)
+    began = time.monotonic()
+    with caplog.at_level(logging.WARNING), gpu_lock("GPU-x", shared):
+        assert 0.2 < time.monotonic() - began < 5.0
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert re.search(r"without the GPU's lock: process \d+ .*for too long", caplog.messages[-1])
+
+
+def test_this_users_own_process_is_waited_for(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LONGEST_S", 0.1)
+    descriptor = module._acquire(lock_path("GPU-x", shared))
+    timer = threading.Timer(0.5, os.close, (descriptor,))
+    timer.start()
+    began = time.monotonic()
+    with gpu_lock("GPU-x", shared):
+        assert time.monotonic() - began > 0.3
+    timer.join()
+
+
+def held(seconds: float) -> None:
+    with gpu_lock("GPU-x", Path()):
+        time.sleep(seconds)
 
 
 def test_whoever_waits_for_a_file_that_is_gone_locks_the_new_one(shared: Path) -> None:

@@ -101,7 +101,7 @@ def binding(tmp_path_factory: pytest.TempPathFactory) -> Dispatch:
     """Compiled from its source, into a cache of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr("gemmsmith.ops.below.dispatch._INSTALLED", Path("none"))
+        patch.setattr("gemmsmith.ops.below.binding.INSTALLED", Path("none"))
         found = Dispatch.of("cpu", stream=lambda index: 77)
     assert found is not None
     return found

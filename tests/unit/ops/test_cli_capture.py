@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gemmsmith.captured import Captured
+from service.cli import program
 from tests.support import unchanged
 from tuner.suites import load
 
@@ -105,8 +106,8 @@ def test_ranks_and_what_they_start_are_added_up(tmp_path: Path) -> None:
     options = ("--steps", "2", "-o", "s.toml")
     done = capture(tmp_path, "--", "python", *launcher, "train.py", options=options)
     assert done.returncode == 0, done.stderr
-    # Of the third step nothing is captured, and it is compiled.
-    assert sorted(done.stdout.splitlines()) == [f"{rank} [False, False, True]" for rank in (0, 1)]
+    # All steps are compiled; of the third nothing is captured.
+    assert sorted(done.stdout.splitlines()) == [f"{rank} [True, True, True]" for rank in (0, 1)]
     assert entries(tmp_path / "s.toml") == {
         (4, 8, 16, "tn", "bf16"): 2,
         (8, 16, 4, "nt", "bf16"): 2,
@@ -153,6 +154,164 @@ def test_what_a_forked_process_ran_is_its_own(tmp_path: Path) -> None:
         (4, 8, 16, "tt", "bf16"): 1,
         (5, 8, 16, "tt", "bf16"): 1,
     }
+
+
+CHEAP = """
+import sys, time
+import torch
+before = time.process_time()
+from gemmsmith import autocapture
+from pathlib import Path
+autocapture.begin(Path("."))
+print(time.process_time() - before)
+print(*sorted(name for name in sys.modules if name.startswith("gemmsmith.")))
+print("msgspec" in sys.modules, "triton" in sys.modules, "torch._dynamo" in sys.modules)
+"""
+
+
+def test_a_process_that_multiplies_nothing_pays_little(tmp_path: Path) -> None:
+    environment = unchanged.environment(tmp_path / "site")
+    done = unchanged.run(["python", "-c", CHEAP], tmp_path, environment)
+    seconds, ours, others = done.stdout.splitlines()
+    assert float(seconds) <= 0.05
+    assert ours.split() == [
+        f"gemmsmith.{name}" for name in ("autocapture", "built", "calls", "variables")
+    ]
+    assert others == "False False False"
+    assert [one.name for one in tmp_path.glob("*.products.json")] == []
+
+
+COMPILED = """
+import sys, torch
+from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.act = nn.GELU(approximate="tanh")
+
+    def forward(self, x):
+        return self.down(self.act(self.up(x)))
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mlp = Mlp()
+
+    def forward(self, x):
+        q = x.detach().float().view(1, 1, 8, 16)
+        attended = flex_attention(q, q, q).view(8, 16)
+        return x + self.mlp(x) + torch.cond(x.sum() > 0, torch.sin, torch.cos, (attended,))
+
+def main():
+    torch.manual_seed(0)
+    model = Model().bfloat16()
+    types = {type(one) for one in model.modules()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if "compiled" in sys.argv:
+        torch._dynamo.config.error_on_recompile = True
+        model = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for _ in range(4 if "trained" in sys.argv else 0):
+        loss = model(torch.ones(8, 16).bfloat16()).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(loss.item(), types == {type(one) for one in model.modules()} or "compiled")
+    with torch.no_grad():
+        if "trained" not in sys.argv:
+            print(model(torch.ones(8, 16).bfloat16()).sum().item())
+
+main()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("arguments", [("trained",), ("trained", "compiled"), (), ("compiled",)])
+def test_a_compiled_program_is_not_compiled_anew(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    """It prints the same, and lists what its layers could fuse, eager or compiled."""
+    (tmp_path / "train.py").write_text(COMPILED)
+    command = ["python", "-W", "ignore", "train.py", *arguments]
+    environment = unchanged.environment(tmp_path / "site", OMP_NUM_THREADS="1")
+    expected = unchanged.run(command, tmp_path, environment)
+    assert expected.returncode == 0, expected.stderr
+    done = capture(tmp_path, "--", *command, options=("--steps", "2", "-o", "s.toml"))
+    assert (done.returncode, done.stdout) == (0, expected.stdout), done.stderr
+    calls = {
+        (one.m, one.n, one.k, one.layout.value, one.epilogue.value): one.calls
+        for one in load(tmp_path / "s.toml").entries
+    }
+    if "trained" in arguments:
+        assert calls[8, 32, 16, "tn", "bias_gelu_tanh_aux"] == calls[8, 32, 16, "tn", "bias"] == 2
+        assert calls[8, 32, 16, "tt", "dgelu_tanh_bgrad"] == 2
+    else:
+        assert calls[8, 32, 16, "tn", "bias_gelu_tanh"] == calls[8, 32, 16, "tn", "bias"] == 1
+
+
+GARBAGE = {
+    "text": "(folder / 'a.products.json').write_text('no json')",
+    "nothing": "(folder / 'a.products.json').touch()",
+    "bytes": "(folder / 'a.products.json').write_bytes(os.urandom(99))",
+    "half": "(folder / 'a.products.json').write_bytes(whole[:-9])",
+    "other JSON": "(folder / 'a.products.json').write_text('[{}]')",
+    "deep JSON": "(folder / 'a.products.json').write_text('[' * 99999)",
+    "no problem": "(folder / 'a.products.json').write_bytes(whole.replace(b'4096', b'-1'))",
+    "no count": "(folder / 'a.products.json').write_bytes(whole.replace(b'77', b'-77'))",
+    "none of all": "(folder / 'a.products.json').write_bytes(whole.replace(b'77', b'0'))",
+    "a folder": "(folder / 'a.products.json').mkdir()",
+    "a pipe": "os.mkfifo(folder / 'a.products.json')",
+    "a link to nothing": "(folder / 'a.products.json').symlink_to('no such file')",
+    "a device": "(folder / 'a.products.json').symlink_to('/dev/zero')",
+    "no UTF-8": "open(os.fsencode(folder) + b'/\\xff.products.json', 'w').close()",
+    "another folder": "(folder / 'stopped').mkdir(); (folder / 'x.seen').mkdir()",
+}
+LEFT = """
+import os, pathlib, shutil, sys
+folder = pathlib.Path(os.environ["GEMMSMITH_CAPTURE"])
+whole = (b'{"problems":[{"problem":{"m":4096,"n":64,"k":64},"calls":77}],"skipped":{}}')
+if "whole" in sys.argv:
+    (folder / "b.products.json").write_bytes(whole)
+__GARBAGE__
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_what_else_lies_in_the_folder_changes_no_status(
+    tmp_path: Path,
+    garbage: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", unchanged.environment(tmp_path / "site")["PYTHONPATH"])
+    (tmp_path / "left.py").write_text(LEFT.replace("__GARBAGE__", GARBAGE[garbage]))
+    command = [sys.executable, str(tmp_path / "left.py")]
+    for arguments in (("0", "whole"), ("7", "whole"), ("0",)):
+        ended = program.run([*command, *arguments])
+        assert ended.status == int(arguments[0])
+        assert ended.found.problems.total() == (77 if "whole" in arguments else 0)
+        assert bool(ended.why) is ("whole" not in arguments)
+        assert len(ended.unseen) == (garbage != "another folder")
+
+
+def test_a_suite_that_cannot_be_written_changes_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "left.py").write_text(LEFT.replace("__GARBAGE__", "os.mkdir('s.toml')"))
+    for status in (7, 0):
+        done = capture(tmp_path, "--", "python", "left.py", str(status), "whole")
+        assert done.returncode == (status or 1)
+        assert "s.toml" in done.stderr
+        assert "Traceback" not in done.stderr
+        (tmp_path / "s.toml").rmdir()
+
+
+@pytest.mark.parametrize("end", ["shutil.rmtree(folder)", "folder.chmod(0); os.chdir('/')"])
+def test_a_folder_that_is_gone_changes_no_status(tmp_path: Path, end: str) -> None:
+    (tmp_path / "left.py").write_text(LEFT.replace("__GARBAGE__", end))
+    done = capture(tmp_path, "--", "python", "left.py", "7")
+    assert done.returncode == 7
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

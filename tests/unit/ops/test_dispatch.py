@@ -17,7 +17,9 @@ import torch
 from torch.nn import functional
 
 import gemmsmith
-from gemmsmith.ops.below.dispatch import Dispatch, _binding, of_layers
+from gemmsmith.ops.below.binding import binding
+from gemmsmith.ops.below.blocks import of_layers
+from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.engine.forms import Form
 from tests.support.below import BF16, Swapping, close, layers, made, of_types, operands, trains
@@ -427,11 +429,11 @@ def test_the_binding_says_why_it_cannot_be_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GEMMSMITH_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("gemmsmith.ops.below.dispatch._INSTALLED", Path("none"))
+    monkeypatch.setattr("gemmsmith.ops.below.binding.INSTALLED", Path("none"))
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(OSError, match="no C\\+\\+ compiler"):
-        _binding()
+        binding()
 
 
 def test_a_call_costs_little_more_than_torchs(engine: Engine, chooser: Chooser) -> None:

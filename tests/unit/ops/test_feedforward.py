@@ -245,7 +245,7 @@ def test_deterministic_programs_run_what_is_deterministic(
         out.sum().backward()
         assert runs() == 0
         chooser.deterministic = True
-        engine._plans = ({}, {})
+        engine._plans = {}
         first, second = (
             torch.autograd.grad(mlp(*given, "silu").sum(), leaves(given)) for _ in range(2)
         )

@@ -66,7 +66,7 @@ def test_a_step(engine: Engine, chooser: Chooser, runs: Runs, tiny: Tiny) -> Non
     assert all(torch.equal(found[name], one) for name, one in expected.items())
     assert runs() == 0
 
-    engine._plans = ({}, {})
+    engine._plans = {}
     only_fused(chooser)
     chooser.asked.clear()
     with gemmsmith.patch(model):

@@ -25,6 +25,7 @@ from tuner.store import Store
 PUBLIC = {
     ("GET", "/healthz"),
     ("GET", "/readyz"),
+    ("GET", "/signing-key"),
     ("GET", "/ui/login"),
     ("POST", "/ui/login"),
     ("POST", "/ui/logout"),

@@ -21,7 +21,7 @@ ASKED = {"m": 4096, "n": 3072, "k": 768, "dtype": "bf16"}
 
 def test_an_epilogue_is_an_operation_of_its_own(tmp_path: Path) -> None:
     settings = new_settings(tmp_path)
-    for problem in (PLAIN, KNOWN):
+    for problem in (PLAIN, KNOWN, replace(KNOWN, m=2048)):
         kernel = kernels(problem)[0]
         candidate = Candidate(kernel=kernel, launch=launches(kernel, problem, H200)[0])
         promote(settings, replace(winner(PLAIN), problem=problem, candidate=candidate))
@@ -31,6 +31,7 @@ def test_an_epilogue_is_an_operation_of_its_own(tmp_path: Path) -> None:
         ({"epilogue": "bias_gelu"}, "exact", "bf16.then_bias_gelu"),
         ({"dtype": "bf16.then_bias_gelu"}, "exact", "bf16.then_bias_gelu"),
         ({"epilogue": "bias_gelu", "m": 4000}, "nearest", "bf16.then_bias_gelu"),
+        ({"epilogue": "bias_gelu", "m": 4104}, "nearest", "bf16.then_bias_gelu"),
         ({"m": 4000}, "nearest", "bf16"),
         ({"epilogue": "bias_gelu_aux"}, "predicted", "bf16.then_bias_gelu_aux"),
         ({"epilogue": "residual"}, "predicted", "bf16.then_residual"),
@@ -43,14 +44,16 @@ def test_an_epilogue_is_an_operation_of_its_own(tmp_path: Path) -> None:
             assert (answer["match"], answer["problem"]["dtype"]) == (match, dtype)
             kernel = answer["config"]["kernel"]
             assert kernel["dtype"] == dtype
-            # A neighbour's kernel is run where it takes an activation along, and not elsewhere.
-            is_run = match == "exact" or (match == "nearest" and "gelu" in dtype)
-            assert answer["use"] == ("cutlass" if is_run else "cublas")
+            # A kernel with an activation is run between two problems that it won on.
+            between = "gelu" in dtype and change.get("m") == 4000
+            assert answer["use"] == ("cutlass" if match == "exact" or between else "cublas")
             assert ("_then_" in kernel["name"]) is ("then" in dtype)
         reply = client.post(
             "/best:batch", json={"problems": [ASKED | change for change, *_ in cases] * 8}
         ).raise_for_status()
-    assert [each["match"] for each in reply.json()["answers"]] == [m for _, m, _ in cases] * 8
+    answers = reply.json()["answers"]
+    assert [answer["match"] for answer in answers] == [m for _, m, _ in cases] * 8
+    assert [answer["use"] for answer in answers].count("cutlass") == 5 * 8
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def test_the_listing_is_described(http: httpx.Client) -> None:
 def test_the_clients_go_through_all_pages(
     http: httpx.Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gemmsmith.http.flows.PAGE", 2)
+    monkeypatch.setattr("gemmsmith.http.listing.PAGE", 2)
     hashes = sorted(publish(settings, OLDER, member).hash for member in range(5))
     publish(settings, NEWER, 5)
     url = str(http.base_url)

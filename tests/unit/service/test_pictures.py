@@ -153,9 +153,11 @@ def test_hostile_names_stay_within_their_quotes() -> None:
     command = curl(PROBLEM, device, "http://x'y", with_key=True)
     assert command.startswith('curl -s -H "Authorization: Bearer $GEMMSMITH_API_KEY" ')
     assert "rm -rf" not in command, "it is encoded in the URL"
-    program = python(replace(PROBLEM, batch=3), device, "http://x'y")
-    compile(program, "snippet", "exec")
-    assert "batch=3" in program
+    for with_key in (False, True):
+        program = python(replace(PROBLEM, batch=3), device, "http://x'y", with_key=with_key)
+        compile(program, "snippet", "exec")
+        assert "batch=3" in program
+        assert ('api_key=os.environ["GEMMSMITH_API_KEY"]' in program) == with_key
 
 
 def test_a_glance_adds_up_what_is_served(store: Store) -> None:

@@ -327,7 +327,7 @@ def test_a_lookups_refresh_takes_the_changes(
         first = client.snapshot()
         promote(settings, winner(Problem(m=100, n=4096, k=4096)))
         asked: list[httpx.Response] = []
-        client._http.event_hooks["response"].append(asked.append)
+        client._sender.http.event_hooks["response"].append(asked.append)
         second = client.snapshot(known=first)
         [reply] = asked
         assert reply.headers["gemmsmith-since"] == first.revision

@@ -23,13 +23,14 @@ from typing import Any
 import torch
 
 from gemmsmith.ops.below.standing import stand_before
-from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.engine.engine import Engine, in_use
 from gemmsmith.ops.engine.forms import Form
 
 PRODUCTS = (("mm", 2, False), ("bmm", 3, False), ("addmm", 2, True), ("baddbmm", 3, True))
 """torch's operators with `out_dtype`: name, dimensions of the factors, whether it adds."""
 
-Wanted = Callable[[torch.Tensor, torch.Tensor], bool]
+Takes = Callable[[torch.Tensor, torch.Tensor], bool]
+"""Whether a product of these is replaced."""
 Biased = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor | None
 ]
@@ -66,15 +67,14 @@ def by_kernel(
 class _Active:
     """What is switched on in this process."""
 
-    engine: Engine | None = None
-    wanted: Wanted | None = None
+    takes: Takes | None = None
     biased: Biased | None = None
     installed: set[str] = set()  # noqa: RUF012 - one a process
 
 
-def switch(engine: Engine | None, wanted: Wanted | None, biased: Biased | None) -> None:
-    """Go on with an engine, or with none; `wanted` says for which products, None: for all."""
-    _Active.engine, _Active.wanted, _Active.biased = engine, wanted, biased
+def switch(takes: Takes | None, biased: Biased | None) -> None:
+    """Replace what `takes` says by kernels of the engine in use; None: nothing."""
+    _Active.takes, _Active.biased = takes, biased
 
 
 def install_biases(kind: str) -> None:
@@ -106,10 +106,10 @@ def install(kind: str, *, without_mm: bool) -> None:
 
 def _before(name: str, dims: int, adds: bool, original: Any) -> Callable[..., torch.Tensor]:
     def call(keys: Any, *given: Any, out: torch.Tensor | None = None, **factors: Any) -> Any:
-        engine, wanted = _Active.engine, _Active.wanted
-        if engine is not None:
+        engine, takes = in_use(), _Active.takes
+        if engine is not None and takes is not None:
             added, (a, b, out_dtype) = (given[0], given[1:]) if adds else (None, given)
-            if a.dim() == b.dim() == dims and (wanted is None or wanted(a, b)):
+            if a.dim() == b.dim() == dims and takes(a, b):
                 found = by_kernel(engine, a, b, out_dtype, added, factors, out)
                 if found is not None:
                     return found

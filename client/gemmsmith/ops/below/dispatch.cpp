@@ -4,12 +4,13 @@
  * Takes the place of their kernels for one dispatch key, so that forward and backward products of
  * unchanged code come here, from any thread. Whatever has no plan goes on to the kernel that was
  * there, by torch's C shim, which does not dispatch. A product is decided once by `resolve`, in
- * Python, and remembered by types, device, sizes and strides; after that a call takes no lock and
- * allocates nothing but the output and the kernel's workspace, both from torch's allocator.
+ * Python, and remembered by types, device, sizes, strides and torch's settings; after that a call
+ * takes no lock and allocates nothing but the output and the kernel's workspace, both from torch's
+ * allocator.
  *
- * Of torch its C shim is used (torch/csrc/inductor/aoti_torch/c/shim.h) and three functions that
- * tell whether FP32 products may run in TF32, by addresses that Python looks up: the shared object
- * is linked to nothing and outlives torch's versions. The shim passes no Scalar, so operators with
+ * Of torch its C shim is used (torch/csrc/inductor/aoti_torch/c/shim.h) and functions that tell its
+ * settings, by addresses that Python looks up: the shared object is linked to nothing and outlives
+ * torch's versions. The shim passes no Scalar, so operators with
  * alpha and beta begin in Python (`gemmsmith.ops.below.adding`), and so do grouped ones, of which it
  * cannot call torch's everywhere. It hands the tensors on to `gs_dispatch_biased` and
  * `gs_dispatch_grouped`, which cost less than the same in Python.
@@ -27,7 +28,7 @@ using Tensor = void*;                                           /* AtenTensorHan
 using Boxed = void (*)(uint64_t* stack, uint64_t, uint64_t);    /* StableIValue is 64 bits */
 
 constexpr int kDims = 3;
-constexpr int kWords = 2 + 4 * kDims;
+constexpr int kWords = 3 + 4 * kDims;
 constexpr int kBuckets = 4096;
 constexpr int64_t kMostDecisions = 1 << 16; /* sizes without end must not fill the memory */
 constexpr int64_t kMostGroups = 1 << 16;
@@ -58,13 +59,18 @@ struct gs_torch {
   int32_t (*library_impl)(void*, const char*, Boxed);
   int32_t (*mm_out)(Tensor, Tensor, Tensor);
   int32_t (*bmm_out)(Tensor, Tensor, Tensor);
+  /* Of torch's C++: at::globalContext, and of at::Context what forbids kernels. The last two are
+   * booleans in some versions and enumerations in others: only whether they changed counts. */
+  const void* (*context)();
+  bool (*deterministic)(const void* context);
+  uint8_t (*bf16_reduction)(const void* context);
+  uint8_t (*fp16_reduction)(const void* context);
   int32_t (*get_stream)(int32_t, void**);
   /* Null where this torch has no such function: then what needs it stays torch's. */
   int32_t (*int_mm_out)(Tensor, Tensor, Tensor);
   int32_t (*mm_dtype_out)(Tensor, Tensor, Tensor, int32_t);
   int32_t (*addmm_out)(Tensor, Tensor, Tensor, Tensor, double beta, double alpha);
-  /* Of torch's C++: at::globalContext, at::Context::float32Precision and at::NoTF32Guard's. */
-  const void* (*context)();
+  /* Of torch's C++: at::Context::float32Precision and at::NoTF32Guard's. */
   int32_t (*float32_precision)(const void* context, int32_t backend, int32_t op);
   bool (*no_tf32)();
   void* (*pointer_of)(void* capsule, const char* name); /* Python's PyCapsule_GetPointer */
@@ -82,7 +88,8 @@ struct gs_plan {
   unsigned char arguments[kArgumentsBytes]; /* `size` of them are used */
 };
 
-/* The plan for a product; null: torch computes it, for good; 1: torch, and ask again next time. */
+/* The plan for a product; null: torch computes it under these settings; 1: torch, and ask again next
+ * time. The last word is no part of the question. */
 typedef const gs_plan* (*gs_resolve)(const int64_t words[kWords]);
 typedef void (*gs_failed)(const gs_plan*, int32_t status);
 
@@ -101,7 +108,7 @@ int32_t device_type_;
 std::atomic<bool> enabled_{false};
 std::atomic<Decision*> decisions_[kBuckets];
 std::atomic<int64_t> decided_{0};
-std::atomic<uint64_t> generation_{0};
+std::atomic<uint32_t> generation_{0}; /* of decisions: a key finds those of its own alone */
 
 /* An owned tensor handle. */
 class Owned {
@@ -144,6 +151,13 @@ struct View {
   }
 };
 
+/* torch's settings that forbid kernels, as Python's `settings` lists them, but TF32's. */
+int64_t settings() {
+  const void* context = torch_.context();
+  return int64_t{torch_.deterministic(context)} | int64_t{torch_.bf16_reduction(context)} << 8 |
+         int64_t{torch_.fp16_reduction(context)} << 16;
+}
+
 struct Key {
   int64_t words[kWords] = {};
   /* `groups` is 0 where there are none. */
@@ -151,6 +165,7 @@ struct Key {
     words[0] = left.dim | right.dim << 4 | int64_t{left.dtype} << 8 | int64_t{dtype} << 16 |
                int64_t{bias} << 24 | groups << 32;
     words[1] = left.device;
+    words[kWords - 1] = settings() | int64_t{generation_.load()} << 32;
     put(2, left);
     put(2 + 2 * kDims, right);
   }
@@ -185,7 +200,7 @@ enum class Output {
 
 /* Whether torch itself would multiply FP32 matrices in TF32 now, in this thread. */
 bool allows_tf32() {
-  return torch_.context && torch_.float32_precision && torch_.no_tf32 && !torch_.no_tf32() &&
+  return torch_.float32_precision && torch_.no_tf32 && !torch_.no_tf32() &&
          torch_.float32_precision(torch_.context(), kCudaBackend, kMatmulOp) == kTf32Precision;
 }
 
@@ -259,15 +274,11 @@ const gs_plan* decide(Key const& key, Decision** where) {
     *where = known;
     return known->plan.load(std::memory_order_acquire);
   }
-  uint64_t generation = generation_.load();
   if (decided_.load(std::memory_order_relaxed) >= kMostDecisions) return nullptr;
   const gs_plan* plan = resolve_(key.words);
   if (plan == kAskAgain) return nullptr;
   Decision* made = new (std::nothrow) Decision{key, {plan}, bucket.load()};
-  if (!made || generation != generation_.load()) {
-    delete made;
-    return plan;
-  }
+  if (!made) return plan;
   while (!bucket.compare_exchange_weak(made->next, made, std::memory_order_release)) {
   }
   decided_.fetch_add(1, std::memory_order_relaxed);

@@ -3,55 +3,47 @@
 These are `mm`, also with `out_dtype`, `bmm` and `_int_mm`, each also with `out=`; what takes
 factors, adds or has groups comes by Python (`gemmsmith.ops.below.adding`, `experts`), which hands
 an added bias and groups on. FP32 operands are torch's unless torch itself may multiply them in
-TF32, which is asked at every call.
+TF32. That, and torch's other settings that forbid kernels, are asked at every call.
 
 Then forward and backward products of unchanged code run without any Python of ours: a call costs
-a fraction of a microsecond more than torch's. Python is asked once for each product, and decides as
-everywhere (`Engine.plan`). The binding knows torch by its C shim only, so one build suits every
-torch from 2.9 on. It is compiled when gemmsmith is installed, where there is a C++ compiler; a
-checkout that was not installed compiles it on first use. Without it, `patch` does the same by a
-function mode, which costs more.
+a fraction of a microsecond more than torch's. Python is asked once for each product under each of
+torch's settings, and decides as everywhere (`Engine.plan`). The binding knows torch by its C shim
+and a few functions, so one build suits every torch from 2.9 on. Without it, `patch` does the same
+by a function mode, which costs more.
 
 torch keeps an operator's new kernel for as long as the process lives, so the binding is installed
 once and then switched on and off, for every product or for those of some linear layers, which it
-knows by their sizes. Whether only deterministic kernels count is asked of torch when it is switched
-on, not at every call.
+knows by their sizes. It runs the winners that the process uses at present (`engine.in_use`).
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
-import hashlib
 import logging
-import os
-import shutil
 import subprocess
-import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
-from gemmsmith.answers.cache import default_cache_dir
 from gemmsmith.errors import LaunchFailed
 from gemmsmith.operation import Epilogue
 from gemmsmith.ops.below import adding
-from gemmsmith.ops.engine.engine import Engine
-from gemmsmith.ops.engine.forms import Form, Spec, allows_tf32
+from gemmsmith.ops.below.binding import binding
+from gemmsmith.ops.below.blocks import Blocks, Weights
+from gemmsmith.ops.engine.engine import Engine, in_use, on_install
+from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.plan import Plan, RawPlan
+from gemmsmith.ops.engine.settings import allows_tf32
 from gemmsmith.runtime.abi import status_text
 from gemmsmith.runtime.launch import torch_dtype
 
 log = logging.getLogger("gemmsmith")
-
-SOURCE = Path(__file__).with_name("dispatch.cpp")
-_INSTALLED = SOURCE.with_name("_dispatch.abi3.so")
-"""Every Python's: it calls nothing of Python's, and is loaded as a library."""
 
 _DIMS = 3
 _ASK_AGAIN = 1
@@ -80,15 +72,19 @@ _SHIM = (
     "aoti_torch_library_impl",
     "aoti_torch_{kind}_mm_out",
     "aoti_torch_{kind}_bmm_out",
+    "_ZN2at13globalContextEv",  # at::globalContext()
+    "_ZNK2at7Context23deterministicAlgorithmsEv",  # at::Context::deterministicAlgorithms() const
+    "_ZNK2at7Context24allowBF16ReductionCuBLASEv",  # … allowBF16ReductionCuBLAS() const
+    "_ZNK2at7Context24allowFP16ReductionCuBLASEv",  # … allowFP16ReductionCuBLAS() const
 )
-"""Functions of torch's C shim, in the order of `gs_torch`; the stream's follows them."""
+"""Functions of torch's C shim and, for its settings, of its C++, in the order of `gs_torch`; the
+stream's follows them."""
 
 _MM_DTYPE = "aoti_torch_{kind}_mm_dtype_out"
 _OPTIONAL = (
     "aoti_torch_{kind}__int_mm_out",
     _MM_DTYPE,
     "aoti_torch_{kind}_addmm_out",
-    "_ZN2at13globalContextEv",  # at::globalContext()
     # at::Context::float32Precision(Float32Backend, Float32Op) const, since torch 2.10
     "_ZNK2at7Context16float32PrecisionENS_14Float32BackendENS_9Float32OpE",
     "_ZN2at11NoTF32Guard19should_disable_tf32Ev",  # at::NoTF32Guard::should_disable_tf32()
@@ -115,10 +111,6 @@ _capsule_of.restype = ctypes.py_object
 _capsule_of.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 
 
-Weights = frozenset[tuple[int, int]]
-"""Sizes of linear layers' weights: (out_features, in_features)."""
-
-
 class _Torch(ctypes.Structure):
     _fields_ = [(f"f{i}", ctypes.c_void_p) for i in range(len(_SHIM) + 1 + len(_OPTIONAL) + 1)]
 
@@ -138,8 +130,9 @@ class Dispatch:
     ) -> None:
         self._kind = kind
         self._library = library
+        self._blocks = Blocks()
+        self._switching = threading.RLock()
         self._engine: Engine | None = None
-        self._only: Weights | None = frozenset()
         self._decided_by: tuple[object, ...] = ()
         # Kept alive, as C holds their addresses; by plan too, as each switch asks for them again.
         self._plans: dict[int, tuple[RawPlan, Plan]] = {}
@@ -164,6 +157,7 @@ class Dispatch:
         self._add_row: Any = _Biased(("gs_dispatch_biased", library))
         self._by_groups: Any = _Grouped(("gs_dispatch_grouped", library))
         adding.install(kind, without_mm=functions.has(_MM_DTYPE) or kind == "cpu")
+        on_install(self._switch)
         atexit.register(library.gs_dispatch_enable, 0)  # no callback into a Python that ends
 
     @classmethod
@@ -175,49 +169,51 @@ class Dispatch:
         with cls._lock:
             if kind not in cls._made:
                 try:
-                    cls._made[kind] = cls(kind, ctypes.CDLL(str(_binding())), stream)
+                    cls._made[kind] = cls(kind, ctypes.CDLL(str(binding())), stream)
                 except (OSError, AttributeError, subprocess.SubprocessError) as error:
                     log.info("patch() works by a function mode, which costs more: %s", error)
                     cls._made[kind] = None
             return cls._made[kind]
 
     @contextmanager
-    def on(self, engine: Engine, only: Weights | None = None) -> Iterator[None]:
-        """Run `engine`'s kernels in every thread, until the end of the block.
+    def on(self, only: Weights | None = None) -> Iterator[None]:
+        """Run the kernels of the engine in use, in every thread, until the end of the block.
 
-        Blocks may be nested: what an outer one replaces, an inner one does too.
+        Blocks may overlap: each adds to what the others replace.
 
         Args:
-            engine: decides.
             only: weights of the linear layers whose products are replaced; None: all products.
         """
-        before, outer = self._engine, self._only
-        self._switch(engine, None if outer is None or only is None else outer | only)
-        try:
+        with ExitStack() as stack:
+            stack.callback(self._switch)
+            stack.enter_context(self._blocks.opened(only))
+            self._switch()
             yield
-        finally:
-            engine.on_swap(lambda: None)
-            self._switch(before, outer)
 
-    def _switch(self, engine: Engine | None, only: Weights | None) -> None:
-        """Go on with an engine, or with none.
+    def _switch(self) -> None:
+        """Go on with the engine that is in use by now, or with none.
 
         What was decided holds for as long as whatever decides is the same, so that a block may be
         opened for every step.
         """
-        self._engine, self._only = engine, only
-        if engine is not None:
-            engine.on_swap(self._forget)
-            by = (engine, engine.snapshot, only, torch.are_deterministic_algorithms_enabled())
-            if by != self._decided_by:
-                self._forget()
-                self._decided_by = by
-        self._library.gs_dispatch_enable(int(engine is not None))
-        adding.switch(
-            engine,
-            None if only is None else lambda a, b: of_layers(only, a.size(), b.size()),
-            None if engine is None else self._biased,
-        )
+        with self._switching:
+            engine, only = in_use(), self._blocks.only
+            if engine is not None and (only == frozenset() or engine.platform.kind != self._kind):
+                engine = None
+            before, self._engine = self._engine, engine
+            if before is engine is None:
+                return  # products of other devices may be another binding's
+            if before is not None and before is not engine:
+                before.on_swap(lambda: None)
+            if engine is not None:
+                engine.on_swap(self._forget)
+                by = (engine, engine.snapshot, only)
+                if by != self._decided_by:
+                    self._forget()
+                    self._decided_by = by
+            on = engine is not None
+            self._library.gs_dispatch_enable(int(on))
+            adding.switch(self._blocks.hold if on else None, self._biased if on else None)
 
     def _forget(self) -> None:
         """Decide everything anew, and take over what there are winners of now."""
@@ -234,9 +230,10 @@ class Dispatch:
             into = _pointer_of(_capsules_of([out])[0], None)
         return _owned(self._add_row(*_capsules_of([row, a, b]), into))
 
-    def serves(self, engine: Engine) -> bool:
-        """Whether it is switched on for an engine."""
-        return self._engine is engine
+    @property
+    def is_on(self) -> bool:
+        """Whether it replaces products at present."""
+        return self._engine is not None
 
     def grouped(self, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor | None:
         """A product by groups, of whatever layers; None: torch is to compute it."""
@@ -251,7 +248,7 @@ class Dispatch:
             return None
 
     def _decide(self, words: Any) -> int | None:
-        engine, only = self._engine, self._only
+        engine = self._engine
         dims = words[0] & 0xF, words[0] >> 4 & 0xF
         dtype, groups = _BY_CODE.get(words[0] >> 8 & 0xFF), words[0] >> 32
         output = _BY_CODE.get(words[0] >> 16 & 0xFF)
@@ -271,7 +268,7 @@ class Dispatch:
             )
             for at, count in zip((0, 2 * _DIMS), dims, strict=True)
         )
-        if only is not None and not groups and not of_layers(only, a.size, b.size):
+        if not groups and not self._blocks.hold(a, b):
             return None
         asked = None if output == dtype else output
         form = Form.GROUPED if groups else Form.MATMUL
@@ -298,18 +295,6 @@ class Dispatch:
 def _owned(handle: int | None) -> torch.Tensor | None:
     """The tensor that C made."""
     return None if handle is None else _tensors_of([_capsule_of(handle, None, None)])[0]
-
-
-def of_layers(weights: Weights, a: Sequence[int], b: Sequence[int]) -> bool:
-    """Whether a product of these sizes may be one of linear layers with these weights.
-
-    That is a[M, K] · b[K, N] as a layer's output or as the gradient of its input or of its weight,
-    the gradients also transposed, as torch computes them where the other factor lies in columns.
-    """
-    if len(a) != 2:
-        return False
-    (m, k), n = a, b[1]
-    return not weights.isdisjoint(((n, k), (k, n), (k, m), (m, n), (n, m)))
 
 
 def _quietly(install: Callable[[], int]) -> int:
@@ -369,30 +354,3 @@ def _functions(kind: str, stream: Any) -> _Torch:
         addresses.append(ctypes.cast(stream, ctypes.c_void_p).value)
     addresses += [find(name.format(kind=kind)) for name in _OPTIONAL]
     return _Torch(*addresses, ctypes.cast(_pointer_of, ctypes.c_void_p))
-
-
-def _binding() -> Path:
-    """The compiled binding: installed, or compiled now and kept in the cache folder.
-
-    Raises:
-        OSError: there is no compiler, or nowhere to write.
-        CalledProcessError: the compiler refused.
-    """
-    if _INSTALLED.exists():
-        return _INSTALLED
-    source = SOURCE.read_bytes()
-    path = default_cache_dir() / "bindings" / f"{hashlib.sha256(source).hexdigest()[:32]}.so"
-    if path.exists():
-        return path
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        raise OSError("no C++ compiler was found for gemmsmith's binding")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder) / "binding.so"
-        flags = ["-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden"]
-        subprocess.run(
-            [compiler, *flags, str(SOURCE), "-o", str(made)], check=True, capture_output=True
-        )
-        made.replace(path)
-    return path

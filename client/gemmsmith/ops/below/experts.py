@@ -13,17 +13,18 @@ ones are decided and launched by the binding, which costs the host less than Pyt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import torch
 
-from gemmsmith.ops.below.dispatch import Dispatch, Weights
+from gemmsmith.ops.below.blocks import Blocks, Weights
+from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.below.scaling import ROWS, recipe
 from gemmsmith.ops.below.standing import asking, stand_before
-from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.engine.engine import Engine, in_use
 from gemmsmith.ops.engine.forms import Form
 
 
@@ -60,30 +61,20 @@ def by_kernel(
 
 def takes(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether torch's own grouped product of these comes by here at present."""
-    only, ours = _TakenOver.only, a.dim() == 2 and b.dim() in (2, 3)
-    return _TakenOver.engine is not None and ours and (only is None or _of(only, a, b))
+    only, ours = _TakenOver.blocks.only, a.dim() == 2 and b.dim() in (2, 3)
+    return in_use() is not None and ours and (only is None or _of(only, a, b))
 
 
-@contextmanager
-def on(engine: Engine, kind: str, only: Weights | None) -> Iterator[None]:
-    """Run `engine`'s kernels in every thread, until the end of the block.
-
-    Blocks may be nested: what an outer one replaces, an inner one does too.
+def on(kind: str, only: Weights | None) -> AbstractContextManager[None]:
+    """Run the kernels of the engine in use, in every thread, until the end of the block.
 
     Args:
-        engine: decides.
         kind: of the device: `cuda`.
         only: sizes of one expert's weights whose products are replaced; None: all.
     """
     _install(kind)
-    before = _TakenOver.engine, _TakenOver.only, _TakenOver.dispatch
-    _TakenOver.engine = engine
-    _TakenOver.only = None if before[1] is None or only is None else before[1] | only
     _TakenOver.dispatch = Dispatch.of(kind)
-    try:
-        yield
-    finally:
-        _TakenOver.engine, _TakenOver.only, _TakenOver.dispatch = before
+    return _TakenOver.blocks.opened(only)
 
 
 def weights_of(model: torch.nn.Module) -> Weights:
@@ -98,8 +89,7 @@ def weights_of(model: torch.nn.Module) -> Weights:
 class _TakenOver:
     """What is switched on in this process."""
 
-    engine: Engine | None = None
-    only: Weights | None = frozenset()
+    blocks = Blocks()
     dispatch: Dispatch | None = None
     installed: set[str] = set()  # noqa: RUF012 - one a process
 
@@ -125,7 +115,7 @@ def _install(kind: str) -> None:
 def _asked(
     by_us: Callable[..., torch.Tensor | None], a: torch.Tensor, b: torch.Tensor, *rest: Any
 ) -> torch.Tensor | None:
-    engine = _TakenOver.engine
+    engine = in_use()
     return by_us(engine, a, b, *rest) if engine is not None and takes(a, b) else None
 
 
@@ -140,7 +130,7 @@ def _grouped(
     if bias is not None or offs is None or out_dtype not in (None, a.dtype):
         return None
     dispatch = _TakenOver.dispatch
-    if dispatch is not None and dispatch.serves(engine) and engine.watcher is None:
+    if dispatch is not None and dispatch.is_on and engine.watcher is None:
         return dispatch.grouped(a, b, offs)
     return by_kernel(engine, a, b, offs)
 

@@ -11,17 +11,17 @@ Graphs that Inductor compiles come by here too: they call the operators with `ou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import torch
 
 from gemmsmith.operation import Epilogue
-from gemmsmith.ops.below.dispatch import Weights, of_layers
+from gemmsmith.ops.below.blocks import Blocks, Weights
 from gemmsmith.ops.below.standing import asking, stand_before
-from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.engine.engine import Engine, in_use
 from gemmsmith.ops.engine.forms import SCALED_TYPES, Form
 
 TENSORS, ROWS = 0, 1
@@ -104,36 +104,24 @@ def takes(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether torch's own FP8 product of these comes by here at present."""
     if (a.dtype, b.dtype) not in SCALED_TYPES or a.dim() != 2 or b.dim() != 2:
         return False
-    only = _Replaced.only
-    return _Replaced.engine is not None and (only is None or of_layers(only, a.size(), b.size()))
+    return in_use() is not None and _Replaced.blocks.hold(a, b)
 
 
-@contextmanager
-def on(engine: Engine, kind: str, only: Weights | None) -> Iterator[None]:
-    """Run `engine`'s kernels in every thread, until the end of the block.
-
-    Blocks may be nested: what an outer one replaces, an inner one does too.
+def on(kind: str, only: Weights | None) -> AbstractContextManager[None]:
+    """Run the kernels of the engine in use, in every thread, until the end of the block.
 
     Args:
-        engine: decides.
         kind: of the device: `cuda`.
         only: sizes of the weights whose products are replaced; None: all.
     """
     _install(kind)
-    before = _Replaced.engine, _Replaced.only
-    _Replaced.engine = engine
-    _Replaced.only = None if before[1] is None or only is None else before[1] | only
-    try:
-        yield
-    finally:
-        _Replaced.engine, _Replaced.only = before
+    return _Replaced.blocks.opened(only)
 
 
 class _Replaced:
     """What is switched on in this process."""
 
-    engine: Engine | None = None
-    only: Weights | None = frozenset()
+    blocks = Blocks()
     installed: set[str] = set()  # noqa: RUF012 - one a process
 
 
@@ -153,7 +141,7 @@ def _asked(
     *rest: Any,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    engine = _Replaced.engine
+    engine = in_use()
     return by_us(engine, a, b, *rest, out=out) if engine is not None and takes(a, b) else None
 
 

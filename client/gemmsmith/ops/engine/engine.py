@@ -9,26 +9,23 @@ into training.
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from gemmsmith.answers.answer import Config
 from gemmsmith.errors import GemmsmithError
 from gemmsmith.operation import Epilogue, Operation
 from gemmsmith.ops.engine.beside import Beside
-from gemmsmith.ops.engine.biases import adds_bias_afterwards, pays, ways
+from gemmsmith.ops.engine.biases import ways
 from gemmsmith.ops.engine.choosing import Chooser, PackSource, Watcher
-from gemmsmith.ops.engine.forms import Form, Shape, Spec, allows_tf32
-from gemmsmith.ops.engine.plan import Plan, misalignment
+from gemmsmith.ops.engine.forms import Form, Spec
+from gemmsmith.ops.engine.plan import Plan
+from gemmsmith.ops.engine.planning import Planner
 from gemmsmith.ops.engine.platform import Cuda, Platform
-from gemmsmith.runtime.abi import NO_ALGORITHM
-from gemmsmith.runtime.pack import LoadedPack
-
-log = logging.getLogger("gemmsmith")
+from gemmsmith.ops.engine.recomputing import as_computed, saved_tensors_hooks
+from gemmsmith.ops.engine.settings import PERMISSIONS
 
 CAPACITY = 16_384
 """Products remembered, 3.4 kB each. Beyond that all are forgotten and decided again: a mixture of
@@ -54,19 +51,17 @@ class Engine:
         deterministic: bool | None = None,
         platform: Platform | None = None,
     ) -> None:
-        self._chooser, self._packs = chooser, packs
+        self._chooser = chooser
         self._deterministic = deterministic
         self.platform = Cuda() if platform is None else platform
-        self._preparing = threading.RLock()
-        self._broken: set[str] = set()
-        self._complaints: set[tuple[str, str]] = set()
-        self.watcher: Watcher | None = None
+        self._planner = Planner(chooser, packs, deterministic, self.platform)
+        self._planning = threading.RLock()
         # A pinned lookup never changes its mind, so it is not asked whether it did.
         refreshes = hasattr(chooser, "snapshot") and not getattr(chooser, "pinned", False)
         self._refreshing: Any = chooser if refreshes else None
         self._snapshot: object = getattr(chooser, "snapshot", None)
-        # By whether only deterministic kernels count.
-        self._plans: tuple[dict[Any, Plan | None], dict[Any, Plan | None]] = ({}, {})
+        # Never changed but by additions: an engine as it was (`engine.pinned`) keeps what it has.
+        self._plans: dict[Any, Plan | None] = {}
 
     def product(
         self,
@@ -178,8 +173,8 @@ class Engine:
         beside: Beside | None = None,
     ) -> torch.Tensor | None:
         """The product by `plan`, which is this product's; None where torch is to compute it."""
-        if self.watcher is not None:
-            self.watcher.saw(form, a, b, plan, 0 if offs is None else offs.shape[0])
+        if _InUse.watcher is not None:
+            _InUse.watcher.saw(form, a, b, plan, 0 if offs is None else offs.shape[0])
         if plan is None:
             return None
         try:
@@ -199,8 +194,8 @@ class Engine:
     ) -> Plan | None:
         """How a product is launched; None where torch is to compute it.
 
-        Tensors may be traced ones, if their sizes are numbers. What may run in TF32 is asked of
-        torch every time.
+        Tensors may be traced ones, if their sizes are numbers. What torch must permit
+        (`settings`) is asked of it every time.
 
         Args:
             form: which product of the two.
@@ -213,10 +208,6 @@ class Engine:
         """
         if self._refreshing is not None and self._refreshing.snapshot is not self._snapshot:
             self._forget()
-        deterministic = self._deterministic
-        if deterministic is None:
-            deterministic = torch.are_deterministic_algorithms_enabled()
-        plans = self._plans[deterministic]
         # One flat key: hashing is what a decision that was made before costs.
         key = (
             form.value,
@@ -227,108 +218,63 @@ class Engine:
             *((b.dtype, b.device, b.size(), b.stride()) if isinstance(b, torch.Tensor) else b),
         )
         try:
-            plan = plans[key]
+            plan = self._plans[key]
         except KeyError:
-            plan = self._planned(plans, key, form, deterministic)
-        return None if plan is not None and plan.is_tf32 and not allows_tf32() else plan
+            plan = self._planned(key, form)
+        return None if plan is not None and plan.needs and not self._permits(plan) else plan
 
-    def _planned(
-        self, plans: dict[Any, Plan | None], key: Any, form: Form, deterministic: bool
-    ) -> Plan | None:
+    def _permits(self, plan: Plan) -> bool:
+        """Whether torch permits at present what the plan needs."""
+        return all(permission() for permission in plan.needs)
+
+    def _planned(self, key: Any, form: Form) -> Plan | None:
         """Decide about a product that was not met before."""
-        with self._preparing:
-            if key not in plans:
+        with self._planning:
+            if key not in self._plans:
                 a, b = Spec(*key[4:8]), Spec(*key[8:])
-                plan, keep = self._prepare(ways(form, a, b, *key[1:4]), form, a, deterministic)
+                plan, keep = self._planner.plan(ways(form, a, b, *key[1:4]), form, a)
                 if not keep:
                     return None
-                if len(plans) >= CAPACITY:
-                    plans.clear()
-                plans[key] = plan
-            found: Plan | None = plans[key]
-            return found
+                self._make_room()
+                self._plans[key] = plan
+            return self._plans[key]
 
-    def _prepare(
-        self, shapes: Sequence[Shape], form: Form, a: Spec, deterministic: bool
-    ) -> tuple[Plan | None, bool]:
-        """The plan, and whether that answer holds for good."""
-        index = self.platform.index(a.device)
-        if index is None:
-            return None, True
-        for shape in shapes:
-            problem = shape.problem
-            try:
-                chosen = self._chooser.lookup(
-                    problem.dtype, problem.layout, problem.m, problem.n, problem.k, problem.batch
-                )
-            except Exception as error:  # noqa: BLE001 - a lookup's fault must not end a training run
-                self._complain(None, error)
-                return None, True
-            if chosen is None or (deterministic and not chosen.deterministic):
-                continue
-            config = chosen.config
-            saving = getattr(chosen, "saving_us", None)
-            if (
-                config.pack is None
-                or config.pack in self._broken
-                or config.kernel.arch != self.platform.arch(index)
-                or misalignment(config, shape)
-                or (adds_bias_afterwards(form, shape) and not pays(saving, shape))
-                or (form.is_precise and config.kernel.keeps_short_sums)
-            ):
-                continue
-            if self.platform.capturing():
-                return None, False  # loading a pack would break the capture; the next call may
-            plan = self._load(config, shape, a.device, index, saving)
-            if plan is not None:
-                plan.time_us = getattr(chosen, "time_us", None)
-                return plan, True
-        return None, True
-
-    def _load(
-        self,
-        config: Config,
-        shape: Shape,
-        device: torch.device,
-        index: int,
-        saving: float | None,
-    ) -> Plan | None:
-        pack = str(config.pack)
-        try:
-            kernel = LoadedPack.open(self._packs.path(pack)).kernel(config.kernel.name)
-        except Exception as error:  # noqa: BLE001 - whatever keeps a pack away, torch computes it
-            self._broken.add(pack)
-            self._complain(config, error)
-            return None
-        try:
-            return Plan(config, shape, kernel, self.platform, device, index, saving)
-        except GemmsmithError as error:
-            if getattr(error, "status", None) != NO_ALGORITHM:
-                self._complain(config, error)
-            return None
+    def _make_room(self) -> None:
+        if len(self._plans) >= CAPACITY:
+            self._plans = {}
 
     def _forget(self) -> None:
         """Decide everything anew: the lookup has newer winners."""
-        with self._preparing:
+        with self._planning:
             self._snapshot = self._refreshing.snapshot
-            self._broken.clear()
-            self._plans = ({}, {})
+            self._planner.try_packs_again()
+            self._plans = {}
+
+    @property
+    def watcher(self) -> Watcher | None:
+        """What sees every product; see `watch`."""
+        return _InUse.watcher
+
+    @property
+    def has_plans(self) -> bool:
+        """Whether any product that was met since the last newer winners runs a tuned kernel."""
+        return any(plan is not None for plan in list(self._plans.values()))
 
     @property
     def snapshot(self) -> object:
-        """What the lookup chooses from at present; None where that never changes."""
-        return None if self._refreshing is None else self._refreshing.snapshot
+        """What the lookup chooses from at present. Returns None if the lookup does not say."""
+        return getattr(self._chooser, "snapshot", None)
 
     @property
     def state(self) -> str | None:
         """What its decisions depend on, as a text; None where that cannot be told."""
-        revision = getattr(getattr(self._chooser, "snapshot", None), "revision", None)
+        revision = getattr(self.snapshot, "revision", None)
         deterministic = self._deterministic or torch.are_deterministic_algorithms_enabled()
         return None if revision is None else f"{revision} {deterministic}"
 
     def may_run(self, wanted: Callable[[Operation], bool]) -> bool:
         """Whether there is a winner of such an operation, as far as the lookup tells."""
-        rows = getattr(getattr(self._chooser, "snapshot", None), "rows", None)
+        rows = getattr(self.snapshot, "rows", None)
         return rows is None or any(wanted(row.problem.operation) for row in rows)
 
     @property
@@ -343,34 +289,105 @@ class Engine:
 
     def give_up(self, plan: Plan, error: Exception) -> None:
         """Leave a plan's products to torch from now on, and say why."""
-        self._complain(plan.config, error)
-        with self._preparing:
-            for plans in self._plans:
-                for key in [key for key, known in plans.items() if known is plan]:
-                    plans[key] = None
-
-    def _complain(self, config: Config | None, error: Exception) -> None:
-        pack = "" if config is None else str(config.pack)
-        # The text names the problem; the kind of fault and its status make the reason.
-        reason = f"{type(error).__name__} {getattr(error, 'status', '')}"
-        if (pack, reason) not in self._complaints:
-            self._complaints.add((pack, reason))
-            what = f"kernel pack {pack[:16]}" if pack else "the lookup"
-            log.warning("torch's own operators run instead of %s: %s", what, error)
+        self._planner.complain(plan.config, error)
+        with self._planning:
+            plan.has_failed = True
+            self._plans = {
+                key: None if known is plan else known for key, known in self._plans.items()
+            }
 
 
-class _Current:
-    """The process's engine; None until `use` is called."""
+class _Pinned(Engine):
+    """An engine as it is now: its decisions stay, whatever becomes of winners, kernels and torch.
+
+    Its kernels run only where the engine's own would run now. The caller computes a product that
+    has none as it would after a kernel refused, and saves the same tensors.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        vars(self).update(vars(engine))
+        self._engine, self._refreshing = engine, None
+        self._kept = engine.watcher, engine.snapshot
+        self._permitted = {permission: permission() for permission in PERMISSIONS}
+
+    @property
+    def watcher(self) -> Watcher | None:
+        """As it was."""
+        return self._kept[0]
+
+    @property
+    def snapshot(self) -> object:
+        """As it was."""
+        return self._kept[1]
+
+    def run(self, plan: Plan | None, *operands: Any, **named: Any) -> torch.Tensor | None:
+        """By the engine itself."""
+        may_run = (
+            plan is not None
+            and not plan.has_failed
+            and self._engine is in_use()
+            and self._engine._permits(plan)
+        )
+        return self._engine.run(plan if may_run else None, *operands, **named)
+
+    def _permits(self, plan: Plan) -> bool:
+        return all(self._permitted[permission] for permission in plan.needs)
+
+    def _make_room(self) -> None:
+        """What was decided must stay; regions of a model are few."""
+
+
+class _InUse:
+    """The process's engine, which is None until `use` is called, and who follows it."""
 
     engine: Engine | None = None
+    last: Engine | None = None
+    why_none = "call gemmsmith.use(...) first"
+    watcher: Watcher | None = None
+    reactions: list[Callable[[], None]] = []  # noqa: RUF012 - one a process
+
+
+def in_use() -> Engine | None:
+    """The process's engine, if it has one."""
+    return _InUse.engine
 
 
 def current() -> Engine | None:
-    """The process's engine, if there is one."""
-    return _Current.engine
+    """The engine that decides here: the process's, in a checkpointed region as it was at first."""
+    if torch.compiler.is_dynamo_compiling():
+        return _InUse.last
+    hooks = saved_tensors_hooks(True)  # in graphs that are traced, too
+    return _InUse.engine if hooks is None else as_computed(hooks[0], _pinned, _InUse.engine)
 
 
-def install(engine: Engine | None) -> Engine | None:
-    """Make `engine` the process's; None: everything runs torch. Returns the one before."""
-    before, _Current.engine = _Current.engine, engine
+def _pinned() -> Engine | None:
+    engine = _InUse.engine
+    return None if engine is None else _Pinned(engine)
+
+
+def why_none() -> str:
+    """Why the process has no engine, as a clause for people: what they did, or are to do."""
+    return _InUse.why_none
+
+
+def install(engine: Engine | None, why_none: str = _InUse.why_none) -> Engine | None:
+    """Make `engine` the process's; None: everything runs torch, for this reason.
+
+    Returns the engine before.
+    """
+    before, _InUse.engine, _InUse.why_none = _InUse.engine, engine, why_none
+    _InUse.last = engine or _InUse.last
+    for react in _InUse.reactions:
+        react()
+    return before
+
+
+def on_install(react: Callable[[], None]) -> None:
+    """Have `react` called whenever the process gets another engine, or none."""
+    _InUse.reactions.append(react)
+
+
+def watch(watcher: Watcher | None) -> Watcher | None:
+    """Have `watcher` see every product of whatever engine is in use. Returns the one before."""
+    before, _InUse.watcher = _InUse.watcher, watcher
     return before

@@ -16,6 +16,7 @@ import torch
 
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.operation import DType, Element, Epilogue, Grouping, Layout, Operation, Scaling
+from gemmsmith.ops.engine.settings import allows_tf32
 from gemmsmith.problem import MAX_EXTENT, Problem
 
 
@@ -125,14 +126,6 @@ def operation_of(
 
 SCALED_TYPES = frozenset(pair for pair in _TYPES if operation_of(Form.SCALED, *pair) is not None)
 """Element types of A and B that are multiplied with a factor each."""
-
-
-def allows_tf32() -> bool:
-    """Whether torch multiplies FP32 matrices on CUDA in TF32 at present."""
-    return bool(_precision("cuda", "matmul") == "tf32")
-
-
-_precision = torch._C._get_fp32_precision_getter
 
 
 class Spec(NamedTuple):

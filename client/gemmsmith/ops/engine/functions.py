@@ -5,6 +5,7 @@ past torch's dispatcher, which costs a Python operator more than the launch does
 *traced*, what has no tuned kernel becomes torch's own operators, so that the compiler fuses them
 as ever, and the rest an operator of `gemmsmith::`. Under a dispatch mode of the program or a
 transform of `torch.func`, torch's own operators run, so that the mode or transform sees them.
+While calls are recorded, ours are called as torch's dispatcher calls them, so that they are seen.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn import functional
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from gemmsmith.calls import recording
 from gemmsmith.ops.engine import fallback
 from gemmsmith.ops.engine.beside import Beside
 from gemmsmith.ops.engine.engine import Engine, current
@@ -53,12 +55,12 @@ memory; a tensor on `meta` has other keys."""
 
 def unobserved() -> bool:
     """Whether nothing but autograd and autocast looks at what operators do."""
-    return not _modes() and _transforms() is None
+    return not _modes() and _transforms() is None and not recording()
 
 
 _KNOWN_MODES = ("torch._functorch", "torch._subclasses", "torch.fx.experimental", "gemmsmith.")
 """Where dispatch modes are defined that know our operators: those by which torch traces and runs
-compiled graphs, and our own that captures products."""
+compiled graphs, and our own that captures products without data."""
 
 
 def is_watched() -> bool:

@@ -15,10 +15,11 @@ import torch
 
 from gemmsmith.answers.answer import Config
 from gemmsmith.errors import LaunchFailed
-from gemmsmith.operation import Element, Grouping, Scaling
+from gemmsmith.operation import Grouping, Scaling
 from gemmsmith.ops.engine.beside import Beside
 from gemmsmith.ops.engine.forms import Shape
 from gemmsmith.ops.engine.platform import Platform
+from gemmsmith.ops.engine.settings import Permission
 from gemmsmith.runtime.abi import SCALING_CODES, Arguments, status_text
 from gemmsmith.runtime.launch import torch_dtype
 from gemmsmith.runtime.pack import LoadedKernel
@@ -67,7 +68,8 @@ class Plan:
     Attributes:
         config: kernel and launch.
         shape: the product.
-        is_tf32: whether it may run only where torch multiplies FP32 matrices in TF32.
+        needs: what torch must permit at each run; empty for most.
+        has_failed: whether a launch failed. It is not tried again.
         saving_us, time_us: µs that a call should save over torch's, and take; None: not known.
     """
 
@@ -88,7 +90,8 @@ class Plan:
         "_template",
         "_workspace",
         "config",
-        "is_tf32",
+        "has_failed",
+        "needs",
         "saving_us",
         "shape",
         "time_us",
@@ -106,6 +109,8 @@ class Plan:
     ) -> None:
         self.config, self.shape, self.saving_us = config, shape, saving_us
         self.time_us: float | None = None
+        self.needs: tuple[Permission, ...] = ()
+        self.has_failed = False
         self._platform, self._device, self._index = platform, device, index
         description = config.kernel
         operation = description.operation
@@ -114,7 +119,6 @@ class Plan:
         self._output = (*shape.output[:-1], shape.output[-1] * halves)
         self._dtype = torch_dtype(operation.d)
         self._bias_dtype = torch_dtype(operation.bias)
-        self.is_tf32 = operation.a is Element.TF32
         # Alignments are powers of two.
         self._mask_a = description.alignment_a * operation.a.bytes - 1
         self._mask_b = description.alignment_b * operation.b.bytes - 1
@@ -380,21 +384,3 @@ class Plan:
         if status != 0:
             raise LaunchFailed(f"{self.config.kernel.name}: {status_text(status)}", status)
         return out
-
-
-def misalignment(config: Config, shape: Shape) -> bool:
-    """Whether rows or batch entries do not start where the kernel's loads and stores must.
-
-    `can_implement` sees it too; but it is no fault of the pack, so it is asked before, silently.
-    """
-    kernel, problem = config.kernel, shape.problem
-    batched = problem.batch > 1
-    checks = (
-        (kernel.alignment_a, shape.lda, shape.stride_a),
-        (kernel.alignment_b, shape.ldb, shape.stride_b),
-        (kernel.alignment_d, problem.columns, shape.stride_d),
-    )
-    return any(
-        leading % alignment or (batched and stride % alignment)
-        for alignment, leading, stride in checks
-    )

@@ -103,7 +103,7 @@ def _drops(dropout: object) -> bool:
     return type(dropout) is not nn.Identity or not is_plain(dropout)
 
 
-def _second(following: Sequence[nn.Module]) -> tuple[Any, int]:
+def second(following: Sequence[nn.Module]) -> tuple[Any, int]:
     """The layer that comes next, past dropouts that do nothing, and how many end with it."""
     for count, child in enumerate(following, 1):
         if _is_ready(child):
@@ -127,7 +127,7 @@ def _computed(
     None where they do not; and how many of the children that follow are done with.
     """
     weight, raised = weight_of(layer), None if up is None else weight_of(up)
-    down, count = _second(following)
+    down, count = second(following)
     if down is not None:
         whole = fusing.mlp(
             *(x, weight, raised, layer.bias, weight_of(down), down.bias, first.activation),

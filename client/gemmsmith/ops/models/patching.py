@@ -31,20 +31,23 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, TextIO
+from typing import TextIO
 
 import torch
 
 from gemmsmith.ops.below import experts, scaling
 from gemmsmith.ops.below.dispatch import Dispatch
-from gemmsmith.ops.engine.engine import Engine, current
+from gemmsmith.ops.engine.engine import Engine, current, in_use, on_install, watch, why_none
+from gemmsmith.ops.engine.recomputing import Again, remember
 from gemmsmith.ops.models import layers
 from gemmsmith.ops.models.forwards import Forwards
 from gemmsmith.ops.models.function_mode import Everywhere
+from gemmsmith.ops.models.norm_layers import kind_in_use
+from gemmsmith.ops.models.norms import NormRecipe
 from gemmsmith.ops.models.reporting import ProductsReport
 from gemmsmith.ops.products import telling
 
@@ -61,8 +64,8 @@ def patch(
 
     Patches can be nested; each adds to what the outer ones replace. A block can be opened for every
     step, because decisions are kept for the same winners and model. A CUDA graph keeps the kernels
-    that were captured. If no winners are in use (`gemmsmith.use`), a warning is logged once, and
-    torch's own operators run.
+    that were captured. The winners in use (`gemmsmith.use`) run, also those of a later call. If
+    none are in use, a warning is logged once, and torch's own operators run.
 
     Args:
         model: replace the products of its `nn.Linear` modules (not those of derived classes), the
@@ -75,7 +78,7 @@ def patch(
             gain; for a patch that is never undone, at the end of the process.
         file: where to print; None is standard error.
     """
-    if current() is None and not report and not telling.is_told():
+    if in_use() is None and not report and not telling.is_told():
         _warn_once()
     return opened(model, report=report, file=file)
 
@@ -111,7 +114,9 @@ class Patch(AbstractContextManager[None]):
         self._of = None if model is None else weakref.ref(model)
         self._file = file
         self._report = ProductsReport() if report else None
-        self._engine = current()
+        self._engine: Engine | None = None
+        self._why_none = ""
+        self._has_norms = False
         self._is_block = False
         self._stack = ExitStack()
 
@@ -143,8 +148,16 @@ class Patch(AbstractContextManager[None]):
                 one._open()
                 _Patches.open.append(one)
         if self._report is not None:
-            text = self._report.text(configured=self._engine is not None)
-            print(text, file=self._file or sys.stderr)
+            print(self._report.text(self._why_none), file=self._file or sys.stderr)
+
+    @property
+    def why_nothing(self) -> str:
+        """Why nothing that has run by now was replaced; empty if something was."""
+        if self._engine is None:
+            return self._why_none
+        if self._engine.has_plans or (self._has_norms and kind_in_use() is not None):
+            return ""
+        return "no product of the step has a winner that runs here"
 
     @property
     def _is_forgotten(self) -> bool:
@@ -156,37 +169,56 @@ class Patch(AbstractContextManager[None]):
         return None if self._of is None else self._of()
 
     def _open(self) -> None:
-        engine, model = self._engine, self._model
+        model = self._model
         if self._of is not None and model is None:
             return
+        self._engine = current()
+        self._why_none = why_none() if self._engine is None else ""
         with ExitStack() as stack:
-            if engine is not None and self._report is not None:
-                stack.callback(setattr, engine, "watcher", engine.watcher)
-                engine.watcher = self._report
-            if engine is not None and engine.platform.kind is not None:
-                weights = None if model is None else experts.weights_of(model)
-                for replaced in (experts, scaling):
-                    stack.enter_context(replaced.on(engine, engine.platform.kind, weights))
-            if model is None:
-                stack.enter_context(_everywhere(engine))
-            else:
+            if self._report is not None:
+                stack.callback(watch, watch(self._report))
+            has_binding = self._replace_below(stack)
+            if model is not None:
                 forwards = Forwards()
                 stack.callback(forwards.undo)
-                self._within(model, engine, stack, forwards)
+                self._within(model, forwards, has_binding=has_binding)
+            elif self._engine is not None and not has_binding:
+                stack.enter_context(Everywhere())
             self._stack = stack.pop_all()
 
-    def _within(
-        self, model: torch.nn.Module, engine: Engine | None, stack: ExitStack, forwards: Forwards
-    ) -> None:
-        found = [*layers.recognized(model)]
-        linears = [module for module in model.modules() if type(module) is torch.nn.Linear]
-        switched_on = _binding(engine)
-        if engine is not None and switched_on is not None:
-            weights = frozenset((one.out_features, one.in_features) for one in linears)
-            stack.enter_context(switched_on(only=weights))
+    def _replace_below(self, stack: ExitStack) -> bool:
+        """Replace torch's operators below autograd. Returns whether the binding replaces some."""
+        engine, model = self._engine, self._model
+        if engine is None or engine.platform.kind is None:
+            return False
+        weights = None if model is None else experts.weights_of(model)
+        for replaced in (experts, scaling):
+            stack.enter_context(replaced.on(engine.platform.kind, weights))
+        # The binding tells no watcher of a product.
+        dispatch = Dispatch.of(engine.platform.kind) if engine.watcher is None else None
+        if dispatch is None:
+            return False
+        sizes = None
+        if model is not None:
+            sizes = frozenset((layer.out_features, layer.in_features) for layer in _linears(model))
+        stack.enter_context(dispatch.on(sizes))
+        return True
+
+    def _follow(self) -> None:
+        """Replace what there were no winners for when the patch was opened."""
+        if self._engine is None:
+            self._engine = in_use()
+            self._why_none = why_none() if self._engine is None else ""
+            self._replace_below(self._stack)
+
+    def _within(self, model: torch.nn.Module, forwards: Forwards, *, has_binding: bool) -> None:
+        found, linears = [*layers.recognized(model)], _linears(model)
+        self._has_norms = any(isinstance(layer.recipe, NormRecipe) for layer in found)
+        if has_binding and self._engine is not None:
             # Their products are below. A bias makes one torch's addmm, which is replaced only if a
             # winner adds it; else a class of ours adds it to the product of a plain kernel.
-            linears = [one for one in linears if one.bias is not None and not engine.may_add_biases]
+            biases = self._engine.may_add_biases
+            linears = [layer for layer in linears if layer.bias is not None and not biases]
         layers.take_over_linear(forwards, linears)
         layers.take_over(forwards, found)
         if self._report is not None:
@@ -205,25 +237,40 @@ def _warn_once() -> None:
     if not _Patches.warned:
         _Patches.warned = True
         warnings.warn(
-            "gemmsmith.patch() replaces nothing: no winners are in use. Call gemmsmith.use(...) "
-            "before it, with a service's URL or a bundle's path",
+            f"gemmsmith.patch() replaces nothing: no winners are in use: {why_none()}. "
+            "gemmsmith.use(...) takes a service's URL or a bundle's path",
             stacklevel=3,
         )
 
 
-def _everywhere(engine: Engine | None) -> AbstractContextManager[Any]:
-    if engine is None:
-        return nullcontext()
-    switched_on = _binding(engine)
-    return Everywhere() if switched_on is None else switched_on()
+def _linears(model: torch.nn.Module) -> list[torch.nn.Linear]:
+    return [module for module in model.modules() if type(module) is torch.nn.Linear]
 
 
-def _binding(engine: Engine | None) -> Callable[..., AbstractContextManager[None]] | None:
-    """`Dispatch.on` with this engine; None where it cannot be had, or a watcher is to be told."""
-    if engine is None or engine.platform.kind is None or engine.watcher is not None:
-        return None
-    dispatch = Dispatch.of(engine.platform.kind)
-    return None if dispatch is None else partial(dispatch.on, engine)
+def _follow() -> None:
+    """Have open patches follow the engine in use."""
+    with _Patches.lock:
+        for active in _Patches.open:
+            active._follow()
+
+
+def _as_open_now() -> Again:
+    """For a recomputation: what was open when the region was computed."""
+    return partial(_open_again, tuple(_Patches.open))
+
+
+@contextmanager
+def _open_again(patches: tuple[Patch, ...]) -> Iterator[None]:
+    """Patches of models that have ended since; others save what torch saves."""
+    with ExitStack() as stack:
+        for before in patches:
+            if before not in _Patches.open and (model := before._model) is not None:
+                stack.enter_context(opened(model))
+        yield
+
+
+on_install(_follow)
+remember(_as_open_now)
 
 
 @atexit.register

@@ -1,32 +1,28 @@
-"""Whoever records what could be fused is told of it here, whoever computes it."""
+"""What could follow a product within one kernel, for what records calls (`gemmsmith.calls`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 
+from gemmsmith.calls import recording
 from gemmsmith.epilogue import Epilogue
 from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.products import operators
 
-Listener = Callable[[torch.Tensor, torch.Tensor, Epilogue, int], None]
-"""Is told of x, weight, what could follow their product in one kernel, and the number of groups; of
-backward epilogues dY stands for x, without its data."""
-
 
 class Multiplied(NamedTuple):
-    """What an operator multiplies that shows no product of its own, or could.
+    """What an operator multiplies.
 
     Attributes:
+        form: which product; None: one that no kernel computes.
         output: element type of the result; None: as torch gives it.
         epilogue: what follows it.
         groups: how many, of a grouped product.
     """
 
-    form: Form
+    form: Form | None
     a: torch.Tensor
     b: torch.Tensor
     output: torch.dtype | None = None
@@ -34,28 +30,20 @@ class Multiplied(NamedTuple):
     groups: int = 0
 
 
-_listeners: list[Listener] = []
-
-
-@contextmanager
-def telling(listener: Listener) -> Iterator[None]:
-    """Tell of every call of `linear` that a fused kernel could answer, until the block's end."""
-    _listeners.append(listener)
-    try:
-        yield
-    finally:
-        _listeners.remove(listener)
-
-
 def is_told() -> bool:
-    """Whether somebody listens."""
-    return bool(_listeners)
+    """Whether something records. A compiled graph is made as if nothing did."""
+    return not torch.compiler.is_compiling() and bool(recording())
 
 
 def tell(x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue, groups: int = 0) -> None:
-    """Tell every listener, in the types that autocast gives; of a gate, its own rows. `groups`: of
-    a grouped product.
+    """Note what could follow the product of a layer, in the types that autocast gives.
+
+    Args:
+        x: the layer's; of backward epilogues dY, without its data.
+        weight: of a gate, its own rows.
+        epilogue: what could follow.
+        groups: how many, of a grouped product.
     """
     x, weight = operators.autocast(x, weight)
-    for listener in _listeners:
-        listener(x, weight, epilogue, groups)
+    for calls in recording():
+        calls.tell(x, weight, epilogue.value, groups)

@@ -1,0 +1,141 @@
+"""From a product's shapes to a kernel that is loaded and takes it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from gemmsmith.answers.answer import Config
+from gemmsmith.errors import GemmsmithError
+from gemmsmith.ops.engine.biases import adds_bias_afterwards, pays
+from gemmsmith.ops.engine.choosing import Chooser, PackSource
+from gemmsmith.ops.engine.forms import Form, Shape, Spec
+from gemmsmith.ops.engine.plan import Plan
+from gemmsmith.ops.engine.platform import Platform
+from gemmsmith.ops.engine.settings import needed
+from gemmsmith.runtime.abi import NO_ALGORITHM
+from gemmsmith.runtime.pack import LoadedPack
+
+log = logging.getLogger("gemmsmith")
+
+
+class Planner:
+    """Makes plans. Whatever goes wrong is logged once per pack and reason, and torch computes.
+
+    Args:
+        chooser: which kernel to run.
+        packs: where compiled kernels lie.
+        deterministic: as of `Engine`.
+        platform: the devices.
+    """
+
+    def __init__(
+        self,
+        chooser: Chooser,
+        packs: PackSource,
+        deterministic: bool | None,
+        platform: Platform,
+    ) -> None:
+        self._chooser, self._packs = chooser, packs
+        self._deterministic, self._platform = deterministic, platform
+        self._broken: set[str] = set()
+        self._complaints: set[tuple[str, str]] = set()
+
+    def plan(self, shapes: Sequence[Shape], form: Form, a: Spec) -> tuple[Plan | None, bool]:
+        """The plan, and whether that answer holds for good.
+
+        Args:
+            shapes: the ways in which kernels could run the product, the best first.
+            form: which product.
+            a: its left operand.
+        """
+        index = self._platform.index(a.device)
+        if index is None:
+            return None, True
+        for shape in shapes:
+            problem = shape.problem
+            try:
+                chosen = self._chooser.lookup(
+                    problem.dtype, problem.layout, problem.m, problem.n, problem.k, problem.batch
+                )
+            except Exception as error:  # noqa: BLE001 - a lookup's fault must not end a training run
+                self.complain(None, error)
+                return None, True
+            if chosen is None or (self._deterministic and not chosen.deterministic):
+                continue
+            config = chosen.config
+            saving = getattr(chosen, "saving_us", None)
+            if (
+                config.pack is None
+                or config.pack in self._broken
+                or config.kernel.arch != self._platform.arch(index)
+                or misalignment(config, shape)
+                or (adds_bias_afterwards(form, shape) and not pays(saving, shape))
+                or (form.is_precise and config.kernel.keeps_short_sums)
+            ):
+                continue
+            if self._platform.capturing():
+                return None, False  # loading a pack would break the capture; the next call may
+            plan = self._load(config, shape, a.device, index, saving)
+            if plan is not None:
+                plan.time_us = getattr(chosen, "time_us", None)
+                fixed_order = chosen.deterministic or self._deterministic is False
+                plan.needs = needed(config, fixed_order=fixed_order)
+                return plan, True
+        return None, True
+
+    def _load(
+        self,
+        config: Config,
+        shape: Shape,
+        device: torch.device,
+        index: int,
+        saving: float | None,
+    ) -> Plan | None:
+        pack = str(config.pack)
+        try:
+            kernel = LoadedPack.open(self._packs.path(pack)).kernel(config.kernel.name)
+        except Exception as error:  # noqa: BLE001 - whatever keeps a pack away, torch computes it
+            self._broken.add(pack)
+            self.complain(config, error)
+            return None
+        try:
+            return Plan(config, shape, kernel, self._platform, device, index, saving)
+        except GemmsmithError as error:
+            if getattr(error, "status", None) != NO_ALGORITHM:
+                self.complain(config, error)
+            return None
+
+    def try_packs_again(self) -> None:
+        """Ask for packs that could not be had, once more."""
+        self._broken.clear()
+
+    def complain(self, config: Config | None, error: Exception) -> None:
+        """Log why torch computes what a kernel, or any kernel, should have computed."""
+        pack = "" if config is None else str(config.pack)
+        # The text names the problem; the kind of fault and its status make the reason.
+        reason = f"{type(error).__name__} {getattr(error, 'status', '')}"
+        if (pack, reason) not in self._complaints:
+            self._complaints.add((pack, reason))
+            what = f"kernel pack {pack[:16]}" if pack else "the lookup"
+            log.warning("torch's own operators run instead of %s: %s", what, error)
+
+
+def misalignment(config: Config, shape: Shape) -> bool:
+    """Whether rows or batch entries do not start where the kernel's loads and stores must.
+
+    `can_implement` sees it too; but it is no fault of the pack, so it is asked before, silently.
+    """
+    kernel, problem = config.kernel, shape.problem
+    batched = problem.batch > 1
+    checks = (
+        (kernel.alignment_a, shape.lda, shape.stride_a),
+        (kernel.alignment_b, shape.ldb, shape.stride_b),
+        (kernel.alignment_d, problem.columns, shape.stride_d),
+    )
+    return any(
+        leading % alignment or (batched and stride % alignment)
+        for alignment, leading, stride in checks
+    )

@@ -1,0 +1,203 @@
+"""A call takes a bounded time and bounded memory, whatever a service sends and however slowly."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import itertools
+import socket
+import time
+import tracemalloc
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from gemmsmith import AsyncClient, Bounds, Client, GemmsmithError, ServiceFault, ServiceUnavailable
+from gemmsmith.answers.cache import NoCache
+from gemmsmith.http.replies import NoAnswer
+from gemmsmith.http.requests import get
+from gemmsmith.http.retry import RetryPolicy
+from gemmsmith.http.session import Session
+from tests.unit.client.misbehaving import raw
+
+TIMEOUT_S = 0.15
+PATIENCE_S = 2.5
+"""How long a call with that time-out may take on a busy machine; a byte a tick takes far longer."""
+TICK_S = 0.02
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+LONG = b"content-length: 100000\r\n\r\n"
+CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
+GZIPPED = b"content-encoding: gzip\r\n" + CHUNKED
+
+
+def bytewise(data: bytes) -> Iterable[bytes]:
+    return (data[i : i + 1] for i in range(len(data)))
+
+
+def again(piece: bytes) -> Iterable[bytes]:
+    return itertools.repeat(piece)
+
+
+def slowly(begin: bytes, pieces: Iterable[bytes]) -> Callable[[socket.socket], None]:
+    def talk(connection: socket.socket) -> None:
+        connection.sendall(begin)
+        for piece in pieces:
+            connection.sendall(piece)
+            time.sleep(TICK_S)
+
+    return talk
+
+
+SLOW = {
+    "nothing": lambda: slowly(b"", again(b"")),
+    "status line": lambda: slowly(b"", bytewise(b"HTTP/1.1 200 " + b"O" * 500)),
+    "header": lambda: slowly(HEAD + b"x: ", again(b"x")),
+    "headers": lambda: slowly(HEAD, again(b"x: y\r\n")),
+    "informational": lambda: slowly(b"", again(b"HTTP/1.1 103 Early Hints\r\n\r\n")),
+    "body": lambda: slowly(HEAD + LONG, again(b" ")),
+    "chunks": lambda: slowly(HEAD + CHUNKED, again(b"1\r\n \r\n")),
+    "chunk's head": lambda: slowly(HEAD + CHUNKED + b"1;", again(b"x")),
+    "until it closes": lambda: slowly(HEAD + b"\r\n", again(b" ")),
+    "compressed": lambda: slowly(HEAD + GZIPPED, again(b"1\r\n\x1f\r\n")),
+    "error": lambda: slowly(b"HTTP/1.1 500 No\r\n" + LONG, again(b" ")),
+    "busy": lambda: slowly(b"HTTP/1.1 503 No\r\nretry-after: 0\r\n" + LONG, again(b" ")),
+    "redirect": lambda: slowly(b"HTTP/1.1 307 No\r\nlocation: /elsewhere\r\n" + LONG, again(b" ")),
+}
+
+CALLS = {
+    "best": ("best", 1, 8, 8),
+    "snapshot": ("snapshot", "nvidia-h200-132sm"),
+}
+KINDS = pytest.mark.parametrize("kind", [Client, AsyncClient])
+
+
+def ask(kind: type, url: str, call: str, *arguments: Any, **options: Any) -> Any:
+    """What a call gives at the client of that kind; a list of what it iterates over."""
+    extra = {"deadline": options.pop("deadline")} if "deadline" in options else {}
+    options = {"timeout": TIMEOUT_S, "retries": 0, "cache_dir": None} | options
+    if kind is Client:
+        with Client(url, **options) as client:
+            client._sleep = lambda _: None
+            found = getattr(client, call)(*arguments, **extra)
+            return next(found) if call in ("jobs", "job_events") else found
+
+    async def go() -> Any:
+        async with AsyncClient(url, **options) as client:
+            found = getattr(client, call)(*arguments, **extra)
+            return await (anext(found) if call in ("jobs", "job_events") else found)
+
+    return asyncio.run(go())
+
+
+@KINDS
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("slow", SLOW)
+def test_whatever_comes_slowly_is_given_up(slow: str, call: str, kind: type) -> None:
+    with raw(SLOW[slow]()) as url:
+        began = time.monotonic()
+        with pytest.raises(GemmsmithError):
+            ask(kind, url, *CALLS[call])
+        assert time.monotonic() - began < PATIENCE_S
+
+
+@KINDS
+@pytest.mark.parametrize("slow", SLOW)
+def test_a_slow_event_stream_yields_by_the_deadline(slow: str, kind: type) -> None:
+    with raw(SLOW[slow]()) as url:
+        began = time.monotonic()
+        with contextlib.suppress(GemmsmithError):
+            ask(kind, url, "job_events", "j1", deadline=began + TIMEOUT_S)
+        assert time.monotonic() - began < PATIENCE_S
+
+
+@KINDS
+def test_retries_are_within_bounds_as_well(kind: type) -> None:
+    with raw(SLOW["busy"]()) as url:
+        began = time.monotonic()
+        with pytest.raises(GemmsmithError):
+            ask(kind, url, "best", 1, 8, 8, retries=2)
+        assert time.monotonic() - began < 2 * PATIENCE_S
+
+
+def test_no_attempt_begins_after_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    retry = RetryPolicy(retries=1000, cap=0.0)
+    flow = Session(url="http://x", retry=retry, cache=NoCache()).exchange(get("/x"))
+    next(flow)
+    for now in (10.0, 20.0, 30.0, 40.0, 50.0, 60.0):  # noqa: B007 - the clock
+        flow.send(NoAnswer(reason="late"))
+    now = 70.0
+    with pytest.raises(ServiceUnavailable, match="7 attempts"):
+        flow.send(NoAnswer(reason="late"))
+
+
+@KINDS
+def test_a_proxy_is_within_bounds_as_well(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    with raw(slowly(b"", bytewise(b"HTTP/1.1 200 " + b"O" * 500))) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy)
+        began = time.monotonic()
+        with pytest.raises(ServiceUnavailable):
+            ask(kind, "https://gemmsmith.test", "best", 1, 8, 8)
+        assert time.monotonic() - began < PATIENCE_S
+
+
+@KINDS
+def test_a_handshake_is_within_bounds_as_well(kind: type) -> None:
+    with raw(slowly(b"\x16\x03\x03\x40\x00", again(b"\0"))) as url:
+        began = time.monotonic()
+        with pytest.raises(ServiceUnavailable):
+            ask(kind, url.replace("http", "https"), "best", 1, 8, 8)
+        assert time.monotonic() - began < PATIENCE_S
+
+
+@KINDS
+def test_a_long_answer_has_the_time_that_its_length_takes(kind: type) -> None:
+    body = b'{"devices":[]}'.ljust(2**21)
+
+    def talk(connection: socket.socket) -> None:
+        connection.sendall(HEAD + f"content-length: {len(body)}\r\n\r\n".encode())
+        for start in range(0, len(body), 2**18):
+            connection.sendall(body[start : start + 2**18])
+            time.sleep(0.15)  # 1.2 s in all, at 1.7 MiB/s
+
+    with raw(talk) as url:
+        assert ask(kind, url, "devices", timeout=0.6) == []
+
+
+def chunk(data: bytes) -> bytes:
+    return f"{len(data):x}\r\n".encode() + data + b"\r\n"
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("begin", "piece", "error"),
+    [
+        (gzip.compress(b'{"devices":[]}'), bytes(2**16), ServiceUnavailable),
+        (gzip.compress(b'{"devices":[]}'), gzip.compress(b" "), ServiceUnavailable),
+        (gzip.compress(b""), gzip.compress(b""), ServiceUnavailable),
+        # Blocks that unfold to nothing, and a name without end.
+        (gzip.compress(b"")[:10], b"\0\0\0\xff\xff" * 2**14, ServiceFault),
+        (b"\x1f\x8b\x08\x08\0\0\0\0\0\0", b"x" * 2**16, ServiceFault),
+    ],
+    ids=["bytes", "streams", "empty streams", "empty blocks", "name"],
+)
+def test_what_unfolds_to_nothing_is_counted(
+    kind: type, begin: bytes, piece: bytes, error: type[Exception]
+) -> None:
+    def talk(connection: socket.socket) -> None:
+        connection.sendall(HEAD + GZIPPED + chunk(begin))
+        for _ in range(5000):
+            connection.sendall(chunk(piece))
+
+    with raw(talk) as url:
+        tracemalloc.start()
+        try:
+            with pytest.raises(error):
+                ask(kind, url, "devices", bounds=Bounds(answer_bytes=2**20), timeout=10)
+            assert tracemalloc.get_traced_memory()[1] < 2**23
+        finally:
+            tracemalloc.stop()

@@ -1,0 +1,243 @@
+"""A client in a process and in its forked children: each has its own connections and files."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from gemmsmith import Answer, AsyncClient, Client, Lookup, Problem, Snapshot
+from tests.support.replacing import replace
+from tests.support.snapshots import CONTENT, PACK, row, snapshot
+from tests.unit.client.misbehaving import Misbehaving, Say, job, stream
+
+SIZES = [(4096, 6144, 1024), (256, 4096, 4096), (1024, 4096, 4096), (2048, 2048, 2048)]
+
+
+def in_child(work: Callable[[], object]) -> Callable[[], int]:
+    """Run this in a forked child; what is returned waits for its exit status."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = int(work() or 0)
+        finally:
+            os._exit(status)
+    return lambda: os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@contextmanager
+def service(answer: Answer) -> Iterator[str]:
+    """Answers each `GET /best` with an answer to its own problem; gives its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        wbufsize = -1  # head and body in one packet
+
+        def do_GET(self) -> None:
+            asked = parse_qs(urlsplit(self.path).query)
+            problem = Problem(*(int(asked[name][0]) for name in "mnk"))
+            found = replace(answer, problem=problem, measured=problem)
+            body = json.dumps(found.to_dict()).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http.daemon_threads = True
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{http.server_address[1]}"
+    finally:
+        http.shutdown()
+        thread.join()
+        http.server_close()
+
+
+def misses(client: Client, first: int) -> int:
+    """How many of many lookups fail or are answered with another problem."""
+    count = 0
+    for size in itertools.islice(itertools.cycle(SIZES), first, first + 60):
+        try:
+            count += client.best(*size).problem != Problem(*size)
+        except Exception:  # noqa: BLE001
+            count += 1
+    return count
+
+
+def test_children_share_no_connection(answer: Answer) -> None:
+    with service(answer) as url, Client(url, cache_dir=None, retries=0) as client:
+        for _ in range(3):
+            assert misses(client, 0) == 0  # now there is a connection
+            ends = [in_child(lambda i=i: misses(client, i)) for i in range(3)]
+            assert misses(client, 3) == 0
+            assert [end() for end in ends] == [0, 0, 0]
+        assert misses(client, 0) == 0
+
+
+def test_children_of_children_and_threads_share_none(answer: Answer) -> None:
+    with service(answer) as url, Client(url, cache_dir=None, retries=0) as client:
+        stop = threading.Event()
+
+        def ask() -> None:
+            while not stop.is_set():
+                client.best(*SIZES[0])
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        try:
+            # The locks of the parent's connections are held by its threads at that moment.
+            ends = [
+                in_child(lambda: misses(client, 1) + in_child(lambda: misses(client, 2))())
+                for _ in range(5)
+            ]
+            assert [end() for end in ends] == [0] * 5
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+
+
+def test_an_asynchronous_client_is_of_its_process_too(answer: Answer) -> None:
+    with service(answer) as url:
+        client = AsyncClient(url, cache_dir=None, retries=0)
+
+        async def ask(first: int) -> int:
+            sizes = itertools.islice(itertools.cycle(SIZES), first, first + 40)
+            return sum([(await client.best(*size)).problem != Problem(*size) for size in sizes])
+
+        async def both() -> tuple[int, int]:
+            await ask(0)
+            end = in_child(lambda: run_anew(ask(1)))
+            mine = await ask(2)
+            theirs = await asyncio.to_thread(end)
+            await client.close()
+            return mine, theirs
+
+        assert asyncio.run(both()) == (0, 0)
+
+
+def run_anew(work: object) -> int:
+    """Run in an event loop of this process's own."""
+    asyncio._set_running_loop(None)
+    found: int = asyncio.new_event_loop().run_until_complete(work)  # type: ignore[arg-type]
+    return found
+
+
+def test_a_child_reads_events_on_its_own(server: Misbehaving, tmp_path: Path) -> None:
+    first = stream((1, "started", {}), drop=True)
+    rest = stream((2, "progress", {}), (3, "finished", {}))
+    server.say(first, rest)
+    with Client(server.url, cache_dir=None) as client:
+        client._sleep = lambda _: None
+        events = client.job_events("j1")
+        assert next(events) is not None
+        server.say(job("running"), rest)
+
+        def child() -> int:
+            kinds = [event.kind for event in events if event is not None]
+            return int(kinds != ["progress", "finished"])
+
+        assert in_child(child)() == 0
+
+
+def test_a_child_keeps_its_parents_packs(server: Misbehaving) -> None:
+    server.say(Say(body=CONTENT))
+    with Client(server.url, cache_dir=None) as client:
+        path = client.pack(PACK)
+
+        def child() -> int:
+            mine = client.pack(PACK)
+            mine_is_other = mine != path and mine.read_bytes() == CONTENT
+            client.close()
+            return int(not mine_is_other or mine.exists())
+
+        assert in_child(child)() == 0
+        assert path.read_bytes() == CONTENT
+    assert not path.exists()
+
+
+def test_a_child_that_ends_leaves_its_parents_packs(server: Misbehaving) -> None:
+    server.say(Say(body=CONTENT))
+    program = f"""
+import os, sys
+from gemmsmith import Client
+client = Client({server.url!r}, cache_dir=None)
+path = client.pack({PACK!r})
+if os.fork() == 0:
+    sys.exit()  # runs what is to be run at exit
+os.wait()
+assert path.exists()
+print(path)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not Path(done.stdout.strip()).exists()
+
+
+def test_a_child_refreshes_on_its_own(tmp_path: Path) -> None:
+    old, new = snapshot(row(Problem(256, 4096, 4096))), snapshot(row(Problem(64, 64, 64)))
+    newest = tmp_path / "newest"
+    holding, held = threading.Event(), threading.Event()
+
+    def fetch(known: Snapshot) -> Snapshot:
+        if os.getpid() == parent:
+            held.set()
+            holding.wait(20)  # with the lock
+            return known
+        return new if newest.exists() else known
+
+    parent = os.getpid()
+    lookup = Lookup(old, fetch=fetch, interval=0.02)
+    assert held.wait(20)
+
+    def child() -> int:
+        if threading.active_count() != 1:
+            return 1  # one that looks nothing up needs no thread
+        newest.touch()
+        lookup.lookup("bf16", "tn", 1, 1, 1)
+        deadline = time.monotonic() + 20
+        while lookup.snapshot != new and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return int(lookup.snapshot != new)
+
+    assert in_child(child)() == 0
+    assert lookup.snapshot == old
+    holding.set()
+    lookup.close()
+    assert (
+        in_child(lambda: lookup.lookup("bf16", "tn", 1, 1, 1) or threading.active_count() - 1)()
+        == 0
+    )
+
+
+def starts_threads(lookup: Lookup) -> bool:
+    lookup.lookup("bf16", "tn", 1, 1, 1)
+    return threading.active_count() > 1
+
+
+@pytest.mark.parametrize("pin", [True, False])
+def test_a_child_of_a_pinned_lookup_starts_nothing(pin: bool) -> None:
+    lookup = Lookup(snapshot(row(Problem(64, 64, 64))), pin=pin)
+    assert (
+        in_child(lambda: lookup.lookup("bf16", "tn", 1, 1, 1) or threading.active_count() - 1)()
+        == 0
+    )
