@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.nn.modules import module as hooks
+from torch.utils.checkpoint import checkpoint
 from transformers import Qwen3MoeConfig
 from transformers.activations import SiLUActivation
 from transformers.integrations import moe
@@ -24,7 +28,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 import gemmsmith
 from gemmsmith.ops.below.dispatch import Dispatch
-from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.engine.engine import Engine, install
 from gemmsmith.ops.models import expert_layers
 from gemmsmith.ops.products import norms
 from tests.support.programs import data, parameters, same
@@ -310,3 +314,43 @@ def test_experts_of_odd_widths_are_as_without_the_patch(ran: Callable[[], int]) 
         with gemmsmith.patch(net):
             assert torch.equal(net(*operands), expected)
         assert ran() == 0
+
+
+@pytest.mark.filterwarnings("ignore:gemmsmith.patch.. replaces nothing")
+@pytest.mark.parametrize("patched", [True, False])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_checkpointed_layer_is_recomputed_as_it_was_computed(
+    engine: Engine, kind: str, patched: bool
+) -> None:
+    """Though winners come, or go with the patch, before its backward pass."""
+    net = made(kind)
+    (operand,) = given(net)
+    expected = torch.autograd.grad(loss(net(operand)), [operand, *net.parameters()])
+    if not patched:
+        install(None)
+    with gemmsmith.patch(net):
+        out = checkpoint(net, operand, use_reentrant=False)
+    install(None if patched else engine)
+    with gemmsmith.patch(net) if not patched else nullcontext():
+        close(list(torch.autograd.grad(loss(out), [operand, *net.parameters()])), list(expected))
+
+
+@pytest.mark.parametrize("kind", ["experts", "grouped experts"])
+def test_compiled_experts_are_ours(kind: str) -> None:
+    net = made(kind)
+    (operand,) = given(net)
+    expected = torch.autograd.grad(loss(net(operand)), [operand, *net.parameters()])
+    operators: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., object]:
+        operators.extend(str(node.target) for node in graph.graph.nodes)
+        return make_boxed_func(graph.forward)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(net, fullgraph=True, backend=aot_autograd(fw_compiler=backend))
+    with gemmsmith.patch(net):
+        out = compiled(operand)
+        close(list(torch.autograd.grad(loss(out), [operand, *net.parameters()])), list(expected))
+    assert [one for one in operators if "gemmsmith" in one] == [
+        "gemmsmith.experts.default", "gemmsmith.experts_backward.default",
+    ]  # fmt: skip
