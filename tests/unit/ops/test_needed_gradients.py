@@ -234,14 +234,7 @@ def test_products(engine: Engine, runs: Runs, name: str) -> None:
         assert runs() == case.products(needs), needs
 
 
-KEEP_ALL = ("linear", "matmul")
-KEPT = [
-    pytest.param(name, marks=pytest.mark.xfail(name in KEEP_ALL, reason="keeps both", strict=True))
-    for name in NAMES
-]
-
-
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", NAMES)
 def test_what_is_kept(engine: Engine, name: str) -> None:
     case = cases()[name]
     for needs in choices(case):

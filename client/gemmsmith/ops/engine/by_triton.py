@@ -13,7 +13,7 @@ import torch
 from torch.autograd import forward_ad
 
 from gemmsmith.errors import LaunchFailed
-from gemmsmith.ops.engine.functions import is_dense, unobserved
+from gemmsmith.ops.engine.observers import is_dense, unobserved
 
 P = ParamSpec("P")
 R = TypeVar("R")

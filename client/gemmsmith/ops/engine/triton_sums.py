@@ -68,7 +68,7 @@ def _add_parts(
     tl.store(out + column, value.to(out.dtype.element_ty), mask=column < width)
 
 
-def column_sums(x: torch.Tensor) -> torch.Tensor:
+def sums_of_columns(x: torch.Tensor) -> torch.Tensor:
     """The sum of all rows of x[M, N], whose columns lie together: [N], of its type.
 
     By torch where no kernel can be launched.

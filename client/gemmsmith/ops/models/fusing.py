@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gemmsmith.epilogue import GATES, Activation, Epilogue
-from gemmsmith.ops.engine import functions
+from gemmsmith.ops.engine import functions, observers
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.plan import Plan
@@ -126,7 +126,7 @@ def mlp(
         epilogue = backward.chosen(_as_cast(x), _as_cast(down), choices)
         if epilogue is None:
             return None
-        if functions.unobserved() and not torch.is_autocast_enabled(x.device.type):
+        if observers.unobserved() and not torch.is_autocast_enabled(x.device.type):
             # What `feedforward.mlp` comes to, which would check and choose all of it once more.
             out: torch.Tensor = feedforward.MLP.apply(  # type: ignore[no-untyped-call]
                 x, weight, down, up, bias, down_bias, None, epilogue

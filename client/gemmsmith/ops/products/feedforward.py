@@ -19,7 +19,7 @@ import torch
 
 from gemmsmith.activations import check_activation
 from gemmsmith.epilogue import Activation, Backward, Epilogue
-from gemmsmith.ops.engine import fallback, functions
+from gemmsmith.ops.engine import fallback, functions, observers
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.products import backward, fused, gated, operators, telling
@@ -68,7 +68,7 @@ def mlp(
         return _composed(call)
     if current() is None or not ours(*call.operands):
         return _composed(call)
-    if torch.compiler.is_compiling() or not functions.unobserved():
+    if torch.compiler.is_compiling() or not observers.unobserved():
         out: torch.Tensor = torch.ops.gemmsmith.mlp(*call)
         return out
     return (_autocast if torch.is_autocast_enabled(x.device.type) else _autograd)(*call)
@@ -235,7 +235,7 @@ class MLP(torch.autograd.Function):
         """Gradients of all operands."""
         dy: Any
         daux: Any
-        dy, daux = (None if grad is None else functions.dense(grad) for grad in grads)
+        dy, daux = (None if grad is None else observers.dense(grad) for grad in grads)
         if dy is None and daux is None:
             return (None,) * 8
         x, weight, up, down, aux, hidden = ctx.saved_tensors
@@ -244,7 +244,7 @@ class MLP(torch.autograd.Function):
             ctx.needs_input_grad[at] for at in (2, 4, 5, 6)
         )
         parts, sums, ddown = ctx.epilogue.backward, None, None
-        again = functions.only_torch_differentiates(dy if daux is None else daux)
+        again = observers.only_torch_differentiates(dy if daux is None else daux)
         if dy is not None:
             if not again:
                 dy = dy.contiguous()
@@ -318,7 +318,7 @@ def _side_by_side(
     Kernels of ours write packed rows; cuBLAS writes the halves where they belong.
     """
     biases = (None, None) if bias is None else bias.chunk(2)
-    if not functions.unobserved():
+    if not observers.unobserved():
         halves = [backward.linear(x, *one) for one in zip((gate, up), biases, strict=True)]
         return torch.cat(halves, -1)
     engine, rows, width = current(), backward.rows(x), gate.shape[0]

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from gemmsmith.activations import ACTIVATIONS, check_activation, through
 from gemmsmith.epilogue import Epilogue
-from gemmsmith.ops.engine import fallback, functions
+from gemmsmith.ops.engine import fallback, functions, observers
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.products import operators
@@ -92,7 +92,7 @@ def linear(
         return _composed(x, weight, bias, residual, activation, main_grad, column_scale, row_scale)
     if main_grad is not None:
         operators.check_main_grad(main_grad, weight)
-    if torch.compiler.is_compiling() or not functions.unobserved():
+    if torch.compiler.is_compiling() or not observers.unobserved():
         result: torch.Tensor = torch.ops.gemmsmith.fused_linear(
             x, weight, bias, residual, activation, main_grad, column_scale, row_scale
         )
@@ -245,7 +245,7 @@ def with_aux(
     row_scale: torch.Tensor | None = None,
 ) -> Outputs:
     """Both outputs, by a kernel or by torch. Below autograd."""
-    if functions.unobserved() or functions.is_watched():
+    if observers.unobserved() or observers.is_watched():
         return _computed(x, weight, bias, residual, epilogue, column_scale, row_scale)
     with torch._C._AutoDispatchBelowAutograd():
         found: Outputs = torch.ops.gemmsmith.fused_product(
@@ -309,7 +309,7 @@ class FusedLinear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         """Of all but factors of rows; that of weight into `main_grad`, if there is one."""
         dy: Any
-        dy, dlinear = (None if grad is None else functions.dense(grad) for grad in grads)
+        dy, dlinear = (None if grad is None else observers.dense(grad) for grad in grads)
         x, weight, column_scale, row_scale, aux = ctx.saved_tensors
         wants_x, wants_weight, wants_bias, wants_residual, wants_scale = ctx.needs_input_grad[:5]
         dx = dweight = dbias = dscale = None
@@ -319,7 +319,7 @@ class FusedLinear(torch.autograd.Function):
             dlinear = part if dlinear is None else dlinear + part
             dscale = (dy * aux).reshape(-1, dy.shape[-1]).sum(0) if wants_scale else None
         if dlinear is not None:  # of what the bias is added to
-            again = functions.only_torch_differentiates(dlinear)
+            again = observers.only_torch_differentiates(dlinear)
             multiply = fallback.product if again else functions.product
             scaled = dlinear if row_scale is None else dlinear * row_scale.unsqueeze(-1)
             dp = scaled.to(dlinear.dtype)

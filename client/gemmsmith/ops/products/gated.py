@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from gemmsmith.activations import ACTIVATIONS, through
 from gemmsmith.epilogue import GATES, Activation, Epilogue
-from gemmsmith.ops.engine import fallback, functions
+from gemmsmith.ops.engine import fallback, functions, observers
 from gemmsmith.ops.engine.beside import Beside
 from gemmsmith.ops.engine.engine import Engine, current
 from gemmsmith.ops.engine.forms import Form
@@ -65,7 +65,7 @@ def gated_linear(
     arguments = (x, weight, up, bias, activation, interleaved, of_gate, of_up)
     if current() is None or not ours(x, weight, up, bias, of_gate, of_up):
         return _composed(*arguments)
-    if torch.compiler.is_compiling() or not functions.unobserved():
+    if torch.compiler.is_compiling() or not observers.unobserved():
         result: torch.Tensor = torch.ops.gemmsmith.gated_linear(*arguments)
         return result
     if torch.is_autocast_enabled(x.device.type):
@@ -192,7 +192,7 @@ def with_aux(
     epilogue: Epilogue,
 ) -> Pair:
     """D, and aux (empty where none is stored), by a kernel or by torch. Below autograd."""
-    if functions.unobserved() or functions.is_watched():
+    if observers.unobserved() or observers.is_watched():
         return _computed(x, weight, up, interleaved, epilogue)
     with torch._C._AutoDispatchBelowAutograd():
         found: Pair = torch.ops.gemmsmith.gated_product(x, weight, up, interleaved, epilogue.value)
@@ -273,12 +273,12 @@ class GatedLinear(torch.autograd.Function):
         """Gradients of x and the weights (into their main_grads, if there are any)."""
         dy: Any
         daux: Any
-        dy, daux = (None if grad is None else functions.dense(grad) for grad in grads)
+        dy, daux = (None if grad is None else observers.dense(grad) for grad in grads)
         if dy is None and daux is None:
             return (None,) * 7
         x, weight, up, aux = ctx.saved_tensors
-        again = functions.only_torch_differentiates(dy if daux is None else daux)
-        if ctx.is_joined and daux is None and not again and functions.unobserved():
+        again = observers.only_torch_differentiates(dy if daux is None else daux)
+        if ctx.is_joined and daux is None and not again and observers.unobserved():
             products = [(_joined_in_place(ctx.activation, dy, aux, ctx.interleaved), weight)]
         else:
             pair: Any = None if dy is None else gate_gradients(ctx.activation, dy, aux)

@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 
 from gemmsmith.epilogue import Epilogue
 from gemmsmith.ops.below import experts
-from gemmsmith.ops.engine import functions
+from gemmsmith.ops.engine import functions, observers
 from gemmsmith.ops.engine.beside import Beside
 from gemmsmith.ops.engine.by_triton import is_derived
 from gemmsmith.ops.engine.engine import current
@@ -52,7 +52,7 @@ def grouped_mm(
     plain = ours(a, b) and out_dtype in (None, a.dtype) and a.dim() == 2 and b.dim() in (2, 3)
     if current() is None or not plain:
         return torch._grouped_mm(a, b, offs=offs, out_dtype=out_dtype)
-    if torch.compiler.is_compiling() or not functions.unobserved():
+    if torch.compiler.is_compiling() or not observers.unobserved():
         result: torch.Tensor = torch.ops.gemmsmith.grouped_mm(a, b, offs)
         return result
     return _autograd(a, b, offs)
@@ -69,7 +69,7 @@ def _autograd(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Ten
 
 def grouped_below(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
     """The product, by a kernel or by torch. Below autograd."""
-    if functions.unobserved():
+    if observers.unobserved():
         return _computed(a, b, offs)
     engine = functions.engine_here()
     if engine is None or (
@@ -116,7 +116,7 @@ def derivable(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Ten
 
 def aligned(weight: torch.Tensor) -> torch.Tensor:
     """Experts' weights as grouped products take them; a copy where they lie otherwise."""
-    if not functions.is_dense(weight):
+    if not observers.is_dense(weight):
         return weight
     step = BEGIN // weight.element_size()
     (number, rows, columns), (between, *strides) = weight.shape, weight.stride()
@@ -144,7 +144,7 @@ def gated_plan(rows: Spec, gate_up: torch.Tensor, gate: torch.Tensor, *, keep: b
         keep: whether gate and up are stored as well.
     """
     engine, groups = current(), gate.shape[0]
-    if engine is None or not functions.unobserved():
+    if engine is None or not observers.unobserved():
         return None
     plan = engine.plan(Form.GROUPED, rows, gate, groups=groups, epilogue=gate_epilogue(keep=keep))
     product = None if plan is None else engine.plan(Form.GROUPED, rows, gate_up, groups=groups)
@@ -199,7 +199,7 @@ class GroupedMm(torch.autograd.Function):
         """Gradients of a and b, that of b lying in memory as b does."""
         a, b, offs = ctx.saved_tensors
         # A gradient that was expanded, as a sum's, suits neither kernels nor torch.
-        dy = functions.dense(grads[0]).contiguous()
+        dy = observers.dense(grads[0]).contiguous()
         # Of a gradient that is derived again, or of a batch of them, torch's operator knows how.
         multiply = torch._grouped_mm if is_derived(a, b, dy) else grouped_below
         da = db = None

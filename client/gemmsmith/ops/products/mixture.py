@@ -19,7 +19,7 @@ import torch
 
 from gemmsmith.ops.engine.by_triton import is_derived
 from gemmsmith.ops.engine.forms import Form, Spec
-from gemmsmith.ops.engine.functions import is_traced
+from gemmsmith.ops.engine.observers import is_traced
 from gemmsmith.ops.products import passes
 from gemmsmith.ops.products.grouped import (
     BEGIN,
