@@ -132,12 +132,14 @@ def layer(tokens: int, chosen: int, experts: int, width: int, inner: int) -> lis
 
 
 def compared(
-    operands: Sequence[torch.Tensor], index: torch.Tensor
+    operands: Sequence[torch.Tensor],
+    index: torch.Tensor,
+    compute: Callable[..., torch.Tensor] = gemmsmith.experts,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The result and the gradients that are wanted, each with the one in FP64."""
     exact = [one.detach().double().requires_grad_(one.requires_grad) for one in operands]
     wanted = reference(exact[0], index, *exact[1:])
-    found = gemmsmith.experts(operands[0], index, *operands[1:])
+    found = compute(operands[0], index, *operands[1:])
     # Of one token the terms of a random gradient may cancel.
     gradient = torch.randn_like(found) if len(found) > 1 else found.detach()
     yield found, wanted.detach()
@@ -249,22 +251,14 @@ def test_what_is_no_number_stays_with_its_tokens() -> None:
 
 @pytest.mark.parametrize("dynamic", [None, True, False])
 def test_compiled_with_another_number_of_tokens_at_each_step(dynamic: bool | None) -> None:
-    """The same bits as eager. At one token the terms of the shares' gradients may cancel: what is
-    left is as exact as the terms, here and in torch's own steps.
-    """
     torch._dynamo.reset()
     compiled = torch.compile(
         lambda *operands: gemmsmith.experts(*operands), dynamic=dynamic, fullgraph=True
     )
     for tokens in (64, 100, 1, 333, 64):
         operands, index = layer(tokens, 2, 8, 256, 128), on_gpu(tokens, 8, 2)
-        gradient = torch.randn_like(operands[0])
-        steps = []
-        for compute in (compiled, gemmsmith.experts):
-            out = compute(operands[0], index, *operands[1:])
-            steps.append([out, *torch.autograd.grad(out, operands, gradient)])
-        for mine, exactly in zip(*steps, strict=True):
-            assert torch.equal(mine, exactly)
+        for mine, exactly in compared(operands, index, compiled):
+            close(mine, exactly)
 
 
 def test_gradients_of_gradients() -> None:

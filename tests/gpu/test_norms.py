@@ -155,14 +155,17 @@ def test_gradients_of_gradients() -> None:
 def test_a_graph_that_is_captured_before_a_kernel_was_compiled() -> None:
     """Its gradients are torch's; a graph that is captured later holds the kernel."""
     width = 1976  # of no other test
-    x, weight = some(16384, width).requires_grad_(), some(width).requires_grad_()
+    x, weight = some(16384, width), some(width)
     gradient = some(16384, width)
 
     def step() -> tuple[torch.Tensor, ...]:
-        return torch.autograd.grad(norms.rms_norm(x, weight, EPSILON), (x, weight), gradient)
+        # Leaves of each step's own: what autograd keeps of a leaf belongs to one stream.
+        leaves = x.detach().requires_grad_(), weight.detach().requires_grad_()
+        return torch.autograd.grad(norms.rms_norm(*leaves, EPSILON), leaves, gradient)
 
-    out = nn.functional.rms_norm(x, weight.shape, weight, EPSILON)  # torch's kernels are loaded
-    torch.autograd.grad(out, (x, weight), gradient)
+    leaves = x.detach().requires_grad_(), weight.detach().requires_grad_()
+    out = nn.functional.rms_norm(leaves[0], weight.shape, leaves[1], EPSILON)
+    torch.autograd.grad(out, leaves, gradient)  # torch's kernels are loaded
     torch.cuda.synchronize()
     for _ in range(2):
         graph = torch.cuda.CUDAGraph()

@@ -124,7 +124,9 @@ def aligned(weight: torch.Tensor) -> torch.Tensor:
         (strides[1] == 1 and strides[0] % step == 0 and strides[0] >= columns)
         or (strides[0] == 1 and strides[1] % step == 0 and strides[1] >= rows)
     ) and (number == 1 or (between > 0 and between % step == 0))
-    return weight if lies and weight.data_ptr() % BEGIN == 0 else weight.contiguous()
+    if lies and weight.data_ptr() % BEGIN == 0:
+        return weight
+    return weight.clone(memory_format=torch.contiguous_format)
 
 
 PASS_BYTES_PER_US = 4.8e6
