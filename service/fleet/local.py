@@ -42,7 +42,7 @@ def cluster(resources: Mapping[str, float]) -> Iterator[None]:
     import ray
     from ray.util import get_node_ip_address
 
-    if get_node_ip_address() != LOOPBACK:
+    if get_node_ip_address() != LOOPBACK:  # type: ignore[no-untyped-call]
         raise NotPrivate(
             f"Ray {ray.__version__} cannot be kept to the loopback interface; use another version "
             "of Ray, or start a cluster yourself (ray start --head) and use --address HOST:6379"

@@ -55,7 +55,7 @@ def create_key(
 def revoke_key(
     service: Service, caller: Annotated[Caller, needs(Scope.ADMIN)], name: str
 ) -> Response:
-    """Revoke a key. Its name can be used again. Jobs that it requested go on."""
+    """Revoke a key. Its name is not used again. Jobs that it requested go on."""
     try:
         key = service.store.keys.revoke(name, actor=caller.name)
     except KeyNotFound:
