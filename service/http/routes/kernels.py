@@ -51,7 +51,7 @@ def packs(service: Service, query: Annotated[PacksQuery, Query()]) -> Response:
     )
     following = next_page("/packs", query, found, lambda last: last[0])
     listed = [documents.pack(pack_hash, manifest) for pack_hash, manifest in found]
-    return documents.json_response(documents.page("packs", listed, following))
+    return documents.page("packs", listed, following)
 
 
 @router.get("/packs/{pack_hash}", response_class=FileResponse, dependencies=[needs(Scope.READ)])

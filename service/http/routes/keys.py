@@ -25,7 +25,7 @@ def list_keys(service: Service, query: Annotated[KeysQuery, Query()]) -> Respons
     """Active keys, newest first; with `inactive` also revoked and expired ones."""
     keys = service.store.keys.list(inactive=query.inactive, after=query.after, limit=query.limit)
     following = next_page("/keys", query, keys, lambda last: last.id)
-    return documents.json_response(documents.page("keys", map(_document, keys), following))
+    return documents.page("keys", map(_document, keys), following)
 
 
 @router.post("", status_code=201)

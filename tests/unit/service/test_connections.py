@@ -165,7 +165,7 @@ def test_health_is_told_while_all_connections_are_at_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Limits, "streams", 100)
-    monkeypatch.setattr(Limits, "streams_of_client", 100)
+    monkeypatch.setattr(Limits, "streams_of_key", 100)
     settings = new_settings(tmp_path, connections=6, client_connections=6)
     with running(settings) as client, ExitStack() as held:
         client.post("/tune", json={"m": 8, "n": 8, "k": 8}).raise_for_status()
@@ -193,11 +193,15 @@ def test_health_is_told_while_all_connections_are_at_work(
 def test_limits_follow_from_what_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
     room = 1024 - OTHER_FILES - HEALTH_RESERVE
-    assert Limits.of(Settings()) == Limits(connections=room, of_client=room // 4)
+    of_each = room // 4
+    assert Limits.of(Settings()) == Limits(connections=room, of_client=of_each, of_key=of_each)
     assert Limits.of(Settings(client_connections=4096)).of_client == room
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
-    assert Limits.of(Settings()) == Limits(connections=4096, of_client=1024)
-    assert (Limits.of(Settings()).streams, Limits.of(Settings()).streams_of_client) == (1024, 256)
+    assert Limits.of(Settings()) == Limits(connections=4096, of_client=1024, of_key=1024)
+    assert (Limits.of(Settings()).streams, Limits.of(Settings()).streams_of_key) == (1024, 256)
+    # Behind a proxy one address may have all connections, and one key its share all the same.
+    behind = Limits.of(Settings(client_connections=4096, require_keys=True))
+    assert behind == Limits(connections=4096, of_client=4096, of_key=1024)
 
 
 @pytest.mark.parametrize(
