@@ -191,15 +191,15 @@ class Connections:
         client = self._clients.get(name)
         if client is None:  # in the reserve
             request()
-        elif client.begun < _BEGIN_AT_ONCE:
+            return
+        if client.begun < _BEGIN_AT_ONCE:
             client.begun += 1
             request()
         else:
             client.deferred.append(request)
-        if client is not None and not self._beginning:
+        if not self._beginning:
             loop.call_soon(self._next_turn, loop)
-        if client is not None:
-            self._beginning[name] = client
+        self._beginning[name] = client
 
     def _next_turn(self, loop: asyncio.AbstractEventLoop) -> None:
         before, self._beginning = self._beginning, {}

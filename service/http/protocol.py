@@ -146,7 +146,12 @@ class Protocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         begin = super()._start_asgi_task
-        self._all.begin(self.client_name, lambda: begin(cycle, app), self.loop)
+
+        def request() -> None:
+            if not self.transport.is_closing():
+                begin(cycle, app)
+
+        self._all.begin(self.client_name, request, self.loop)
 
     def on_message_complete(self) -> None:
         """Its body has ended, too; the rest is up to the service."""

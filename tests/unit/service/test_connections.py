@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import json
@@ -20,7 +21,13 @@ import pytest
 import structlog
 
 from gemmsmith.problem import Problem
-from service.http.connections import HEALTH_RESERVE, OTHER_FILES, Limits, client_of
+from service.http.connections import (
+    HEALTH_RESERVE,
+    OTHER_FILES,
+    Connections,
+    Limits,
+    client_of,
+)
 from service.settings import Settings
 from tests.support.processes import serving, until
 from tests.support.serving import new_settings, promote, running, winner
@@ -188,6 +195,43 @@ def test_health_is_told_while_all_connections_are_at_work(
         short = [line for line in logged if line["event"] == "connection limit reached"]
         assert len(short) == 1, "said once, not for each"
         assert short[0]["client"] == "127.0.0.1"
+
+
+class Idle:
+    """A connection that does nothing."""
+
+    deadline = float("inf")
+
+    def __init__(self, client_name: str) -> None:
+        self.client_name = client_name
+
+    def late(self) -> None: ...
+
+    def evict(self) -> None: ...
+
+
+def test_of_one_address_few_requests_begin_at_once() -> None:
+    begun: list[str] = []
+
+    async def scenario() -> list[str]:
+        loop = asyncio.get_running_loop()
+        limits = Limits(connections=9, of_client=9, of_key=9)
+        connections = Connections(limits, idle_s=60, request_s=60)
+        for name in "ab":
+            connections.admit(Idle(name), loop)
+        turns = []
+        for name in "a" * 40 + "b":
+            connections.begin(name, lambda name=name: begun.append(name), loop)  # type: ignore[misc]
+        while len("".join(turns)) < 41:
+            turns.append("".join(begun))
+            begun.clear()
+            await asyncio.sleep(0)
+        connections.begin("c", lambda: begun.append("c"), loop)  # in the reserve
+        assert begun == ["c"]
+        assert connections._beginning == {}
+        return turns
+
+    assert asyncio.run(scenario()) == ["a" * 16 + "b", "a" * 16, "a" * 8]
 
 
 def test_limits_follow_from_what_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
