@@ -56,7 +56,7 @@ def dump(url: URL, target: Path) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rows:
+class DumpedRows:
     """A table's rows in a script, as PostgreSQL's COPY has them: `length` bytes from `start`."""
 
     columns: tuple[str, ...]
@@ -77,7 +77,7 @@ class Dump:
     source: Path
     script: Path
     revision: str
-    tables: Mapping[str, Rows]
+    tables: Mapping[str, DumpedRows]
     sequences: Mapping[str, tuple[int, bool]]
 
 
@@ -107,7 +107,7 @@ def unpacked(source: Path) -> Iterator[Dump]:
 
 
 def _read(source: Path, script: Path) -> Dump:
-    tables: dict[str, Rows] = {}
+    tables: dict[str, DumpedRows] = {}
     sequences: dict[str, tuple[int, bool]] = {}
     revisions: list[str] = []
     with script.open("rb") as file:
@@ -127,7 +127,7 @@ def _read(source: Path, script: Path) -> Dump:
                 length += len(row)
             if name in tables:
                 raise DatabaseCorrupt(f"{source} has two tables {name}")
-            tables[name] = Rows(columns=columns, start=start, length=length)
+            tables[name] = DumpedRows(columns=columns, start=start, length=length)
     return Dump(
         source=source,
         script=script,
