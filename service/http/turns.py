@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, TypeVarTuple
 
-from anyio import CapacityLimiter, to_thread
+from anyio import CapacityLimiter, WouldBlock, to_thread
 
 from service.http.access import LOCAL, Caller
 from service.http.attempts import client_name
@@ -59,7 +59,10 @@ class Turns:
         try:
             # In this order: one client's requests wait by themselves, not where others do.
             for limiter, held in ((mine, turn.share), (self._turns, turn.thread)):
-                await limiter.acquire_on_behalf_of(turn)
+                try:
+                    limiter.acquire_on_behalf_of_nowait(turn)  # or a turn of the event loop is lost
+                except WouldBlock:
+                    await limiter.acquire_on_behalf_of(turn)
                 held.callback(limiter.release_on_behalf_of, turn)
         except BaseException:
             turn.end()
