@@ -99,11 +99,11 @@ class Settings(BaseModel):
 
     @field_validator("trusted_proxies")
     @classmethod
-    def _networks(cls, given: str) -> str:
+    def _networks(cls, names: str) -> str:
         """Without blanks, and each as uvicorn takes it."""
-        named = (word.strip() for word in given.split(","))
+        words = (word.strip() for word in names.split(","))
         try:
-            return ",".join(str(ipaddress.ip_network(word)) for word in named if word)
+            return ",".join(str(ipaddress.ip_network(word)) for word in words if word)
         except ValueError as error:
             raise ValueError(
                 f"takes addresses and networks, separated by commas, such as 10.0.0.7,10.1.0.0/16 "

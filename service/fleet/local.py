@@ -1,9 +1,9 @@
 """A Ray cluster of this machine and this user alone.
 
-Whoever reaches a Ray cluster runs code in it. By default Ray listens on every network interface,
-writes its token to a file with the permissions that the umask leaves, and makes folders in which
-everyone may write. Here it listens on the loopback interface, the token is in the environment of
-its processes only, and its folders lie in one that only the owner may enter.
+Anyone who reaches a Ray cluster can run code in it. By default Ray listens on every network
+interface, writes its token to a file with the permissions that the umask leaves, and makes folders
+in which everyone may write. Here it listens on the loopback interface, the token is in the
+environment of its processes only, and its folders lie in one that only the owner may enter.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bodies of requests: read for those who may come in, so long each, so much of each client at once.
+"""Bodies of requests: read for those who may come in, up to a length, and to a share of memory.
 
 Who brings no key, or a wrong one, is refused before the body is read. What is refused here closes
 the connection, because the rest of the body is not going to be read.

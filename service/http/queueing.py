@@ -1,9 +1,9 @@
 """Lets few requests at once do what costs: each client has a share of the threads that work.
 
 The framework's own threads are first come, first served: 200 listings of one client made the order
-of another wait for 37 s. A write waits in its thread while somebody else holds the database's lock,
-so writes have threads of their own. Whoever waits for a turn costs the event loop nothing, and a
-client that has hung up meanwhile does not get one.
+of another wait for 37 s. A write waits in its thread while another process holds the database's
+lock, so writes have threads of their own. A request that waits for its turn costs the event loop
+nothing, and one whose client has hung up meanwhile is dropped.
 
 An answer that is made whole, such as a page of a list, stays in memory until its client has taken
 it. It counts as part of its client's share until then, so it is sent in pieces.
@@ -29,6 +29,8 @@ PATIENCE_S = 30.0
 """Longest wait for a turn; the database's own patience begins when that has come."""
 
 _SOON_S = 0.1
+"""A wait after which the client may have hung up."""
+
 _PIECE = 64 * 1024
 
 

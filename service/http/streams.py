@@ -34,7 +34,7 @@ _EVENTS_AT_ONCE = 200
 """Read for one client that has missed more; and kept of each job that is followed."""
 
 _AT_A_TIME = 50
-"""Streams whose keys are looked at before the event loop does something else."""
+"""Streams whose keys are checked before the event loop does something else."""
 
 _READERS = 4
 """Threads in which streams read what their clients have missed."""

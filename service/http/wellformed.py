@@ -94,8 +94,7 @@ def check_json(content: bytes, where: str = "") -> None:
                 return
         elif found := flaw_in(document):
             place, what = found
-            place = f"{where}.{place}".strip(".")
-            raise invalid_field(place[:200] or "body", what, ACCEPTED)
+            raise invalid_field(f"{where}.{place}".strip(".")[:200] or "body", what, ACCEPTED)
         json.loads(content, object_pairs_hook=_once)
     except RecursionError:
         raise no_json("it is nested too deeply") from None

@@ -1,4 +1,4 @@
-"""`gemmsmith fleet --address local`: nobody but its user reaches the Ray cluster that it starts."""
+"""`gemmsmith fleet --address local`: only its user reaches the Ray cluster that it starts."""
 
 from __future__ import annotations
 

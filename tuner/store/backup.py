@@ -174,11 +174,11 @@ def _schema_in(path: Path) -> tuple[dict[str, str], list[str]]:
         "(type = 'table' AND name IN ('sqlite_sequence', 'sqlite_stat1', 'sqlite_stat4'))"
     )
     with closing(sqlite3.connect(path)) as connection:
-        found = {name: " ".join(sql.split()) for name, sql in connection.execute(query)}
-        if "table alembic_version" not in found:
-            return found, []
+        objects = {name: " ".join(sql.split()) for name, sql in connection.execute(query)}
+        if "table alembic_version" not in objects:
+            return objects, []
         versions = connection.execute("SELECT version_num FROM alembic_version LIMIT 3")
-        return found, [str(version) for (version,) in versions]
+        return objects, [str(version) for (version,) in versions]
 
 
 def _check_sqlite(copy: Path, source: Path) -> None:

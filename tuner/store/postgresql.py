@@ -112,12 +112,12 @@ def _read(source: Path, script: Path) -> Dump:
     revisions: list[str] = []
     with script.open("rb") as file:
         for line in iter(file.readline, b""):
-            if found := _SETVAL.fullmatch(line):
-                sequences[found[1].decode()] = int(found[2]), found[3] == b"true"
-            if not (found := _COPY.fullmatch(line)):
+            if setval := _SETVAL.fullmatch(line):
+                sequences[setval[1].decode()] = int(setval[2]), setval[3] == b"true"
+            if not (copy := _COPY.fullmatch(line)):
                 continue
-            name, start = found[1].decode(), file.tell()
-            columns = tuple(column.strip(' "') for column in found[2].decode().split(","))
+            name, start = copy[1].decode(), file.tell()
+            columns = tuple(column.strip(' "') for column in copy[2].decode().split(","))
             length = 0
             for row in iter(file.readline, b"\\.\n"):
                 if not row:

@@ -173,14 +173,14 @@ def _current(database: Database) -> str | None:
 def _revision(connection: Connection) -> str | None:
     if not inspect(connection).has_table("alembic_version"):
         return None
-    found = connection.scalars(text("SELECT version_num FROM alembic_version")).all()
-    if len(found) > 1:
+    revisions = connection.scalars(text("SELECT version_num FROM alembic_version")).all()
+    if len(revisions) > 1:
         where = connection.engine.url.render_as_string(hide_password=True)
         raise DatabaseCorrupt(
-            f"{where} names {len(found)} schemas, {', '.join(sorted(map(str, found)))}, where one "
-            "is possible. Restore a backup."
+            f"{where} names {len(revisions)} schemas ({', '.join(sorted(map(str, revisions)))}), "
+            "where one is possible. Restore a backup."
         )
-    return str(found[0]) if found else None
+    return str(revisions[0]) if revisions else None
 
 
 def _check_foreign_keys(database: Database, connection: Connection) -> None:

@@ -76,10 +76,10 @@ def pack(
     part = _range(request)
     # All bytes are checked before all are sent, on a disk that may spoil them. Who has them, or
     # asks for a part, checks the hash of the whole.
-    found = None
+    served = None
     if service.artifacts.believes(pack_hash):
-        found = service.artifacts.get(pack_hash, afresh=not known and part is None)
-    if found is None:
+        served = service.artifacts.get(pack_hash, afresh=not known and part is None)
+    if served is None:
         raise not_found(
             "Pack",
             f"No pack {pack_hash} is served here: it is missing or damaged, or has no trusted "
@@ -88,9 +88,9 @@ def pack(
     if known:
         return Response(status_code=304, headers=headers)
     if part is not None:
-        _check_range(part, found.path.stat().st_size, "if-range" in request.headers)
+        _check_range(part, served.path.stat().st_size, "if-range" in request.headers)
     return FileResponse(
-        found.path,
+        served.path,
         media_type="application/octet-stream",
         filename=f"{pack_hash}.so",
         headers=headers,

@@ -140,7 +140,7 @@ def test_bodies_in_memory_are_limited_for_each_client_and_in_all(
             assert reply.status_code == status
             assert reply.headers["Retry-After"] == "1"
             assert reply.json()["type"] == "urn:gemmsmith:problem:too-many-bodies"
-            # Small ones are read, whoever holds what there is for large ones.
+            # Small ones are read, even if others hold all that large ones may take.
             assert post(source, "/tune", b'{"m": 8, "n": 8, "k": 8}').status_code in (200, 202)
         for link in waiting:
             link.sendall(b" ")

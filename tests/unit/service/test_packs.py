@@ -121,7 +121,7 @@ def test_what_cannot_be_fetched_is_not_listed(http: httpx.Client, settings: Sett
 
 
 def not_believed(settings: Settings) -> list[Pack]:
-    """Packs that nobody signed, that a stranger did, and whose signed manifest was altered."""
+    """Packs without a signature, with a stranger's, and with an altered manifest."""
     compiled, packs = settings.packs.parent / "unit.so", []
     stranger = Signer.create(settings.packs.parent / "stranger.key")
     for signer in (None, stranger, identity.signer(settings)):
