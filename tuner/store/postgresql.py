@@ -18,6 +18,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection, MetaData, inspect, text
 from sqlalchemy.engine import URL
+from sqlalchemy.exc import ProgrammingError
 
 from tuner.errors import DatabaseCorrupt, DatabaseInUse, StoreError
 from tuner.store import schema
@@ -147,6 +148,7 @@ def replace(url: URL, dump: Dump) -> str:
         DatabaseInUse: other sessions are open; nothing was changed.
         DatabaseCorrupt: the dump lacks tables or columns, has others, or its rows do not fit;
             nothing was changed.
+        StoreError: the server refuses it; nothing was changed.
     """
     address = url.render_as_string(hide_password=False)
     with closing(Database(address, migrating=True)) as database:
@@ -158,7 +160,7 @@ def replace(url: URL, dump: Dump) -> str:
                     "workers and every other session first"
                 )
             time.sleep(0.1)
-        with database.connect() as connection:
+        with _permitted(dump.source), database.connect() as connection:
             schema.lock(database, connection)
             names = ", ".join([*Base.metadata.tables, _VERSION_TABLE])
             connection.execute(text(f"DROP TABLE IF EXISTS {names} CASCADE"))
@@ -170,6 +172,16 @@ def replace(url: URL, dump: Dump) -> str:
             _fill(connection, dump, made)
             with schema.upgrading_rows_of(dump.source):
                 return schema.migrate(connection)
+
+
+@contextmanager
+def _permitted(source: Path) -> Iterator[None]:
+    """Raise a `StoreError` where the server lets this user make or drop no tables."""
+    try:
+        yield
+    except ProgrammingError as error:
+        said = str(error.orig).splitlines()[0]
+        raise StoreError(f"{source} cannot be restored: {said}; nothing was changed") from error
 
 
 def _compare(dump: Dump, made: MetaData) -> None:

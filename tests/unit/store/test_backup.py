@@ -352,6 +352,21 @@ def test_rows_that_do_not_fit_are_one_line(
 
 
 @of_postgresql
+def test_a_user_without_the_right_to_it_gets_one_line(
+    store_url: str, empty_database_url: str, tmp_path: Path
+) -> None:
+    backup(store_url, tmp_path / "saved")
+    weak = f"weak_{tmp_path.parent.name.replace('-', '_')}_{os.getpid()}"
+    with closing(Database(empty_database_url)) as database, database.connect() as connection:
+        connection.exec_driver_sql(f'CREATE ROLE "{weak}" LOGIN')
+        connection.exec_driver_sql("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    url = empty_database_url.replace("postgres@", f"{weak}@")
+    with pytest.raises(StoreError, match="cannot be restored: permission denied") as caught:
+        restore(url, tmp_path / "saved")
+    assert "\n" not in str(caught.value)
+
+
+@of_postgresql
 def test_no_sql_of_a_dump_is_run(store_url: str, empty_database_url: str, tmp_path: Path) -> None:
     """Its definitions, defaults and comments may be any text."""
     fill(store_url)
