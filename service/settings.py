@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from gemmsmith.files import private_folder, unsafe
 from gemmsmith.signing import trusted_folder
@@ -54,6 +54,8 @@ class Settings(BaseModel):
         connections: connections open at once, or as many as open files allow; a quarter of them
             may be event streams.
         client_connections: the same, of one client address; 0: a quarter of all.
+        trusted_proxies: addresses and networks of proxies, separated by commas, that are believed
+            about a client's address and scheme (`X-Forwarded-For`, `X-Forwarded-Proto`).
         idle_timeout_s: how long a connection may be open without a request.
         request_timeout_s: how long a request's head may take, and its body, and a client to take
             the next piece of its answer.
@@ -87,12 +89,26 @@ class Settings(BaseModel):
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
     connections: int = Field(default=4_096, ge=1)
     client_connections: int = Field(default=0, ge=0)
+    trusted_proxies: str = ""
     idle_timeout_s: float = Field(default=5.0, gt=0)
     request_timeout_s: float = Field(default=30.0, gt=0)
     lookups_limit: int = Field(default=50_000, ge=1)
     events_poll_s: float = Field(default=0.25, gt=0)
     events_heartbeat_s: float = Field(default=15.0, gt=0)
     stop_timeout_s: float = Field(default=20.0, gt=0)
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _networks(cls, names: str) -> str:
+        """Without blanks, and each as uvicorn takes it."""
+        words = (word.strip() for word in names.split(","))
+        try:
+            return ",".join(str(ipaddress.ip_network(word)) for word in words if word)
+        except ValueError as error:
+            raise ValueError(
+                f"takes addresses and networks, separated by commas, such as 10.0.0.7,10.1.0.0/16 "
+                f"({error})"
+            ) from None
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Self:

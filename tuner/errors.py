@@ -15,7 +15,7 @@ TunerError
 │   ├── NoSuchRevision   it has, but not this one
 │   ├── NothingToUndo    not pinned, or nothing was served before
 │   └── DiskFull         nothing was written; free space and try again
-├── KeyNameTaken         an active API key has this name
+├── KeyNameTaken         an API key has or had this name
 ├── KeyNotFound          no active API key has this name
 ├── DeviceError
 │   ├── NoGpu            no usable CUDA device
@@ -101,7 +101,7 @@ class DiskFull(StoreError):
 
 
 class KeyNameTaken(TunerError):
-    """An active API key has this name already; choose another, or revoke that one."""
+    """An API key has or had this name; choose another."""
 
 
 class KeyNotFound(TunerError):

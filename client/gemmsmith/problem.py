@@ -98,6 +98,21 @@ class Problem(Plain):
             object.__setattr__(self, "layout", operation.layout)
 
     @classmethod
+    def unchecked(
+        cls, m: int, n: int, k: int, *, batch: int, dtype: str, layout: Layout
+    ) -> Problem:
+        """A problem whose fields were those of a `Problem` before, in a fifth of the time."""
+        problem = object.__new__(cls)
+        put = object.__setattr__
+        put(problem, "m", m)
+        put(problem, "n", n)
+        put(problem, "k", k)
+        put(problem, "batch", batch)
+        put(problem, "dtype", dtype)
+        put(problem, "layout", layout)
+        return problem
+
+    @classmethod
     def of(
         cls,
         operation: Operation,

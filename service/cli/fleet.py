@@ -16,7 +16,8 @@ def fleet(
         str | None,
         typer.Option(
             help="The Ray cluster, such as HOST:6379. `local` starts one on this machine (with a "
-            "recorded GPU, if it has none). Without it: the cluster that this machine belongs to.",
+            "recorded GPU, if it has none), which only this user can reach. Without it: the "
+            "cluster that this machine belongs to.",
             show_default=False,
         ),
     ] = None,
@@ -48,6 +49,10 @@ def fleet(
 
     Jobs come from the database, as those of `gemmsmith worker` do. Machines may join and leave.
     """
+    from service.fleet import local
+
+    if address == "local":
+        local.prepare()
     try:
         from service.fleet.driver import Options
         from service.fleet.running import connected, run

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True)
 
 _LIFE = re.compile(r"([0-9]{1,9})([mhdw])", re.ASCII)
+_HEAD = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
@@ -171,6 +172,11 @@ def audit(
 
     if head is not None and not verify:
         raise MisuseError("--head goes with --verify")
+    if head is not None and not _HEAD.fullmatch(head):
+        raise MisuseError(
+            "--head takes the 64 hexadecimal digits that an earlier `audit --verify` printed, got "
+            f"{head!r:.80}"
+        )
     if verify:
         _verify(load_settings(database=database).database, head, as_json=as_json)
         return

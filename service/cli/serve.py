@@ -37,6 +37,11 @@ from tuner.store import Store
 
 log = structlog.get_logger("gemmsmith.serve")
 
+SWITCH_S = 0.001
+"""How long a thread computes before another gets its turn. An order waits for threads 20 times:
+beside two that make listings it took 193 ms with Python's 5 ms, and 145 ms with this (two busy
+cores, 2026-11-26)."""
+
 
 def _say(line: str) -> None:
     sys.stdout.write(line + "\n")
@@ -54,6 +59,7 @@ def serve(settings: Settings, *, worker: bool = False, say: Callable[[str], None
     """
     logging.configure(json=settings.log_json)
     raise_file_limit()
+    sys.setswitchinterval(SWITCH_S)
     # Bound first: a second `serve` must fail before it touches the database or starts a worker.
     with _listening(settings) as listener:
         prepare(settings)

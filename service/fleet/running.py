@@ -12,6 +12,7 @@ import ray
 import structlog
 
 from gemmsmith.tuning import JobState
+from service.fleet import local
 from service.fleet.driver import LOOK_S, Driver, Options
 from service.settings import Settings
 from tuner.errors import StoreError
@@ -25,16 +26,18 @@ log = structlog.get_logger("gemmsmith.fleet")
 def connected(address: str, recorded: str = "") -> Iterator[None]:
     """Be part of the cluster at that address; `auto` is this machine's, `local` a new one.
 
-    A new one ends with this; it has the machine's GPUs, or one `recorded` GPU.
+    A new one ends with this; it has the machine's GPUs, or one `recorded` GPU. For that,
+    `local.prepare` must have been called before Ray was imported.
 
     Raises:
         ConnectionError: there is no cluster.
+        NotPrivate: others could connect to a new one.
     """
     if address == "local":
-        resources = {recorded: 1.0} if recorded else {}
-        ray.init(address="local", resources=resources, include_dashboard=False)
-    else:
-        ray.init(address=address)
+        with local.cluster({recorded: 1.0} if recorded else {}):
+            yield
+        return
+    ray.init(address=address)
     try:
         yield
     finally:

@@ -83,7 +83,8 @@ def abilities_of(headers: Iterable[tuple[bytes, bytes]]) -> Abilities:
 
 @lru_cache(maxsize=256)
 def _listed(runs: bytes) -> Abilities:
-    return Abilities(backends=frozenset(runs.decode("latin-1").lower().split()))
+    words = runs.decode("latin-1").lower().split()
+    return Abilities(backends=frozenset(backend for backend in Backend if backend in words))
 
 
 def without_candidate(winner: Winner) -> Winner:

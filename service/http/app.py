@@ -19,7 +19,8 @@ from service.http.bodies import LimitBody
 from service.http.denials import Denials, NoteDenials
 from service.http.fast_path import FastPath
 from service.http.head import AnswerHead
-from service.http.middleware import Observe, QueueWrites, RefuseCrossSite
+from service.http.middleware import Observe, RefuseCrossSite
+from service.http.queueing import TakeTurns
 from service.http.routes import (
     audit,
     best,
@@ -95,7 +96,7 @@ def create_app(settings: Settings) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,  # what generated clients call it
     )
     errors.install(app)
-    app.add_middleware(QueueWrites)
+    app.add_middleware(TakeTurns)
     app.add_middleware(FastPath)
     app.add_middleware(RefuseIllFormed)
     app.add_middleware(LimitBody, limit=settings.max_body_bytes)

@@ -1,4 +1,4 @@
-"""Bodies of requests: read for those who may come in, so long each, so much of all at once.
+"""Bodies of requests: read for those who may come in, up to a length, and to a share of memory.
 
 Who brings no key, or a wrong one, is refused before the body is read. What is refused here closes
 the connection, because the rest of the body is not going to be read.
@@ -6,21 +6,31 @@ the connection, because the rest of the body is not going to be read.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.http.access import LOGIN, LOGOUT
 from service.http.access import Scope as KeyScope
+from service.http.attempts import client_name
 from service.http.errors import ProblemError
 from service.http.middleware import SAFE, put_back
 from service.http.state import State
+from service.http.turns import whose
+from service.http.wellformed import BATCH
 
-IN_ALL_BYTES = 64 * 2**20
-"""Of all bodies in memory at once, and room for one of the largest in any case."""
+SMALL_BYTES = 64 * 1024
+"""Of any body but a batch of lookups; an order has a few hundred."""
 
 _FORM_BYTES = 16 * 1024
 """Of a body that anybody may send: a key, and where to go with it."""
+
+_SHARE_BYTES = 16 * 2**20
+"""Of one client's bodies in memory, and room for the largest in any case."""
+
+_SHARES = 4
+"""Batches of all clients together may hold so many shares. Small bodies are always read."""
 
 _FORMS = frozenset({LOGIN, LOGOUT})
 
@@ -31,18 +41,20 @@ class LimitBody:
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self.app = app
         self.limit = limit
-        self._in_all = max(limit, IN_ALL_BYTES)
-        self._held = 0
+        self._share = max(limit, _SHARE_BYTES)
+        self._held: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection; the body, being small, is read whole."""
+        """Serve one connection; the body is read whole."""
         if scope["type"] != "http" or scope["method"] in SAFE:
             await self.app(scope, receive, send)
             return
         body = bytearray()
+        client = ""
         try:
             try:
-                is_there = await self._read(scope, receive, body)
+                client = await _client(scope)
+                is_there = await self._read(scope, receive, body, client)
             except ProblemError as refusal:
                 closing = replace(refusal, headers={**refusal.headers, "Connection": "close"})
                 await closing.response(scope["path"])(scope, receive, send)
@@ -51,16 +63,16 @@ class LimitBody:
                 whole = {"type": "http.request", "body": bytes(body), "more_body": False}
                 await self.app(scope, put_back(whole, receive), send)
         finally:
-            self._held -= len(body)
+            self._held[client] -= len(body)
+            if not self._held[client]:
+                del self._held[client]
 
-    async def _read(self, scope: Scope, receive: Receive, body: bytearray) -> bool:
+    async def _read(self, scope: Scope, receive: Receive, body: bytearray, client: str) -> bool:
         """Read the body whole; whether its client is still there."""
-        limit = self.limit
+        is_batch = scope["path"] == BATCH
+        limit = self.limit if is_batch else min(self.limit, SMALL_BYTES)
         if scope["path"] in _FORMS:
             limit = min(limit, _FORM_BYTES)
-        else:
-            service: State = scope["app"].state.service
-            await service.access.welcome(scope, KeyScope.READ)  # whatever it may do, it may read
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > limit:
             raise _too_large(limit)
@@ -72,12 +84,27 @@ class LimitBody:
             piece = message.get("body", b"")
             if len(body) + len(piece) > limit:
                 raise _too_large(limit)
-            if self._held + len(piece) > self._in_all:
-                raise _too_many()
+            if self._held[client] + len(piece) > self._share:
+                raise _too_many(429, "this client")
+            if is_batch and self._held.total() + len(piece) > _SHARES * self._share:
+                raise _too_many(503, "all clients")
             body += piece
-            self._held += len(piece)
+            self._held[client] += len(piece)
             more = message.get("more_body", False)
         return True
+
+
+async def _client(scope: Scope) -> str:
+    """Whose body it is.
+
+    Raises:
+        ProblemError: a stranger's, who may send the forms only.
+    """
+    if scope["path"] in _FORMS:
+        return client_name(scope)
+    service: State = scope["app"].state.service
+    # Whatever it may do, it may read.
+    return whose(await service.access.welcome(scope, KeyScope.READ), scope)
 
 
 def _too_large(limit: int) -> ProblemError:
@@ -85,15 +112,15 @@ def _too_large(limit: int) -> ProblemError:
         status=413,
         kind="body-too-large",
         title="Body too large",
-        detail=f"A body can have at most {limit} bytes; send fewer problems per call.",
+        detail=f"A body can have at most {limit} bytes here; send fewer problems per call.",
     )
 
 
-def _too_many() -> ProblemError:
+def _too_many(status: int, senders: str) -> ProblemError:
     return ProblemError(
-        status=503,
+        status=status,
         kind="too-many-bodies",
         title="Too many bodies",
-        detail="The bodies of all clients together exceed the memory limit. Try again.",
+        detail=f"The bodies of {senders} together exceed the memory limit. Try again.",
         headers={"Retry-After": "1"},
     )

@@ -5,8 +5,9 @@ there is no room for a new one, the one goes that has waited longest: of the sam
 has as many as it may, else of all. So connections that do nothing keep nobody out. Where all are at
 work, a few more are let in that may ask for the service's health only.
 
-A connection that has a deadline and is past it is ended by the `sweep`. Nothing here is locked: all
-of it runs in the server's event loop.
+A connection that has a deadline and is past it is ended by the `sweep`. Of one address, few
+requests begin in one turn of the event loop, so that a flood of them makes others wait for a few at
+a time. Nothing here is locked: all of it runs in the event loop.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import ipaddress
 import os
 import resource
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, Self
@@ -36,7 +38,11 @@ _STREAMS_SHARE = 4
 """One connection in so many may be an event stream: those last for hours."""
 
 _CLIENT_SHARE = 4
-"""And one in so many may be of one address, unless the settings say else."""
+"""And one in so many may be of one address, unless the settings say else; or work for one key."""
+
+_BEGIN_AT_ONCE = 16
+"""Requests of one address that begin in one turn of the event loop. Those of 200 connections, half
+a millisecond each, made an order take 2 s, as it needs the loop several times."""
 
 _SAID_EVERY_S = 10.0
 
@@ -45,10 +51,17 @@ log = structlog.get_logger("gemmsmith.service")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """How many connections, and how many event streams among them: in all, and of one client."""
+    """How many connections and event streams: in all, and of one client.
+
+    Attributes:
+        of_client: connections of one address.
+        of_key: requests of one key that are under way, wherever they come from; of one address
+            where no keys are asked for.
+    """
 
     connections: int
     of_client: int
+    of_key: int
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
@@ -58,7 +71,9 @@ class Limits:
         if files != resource.RLIM_INFINITY:
             room = max(1, min(room, files - OTHER_FILES - HEALTH_RESERVE))
         share = max(1, room // _CLIENT_SHARE)
-        return cls(connections=room, of_client=min(room, settings.client_connections or share))
+        of_client = min(room, settings.client_connections or share)
+        of_key = share if settings.keys_required else of_client
+        return cls(connections=room, of_client=of_client, of_key=of_key)
 
     @property
     def streams(self) -> int:
@@ -66,9 +81,9 @@ class Limits:
         return max(1, self.connections // _STREAMS_SHARE)
 
     @property
-    def streams_of_client(self) -> int:
-        """Event streams of one address."""
-        return max(1, self.of_client // _STREAMS_SHARE)
+    def streams_of_key(self) -> int:
+        """Event streams of one key; of one address where none is asked for."""
+        return max(1, self.of_key // _STREAMS_SHARE)
 
 
 def raise_file_limit() -> None:
@@ -117,6 +132,8 @@ class _Client:
 
     open: int = 0
     waiting: dict[Connection, None] = field(default_factory=dict)  # who waits longest, first
+    begun: int = 0  # requests, in this turn of the event loop
+    deferred: deque[Callable[[], None]] = field(default_factory=deque)
 
 
 class Connections:
@@ -135,6 +152,7 @@ class Connections:
         self._open: set[Connection] = set()
         self._waiting: dict[Connection, None] = {}  # who waits longest, first
         self._reserve: dict[Connection, None] = {}
+        self._beginning: dict[str, _Client] = {}
         self._every_s = min(1.0, idle_s / 4, request_s / 4)
         self._sweeping: asyncio.TimerHandle | None = None
         self._pressed = _Seldom()
@@ -165,6 +183,34 @@ class Connections:
         self._open.add(connection)
         self.waits(connection)
         return True
+
+    def begin(
+        self, name: str, request: Callable[[], None], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """Begin a request of that address, now or in one of the loop's next turns."""
+        client = self._clients.get(name)
+        if client is None:  # in the reserve
+            request()
+            return
+        if client.begun < _BEGIN_AT_ONCE:
+            client.begun += 1
+            request()
+        else:
+            client.deferred.append(request)
+        if not self._beginning:
+            loop.call_soon(self._next_turn, loop)
+        self._beginning[name] = client
+
+    def _next_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        before, self._beginning = self._beginning, {}
+        for name, client in before.items():
+            client.begun = min(len(client.deferred), _BEGIN_AT_ONCE)
+            for _ in range(client.begun):
+                client.deferred.popleft()()
+            if client.begun:
+                self._beginning[name] = client
+        if self._beginning:
+            loop.call_soon(self._next_turn, loop)
 
     def waits(self, connection: Connection) -> None:
         """There is no request to be answered."""

@@ -27,6 +27,9 @@ from tuner.errors import DatabaseBusy, JobNotFound, SchemaChanged, StoreError
 
 MEDIA_TYPE = "application/problem+json"
 _TYPE = "urn:gemmsmith:problem:"
+MOST_ERRORS = 10
+"""Wrong fields that one document names."""
+
 _PLACES = ("query", "body", "path", "header")
 _BUSY = "Another process has held the write lock for too long; nothing of this request was changed."
 """The log also says which process it is: nothing for everybody who may ask."""
@@ -86,12 +89,16 @@ class ProblemError(Exception):
 
 
 def invalid(errors: Sequence[FieldError]) -> ProblemError:
-    """A 422 that names every wrong field and what it takes."""
+    """A 422 that names every wrong field and what it takes, or the first of very many."""
+    more = len(errors) - MOST_ERRORS
+    errors = errors[:MOST_ERRORS]
     detail = "; ".join(
         f"{error.field}: {error.message}"
         + (f" (accepted: {error.accepted})" if error.accepted else "")
         for error in errors
     )
+    if more > 0:
+        detail += f"; and {more} more"
     return ProblemError(
         status=422, kind="invalid-input", title="Invalid input", detail=detail, errors=errors
     )

@@ -1,4 +1,4 @@
-"""What happens to every request: an id, turns, one log line, metrics, no bare 500.
+"""What happens to every request: an id, one log line, metrics, no bare 500.
 
 Plain ASGI, so that event streams pass through unbuffered. An exception that nothing else turned
 into an answer becomes a problem document here, and the log has its traceback.
@@ -12,7 +12,6 @@ import secrets
 import time
 from http import HTTPStatus
 
-import anyio
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -23,17 +22,8 @@ UNLOGGED = "gemmsmith.unlogged"
 """Set in the ASGI scope of what is answered without work: one of thousands a second, which
 /metrics counts. It has a line in the log all the same if the caller gave it an id to find it by."""
 
-WRITE_PATIENCE_S = 30.0
-"""Longest wait for a turn to write; the database's own patience begins when that has come."""
-
-_WRITERS = 16
-"""Of the 40 threads that requests are worked on in."""
-
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods whose requests have no body, and change nothing."""
-
-_READS = frozenset({"/best:batch"})
-"""Asked for by POST, and change nothing."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _PROCESS = secrets.token_hex(4)
@@ -92,43 +82,6 @@ class Observe:
                     status=status,
                     ms=round(seconds * 1e3, 2),
                 )
-
-
-class QueueWrites:
-    """Lets few requests at once do what may write, so that the others always find a thread.
-
-    A write waits in its thread while somebody else holds the database's lock. If orders without end
-    took all threads then, nothing could be read any more.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-        self._turns = anyio.CapacityLimiter(_WRITERS)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
-        reads = scope["type"] != "http" or scope["method"] in SAFE or scope["path"] in _READS
-        if reads:
-            await self.app(scope, receive, send)
-            return
-        with anyio.move_on_after(WRITE_PATIENCE_S) as waiting:
-            await self._turns.acquire()
-        if waiting.cancelled_caught:
-            await _TOO_MANY_WRITES.response(scope["path"])(scope, receive, send)
-            return
-        try:
-            await self.app(scope, receive, send)
-        finally:
-            self._turns.release()
-
-
-_TOO_MANY_WRITES = ProblemError(
-    status=503,
-    kind="store-unavailable",
-    title="The database cannot be used",
-    detail="Many other requests are waiting to write; nothing was changed. Try again.",
-    headers={"Retry-After": "5"},
-)
 
 
 class RefuseCrossSite:

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from service.http import examples, response_schemas
 from service.http.errors import MEDIA_TYPE as PROBLEM
 from service.http.protocol import MAX_HEAD_BYTES, MAX_URL_BYTES
-from service.http.requests import ProblemBody
+from service.http.requests import BestBatchBody, ProblemBody
 from service.http.response_schemas import ref
 
 Content = dict[str, Any]
@@ -163,7 +163,8 @@ def describe(app: FastAPI) -> dict[str, Any]:
         for status, meaning in _MEANING.items()
         if status == "5XX" or int(status) >= 400
     }
-    components |= _whole(ProblemBody) | response_schemas.components()
+    components |= _whole(ProblemBody) | _whole(BestBatchBody) | response_schemas.components()
+    components["BestBatchBody"]["properties"]["problems"]["items"] = ref("ProblemBody")
     document["components"]["schemas"] = dict(sorted(components.items()))
     return document
 

@@ -16,8 +16,9 @@ from http import HTTPStatus
 from typing import Any
 
 import structlog
+from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from service.http.connections import Connections, client_of
@@ -26,6 +27,17 @@ from service.http.errors import ProblemError
 MAX_URL_BYTES = 8 * 1024
 MAX_HEAD_BYTES = 32 * 1024
 """Of the URL and all headers together. A key, a cookie and a traced proxy chain are 2 KB."""
+
+MAX_HEADERS = 100
+"""Header fields, those after a body included. Browsers behind a proxy send 30."""
+
+_MAX_PIPELINED = 32
+"""Requests that one connection sends before it has the answer to the first."""
+
+_LEAST_PIECE = 16
+_FREE_PIECES = 1024
+"""Pieces of a body, beyond the free ones, have so many bytes on average. A chunk of one byte costs
+as much time as a large one, and 256 KiB arrive at once."""
 
 HEALTH = ("/healthz", "/readyz")
 
@@ -57,6 +69,7 @@ class Protocol(HttpToolsProtocol):
         self._all = connections
         self._in_head = self._in_body = False
         self._received = 0  # of an unfinished head, without its first piece
+        self._pieces = self._of_body = 0  # callbacks and bytes of a body
         self._untaken = 0  # bytes of answers that the client had not taken when last looked at
         self._refusal = _MALFORMED
         self._admitted = True
@@ -93,6 +106,22 @@ class Protocol(HttpToolsProtocol):
         super().on_message_begin()
         self._in_head = True
         self._received = 0
+        self._pieces = self._of_body = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One more header field."""
+        if len(self.headers) >= MAX_HEADERS:
+            self._refusal = _HEAD_TOO_LARGE
+            raise ValueError("the parser turns this into send_400_response")
+        super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        self._pieces += 1
+        self._of_body += len(body)
+        if self._pieces - _FREE_PIECES > self._of_body // _LEAST_PIECE:
+            raise ValueError("the parser turns this into send_400_response")
+        super().on_body(body)
 
     def on_headers_complete(self) -> None:
         """Its head has ended: refuse it, or start the application."""
@@ -103,6 +132,10 @@ class Protocol(HttpToolsProtocol):
         if len(self.url) + sum(len(n) + len(v) for n, v in self.headers) > MAX_HEAD_BYTES:
             self._refusal = _HEAD_TOO_LARGE
             raise ValueError("the parser turns this into send_400_response")
+        if len(self.pipeline) >= _MAX_PIPELINED:
+            # Without a word: it would be taken for the answer to the first.
+            self.transport.abort()
+            raise ValueError("the parser turns this into send_400_response")
         if not (self._admitted or self.url.partition(b"?")[0].decode("latin-1") in HEALTH):
             self._refusal = _FULL
             raise ValueError("the parser turns this into send_400_response")
@@ -110,6 +143,15 @@ class Protocol(HttpToolsProtocol):
         if not self._admitted:
             self.cycle.keep_alive = False
         self._in_body = True
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        begin = super()._start_asgi_task
+
+        def request() -> None:
+            if not self.transport.is_closing():
+                begin(cycle, app)
+
+        self._all.begin(self.client_name, request, self.loop)
 
     def on_message_complete(self) -> None:
         """Its body has ended, too; the rest is up to the service."""
@@ -179,6 +221,8 @@ class Protocol(HttpToolsProtocol):
         """Refuse what was sent, and close."""
         refusal = self._refusal
         self._in_head = False
+        if self.transport.is_closing():
+            return
         answer = refusal.response("")
         status = HTTPStatus(refusal.status)
         lines = [f"HTTP/1.1 {status.value} {status.phrase}".encode(), b"connection: close"]
@@ -204,7 +248,8 @@ _HEAD_TOO_LARGE = ProblemError(
     status=431,
     kind="headers-too-large",
     title="Headers too large",
-    detail=f"The URL and all headers together can have at most {MAX_HEAD_BYTES} bytes.",
+    detail=f"The URL and all headers together can have at most {MAX_HEAD_BYTES} bytes, and the "
+    f"headers {MAX_HEADERS} fields.",
 )
 _TOO_SLOW = ProblemError(
     status=408,

@@ -151,14 +151,7 @@ class BestBatchBody(_Strict):
     The problems are checked one by one, so that an invalid one only affects its own answer.
     """
 
-    problems: Annotated[
-        list[Any],
-        Field(
-            min_length=1,
-            max_length=MAX_BATCH_PROBLEMS,
-            json_schema_extra={"items": {"$ref": "#/components/schemas/ProblemBody"}},
-        ),
-    ]
+    problems: Annotated[list[Any], Field(min_length=1, max_length=MAX_BATCH_PROBLEMS)]
     arch: Arch | None = None
     device: Slug | None = None
     exact: StrictBool = False

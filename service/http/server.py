@@ -25,6 +25,9 @@ def server_config(app: ASGIApp, settings: Settings, **more: Any) -> uvicorn.Conf
         http=cast(type[Protocol], functools.partial(Protocol, connections=connections)),
         loop="uvloop",  # asyncio's own logs without end while no file can be opened
         ws="none",  # a connection that spoke another protocol would go by no limit
+        # uvicorn's default believes what any program on this machine says about its address.
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=settings.trusted_proxies,
         log_config=None,  # ours: see service.logging
         access_log=False,
         server_header=False,

@@ -14,7 +14,7 @@ from service.http.connections import Limits
 from service.http.denials import Denials
 from service.http.readiness import Readiness
 from service.http.streams import Streams
-from service.http.turns import Lookups
+from service.http.turns import Lookups, Shares, too_many_requests
 from service.lookup.altered import Altered
 from service.lookup.cache import Answers
 from service.lookup.devices import Catalogue
@@ -40,6 +40,7 @@ class State:
         answers: what lookups were answered, while it is true; `watcher` sees to that.
         chart: what a prediction has to know of the store.
         lookups: takes turns with them.
+        in_progress: counts each client's requests that wait, are worked on or being answered.
         altered: winners that are not what was put into the store.
         snapshots: all winners of a device model, as they are sent.
         glances: what the winners come to, added up.
@@ -69,6 +70,7 @@ class State:
     chart: Chart = field(init=False)
     altered: Altered = field(init=False)
     lookups: Lookups = field(init=False)
+    in_progress: Shares = field(init=False)
     snapshots: Snapshots = field(init=False)
     glances: Glances = field(init=False)
     streams: Streams = field(init=False)
@@ -77,14 +79,18 @@ class State:
     def __post_init__(self) -> None:
         self.chart = Chart(self.store)
         self.altered = Altered(self.metrics.altered.inc)
-        self.snapshots = Snapshots(self.store, self.catalogue, self.artifacts, self.signer)
-        self.glances = Glances(self.store)
+        limits = Limits.of(self.settings)
+        self.in_progress = Shares(limits.of_key, too_many_requests)
         self.lookups = Lookups(self.settings.lookups_limit)
+        self.snapshots = Snapshots(
+            self.store, self.catalogue, self.artifacts, self.signer, self.lookups.snapshots
+        )
+        self.glances = Glances(self.store)
         self.readiness = Readiness(self.settings.database, self.settings.packs)
         self.streams = Streams(
             self.queue,
             News(self.store.database),
-            Limits.of(self.settings),
+            limits,
             catch_up=self.catch_up,
             stopping=self.stopping,
             poll_s=self.settings.events_poll_s,

@@ -33,6 +33,9 @@ TERMINAL_EVENTS = frozenset({"finished", "failed", "cancelled"})
 _EVENTS_AT_ONCE = 200
 """Read for one client that has missed more; and kept of each job that is followed."""
 
+_AT_A_TIME = 50
+"""Streams whose keys are checked before the event loop does something else."""
+
 _READERS = 4
 """Threads in which streams read what their clients have missed."""
 
@@ -130,8 +133,8 @@ class Streams:
         Raises:
             ProblemError: 429, it has as many as it may; 503, all have together.
         """
-        if self._clients[client] >= self._limits.streams_of_client:
-            raise _full(429, f"{self._limits.streams_of_client} may be open from one address")
+        if self._clients[client] >= self._limits.streams_of_key:
+            raise _full(429, f"{self._limits.streams_of_key} may be open of one client")
         if self._clients.total() >= self._limits.streams:
             raise _full(503, f"{self._limits.streams} may be open")
         self._clients[client] += 1
@@ -199,18 +202,20 @@ class Streams:
         """While anybody follows anything: look for news, and for who must not have them."""
         looking: asyncio.Task[None] | None = None
         while self._followed:
-            self._dismiss()
+            await self._dismiss()
             if looking is None or looking.done():  # a database that hangs keeps nobody here
                 looking = asyncio.create_task(self._look())
             await asyncio.sleep(self._poll_s)
 
-    def _dismiss(self) -> None:
+    async def _dismiss(self) -> None:
         stopping = self._stopping.is_set()
-        for followed in self._followed.values():
-            for stream in followed.streams:
-                if stopping or not stream.is_welcome():
-                    stream.is_over = True
-                    stream.woken.set()
+        streams = [stream for followed in self._followed.values() for stream in followed.streams]
+        for number, stream in enumerate(streams):
+            if stopping or not stream.is_welcome():
+                stream.is_over = True
+                stream.woken.set()
+            if number % _AT_A_TIME == 0:
+                await asyncio.sleep(0)
 
     async def _look(self) -> None:
         known = {job: followed.newest for job, followed in self._followed.items()}

@@ -12,18 +12,16 @@ import asyncio
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from functools import cached_property
 from typing import Generic, TypeVar, TypeVarTuple
-
-import anyio
-import anyio.to_thread
 
 from gemmsmith.answers import document
 from gemmsmith.kernel import Backend
 from gemmsmith.signing import Signer
 from service.http.abilities import EVERYTHING, Abilities
 from service.http.requests import Arch
+from service.http.turns import Turns
 from service.lookup.devices import Catalogue
 from service.lookup.rows import WrittenRows
 from tuner.compile import ArtifactStore
@@ -34,9 +32,6 @@ EDITIONS = 16
 
 EARLIER = 8
 """Editions that are remembered before each: clients look once a minute."""
-
-_AT_ONCE = 2
-"""Threads that read and write editions, so that lookups always find one."""
 
 _PIECE = 2**18
 
@@ -120,10 +115,16 @@ class Snapshots:
         catalogue: knows the device models.
         artifacts: the packs that are here.
         signer: signs every edition.
+        turns: of the clients whose questions make editions.
     """
 
     def __init__(
-        self, store: Store, catalogue: Catalogue, artifacts: ArtifactStore, signer: Signer
+        self,
+        store: Store,
+        catalogue: Catalogue,
+        artifacts: ArtifactStore,
+        signer: Signer,
+        turns: Turns,
     ) -> None:
         self._store = store
         self._catalogue = catalogue
@@ -132,11 +133,11 @@ class Snapshots:
         self._lock = threading.Lock()
         self._rows: dict[str, tuple[threading.Lock, WrittenRows]] = {}
         self._editions: OrderedDict[tuple[str, Abilities], Edition] = OrderedDict()
-        self._threads = anyio.CapacityLimiter(_AT_ONCE)
-        self._newest = OncePerTurn(self._look, self._threads)
+        self._turns = turns
+        self._newest = OncePerTurn(self._looked)
 
     async def newest(
-        self, arch: Arch | None, device: str | None, abilities: Abilities
+        self, client: str, arch: Arch | None, device: str | None, abilities: Abilities
     ) -> Edition | None:
         """The newest edition for callers of these abilities; None while no device model is known.
 
@@ -144,14 +145,20 @@ class Snapshots:
             ProblemError: no such device, or it is of another architecture.
             StoreError: what changed cannot be read.
         """
-        return await self._newest((arch, device, _plain(abilities)))
+        return await self._newest((client, arch, device, _plain(abilities)))
 
-    async def in_thread(self, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
+    async def in_turn(self, client: str, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """What the function gives, called where editions are made."""
-        return await anyio.to_thread.run_sync(function, *arguments, limiter=self._threads)
+        return await self._turns.run(client, function, *arguments)
 
-    def _look(self, asked: tuple[Arch | None, str | None, Abilities]) -> Edition | None:
-        arch, slug, abilities = asked
+    async def _looked(
+        self, asked: tuple[str, Arch | None, str | None, Abilities]
+    ) -> Edition | None:
+        client, *_ = asked
+        return await self._turns.run(client, self._look, asked)
+
+    def _look(self, asked: tuple[str, Arch | None, str | None, Abilities]) -> Edition | None:
+        _, arch, slug, abilities = asked
         model = self._catalogue.resolve(arch, slug)
         return None if model is None else self.current(model.slug, abilities)
 
@@ -189,14 +196,13 @@ def _plain(abilities: Abilities) -> Abilities:
 
 
 class OncePerTurn(Generic[A, T]):
-    """A function that is called in a thread, once for all who ask before it begins.
+    """A function that is called once for all who ask before it begins.
 
     What they get is then never older than their question. For one event loop.
     """
 
-    def __init__(self, function: Callable[[A], T], threads: anyio.CapacityLimiter) -> None:
+    def __init__(self, function: Callable[[A], Awaitable[T]]) -> None:
         self._function = function
-        self._threads = threads
         self._now: dict[A, asyncio.Task[T]] = {}
         self._next: dict[A, asyncio.Task[T]] = {}
 
@@ -214,7 +220,7 @@ class OncePerTurn(Generic[A, T]):
             await asyncio.wait([before])
         this = self._now[argument] = self._next.pop(argument)
         try:
-            return await anyio.to_thread.run_sync(self._function, argument, limiter=self._threads)
+            return await self._function(argument)
         finally:
             if self._now.get(argument) is this:
                 del self._now[argument]

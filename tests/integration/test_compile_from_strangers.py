@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -15,6 +15,7 @@ from gemmsmith.http.client import Client
 from gemmsmith.signing import Signer
 from service import identity
 from tests.support.machines import MEMBERS, Machine, compile_, document
+from tests.support.serving import running
 from tuner.backends.unit import kernel_digest
 from tuner.compile import Manifest, Pack
 from tuner.compile.fetch import Fetched, fetch
@@ -60,19 +61,25 @@ def test_what_is_offered_honestly_is_taken(here: Machine, there: Machine) -> Non
     assert [item.pack is not None for item in found] == [True, True, False, False]
 
 
+@pytest.fixture
+def unsigning_url(there: Machine) -> Iterator[str]:
+    """A service that offers packs without a trusted signature, as those of older releases do."""
+    with running(there.settings.model_copy(update={"unsigned": True})) as http:
+        yield str(http.base_url)
+
+
 @pytest.mark.parametrize("signed", [True, False], ids=["a stranger's", "nobody's"])
 def test_a_stranger_s_pack_is_refused_with_what_to_do(
-    here: Machine, there: Machine, url: str, signed: bool
+    here: Machine, there: Machine, unsigning_url: str, signed: bool
 ) -> None:
-    """Nobody signed those that services of older releases offer."""
     (here.settings.trusted / "there.pub").unlink()
     pack = there.publish(0, 1, 2, 3)
     if not signed:
         unsign(there, pack)
-    (refused,) = document(compile_("--from", url, "--json"))["refused"]
+    (refused,) = document(compile_("--from", unsigning_url, "--json"))["refused"]
     assert ("is not among the" if signed else "not signed") in refused
     assert pack.hash in refused
-    assert f"gemmsmith signing trust {url}" in refused
+    assert f"gemmsmith signing trust {unsigning_url}" in refused
     assert here.packs.get(pack.hash) is None
 
 
@@ -86,7 +93,7 @@ def unsign(there: Machine, pack: Pack) -> None:
 
 
 def test_unsigned_packs_are_taken_where_somebody_says_so_but_not_damaged_ones(
-    here: Machine, there: Machine, url: str, monkeypatch: pytest.MonkeyPatch
+    here: Machine, there: Machine, unsigning_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (here.settings.trusted / "there.pub").unlink()
     monkeypatch.setenv("GEMMSMITH_UNSIGNED", "1")
@@ -95,7 +102,7 @@ def test_unsigned_packs_are_taken_where_somebody_says_so_but_not_damaged_ones(
     nameless = there.settings.packs.parent / "nameless"
     nameless.write_bytes(b"\x7fELF nothing that has a name")
     there.packs.publish(nameless, MEMBERS[:4], there.toolchain)  # the newest: offered first
-    found = document(compile_("--from", url, "--json"))
+    found = document(compile_("--from", unsigning_url, "--json"))
     assert (found["counts"]["fetched"], found["counts"]["compiled"]) == (4, 0)
     (refused,) = found["refused"]
     assert f"nothing in it is named {MEMBERS[0].name}" in refused

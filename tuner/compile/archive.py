@@ -8,6 +8,7 @@ another machine is: under the hash that its bytes have, or not at all.
 from __future__ import annotations
 
 import hashlib
+import re
 import tarfile
 from collections.abc import Iterator
 from io import BytesIO
@@ -21,6 +22,13 @@ from tuner.compile.artifacts import ArtifactStore
 from tuner.compile.manifest import Manifest
 
 _END = "end.json"
+_NAME = re.compile(r"([0-9a-f]{64})\.(json|so)|end\.json", re.ASCII)
+
+
+class _End(msgspec.Struct, frozen=True):
+    """The last member: how many packs there are."""
+
+    packs: int
 
 
 def archive(store: ArtifactStore, target: Path) -> int:
@@ -43,7 +51,7 @@ def archive(store: ArtifactStore, target: Path) -> int:
                 _add(tar, f"{pack_hash}.json", msgspec.json.encode(manifest))
                 _add(tar, f"{pack_hash}.so", content)
                 number += 1
-            _add(tar, _END, msgspec.json.encode({"packs": number}))
+            _add(tar, _END, msgspec.json.encode(_End(packs=number)))
     return number
 
 
@@ -73,27 +81,63 @@ def unarchive(source: Path, store: ArtifactStore) -> int:
 
 def _read(source: Path) -> Iterator[tuple[str, bytes, Manifest]]:
     """The packs of an archive: hash, bytes that have it, and manifest."""
-    number, manifest = 0, None
-    end: dict[str, int] = {}
+    number, end = 0, None
+    manifest: dict[str, Manifest] = {}  # of the pack that follows
+    for pack_hash, content in _members(source):
+        if end is not None:
+            raise _no_archive(source, "it goes on after its end")
+        if isinstance(content, _End):
+            end = content.packs
+        elif isinstance(content, Manifest):
+            manifest = {pack_hash: content}
+        elif pack_hash not in manifest:
+            raise _no_archive(source, f"pack {pack_hash} has no manifest before it")
+        elif (
+            hashlib.sha256(content).hexdigest() != pack_hash
+            or len(content) != manifest[pack_hash].bytes
+        ):
+            raise _no_archive(source, f"pack {pack_hash} has other bytes")
+        else:
+            number += 1
+            yield pack_hash, content, manifest[pack_hash]
+    if end != number:
+        raise _no_archive(source, "its end is missing")
+
+
+def _members(source: Path) -> Iterator[tuple[str, bytes | Manifest | _End]]:
+    """The hash in each member's name, and its content."""
     try:
         with tarfile.open(source, "r:") as tar:
             for member in tar:
-                file = tar.extractfile(member)
-                content = file.read() if file is not None else b""
-                pack_hash, _, kind = member.name.partition(".")
-                if member.name == _END:
-                    end = msgspec.json.decode(content, type=dict[str, int])
+                pack_hash, kind = _checked(member)
+                content = tar.extractfile(member).read()  # type: ignore[union-attr]
+                if kind == "so":
+                    yield pack_hash, content
                 elif kind == "json":
-                    manifest = msgspec.json.decode(content, type=Manifest)
-                elif kind == "so" and manifest is not None:
-                    if hashlib.sha256(content).hexdigest() != pack_hash:
-                        raise PackCorrupt(f"pack {pack_hash} in {source} has other bytes")
-                    number += 1
-                    yield pack_hash, content, manifest
-    except (tarfile.TarError, msgspec.DecodeError) as error:
-        raise PackCorrupt(f"{source} is no whole archive of packs ({error})") from error
-    if end.get("packs") != number:
-        raise PackCorrupt(f"{source} is no whole archive of packs (its end is missing)")
+                    yield pack_hash, msgspec.json.decode(content, type=Manifest)
+                else:
+                    yield "", msgspec.json.decode(content, type=_End)
+    except (tarfile.TarError, msgspec.DecodeError, ValueError) as error:
+        raise _no_archive(source, str(error)) from error
+
+
+def _checked(member: tarfile.TarInfo) -> tuple[str, str]:
+    """The hash in the member's name, and what of a pack it is; nothing of either for the end.
+
+    Raises:
+        tarfile.TarError: another name, or no plain file: a link, a device, a folder, a file with
+            holes.
+    """
+    name = _NAME.fullmatch(member.name)
+    if name is None:
+        raise tarfile.TarError(f"it holds {member.name!r:.100}")
+    if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse():
+        raise tarfile.TarError(f"{member.name} in it is no plain file")
+    return name[1], name[2]
+
+
+def _no_archive(source: Path, why: str) -> PackCorrupt:
+    return PackCorrupt(f"{source} is no whole archive of packs ({why})")
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:

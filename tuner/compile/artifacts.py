@@ -154,7 +154,12 @@ class ArtifactStore:
         return [pack for pack in map(self._whole, hashes) if pack is not None]
 
     def manifests(
-        self, *, toolchain: str | None = None, after: str = "", limit: int | None = None
+        self,
+        *,
+        toolchain: str | None = None,
+        after: str = "",
+        limit: int | None = None,
+        believed: bool = False,
     ) -> list[tuple[str, Manifest]]:
         """Packs and what they hold, by hash; a look at the folder that uses none of them.
 
@@ -163,6 +168,7 @@ class ArtifactStore:
             after: the cursor of the next page: only hashes beyond this one, whether it is still
                 here or not.
             limit: at most so many.
+            believed: only packs that may be handed on.
         """
         self._refresh()
         found: list[tuple[str, Manifest]] = []
@@ -170,7 +176,11 @@ class ArtifactStore:
             manifest = self._manifests.get(pack_hash)
             if pack_hash <= after or manifest is None:
                 continue
-            if toolchain in (None, manifest.toolchain) and self._looks_whole(pack_hash, manifest):
+            if toolchain not in (None, manifest.toolchain):
+                continue
+            if believed and not self._believes(pack_hash, manifest):
+                continue
+            if self._looks_whole(pack_hash, manifest):
                 found.append((pack_hash, manifest))
                 if len(found) == limit:
                     break
@@ -184,6 +194,12 @@ class ArtifactStore:
         self._refresh()
         known = list(self._manifests.items())
         return {name: manifest for name, manifest in known if self._believes(name, manifest)}
+
+    def believes(self, pack_hash: str) -> bool:
+        """Whether the pack is here and may be handed on."""
+        self._refresh()
+        manifest = self._manifests.get(pack_hash) or self._read_manifest(pack_hash)
+        return manifest is not None and self._believes(pack_hash, manifest)
 
     def _believes(self, pack_hash: str, manifest: Manifest) -> bool:
         if self._trusted is None:

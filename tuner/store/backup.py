@@ -8,6 +8,10 @@ Restoring replaces everything. It refuses while anybody has the database open: S
 PostgreSQL's list of sessions tell, and a service keeps a session for as long as it lives. An older
 backup is upgraded on the side first; then one transaction replaces the content, so that a crash at
 any point leaves the old one or the new one.
+
+A backup comes from elsewhere. Of a PostgreSQL dump only rows are taken, into tables that our own
+migrations make (`tuner.store.postgresql`). A SQLite file is taken as it is, if its schema is
+exactly what the migrations make: a trigger in it would act on every later write.
 """
 
 from __future__ import annotations
@@ -65,7 +69,8 @@ def restore(url: str, source: Path, *, force: bool = False) -> str:
     then kept beside it, under a name that ends in `.damaged-` and the Unix time.
 
     Raises:
-        DatabaseCorrupt: `source` is no backup, or damaged; nothing was changed.
+        DatabaseCorrupt: `source` is no backup, is damaged, or has another schema than the
+            migrations make; nothing was changed.
         DatabaseInUse: somebody has the database open; nothing was changed.
         SchemaTooNew: a newer gemmsmith made the backup; nothing was changed.
         StoreError: the database holds something, without `force`; nothing was changed.
@@ -75,21 +80,20 @@ def restore(url: str, source: Path, *, force: bool = False) -> str:
         raise StoreError(f"there is no backup at {source}")
     target = sqlite_path(parsed)
     if target is None:
-        with postgresql.unpacked(source) as (found, script):
-            schema.refuse_unknown(found, str(source))
+        with postgresql.unpacked(source) as dump:
             if not force:
                 _refuse_content(url)
-            postgresql.replace(parsed, script)
-        return schema.upgrade(url)
+            return postgresql.replace(parsed, dump)
     private_folder(target.parent)
     with _aside(target.parent) as copy, translated(parsed):
         try:
             _copy_sqlite(source, copy)
         except sqlite3.DatabaseError as error:
             raise DatabaseCorrupt(f"{source} is no usable backup ({error})") from error
+        _check_schema(copy, source)
         _check_sqlite(copy, source)
-        schema.refuse_unknown(schema.current(f"sqlite:///{copy}"), str(source))
-        revision = schema.upgrade(f"sqlite:///{copy}")
+        with schema.upgrading_rows_of(source):
+            revision = schema.upgrade(f"sqlite:///{copy}")
         with closing(sqlite3.connect(copy)) as connection:
             connection.execute("PRAGMA journal_mode = DELETE")
         if not force:
@@ -136,6 +140,44 @@ def _copy_sqlite(source: Path, target: Path) -> None:
         # All in one step: in several, each write of another process would start it anew.
         reading.backup(writing)
         writing.execute("PRAGMA journal_mode = DELETE")  # one file, no -wal beside it
+
+
+def _check_schema(copy: Path, source: Path) -> None:
+    """Refuse a schema that differs from what the migrations make, before anything of it is used."""
+    try:
+        actual, revisions = _schema_in(copy)
+    except sqlite3.DatabaseError as error:
+        raise DatabaseCorrupt(f"{source} is no usable backup ({error})") from error
+    revision = schema.only_known(revisions, str(source))
+    with tempfile.TemporaryDirectory(prefix="gemmsmith-") as folder:
+        made = Path(folder) / "made.db"
+        schema.upgrade(f"sqlite:///{made}", revision)
+        expected, _ = _schema_in(made)
+    for name in sorted(actual.keys() | expected.keys()):
+        if actual.get(name) != expected.get(name):
+            raise DatabaseCorrupt(
+                f"{source} lacks the {name}"
+                if name not in actual
+                else f"{source} has the {name}, which no gemmsmith makes"
+                if name not in expected
+                else f"the {name} in {source} differs from the one that gemmsmith makes"
+            )
+
+
+def _schema_in(path: Path) -> tuple[dict[str, str], list[str]]:
+    """Definitions of tables, indexes, triggers and views by kind and name; revisions named."""
+    query = (
+        "SELECT type || ' ' || name, coalesce(sql, '') FROM sqlite_master "
+        # Not those that SQLite makes by itself: of constraints, counters and statistics.
+        "WHERE NOT (type = 'index' AND name LIKE 'sqlite_autoindex_%' AND sql IS NULL) AND NOT "
+        "(type = 'table' AND name IN ('sqlite_sequence', 'sqlite_stat1', 'sqlite_stat4'))"
+    )
+    with closing(sqlite3.connect(path)) as connection:
+        objects = {name: " ".join(sql.split()) for name, sql in connection.execute(query)}
+        if "table alembic_version" not in objects:
+            return objects, []
+        versions = connection.execute("SELECT version_num FROM alembic_version LIMIT 3")
+        return objects, [str(version) for (version,) in versions]
 
 
 def _check_sqlite(copy: Path, source: Path) -> None:

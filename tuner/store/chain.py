@@ -98,5 +98,7 @@ def verify(session: Session, known: str | None = None) -> Chain:
     if head is None and count:
         fault = "nothing says which entry is the newest"
         return Chain(entries=count, head=previous, fault=fault)
-    missing = (f"{name} ({hash_}) is missing" for name, hash_ in wanted.items() if hash_)
+    missing = (
+        f"{name} ({hash_}) is missing" for name, hash_ in wanted.items() if hash_ is not None
+    )
     return Chain(entries=count, head=previous, fault=next(missing, None))

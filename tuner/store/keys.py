@@ -3,8 +3,8 @@
 Of a key, `gsk_` and 32 random bytes, only the SHA-256 is kept. A slow password hash would add
 nothing: those exist to make guessing costly, and nobody guesses 256 random bits.
 
-A name belongs to one active key at a time, so that a name in the audit says who. Revoked and
-expired keys stay listed.
+A name is used once: jobs, Idempotency-Keys and the audit name the key that they belong to, and a
+later key of the same name would own them. Revoked and expired keys stay listed.
 """
 
 from __future__ import annotations
@@ -103,15 +103,15 @@ class Keys:
         """Make a key; gives it as it is listed, and the secret, which is nowhere else.
 
         Raises:
-            KeyNameTaken: an active key has this name.
+            KeyNameTaken: a key has this name, or had it.
         """
         secret = PREFIX + secrets.token_urlsafe(32)
         with self._database.write() as session:
             self._database.lock(session, _KEYS_LOCK)
-            if session.scalar(select(ApiKeyRow.id).where(_is_active(), ApiKeyRow.name == name)):
+            if session.scalar(select(ApiKeyRow.id).where(ApiKeyRow.name == name).limit(1)):
                 raise KeyNameTaken(
-                    f"there is an active key named {name!r}; choose another name, or revoke it "
-                    "first"
+                    f"a key is or was named {name!r}, and names are not used again; choose another "
+                    "name"
                 )
             at = moment(session)
             row = ApiKeyRow(

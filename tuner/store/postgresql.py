@@ -11,14 +11,17 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import text
+from sqlalchemy import Connection, MetaData, inspect, text
 from sqlalchemy.engine import URL
+from sqlalchemy.exc import ProgrammingError
 
 from tuner.errors import DatabaseCorrupt, DatabaseInUse, StoreError
+from tuner.store import schema
 from tuner.store.database import Database
 from tuner.store.models import Base
 
@@ -26,9 +29,21 @@ _SESSION_END_S = 2.0
 """Our own sessions of a moment ago may take so long to be gone."""
 
 _VERSION_TABLE = "alembic_version"
-_REVISION = re.compile(
-    rb"^COPY \S*alembic_version \(version_num\) FROM stdin;\n(\w+)\n", re.MULTILINE
+_PIECE = 2**20
+
+_COPY = re.compile(rb"COPY (?:\w+\.)?(\w+) \(([\w\", ]+)\) FROM stdin;\n")
+_SETVAL = re.compile(
+    rb"SELECT (?:pg_catalog\.)?setval\('(?:\w+\.)?(\w+)', ([0-9]{1,18}), (true|false)\);\n"
 )
+_ENTRY = re.compile(r"[0-9]+; [0-9]+ [0-9]+ ([A-Z][A-Z ]*[A-Z]) ")
+"""A line of `pg_restore --list`: what kind of thing is in the dump."""
+
+_PLAIN_KINDS = frozenset({
+    "ACL", "COMMENT", "CONSTRAINT", "DATABASE", "DEFAULT", "DEFAULT ACL", "ENCODING", "EXTENSION",
+    "FK CONSTRAINT", "INDEX", "SCHEMA", "SEARCHPATH", "SEQUENCE", "SEQUENCE OWNED BY",
+    "SEQUENCE SET", "STDSTRINGS", "TABLE", "TABLE DATA",
+})  # fmt: skip
+"""Kinds that a dump of gemmsmith's database may have; an administrator makes some of them."""
 
 
 def dump(url: URL, target: Path) -> None:
@@ -41,40 +56,102 @@ def dump(url: URL, target: Path) -> None:
     _run(["pg_restore", "--file=/dev/null", str(target)])
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DumpedRows:
+    """A table's rows in a script, as PostgreSQL's COPY has them: `length` bytes from `start`."""
+
+    columns: tuple[str, ...]
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dump:
+    """What of a dump is taken: rows, and where its sequences stand. None of its SQL is run.
+
+    Attributes:
+        source: the dump, for messages.
+        script: a file that holds the rows.
+        sequences: last value of each, and whether that was handed out.
+    """
+
+    source: Path
+    script: Path
+    revision: str
+    tables: Mapping[str, DumpedRows]
+    sequences: Mapping[str, tuple[int, bool]]
+
+
 @contextmanager
-def unpacked(source: Path) -> Iterator[tuple[str, Path]]:
-    """A dump's schema revision, and a file with the SQL that makes it, for the time of the block.
+def unpacked(source: Path) -> Iterator[Dump]:
+    """A dump, readable for the time of the block.
 
     Raises:
-        DatabaseCorrupt: `source` is no dump of gemmsmith's database, or damaged.
+        DatabaseCorrupt: `source` is no dump of gemmsmith's database, is damaged, or holds what no
+            gemmsmith makes.
+        SchemaTooNew: a newer gemmsmith made it.
         StoreError: the program is missing.
     """
     _program("pg_restore")
     with tempfile.TemporaryDirectory(prefix="gemmsmith-") as folder:
-        script = Path(folder) / "restore.sql"
-        unpack = ["pg_restore", "--no-owner", "--no-privileges"]
+        script = Path(folder) / "rows.sql"
         try:
-            _run([*unpack, f"--file={script}", str(source)])
-            version = _run(
-                [*unpack, "--data-only", f"--table={_VERSION_TABLE}", "--file=-", str(source)]
-            )
+            listed = _run(["pg_restore", "--list", str(source)])
+            _run(["pg_restore", "--data-only", "--no-owner", f"--file={script}", str(source)])
         except StoreError as error:
             raise DatabaseCorrupt(f"{source} is no usable backup: {error}") from error
-        found = _REVISION.search(version)
-        if found is None:
-            raise DatabaseCorrupt(f"{source} is no backup of gemmsmith's: it names no schema")
-        yield found[1].decode(), script
+        for entry in listed.decode(errors="replace").splitlines():
+            kind = _ENTRY.match(entry)
+            if kind is not None and kind[1] not in _PLAIN_KINDS:
+                raise DatabaseCorrupt(f"{source} has a {kind[1].lower()}, which no gemmsmith makes")
+        yield _read(source, script)
 
 
-def replace(url: URL, script: Path) -> None:
-    """Replace gemmsmith's tables by what `script` makes, in one transaction.
+def _read(source: Path, script: Path) -> Dump:
+    tables: dict[str, DumpedRows] = {}
+    sequences: dict[str, tuple[int, bool]] = {}
+    revisions: list[str] = []
+    with script.open("rb") as file:
+        for line in iter(file.readline, b""):
+            if setval := _SETVAL.fullmatch(line):
+                sequences[setval[1].decode()] = int(setval[2]), setval[3] == b"true"
+            if not (copy := _COPY.fullmatch(line)):
+                continue
+            name, start = copy[1].decode(), file.tell()
+            columns = tuple(column.strip(' "') for column in copy[2].decode().split(","))
+            length = 0
+            for row in iter(file.readline, b"\\.\n"):
+                if not row:
+                    raise DatabaseCorrupt(f"{source} ends within the rows of {name}")
+                if name == _VERSION_TABLE:
+                    revisions.append(row.decode(errors="replace").strip())
+                length += len(row)
+            if name in tables:
+                raise DatabaseCorrupt(f"{source} has two tables {name}")
+            tables[name] = DumpedRows(columns=columns, start=start, length=length)
+    return Dump(
+        source=source,
+        script=script,
+        revision=schema.only_known(revisions, str(source)),
+        tables=tables,
+        sequences=sequences,
+    )
+
+
+def replace(url: URL, dump: Dump) -> str:
+    """Replace gemmsmith's tables by those of its migrations, with the dump's rows, in one go.
+
+    Returns:
+        The revision reached, which is the newest.
 
     Raises:
         DatabaseInUse: other sessions are open; nothing was changed.
-        StoreError: the program is missing, or what it said; nothing was changed.
+        DatabaseCorrupt: the dump lacks tables or columns, has others, or its rows do not fit;
+            nothing was changed.
+        StoreError: the server refuses it; nothing was changed.
     """
-    _program("psql")
-    with closing(Database(url.render_as_string(hide_password=False))) as database:
+    address = url.render_as_string(hide_password=False)
+    with closing(Database(address, migrating=True)) as database:
         deadline = time.monotonic() + _SESSION_END_S
         while others := _others(database):
             if time.monotonic() > deadline:
@@ -83,10 +160,76 @@ def replace(url: URL, script: Path) -> None:
                     "workers and every other session first"
                 )
             time.sleep(0.1)
-    names = ", ".join([*Base.metadata.tables, _VERSION_TABLE])
-    psql = ["psql", "--no-psqlrc", "--quiet", "--single-transaction", "--set=ON_ERROR_STOP=1"]
-    drop = f"--command=DROP TABLE IF EXISTS {names} CASCADE"
-    _run([*psql, drop, f"--file={script}", _address(url)], url)
+        with _permitted(dump.source), database.connect() as connection:
+            schema.lock(database, connection)
+            names = ", ".join([*Base.metadata.tables, _VERSION_TABLE])
+            connection.execute(text(f"DROP TABLE IF EXISTS {names} CASCADE"))
+            before = {*inspect(connection).get_table_names(), _VERSION_TABLE}
+            schema.migrate(connection, dump.revision)
+            made = MetaData()
+            made.reflect(connection, only=lambda name, _: name not in before)
+            _compare(dump, made)
+            _fill(connection, dump, made)
+            with schema.upgrading_rows_of(dump.source):
+                return schema.migrate(connection)
+
+
+@contextmanager
+def _permitted(source: Path) -> Iterator[None]:
+    """Raise a `StoreError` where the server lets this user make or drop no tables."""
+    try:
+        yield
+    except ProgrammingError as error:
+        said = str(error.orig).splitlines()[0]
+        raise StoreError(f"{source} cannot be restored: {said}; nothing was changed") from error
+
+
+def _compare(dump: Dump, made: MetaData) -> None:
+    """Refuse a dump with other tables or columns than the migrations have made."""
+    missing = made.tables.keys() - dump.tables.keys()
+    strange = dump.tables.keys() - made.tables.keys() - {_VERSION_TABLE}
+    if missing:
+        raise DatabaseCorrupt(f"{dump.source} lacks the table {min(missing)}")
+    if strange:
+        raise DatabaseCorrupt(
+            f"{dump.source} has the table {min(strange)}, which no gemmsmith makes"
+        )
+    for name, table in made.tables.items():
+        if set(dump.tables[name].columns) != {column.name for column in table.columns}:
+            raise DatabaseCorrupt(
+                f"the table {name} in {dump.source} differs from the one that gemmsmith makes"
+            )
+
+
+def _fill(connection: Connection, dump: Dump, made: MetaData) -> None:
+    """Put the dump's rows into the tables, which are empty."""
+    import psycopg
+
+    quote = connection.dialect.identifier_preparer.quote
+    cursor = connection.connection.cursor()
+    with dump.script.open("rb") as file:
+        for table in made.sorted_tables:
+            rows = dump.tables[table.name]
+            columns = ", ".join(map(quote, rows.columns))
+            file.seek(rows.start)
+            try:
+                with cursor.copy(f"COPY {quote(table.name)} ({columns}) FROM STDIN") as copy:
+                    for done in range(0, rows.length, _PIECE):
+                        copy.write(file.read(min(_PIECE, rows.length - done)))
+            except psycopg.Error as error:
+                said = str(error).splitlines()[0]
+                if isinstance(error, psycopg.DataError | psycopg.IntegrityError):
+                    raise DatabaseCorrupt(
+                        f"{dump.source} has a row in {table.name} that does not fit: {said}"
+                    ) from error
+                raise StoreError(f"{dump.source} cannot be restored: {said}") from error
+    for name in inspect(connection).get_sequence_names():
+        if name in dump.sequences:
+            value, handed_out = dump.sequences[name]
+            connection.execute(
+                text("SELECT setval(CAST(:name AS regclass), :value, :handed_out)"),
+                {"name": name, "value": value, "handed_out": handed_out},
+            )
 
 
 def _others(database: Database) -> list[str]:

@@ -9,10 +9,15 @@ programs that start at once one does it and the others wait.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, text
+from sqlalchemy.exc import DataError, IntegrityError
 
 from tuner import places
 from tuner.errors import DatabaseCorrupt, SchemaOutdated, SchemaTooNew, StoreError
@@ -68,20 +73,47 @@ def upgrade(url: str, revision: str = "head") -> str:
     database = Database(url, migrating=True)
     try:
         with database.connect() as connection:
-            database.lock(connection, _UPGRADE_LOCK)
+            lock(database, connection)
             found = _revision(connection)
             _refuse_newer(found, _where(database))
-            config = _config()
-            config.attributes["connection"] = connection
-            command.upgrade(config, revision)
-            reached = _revision(connection)
+            reached = migrate(connection, revision)
             if reached != found:  # of a million winners the check takes a second
                 _check_foreign_keys(database, connection)
     finally:
         database.close()
+    return reached
+
+
+def migrate(connection: Connection, revision: str = "head") -> str:
+    """Run the migrations up to `revision` in the connection's transaction; the revision reached."""
+    config = _config()
+    config.attributes["connection"] = connection
+    command.upgrade(config, revision)
+    reached = _revision(connection)
     if reached is None:
         raise StoreError(f"the migration to {revision} left no revision behind")
     return reached
+
+
+@contextmanager
+def upgrading_rows_of(source: Path) -> Iterator[None]:
+    """While an older backup is upgraded: its rows may be what no migration expects.
+
+    Raises:
+        DatabaseCorrupt: such a row is there.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, DataError, IntegrityError) as error:
+        said = str(error).splitlines()[0] if str(error) else ""
+        raise DatabaseCorrupt(
+            f"{source} has rows that cannot be upgraded ({type(error).__name__}: {said})"
+        ) from error
+
+
+def lock(database: Database, connection: Connection) -> None:
+    """Wait until no other program upgrades the database; holds until the transaction ends."""
+    database.lock(connection, _UPGRADE_LOCK)
 
 
 def check(database: Database) -> None:
@@ -102,15 +134,17 @@ def check(database: Database) -> None:
     raise SchemaOutdated(f"{where} {has}. Run: gemmsmith db upgrade --database {where}")
 
 
-def refuse_unknown(found: str | None, where: str) -> None:
-    """Refuse what this program cannot upgrade: no database of gemmsmith's, or a newer one's.
+def only_known(revisions: Sequence[str], where: str) -> str:
+    """The one revision that a backup names, if this program can upgrade it.
 
     Raises:
         DatabaseCorrupt, SchemaTooNew: naming `where`.
     """
-    if found is None:
-        raise DatabaseCorrupt(f"{where} holds no database of gemmsmith's")
-    _refuse_newer(found, where)
+    if len(revisions) != 1:
+        named = ", ".join(sorted(revisions)) or "none"
+        raise DatabaseCorrupt(f"{where} is no backup of gemmsmith's: it names as schema {named}")
+    _refuse_newer(revisions[0], where)
+    return revisions[0]
 
 
 def is_known(revision: str | None) -> bool:
@@ -139,8 +173,14 @@ def _current(database: Database) -> str | None:
 def _revision(connection: Connection) -> str | None:
     if not inspect(connection).has_table("alembic_version"):
         return None
-    found: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))
-    return found
+    revisions = connection.scalars(text("SELECT version_num FROM alembic_version")).all()
+    if len(revisions) > 1:
+        where = connection.engine.url.render_as_string(hide_password=True)
+        raise DatabaseCorrupt(
+            f"{where} names {len(revisions)} schemas ({', '.join(sorted(map(str, revisions)))}), "
+            "where one is possible. Restore a backup."
+        )
+    return str(revisions[0]) if revisions else None
 
 
 def _check_foreign_keys(database: Database, connection: Connection) -> None:

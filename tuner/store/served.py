@@ -17,7 +17,7 @@ from gemmsmith.answers.answer import Use
 from gemmsmith.candidate import Candidate
 from gemmsmith.device import Environment
 from gemmsmith.launch import Launch
-from gemmsmith.operation import Operation
+from gemmsmith.operation import Layout, Operation
 from gemmsmith.problem import Problem
 from tuner.store.codec import from_json
 from tuner.store.database import Database
@@ -26,6 +26,7 @@ from tuner.store.gpus import Gpus
 from tuner.store.models import DeviceRow, KernelRow, ProblemRow, WinnerRow
 
 _USES = {use.value: use for use in Use}
+_LAYOUTS = {layout.value: layout for layout in Layout}
 
 _AT_ONCE = 5_000
 """Rows that are in memory together, some 5 MB."""
@@ -90,7 +91,10 @@ class AllServed:
                 use, kernel, launch, median_us, speedup, pack, replayed, row_id, measured_in = rest
                 environment = self._dictionary.environment(session, measured_in)
                 yield Served(
-                    problem=Problem(m=m, n=n, k=k, batch=batch, dtype=dtype, layout=layout),
+                    # One's own tables hold problems that were checked.
+                    problem=Problem.unchecked(
+                        m, n, k, batch=batch, dtype=dtype, layout=_LAYOUTS[layout]
+                    ),
                     environment=environment,
                     use=_USES[use],
                     candidate=candidates[kernel, launch],

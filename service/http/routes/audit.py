@@ -27,4 +27,4 @@ def audit(service: Service, query: Annotated[AuditQuery, Query()]) -> Response:
     listed = [
         {**msgspec.to_builtins(entry), "at": documents.timestamp(entry.at)} for entry in entries
     ]
-    return documents.json_response(documents.page("entries", listed, following))
+    return documents.page("entries", listed, following)

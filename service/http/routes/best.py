@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import re
+from collections.abc import AsyncIterator
+from typing import Annotated
 
-import msgspec
+from anyio import to_thread
 from fastapi import APIRouter, Header, Query, Request
-from pydantic import ValidationError
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
-from gemmsmith.errors import InvalidProblem
-from gemmsmith.problem import Problem
+from service.http import batches
 from service.http.abilities import Abilities, Asking
 from service.http.access import Caller, Scope, needs
-from service.http.asked import Asked
-from service.http.errors import ProblemError, from_validation, invalid_field
-from service.http.requests import BestBatchBody, BestQuery, ProblemBody
+from service.http.errors import ProblemError
+from service.http.requests import BestQuery
+from service.http.response_schemas import ref
 from service.http.state import Service, State
 from service.http.turns import whose
+from service.http.wellformed import BATCH
 from service.lookup import reader
 from service.lookup.cache import Rendered
 
 router = APIRouter(tags=["lookup"])
+
+_BATCH_BODY = {
+    "required": True,
+    "content": {"application/json": {"schema": ref("BestBatchBody")}},
+}
+"""For the OpenAPI description; `service.http.batches` reads it."""
+
+_JSON = re.compile(r"\s*application/(\S+\+)?json\s*(;|$)", re.IGNORECASE)
 
 
 @router.get("/best")
@@ -47,22 +56,27 @@ async def best(
     return _response(answer, if_none_match)
 
 
-@router.post("/best:batch")
-async def best_batch(
-    request: Request,
-    service: Service,
-    caller: Annotated[Caller, needs(Scope.READ)],
-    asking: Asking,
-    body: BestBatchBody,
-) -> Response:
+@router.post(BATCH, dependencies=[needs(Scope.READ)], openapi_extra={"requestBody": _BATCH_BODY})
+async def best_batch(request: Request, service: Service, asking: Asking) -> Response:
     """Many lookups in one call, each answered as by `GET /best`; an invalid one fails alone.
 
     While a client's batches together reach the limit of problems, further ones get a 429: send them
     again after `Retry-After` seconds.
     """
-    client = whose(caller, request.scope)
-    with service.lookups.admitted(client, len(body.problems)):
-        return await service.lookups.batches.run(client, _answered, service, asking, body)
+    content = b""
+    if _JSON.match(request.headers.get("content-type", "")):
+        content = await request.body()
+    body = await to_thread.run_sync(_answered, service, asking, content)
+    return StreamingResponse(
+        _sent(body),
+        media_type="application/json",
+        headers={"Content-Length": str(len(body))},
+    )
+
+
+async def _sent(body: reader.Body) -> AsyncIterator[bytes]:
+    for piece in body:
+        yield piece
 
 
 def _looked_up(service: State, asked: bytes, query: BestQuery) -> reader.Found:
@@ -73,14 +87,18 @@ def _looked_up(service: State, asked: bytes, query: BestQuery) -> reader.Found:
     )
 
 
-def _answered(service: State, asking: Abilities, body: BestBatchBody) -> Response:
+def _answered(service: State, asking: Abilities, content: bytes) -> reader.Body:
+    batch = batches.read(content)
     generation = service.answers.generation
-    device = service.catalogue.resolve(body.arch, body.device)
-    asked = [_problem(item) for item in body.problems]
-    content = reader.batch(
-        service, asked, device, exact=body.exact, generation=generation, abilities=asking
+    device = service.catalogue.resolve(batch.options.arch, batch.options.device)
+    return reader.batch(
+        service,
+        batch.problems,
+        device,
+        exact=batch.options.exact,
+        generation=generation,
+        abilities=asking,
     )
-    return Response(b"".join(content), media_type="application/json")
 
 
 def _response(answer: Rendered, if_none_match: str | None) -> Response:
@@ -88,17 +106,3 @@ def _response(answer: Rendered, if_none_match: str | None) -> Response:
     response = Response(content, status_code=status)
     response.raw_headers = headers
     return response
-
-
-def _problem(item: Any) -> Problem | ProblemError:
-    """One problem of a batch, or what is wrong with it."""
-    try:
-        return msgspec.convert(item, Asked).problem()
-    except (msgspec.ValidationError, InvalidProblem):
-        pass  # to be told by what follows, which says more
-    try:
-        return ProblemBody.model_validate(item).problem()
-    except ValidationError as error:
-        return from_validation(error.errors())
-    except InvalidProblem as error:
-        return invalid_field(error.field, str(error))

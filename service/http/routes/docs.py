@@ -27,6 +27,6 @@ async def index(request: Request) -> Response:
 
 
 @router.get("/openapi.json", dependencies=[needs(Scope.READ)])
-async def openapi(request: Request) -> Response:
+def openapi(request: Request) -> Response:
     """The OpenAPI description."""
     return documents.json_response(request.app.openapi())

@@ -105,7 +105,7 @@ def listing(
     if form is Format.JSON:
         chosen = query.fields is not None
         items = table.rows(records, fields) if chosen else map(document, records)
-        return documents.json_response(documents.page(name, items, following), headers=headers)
+        return documents.page(name, items, following, headers)
     if following:
         headers["Link"] = f'<{following}>; rel="next"'
     try:

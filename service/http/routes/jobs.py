@@ -29,12 +29,12 @@ from service.http.admission import (
     key_reused,
     refused_without_room,
 )
-from service.http.attempts import client_name
 from service.http.errors import ProblemError, invalid_field, not_found
 from service.http.parameters import Number
 from service.http.requests import JobsQuery
 from service.http.routes.paging import filled, next_page
 from service.http.state import Service, State
+from service.http.turns import whose
 from service.report.waiting import waiting
 from tuner.errors import JobNotFound, NotRetryable
 from tuner.jobs import Job
@@ -52,7 +52,7 @@ def list_jobs(service: Service, asking: Asking, query: Annotated[JobsQuery, Quer
     if any(job.state.terminal for job in jobs):
         service.catch_up()
     following = next_page("/jobs", query, jobs, lambda last: last.id)
-    return documents.json_response(documents.page("jobs", map(documents.job, jobs), following))
+    return documents.page("jobs", map(documents.job, jobs), following)
 
 
 @router.get("/{job_id}", dependencies=[needs(Scope.READ)])
@@ -117,10 +117,11 @@ def retry_job(
     return accepted(job, created=created)
 
 
-@router.get("/{job_id}/events", dependencies=[needs(Scope.READ)])
+@router.get("/{job_id}/events")
 def job_events(
     service: Service,
     request: Request,
+    caller: Annotated[Caller, needs(Scope.READ)],
     job_id: str,
     after: Annotated[Number, Query(description="Event to continue after")] = 0,
     last_event_id: Annotated[
@@ -140,7 +141,7 @@ def job_events(
     is_welcome = partial(service.access.admits, request.scope, Scope.READ)
     return _EventStream(
         service.streams.events(job.id, after, is_welcome),
-        admitted=service.streams.admitted(client_name(request.scope)),
+        admitted=service.streams.admitted(whose(caller, request.scope)),
     )
 
 

@@ -29,24 +29,29 @@ _IMMUTABLE = "public, max-age=31536000, immutable"
 
 @router.get("/kernels/{name}", dependencies=[needs(Scope.READ)])
 def kernel(service: Service, name: str) -> Response:
-    """A kernel's description, and the pack that holds it if it has been compiled here."""
+    """A kernel's description, and the pack that holds it if one is served here."""
     found = service.store.kernel(name)
     if found is None:
         raise not_found("Kernel", f"No kernel is recorded under the name {name!r:.300}.")
     pack = service.store.pack_for(name)
+    if pack is not None and not service.artifacts.believes(pack):
+        pack = None
     links = {"pack": {"href": f"/packs/{pack}"}} if pack else {}
     return documents.json_response({**msgspec.to_builtins(found), "pack": pack, "links": links})
 
 
 @router.get("/packs", dependencies=[needs(Scope.READ)])
 def packs(service: Service, query: Annotated[PacksQuery, Query()]) -> Response:
-    """The service's kernel packs and their contents, by hash; `after` continues a page."""
+    """The kernel packs that are served and their contents, by hash; `after` continues a page.
+
+    Packs without a trusted signature are not served.
+    """
     found = service.artifacts.manifests(
-        toolchain=query.toolchain, after=query.after or "", limit=query.limit
+        toolchain=query.toolchain, after=query.after or "", limit=query.limit, believed=True
     )
     following = next_page("/packs", query, found, lambda last: last[0])
     listed = [documents.pack(pack_hash, manifest) for pack_hash, manifest in found]
-    return documents.json_response(documents.page("packs", listed, following))
+    return documents.page("packs", listed, following)
 
 
 @router.get("/packs/{pack_hash}", response_class=FileResponse, dependencies=[needs(Scope.READ)])
@@ -71,15 +76,21 @@ def pack(
     part = _range(request)
     # All bytes are checked before all are sent, on a disk that may spoil them. Who has them, or
     # asks for a part, checks the hash of the whole.
-    found = service.artifacts.get(pack_hash, afresh=not known and part is None)
-    if found is None:
-        raise not_found("Pack", f"No pack {pack_hash} is here; tune the problem to compile one.")
+    served = None
+    if service.artifacts.believes(pack_hash):
+        served = service.artifacts.get(pack_hash, afresh=not known and part is None)
+    if served is None:
+        raise not_found(
+            "Pack",
+            f"No pack {pack_hash} is served here: it is missing or damaged, or has no trusted "
+            "signature. Tune the problem to compile one.",
+        )
     if known:
         return Response(status_code=304, headers=headers)
     if part is not None:
-        _check_range(part, found.path.stat().st_size, "if-range" in request.headers)
+        _check_range(part, served.path.stat().st_size, "if-range" in request.headers)
     return FileResponse(
-        found.path,
+        served.path,
         media_type="application/octet-stream",
         filename=f"{pack_hash}.so",
         headers=headers,

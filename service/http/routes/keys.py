@@ -25,7 +25,7 @@ def list_keys(service: Service, query: Annotated[KeysQuery, Query()]) -> Respons
     """Active keys, newest first; with `inactive` also revoked and expired ones."""
     keys = service.store.keys.list(inactive=query.inactive, after=query.after, limit=query.limit)
     following = next_page("/keys", query, keys, lambda last: last.id)
-    return documents.json_response(documents.page("keys", map(_document, keys), following))
+    return documents.page("keys", map(_document, keys), following)
 
 
 @router.post("", status_code=201)
@@ -55,7 +55,7 @@ def create_key(
 def revoke_key(
     service: Service, caller: Annotated[Caller, needs(Scope.ADMIN)], name: str
 ) -> Response:
-    """Revoke a key. Its name can be used again. Jobs that it requested go on."""
+    """Revoke a key. Its name is not used again. Jobs that it requested go on."""
     try:
         key = service.store.keys.revoke(name, actor=caller.name)
     except KeyNotFound:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from gemmsmith.answers.document import SINCE
 from service.http.abilities import Asking
-from service.http.access import Scope, needs
+from service.http.access import Caller, Scope, needs
 from service.http.errors import not_found
 from service.http.requests import SnapshotQuery
 from service.http.state import Service
+from service.http.turns import whose
 from service.lookup.cache import VARY
 from service.lookup.snapshots import Content
 
@@ -23,9 +24,11 @@ _WORTH_COMPRESSING = 1400
 """Bytes: less is one packet anyway."""
 
 
-@router.get("/snapshot", dependencies=[needs(Scope.READ)])
+@router.get("/snapshot")
 async def snapshot(
+    request: Request,
     service: Service,
+    caller: Annotated[Caller, needs(Scope.READ)],
     asking: Asking,
     query: Annotated[SnapshotQuery, Query()],
     if_none_match: Annotated[str | None, Header()] = None,
@@ -38,7 +41,8 @@ async def snapshot(
     the changes `since` its revision. It gets them if that revision is still known and the changes
     are smaller than the whole; the header `Gemmsmith-Since` says which of the two was sent.
     """
-    edition = await service.snapshots.newest(query.arch, query.device, asking)
+    client = whose(caller, request.scope)
+    edition = await service.snapshots.newest(client, query.arch, query.device, asking)
     if edition is None:
         raise not_found(
             "Snapshot",
@@ -57,14 +61,14 @@ async def snapshot(
         return Response(status_code=304, headers=headers | {SINCE: "none"})
     content, headers[SINCE] = edition.whole, "none"
     if query.since is not None:
-        changes = await service.snapshots.in_thread(edition.since, query.since)
+        changes = await service.snapshots.in_turn(client, edition.since, query.since)
         if changes is not None:
             content, headers[SINCE] = changes, query.since
     if content.length < _WORTH_COMPRESSING or not _takes_gzip(accept_encoding):
         headers["Content-Length"] = str(content.length)
         return StreamingResponse(_sent(content), media_type="application/json", headers=headers)
     headers["Content-Encoding"] = "gzip"
-    compressed = await service.snapshots.in_thread(content.compressed)
+    compressed = await service.snapshots.in_turn(client, content.compressed)
     return Response(compressed, media_type="application/json", headers=headers)
 
 

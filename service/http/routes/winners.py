@@ -42,7 +42,7 @@ def history(service: Service, asking: Asking, query: Annotated[HistoryQuery, Que
             raise NoSuchWinner
     following = next_page("/winners/history", query, found, lambda last: last.winner.revision)
     rows = [_document(service, asking, revision) for revision in found]
-    return documents.json_response(documents.page("revisions", rows, following))
+    return documents.page("revisions", rows, following)
 
 
 @router.post("/pin")

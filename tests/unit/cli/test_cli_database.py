@@ -8,6 +8,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+import tarfile
 from contextlib import closing
 from pathlib import Path
 
@@ -94,6 +95,27 @@ def test_a_damaged_archive_of_packs_is_refused_before_anything_is_changed(tmp_pa
     assert not list(settings.packs.glob("*.so"))
     with Store.open(settings.database) as store:
         assert store.counts()["winners"] == 1
+
+
+def test_a_backup_that_was_meddled_with_is_one_line(tmp_path: Path) -> None:
+    new_settings(tmp_path / "state")
+    saved, archived = tmp_path / "saved.db", tmp_path / "saved.db.packs.tar"
+    assert gemmsmith(tmp_path, "db", "backup", str(saved), "--packs").returncode == 0
+    whole = archived.read_bytes()
+    with tarfile.open(archived, "w") as tar:
+        link = tarfile.TarInfo("0" * 64 + ".so")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+    refused = gemmsmith(tmp_path, "db", "restore", str(saved), "--packs", "--force")
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert "is no plain file" in refused.stderr
+    archived.write_bytes(whole)
+    with closing(sqlite3.connect(saved)) as connection:
+        connection.execute("INSERT INTO alembic_version VALUES ('0001')")
+        connection.commit()
+    refused = gemmsmith(tmp_path, "db", "restore", str(saved), "--packs", "--force")
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert f"names as schema 0001, {head()}" in refused.stderr
 
 
 def test_what_to_do_about_a_newer_database_works(tmp_path: Path) -> None:

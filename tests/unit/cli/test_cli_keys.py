@@ -76,9 +76,17 @@ def test_the_first_key_makes_the_database(tmp_path: Path) -> None:
         (("keys", "create", "x", "--expires", "0d"), 2, "got '0d'"),
         (("keys", "create", "x", "--expires", "99999w"), 2, "up to 3660d"),
         (("keys", "create", "x", "--job-limit", "0"), 2, "job-limit must be in 1 … 1000000"),
-        (("keys", "create", "taken"), 1, "'taken'; choose another name"),
+        (
+            ("keys", "create", "taken"),
+            1,
+            "named 'taken', and names are not used again",
+        ),
         (("keys", "revoke", "nobody"), 2, "no active key named 'nobody'; see `gemmsmith keys"),
         (("audit", "--action", "eaten"), 2, "key-created, key-revoked, promoted"),
+        *(
+            (("audit", "--verify", "--head", head), 2, "64 hexadecimal digits that an earlier")
+            for head in ("", " ", "none", "0" * 63, "0" * 65, "A" * 64, "0" * 64 + "\n")
+        ),
     ],
 )
 def test_wrong_input_is_one_line(

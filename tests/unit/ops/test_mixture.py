@@ -5,6 +5,7 @@ The passes over memory are torch's here; tests/gpu/test_mixture.py has the kerne
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 import gemmsmith
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.products import passes
+from gemmsmith.ops.products.grouped import aligned
 from gemmsmith.ops.products.routing import route
 from tests.support.mixtures import close, reference
 from tests.support.stand_in import Chooser, Host
@@ -325,3 +327,21 @@ def test_odd_widths_are_named(dtype: torch.dtype) -> None:
         with pytest.raises(ValueError, match=f"inner is {step + odd} and must be a multiple"):
             run(step, step + odd)
     run(step, 3 * step)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_weights_off_16_bytes_are_copied(dtype: torch.dtype) -> None:
+    size = (3, 8, 16)
+    base = torch.randn(math.prod(size) + 1).to(dtype)
+    for weight, is_copied in (
+        (base[:-1].view(size), False),
+        (base[:-1].view(size).mT, False),
+        (base[1:].view(size), True),
+        (base[1:].view(size).mT, True),
+        (base[:-1].view(size)[..., ::2], True),
+        (base[:128].view(1, 8, 16).expand(size), True),
+    ):
+        made = aligned(weight)
+        assert torch.equal(made, weight)
+        assert (made.data_ptr() != weight.data_ptr()) is is_copied
+        assert made.data_ptr() % 16 == 0

@@ -253,6 +253,20 @@ def test_wrong_audit_queries(service: Service, query: str) -> None:
     assert service.ask("GET", f"/audit?{query}", Scope.ADMIN).status_code == 422
 
 
+def test_no_later_key_owns_what_a_revoked_one_requested(service: Service) -> None:
+    named = {"name": "leaves", "scope": "tune"}
+    first = service.ask("POST", "/keys", Scope.ADMIN, json=named).json()["key"]
+    problem = {"m": 16, "n": 8, "k": 8}
+    job = service.ask("POST", "/tune", first, json=problem).json()["id"]
+    service.ask("DELETE", "/keys/leaves", Scope.ADMIN)
+    again = service.ask("POST", "/keys", Scope.ADMIN, json=named)
+    assert again.status_code == 409
+    assert "choose another name" in again.json()["detail"]
+    second = service.ask("POST", "/keys", Scope.ADMIN, json={**named, "name": "comes"}).json()
+    assert service.ask("DELETE", f"/jobs/{job}", second["key"]).status_code == 403
+    assert service.ask("POST", f"/jobs/{job}/retry", second["key"]).status_code == 403
+
+
 def test_a_cancelled_job_is_in_the_audit(service: Service) -> None:
     problem = {"m": 8, "n": 8, "k": 8}
     job = service.ask("POST", "/tune", Scope.TUNE, json=problem).json()["id"]

@@ -112,27 +112,40 @@ def test_without_a_key_no_body_is_read(keyed: tuple[httpx.Client, str]) -> None:
     assert form.status_code == 413, "nor much of a form"
 
 
-def test_bodies_in_memory_are_limited_in_all(
+def test_bodies_in_memory_are_limited_for_each_client_and_in_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bodies, "IN_ALL_BYTES", 300_000)
+    monkeypatch.setattr(bodies, "_SHARE_BYTES", 100_000)  # and four times that in all
     settings = new_settings(tmp_path, max_body_bytes=100_000)
-    head = b"POST /tune HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 90000\r\n\r\n"
+    head = b"POST /best:batch HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 90000\r\n\r\n"
     with running(settings) as client, ExitStack() as held:
         place = (client.base_url.host, client.base_url.port)
-        waiting = [held.enter_context(socket.create_connection(place, 20)) for _ in range(3)]
+
+        def post(source: int, path: str, content: bytes) -> httpx.Response:
+            transport = httpx.HTTPTransport(local_address=f"127.0.0.{source}")
+            other = held.enter_context(
+                httpx.Client(base_url=client.base_url, transport=transport, timeout=20)
+            )
+            return other.post(path, content=content, headers={"Content-Type": "application/json"})
+
+        waiting = [
+            held.enter_context(socket.create_connection(place, 20, (f"127.0.0.{source}", 0)))
+            for source in range(1, 5)
+        ]
         for link in waiting:
             link.sendall(head + b" " * 89_999)
         time.sleep(0.2)
-        reply = client.post("/tune", content=b" " * 90_000)
-        assert reply.status_code == 503
-        assert reply.headers["Retry-After"] == "1"
-        assert reply.json()["type"] == "urn:gemmsmith:problem:too-many-bodies"
-        assert client.post("/tune", json={"m": 8, "n": 8, "k": 8}).status_code == 202
+        for source, status in ((1, 429), (5, 503)):
+            reply = post(source, "/best:batch", b" " * 90_000)
+            assert reply.status_code == status
+            assert reply.headers["Retry-After"] == "1"
+            assert reply.json()["type"] == "urn:gemmsmith:problem:too-many-bodies"
+            # Small ones are read, even if others hold all that large ones may take.
+            assert post(source, "/tune", b'{"m": 8, "n": 8, "k": 8}').status_code in (200, 202)
         for link in waiting:
             link.sendall(b" ")
             assert link.recv(20).startswith(b"HTTP/1.1 422 ")
-        assert client.post("/tune", content=b" " * 90_000).status_code == 422, "room comes back"
+        assert post(1, "/best:batch", b" " * 90_000).status_code == 400, "room comes back"
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import json
@@ -20,7 +21,13 @@ import pytest
 import structlog
 
 from gemmsmith.problem import Problem
-from service.http.connections import HEALTH_RESERVE, OTHER_FILES, Limits, client_of
+from service.http.connections import (
+    HEALTH_RESERVE,
+    OTHER_FILES,
+    Connections,
+    Limits,
+    client_of,
+)
 from service.settings import Settings
 from tests.support.processes import serving, until
 from tests.support.serving import new_settings, promote, running, winner
@@ -165,7 +172,7 @@ def test_health_is_told_while_all_connections_are_at_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Limits, "streams", 100)
-    monkeypatch.setattr(Limits, "streams_of_client", 100)
+    monkeypatch.setattr(Limits, "streams_of_key", 100)
     settings = new_settings(tmp_path, connections=6, client_connections=6)
     with running(settings) as client, ExitStack() as held:
         client.post("/tune", json={"m": 8, "n": 8, "k": 8}).raise_for_status()
@@ -190,14 +197,55 @@ def test_health_is_told_while_all_connections_are_at_work(
         assert short[0]["client"] == "127.0.0.1"
 
 
+class Idle:
+    """A connection that does nothing."""
+
+    deadline = float("inf")
+
+    def __init__(self, client_name: str) -> None:
+        self.client_name = client_name
+
+    def late(self) -> None: ...
+
+    def evict(self) -> None: ...
+
+
+def test_of_one_address_few_requests_begin_at_once() -> None:
+    begun: list[str] = []
+
+    async def scenario() -> list[str]:
+        loop = asyncio.get_running_loop()
+        limits = Limits(connections=9, of_client=9, of_key=9)
+        connections = Connections(limits, idle_s=60, request_s=60)
+        for name in "ab":
+            connections.admit(Idle(name), loop)
+        turns = []
+        for name in "a" * 40 + "b":
+            connections.begin(name, lambda name=name: begun.append(name), loop)  # type: ignore[misc]
+        while len("".join(turns)) < 41:
+            turns.append("".join(begun))
+            begun.clear()
+            await asyncio.sleep(0)
+        connections.begin("c", lambda: begun.append("c"), loop)  # in the reserve
+        assert begun == ["c"]
+        assert connections._beginning == {}
+        return turns
+
+    assert asyncio.run(scenario()) == ["a" * 16 + "b", "a" * 16, "a" * 8]
+
+
 def test_limits_follow_from_what_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
     room = 1024 - OTHER_FILES - HEALTH_RESERVE
-    assert Limits.of(Settings()) == Limits(connections=room, of_client=room // 4)
+    of_each = room // 4
+    assert Limits.of(Settings()) == Limits(connections=room, of_client=of_each, of_key=of_each)
     assert Limits.of(Settings(client_connections=4096)).of_client == room
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
-    assert Limits.of(Settings()) == Limits(connections=4096, of_client=1024)
-    assert (Limits.of(Settings()).streams, Limits.of(Settings()).streams_of_client) == (1024, 256)
+    assert Limits.of(Settings()) == Limits(connections=4096, of_client=1024, of_key=1024)
+    assert (Limits.of(Settings()).streams, Limits.of(Settings()).streams_of_key) == (1024, 256)
+    # Behind a proxy one address may have all connections, and one key its share all the same.
+    behind = Limits.of(Settings(client_connections=4096, require_keys=True))
+    assert behind == Limits(connections=4096, of_client=4096, of_key=1024)
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,9 @@ def test_what_is_wrong_as_a_whole_is_named_by_its_place(client: httpx.Client) ->
         (b'{"m":1,"n":1,"k":1}', "application/x-www-form-urlencoded", 422),
         (b"\xff\xfe", "application/json", 400),
         (b'{"m":' + b"9" * 6000 + b',"n":1,"k":1}', "application/json", 400),
-        (b"[" * 100_000, "application/json", 400),
+        (b"[" * 60_000, "application/json", 422),
+        (b"[" * 100, "application/json", 400),
+        (b"[" * 100_000, "application/json", 413),
     ],
 )
 def test_unreadable_bodies(client: httpx.Client, content: bytes, kind: str, status: int) -> None:
@@ -117,12 +119,13 @@ def test_unreadable_bodies(client: httpx.Client, content: bytes, kind: str, stat
 
 
 def test_large_bodies_are_refused_whether_declared_or_not(client: httpx.Client) -> None:
-    body = b" " * (2**20 + 1)
-    declared = client.post("/tune", content=body)
-    chunked = client.post("/tune", content=iter([body[: 2**19]] * 3))
-    for reply in (declared, chunked):
-        assert reply.status_code == 413
-        assert "1048576 bytes" in check_document(reply)["detail"]
+    for path, limit in (("/best:batch", 2**20), ("/tune", 2**16), ("/jobs/x/retry", 2**16)):
+        body = b" " * (limit + 1)
+        declared = client.post(path, content=body)
+        chunked = client.post(path, content=iter([body[: limit // 2]] * 3))
+        for reply in (declared, chunked):
+            assert reply.status_code == 413
+            assert f"{limit} bytes" in check_document(reply)["detail"]
 
 
 def test_a_fault_is_logged_and_shows_nothing(

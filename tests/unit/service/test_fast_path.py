@@ -5,7 +5,6 @@ Each request goes over a socket of its own, once as ever and once with the short
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import socket
@@ -57,7 +56,6 @@ class Service:
         taken = self.short > before
         with self.patch.context() as patch:
             patch.setattr(fast_path, "_best", _closed)
-            patch.setattr(fast_path, "_batch", _closed)
             slow = self.raw(request)
         assert fast == slow, request
         return fast, taken
@@ -117,15 +115,6 @@ def get(query: str = QUERY, *headers: str, method: str = "GET", path: str = "/be
     if not any(line.lower().startswith("host:") for line in headers):
         head.insert(1, "Host: 127.0.0.1")
     return "\r\n".join([*head, "Connection: close", "", ""]).encode()
-
-
-def post(body: bytes | dict[str, Any], *headers: str) -> bytes:
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    lines = ["POST /best:batch HTTP/1.1", "Host: localhost", "X-Request-Id: r-1", *headers]
-    if not any(line.lower().startswith("content-type") for line in headers):
-        lines.append("Content-Type: application/json")
-    lines += [f"Content-Length: {len(content)}", "Connection: close", "", ""]
-    return "\r\n".join(lines).encode() + content
 
 
 def status(answer: bytes) -> int:
@@ -275,78 +264,6 @@ def test_keys_hold_on_both_roads(keyed: Service) -> None:
     for headers, code in expected.items():
         answer, taken = keyed.both(get(QUERY, *headers))
         assert (status(answer), taken) == (code, code == 200), headers
-        body = {"problems": [SIZES]}
-        answer, taken = keyed.both(post(body, *headers))
-        assert (status(answer), taken) == (code if code != 303 else 401, code == 200), headers
-
-
-PROBLEMS: list[dict[str, Any]] = [
-    SIZES,
-    {**SIZES, "m": 8192},
-    {"m": 77, "n": 7000, "k": 640, "dtype": "fp16"},
-    {**SIZES, "batch": 1, "layout": "tn"},
-    SIZES,
-]
-MISSHAPEN: list[Any] = [
-    None,
-    [],
-    {**SIZES, "m": 0},
-    {**SIZES, "m": 1.5},
-    {**SIZES, "m": "1"},
-    {**SIZES, "dtype": "fp8_e4m3", "layout": "nn"},
-    {**SIZES, "x": 1},
-    {**SIZES, "m": 2**31 - 1, "n": 2**31 - 1},
-]
-
-
-@pytest.mark.parametrize(
-    ("body", "headers", "expected", "short"),
-    [
-        ({"problems": PROBLEMS}, (), 200, True),
-        ({"problems": PROBLEMS, "device": H100.slug, "arch": "sm90"}, (), 200, True),
-        ({"problems": PROBLEMS, "exact": True}, (), 200, True),
-        ({"problems": PROBLEMS * 10, "device": None}, (), 200, True),
-        ({"problems": MISSHAPEN[-3:-2]}, (), 200, True),
-        ({"problems": MISSHAPEN[-1:]}, (), 200, True),
-        ({"problems": [*MISSHAPEN, *PROBLEMS]}, (), 200, False),
-        ({"problems": PROBLEMS, "exact": "yes"}, (), 422, False),
-        ({"problems": PROBLEMS, "exact": None}, (), 422, False),
-        ({"problems": PROBLEMS, "device": "voodoo-2"}, (), 422, False),
-        ({"problems": PROBLEMS, "device": "v" * 201}, (), 422, False),
-        ({"problems": PROBLEMS, "arch": "sm70"}, (), 422, False),
-        ({"problems": []}, (), 422, False),
-        ({"problems": [{}] * 10_000}, (), 413, False),
-        ({}, (), 422, False),
-        (b"", (), 422, False),
-        (b"{", (), 400, False),
-        (b'{"problems":[NaN]}', (), 400, False),
-        (b"\xff\xfe", (), 400, False),
-        ('{"problems":[null]}'.encode("utf-16"), (), 400, False),
-        ({"problems": PROBLEMS}, ("Content-Type: text/plain",), 422, False),
-        ({"problems": PROBLEMS}, ("Content-Type: application/json; charset=utf-8",), 200, False),
-        ({"problems": PROBLEMS}, ("Sec-Fetch-Site: cross-site",), 403, False),
-        ({"problems": PROBLEMS}, ("Origin: http://elsewhere.example",), 403, False),
-        ({"problems": PROBLEMS}, ("Host: gemmsmith.example",), 421, False),
-    ],
-)
-def test_batches_say_the_same(
-    service: Service,
-    body: bytes | dict[str, Any],
-    headers: tuple[str, ...],
-    expected: int,
-    short: bool,
-) -> None:
-    request = post(body, *headers)
-    if any(line.startswith("Host") for line in headers):
-        request = request.replace(b"Host: localhost\r\n", b"")
-    answer, taken = service.both(request)
-    assert (status(answer), taken) == (expected, short)
-
-
-def test_a_batch_is_made_of_the_answers_to_each(service: Service) -> None:
-    bodies = [service.http.get("/best", params=problem).content for problem in PROBLEMS]
-    reply = service.http.post("/best:batch", json={"problems": PROBLEMS})
-    assert reply.content == b'{"answers":[' + b",".join(bodies) + b"]}"
 
 
 def test_no_mangled_request_tells_the_roads_apart(service: Service) -> None:
@@ -365,12 +282,10 @@ def test_no_mangled_request_tells_the_roads_apart(service: Service) -> None:
     for _ in range(60):
         queries = (QUERY, QUERY + "&exact=true&dtype=bf16")
         query = mangled(source.choice(queries).encode()).decode().replace('"', "%22")
-        body = mangled(json.dumps({"problems": PROBLEMS[:2], "exact": False}).encode())
-        for request in (get(query), post(body)):
-            answer, taken = service.both(request)
-            seen.add((status(answer), taken))
+        answer, taken = service.both(get(query))
+        seen.add((status(answer), taken))
     assert {(200, True), (200, False), (400, False), (404, False), (422, False)} >= seen
-    assert {(200, True), (400, False), (422, False)} <= seen
+    assert {(200, True), (422, False)} <= seen
 
 
 def counters(service: Service) -> dict[str, float]:
@@ -385,7 +300,7 @@ def counters(service: Service) -> dict[str, float]:
 
 
 def test_both_roads_are_counted_alike(service: Service) -> None:
-    known = [get(), get("m=8192&n=4096&k=4096"), post({"problems": PROBLEMS, "exact": True})]
+    known = [get(), get("m=8192&n=4096&k=4096")]
     for request in known:
         service.raw(request)
     counted = []
@@ -394,7 +309,6 @@ def test_both_roads_are_counted_alike(service: Service) -> None:
         with service.patch.context() as patch:
             if closed:
                 patch.setattr(fast_path, "_best", _closed)
-                patch.setattr(fast_path, "_batch", _closed)
             new = f"m=8&n=7000&k={640 + 16 * closed}&dtype=fp16"
             for request in [
                 *known,
@@ -410,15 +324,14 @@ def test_both_roads_are_counted_alike(service: Service) -> None:
     assert fast.pop("gemmsmith_request_seconds_sum['/best']") > 0
     assert slow.pop("gemmsmith_request_seconds_sum['/best']") > 0
     for found in counted:
-        found.pop("gemmsmith_request_seconds_sum['/best:batch']")
         found.pop("gemmsmith_request_seconds_sum['/metrics']")
     assert fast == slow
-    assert fast["gemmsmith_lookups_total['exact']"] == 4
+    assert fast["gemmsmith_lookups_total['exact']"] == 1
     assert fast["gemmsmith_lookups_total['nearest']"] == 1
     assert fast["gemmsmith_lookups_total['predicted']"] == 1
-    assert fast["gemmsmith_lookups_total['unknown']"] == 3
-    assert fast["gemmsmith_answers_total['memory']"] == 5
-    assert fast["gemmsmith_answers_total['database']"] == 4
+    assert fast["gemmsmith_lookups_total['unknown']"] == 1
+    assert fast["gemmsmith_answers_total['memory']"] == 2
+    assert fast["gemmsmith_answers_total['database']"] == 2
     assert fast["gemmsmith_requests_total['/best', '200', 'GET']"] == 3
     assert counters(service)["gemmsmith_answers_kept[]"] > 0
 

@@ -17,8 +17,8 @@ from gemmsmith.kernel import AnyKernel
 from gemmsmith.problem import Layout, Problem
 from service.settings import Settings
 from tests.support.processes import until
-from tests.support.serving import H100, H200, new_settings, running, trial
-from tuner.compile import ArtifactStore, Toolchain
+from tests.support.serving import H100, H200, new_settings, packs_of, running, trial
+from tuner.compile import Toolchain
 from tuner.store import Store
 from tuner.trial import Trial
 
@@ -106,7 +106,7 @@ def test_a_pack_is_served_immutably_while_it_is_whole(
     compiled.write_bytes(b"\x7fELF not really")
     toolchain = Toolchain(nvcc=Path("nvcc"), version="13.0.88", origin="wheels")
     kernel = trial(SMALL).candidate.kernel
-    pack = ArtifactStore(settings.packs).publish(compiled, [kernel], toolchain)
+    pack = packs_of(settings).publish(compiled, [kernel], toolchain)
     reply = client.get(f"/packs/{pack.hash}")
     assert reply.content == compiled.read_bytes()
     assert hashlib.sha256(reply.content).hexdigest() == pack.hash

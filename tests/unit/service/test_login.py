@@ -30,7 +30,9 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    settings = new_settings(tmp_path_factory.mktemp("site"), require_keys=True)
+    settings = new_settings(
+        tmp_path_factory.mktemp("site"), require_keys=True, trusted_proxies="127.0.0.1"
+    )
     with Store.open(settings.database) as store:
         _, key = store.keys.create("reader", Scope.READ)
     with running(settings) as client:

@@ -108,7 +108,7 @@ def test_a_client_leaves_a_thread_to_others_and_keeps_its_order() -> None:
         return name
 
     async def scenario() -> list[str]:
-        turns = Turns(2)
+        turns = Turns(2, of_client=1)
         greedy = [asyncio.create_task(turns.run("a", work, f"a{number}")) for number in range(5)]
         await asyncio.sleep(0.05)
         assert working == ["a0"]
@@ -127,5 +127,5 @@ def test_a_client_leaves_a_thread_to_others_and_keeps_its_order() -> None:
 def test_requests_are_counted_under_the_key_or_else_the_address() -> None:
     connection = {"client": ("10.1.2.3", 1)}
     assert whose(LOCAL, connection) == "10.1.2.3"
-    assert whose(Caller(name="ann", scopes=frozenset()), connection) == "ann"
+    assert whose(Caller(name="ann", scopes=frozenset()), connection) == "key ann"
     assert whose(LOCAL, {"client": None}) == ""

@@ -15,13 +15,15 @@ import pytest
 from gemmsmith import AsyncClient, Client
 from gemmsmith.http.replies import SCHEMA
 from gemmsmith.problem import Problem
+from gemmsmith.signing import Signer
 from service import identity
 from service.settings import Settings
 from tests.support.replacing import replace
 from tests.support.serving import new_settings, packs_of, running
 from tuner.backends import kernels
 from tuner.backends.unit import kernel_digest
-from tuner.compile import Manifest, Pack, Toolchain
+from tuner.compile import ArtifactStore, Manifest, Pack, Toolchain
+from tuner.store import Store
 
 MEMBERS = kernels(Problem(m=64, n=64, k=64))[:7]
 EMPTY = {"schema": SCHEMA, "packs": [], "links": {}}
@@ -116,6 +118,52 @@ def test_what_cannot_be_fetched_is_not_listed(http: httpx.Client, settings: Sett
     packs[0].path.unlink()
     packs[1].path.write_bytes(b"\x7fELF")
     assert [entry["hash"] for entry in http.get("/packs").json()["packs"]] == [packs[2].hash]
+
+
+def not_believed(settings: Settings) -> list[Pack]:
+    """Packs without a signature, with a stranger's, and with an altered manifest."""
+    compiled, packs = settings.packs.parent / "unit.so", []
+    stranger = Signer.create(settings.packs.parent / "stranger.key")
+    for signer in (None, stranger, identity.signer(settings)):
+        compiled.write_bytes(f"\x7fELF {len(packs)}".encode())
+        store = ArtifactStore(settings.packs, signer=signer)
+        packs.append(store.publish(compiled, [MEMBERS[6]], OLDER))
+    manifest = packs[2].path.with_suffix(".json")
+    manifest.write_bytes(manifest.read_bytes().replace(b"13.0.88", b"13.0.99"))
+    return packs
+
+
+def test_only_packs_with_a_trusted_signature_are_listed_and_served(
+    http: httpx.Client, settings: Settings
+) -> None:
+    served = sorted(publish(settings, OLDER, member).hash for member in range(3))
+    others = not_believed(settings)
+    for query in ("", "?limit=2", f"?toolchain={OLDER.digest}&limit=1"):
+        listed = [entry["hash"] for page in pages(http, f"/packs{query}") for entry in page]
+        assert listed == served, query
+    with Store.open(settings.database) as store:
+        for pack in others:
+            store.add_pack(pack.hash, OLDER.digest, [MEMBERS[6]], 10)
+    assert http.get(f"/kernels/{MEMBERS[6].name}").json()["pack"] is None
+    for pack in others:
+        for headers in ({}, {"Range": "bytes=0-3"}, {"If-None-Match": f'"{pack.hash}"'}):
+            reply = http.get(f"/packs/{pack.hash}", headers=headers)
+            assert reply.status_code == 404
+            assert "has no trusted signature" in reply.json()["detail"]
+            assert http.head(f"/packs/{pack.hash}", headers=headers).status_code == 404
+    assert all(http.get(f"/packs/{pack_hash}").status_code == 200 for pack_hash in served)
+    # What is signed from now on is served from now on.
+    ArtifactStore(settings.packs).sign(identity.signer(settings))
+    assert http.get(f"/packs/{others[0].hash}").status_code == 200
+
+
+def test_a_service_that_accepts_unsigned_packs_serves_them(tmp_path: Path) -> None:
+    settings = new_settings(tmp_path, unsigned=True)
+    accepted = {pack.hash for pack in not_believed(settings)[:2]}
+    with running(settings) as http:
+        listed = {entry["hash"] for entry in http.get("/packs").json()["packs"]}
+        assert listed >= accepted
+        assert all(http.get(f"/packs/{pack_hash}").status_code == 200 for pack_hash in accepted)
 
 
 @pytest.mark.parametrize("field", ["toolchain", "after"])

@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from service.http.protocol import MAX_HEAD_BYTES, MAX_URL_BYTES
+from service.http.bodies import SMALL_BYTES
+from service.http.protocol import MAX_HEAD_BYTES, MAX_HEADERS, MAX_URL_BYTES
 from service.settings import Settings
 
 
@@ -54,6 +55,7 @@ def test_as_much_as_is_allowed_passes(client: httpx.Client) -> None:
     assert exchange(client, request(path))[0] == 200
     many = [f"X-{i}: {'y' * 1000}" for i in range(MAX_HEAD_BYTES // 1100)]
     assert exchange(client, request("/healthz", *many))[0] == 200
+    assert exchange(client, request("/healthz", *["a:"] * (MAX_HEADERS - 2)))[0] == 200
 
 
 @pytest.mark.parametrize("length", [MAX_URL_BYTES + 1, 30_000, 200_000])
@@ -70,6 +72,8 @@ def test_a_long_url_is_refused(client: httpx.Client, length: int) -> None:
         [f"X-{'y' * MAX_HEAD_BYTES}: big"],
         [f"X-{i}: {'y' * 1000}" for i in range(MAX_HEAD_BYTES // 1000 + 1)],
         [f"X{i}: 1" for i in range(MAX_HEAD_BYTES // 4)],
+        ["a:"] * MAX_HEADERS,
+        ["a:"] * 60_000,
     ],
 )
 def test_large_headers_are_refused(client: httpx.Client, headers: list[str]) -> None:
@@ -135,13 +139,46 @@ def test_a_second_request_on_the_connection_is_judged_afresh(client: httpx.Clien
     assert body.count(b"HTTP/1.1 200") == 2  # the two that follow
 
 
-def test_a_declared_body_that_is_too_large_is_not_waited_for(
-    client: httpx.Client, settings: Settings
-) -> None:
+def test_a_declared_body_that_is_too_large_is_not_waited_for(client: httpx.Client) -> None:
     head = f"POST /tune HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {10**12}\r\n\r\n"
     status, body = exchange(client, head.encode())
     refused(status, body, 413)
-    assert str(settings.max_body_bytes) in body.decode()
+    assert str(SMALL_BYTES) in body.decode()
+
+
+@pytest.mark.parametrize("sent", [b"1\r\n \r\n" * 40_000, b"0\r\n" + b"a: b\r\n" * 10_000])
+def test_chunks_and_trailers_that_cost_more_than_they_bring_are_refused(
+    client: httpx.Client, sent: bytes
+) -> None:
+    head = b"POST /tune HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    status, body = exchange(client, head + sent)
+    refused(status, body, 431 if sent.startswith(b"0") else 400)
+
+
+def test_a_body_in_small_chunks_is_a_body_all_the_same(client: httpx.Client) -> None:
+    body = b'{"problems": [{"m": 1, "n": 1, "k": 1}]}'
+    head = (
+        b"POST /best:batch HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    assert exchange(client, head + chunks + b"0\r\n\r\n")[0] == 200
+
+
+def test_only_so_many_requests_are_taken_before_the_first_is_answered(
+    client: httpx.Client,
+) -> None:
+    ahead = request("/healthz").replace(b"Connection: close\r\n", b"")
+    _, body = exchange(client, ahead * 20 + request("/healthz"))
+    assert body.count(b"HTTP/1.1 200") == 20
+    with (
+        socket.create_connection(address(client), timeout=20) as link,
+        contextlib.suppress(ConnectionError),
+    ):
+        link.sendall(ahead * 5000)
+        while link.recv(65536):
+            pass  # hung up on, sooner or later
+    assert client.get("/healthz").status_code == 200
 
 
 def test_a_body_without_end_is_cut_off(client: httpx.Client) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import anyio
 import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -24,6 +23,7 @@ from gemmsmith.kernel import Backend
 from gemmsmith.signing import Signer
 from service.http import documents
 from service.http.abilities import EVERYTHING, Abilities, abilities_of
+from service.http.turns import Turns
 from service.lookup.devices import Catalogue
 from service.lookup.rows import PacksToRun
 from service.lookup.snapshots import EARLIER, EDITIONS, Edition, OncePerTurn, Snapshots
@@ -76,7 +76,9 @@ def content(edition: Edition) -> bytes:
 
 
 def kept(store: Store) -> Snapshots:
-    return Snapshots(store, Catalogue(store.devices, None), believing(store), SIGNER)
+    return Snapshots(
+        store, Catalogue(store.devices, None), believing(store), SIGNER, Turns(2, of_client=1)
+    )
 
 
 def drawn(draw: random.Random) -> Winner:
@@ -231,9 +233,12 @@ def test_a_turn_serves_all_who_asked_before_it() -> None:
         go.acquire()
         return seen
 
+    async def look_in_thread(question: str) -> int:
+        return await asyncio.to_thread(look, question)
+
     async def test() -> list[int]:
         nonlocal state
-        turns = OncePerTurn(look, anyio.CapacityLimiter(2))
+        turns = OncePerTurn(look_in_thread)
         first = asyncio.create_task(turns("x"))
         await asyncio.to_thread(begun.acquire)
         state = 1  # after the first look began: whoever asks now must see it
@@ -252,14 +257,14 @@ def test_a_turn_serves_all_who_asked_before_it() -> None:
 def test_a_failed_turn_fails_for_all_and_not_for_the_next() -> None:
     answers: list[Any] = [ValueError("gone"), 7]
 
-    def look(_: str) -> Any:
+    async def look(_: str) -> Any:
         answer = answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     async def test() -> list[Any]:
-        turns = OncePerTurn(look, anyio.CapacityLimiter(2))
+        turns = OncePerTurn(look)
         failed = await asyncio.gather(*(turns("x") for _ in range(5)), return_exceptions=True)
         return [*map(str, failed), await turns("x")]
 

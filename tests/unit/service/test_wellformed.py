@@ -105,7 +105,8 @@ def test_queries_and_paths_say_a_thing_once_in_utf_8(
         ("/tune", b'{"m": NaN}', 400, "not JSON"),
         ("/tune", '{"m": 1}'.encode("utf-16"), 400, "not JSON"),
         ("/tune", b'{"m": ' + b"9" * 5000 + b"}", 400, "not JSON"),
-        ("/tune", b"[" * 100_000, 400, "nested too deeply"),
+        ("/tune", b"[" * 60_000, 422, "has too many values"),
+        ("/best:batch", b'{"problems": ' + b"[" * 100_000, 400, "nested too deeply"),
     ],
 )
 def test_bodies_say_a_thing_once_in_json(

@@ -89,6 +89,10 @@ def test_a_head_that_was_noted_shows_a_chain_made_anew(five: Store) -> None:
     assert five.audit.verify(noted).fault == f"the entry that was noted ({noted}) is missing"
 
 
+def test_no_head_is_among_the_entries_by_being_empty(five: Store) -> None:
+    assert five.audit.verify("").fault == "the entry that was noted () is missing"
+
+
 def test_writers_at_once_make_one_chain(store: Store, store_url: str) -> None:
     """From two processes' points of view: each store has connections of its own."""
     with Store.open(store_url) as other, ThreadPoolExecutor(8) as pool:

@@ -12,11 +12,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import inspect, text
 
+from tests.migration.make_asset import ASSETS
 from tests.support.records import DEVICE, PROBLEM, failed_trial, trial, winner
 from tuner.errors import DatabaseCorrupt, DatabaseInUse, SchemaTooNew, StoreError
-from tuner.store import Store, current, head, upgrade
+from tuner.store import Store, current, head, postgresql, upgrade
 from tuner.store.backup import backup, restore
 from tuner.store.database import Database
 
@@ -206,3 +207,193 @@ def test_a_password_is_on_no_command_line(
     url = postgresql_server.replace("postgres@", "postgres:open-sesame@")
     backup(f"{url}/{postgresql_template}", tmp_path / "saved")
     assert "open-sesame" not in (tmp_path / "said").read_text()
+
+
+def dumped_with(url: str, saved: Path, *statements: str) -> None:
+    """Change the database by the statements, and write it as `backup` would if it checked less."""
+    with closing(Database(url, migrating=True)) as database:
+        with database.connect() as connection:
+            for statement in statements:
+                connection.exec_driver_sql(statement)
+        if not database.is_sqlite:
+            postgresql.dump(database.url, saved)
+            return
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
+        connection.execute(f"VACUUM INTO '{saved}'")
+
+
+def refused(url: str, saved: Path, message: str) -> None:
+    fill(url)
+    before = content(url)
+    with pytest.raises((DatabaseCorrupt, SchemaTooNew), match=message) as caught:
+        restore(url, saved, force=True)
+    assert str(saved) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert content(url) == before
+    assert not list(saved.parent.glob(".aside-*"))
+
+
+ADMIN = (
+    "INSERT INTO api_keys (name, key_hash, scopes, created_at) VALUES ('eve', 'abc', 'admin', 0)"
+)
+TRIGGERS = {
+    "sqlite": (f"CREATE TRIGGER friendly AFTER INSERT ON jobs BEGIN {ADMIN}; END",),
+    "postgresql": (
+        f"CREATE FUNCTION befriend() RETURNS trigger AS $$ BEGIN {ADMIN}; RETURN NEW; END $$ "
+        "LANGUAGE plpgsql",
+        "CREATE TRIGGER friendly AFTER INSERT ON jobs FOR EACH ROW EXECUTE FUNCTION befriend()",
+    ),
+}
+CHANGED = [
+    (("CREATE VIEW friendly AS SELECT * FROM api_keys",), "has (a|the) view"),
+    (("CREATE TABLE recipes (name TEXT)",), "has the table recipes, which no gemmsmith makes"),
+    (("DROP TABLE audit",), "lacks the table audit"),
+    (("DROP TABLE job_events", "DROP TABLE idempotency_keys"), "lacks the (table|index) "),
+    (("ALTER TABLE api_keys RENAME TO keys",), "lacks the table api_keys"),
+    (("ALTER TABLE api_keys ADD COLUMN note TEXT",), "the table api_keys in .* differs"),
+    (("ALTER TABLE api_keys DROP COLUMN job_limit",), "the table api_keys in .* differs"),
+    (("INSERT INTO alembic_version VALUES ('0001')",), f"names as schema 0001, {head()}"),
+    (("UPDATE alembic_version SET version_num = '0001'",), "(lacks|has|differs)"),
+    (("UPDATE alembic_version SET version_num = 'eve'",), "schema eve"),
+    (("DELETE FROM alembic_version",), "names as schema none"),
+    (("DROP TABLE alembic_version",), "names as schema none"),
+]
+
+
+@pytest.mark.parametrize(("statements", "message"), CHANGED)
+def test_a_backup_with_another_schema_is_refused(
+    store_url: str,
+    empty_database_url: str,
+    tmp_path: Path,
+    statements: tuple[str, ...],
+    message: str,
+) -> None:
+    dumped_with(store_url, tmp_path / "saved", *statements)
+    refused(empty_database_url, tmp_path / "saved", message)
+
+
+def test_a_backup_with_a_trigger_is_refused(
+    database_kind: str, store_url: str, empty_database_url: str, tmp_path: Path
+) -> None:
+    """It would make itself an admin key at the next order."""
+    dumped_with(store_url, tmp_path / "saved", *TRIGGERS[database_kind])
+    refused(empty_database_url, tmp_path / "saved", "trigger|function")
+
+
+def in_schema(before: str, after: str) -> tuple[str, ...]:
+    """Statements that write a definition anew, as no statement of SQL can."""
+    return (
+        "PRAGMA writable_schema = ON",
+        f"UPDATE sqlite_master SET sql = replace(sql, '{before}', '{after}')",
+    )
+
+
+@pytest.mark.parametrize(
+    ("statements", "message"),
+    [
+        (("DROP INDEX ix_jobs_ordered_by",), "lacks the index ix_jobs_ordered_by"),
+        (("CREATE INDEX handy ON jobs (state)",), "has the index handy, which no gemmsmith makes"),
+        (
+            ("DROP INDEX uq_winners_current", "CREATE INDEX uq_winners_current ON winners (id)"),
+            "the index uq_winners_current in .* differs from the one that gemmsmith makes",
+        ),
+        (in_schema("UNIQUE (key_hash)", "UNIQUE (key_hash) ON CONFLICT REPLACE"), "table api_keys"),
+        (in_schema("key_hash VARCHAR(128)", "key_hash COLLATE NOCASE"), "table api_keys"),
+        (in_schema("UNIQUE (key_hash)", "UNIQUE (key_hash), CHECK (id > 0)"), "table api_keys"),
+        (in_schema("CREATE TABLE", "CREATE ODDITY"), "is no usable backup"),
+    ],
+)
+def test_a_sqlite_file_is_taken_only_with_the_very_schema(
+    sqlite_url: str, tmp_path: Path, statements: tuple[str, ...], message: str
+) -> None:
+    saved = tmp_path / "saved"
+    shutil.copy(sqlite_url.removeprefix("sqlite:///"), saved)
+    with closing(sqlite3.connect(saved)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+        connection.commit()
+    refused(f"sqlite:///{tmp_path}/other.db", saved, message)
+
+
+def test_statistics_of_the_planner_are_no_other_schema(sqlite_url: str, tmp_path: Path) -> None:
+    fill(sqlite_url)
+    dumped_with(sqlite_url, tmp_path / "saved", "ANALYZE")
+    assert restore(f"sqlite:///{tmp_path}/other.db", tmp_path / "saved") == head()
+
+
+@pytest.mark.parametrize("asset", sorted(ASSETS.glob("*.sql")), ids=lambda asset: asset.stem)
+def test_backups_of_every_release_are_taken(asset: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    with closing(sqlite3.connect(saved)) as connection:
+        connection.executescript(asset.read_text())
+    assert restore(f"sqlite:///{tmp_path}/other.db", saved) == head()
+
+
+of_postgresql = pytest.mark.parametrize(
+    "database_kind",
+    [pytest.param("postgresql", marks=pytest.mark.postgresql)],
+    indirect=True,
+)
+
+
+@of_postgresql
+def test_rows_that_do_not_fit_are_one_line(
+    store_url: str, empty_database_url: str, tmp_path: Path
+) -> None:
+    """A dump can hold any text as rows: here rows that refer to missing ones."""
+    fill(store_url)
+    dumped_with(
+        store_url,
+        tmp_path / "saved",
+        "ALTER TABLE winners DROP CONSTRAINT fk_winners_problem_id",
+        "UPDATE winners SET problem_id = 999",
+    )
+    refused(empty_database_url, tmp_path / "saved", "a row in winners that does not fit")
+
+
+@of_postgresql
+def test_a_user_without_the_right_to_it_gets_one_line(
+    store_url: str, empty_database_url: str, tmp_path: Path
+) -> None:
+    backup(store_url, tmp_path / "saved")
+    weak = f"weak_{tmp_path.parent.name.replace('-', '_')}_{os.getpid()}"
+    with closing(Database(empty_database_url)) as database, database.connect() as connection:
+        connection.exec_driver_sql(f'CREATE ROLE "{weak}" LOGIN')
+        connection.exec_driver_sql("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    url = empty_database_url.replace("postgres@", f"{weak}@")
+    with pytest.raises(StoreError, match="cannot be restored: permission denied") as caught:
+        restore(url, tmp_path / "saved")
+    assert "\n" not in str(caught.value)
+
+
+@of_postgresql
+def test_no_sql_of_a_dump_is_run(store_url: str, empty_database_url: str, tmp_path: Path) -> None:
+    """Its definitions, defaults and comments may be any text."""
+    fill(store_url)
+    dumped_with(
+        store_url,
+        tmp_path / "saved",
+        "CREATE SEQUENCE odd",
+        "ALTER TABLE api_keys ALTER COLUMN scopes SET DEFAULT 'admin'",
+        "ALTER TABLE jobs DROP CONSTRAINT uq_jobs_public_id",
+        "COMMENT ON TABLE jobs IS E'\\n\\\\! touch /tmp/odd\\n'",
+    )
+    restore(empty_database_url, tmp_path / "saved")
+    assert content(empty_database_url) == content(store_url)
+    with closing(Database(empty_database_url)) as database, database.connect() as connection:
+        assert "odd" not in inspect(connection).get_sequence_names()
+        scopes = inspect(connection).get_columns("api_keys")
+        assert all(column["default"] != "'admin'" for column in scopes)
+        assert inspect(connection).get_unique_constraints("jobs")
+
+
+def test_identifiers_go_on_where_they_stood(
+    store_url: str, empty_database_url: str, tmp_path: Path
+) -> None:
+    """Also of rows that are gone: an identifier is never used again."""
+    fill(store_url)
+    dumped_with(store_url, tmp_path / "saved", "DELETE FROM trials")
+    restore(empty_database_url, tmp_path / "saved")
+    with Store.open(empty_database_url) as store:
+        store.add_trial(trial(9))
+        assert [stored.id for stored in store.trials()] == [4]
