@@ -12,6 +12,7 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from gemmsmith.tuning import JobState
+from service.charts.trials import convergence
 from service.http.access import Scope, needs
 from service.http.errors import invalid_field, not_found
 from service.http.routes import jobs as api
@@ -19,8 +20,7 @@ from service.http.state import Service, State
 from service.pages import addresses
 from service.pages.callers import Reader, Tuner
 from service.pages.fields import Blank, Text
-from service.pages.pictures.convergence import convergence
-from service.pages.render import fragment, page, picture, see_other
+from service.pages.render import fragment, page, see_other
 from tuner.errors import JobNotFound
 from tuner.jobs import Job
 
@@ -77,7 +77,7 @@ def job(service: Service, caller: Reader, job_id: str) -> Response:
         job=found,
         events=events,
         workers=service.queue.workers.alive(),
-        convergence=picture(convergence(service.store.tried.of_job(found.id))),
+        convergence=convergence(service.store.tried.of_job(found.id)),
         device=device if device in slugs else None,
         final=found.state.terminal,
         retryable=found.state in (JobState.FAILED, JobState.CANCELLED),
@@ -87,7 +87,7 @@ def job(service: Service, caller: Reader, job_id: str) -> Response:
 
 @router.get("/{job_id}/convergence", dependencies=[needs(Scope.READ)])
 def progress(service: Service, job_id: str) -> Response:
-    """The picture of a job's page alone, for the script that keeps it current."""
+    """The chart of a job's page alone, for the script that keeps it current."""
     trials = service.store.tried.of_job(_get(service, job_id).id)
     return fragment(convergence(trials))
 

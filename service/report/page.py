@@ -7,21 +7,18 @@ markup. The same rows always give the same page: nothing of the moment of writin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from gemmsmith.candidate import Candidate
-from gemmsmith.kernel import CutlassKernel, TileScheduler
-from gemmsmith.launch import Decomposition
-from service.report import pictures, regimes
+from service.charts import draw, rooflines
+from service.charts.ratios import classes, ratios
+from service.report import regimes
 from service.report.reasons import baseline_note, notes, why
-from service.report.roofline import measured_roof, roofline
+from service.report.roofs import measured_roof
 from service.report.rows import LOW, DeviceReport, ReportRow, Side
-
-_PICTURES = Path(__file__).parent.parent / "pages" / "static" / "pictures.css"
+from service.report.verdict import NONE, choices
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c1c1c; --soft: #6b6b6b; --line: #8883; --paper: #fff;
@@ -107,15 +104,13 @@ operand moved once.</p>
 </html>
 """
 
-NONE = "–"
-
 
 def page(reports: Sequence[DeviceReport]) -> str:
     """The whole page."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     template = environment.from_string(_TEMPLATE)
     return template.render(
-        style=Markup(_STYLE + _PICTURES.read_text(encoding="utf-8")),  # noqa: S704 - ours
+        style=Markup(draw.STYLE.read_text(encoding="utf-8") + _STYLE),  # noqa: S704 - ours
         low=LOW,
         devices=[_device(report) for report in reports],
     )
@@ -173,9 +168,9 @@ def _part(report: DeviceReport, dtype: str) -> dict[str, Any]:
     roof = measured_roof(report.ceilings, dtype)
     return {
         "dtype": dtype,
-        "ratios": Markup(pictures.ratios(rows)),  # noqa: S704 - the pictures escape their text
-        "classes": Markup(pictures.classes(report, dtype)),  # noqa: S704
-        "roofline": Markup(roofline(rows, dtype, [roof] if roof else [])),  # noqa: S704
+        "ratios": ratios(rows),
+        "classes": classes(report, dtype),
+        "roofline": rooflines.of_rows(rows, dtype, [roof] if roof else []),
         "rows": [_row(row) for row in ordered],
     }
 
@@ -204,29 +199,6 @@ def _figures(ours: Side | None, theirs: Side | None) -> tuple[str, ...]:
         _figure(ours.bytes_per_second / 1e12 if ours else None),
         *(_share(side.bandwidth_share if side else None) for side in sides),
         *(_share(side.copy_share if side else None) for side in sides),
-    )
-
-
-def choices(candidate: Candidate | None) -> tuple[str, ...]:
-    """Tile and cluster, schedule, scheduler, launch: what the winner is."""
-    if candidate is None:
-        return (NONE,) * 4
-    kernel, launch = candidate.kernel, candidate.launch
-    if not isinstance(kernel, CutlassKernel):
-        return (NONE, kernel.backend.value, NONE, launch.key)
-    swapped = " swapped" if kernel.swapped else ""
-    words = [launch.raster.value, f"swizzle {launch.swizzle}"]
-    if kernel.scheduler is TileScheduler.STREAM_K:
-        words.append(launch.decomposition.value)
-    if launch.splits > 1 or launch.decomposition is Decomposition.SPLIT_K:
-        words.append(f"{launch.splits} splits")
-    if launch.sm_budget:
-        words.append(f"{launch.sm_budget} SMs")
-    return (
-        f"{'×'.join(map(str, kernel.tile))} · {'×'.join(map(str, kernel.cluster))}{swapped}",
-        kernel.mainloop.value,
-        kernel.scheduler.value,
-        ", ".join(words),
     )
 
 
