@@ -151,7 +151,7 @@ _FILTERS: Mapping[str, Any] = {
 }
 
 _TEMPLATES = Environment(
-    loader=FileSystemLoader(_FOLDER / "templates"),
+    loader=FileSystemLoader([_FOLDER / "templates", STATIC]),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,
