@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import shutil
 import signal
+import site
 import sys
 import tempfile
 import uuid
@@ -32,12 +34,41 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Nothing is signed with, or believed because of, what this user has at home.
-os.environ["GEMMSMITH_TRUSTED"] = tempfile.mkdtemp(prefix="gemmsmith-trusted-")
-os.environ["GEMMSMITH_SIGNING_KEY"] = os.environ["GEMMSMITH_TRUSTED"] + "/signing.key"
+_OF_TESTS = ("TEST_", "FAULT_", "FUZZ_", "GPU_", "MALFORMED", "COMPILE_JOBS", "COMMIT")
+"""How the variables begin, behind `GEMMSMITH_`, that are for tests and not for an installation."""
 
-# A new database has no winners, but where a test says which.
-os.environ["GEMMSMITH_WINNERS"] = os.environ["GEMMSMITH_TRUSTED"] + "/no-winners"
+
+def _live_alone() -> None:
+    """Give these tests a home of their own, and none of this user's settings, keys and services.
+
+    The checkout may be in use meanwhile: its database and the usual port are not these tests'.
+    """
+    home = os.environ.get("GEMMSMITH_TEST_HOME")
+    if home is None:  # else another process of this session has made it
+        home = os.environ["GEMMSMITH_TEST_HOME"] = tempfile.mkdtemp(prefix="gemmsmith-tests-")
+        atexit.register(shutil.rmtree, home, ignore_errors=True)
+        # What belongs to Python and git, wherever home is.
+        os.environ.setdefault("PYTHONUSERBASE", site.getuserbase())
+        if (settings := Path.home() / ".gitconfig").is_file():
+            os.environ.setdefault("GIT_CONFIG_GLOBAL", str(settings))
+    for name in list(os.environ):
+        word = name.removeprefix("GEMMSMITH_")
+        if name.startswith(("GEMMSMITH", "XDG_")) and not word.startswith(_OF_TESTS):
+            del os.environ[name]
+    own = tempfile.mkdtemp(dir=home)
+    os.environ.update(
+        HOME=own,
+        GEMMSMITH_DATABASE=f"sqlite:///{own}/gemmsmith.db",
+        GEMMSMITH_PACKS=f"{own}/packs",
+        GEMMSMITH_PORT="0",
+        GEMMSMITH_SIGNING_KEY=f"{own}/trusted/signing.key",
+        GEMMSMITH_TRUSTED=f"{own}/trusted",
+        # A new database has no winners, but where a test says which.
+        GEMMSMITH_WINNERS=f"{own}/no-winners",
+    )
+
+
+_live_alone()
 
 DATABASES = [
     "sqlite",
@@ -54,6 +85,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Files are handed out in the order of their tests, not of how many they have."""
     if config.pluginmanager.hasplugin("xdist"):
         config.option.loadscopereorder = False
+    if config.pluginmanager.hasplugin("hypothesispytest"):
+        from hypothesis import settings
+
+        # An example takes as long as the machine's other work lets it, and leaves nothing behind.
+        settings.register_profile("shared", deadline=None, database=None)
+        settings.load_profile("shared")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

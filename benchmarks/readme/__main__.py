@@ -32,7 +32,7 @@ def blocks() -> dict[Path, dict[str, str]]:
         README: {
             "gains": kinds.table(winners),
             "steps": steps.table(),
-            "beside": beside.table(),
+            "beside": beside.table(winners),
             "matrix": matrix.table(winners),
         },
         BENCHMARKS: {

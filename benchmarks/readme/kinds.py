@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.readme.shipped import geometric_mean, got, is_aligned, models, origin, short
+from benchmarks.readme.shipped import AVERAGES, averages, got, models, origin, short
 from gemmsmith.operation import Epilogue, Grouping, Scaling
+from gemmsmith.problem import Problem
+from service.report.rows import unaligned_operands
 from tuner.trial import Winner
 
 FEW_TOKENS = 64
@@ -20,20 +22,20 @@ class Kind:
     Attributes:
         title: as the README calls it.
         short: as the picture calls it.
-        holds: whether a winner is of this kind, if it is of none before it.
+        holds: whether a problem is of this kind, if it is of none before it.
     """
 
     title: str
     short: str
-    holds: Callable[[Winner], bool]
+    holds: Callable[[Problem], bool]
 
 
-def _grouping(winner: Winner) -> Grouping:
-    return winner.problem.operation.grouping
+def _grouping(problem: Problem) -> Grouping:
+    return problem.operation.grouping
 
 
-def _is_finely_scaled(winner: Winner) -> bool:
-    return winner.problem.operation.scaling in (Scaling.ROW, Scaling.BLOCK)
+def _is_finely_scaled(problem: Problem) -> bool:
+    return problem.operation.scaling in (Scaling.ROW, Scaling.BLOCK)
 
 
 def _has_factors(epilogue: Epilogue) -> bool:
@@ -44,42 +46,42 @@ KINDS = (
     Kind(
         title="Grouped with SwiGLU (MoE experts)",
         short="experts'\ngates",
-        holds=lambda w: w.problem.operation.is_grouped and w.problem.operation.is_fused,
+        holds=lambda p: p.operation.is_grouped and p.operation.is_fused,
     ),
     Kind(
         title="Grouped (MoE experts), forward",
         short="experts,\nforward",
-        holds=lambda w: _grouping(w) is Grouping.ROWS and w.problem.operation.layout.value == "tn",
+        holds=lambda p: _grouping(p) is Grouping.ROWS and p.operation.layout.value == "tn",
     ),
     Kind(
         title="Grouped (MoE experts), gradients",
         short="experts,\ngradients",
-        holds=lambda w: w.problem.operation.is_grouped,
+        holds=lambda p: p.operation.is_grouped,
     ),
     Kind(
         title="Fused FP8 layers with an FP8 result",
         short="FP8\nresults",
-        holds=lambda w: w.problem.operation.stores_fp8,
+        holds=lambda p: p.operation.stores_fp8,
     ),
     Kind(
         title="Fused SwiGLU and GeGLU",
         short="gates",
-        holds=lambda w: w.problem.operation.epilogue.is_gated,
+        holds=lambda p: p.operation.epilogue.is_gated,
     ),
     Kind(
         title="Fused gradients of activations",
         short="activations'\ngradients",
-        holds=lambda w: w.problem.operation.epilogue.backward is not None,
+        holds=lambda p: p.operation.epilogue.backward is not None,
     ),
     Kind(
         title="Fused factors of columns (LayerScale) or rows",
         short="factors",
-        holds=lambda w: _has_factors(w.problem.operation.epilogue),
+        holds=lambda p: _has_factors(p.operation.epilogue),
     ),
     Kind(
         title="Fused bias, activation, residual",
         short="bias,\nactivation",
-        holds=lambda w: w.problem.operation.is_fused,
+        holds=lambda p: p.operation.is_fused,
     ),
     Kind(
         title="Dense FP8 scaled by rows",
@@ -89,27 +91,27 @@ KINDS = (
     Kind(
         title="Rows not aligned to 16 bytes",
         short="unaligned",
-        holds=lambda w: not is_aligned(w),
+        holds=lambda p: bool(unaligned_operands(p)),
     ),
     Kind(
         title="INT8",
         short="INT8",
-        holds=lambda w: w.problem.operation.a.is_integer,
+        holds=lambda p: p.operation.a.is_integer,
     ),
     Kind(
         title="FP8",
         short="FP8",
-        holds=lambda w: w.problem.operation.is_narrow_float,
+        holds=lambda p: p.operation.is_narrow_float,
     ),
     Kind(
         title=f"Up to {FEW_TOKENS} tokens, bf16 and fp16",
         short=f"≤ {FEW_TOKENS}\ntokens",
-        holds=lambda w: w.problem.m <= FEW_TOKENS and w.problem.operation.a.bits == 16,
+        holds=lambda p: p.m <= FEW_TOKENS and p.operation.a.bits == 16,
     ),
     Kind(
         title="Weight gradients summed in FP32",
         short="FP32\nsums",
-        holds=lambda w: w.problem.operation.accumulate,
+        holds=lambda p: p.operation.accumulate,
     ),
     Kind(
         title="Other dense products",
@@ -119,13 +121,17 @@ KINDS = (
 )
 
 
-def kind_of(winner: Winner) -> Kind:
+PLAIN = KINDS[-1]
+"""What is left: products that gain for no reason of their own."""
+
+
+def kind_of(problem: Problem) -> Kind:
     """The first kind that holds it."""
-    return next(kind for kind in KINDS if kind.holds(winner))
+    return next(kind for kind in KINDS if kind.holds(problem))
 
 
 def table(winners: Sequence[Winner]) -> str:
-    """One row a kind, one column a GPU model: the geometric mean of what is served."""
+    """One row a kind, one column a GPU model: the averages of what is served."""
     gpus = models(winners)
     lines = [
         f"| product | {' | '.join(map(short, gpus))} | best problem | default kept |",
@@ -133,14 +139,14 @@ def table(winners: Sequence[Winner]) -> str:
     ]
     unmeasured = []
     for kind in KINDS:
-        mine = [w for w in winners if kind_of(w) is kind]
+        mine = [w for w in winners if kind_of(w.problem) is kind]
         if not mine:
             unmeasured.append(kind.title)
             continue
         cells = []
         for model in gpus:
             gains = [got(w) for w in mine if w.device.slug == model.slug]
-            cells.append(f"{geometric_mean(gains):.3f} × ({len(gains)})" if gains else "–")
+            cells.append(f"{averages(gains)} ({len(gains)})" if gains else "–")
         stays = sum(w.use.is_default for w in mine)
         lines.append(
             f"| {kind.title} | {' | '.join(cells)} "
@@ -148,8 +154,8 @@ def table(winners: Sequence[Winner]) -> str:
         )
     lines += [
         "",
-        "Speed-up over torch's default: the geometric mean over the number of problems in "
-        "parentheses, each in the least favourable of three "
+        f"Speed-up over torch's default: {AVERAGES} (number of problems), each in the least "
+        "favourable of three "
         "[regimes](docs/choosing.md#three-regimes). Where the default is kept, the speed-up is 1; "
         f"the lowest of all problems is {min(map(got, winners)):.2f}. "
         f"{origin(winners).capitalize()}.",

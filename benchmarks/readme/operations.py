@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from benchmarks.readme.shipped import geometric_mean, got, is_aligned, models, origin
+from benchmarks.readme.shipped import AVERAGES, averages, got, is_aligned, models, origin
 from gemmsmith.answers.answer import Use
 from gemmsmith.operation import in_order
 from tuner.trial import Winner
@@ -14,7 +14,7 @@ from tuner.trial import Winner
 def table(winners: Sequence[Winner]) -> str:
     """One row for each GPU model and operation."""
     lines = [
-        "| GPU | operation | problems | mean speed-up | of aligned rows only | best "
+        "| GPU | operation | problems | speed-up | of aligned rows only | best "
         "| CUTLASS kernel served | cuBLASLt algorithm served | default kept |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
@@ -26,8 +26,8 @@ def table(winners: Sequence[Winner]) -> str:
             aligned = [got(w) for w in mine if is_aligned(w)]
             lines.append(
                 f"| {model.name.removeprefix('NVIDIA ')} | {dtype} | {len(mine)} "
-                f"| {geometric_mean([got(w) for w in mine]):.3f} × "
-                f"| {geometric_mean(aligned):.3f} × ({len(aligned)}) "
+                f"| {averages([got(w) for w in mine])} "
+                f"| {averages(aligned)} ({len(aligned)}) "
                 f"| {max(got(w) for w in mine):.2f} × "
                 f"| {uses[Use.CUTLASS]} | {uses[Use.CUBLASLT]} | {uses[Use.CUBLAS]} |"
             )
@@ -39,7 +39,7 @@ def table(winners: Sequence[Winner]) -> str:
     ]
     lines += [
         "",
-        "Geometric means of the speed-up over torch's default, in the regime where a winner gains "
+        f"Speed-up over torch's default: {AVERAGES}, in the regime where a winner gains "
         f"least; 1 where the default is kept. Of the {len(stays)} problems that keep the default, "
         f"{len(ahead)} have a kernel that is faster in every regime and is still not served, "
         "nearly always because it gains less than its power penalty. "

@@ -42,7 +42,9 @@ def columns(winners: Sequence[Winner]) -> list[Column]:
     found = []
     for model in models(winners):
         for kind in KINDS:
-            mine = [w for w in winners if w.device.slug == model.slug and kind_of(w) is kind]
+            mine = [
+                w for w in winners if w.device.slug == model.slug and kind_of(w.problem) is kind
+            ]
             if mine:
                 ordered = tuple(sorted(mine, key=lambda w: (got(w), str(w.problem))))
                 found.append(Column(model=model, title=kind.short, winners=ordered))

@@ -50,6 +50,15 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(statistics.fmean(math.log(value) for value in values))
 
 
+AVERAGES = "the geometric mean · the median"
+"""What `averages` writes: a few outliers move the first and not the second."""
+
+
+def averages(values: Sequence[float]) -> str:
+    """The geometric mean and the median of ratios, as every table has them."""
+    return f"{geometric_mean(values):.3f} × · {statistics.median(values):.3f}"
+
+
 def origin(winners: Sequence[Winner]) -> str:
     """Under which drivers and when they were measured."""
     drivers = ", ".join(sorted({w.environment.driver for w in winners}))

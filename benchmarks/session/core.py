@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -221,12 +221,14 @@ def prepare(session: Session) -> int:
         print("no NVIDIA GPU on this machine; these steps need one (see `gemmsmith doctor`)")
         return 2
     log = session.file("setup", ".log")
-    with _alone():
+    # A dry run may be beside a session: it touches nothing.
+    with nullcontext() if session.dry_run else _alone():
         code = _install(session, log)
         if code:
             return code
-        (STATE / "packs").mkdir(parents=True, exist_ok=True)
-        for archive in sorted(CARRIED.glob("packs-*.tar*")):
+        if not session.dry_run:
+            (STATE / "packs").mkdir(parents=True, exist_ok=True)
+        for archive in sorted(CARRIED.glob("packs-*.tar*")) if not session.dry_run else []:
             print(f"unpacking {archive.name}", flush=True)
             with tarfile.open(archive) as tar:
                 tar.extractall(STATE / "packs", _absent(tar), filter="data")
@@ -250,7 +252,8 @@ def _install(session: Session, log: Path) -> int:
     if not (wheels or archive.exists()) or SITE.exists():
         return 0
     aside = STATE / "gpu-site.part"
-    shutil.rmtree(aside, ignore_errors=True)
+    if not session.dry_run:
+        shutil.rmtree(aside, ignore_errors=True)
     if archive.exists():
         print(f"unpacking {archive.name}", flush=True)
         if not session.dry_run:

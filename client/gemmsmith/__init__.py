@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Match,
         Ratio,
         Statistics,
+        TunedAnswer,
         Use,
     )
     from gemmsmith.answers.bundle import Bundle
@@ -100,6 +101,7 @@ _MODULES = {
         "Match",
         "Ratio",
         "Statistics",
+        "TunedAnswer",
         "Use",
     ),
     "bounds": ("Bounds",),
@@ -225,6 +227,7 @@ __all__ = [
     "SnapshotCorrupt",
     "SnapshotUnavailable",
     "Statistics",
+    "TunedAnswer",
     "TuningJob",
     "Unauthorized",
     "Use",

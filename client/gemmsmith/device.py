@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 
 
@@ -33,6 +35,43 @@ class DeviceModel:
     def slug(self) -> str:
         """Identity in URLs and keys: `nvidia-h200-132sm`."""
         return f"{self.name.lower().replace(' ', '-')}-{self.sm_count}sm"
+
+
+def time_text(us: float, recorded: str = "", digits: int = 2) -> str:
+    """A time in microseconds, with the name of the GPU model whose recorded time it is, if any.
+
+    `12.34 µs`, or `12.34 µs (recorded H200)`.
+    """
+    text = f"{us:.{digits}f} µs"
+    return f"{text} ({recording_of(recorded)})" if recorded else text
+
+
+def recording_of(name: str) -> str:
+    """What is said beside times of a recorded GPU model: `recorded H200`."""
+    return f"recorded {name.removeprefix('NVIDIA ')}"
+
+
+def called(name: str, slugs: Iterable[str]) -> list[str]:
+    """The slugs of the device models that people call by a name.
+
+    `nvidia-h200-132sm`, `NVIDIA H200, 132 SMs`, `NVIDIA H200` and `h200` are names of one model.
+    A name with a number of SMs is a whole one. Several slugs are returned if a name suits them
+    equally well.
+    """
+    words, count = _words(name)
+    models = {slug: _words(slug) for slug in slugs}
+    if count:
+        return [slug for slug, model in models.items() if model == (words, count)]
+    same = [slug for slug, (model, _) in models.items() if model == words]
+    return same or [slug for slug, (model, _) in models.items() if words and words <= model]
+
+
+def _words(name: str) -> tuple[frozenset[str], str]:
+    """The words of a model's name, and its number of SMs as slugs have it; empty without one."""
+    joined = re.sub(r"\b([0-9]+) ?sms?\b", r"\1sm", name.lower())
+    words = frozenset(re.findall(r"[a-z0-9]+", joined))
+    count = next((word for word in words if re.fullmatch("[0-9]+sm", word)), "")
+    return words - {count}, count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -73,10 +73,10 @@ ELEMENTS = {
 def spelt(name: object, others: dict[str, str]) -> str:
     """Our own name of a type: that of `others` if it is one of them, else as it is.
 
-    `name` is a text, whose first part up to a dot counts, or a type of torch's or numpy's, whose
-    text it is: `torch.bfloat16`.
+    `name` is a text, whose first part up to a dot counts and in which case does not, or a type of
+    torch's or numpy's, whose text it is: `torch.bfloat16`.
     """
-    text = str(name) if isinstance(name, str) else str(name).removeprefix("torch.")
+    text = str(name).lower().removeprefix("torch.")
     first, dot, rest = text.partition(".")
     return f"{others.get(first, first)}{dot}{rest}"
 

@@ -14,6 +14,7 @@ import msgspec
 
 from gemmsmith.answers import understood
 from gemmsmith.bounds import BOUNDS, Bounds, exceeded
+from gemmsmith.device import time_text
 from gemmsmith.errors import ServiceFault, ServiceUnavailable
 from gemmsmith.http.replies import NoAnswer, Reply, Response, check
 from gemmsmith.http.requests import Request, job_path
@@ -37,6 +38,7 @@ class JobStatus(Plain):
         done, total: candidates (kernels while compiling) of this phase.
         best_us, best: microseconds per launch of what is ahead, and its key, or the default's
             name: by the finals as soon as there were any, else by the screening.
+        recorded: name of the GPU model whose recorded times these are; empty if a GPU measures.
         winner_revision: revision of the promoted winner, once done.
         deadline_at: time after which it is given up unless it has a winner; None for never.
         ordered_by: name of the API key that requested it.
@@ -57,6 +59,7 @@ class JobStatus(Plain):
     total: int = 0
     best_us: float | None = None
     best: str | None = None
+    recorded: str = ""
     error: str | None = None
     attempt: int = 0
     created_at: str = ""
@@ -80,12 +83,17 @@ class JobStatus(Plain):
         return replace(self, state=state, waits=waits, **values)
 
     @property
+    def best_time(self) -> str:
+        """`best_us` for people; empty while nothing was timed."""
+        return "" if self.best_us is None else time_text(self.best_us, self.recorded, 1)
+
+    @property
     def line(self) -> str:
         """The job in a line: which, of what, where it stands, how far it is."""
         parts = (
             self.state.value,
             f"{self.phase} {bar(self.done, self.total)}".strip() if self._runs else "",
-            "" if self.best_us is None else f"best {self.best_us:.1f} µs",
+            f"best {self.best_time}" if self.best_time else "",
             self.waits,
             self.error or "",
         )
@@ -99,7 +107,7 @@ class JobStatus(Plain):
         return f"<JobStatus {self.line}>"
 
     def _repr_html_(self) -> str:
-        best = None if self.best_us is None else f"{self.best_us:.1f} µs {self.best or ''}"
+        best = f"{self.best_time} {self.best or ''}" if self.best_time else None
         rows = {
             "job": self.id,
             "state": self.state.value,
@@ -127,6 +135,7 @@ _Progress = msgspec.defstruct(
         ("total", int, 0),
         ("best_us", float | None, None),
         ("best", str | None, None),
+        ("recorded", str | None, None),
         ("error", str | None, None),
     ],
 )

@@ -17,6 +17,14 @@ class Scaling(StrEnum):
     BLOCK = "block"  # one for each 1×128 of A and each 128×128 of B
 
 
+class Grouping(StrEnum):
+    """How one call computes many products over tokens sorted by group (expert)."""
+
+    NONE = "none"  # one product, or a batch of equal ones
+    ROWS = "rows"  # each group's rows of A times that group's B: forward, input gradient
+    DEPTH = "depth"  # K is cut into groups, each with a D of its own: weight gradient
+
+
 class DType(StrEnum):
     """Short names of operand types, with the output and scaling that they mean by themselves."""
 

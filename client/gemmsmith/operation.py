@@ -24,18 +24,12 @@ from gemmsmith.elements import Element as Element
 from gemmsmith.elements import Layout as Layout
 from gemmsmith.epilogue import Epilogue as Epilogue
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operands import MEANINGS, OPERANDS
+from gemmsmith.names import ACCUMULATE, named_layout, part_of, whole
+from gemmsmith.operands import MEANINGS
 from gemmsmith.operands import DType as DType
+from gemmsmith.operands import Grouping as Grouping
 from gemmsmith.operands import Scaling as Scaling
 from gemmsmith.plain import Plain
-
-
-class Grouping(StrEnum):
-    """How one call computes many products over tokens sorted by group (expert)."""
-
-    NONE = "none"  # one product, or a batch of equal ones
-    ROWS = "rows"  # each group's rows of A times that group's B: forward, input gradient
-    DEPTH = "depth"  # K is cut into groups, each with a D of its own: weight gradient
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -192,6 +186,18 @@ class Operation(Plain):
         )
 
     @classmethod
+    def read(cls, text: str = DType.BF16) -> Operation:
+        """The operation that a person names, as `str` or its key has it: `bf16.out_f32 nt`.
+
+        Without a layout it is tn.
+
+        Raises:
+            InvalidProblem: there is no such operation; names the field and its valid values.
+        """
+        dtype, layout = named_layout(text)
+        return cls.of(dtype, layout or Layout.TN)
+
+    @classmethod
     def parse(cls, key: str) -> Operation:
         """The operation with this key.
 
@@ -214,7 +220,7 @@ class Operation(Plain):
         parts = [self.types.value]
         parts += [f"{word}_{value.value}" for word, value, usual in said if value is not usual]
         if self.accumulate:
-            parts.append("accumulate")
+            parts.append(ACCUMULATE)
         return ".".join(parts)
 
     @property
@@ -350,8 +356,8 @@ def in_order(dtypes: Iterable[str]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=4096)
 def _asked(dtype: TypeName, layout: str) -> Operation:
-    """The operation by what people call its types."""
-    return named(spelt(dtype, OPERANDS), layout)
+    """The operation by what people call its types, and its layout in letters of any case."""
+    return named(whole(dtype), layout.lower())
 
 
 @lru_cache(maxsize=4096)
@@ -364,11 +370,11 @@ def named(dtype: str, layout: str) -> Operation:
     name, *parts = dtype.split(".")
     if name not in DType.__members__.values():
         hint = " (products of FP32 operands: tf32)" if name in ("float32", "fp32") else ""
-        raise not_one_of("dtype", DType, dtype, hint)
+        raise not_one_of("dtype", DType, name, hint)
     order = member("layout", Layout, layout)
     types = DType(name)
     meaning = MEANINGS[types]
-    said = dict(_part(part, dtype) for part in parts)
+    said = dict(part_of(part, dtype) for part in parts)
     found = Operation(
         types=types,
         layout=order,
@@ -376,15 +382,8 @@ def named(dtype: str, layout: str) -> Operation:
         scaling=member("scaling", Scaling, said.get("scale", meaning.scaling)),
         grouping=member("grouping", Grouping, said.get("group", Grouping.NONE)),
         epilogue=member("epilogue", Epilogue, said.get("then", Epilogue.NONE)),
-        accumulate="accumulate" in said,
+        accumulate=ACCUMULATE in said,
     )
     if found.dtype != dtype:
         raise InvalidProblem("dtype", f"dtype {dtype!r} is spelt {found.dtype!r}")
     return found
-
-
-def _part(part: str, dtype: str) -> tuple[str, str]:
-    word, _, value = part.partition("_")
-    if word not in ("out", "scale", "group", "then") and part != "accumulate":
-        raise InvalidProblem("dtype", f"dtype {dtype!r} has an unknown part {part!r}")
-    return word, value

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, SupportsIndex
 from gemmsmith.choices import integer
 from gemmsmith.elements import TypeName
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operands import OPERANDS
+from gemmsmith.names import whole
 from gemmsmith.operation import DType, Element, Grouping, Layout, Operation, Scaling, named
 from gemmsmith.plain import Plain
 
@@ -27,7 +27,12 @@ MAX_GROUPS = 1024
 """Groups of one grouped product: a thread block looks through all of them."""
 
 
-_EXTENTS = re.compile(r"[0-9]{1,19}(?:[x×*][0-9]{1,19}){2,3}", re.ASCII)
+_EXTENTS = re.compile(r"[0-9]{1,19}(?:[xX×*][0-9]{1,19}){2,3}", re.ASCII)
+
+
+def extents(text: str) -> list[str] | None:
+    """The sizes in `4096x6144x1024` or `8×512×512×512`; None if a text is no such word."""
+    return re.split("[xX×*]", text) if _EXTENTS.fullmatch(text) else None
 
 
 @dataclass(frozen=True, slots=True, order=True, repr=False)
@@ -86,8 +91,9 @@ class Problem(Plain):
             what = f"epilogue {operation.epilogue.value}"
             raise InvalidProblem("n", f"{what} needs an even n, of gate and up, got {self.n}")
         # Enumerators and other names become the plain text that readers of stored problems get.
-        if type(self.dtype) is not str or self.dtype.partition(".")[0] in OPERANDS:
-            object.__setattr__(self, "dtype", operation.dtype)
+        dtype = whole(self.dtype)
+        if type(self.dtype) is not str or self.dtype != dtype:
+            object.__setattr__(self, "dtype", dtype)
         if self.layout is not operation.layout:
             object.__setattr__(self, "layout", operation.layout)
 
@@ -111,21 +117,23 @@ class Problem(Plain):
     def parse(cls, text: str) -> Problem:
         """Parse a problem as `str` prints it: `4096x6144x1024`, `8×512×512×512 bf16.out_f32 nt`.
 
-        Extents are joined by `×`, `x` or `*`; a fourth, before the others, is the batch. Element
-        types and layout may follow; if they do not, they are bf16 and tn.
+        Extents are joined by `×`, `x` or `*`; a fourth, before the others, is the batch. The
+        operation may follow, with its layout or without. The defaults are bf16 and tn.
 
         Raises:
             InvalidProblem: the text is not a problem.
         """
-        extents, *words = text.split()[:4] or [""]
-        if not _EXTENTS.fullmatch(extents) or len(words) > 2:
+        first, *words = text.split()[:4] or [""]
+        sizes = extents(first)
+        if sizes is None or len(words) > 2:
             raise InvalidProblem(
                 "problem",
                 "a problem is written [BATCHx]MxNxK [DTYPE [LAYOUT]], such as "
                 f"'4096x6144x1024 bf16 tn', got {text[:80]!r}",
             )
-        *batch, m, n, k = map(int, re.split("[x×*]", extents))
-        return cls.of(Operation.of(*(words or [DType.BF16])), m, n, k, *batch)
+        *batch, m, n, k = map(int, sizes)
+        operation = Operation.of(*words) if len(words) == 2 else Operation.read(*words)
+        return cls.of(operation, m, n, k, *batch)
 
     @property
     def operation(self) -> Operation:

@@ -54,6 +54,7 @@ def classes(report: DeviceReport, dtype: str) -> Markup:
             high=summary.maximum,
             value=f"{summary.geometric_mean:.3f}",
             words=f"{summary.title}: geometric mean {summary.geometric_mean:.3f}, "
+            f"median {summary.median:.3f}, "
             f"{summary.minimum:.3f} to {summary.maximum:.3f}",
         )
         for summary in summaries

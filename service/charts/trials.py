@@ -29,11 +29,12 @@ _SLOWEST = 4.0
 _LANES = 9
 
 
-def convergence(run: Sequence[Tried]) -> Markup:
+def convergence(run: Sequence[Tried], result_us: float | None = None) -> Markup:
     """The best time so far of one run's trials, oldest first, against trials and seconds.
 
     Only the screening's times count: finals measure the same candidates again, in other regimes. A
-    failed trial counts as a trial without a time. Empty before two were screened.
+    failed trial counts as a trial without a time. Empty before two were screened. `result_us` is
+    what the run came to in its finals, a dashed line.
     """
     screened = [trial for trial in run if trial.phase is Phase.SCREEN]
     times = [float("inf") if trial.median_us is None else trial.median_us for trial in screened]
@@ -46,17 +47,21 @@ def convergence(run: Sequence[Tried]) -> Markup:
     if not steps or len(screened) < 2:
         return Markup("")
     low, high = best[-1], steps[0][-1]
+    label = f"Best time against trials and seconds: {low:.2f} µs after {len(screened)} trials"
+    if result_us is not None:
+        low, high = min(low, result_us), max(high, result_us)
+        label += f"; the finals' result is {result_us:.2f} µs"
     margin = 0.08 * (high - low) or 0.05 * high
     y = draw.Scale(low - margin, high + margin, _HEIGHT - draw.BOTTOM, draw.TOP)
     half = (draw.WIDTH - draw.LEFT - draw.RIGHT - _GAP) / 2
     trials = draw.Scale(0, steps[-1][0], draw.LEFT, draw.LEFT + half)
     seconds = draw.Scale(0, steps[-1][1] or 1.0, draw.LEFT + half + _GAP, draw.WIDTH - draw.RIGHT)
-    label = f"Best time against trials and seconds: {low:.2f} µs after {len(screened)} trials"
     return draw.svg(
         _HEIGHT,
         label,
         _best([(trial, us) for trial, _, us in steps], trials, y, "trials"),
         _best([(second, us) for _, second, us in steps], seconds, y, "seconds"),
+        *(_result(result_us, x, y) for x in (trials, seconds) if result_us is not None),
     )
 
 
@@ -73,6 +78,12 @@ def _best(steps: Sequence[tuple[float, float]], x: draw.Scale, y: draw.Scale, na
         + draw.vertical_axis(x, y, "best µs so far")
         + draw.group("won", f"{best:.2f} µs", draw.path("best", *line, "H", x.end))
     )
+
+
+def _result(us: float, x: draw.Scale, y: draw.Scale) -> str:
+    line = draw.path("nominal", "M", x.start, y(us), "H", x.end)
+    label = draw.text(x.end, y(us) - 4, f"result {us:.2f}", "end")
+    return draw.group("tie", f"result of the finals: {us:.2f} µs", line, label)
 
 
 Trait = Callable[[CutlassKernel], str]

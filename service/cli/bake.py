@@ -19,10 +19,18 @@ from service.cli.options import (
     dtypes_of,
     load_settings,
 )
-from service.cli.output import CommandError, MisuseError, emit, note, say, writable_bytes
+from service.cli.output import (
+    CommandError,
+    MisuseError,
+    counted,
+    emit,
+    note,
+    say,
+    writable_bytes,
+)
 from service.cli.progress import reporter
 from service.cli.session import model_of
-from service.cli.tuning import load_suite, tasks
+from service.cli.tuning import load_suite
 
 if TYPE_CHECKING:
     from gemmsmith.answers.snapshot import Row, Snapshot
@@ -79,26 +87,30 @@ def bake(
     if winners == (suite is not None):
         raise MisuseError("give --suite FILE or --winners, one of them")
     kinds = dtypes_of(dtype) if dtype else []
-    problems = _problems(suite, kinds) if suite is not None else None
+    entries = [] if suite is None else _entries(suite, kinds)
+    problems = None if suite is None else [problem for entry in entries for problem in entry]
     settings = load_settings(database=database, packs=packs, sweeps=sweeps)
     settings.create_folders()
     slug = model_of(settings, device).slug
     baked = write(output, settings, slug, problems=problems, dtypes=kinds, workers=workers)
+    missing = sum(baked.unanswered.issuperset(entry) for entry in entries)
     counts = {
         "winners": len(baked.snapshot.rows),
         "packs": len(baked.snapshot.packs()),
         "kernels": baked.kernels,
-        "without_winner": baked.missing,
+        "without_winner": missing,
     }
     revision = baked.snapshot.revision
     if as_json:
         emit({"file": str(output), "bytes": baked.size, "revision": revision, "counts": counts})
         return
-    if baked.missing:
-        note(f"{baked.missing} of the suite's problems have no winner: torch runs them")
+    if missing:
+        has = "has" if missing == 1 else "have"
+        note(f"{missing} of the suite's {len(entries)} problems {has} no winner: torch runs them")
     say(
-        f"{output}: {counts['winners']} winners of {slug}, {counts['kernels']} kernels in "
-        f"{counts['packs']} packs, {baked.size / 1e6:.1f} MB, snapshot {revision[:16]}"
+        f"{output}: {counted(counts['winners'], 'winner')} of {slug}, "
+        f"{counted(counts['kernels'], 'kernel')} in {counted(counts['packs'], 'pack')}, "
+        f"{baked.size / 1e6:.1f} MB, snapshot {revision[:16]}"
     )
 
 
@@ -109,13 +121,13 @@ class Baked:
     Attributes:
         snapshot: its winners.
         kernels: how many they run.
-        missing: how many of the problems asked for have none.
+        unanswered: the problems asked for that have none.
         size: in bytes.
     """
 
     snapshot: Snapshot
     kernels: int
-    missing: int
+    unanswered: frozenset[Problem]
     size: int
 
 
@@ -145,9 +157,9 @@ def write(
         found = of_types(store.winners(device=slug), dtypes)
         snapshot = documents.snapshot(slug, found, pack_of=lambda _: None)
         rows = list(snapshot.rows)
-        missing = 0
+        unanswered: frozenset[Problem] = frozenset()
         if problems is not None:
-            rows, missing = _answering(snapshot, problems)
+            rows, unanswered = _answering(snapshot, problems)
         if not rows:
             raise CommandError(f"no winner to bake on {slug}: run `gemmsmith tune --suite` first")
         chosen = {row.problem for row in rows}
@@ -160,22 +172,33 @@ def write(
 
     baked = documents.snapshot(slug, kept, pack_of=pack_of, signer=signer)
     size = write_bundle(output, baked, {path.stem: path for path in files.values()})
-    return Baked(snapshot=baked, kernels=len(files), missing=missing, size=size)
+    return Baked(snapshot=baked, kernels=len(files), unanswered=unanswered, size=size)
 
 
-def _problems(suite: Path, kinds: Sequence[str]) -> list[Problem]:
-    """A suite's, in these `dtype`s; in all that there are and all that it says, where none."""
+def _entries(suite: Path, kinds: Sequence[str]) -> list[list[Problem]]:
+    """What a suite lists: each entry in one of these `dtype`s.
+
+    Without any, each entry in all `dtype`s that there are or that the suite names: it has a winner
+    if it has one in any of them.
+    """
     from gemmsmith.operation import DType, in_order
 
-    wanted = kinds or in_order([*DType, *load_suite(suite).dtypes])
-    return [task.problem for task in tasks(None, None, None, suite, list(wanted), "tn", 1, None)]
+    loaded = load_suite(suite)
+    entries: dict[object, list[Problem]] = {}
+    for kind in kinds or in_order([*DType, *loaded.dtypes]):
+        for entry, problem in loaded.problems(kind):
+            entries.setdefault((entry, kind if kinds else None), []).append(problem)
+    return list(entries.values())
 
 
-def _answering(snapshot: Snapshot, problems: Sequence[Problem]) -> tuple[list[Row], int]:
-    """The winners that decide about the problems, neighbours' too; how many have none."""
-    found = [snapshot.row_for(problem) for problem in problems]
-    rows = {row.problem: row for row in found if row is not None}
-    return list(rows.values()), sum(row is None for row in found)
+def _answering(
+    snapshot: Snapshot, problems: Sequence[Problem]
+) -> tuple[list[Row], frozenset[Problem]]:
+    """The winners that decide about the problems, neighbours' too; the problems that have none."""
+    answers = {problem: snapshot.row_for(problem) for problem in problems}
+    rows = {row.problem: row for row in answers.values() if row is not None}
+    unanswered = frozenset(problem for problem, row in answers.items() if row is None)
+    return list(rows.values()), unanswered
 
 
 def _packs(

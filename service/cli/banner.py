@@ -24,7 +24,7 @@ FALLBACK = Problem(m=4096, n=4096, k=4096)
 def text(
     url: str, *, lookup: Problem, tuning: Problem, device: str | None = None, keys: bool = False
 ) -> str:
-    """The banner: a lookup, a tuning job, and that job's events.
+    """The banner: where the pages are, a lookup, a tuning job, and that job's events.
 
     `lookup` should be a problem that has a winner (on `device`), `tuning` one that the worker's
     device can do. With `keys` the lines take an API key from GEMMSMITH_API_KEY.
@@ -33,7 +33,7 @@ def text(
     body = shlex.quote(msgspec.json.encode(tuning).decode())
     return "\n".join(
         [
-            f"gemmsmith answers on {url} (documentation: {url}/docs). Try:",
+            f"gemmsmith answers on {url} (pages: {url}/ui, documentation: {url}/docs). Try:",
             "",
             f"  curl -s{key} '{url}{best_url(lookup, device)}'",
             f"  curl -s{key} -H 'Content-Type: application/json' -d {body} {url}/tune",

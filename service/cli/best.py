@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from gemmsmith.answers.answer import Answer, Match
+from gemmsmith.answers.answer import Answer, Match, Statistics
+from gemmsmith.device import recording_of, time_text
 from gemmsmith.problem import Problem
 from service.cli.options import (
     AsJson,
@@ -34,7 +35,7 @@ def best(
     n: N,
     k: K,
     dtype: DTypeName = "bf16",
-    layout: LayoutName = "tn",
+    layout: LayoutName = None,
     batch: Batch = 1,
     device: DeviceSlug = None,
     exact: Annotated[
@@ -49,7 +50,12 @@ def best(
     if url:
         with connect(url) as client:
             answer = client.best(
-                m, n, k, batch=batch, dtype=dtype, layout=layout, device=device, exact=exact
+                *(problem.m, problem.n, problem.k),
+                batch=problem.batch,
+                dtype=problem.dtype,
+                layout=problem.layout,
+                device=device,
+                exact=exact,
             )
             if client.last_from_cache:
                 note("the service cannot be reached: this is its last known answer")
@@ -107,29 +113,50 @@ def show(answer: Answer) -> None:
         case Match.EXACT:
             say("  match      exact")
     default = answer.problem.operation.default
-    verdict = f"{default}: keep torch's own operator" if answer.use.is_default else answer.use
-    if answer.match is Match.NEAREST and answer.use.is_default:
-        say(f"  use        {verdict} until it is tuned: gemmsmith tune {typed(answer.problem)}")
+    name = f"{default}: keep torch's own operator" if answer.use.is_default else answer.use
+    untuned = answer.match is Match.NEAREST and answer.use.is_default
+    until = f" until it is tuned: gemmsmith tune {typed(answer.problem)}" if untuned else ""
+    say(f"  use        {name}{until}")
+    if answer.use.is_default:
+        _print_default(answer, default)
     else:
-        say(f"  use        {verdict}")
-        if stays := why_cublas_stays(answer.use, answer.speedup, answer.power_penalty):
-            say(f"             our kernel {stays} (docs/choosing.md)")
-    if answer.config is not None:
-        say(f"  kernel     {answer.config.kernel.name}")
-        say(f"  launch     {answer.config.launch.key}")
-        say(f"  pack       {answer.config.pack or 'not compiled here yet'}")
-    if answer.statistics is not None:
-        low, high = answer.statistics.ci_low_us, answer.statistics.ci_high_us
-        say(f"  time       {answer.statistics.median_us:.2f} µs  ({low:.2f} … {high:.2f})")
-    if answer.baseline is not None:
-        say(f"  default    {answer.baseline.median_us:.2f} µs  ({default})")
-    for label, text in regimes.lines(answer.speedup, answer.regimes, answer.power_penalty):
+        _print_config(answer)
+        say(f"  time       {_time(answer, answer.statistics)}")
+        say(f"  default    {_time(answer, answer.baseline)}  ({default})")
+    for label, text in regimes.lines(
+        answer.speedup, answer.regimes, answer.power_penalty, answer.recorded
+    ):
         say(f"  {label:<10} {text}")
-    origin = "replayed from a recording" if answer.replayed else "measured"
+    origin = recording_of(answer.recorded) if answer.recorded else "measured"
     pinned = ", pinned" if answer.pinned else ""
     say(f"  revision   {answer.revision}, {origin}, {answer.promoted_at}{pinned}")
     if answer.stale:
         say("  stale      measured under software that no GPU of this model runs any more")
+
+
+def _print_default(answer: Answer, default: str) -> None:
+    """What is served where the default stays, then the candidate that lost to it."""
+    say(f"  time       {_time(answer, answer.baseline)}  ({default})")
+    if answer.config is None:
+        return
+    stays = why_cublas_stays(answer.use, answer.speedup, answer.power_penalty)
+    say(f"  not run    our kernel{f' {stays} (docs/choosing.md)' if stays else ''}:")
+    say(f"             {answer.config.kernel.name} {answer.config.launch.key}")
+    say(f"             {_time(answer, answer.statistics)}")
+
+
+def _print_config(answer: Answer) -> None:
+    if answer.config is not None:
+        say(f"  kernel     {answer.config.kernel.name}")
+        say(f"  launch     {answer.config.launch.key}")
+        say(f"  pack       {answer.config.pack or 'not compiled here yet'}")
+
+
+def _time(answer: Answer, statistics: Statistics | None) -> str:
+    if statistics is None:
+        return "not measured"
+    text = time_text(statistics.median_us, answer.recorded)
+    return f"{text}  ({statistics.ci_low_us:.2f} … {statistics.ci_high_us:.2f})"
 
 
 def _print_predicted(answer: Answer) -> None:
@@ -138,7 +165,5 @@ def _print_predicted(answer: Answer) -> None:
     say(f"  use        {default}: keep torch's own operator until it is tuned")
     if answer.config is not None and answer.predicted_us is not None:
         say(f"  time       the cost model expects {answer.predicted_us:.2f} µs of")
-        say(f"  kernel     {answer.config.kernel.name}")
-        say(f"  launch     {answer.config.launch.key}")
-        say(f"  pack       {answer.config.pack or 'not compiled here yet'}")
+        _print_config(answer)
     say(f"  tune it    gemmsmith tune {typed(answer.problem)}")

@@ -17,6 +17,7 @@ from gemmsmith.files import unsafe
 from gemmsmith.version import VERSION
 from tuner import places
 from tuner.errors import SchemaOutdated, SchemaTooNew, StoreError, TunerError
+from tuner.extras import pip_install
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -172,8 +173,8 @@ def _compiler() -> Check:
         return _missing(
             "compiler",
             str(error).splitlines()[0],
-            "pip install 'gemmsmith-service[compiler]', or install the CUDA 13 toolkit; "
-            "needed to compile kernels, not to serve",
+            f"{pip_install('compiler')}, or install the CUDA 13 toolkit; needed to compile "
+            "kernels, not to serve",
         )
     return _ok("compiler", f"nvcc {toolchain.version} ({toolchain.origin}: {toolchain.nvcc})")
 
@@ -194,7 +195,7 @@ def _torch() -> Check:
         return _missing(
             "torch",
             "not installed",
-            "pip install 'gemmsmith-service[gpu]'; needed to measure, not to serve",
+            f"{pip_install('gpu')}; needed to measure, not to serve",
         )
     version = importlib.metadata.version("torch")
     written = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
@@ -207,7 +208,7 @@ def _torch() -> Check:
         )
     release = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if release < (2, 9):
-        return _missing("torch", version, "to measure, pip install 'torch>=2.9'")
+        return _missing("torch", version, f"to measure, {pip_install('gpu')}")
     return _ok("torch", f"{version}, CUDA {cuda[1]}")
 
 

@@ -25,6 +25,7 @@ from service.cli.options import (
     Packs,
     Sweeps,
     connect,
+    device_called,
     dtypes_of,
     load_settings,
 )
@@ -78,7 +79,7 @@ def compile_(
             show_default=False,
         ),
     ] = None,
-    layout: LayoutName = "tn",
+    layout: LayoutName = None,
     batch: Batch = 1,
     level: LevelName = "core",
     limit: Annotated[
@@ -185,6 +186,8 @@ def _of_winners(
 ) -> list[AnyKernel]:
     from tuner.exchange import of_types
 
+    if device is not None:
+        device = device_called(device, [model.slug for model in store.devices()])
     kernels = {
         winner.runs.kernel.name: winner.runs.kernel
         for winner in of_types(store.winners(device=device), dtypes_of(dtypes) if dtypes else ())

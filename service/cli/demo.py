@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gemmsmith.device import time_text
 from gemmsmith.files import private_folder
 from service.cli.best import show
 from service.cli.options import (
@@ -30,7 +31,7 @@ from service.cli.options import (
     problem_of,
     typed,
 )
-from service.cli.output import MisuseError, emit, microseconds, note, say, table
+from service.cli.output import MisuseError, emit, note, say, table
 from tuner import places
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def demo(
     n: OptionalN = None,
     k: OptionalK = None,
     dtype: DTypeName = "bf16",
-    layout: LayoutName = "tn",
+    layout: LayoutName = None,
     batch: Batch = 1,
     seconds: Annotated[
         float, typer.Option(min=0, help="About how long the search takes; 0: no waiting.")
@@ -162,10 +163,10 @@ def _compare(recorded: ReplayDevice, winner: Winner, as_json: bool) -> None:
         emit(winner)
         return
     every = len(recorded.recorded(winner.problem) or ())
-    found = winner.statistics or winner.baseline
-    time_us = microseconds(found.median_us if found else None)
+    statistics = winner.statistics or winner.baseline
+    time = time_text(statistics.median_us, recorded.model.name) if statistics else "no time"
     gain = f", {winner.speedup.median:.3f} × the default" if winner.speedup else ""
-    say(f"found {time_us} µs{gain}; the recording has {every} candidates of this problem")
+    say(f"found {time}{gain}; the recording has {every} candidates of this problem")
 
 
 def _look_up(problem: Problem, recorded: ReplayDevice, url: str) -> None:

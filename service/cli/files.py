@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gemmsmith.choices import member
 from gemmsmith.showing import lines
 from service.cli import completion
 from service.cli.output import CommandError, MisuseError
@@ -40,17 +41,14 @@ def format_of(name: str | None, path: Path | None) -> FileFormat:
     """The format that was asked for, else that of the file's ending.
 
     Raises:
-        MisuseError: not a format; names those there are.
+        InvalidProblem: not a format; names those there are.
     """
     from service.http.tables import FileFormat
 
     if name is None:
         ending = path.suffix[1:] if path else ""
         return FileFormat(ending) if ending in set(FileFormat) else FileFormat.JSONL
-    try:
-        return FileFormat(name)
-    except ValueError:
-        raise MisuseError(f"format must be one of {', '.join(FileFormat)}, got {name!r}") from None
+    return member("format", FileFormat, name)
 
 
 def fields_of(table: Table[Any], fields: str | None) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import typer
 
 from service.cli.options import Database, DeviceName, Packs, Sweeps, load_settings
 from service.cli.output import CommandError, note
+from tuner.extras import pip_install
 
 
 def fleet(
@@ -51,9 +52,7 @@ def fleet(
         from service.fleet.driver import Options
         from service.fleet.running import connected, run
     except ImportError:
-        raise CommandError(
-            "Ray is not installed here: pip install 'gemmsmith-service[fleet]'"
-        ) from None
+        raise CommandError(f"Ray is not installed here: {pip_install('fleet')}") from None
     from service import logging
     from service.fleet.plan import RECORDED
     from service.worker.process import device_name

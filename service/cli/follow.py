@@ -21,7 +21,7 @@ PATIENCE_S = 3.0
 
 def show(status: JobStatus, says: Reporter) -> None:
     """Report how far a job is."""
-    says.update(status.phase or status.state, status.done, status.total, best_us=status.best_us)
+    says.update(status.phase or status.state, status.done, status.total, best=status.best_time)
 
 
 def cancelling(jobs: Sequence[str], place: Sequence[str]) -> str:

@@ -11,10 +11,12 @@ import re
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from gemmsmith.errors import GemmsmithError, InvalidProblem
-from gemmsmith.problem import MAX_EXTENT
+from gemmsmith.names import named_layout
+from gemmsmith.operation import DType, Layout, of_dtype
+from gemmsmith.problem import MAX_EXTENT, extents
 from service.cli.output import CommandError, MisuseError, Stdout, note
 from tuner.errors import TunerError
 
@@ -22,7 +24,6 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C."""
 
 _NEGATIVE = re.compile(r"-[0-9]+(\.[0-9]*)?", re.ASCII)
-_SIZES = re.compile(r"([0-9]+)[x×]([0-9]+)[x×]([0-9]+)(?:[x×]([0-9]+))?", re.ASCII)
 
 
 _ADVICE = {
@@ -83,29 +84,76 @@ def example(command: str) -> str:
     return f"Example: gemmsmith {command}"
 
 
-def spread(word: str) -> list[str]:
-    """`4096x6144x1024` as three words; `8x256x256x64`, as commands print a batch, with `--batch`.
+def spread(word: str) -> tuple[list[str], dict[str, str]]:
+    """A problem, or a part of one, as sizes and as options with their values.
 
-    Any other word stays as it is.
+    `8×256×256×64 bf16.out_f32 nt` is a whole problem. A word that is no part of any stays a size.
     """
-    found = _SIZES.fullmatch(word)
-    if found is None:
-        return [word]
-    first, *others = (size for size in found.groups() if size is not None)
-    return [first, *others] if len(others) == 2 else ["--batch", first, *others]
+    sizes: list[str] = []
+    options: dict[str, str] = {}
+    for part in word.split() or [word]:
+        dtype, layout = named_layout(part)
+        if numbers := extents(part):
+            *batch, m, n, k = numbers
+            sizes += [m, n, k]
+            options |= {"--batch": batch[0]} if batch else {}
+        elif part.lower() in list(Layout):
+            options["--layout"] = part
+        elif _is_dtype(dtype):
+            options |= {"--dtype": dtype} | ({"--layout": layout} if layout else {})
+        else:
+            sizes.append(part)
+    return sizes, options
+
+
+def _is_dtype(text: str) -> bool:
+    try:
+        return bool(of_dtype(text))
+    except InvalidProblem:
+        # Its refusal says more than that of a size would.
+        return text.partition(".")[0] in list(DType)
 
 
 class ProblemCommand(TyperCommand):
-    """A command that takes M N K, also as MxNxK.
+    """A command that takes M N K, also as MxNxK, or a whole problem as commands print it.
 
     It says what is wrong with `-1` instead of 'no such option'.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Spread sizes that are one word, and refuse negative ones before they become options."""
-        args = [size for word in args for size in spread(word)]
-        for before, arg in zip(["", *args], args, strict=False):
+        """Take problems apart, and refuse negative sizes before they become options."""
+        words = self._spread(args)
+        for before, arg in zip(["", *words], words, strict=False):
             value_of_option = before.startswith("-") and "=" not in before
             if _NEGATIVE.fullmatch(arg) and (not value_of_option or _NEGATIVE.fullmatch(before)):
                 raise MisuseError(f"M, N and K must be integers in 1 … {MAX_EXTENT}, got {arg}")
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, words)
+
+    def _spread(self, args: list[str]) -> list[str]:
+        """The arguments, with problems as sizes and options.
+
+        Raises:
+            MisuseError: an option says something else than the problem.
+        """
+        single = {
+            name
+            for option in self.params
+            if isinstance(option, TyperOption) and not option.is_flag and option.nargs == 1
+            for name in option.opts
+        }
+        words: list[str] = []
+        typed: dict[str, str] = {}
+        meant: dict[str, str] = {}
+        for before, arg in zip(["", *args], args, strict=False):
+            if before in single:
+                typed[before] = arg
+            if before in single or arg.startswith("-"):
+                words.append(arg)
+                continue
+            sizes, options = spread(arg)
+            words += sizes
+            meant |= options
+        for name, value in meant.items():
+            if typed.setdefault(name, value) != value:
+                raise MisuseError(f"the problem says {name} {value}, but {name} is {typed[name]}")
+        return words + [word for pair in meant.items() for word in pair]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gemmsmith.device import recording_of
 from service.cli.guard import ProblemCommand, example
 from service.cli.options import (
     AsJson,
@@ -56,7 +57,7 @@ def history(
     n: N,
     k: K,
     dtype: DTypeName = "bf16",
-    layout: LayoutName = "tn",
+    layout: LayoutName = None,
     batch: Batch = 1,
     device: DeviceSlug = None,
     limit: Limit = None,
@@ -85,7 +86,7 @@ def pin(
     k: K,
     revision: Number,
     dtype: DTypeName = "bf16",
-    layout: LayoutName = "tn",
+    layout: LayoutName = None,
     batch: Batch = 1,
     device: DeviceSlug = None,
     url: Url = None,
@@ -105,7 +106,7 @@ def unpin(
     n: N,
     k: K,
     dtype: DTypeName = "bf16",
-    layout: LayoutName = "tn",
+    layout: LayoutName = None,
     batch: Batch = 1,
     device: DeviceSlug = None,
     url: Url = None,
@@ -125,7 +126,7 @@ def rollback(
     n: N,
     k: K,
     dtype: DTypeName = "bf16",
-    layout: LayoutName = "tn",
+    layout: LayoutName = None,
     batch: Batch = 1,
     device: DeviceSlug = None,
     url: Url = None,
@@ -242,7 +243,7 @@ def _row(revision: Revision) -> tuple[object, ...]:
     return (
         answer.revision,
         {True: "pinned", False: "yes"}[answer.pinned] if revision.current else "",
-        revision.origin,
+        recording_of(answer.recorded) if answer.recorded else revision.origin,
         "stale" if answer.stale else "",
         answer.use,
         _tile(answer.config) if answer.config else None,

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
+from gemmsmith.choices import member
 from gemmsmith.tuning import JobState
 from service.cli import completion, follow
 from service.cli.guard import example
 from service.cli.options import AsJson, Database, Url, connect, load_settings
-from service.cli.output import CommandError, MisuseError, emit, microseconds, note, say, table
+from service.cli.output import CommandError, emit, note, say, table
 from service.cli.progress import TUNING, Reporter, reporter
 
 if TYPE_CHECKING:
@@ -56,14 +57,14 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
-    if state is not None and state not in set(JobState):
-        raise MisuseError(f"state must be one of {', '.join(JobState)}, got {state!r}")
+    if state is not None:
+        state = member("state", JobState, state)
     with _opened(url, database) as jobs:
         found = jobs.list(state, limit)
     if as_json:
         emit({"jobs": found})
         return
-    columns = ("job", "state", "problem", "effort", "phase", "best µs", "tries", "created")
+    columns = ("job", "state", "problem", "effort", "phase", "best", "tries", "created")
     table("", columns, map(_row, found), left=5)
     note(f"{len(found)} jobs" + (f" (--limit {limit})" if len(found) == limit else ""))
 
@@ -246,7 +247,7 @@ def _row(status: JobStatus) -> tuple[object, ...]:
         status.problem,
         status.effort,
         status.phase,
-        microseconds(status.best_us),
+        status.best_time or None,
         status.attempt,
         status.created_at,
     )
@@ -262,7 +263,7 @@ def _print(status: JobStatus, as_json: bool) -> None:
         "device": status.device,
         "requested by": status.ordered_by,
         "progress": status.phase and f"{status.phase} {status.done}/{status.total}",
-        "best": status.best_us and f"{status.best_us:.2f} µs, {status.best}",
+        "best": status.best_us and f"{status.best_time}, {status.best}",
         "winner": status.winner_revision and f"revision {status.winner_revision}",
         "attempts": status.attempt,
         "created": status.created_at,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gemmsmith.choices import member
 from service.cli import completion
 from service.cli.guard import example
 from service.cli.options import AsJson, Database, Limit, load_settings
@@ -64,16 +65,13 @@ def create(
 
     if not is_name(name):
         raise MisuseError(f"NAME must be {NAME_RULE}; got {name!r:.80}")
-    if scope not in list(Scope):
-        raise MisuseError(f"scope must be one of {', '.join(Scope)}, got {scope!r:.80}")
+    checked = member("scope", Scope, scope)
     if job_limit is not None and not 1 <= job_limit <= MOST_JOBS:
         raise MisuseError(f"job-limit must be in 1 … {MOST_JOBS}, got {job_limit}")
     life = None if expires is None else _seconds(expires)
     with open_store(load_settings(database=database), on_made=say_made) as store:
         try:
-            key, secret = store.keys.create(
-                name, Scope(scope), expires_in_s=life, job_limit=job_limit
-            )
+            key, secret = store.keys.create(name, checked, expires_in_s=life, job_limit=job_limit)
         except KeyNameTaken as error:
             raise CommandError(str(error)) from error
     if as_json:
@@ -176,9 +174,7 @@ def audit(
     if verify:
         _verify(load_settings(database=database).database, head, as_json=as_json)
         return
-    if action is not None and action not in list(Action):
-        raise MisuseError(f"action must be one of {', '.join(Action)}, got {action!r:.80}")
-    wanted = None if action is None else Action(action)
+    wanted = None if action is None else member("action", Action, action)
     with Store.open(load_settings(database=database).database) as store:
         entries = store.audit.entries(action=wanted, actor=actor, limit=limit)
     if as_json:

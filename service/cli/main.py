@@ -5,8 +5,10 @@ Exit statuses: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
+from inspect import cleandoc
 from typing import Annotated
 
 import typer
@@ -144,6 +146,17 @@ app.command("sync", rich_help_panel=_LOOK_AFTER, epilog=example("sync https://ot
 )
 
 
+def _wrap_help_anew() -> None:
+    """Let terminals break the lines of help, not the docstrings that it is from."""
+    groups = [app, *(group.typer_instance for group in app.registered_groups)]
+    for command in (command for group in groups if group for command in group.registered_commands):
+        paragraphs = cleandoc(getattr(command.callback, "__doc__", None) or "").split("\n\n")
+        command.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+
+
+_wrap_help_anew()
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         say(VERSION)
@@ -165,6 +178,8 @@ def root(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit with its status."""
     open_streams()
+    # An interrupt within SQLAlchemy's own code is raised again, after a traceback in its log.
+    logging.getLogger("sqlalchemy").addHandler(logging.NullHandler())
     given = list(sys.argv[1:] if arguments is None else arguments)
     if "--debug" in given:
         given = ["--debug", *(word for word in given if word != "--debug")]

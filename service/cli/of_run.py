@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Thread
 
 from gemmsmith.answers.bundle import Bundle
-from gemmsmith.answers.snapshot import Snapshot
+from gemmsmith.answers.snapshot import Row, Snapshot
 from gemmsmith.captured import Captured, tune_command
 from gemmsmith.errors import GemmsmithError
 from gemmsmith.files import private_folder
@@ -18,7 +18,7 @@ from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
 from service.cli import bake, tune_local, tune_remote
 from service.cli.options import connect
-from service.cli.output import CommandError, note
+from service.cli.output import CommandError, counted, note
 from service.cli.session import model_of, say_made
 from service.cli.tasks import Task
 from service.database import open_store
@@ -59,7 +59,8 @@ def tune(
     Raises:
         TunerError, GemmsmithError: it cannot be tuned at all.
     """
-    wanted = needed(found.problems, _stored(settings, url))
+    known = _stored(settings, url)
+    wanted = needed(found.problems, known)
     if left_out := len(found.problems) - len(wanted):
         note(f"gemmsmith: {left_out} not tuned: the captured layers run fused winners instead")
     tasks = [
@@ -99,8 +100,15 @@ def tune(
     except CommandError as error:
         note(f"gemmsmith: no winners for the next run: {error}")
         return status or 1
-    note(f"gemmsmith: winners for the next run: {len(baked.snapshot.rows)}, in {bundle}")
+    rows = baked.snapshot.rows
+    new = len({*map(_measurement, rows)} - {*map(_measurement, known.rows)})
+    note(f"gemmsmith: winners for the next run: {len(rows)}, {new} of them new, in {bundle}")
     return status
+
+
+def _measurement(row: Row) -> tuple[object, ...]:
+    """What tells a new winner from the one before, wherever its kernel is compiled."""
+    return row.problem, row.use, row.time_us, row.saving_us, row.environment
 
 
 def needed(problems: Counter[Problem], stored: Snapshot) -> Counter[Problem]:
@@ -185,8 +193,8 @@ def summary(settings: Settings, found: Captured, bundle: Path | None, url: str |
     whole = sum(times.values())
     with_winners = 1 - sum(times[one] for one in without) / whole
     lines = [
-        f"gemmsmith: captured {found.problems.total()} products of {len(times)} problems; winners "
-        f"cover {with_winners:.0%} of their time"
+        f"gemmsmith: captured {counted(found.problems.total(), 'product')} of "
+        f"{counted(len(times), 'problem')}; winners cover {with_winners:.0%} of their time"
     ]
     for one in sorted(lacking, key=lambda one: (-times[one], one)):
         if times[one] >= MATTERS * whole:

@@ -6,7 +6,7 @@ Precedence everywhere: option, then environment variable `GEMMSMITH_…`, then d
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,8 +14,10 @@ from urllib.parse import urlsplit
 
 import typer
 
+from gemmsmith.device import called
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.operation import of_dtype
+from gemmsmith.names import named_layout
+from gemmsmith.operation import Layout, of_dtype
 from gemmsmith.problem import MAX_EXTENT, Problem
 from service.cli import completion
 from service.cli.output import CommandError, MisuseError
@@ -74,11 +76,12 @@ DTypeName = Annotated[
     ),
 ]
 LayoutName = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--layout",
-        help="A and B, t row-major, n column-major: tn (linear layer), tt, nt or nn.",
+        help="A and B, t row-major, n column-major: tn (linear layer; the default), tt, nt or nn.",
         autocompletion=completion.layouts,
+        show_default=False,
     ),
 ]
 Batch = Annotated[int, typer.Option("--batch", help="Independent products of this shape.")]
@@ -133,7 +136,7 @@ DeviceSlug = Annotated[
     str | None,
     typer.Option(
         "--device",
-        help="Slug of a device model; default: the local GPU, else GEMMSMITH_DEFAULT_MODEL.",
+        help="Device model, such as h200; default: the local GPU, else GEMMSMITH_DEFAULT_MODEL.",
         autocompletion=completion.slugs,
         show_default=False,
     ),
@@ -142,7 +145,7 @@ OnlyDevice = Annotated[
     str | None,
     typer.Option(
         "--device",
-        help="Only this device model (its slug).",
+        help="Only this device model, such as h200.",
         autocompletion=completion.slugs,
         show_default=False,
     ),
@@ -192,15 +195,34 @@ def load_settings(**overrides: Any) -> Settings:
         raise MisuseError(str(error)) from error
 
 
-def problem_of(m: int, n: int, k: int, *, batch: int, dtype: str, layout: str) -> Problem:
-    """The problem that was asked for.
+def problem_of(m: int, n: int, k: int, *, batch: int, dtype: str, layout: str | None) -> Problem:
+    """The problem that was asked for; the layout may stand in the dtype, as `bf16.nt`.
 
     Raises:
         InvalidProblem: names the field and what it accepts.
     """
     from gemmsmith.http import requests
 
-    return requests.problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
+    name, own = named_layout(dtype)
+    if own and layout and own != layout.lower():
+        raise InvalidProblem("layout", f"the layout of {dtype} is {own}, but --layout is {layout}")
+    layout = own or layout or Layout.TN
+    return requests.problem_of(m, n, k, batch=batch, dtype=name, layout=layout)
+
+
+def device_called(name: str, slugs: Iterable[str]) -> str:
+    """The slug of the device model that people call by this name, see `gemmsmith.device.called`.
+
+    Raises:
+        CommandError: no such device, or several.
+    """
+    known = list(dict.fromkeys(slugs))
+    fitting = called(name, known)
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise CommandError(f"device {name!r} is ambiguous: say {' or '.join(fitting)}")
+    raise CommandError(f"no device {name!r}; there is {', '.join(known) or 'none'}")
 
 
 def typed(problem: Problem) -> str:

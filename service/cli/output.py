@@ -197,6 +197,11 @@ def table(
     Console(file=out, highlight=False, markup=False, width=width).print(drawn)
 
 
+def counted(number: int, thing: str) -> str:
+    """`1 winner`, `2 winners`."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 def microseconds(value: float | None) -> str | None:
     """A time for people."""
     return None if value is None else f"{value:.2f}"

@@ -30,6 +30,7 @@ from gemmsmith.variables import (
     VARIABLE,
 )
 from service.cli.output import MisuseError, note
+from tuner.extras import library
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -226,6 +227,6 @@ def _why(found: Captured, with_torch: int, with_gemmsmith: int) -> str:
     if with_gemmsmith:
         return f"none of the {with_gemmsmith} Python processes has imported torch"
     return (
-        "no Python ran that has gemmsmith installed: `pip install gemmsmith` where the program's "
-        "Python is (one started with -S or -I, or from a copied folder, does not count)"
+        f"no Python ran that has gemmsmith installed: `pip install {library()}` where the "
+        "program's Python is (one started with -S or -I, or from a copied folder, does not count)"
     )

@@ -38,7 +38,7 @@ class Reporter(Protocol):
         done: int,
         total: int,
         *,
-        best_us: float | None = None,
+        best: str = "",
         message: str = "",
     ) -> None:
         """Say how far the work on one problem is."""
@@ -121,7 +121,7 @@ class Lines:
         done: int,
         total: int,
         *,
-        best_us: float | None = None,
+        best: str = "",
         message: str = "",
     ) -> None:
         """Print a line if it is time for one."""
@@ -132,8 +132,8 @@ class Lines:
         elif now - self._spoke < EVERY_S and done < total and not message:
             return
         parts = [_counted(phase, done, total)]
-        if best_us is not None:
-            parts.append(f"best {best_us:.2f} µs")
+        if best:
+            parts.append(f"best {best}")
         if 0 < done < total and not fresh:
             parts.append(f"{(now - self._began) / done * (total - done):.0f} s left")
         if message:
@@ -200,14 +200,14 @@ class Bars:
         done: int,
         total: int,
         *,
-        best_us: float | None = None,
+        best: str = "",
         message: str = "",
     ) -> None:
         """Say what is being done, and let the bar grow by it."""
         low, high = self._stages.get(phase, (0.0, 0.0) if self._stages else (0.0, 1.0))
         share = min(done / total, 1.0) if total else 0.0
-        best = message if best_us is None else f"best {best_us:.2f} µs"
-        self._draw(low + (high - low) * share, f"{_counted(phase, done, total)}  {best}".rstrip())
+        doing = f"best {best}" if best else message
+        self._draw(low + (high - low) * share, f"{_counted(phase, done, total)}  {doing}".rstrip())
 
     def line(self, text: str) -> None:
         """Print above the bar."""

@@ -63,7 +63,7 @@ def record(
         ),
     ] = None,
     dtype: DTypeNames = None,
-    layout: LayoutName = "tn",
+    layout: LayoutName = None,
     batch: Batch = 1,
     level: LevelName = "core",
     limit: Limit = None,

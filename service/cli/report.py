@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gemmsmith.device import called
 from service.cli import completion
 from service.cli.options import (
     AsJson,
@@ -136,11 +137,12 @@ def _chosen(
     winners: Sequence[Winner], dtypes: Sequence[str] | None, device: str | None
 ) -> list[Winner]:
     """Those that were asked for; raises CommandError, naming what there is, for none."""
+    fitting = called(device or "", {winner.device.slug for winner in winners})
     chosen = [
         winner
         for winner in winners
         if (dtypes is None or winner.problem.dtype in dtypes)
-        and (device is None or winner.device.slug == device)
+        and (device is None or winner.device.slug in fitting)
     ]
     if chosen:
         return chosen
@@ -173,10 +175,11 @@ def _print(report: DeviceReport) -> None:
             summary.title,
             summary.problems,
             ratio(summary.geometric_mean),
+            ratio(summary.median),
             ratio(summary.minimum),
             summary.below,
         )
         for summary in report.summaries
     ]
-    columns = ("types", "problems", "count", "geometric mean", "minimum", "below 0.97")
+    columns = ("types", "problems", "count", "geometric mean", "median", "minimum", "below 0.97")
     table(report.device.slug, columns, rows, left=2)

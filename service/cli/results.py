@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gemmsmith.choices import member
+from gemmsmith.device import recording_of
 from gemmsmith.errors import InvalidProblem
+from gemmsmith.names import named_layout
 from service.cli import completion
 from service.cli.files import Fields, FormatName, fields_of, format_of, send, write
 from service.cli.options import (
@@ -17,13 +20,15 @@ from service.cli.options import (
     OnlyDevice,
     Url,
     connect,
+    device_called,
     dtypes_of,
     load_settings,
+    problem_of,
 )
 from service.cli.output import MisuseError, emit, microseconds, note, ratio, table, writable
 
 if TYPE_CHECKING:
-    from tuner.store import StoredTrial
+    from tuner.store import Store, StoredTrial
     from tuner.trial import Winner
 
 
@@ -125,23 +130,24 @@ def _filters(
     job: str | None,
 ) -> dict[str, Any]:
     """The filters of `GET /results`, checked; those not given are left out."""
-    from gemmsmith.http.requests import problem_of
+    from gemmsmith.http.requests import fields_of
     from gemmsmith.problem import Layout
     from tuner.trial import Phase
 
-    if layout is not None and layout not in set(Layout):
-        raise MisuseError(f"layout must be one of {', '.join(Layout)}, got {layout!r}")
-    if phase is not None and phase not in set(Phase):
-        raise MisuseError(f"phase must be one of {', '.join(Phase)}, got {phase!r}")
-    filters: dict[str, Any] = {"device": device, "phase": phase, "job": job, "layout": layout}
-    filters["dtype"] = dtypes_of([dtype])[0] if dtype else None
+    filters: dict[str, Any] = {
+        "device": device,
+        "phase": phase and member("phase", Phase, phase).value,
+        "job": job,
+    }
     if problem is not None:
-        m, n, k = problem
-        found = problem_of(
-            m, n, k, batch=batch, dtype=filters["dtype"] or "bf16", layout=layout or "tn"
+        filters |= fields_of(
+            problem_of(*problem, batch=batch, dtype=dtype or "bf16", layout=layout)
         )
-        filters |= {"m": m, "n": n, "k": k, "batch": batch}
-        filters |= {"dtype": str(found.dtype), "layout": str(found.layout)}
+    else:
+        name, own = named_layout(dtype or "")
+        layout = layout or own
+        filters["layout"] = layout and member("layout", Layout, layout.lower()).value
+        filters["dtype"] = dtypes_of([name])[0] if name else None
     return {name: value for name, value in filters.items() if value is not None}
 
 
@@ -159,7 +165,7 @@ def _trials(filters: dict[str, Any], limit: int, database: str | None) -> list[S
     with Store.open(load_settings(database=database).database) as store:
         return store.trials(
             problem=problem,
-            device=filters.get("device"),
+            device=_device(store, filters),
             dtype=filters.get("dtype"),
             layout=Layout(filters["layout"]) if "layout" in filters else None,
             phase=Phase(filters["phase"]) if "phase" in filters else None,
@@ -174,11 +180,16 @@ def _winners(filters: dict[str, Any], limit: int, database: str | None) -> list[
 
     with Store.open(load_settings(database=database).database) as store:
         return store.winners(
-            device=filters.get("device"),
+            device=_device(store, filters),
             dtype=filters.get("dtype"),
             layout=Layout(filters["layout"]) if "layout" in filters else None,
             limit=limit,
         )
+
+
+def _device(store: Store, filters: dict[str, Any]) -> str | None:
+    name = filters.get("device")
+    return device_called(name, [model.slug for model in store.devices()]) if name else None
 
 
 def _count(rows: Sized, limit: int, what: str) -> None:
@@ -202,9 +213,9 @@ def _show_trials(
         for row in rows:
             emit(row, line=True)
         return
-    columns = ("problem", "kernel", "launch", "phase", "µs", "± µs")
+    columns = ("problem", "kernel", "launch", "phase", "on", "µs", "± µs")
     understood = [known for row in rows if (known := _known(row)) is not None]
-    table("", columns, understood, left=4)
+    table("", columns, understood, left=5)
     if len(understood) < len(rows):
         note(f"{len(rows) - len(understood)} trials need a newer gemmsmith, and are left out")
     _count(rows, limit, "trials")
@@ -226,6 +237,7 @@ def _row(row: dict[str, Any]) -> tuple[Any, ...]:
     from gemmsmith.launch import Launch
     from gemmsmith.problem import Problem
 
+    device = row["device"]["name"]
     statistics = row.get("statistics") or {}
     failure = row.get("failure") or {}
     launch = msgspec.convert(row["candidate"]["launch"], Launch)
@@ -237,6 +249,7 @@ def _row(row: dict[str, Any]) -> tuple[Any, ...]:
         row["candidate"]["kernel"]["name"],
         launch.key,
         row["phase"],
+        recording_of(device) if row["replayed"] else device.removeprefix("NVIDIA "),
         microseconds(statistics.get("median_us")) or failure.get("kind"),
         microseconds(spread),
     )
@@ -264,7 +277,7 @@ def _show_found(found: list[Winner], limit: int, as_json: bool) -> None:
         (
             winner.problem,
             winner.device.slug,
-            winner.origin,
+            recording_of(winner.device.name) if winner.replayed else winner.origin,
             winner.use,
             winner.candidate.kernel.name if winner.candidate else None,
             microseconds(winner.statistics.median_us if winner.statistics else None),

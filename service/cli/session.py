@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from gemmsmith.device import DeviceModel
+from gemmsmith.device import DeviceModel, called
+from service.cli.options import device_called
 from service.cli.output import CommandError, note
 
 if TYPE_CHECKING:
@@ -60,27 +63,27 @@ def say_made(winners: int) -> None:
         note(f"created the database with {winners} shipped winners")
 
 
-def model_of(settings: Settings, slug: str | None) -> DeviceModel:
-    """The device model named by `slug`, by default the first one at hand.
+def model_of(settings: Settings, name: str | None) -> DeviceModel:
+    """The device model that people call by this name, by default the first one at hand.
 
     Raises:
         CommandError: there is none, or not this one; lists those there are.
     """
-    found: list[DeviceModel] = []
-    for model in _models(settings):
-        if not slug or slug in (model.slug, model.name):
-            return model
-        found.append(model)
-    if not found:
+    known: dict[str, DeviceModel] = {}
+    for models in _models(settings):
+        known |= {model.slug: model for model in models}
+        fitting = called(name, known) if name else list(known)
+        if fitting and (not name or len(fitting) == 1):
+            return known[fitting[0]]
+    if not known:
         raise CommandError(
             "no GPU here, none in the database and no recording: run `gemmsmith db "
             "upgrade` first, or pass --sweeps with a folder of recorded sweeps"
         )
-    known = ", ".join(dict.fromkeys(model.slug for model in found))
-    raise CommandError(f"no device {slug!r}; there is {known}")
+    return known[device_called(name or "", known)]
 
 
-def _models(settings: Settings) -> Iterator[DeviceModel]:
+def _models(settings: Settings) -> Iterator[Sequence[DeviceModel]]:
     """Device models at hand: the local GPU, those of the database with the default model
     first, the recorded ones.
 
@@ -94,15 +97,18 @@ def _models(settings: Settings) -> Iterator[DeviceModel]:
 
     local_model = local_gpu()
     if local_model is not None:
-        yield local_model
+        yield [local_model]
     models: list[DeviceModel] = []
     with contextlib.suppress(StoreError), Store.open(settings.database) as store:
         models = store.devices()
-    yield from default_first(models, settings.default_model)
+    yield default_first(models, settings.default_model)
     # Only read when nothing before was the one: a recording takes seconds to load.
     for path in sorted(settings.sweeps.glob(f"*{SUFFIX}")):
         with contextlib.suppress(RecordingCorrupt):
-            yield Sweep.load(path).header.device
+            yield [Sweep.load(path).header.device]
+
+
+_STOPPING = b"stopping after the current candidate; once more to stop at once\n"
 
 
 class StopFlag:
@@ -129,4 +135,7 @@ class StopFlag:
         if self._set:
             raise KeyboardInterrupt
         self._set = True
-        note("stopping after the current candidate; once more to stop at once")
+        # Not by `sys.stderr`: the signal may have come while that was being written to, and a
+        # second write within the first one raises.
+        with contextlib.suppress(OSError):
+            os.write(sys.stderr.fileno(), _STOPPING)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gemmsmith.choices import member, not_one_of
 from service.cli import completion
 from service.cli.options import (
     AsJson,
@@ -37,7 +38,7 @@ def enumerate_(
     n: N,
     k: K,
     dtype: DTypeName = "bf16",
-    layout: LayoutName = "tn",
+    layout: LayoutName = None,
     batch: Batch = 1,
     level: LevelName = "core",
     device: DeviceSlug = None,
@@ -98,7 +99,7 @@ def _list_kernels(problem: Problem, arch: str, level: Level, limit: int, *, as_j
     from tuner.backends import kernels
 
     if arch not in ARCHITECTURES:
-        raise MisuseError(f"arch must be one of {', '.join(ARCHITECTURES)}, got {arch!r}")
+        raise not_one_of("arch", ARCHITECTURES, arch)
     found = kernels(problem, arch, level=level)
     measured = ARCHITECTURES[arch].measured
     if as_json:
@@ -124,14 +125,11 @@ def level_of(name: str) -> Level:
     """The level by its name.
 
     Raises:
-        MisuseError: names what is accepted.
+        InvalidProblem: names what is accepted.
     """
     from tuner.backends import Level
 
-    try:
-        return Level(name)
-    except ValueError:
-        raise MisuseError(f"level must be one of {', '.join(Level)}, got {name!r}") from None
+    return member("level", Level, name)
 
 
 def predicted(problem: Problem, model: DeviceModel, level: Level) -> list[tuple[float, Candidate]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,6 +13,7 @@ import msgspec
 
 from gemmsmith.answers.answer import Answer, Config, Ratio, Statistics, Use
 from gemmsmith.candidate import Candidate
+from gemmsmith.device import recording_of, time_text
 from gemmsmith.problem import Problem
 from service.cli.output import emit, microseconds, ratio, say, table
 from service.report.power_penalty import why_cublas_stays
@@ -103,14 +105,24 @@ def summary(result: Winner | Answer) -> str:
     """A winner or an answer in one line."""
     default = result.problem.operation.default
     gain = f"{result.speedup.median:.3f} × {default}" if result.speedup else "not compared"
-    time = f"{result.statistics.median_us:.2f} µs" if result.statistics else "no time"
+    recorded = result.device.name if result.replayed else ""
+
+    def time(statistics: Statistics | None) -> str:
+        return time_text(statistics.median_us, recorded) if statistics else "no time"
+
     if result.use.is_default:
-        base = f"{result.baseline.median_us:.2f} µs" if result.baseline else "no time"
         stays = why_cublas_stays(Use.CUBLAS, result.speedup, result.power_penalty)
-        return f"keep {default} ({base}; best CUTLASS kernel {gain}{f', {stays}' if stays else ''})"
+        lost = f"best CUTLASS kernel {gain}{f', {stays}' if stays else ''}"
+        return f"keep {default}, {time(result.baseline)}; {lost}"
     chosen = result.candidate if isinstance(result, Winner) else result.config
     name = chosen.kernel.name if chosen else "no kernel"
-    return f"{time}, {gain}, {name}"
+    return f"{time(result.statistics)}, {gain}, {name}"
+
+
+def _device(result: Winner | Answer) -> str:
+    """Where times are from: `H200`, or `recorded H200`."""
+    name = result.device.name
+    return recording_of(name) if result.replayed else name.removeprefix("NVIDIA ")
 
 
 def not_served(found: int | None, served: Winner | Answer | None) -> str:
@@ -123,7 +135,9 @@ def not_served(found: int | None, served: Winner | Answer | None) -> str:
     why = ", which is pinned," if served.pinned else ""
     if not (why or served.replayed):
         why = ", which a GPU has measured,"
-    return f"kept as revision {found}; revision {served.revision}{why} stays served"
+    return (
+        f"kept as revision {found}; revision {served.revision}{why} stays served: {summary(served)}"
+    )
 
 
 def report(outcomes: Sequence[TaskOutcome], *, whole: bool, as_json: bool, seconds: float) -> int:
@@ -164,6 +178,7 @@ def totals(outcomes: Sequence[TaskOutcome]) -> dict[str, Any]:
     return counts | {
         "cublas_stays": stays,
         "speedup_geometric_mean": mean,
+        "speedup_median": statistics.median(gains) if gains else None,
         "speedup_max": max(gains, default=None),
     }
 
@@ -193,13 +208,16 @@ def _print(outcomes: Sequence[TaskOutcome], seconds: float) -> None:
                 outcome.task.problem,
                 outcome.task.origin,
                 what,
+                _device(result) if result else None,
                 microseconds(statistics.median_us if statistics else None),
                 microseconds(baseline.median_us if baseline else None),
                 ratio(speedup.median if speedup else None),
             )
         )
     if rows:
-        table("", ("problem", "origin", "winner", "µs", "default µs", "speed-up"), rows, left=3)
+        table(
+            "", ("problem", "origin", "winner", "on", "µs", "default µs", "speed-up"), rows, left=4
+        )
     if unrecorded:
         say(
             f"not recorded, so not tuned: {_some(unrecorded)} "
@@ -208,5 +226,6 @@ def _print(outcomes: Sequence[TaskOutcome], seconds: float) -> None:
     sums = totals(outcomes)
     counted = ", ".join(f"{sums[status]} {status}" for status in Status if sums[status])
     mean = sums["speedup_geometric_mean"]
-    tail = f"; geometric mean {mean:.3f} × the default" if mean else ""
+    median = f", median {sums['speedup_median']:.3f}" if mean else ""
+    tail = f"; geometric mean {mean:.3f} × the default{median}" if mean else ""
     say(f"{counted or 'nothing to do'} in {seconds:.0f} s{tail}")

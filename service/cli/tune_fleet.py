@@ -10,6 +10,7 @@ from gemmsmith.device import DeviceModel
 from gemmsmith.operation import Operation
 from gemmsmith.tuning import Effort, JobState
 from service.cli.follow import abandoned
+from service.cli.options import device_called
 from service.cli.output import CommandError, emit, say
 from service.cli.progress import Reporter, reporter
 from service.cli.session import say_made
@@ -111,16 +112,13 @@ def _model(store: Store, device: str) -> DeviceModel | None:
     """The device model the jobs are for; None: whichever GPU is free."""
     if not device:
         return None
-    known = store.devices()
-    slug = device.removeprefix("replay:")
-    for model in known:
-        if slug in (model.slug, model.name):
-            return model
-    raise CommandError(
-        f"no device model {device!r} in the database; it has "
-        f"{', '.join(model.slug for model in known) or 'none'}. Without --device any GPU of the "
-        "fleet takes the jobs"
-    )
+    known = {model.slug: model for model in store.devices()}
+    try:
+        return known[device_called(device.removeprefix("replay:"), known)]
+    except CommandError as error:
+        raise CommandError(
+            f"{error} in the database. Without --device any GPU of the fleet takes the jobs"
+        ) from None
 
 
 def _request(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from gemmsmith.device import time_text
 from gemmsmith.tuning import Effort
 from service.cli.progress import TUNING, Reporter, reporter
 from service.cli.session import StopFlag, TuningSession, local
@@ -215,11 +216,13 @@ class _Tuning:
                 return
 
     def _show(self, progress: Progress) -> None:
+        us = progress.best_us
+        best = "" if us is None else time_text(us, progress.recorded)
         self.says.update(
             progress.phase,
             progress.done,
             progress.total,
-            best_us=progress.best_us,
+            best=best,
             message=progress.message,
         )
 

@@ -115,5 +115,5 @@ def _follow(client: Client, task: Task, job: TuningJob, says: Reporter) -> TaskO
         result=answer,
         job=job.id,
         seconds=time.monotonic() - began,
-        kept=not_served(job.status.winner_revision, answer),
+        kept=not_served(answer.revision, answer.served),
     )

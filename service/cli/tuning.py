@@ -49,7 +49,7 @@ def tune(
         ),
     ] = None,
     dtype: DTypeNames = None,
-    layout: LayoutName = "tn",
+    layout: LayoutName = None,
     batch: Batch = 1,
     calls: Calls = None,
     effort: Annotated[
@@ -181,7 +181,7 @@ def tasks(
     k: int | None,
     suite: Path | None,
     dtypes: list[str] | None,
-    layout: str,
+    layout: str | None,
     batch: int,
     limit: int | None,
     calls: int = 0,
@@ -201,14 +201,12 @@ def tasks(
     from service.cli.tasks import Task
 
     calls = calls_of(calls)
-    kinds = dtypes_of(dtypes or [DType.BF16])
     sizes = [size for size in (m, n, k) if size is not None]
     if suite is not None:
         if sizes:
             raise MisuseError("give M N K or --suite FILE, not both")
         loaded = load_suite(suite)
-        if not dtypes:
-            kinds = list(loaded.dtypes) or kinds
+        kinds = dtypes_of(dtypes) if dtypes else loaded.dtypes or [DType.BF16.value]
         found = [
             Task(
                 problem=problem,
@@ -223,12 +221,8 @@ def tasks(
         raise MisuseError(
             f"three sizes M N K are needed, got {len(sizes)}; or a suite: --suite llm"
         )
-    found = [
-        Task(
-            problem=problem_of(m, n, k, batch=batch, dtype=kind, layout=layout),
-            origin="",
-            calls=calls,
-        )
-        for kind in kinds
-    ]
-    return found[:limit]
+    problems = dict.fromkeys(
+        problem_of(m, n, k, batch=batch, dtype=name.strip(), layout=layout)
+        for name in ",".join(dtypes or [DType.BF16]).split(",")
+    )
+    return [Task(problem=problem, origin="", calls=calls) for problem in problems][:limit]

@@ -13,8 +13,15 @@ import typer
 
 from service.cli import completion
 from service.cli.files import Fields, FormatName, fields_of, format_of, send, write
-from service.cli.options import AsJson, Database, OnlyDevice, dtypes_of, load_settings
-from service.cli.output import CommandError, MisuseError, emit, note, readable, say, writable
+from service.cli.options import (
+    AsJson,
+    Database,
+    OnlyDevice,
+    device_called,
+    dtypes_of,
+    load_settings,
+)
+from service.cli.output import MisuseError, emit, note, readable, say, writable
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -50,10 +57,8 @@ def export(
     form_of = format_of(form, path)
     chosen = fields_of(tables.WINNERS, fields)
     with Store.open(load_settings(database=database).database) as store:
-        if device and device not in (known := [model.slug for model in store.devices()]):
-            raise CommandError(
-                f"no device {device!r} in the database; it has {', '.join(known) or 'none'}"
-            )
+        if device:
+            device = device_called(device, [model.slug for model in store.devices()])
         if form_of is tables.FileFormat.JSONL and fields is None:
             count = export_winners(store, path, device=device, dtype=wanted)
         else:

@@ -7,6 +7,7 @@ caller can do next is in `links`. `service.http.middleware` makes the document o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -20,6 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match, Mount
 
+from gemmsmith.choices import suggestion
 from gemmsmith.errors import InvalidProblem
 from tuner.errors import DatabaseBusy, JobNotFound, SchemaChanged, StoreError
 
@@ -203,7 +205,10 @@ def _field_error(error: Mapping[str, Any]) -> FieldError:
         case "extra_forbidden":
             message = "is not a known field; check its spelling"
         case "enum" | "literal_error":
-            message, accepted = f"unknown: {error.get('input')!r:.80}", context.get("expected")
+            accepted = context.get("expected")
+            text = str(error.get("input"))
+            meant = suggestion(text, re.findall(r"'([^']+)'", accepted or ""))
+            message = f"unknown: {error.get('input')!r:.80}{meant}"
         case "model_attributes_type" | "dict_type" | "model_type":
             message = "a JSON object is required, sent with Content-Type: application/json"
         case "value_error":

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from gemmsmith.choices import suggestion
 from gemmsmith.errors import InvalidProblem
 from gemmsmith.http.requests import MAX_CALLS, MAX_DEADLINE_S
 from gemmsmith.operands import OPERANDS
@@ -94,7 +95,9 @@ def _dtype(value: Any) -> str:
             "dtype",
             "{reason}",
             {
-                "reason": str(error) if short else f"unknown: {value!r:.80}",
+                "reason": str(error)
+                if short
+                else f"unknown: {value!r:.80}{suggestion(str(value), DType)}",
                 "accepted": ", ".join(DType),
             },
         ) from None
@@ -124,6 +127,9 @@ DTypeName = Annotated[
     WithJsonSchema(
         _text(DTYPE_PATTERN, description="Element types, and what differs from their defaults")
     ),
+]
+LayoutName = Annotated[
+    Layout, BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value)
 ]
 QueryExtent = Annotated[
     int, BeforeValidator(_integer(1, MAX_EXTENT, text=True)), _schema(1, MAX_EXTENT)

@@ -25,6 +25,7 @@ from service.http.parameters import (
     JobLimit,
     KeyLife,
     KeyName,
+    LayoutName,
     Number,
     PageLimit,
     Priority,
@@ -78,7 +79,7 @@ class _Problem(_Operation):
     batch: int = 1
     groups: int | None = None
     dtype: DTypeName = DType.BF16.value
-    layout: Layout = Layout.TN
+    layout: LayoutName = Layout.TN
 
     def problem(self) -> Problem:
         """The problem asked about.
@@ -279,7 +280,7 @@ class WinnersQuery(ListQuery, _Operation):
 
     device: Slug | None = None
     dtype: DTypeName | None = None
-    layout: Layout | None = None
+    layout: LayoutName | None = None
     use: Use | None = None
     m: QueryExtent | None = None
     n: QueryExtent | None = None
@@ -319,7 +320,7 @@ class ResultsQuery(ListQuery):
     k: QueryExtent | None = None
     batch: QueryExtent = 1
     dtype: DTypeName | None = None
-    layout: Layout | None = None
+    layout: LayoutName | None = None
     device: Slug | None = None
     phase: Phase | None = None
     job: Annotated[str, Field(max_length=200)] | None = None

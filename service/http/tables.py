@@ -23,6 +23,7 @@ from gemmsmith.candidate import Candidate
 from gemmsmith.http.replies import SCHEMA
 from gemmsmith.problem import Problem
 from service.cells import inert
+from tuner.extras import pip_install
 from tuner.store import StoredTrial
 from tuner.trial import Winner
 
@@ -52,8 +53,7 @@ class ParquetMissing(ImportError):
 
     def __init__(self) -> None:
         super().__init__(
-            "Parquet is written by pyarrow, which is not installed here: "
-            "pip install 'gemmsmith-service[parquet]'"
+            f"Parquet is written by pyarrow, which is not installed here: {pip_install('parquet')}"
         )
 
 

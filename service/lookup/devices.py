@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from gemmsmith.device import DeviceModel
+from gemmsmith.device import DeviceModel, called
 from gemmsmith.problem import Problem
 from service.http.errors import invalid_field
 from service.http.requests import Arch
@@ -45,35 +45,50 @@ class Catalogue:
                 self._is_read = True
             return self._models
 
-    def resolve(self, arch: Arch | None, slug: str | None) -> DeviceModel | None:
+    def resolve(self, arch: Arch | None, name: str | None) -> DeviceModel | None:
         """The model that is meant; None while no model (of that architecture) is known.
 
         Raises:
             ProblemError: no such device, or it is of another architecture.
         """
-        if not slug:
+        if not name:
             return self._find(lambda model: arch is None or model.arch == arch)
-        model = self._find(lambda model: model.slug == slug)
-        if model is None:
-            accepted = (
-                ", ".join(known.slug for known in self._models) or "none yet; tune a problem first"
-            )
-            raise invalid_field("device", f"unknown: {slug!r:.80}", accepted)
+        model = self.named(name)
         if arch is not None and model.arch != arch:
-            raise invalid_field("device", f"{slug} is {model.arch}, not {arch}", f"an {arch} GPU")
+            raise invalid_field(
+                "device", f"{model.slug} is {model.arch}, not {arch}", f"an {arch} GPU"
+            )
         return model
 
-    def _find(self, wanted: Callable[[DeviceModel], bool]) -> DeviceModel | None:
+    def named(self, name: str) -> DeviceModel:
+        """The model that people call by a name, see `gemmsmith.device.called`.
+
+        Raises:
+            ProblemError: no such device, or several.
+        """
+        for refresh in (False, True):
+            models = {model.slug: model for model in self.known(refresh=refresh)}
+            if name in models:
+                return models[name]
+        slugs = called(name, models)
+        if len(slugs) == 1:
+            return models[slugs[0]]
+        accepted = ", ".join(slugs or models) or "none yet; tune a problem first"
+        message = f"{'ambiguous' if slugs else 'unknown'}: {name!r:.80}"
+        raise invalid_field("device", message, accepted)
+
+    def _find(self, fits: Callable[[DeviceModel], bool]) -> DeviceModel | None:
         for refresh in (False, True):
             for model in self.known(refresh=refresh):
-                if wanted(model):
+                if fits(model):
                     return model
         return None
 
 
-def default_first(models: Sequence[DeviceModel], slug: str) -> list[DeviceModel]:
-    """The models, the one with that slug before the others."""
-    return sorted(models, key=lambda model: model.slug != slug)  # stable
+def default_first(models: Sequence[DeviceModel], name: str) -> list[DeviceModel]:
+    """The models, the one that people call by that name before the others."""
+    first = called(name, [model.slug for model in models])
+    return sorted(models, key=lambda model: model.slug not in first)  # stable
 
 
 def check_fits(problem: Problem, model: DeviceModel | None, *, measured: bool = False) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from gemmsmith.errors import InvalidProblem
-from gemmsmith.problem import DType, Layout, Problem
+from gemmsmith.problem import Problem, extents
 from service.http.errors import invalid_field
 
 OVERVIEW = "/ui"
@@ -20,14 +19,10 @@ DEVICES = "/ui/devices"
 PLAIN = "plain"
 """What the list calls an operation whose `dtype` is a short name and nothing else."""
 
-_SIZES = re.compile(r"([0-9]{1,10})x([0-9]{1,10})x([0-9]{1,10})(?:x([0-9]{1,10}))?", re.ASCII)
-
 
 def problem(found: Problem, device: str) -> str:
     """The page of a problem on the device model with that slug."""
-    sizes = "x".join(map(str, (found.m, found.n, found.k)))
-    if found.batch != 1:
-        sizes += f"x{found.batch}"
+    sizes = str(found).partition(" ")[0].replace("×", "x")
     return f"{PROBLEMS}/{quote(device, safe='')}/{found.dtype}/{found.layout}/{sizes}"
 
 
@@ -37,17 +32,11 @@ def problem_of(dtype: str, layout: str, sizes: str) -> Problem:
     Raises:
         ProblemError: 422, naming what is wrong in it.
     """
-    written = _SIZES.fullmatch(sizes)
-    if written is None:
-        accepted = "M x N x K, such as 4096x6144x4096, and x batch where there is one"
+    if extents(sizes) is None:
+        accepted = "M x N x K, such as 4096x6144x4096, and batch x before them where there is one"
         raise invalid_field("sizes", f"cannot be read: {sizes!r:.80}", accepted)
-    if dtype.partition(".")[0] not in list(DType):
-        raise invalid_field("dtype", f"unknown: {dtype!r:.80}", ", ".join(DType))
-    if layout not in list(Layout):
-        raise invalid_field("layout", f"unknown: {layout!r:.80}", ", ".join(Layout))
-    m, n, k, batch = (int(size or 1) for size in written.groups())
     try:
-        return Problem(m=m, n=n, k=k, batch=batch, dtype=dtype, layout=Layout(layout))
+        return Problem.parse(f"{sizes} {dtype} {layout}")
     except InvalidProblem as error:
         raise invalid_field(error.field, str(error)) from None
 

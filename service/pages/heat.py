@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from gemmsmith.operation import DType, Layout
 from service.charts.heatmap import Cell, heatmap
-from service.http.parameters import DTypeName, QueryExtent
+from service.http.parameters import DTypeName, LayoutName, QueryExtent
 from service.http.state import Service, State
 from service.pages import addresses, operations
 from service.pages.callers import Reader
@@ -29,7 +29,7 @@ def heat_map(
     service: Service,
     caller: Reader,
     dtype: Annotated[DTypeName | None, Blank, Query()] = None,
-    layout: Annotated[Layout | None, Blank, Query()] = None,
+    layout: Annotated[LayoutName | None, Blank, Query()] = None,
     k: _Extent = None,
     batch: _Extent = None,
     device: Device = None,

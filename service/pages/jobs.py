@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from markupsafe import Markup
 from starlette.responses import Response
 
 from gemmsmith.tuning import JobState
@@ -23,6 +24,7 @@ from service.pages.fields import Blank, Text
 from service.pages.render import fragment, page, see_other
 from tuner.errors import JobNotFound
 from tuner.jobs import Job
+from tuner.trial import Winner
 
 router = APIRouter(include_in_schema=False, prefix=addresses.JOBS)
 
@@ -77,7 +79,8 @@ def job(service: Service, caller: Reader, job_id: str) -> Response:
         job=found,
         events=events,
         workers=service.queue.workers.alive(),
-        convergence=convergence(service.store.tried.of_job(found.id)),
+        convergence=_convergence(service, found),
+        served=_served(service, found, device),
         device=device if device in slugs else None,
         final=found.state.terminal,
         retryable=found.state in (JobState.FAILED, JobState.CANCELLED),
@@ -88,8 +91,7 @@ def job(service: Service, caller: Reader, job_id: str) -> Response:
 @router.get("/{job_id}/convergence", dependencies=[needs(Scope.READ)])
 def progress(service: Service, job_id: str) -> Response:
     """The chart of a job's page alone, for the script that keeps it current."""
-    trials = service.store.tried.of_job(_get(service, job_id).id)
-    return fragment(convergence(trials))
+    return fragment(_convergence(service, _get(service, job_id)))
 
 
 @router.post("/{job_id}/cancel")
@@ -104,6 +106,17 @@ def retry(service: Service, caller: Tuner, job_id: str) -> Response:
     """Request anew, as `POST /jobs/{id}/retry` does; on to the new job."""
     reply = api.retry_job(service, caller, _get(service, job_id).id)
     return see_other("/ui" + reply.headers["location"])
+
+
+def _convergence(service: State, shown: Job) -> Markup:
+    result_us = shown.best_us if shown.state is JobState.DONE else None
+    return convergence(service.store.tried.of_job(shown.id), result_us)
+
+
+def _served(service: State, shown: Job, device: str | None) -> Winner | None:
+    """What is served instead of the job's own result; None if that is served."""
+    winner = service.store.winner(shown.problem, device or "") if shown.winner_revision else None
+    return None if winner is None or winner.revision == shown.winner_revision else winner
 
 
 def _get(service: State, job_id: str) -> Job:

@@ -22,7 +22,7 @@ from service.charts import rooflines
 from service.charts.intervals import regimes
 from service.http.abilities import EVERYTHING
 from service.http.documents import best_url
-from service.http.errors import invalid_field, not_found
+from service.http.errors import ProblemError, invalid_field, not_found
 from service.http.requests import PinBody, WinnerBody
 from service.http.routes import winners as api
 from service.http.state import Service, State
@@ -69,6 +69,7 @@ def problem(
 ) -> Response:
     """The page."""
     model = _model(service, device)
+    device = model.slug
     winner = service.store.winner(asked, device)
     ranking = service.store.listing.ranking(asked, device, RANKED)
     ceilings = ceilings_of(device)
@@ -142,14 +143,14 @@ def _to_history(asked: Problem, device: str) -> Response:
 
 
 def _model(service: State, device: str) -> DeviceModel:
-    model = next((m for m in service.catalogue.known() if m.slug == device), None)
-    if model is None:
+    try:
+        return service.catalogue.named(device)
+    except ProblemError:
         raise not_found(
             "Device",
             f"There is no device model {device!r:.80} here.",
             {"devices": {"href": addresses.DEVICES}},
-        )
-    return model
+        ) from None
 
 
 def _instead(service: State, asked: Problem, model: DeviceModel) -> Answer | None:

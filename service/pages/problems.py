@@ -11,7 +11,7 @@ from starlette.responses import Response
 from gemmsmith.answers.answer import Use
 from gemmsmith.operation import DType, Layout
 from service.http.errors import FieldError
-from service.http.parameters import Cursor
+from service.http.parameters import Cursor, LayoutName
 from service.http.state import Service
 from service.pages import addresses, operations
 from service.pages.callers import Reader
@@ -39,7 +39,7 @@ def problems(
     q: Annotated[str, Query(max_length=200)] = "",
     operation: Text = None,
     dtype: Annotated[DType | None, Blank, Query()] = None,
-    layout: Annotated[Layout | None, Blank, Query()] = None,
+    layout: Annotated[LayoutName | None, Blank, Query()] = None,
     use: Annotated[Use | None, Blank, Query()] = None,
     sort: Annotated[Order | None, Blank, Query()] = None,
     device: Device = None,
@@ -51,19 +51,20 @@ def problems(
     """
     order = sort or Order.GAIN
     model = service.catalogue.resolve(None, device)
+    known = operations.known(service.store)
     error: FieldError | None = None
     search = Search()
     try:
-        search = parse(q)
+        search = parse(q, known)
     except SearchError as wrong:
         error = FieldError(field="q", message=str(wrong), accepted=ACCEPTED)
-    known = operations.known(service.store)
     chosen = {"operation": operation, "dtype": dtype, "layout": layout, "use": use}
     if operation or dtype or layout:
         fitting = [
             each.key
             for each in known
-            if operation in (None, "", operations.further(each))
+            if (search.operations is None or each.key in search.operations)
+            and operation in (None, "", operations.further(each))
             and dtype in (None, each.types)
             and layout in (None, each.layout)
         ]

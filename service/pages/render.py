@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from gemmsmith.device import recording_of
 from gemmsmith.problem import DType, Layout
 from service.http.access import LOCAL, Caller, Scope
 from service.pages import addresses
@@ -148,6 +149,7 @@ _FILTERS: Mapping[str, Any] = {
     "size": _size,
     "short": _short,
     "faster": faster,
+    "recording": recording_of,
 }
 
 _TEMPLATES = Environment(

@@ -12,7 +12,9 @@ from fastapi import APIRouter, Request
 from pydantic import ValidationError
 from starlette.responses import Response
 
+from gemmsmith.device import called
 from gemmsmith.errors import InvalidProblem
+from gemmsmith.operation import DType
 from gemmsmith.tuning import Effort
 from service.http.access import Caller
 from service.http.errors import FieldError, ProblemError, from_validation, invalid_field
@@ -33,6 +35,10 @@ DEFAULTS = {
     for name, field in TuneBody.model_fields.items()
     if name in FIELDS and not field.is_required()
 }
+
+
+OFFERED = (*DType, "bf16.out_f32", "bf16.out_f32.accumulate")
+"""The operations that the form offers; an address may name any other, which is offered then too."""
 
 
 @router.get(addresses.TUNE)
@@ -81,13 +87,17 @@ def _form(
     refused: ProblemError | None = None,
 ) -> Response:
     errors: Sequence[FieldError] = refused.errors if refused else ()
+    filled = {name: values.get(name, DEFAULTS.get(name, ""))[:200] for name in FIELDS}
+    slugs = called(filled["device"], [model.slug for model in service.catalogue.known()])
+    filled |= {"device": slugs[0]} if len(slugs) == 1 else {}
     beside = {error.field: error for error in errors if error.field in FIELDS}
     answer = page(
         "tune.html",
         status=refused.status if refused else 200,
         nav=addresses.TUNE,
         caller=caller,
-        values={name: values.get(name, DEFAULTS.get(name, ""))[:200] for name in FIELDS},
+        values=filled,
+        further=[(filled["dtype"], filled["dtype"])] if filled["dtype"] not in OFFERED else [],
         errors=beside,
         refused=refused,
         efforts=tuple(Effort),

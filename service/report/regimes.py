@@ -11,12 +11,19 @@ import math
 from collections.abc import Iterator, Sequence
 
 from gemmsmith.answers.answer import InRegime, Ratio
+from gemmsmith.device import recording_of
 
 
 def lines(
-    speedup: Ratio | None, regimes: Sequence[InRegime], power_penalty: float | None
+    speedup: Ratio | None,
+    regimes: Sequence[InRegime],
+    power_penalty: float | None,
+    recorded: str = "",
 ) -> Iterator[tuple[str, str]]:
-    """A label and a text for each line: the served speed-up, each regime, the power penalty."""
+    """A label and a text for each line: the speed-up, each regime, the power penalty.
+
+    `recorded` names the GPU model whose recorded times these are, if so.
+    """
     if speedup is not None:
         # What has a penalty was measured in all regimes, even if only the least was kept.
         several = len(regimes) > 1 or power_penalty is not None
@@ -25,7 +32,9 @@ def lines(
     for found in regimes:
         compared = f"{_ratio(found.speedup)}: " if found.speedup else ""
         default = f", default {found.default_us:.2f} µs" if found.default_us is not None else ""
-        yield "regime", f"{found.regime.value:<11} {compared}{found.median_us:.2f} µs{default}"
+        source = f" ({recording_of(recorded)})" if recorded else ""
+        times = f"{found.median_us:.2f} µs{default}{source}"
+        yield "regime", f"{found.regime.value:<11} {compared}{times}"
     if power_penalty is not None:
         yield "penalty", f"{power_penalty:.3f}{_against(regimes)}"
 

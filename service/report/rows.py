@@ -9,6 +9,7 @@ outdo a copy, and a problem smaller than the peak's may run at a higher clock).
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -123,6 +124,7 @@ class Summary:
     """Ratios of a group of problems.
 
     Attributes:
+        geometric_mean, median: beside each other, as a few outliers move the first alone.
         below: how many are below LOW.
         behind: how many are slower than cuBLAS with an interval wholly below 1.
         won: how many are served by CUTLASS.
@@ -132,6 +134,7 @@ class Summary:
     group: ProblemClass | None
     problems: int
     geometric_mean: float
+    median: float
     minimum: float
     maximum: float
     below: int
@@ -276,6 +279,7 @@ def _summary(dtype: str, group: ProblemClass | None, rows: Sequence[ReportRow]) 
         group=group,
         problems=len(ratios),
         geometric_mean=math.exp(math.fsum(map(math.log, ratios)) / len(ratios)),
+        median=statistics.median(ratios),
         minimum=min(ratios),
         maximum=max(ratios),
         below=sum(ratio < LOW for ratio in ratios),

@@ -151,6 +151,7 @@ class Tuning:
                 "speedup": winner.speedup.median if winner.speedup else None,
                 "revision": winner.revision,
                 "device": winner.device.slug,
+                **({"recorded": winner.device.name} if winner.replayed else {}),
             },
         )
         return winner.revision
@@ -230,6 +231,7 @@ def _reporter(leased: LeasedJob) -> Callable[[Progress], None]:
             progress.best_us,
             progress.best,
             progress.message,
+            progress.recorded,
         )
 
     return report

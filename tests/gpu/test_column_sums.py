@@ -26,7 +26,7 @@ def test_the_sum(size: tuple[int, int], dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     dy = torch.randn(size, device="cuda").to(dtype)
     found = functions.column_sums(dy)
-    assert torch.equal(found, triton_sums.column_sums(dy))  # theirs is another order
+    assert torch.equal(found, triton_sums.sums_of_columns(dy))  # theirs is another order
     wanted = dy.double().sum(0)
     assert found.dtype is dtype
     assert (found.double() - wanted).norm() <= BOUNDS[dtype] * wanted.norm()
@@ -60,3 +60,20 @@ def test_a_graph_of_a_linear_layers_backward_pass() -> None:
         captured.zero_()
         graph.replay()
         assert torch.equal(captured, once)
+
+
+def test_a_graph_that_is_captured_before_a_kernel_was_compiled() -> None:
+    """It holds torch's sum."""
+    dy = torch.randn(16384, 1016, device="cuda").bfloat16()
+    wanted = dy.sum(0)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = functions.column_sums(dy)
+    graph.replay()
+    assert torch.equal(captured, wanted)
+
+
+def test_a_negated_tensor() -> None:
+    dy = torch.randn(16384, 1024, device="cuda").bfloat16()
+    negated = functions.column_sums(torch._neg_view(dy))
+    assert torch.equal(negated, -functions.column_sums(dy))

@@ -9,14 +9,18 @@ from typer.testing import CliRunner, Result
 
 from gemmsmith import Bundle, Client, Lookup, Problem, Use
 from gemmsmith.candidate import Candidate
+from gemmsmith.captured import Captured
 from gemmsmith.errors import PackUntrusted
 from gemmsmith.launch import Launch
 from gemmsmith.signing import Signer, trusted_folder
+from gemmsmith.tuning import Effort
 from service import identity
+from service.cli import of_run
 from service.cli.main import app
 from service.settings import Settings
 from tests.support import fake_nvcc
 from tests.support.machines import compile_, document
+from tests.support.recordings import record
 from tests.support.replacing import replace
 from tests.support.serving import (
     H100,
@@ -123,11 +127,48 @@ def test_all_winners_are_compiled_and_baked(settings: Settings, tmp_path: Path) 
             assert served.find(problem) == bundle.snapshot.find(problem)
 
 
+def test_a_suite_of_one_problem_lacks_nothing_that_it_does_not_list(
+    settings: Settings, tmp_path: Path
+) -> None:
+    """It is of any element type: a winner in one of them is a winner."""
+    suite, path = tmp_path / "one.toml", tmp_path / "w.gspack"
+    suite.write_text('[[problem]]\nname = "one"\nm = 64\nn = 64\nk = 64\n')
+    result = bake("--suite", suite, "-o", path)
+    assert "no winner" not in result.stderr
+    assert f"1 winner of {H200.slug}, 1 kernel in 1 pack, " in result.stdout
+    another = '[[problem]]\nname = "far"\nm = 8192\nn = 8192\nk = 8192\n'
+    suite.write_text(suite.read_text() + another)
+    assert "1 of the suite's 2 problems has no winner" in bake("--suite", suite, "-o", path).stderr
+    counts = document(bake("--suite", suite, "-o", path, "--json"))["counts"]
+    assert counts["without_winner"] == 1
+    result = bake("--suite", suite, "-o", path, "--dtype", "bf16,fp16")
+    assert "3 of the suite's 4 problems have no winner" in result.stderr
+
+
+def test_a_run_counts_the_winners_that_are_new(
+    settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = Captured()
+    found.problems.update({PROBLEMS[0]: 3})
+    recorded = Problem(256, 4096, 4096)
+    settings.sweeps.mkdir()
+    record(settings.sweeps, recorded)
+    settings = settings.model_copy(update={"device": "replay:h200"})
+    bundle = tmp_path / "next.gspack"
+    assert of_run.tune(settings, found, bundle, None, Effort.QUICK, None) == 0
+    said = capsys.readouterr()
+    assert "1 unrecorded" in said.out
+    assert f"winners for the next run: 1, 0 of them new, in {bundle}" in said.err
+    found.problems.update({recorded: 3})
+    assert of_run.tune(settings, found, bundle, None, Effort.QUICK, None) == 0
+    assert f"winners for the next run: 2, 1 of them new, in {bundle}" in capsys.readouterr().err
+
+
 def test_a_suite_is_baked_with_what_answers_for_it(settings: Settings, tmp_path: Path) -> None:
     suite, path = tmp_path / "small.toml", tmp_path / "w.gspack"
     suite.write_text(SUITE)
     result = bake("--suite", suite, "-o", path, "--dtype", "bf16")
-    assert "2 of the suite's problems have no winner" in result.stderr
+    assert "2 of the suite's 4 problems have no winner" in result.stderr
     snapshot = Bundle.open(path).snapshot
     assert {row.problem for row in snapshot.rows} == {PROBLEMS[0], STAYS}  # no neighbour's is run
     assert snapshot.find(PROBLEMS[0]) is not None

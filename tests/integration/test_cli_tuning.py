@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -77,8 +78,10 @@ def test_tune_finds_the_recorded_optimum(settings: Settings) -> None:
     assert winner["candidate"]["kernel"]["name"] == best_of(PROBLEMS[0]).kernel.name
     assert winner["speedup"]["median"] == pytest.approx(CUBLAS_US / BEST_US, rel=0.01)
     assert winner["replayed"] is True
-    assert "screen" in done.stderr
     assert "best 1" in done.stderr
+    timed = [line for line in done.stderr.splitlines() if " µs" in line]
+    assert any("screen" in line for line in timed)
+    assert all("best " in line and "µs (recorded H200)" in line for line in timed), timed
     with Store.open(settings.database) as store:
         stored = store.winner(PROBLEMS[0], H200.slug)
         assert stored is not None
@@ -87,7 +90,10 @@ def test_tune_finds_the_recorded_optimum(settings: Settings) -> None:
         assert any(s.trial.failure for s in store.trials(problem=PROBLEMS[0]))
     text = gemmsmith(settings, "best", 256, 4096, 4096).stdout
     assert best_of(PROBLEMS[0]).kernel.name in text
-    assert "replayed" in text
+    assert all("(recorded H200)" in line for line in text.splitlines() if " µs" in line)
+    assert "revision   1, recorded H200" in text
+    tuned = gemmsmith(settings, "tune", 256, 4096, 4096).stdout
+    assert "µs (recorded H200)" in tuned
 
 
 def test_a_problem_that_is_not_recorded_is_one_line(settings: Settings) -> None:
@@ -106,6 +112,7 @@ def test_a_suite_is_tuned_once(settings: Settings, tmp_path: Path) -> None:
     ]  # fmt: skip
     assert found["totals"]["tuned"] == 3
     assert found["totals"]["speedup_geometric_mean"] == pytest.approx(1.25, rel=0.01)
+    assert found["totals"]["speedup_median"] == pytest.approx(1.25, rel=0.01)
     assert "[6/6]" in done.stderr
     again = gemmsmith(settings, *suite)
     assert "not recorded, so not tuned: 64×64×64 bf16 tn; 512×512×1024" in again.stdout
@@ -232,6 +239,9 @@ def test_tune_through_a_service(settings: Settings) -> None:
         assert worker.returncode == 0
     outcome = json.loads(done.stdout)
     assert outcome["result"]["config"]["kernel"]["name"] == best_of(PROBLEMS[1]).kernel.name
+    assert outcome["result"]["replayed"]
+    assert outcome["result"]["served"]["revision"] == outcome["result"]["revision"]
+    assert all("(recorded H200)" in line for line in done.stderr.splitlines() if " µs" in line)
     assert json.loads(failed.stdout)["status"] == "failed"
     assert len(rows.stdout.splitlines()) >= 8
 
@@ -269,6 +279,7 @@ def test_a_job_of_the_local_database_is_watched_to_its_end(settings: Settings) -
     done = gemmsmith(settings, "jobs", "watch", job.id)
     worker.wait(timeout=60)
     assert f"{job.id}  done" in done.stdout
+    assert re.search(r"  best +[0-9.]+ µs \(recorded H200\)", done.stdout)
     assert "revision 1" in done.stdout
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 import sys
 import time
+from itertools import pairwise
 
 from tests.support.records import DEVICE, PROBLEM, trial, winner
 from tuner.store import Store, current, head
@@ -62,17 +64,17 @@ def test_a_new_database_opened_by_several_at_once(empty_database_url: str) -> No
 
 
 def test_lookups_and_trials_are_fast_enough(store: Store) -> None:
-    """Loose bounds: the machine may be busy with other tests."""
+    """Loose bounds, of the median: the machine may be busy with other tests."""
     store.promote(winner())
     store.add_trial(trial(0))
-    began = time.perf_counter()
+    times = [time.perf_counter()]
     for number in range(300):
         store.add_trial(trial(number % 50, job=str(number)))
-    writing = time.perf_counter() - began
+        times.append(time.perf_counter())
+    assert statistics.median(after - before for before, after in pairwise(times)) < 0.02
     store.winner(PROBLEM, DEVICE.slug)
-    began = time.perf_counter()
+    times = [time.perf_counter()]
     for _ in range(300):
         store.winner(PROBLEM, DEVICE.slug)
-    reading = time.perf_counter() - began
-    assert writing / 300 < 0.02
-    assert reading / 300 < 0.01
+        times.append(time.perf_counter())
+    assert statistics.median(after - before for before, after in pairwise(times)) < 0.01

@@ -24,6 +24,7 @@ from tuner.backends.cutlass import HEADERS
 from tuner.backends.cutlass.package import include_dirs
 from tuner.backends.cutlass.package import version as cutlass_version
 from tuner.errors import CompilerNotFound
+from tuner.extras import pip_install
 
 OLDEST_NVCC = (12, 8)
 """Older compilers lack headers that CUTLASS 4.2 includes."""
@@ -148,7 +149,7 @@ def find_toolchain(
     detail = f" Found but unusable: {'; '.join(tried)}." if tried else ""
     raise CompilerNotFound(
         f"no nvcc ≥ {'.'.join(map(str, OLDEST_NVCC))}.{detail} "
-        "Run `pip install 'gemmsmith-service[compiler]'`, or install CUDA 13 and set CUDA_HOME."
+        f"Run `{pip_install('compiler')}`, or install CUDA 13 and set CUDA_HOME."
     )
 
 

@@ -6,9 +6,11 @@ they are opened: the measuring child imports this package too, and needs only th
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gemmsmith.device import called
 from tuner import places
 from tuner.devices.base import Contender, Device
 from tuner.errors import DeviceError, NotRecorded
@@ -27,8 +29,9 @@ def open_device(name: str, *, sweeps: Path = DEFAULT_SWEEPS) -> Device:
     """The device a user named.
 
     `cuda` or `cuda:<ordinal>` is a local GPU. `replay:<what>` is a recorded one, where <what> is
-    a sweep file, the name of one in `sweeps` (with or without its suffix), a device's slug (all
-    of its files in `sweeps`), or nothing (all files, which must be of one device).
+    a sweep file, the name of one in `sweeps` (with or without its suffix), a device's slug or name
+    (all of its files in `sweeps`), or nothing (all files, which must be of one device). The name of
+    a device model alone is the local GPU if it is of that model, else a recorded one.
 
     Raises:
         NoGpu: no such local GPU.
@@ -42,10 +45,20 @@ def open_device(name: str, *, sweeps: Path = DEFAULT_SWEEPS) -> Device:
 
         return CudaDevice(int(rest or 0))
     if kind == "replay":
-        from tuner.devices.replay import ReplayDevice
-
-        return ReplayDevice(name, _sweeps(rest, sweeps))
+        return _replay(name, rest, sweeps)
+    local = local_gpu()
+    if local is not None and called(name, [local.slug]):
+        return open_device("cuda:0")
+    if name:
+        with suppress(NotRecorded):
+            return _replay(f"replay:{name}", name, sweeps)
     raise DeviceError(f"no device is called {name!r}; say cuda:0 or replay:<recording>")
+
+
+def _replay(name: str, what: str, sweeps: Path) -> Device:
+    from tuner.devices.replay import ReplayDevice
+
+    return ReplayDevice(name, _sweeps(what, sweeps))
 
 
 def _sweeps(what: str, folder: Path) -> list[Sweep]:
@@ -56,7 +69,9 @@ def _sweeps(what: str, folder: Path) -> list[Sweep]:
             return [Sweep.load(path)]
     files = sorted(folder.glob(f"*{SUFFIX}"))
     loaded = [Sweep.load(path) for path in files]
-    chosen = [sweep for sweep in loaded if what in ("", sweep.header.device.slug)]
+    slugs = [sweep.header.device.slug for sweep in loaded]
+    fitting = called(what, slugs) if what else slugs
+    chosen = [sweep for sweep in loaded if sweep.header.device.slug in fitting]
     if not chosen:
         there = ", ".join(path.name.removesuffix(SUFFIX) for path in files) or "none"
         raise NotRecorded(

@@ -19,6 +19,7 @@ class Job:
         expected_saving_us: microseconds that tuning is expected to save in all these calls; None
             while there are none.
         phase, done, total, best_us, best: how far it is; `best` is a candidate's key.
+        recorded: name of the GPU model whose recorded times these are; empty if a GPU measures.
         attempt: how many times it was leased.
         max_attempts: how many of those may go wrong.
         created_at, started_at, finished_at: seconds since the epoch; `started_at` is that of the
@@ -50,6 +51,7 @@ class Job:
     winner_revision: int | None
     ordered_by: str | None = None
     deadline_at: float | None = None
+    recorded: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

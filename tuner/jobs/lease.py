@@ -107,8 +107,11 @@ class LeasedJob:
         best_us: float | None = None,
         best: str | None = None,
         message: str = "",
+        recorded: str = "",
     ) -> None:
         """Note how far the job is, in its row and as an event.
+
+        `recorded` names the GPU model whose recorded times these are; empty if a GPU measures.
 
         Raises:
             LeaseLost: as `heartbeat`.
@@ -117,6 +120,7 @@ class LeasedJob:
             row.phase, row.done, row.total = phase, done, total
             row.best_us, row.best = best_us, best
             data = {"phase": phase, "done": done, "total": total, "best_us": best_us, "best": best}
+            data |= {"recorded": recorded} if recorded else {}
             add_event(session, row, "progress", {**data, "message": message})
 
     def event(self, kind: str, data: dict[str, Any]) -> None:

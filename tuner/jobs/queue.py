@@ -35,6 +35,7 @@ from tuner.jobs.rows import (
     is_available,
     job_of,
     lapsed,
+    recording,
 )
 from tuner.jobs.workers import Workers
 from tuner.store.audit import LOCAL, Action, record
@@ -236,14 +237,17 @@ class Queue:
         Raises:
             JobNotFound: no job has the id `after`.
         """
-        query = select(JobRow, ProblemRow).join(ProblemRow, ProblemRow.id == JobRow.problem_id)
+        recorded = recording(JobRow.public_id).correlate(JobRow).scalar_subquery()
+        query = select(JobRow, ProblemRow, recorded).join(
+            ProblemRow, ProblemRow.id == JobRow.problem_id
+        )
         if state is not None:
             query = query.where(JobRow.state == state.value)
         with self._database.read() as session:
             if after is not None:
                 query = query.where(JobRow.id < _row(session, after).id)
             rows = session.execute(query.order_by(JobRow.id.desc()).limit(limit)).all()
-            return [job_of(row, problem_of(problem)) for row, problem in rows]
+            return [job_of(row, problem_of(problem), name) for row, problem, name in rows]
 
     def counts(self) -> dict[JobState, int]:
         """How many jobs are in each state."""
@@ -387,4 +391,5 @@ def _row(session: Session, job_id: str, *, lock: bool = False) -> JobRow:
 
 
 def _job(session: Session, row: JobRow) -> Job:
-    return job_of(row, problem_of(session.get_one(ProblemRow, row.problem_id)))
+    problem = problem_of(session.get_one(ProblemRow, row.problem_id))
+    return job_of(row, problem, session.scalar(recording(row.public_id)))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, or_
+from sqlalchemy import ColumnElement, Select, SQLColumnExpression, and_, case, or_, select
 from sqlalchemy.orm import Session
 
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort, JobState
 from tuner.jobs.job import Job
 from tuner.store.clock import moment, now
-from tuner.store.models import JobEventRow, JobRow
+from tuner.store.models import DeviceRow, JobEventRow, JobRow, TrialRow
 
 _LAST_EVENT = {
     JobState.DONE: "finished",
@@ -90,7 +90,14 @@ def attempts_left(row: JobRow) -> int:
     return row.max_attempts - (row.attempt - row.handed_back)
 
 
-def job_of(row: JobRow, problem: Problem) -> Job:
+def recording(job: SQLColumnExpression[str] | str) -> Select[str]:
+    """Of a job's last trial: the name of the GPU model whose recording it is; empty if measured."""
+    name = case((TrialRow.replayed, DeviceRow.name), else_="")
+    trials = select(name).join(DeviceRow, DeviceRow.id == TrialRow.device_id)
+    return trials.where(TrialRow.job == job).order_by(TrialRow.id.desc()).limit(1)
+
+
+def job_of(row: JobRow, problem: Problem, recorded: str | None = None) -> Job:
     """The job that a row describes."""
     return Job(
         id=row.public_id,
@@ -116,4 +123,5 @@ def job_of(row: JobRow, problem: Problem) -> Job:
         winner_revision=row.winner_revision,
         ordered_by=row.ordered_by,
         deadline_at=row.deadline_at,
+        recorded=recorded or "",
     )

@@ -24,6 +24,7 @@ class Progress:
         best_us: microseconds per launch of what is ahead. Until finals were held, that is the
             fastest of the screening, which takes part in them; then what they decided for.
         best: its key; the default's name where the default stays.
+        recorded: name of the GPU model whose recorded times these are; empty if a GPU measures.
         message: one plain line for a log.
     """
 
@@ -32,4 +33,5 @@ class Progress:
     total: int
     best_us: float | None = None
     best: str | None = None
+    recorded: str = ""
     message: str = ""

@@ -385,6 +385,8 @@ class _Run:
         if self.decision is not None:
             us, best = self.decision.ahead(self.problem.operation.default)
         said = Progress(phase=step, done=done, total=total, best_us=us, best=best, message=message)
+        if self.device.replayed:
+            said = replace(said, recorded=self.device.model.name)
         self.on_event(said)
 
 

@@ -29,6 +29,7 @@ from sqlalchemy.orm import Session
 from gemmsmith.files import private_folder
 from gemmsmith.showing import address
 from tuner.errors import SchemaChanged, StoreError
+from tuner.extras import pip_install
 from tuner.store.faults import translated
 
 BUSY_TIMEOUT_S = 30.0
@@ -130,7 +131,7 @@ class Database:
                 engine = create_engine(self.url, pool_pre_ping=True, **options)
             except ModuleNotFoundError as error:
                 raise StoreError(
-                    "PostgreSQL needs psycopg: pip install 'gemmsmith-service[postgresql]'"
+                    f"PostgreSQL needs psycopg: {pip_install('postgresql')}"
                 ) from error
             return engine
         patience_s = BUSY_TIMEOUT_S if self._patience_s is None else self._patience_s

@@ -5,10 +5,10 @@ These types are the JSON of `GET /best` field by field; `msgspec` converts both 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
-from gemmsmith.device import DeviceModel, Environment
+from gemmsmith.device import DeviceModel, Environment, recording_of
 from gemmsmith.kernel import AnyKernel, Backend, Kernel
 from gemmsmith.launch import Launch
 from gemmsmith.plain import Plain
@@ -212,37 +212,99 @@ class Answer(Plain):
         return self.measured.flops / found.median_us / 1e6
 
     @property
+    def recorded(self) -> str:
+        """Name of the GPU model whose recorded times these are; empty if a GPU was measured."""
+        return self.device.name if self.replayed else ""
+
+    @property
     def _rows(self) -> dict[str, str | None]:
-        """What there is to say of it, by name; None for what is not known."""
+        """What there is to say of it, by name; None for what is not known.
+
+        First what is served. A candidate that lost to the default is below it.
+        """
         near = self.measured if self.match is Match.NEAREST else None
         predicted = None if self.predicted_us is None else f"{self.predicted_us:.1f} µs expected"
-        marks = [name for name in ("stale", "pinned", "replayed") if getattr(self, name)]
-        return {
+        marks = [name for name in ("stale", "pinned") if getattr(self, name)]
+        ours = self._timing(self.statistics, self.tflops)
+        default = self._timing(self.baseline, self.baseline_tflops)
+        kernel = None if self.config is None else self.config.kernel.name
+        launch = None if self.config is None else self.config.launch.key
+        rejected = self.use.is_default and ours is not None
+        served: dict[str, str | None] = {
             "device": self.device.slug,
             "match": self.match.value if near is None else f"{self.match.value}: {near}",
             "run": self.use.value,
-            "kernel": None if self.config is None else self.config.kernel.name,
-            "launch": None if self.config is None else self.config.launch.key,
-            "time": _timing(self.statistics, self.tflops) or predicted,
-            "default": _timing(self.baseline, self.baseline_tflops),
-            "speedup": _gain(self.speedup),
-            "revision": None if self.revision is None else str(self.revision),
-            "marks": ", ".join(marks) or None,
         }
+        if rejected:
+            compared = {
+                "time": default,
+                "best candidate": kernel,
+                "its launch": launch,
+                "its time": ours,
+                "its speedup": _gain(self.speedup),
+            }
+        else:
+            compared = {
+                "kernel": kernel,
+                "launch": launch,
+                "time": ours or predicted,
+                "default": default,
+                "speedup": _gain(self.speedup),
+            }
+        return (
+            served
+            | compared
+            | {
+                "revision": None if self.revision is None else str(self.revision),
+                "marks": ", ".join(marks) or None,
+            }
+        )
 
     def __repr__(self) -> str:
         rows = self._rows
-        parts = [rows[name] for name in ("match", "run", "time", "speedup", "marks")]
+        parts = [rows.get(name) for name in ("match", "run", "time", "speedup", "marks")]
         return line(f"<Answer {self.problem}: {', '.join(part for part in parts if part)}>")
 
     def _repr_html_(self) -> str:
         return table(str(self.problem), self._rows.items())
 
+    def _timing(self, statistics: Statistics | None, tflops: float | None) -> str | None:
+        if statistics is None:
+            return None
+        rate = "" if tflops is None else f" ({tflops:.1f} TFLOP/s)"
+        source = f", {recording_of(self.recorded)}" if self.recorded else ""
+        return f"{statistics.median_us:.1f} µs{rate}{source}"
 
-def _timing(found: Statistics | None, tflops: float | None) -> str | None:
-    if found is None:
-        return None
-    return f"{found.median_us:.1f} µs" + ("" if tflops is None else f" ({tflops:.1f} TFLOP/s)")
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class TunedAnswer(Answer):
+    """What a tuning job found, which is not what is served if something better is known.
+
+    Attributes:
+        served: what lookups answer: this revision; or one that a GPU has measured, if the job ran
+            on a recorded GPU; or one that a person has pinned.
+    """
+
+    served: Answer
+
+    @classmethod
+    def of(cls, own: Answer, served: Answer) -> TunedAnswer:
+        """A job's own result, and what is served."""
+        return cls(**{field.name: getattr(own, field.name) for field in fields(own)}, served=served)
+
+    @property
+    def is_served(self) -> bool:
+        """Whether lookups answer with this result."""
+        return self.served.revision == self.revision
+
+    @property
+    def _rows(self) -> dict[str, str | None]:
+        served = None if self.is_served else line(repr(self.served))
+        return super(TunedAnswer, self)._rows | {"served instead": served}
+
+    def __repr__(self) -> str:
+        text = Answer.__repr__(self)
+        return text if self.is_served else f"{text[:-1]}; served instead: {self.served!r}>"
 
 
 def _gain(found: Ratio | None) -> str | None:

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gemmsmith.answers import understood
-from gemmsmith.answers.answer import Answer
-from gemmsmith.errors import ServiceUnavailable
-from gemmsmith.http.flows import check_device, check_same
+from gemmsmith.answers.answer import Answer, TunedAnswer
+from gemmsmith.errors import NotUnderstood, ServiceUnavailable
+from gemmsmith.http.flows import best, check_device, check_same
 from gemmsmith.http.listing import Pages
 from gemmsmith.http.replies import NoAnswer, check, read
-from gemmsmith.http.requests import choice_request, fields_of
+from gemmsmith.http.requests import Query, choice_request, fields_of
 from gemmsmith.http.session import Flow, Session
+from gemmsmith.jobs import JobStatus
 from gemmsmith.problem import Problem
 
 
@@ -45,15 +46,20 @@ class Revision:
 
 
 def history(
-    session: Session, problem: Problem, *, device: str | None, limit: int | None
+    session: Session,
+    problem: Problem,
+    *,
+    device: str | None,
+    limit: int | None,
+    before: int | None = None,
 ) -> Flow[list[Revision]]:
-    """`GET /winners/history`, newest first.
+    """`GET /winners/history`, newest first; with `before`, revisions before that one.
 
     Raises:
         NotTuned: the problem has no winner on that device model.
         ServiceError, ServiceUnavailable: no answer.
     """
-    where = {**fields_of(problem), "device": device}
+    where = {**fields_of(problem), "device": device, "after": before}
     pages = Pages(session, "/winners/history", "revisions", where, limit)
     found: list[Revision] = []
     while not pages.finished:
@@ -62,6 +68,34 @@ def history(
             _check(revision, problem, device)
             found.append(revision)
     return found
+
+
+def result_of(session: Session, status: JobStatus, device: str | None) -> Flow[TunedAnswer]:
+    """What a finished job found, and what is served, asked of the service itself.
+
+    Raises:
+        NotUnderstood: only a newer gemmsmith can read what it found.
+        ServiceError, ServiceUnavailable: no answer.
+    """
+    # A job may name a device as workers do (`cuda:0`, `replay:<file>`), which no lookup knows.
+    if device is None and ":" not in status.device:
+        device = status.device or None
+    query = Query(problem=status.problem, device=device, exact=True)
+    served = yield from best(session, query, fresh=True)
+    number = status.winner_revision
+    if number is None or number == served.revision:
+        return TunedAnswer.of(served, served)
+    revisions = yield from history(
+        session, status.problem, device=served.device.slug, limit=1, before=number + 1
+    )
+    for revision in revisions:
+        if revision.answer.revision == number:
+            return TunedAnswer.of(revision.answer, served)
+    raise NotUnderstood(
+        200,
+        "Not understood",
+        f"revision {number}, which job {status.id} found, needs a newer gemmsmith",
+    )
 
 
 def choose(

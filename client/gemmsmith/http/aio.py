@@ -17,7 +17,7 @@ from typing import Any, Self, SupportsIndex, TypeVar
 import httpx
 
 from gemmsmith.answers import history
-from gemmsmith.answers.answer import Answer
+from gemmsmith.answers.answer import Answer, TunedAnswer
 from gemmsmith.answers.history import Revision
 from gemmsmith.answers.snapshot import Snapshot
 from gemmsmith.bounds import BOUNDS, Bounds
@@ -268,9 +268,9 @@ class AsyncClient:
         """The public key of the service; as `Client.signing_key`."""
         return await self._run(flows.signing_key(self._session))
 
-    async def winner_of(self, status: JobStatus, device: str | None = None) -> Answer:
-        """The answer of a finished job on `device`; never from the cache."""
-        return await self._run(flows.winner_of(self._session, status, device))
+    async def winner_of(self, status: JobStatus, device: str | None = None) -> TunedAnswer:
+        """What a finished job found on `device`, and what is served; never from the cache."""
+        return await self._run(history.result_of(self._session, status, device))
 
     async def job_events(
         self, identifier: str, *, after: str = "", deadline: float | None = None

@@ -20,7 +20,7 @@ from typing import Any, Self, SupportsIndex, TypeVar
 import httpx
 
 from gemmsmith.answers import history
-from gemmsmith.answers.answer import Answer
+from gemmsmith.answers.answer import Answer, TunedAnswer
 from gemmsmith.answers.history import Revision
 from gemmsmith.answers.snapshot import Snapshot
 from gemmsmith.bounds import BOUNDS, Bounds
@@ -131,11 +131,11 @@ class Client:
     ) -> Answer:
         """The fastest known kernel for `D[m,n] = A[m,k] · B[k,n]`.
 
-        `device` is the slug of a device model (`nvidia-h200-132sm`). By default it is the service's
-        own GPU, or the only known model of `arch`. For a problem that was not tuned, the answer is
-        the winner of a nearby problem (`match` is `nearest`), or else a proposal of the cost model
-        (`predicted`: nothing was measured, and `use` is `cublas`). With `exact`, both raise
-        NotTuned.
+        `device` is a device model, by its slug or its name (`nvidia-h200-132sm`, `H200`). By
+        default it is the service's own GPU, or the only known model of `arch`. For a problem that
+        was not tuned, the answer is the winner of a nearby problem (`match` is `nearest`), or else
+        a proposal of the cost model (`predicted`: nothing was measured, and `use` is `cublas`).
+        With `exact`, both raise NotTuned.
 
         Raises:
             InvalidProblem: the problem is invalid; nothing was sent.
@@ -357,9 +357,9 @@ class Client:
         """The public key of the service; `python -m gemmsmith trust` makes it trusted here."""
         return self._run(flows.signing_key(self._session))
 
-    def winner_of(self, status: JobStatus, device: str | None = None) -> Answer:
-        """The answer of a finished job on `device`; never from the cache."""
-        return self._run(flows.winner_of(self._session, status, device))
+    def winner_of(self, status: JobStatus, device: str | None = None) -> TunedAnswer:
+        """What a finished job found on `device`, and what is served; never from the cache."""
+        return self._run(history.result_of(self._session, status, device))
 
     def job_events(
         self, identifier: str, *, after: str = "", deadline: float | None = None

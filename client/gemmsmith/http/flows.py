@@ -7,7 +7,6 @@ revalidating, falling back to the cache and reading errors exist once.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from gemmsmith.answers.answer import Answer, Match
 from gemmsmith.answers.cache import Entry
 from gemmsmith.answers.document import SINCE
 from gemmsmith.answers.snapshot import Shelf, Snapshot
-from gemmsmith.device import DeviceModel
+from gemmsmith.device import DeviceModel, called
 from gemmsmith.errors import (
     Busy,
     NotTuned,
@@ -126,9 +125,8 @@ def check_same(what: str, field: str, received: object, asked: object) -> None:
 
 
 def check_device(what: str, slug: str, asked: str | None) -> None:
-    """As `check_same`, of a device model. A service knows it by shorter names too, such as h200."""
-    words = [] if asked is None else re.findall(r"[a-z0-9]*[a-z][a-z0-9]*", asked.lower())
-    if not set(words) - {"sm", "sms"} <= set(slug.split("-")):
+    """As `check_same`, of a device model, by any of its names."""
+    if asked is not None and not called(asked, [slug]):
         check_same(what, "device", slug, asked)
 
 
@@ -332,12 +330,3 @@ def signing_key(session: Session) -> Flow[PublicKey]:
         return PublicKey.parse(str(document(check(response)).get("key")))
     except ValueError as error:
         raise ServiceFault(response.status, "Unreadable answer", str(error)) from None
-
-
-def winner_of(session: Session, status: JobStatus, device: str | None) -> Flow[Answer]:
-    """The answer that a finished job led to, asked of the service itself."""
-    # A job may name a device as workers do (`cuda:0`, `replay:<file>`), which no lookup knows.
-    if device is None and ":" not in status.device:
-        device = status.device or None
-    query = Query(problem=status.problem, device=device, exact=True)
-    return (yield from best(session, query, fresh=True))

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from typing import Protocol
 
-from gemmsmith.answers.answer import Answer
+from gemmsmith.answers.answer import TunedAnswer
 from gemmsmith.errors import JobCancelled, JobFailed
 from gemmsmith.jobs import JobEvent, JobStatus
 from gemmsmith.problem import Problem
@@ -101,7 +101,7 @@ class JobCalls(Protocol):
 
     def retry(self, identifier: str, /) -> TuningJob: ...
 
-    def winner_of(self, status: JobStatus, device: str | None, /) -> Answer: ...
+    def winner_of(self, status: JobStatus, device: str | None, /) -> TunedAnswer: ...
 
     def job_events(
         self, identifier: str, /, *, after: str = ..., deadline: float | None = ...
@@ -117,7 +117,7 @@ class AsyncJobCalls(Protocol):
 
     async def retry(self, identifier: str, /) -> AsyncTuningJob: ...
 
-    async def winner_of(self, status: JobStatus, device: str | None, /) -> Answer: ...
+    async def winner_of(self, status: JobStatus, device: str | None, /) -> TunedAnswer: ...
 
     def job_events(
         self, identifier: str, /, *, after: str = ..., deadline: float | None = ...
@@ -158,8 +158,8 @@ class TuningJob(_Handle):
         on_progress: Callable[[JobStatus], None] | None = None,
         *,
         progress: bool = False,
-    ) -> Answer:
-        """Wait for the winner.
+    ) -> TunedAnswer:
+        """Wait for what the job finds; its `served` is what lookups answer.
 
         Args:
             timeout: seconds; None waits as long as the service answers.
@@ -215,8 +215,8 @@ class AsyncTuningJob(_Handle):
         on_progress: Callable[[JobStatus], None] | None = None,
         *,
         progress: bool = False,
-    ) -> Answer:
-        """Wait for the winner; as `TuningJob.wait`."""
+    ) -> TunedAnswer:
+        """Wait for what the job finds; as `TuningJob.wait`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with closing(shown(progress)) as display:
             display.show(self.status)

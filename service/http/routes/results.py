@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
+from gemmsmith.device import called
 from service.http import documents, tables
 from service.http.abilities import Asking
 from service.http.access import Scope, needs
@@ -27,10 +28,12 @@ def results(
     accept: Accept = "*/*",
 ) -> Response:
     """Trials in the order they were recorded, as JSON, CSV or Parquet; `after` is a trial's id."""
+    slugs = called(query.device or "", [model.slug for model in service.catalogue.known()])
+    device = slugs[0] if len(slugs) == 1 else query.device
     read = functools.partial(
         service.store.trials,
         problem=query.problem(),
-        device=query.device,
+        device=device,
         dtype=query.dtype,
         layout=query.layout,
         phase=query.phase,

@@ -40,12 +40,13 @@ def tune(
     """
     problem = body.problem()
     model = service.catalogue.resolve(None, body.device)
+    device = model.slug if model and body.device else ""
     check_fits(problem, model, measured=True)
     with refused_without_room(service, caller):
         job, created = service.queue.enqueue(
             problem,
             effort=body.effort,
-            device=body.device,
+            device=device,
             priority=body.priority,
             calls=body.calls,
             saving_us=demand.estimate(service.store, problem, model),
@@ -54,6 +55,6 @@ def tune(
             job_limit=caller.job_limit,
             idempotency_key=idempotency_key,
         )
-    if (job.problem, job.effort, job.device) != (problem, body.effort, body.device):
+    if (job.problem, job.effort, job.device) != (problem, body.effort, device):
         raise key_reused(job)
     return accepted(job, created=created)

@@ -15,6 +15,10 @@ function show(data) {
   const us = data.best_us;
   if (us) byId("best-us").textContent = `${us < 1000 ? us.toPrecision(4) : us.toFixed(0)} µs`;
   if (data.best) byId("best").textContent = data.best;
+  if (data.recorded) {
+    byId("recorded").textContent = `recorded ${data.recorded.replace(/^NVIDIA /, "")}`;
+    byId("recorded").hidden = false;
+  }
 }
 
 // The chart of the best so far is drawn by the service; it is fetched again after some progress.

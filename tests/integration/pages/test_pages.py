@@ -246,7 +246,7 @@ def test_an_ordered_tuning_is_watched_to_its_end(page: Page, site: Site) -> None
     expect(page.locator("#log li").first).to_contain_text("finished")
     page.get_by_role("link", name="See the winner").click()
     expect(page.get_by_role("heading", level=1)).to_have_text(str(RECORDED))
-    expect(page.locator(".tag", has_text="replayed").first).to_be_visible()
+    expect(page.locator(".tag", has_text="recorded H200").first).to_be_visible()
     expect(page.get_by_role("region", name="Finals of the latest run")).to_contain_text("cuBLAS")
     expect(page.get_by_role("region", name="What is served")).to_have_count(0)
     expect(page.get_by_role("region", name="Convergence").locator("path.best")).to_have_count(2)

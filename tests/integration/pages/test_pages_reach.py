@@ -212,7 +212,7 @@ def test_errors_are_pages_too(page: Page, watch: Watch) -> None:
     for path, status, said in (
         ("/ui/nowhere", 404, "There is nothing at /ui/nowhere"),
         ("/ui/jobs/nobody", 404, "There is no job 'nobody'"),
-        ("/ui/problems/h200/bf16/tn/1x1x1", 404, "no device model 'h200'"),
+        ("/ui/problems/h300/bf16/tn/1x1x1", 404, "no device model 'h300'"),
         (f"/ui/problems/{H200.slug}/bf16/tn/1x1", 422, "4096x6144x4096"),
         (f"/ui/problems/{H200.slug}/int4/tn/1x1x1", 422, "fp8_e4m3"),
         (f"/ui/problems/{H200.slug}/fp8_e4m3/nn/1x1x1", 422, "layout tn"),

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
+import msgspec
 import pytest
 
-from benchmarks.readme import regimes
+from benchmarks.peers.records import Report
+from benchmarks.readme import beside, regimes
 from benchmarks.readme.__main__ import blocks, put
-from benchmarks.readme.kinds import KINDS, kind_of, table
+from benchmarks.readme.kinds import FEW_TOKENS, KINDS, PLAIN, kind_of, table
 from benchmarks.readme.picture import COLOURS, FILE, columns
-from benchmarks.readme.shipped import got, shipped
+from benchmarks.readme.shipped import RESULTS, averages, got, shipped, short
 from gemmsmith.answers.answer import Use
+from service.report.rows import unaligned_operands
 
 WINNERS = shipped()
 
@@ -21,6 +25,26 @@ def test_pages_have_the_blocks_that_the_files_give() -> None:
         text = page.read_text(encoding="utf-8")
         for name, block in found.items():
             assert put(text, name, block) == text, f"{page.name}, {name}: run `make figures`"
+
+
+def test_every_mean_has_its_median_beside_it() -> None:
+    means = re.compile(r"\d\.\d{3} ×(?! · \d\.\d{3})")
+    pages = [block for found in blocks().values() for name, block in found.items()]
+    assert sum(block.count(" × · ") for block in pages) > 100
+    for block in pages:
+        assert means.search(block) is None
+
+
+def test_peers_are_compared_by_the_rule_of_the_first_table() -> None:
+    """What has a reason of its own to gain is in its own row there, and not in the comparison."""
+    report = msgspec.json.decode((RESULTS / beside.FILE).read_bytes(), type=Report)
+    plain = [row.problem for row in report.rows if kind_of(row.problem) is PLAIN]
+    assert 0 < len(plain) < len(report.rows)
+    assert all(problem.m > FEW_TOKENS and not unaligned_operands(problem) for problem in plain)
+    shipped = [got(w) for w in WINNERS if w.problem in plain and short(w.device) == "H200"]
+    said = beside.table(WINNERS)
+    assert f"{len(plain)} problems" in said
+    assert f"{len(shipped)} of these problems gain {averages(shipped)}" in said
 
 
 def test_a_page_without_markers_is_refused() -> None:
@@ -65,7 +89,7 @@ def test_the_three_regimes_are_shown_by_what_they_decide() -> None:
 def test_kinds_without_winners_are_said_to_be_unmeasured() -> None:
     said = table(WINNERS)
     for kind in KINDS:
-        mine = [w for w in WINNERS if kind_of(w) is kind]
+        mine = [w for w in WINNERS if kind_of(w.problem) is kind]
         assert (f"| {kind.title} |" in said) == bool(mine), kind.title
         if not mine:
             assert kind.title in said.partition("Not measured yet: ")[2]

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import alone, gpu_session, profile
 from benchmarks.session import training
-from benchmarks.session.core import ROOT, Session
+from benchmarks.session.core import ROOT, STATE, Session
 from benchmarks.session.profiling import METRICS, chosen_metrics, shrunk
 from benchmarks.session.steps import STEPS
 from gemmsmith.problem import Problem
@@ -24,10 +24,14 @@ def _session(*words: str) -> Session:
 
 
 def test_the_script_dry_runs_every_step(tmp_path: Path) -> None:
+    """And touches nothing of a session that may be running in this checkout."""
+    lock = STATE / "session.lock"
+    before = lock.stat().st_mtime_ns if lock.exists() else None
     command = [sys.executable, "benchmarks/gpu_session.py", *STEPS, "--dry-run"]
     options = ["--out", str(tmp_path), "--dtype", "bf16", "--device", "cuda:2", "--suite", "x.toml"]
     done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert (lock.stat().st_mtime_ns if lock.exists() else None) == before
     said = [line for line in done.stdout.splitlines() if line.startswith("$ ")]
     for wanted in (
         "pytest tests/gpu",

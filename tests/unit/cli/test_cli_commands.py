@@ -61,6 +61,12 @@ def test_best_from_the_database() -> None:
 def test_best_says_where_power_decided(database: str) -> None:
     faster = run("best", 512, 512, 8192, "--device", H200.slug).stdout
     assert "our kernel gains less than its higher power draw costs" in faster
+    lines = faster.splitlines()
+    assert lines[2:4] == [
+        "  use        cuBLAS: keep torch's own operator",
+        "  time       15.40 µs  (15.25 … 15.55)  (cuBLAS)",  # what is served goes first
+    ]
+    assert "14.00 µs  (13.86 … 14.14)" in lines[6]
     with Store.open(database) as store:
         store.promote(replace(winner(STAYS, use=Use.CUBLAS), power_penalty=1.12))
         told = run("best", 512, 512, 8192, "--device", H200.slug).stdout

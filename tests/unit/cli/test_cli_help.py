@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +42,19 @@ def test_every_command_has_an_example_that_it_takes(name: str) -> None:
     assert epilog in " ".join(CliRunner().invoke(app, [*name.split(), "--help"]).stdout.split())
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_lines_of_help_break_at_the_margin_alone(name: str) -> None:
+    for width in (60, 100):
+        runner = CliRunner(env={"COLUMNS": str(width)})
+        text = runner.invoke(app, [*name.split(), "--help"]).stdout
+        prose = text.partition("╭")[0].partition("Usage:")[2]
+        _, *paragraphs = re.split(r"\n\s*\n", prose.strip())
+        assert paragraphs
+        for line, following in itertools.pairwise("\n\n".join(paragraphs).split("\n")):
+            if line.strip() and following.strip():
+                assert len(f"{line.strip()} {following.split()[0]}") > width - 2, line
+
+
 def test_help_is_grouped_by_what_people_do() -> None:
     text = CliRunner().invoke(app, ["--help"]).stdout
     places = [
@@ -62,19 +77,23 @@ def test_help_keeps_what_looks_like_markup() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "words"),
+    ("word", "sizes", "options"),
     [
-        ("4096x6144x1024", ["4096", "6144", "1024"]),
-        ("4096×6144×1024", ["4096", "6144", "1024"]),
-        ("8×256x256×64", ["--batch", "8", "256", "256", "64"]),
-        ("-1x2x3", ["-1x2x3"]),
-        ("1x2", ["1x2"]),
-        ("1x2x3x4x5", ["1x2x3x4x5"]),
-        ("train-4x4x4.toml", ["train-4x4x4.toml"]),
+        ("4096x6144x1024", ["4096", "6144", "1024"], ""),
+        ("4096×6144×1024", ["4096", "6144", "1024"], ""),
+        ("8×256x256×64", ["256", "256", "64"], "--batch 8"),
+        ("4×8×2×1 bf16.out_f32 nt", ["8", "2", "1"], "--batch 4 --dtype bf16.out_f32 --layout nt"),
+        ("bf16.out_f32.nt", [], "--dtype bf16.out_f32 --layout nt"),
+        ("NT", [], "--layout NT"),
+        ("-1x2x3", ["-1x2x3"], ""),
+        ("1x2", ["1x2"], ""),
+        ("1x2x3x4x5", ["1x2x3x4x5"], ""),
+        ("train-4x4x4.toml", ["train-4x4x4.toml"], ""),
     ],
 )
-def test_sizes_in_one_word(word: str, words: list[str]) -> None:
-    assert spread(word) == words
+def test_a_problem_in_one_word(word: str, sizes: list[str], options: str) -> None:
+    words = iter(options.split())
+    assert spread(word) == (sizes, dict(zip(words, words, strict=True)))
 
 
 @pytest.mark.parametrize("given", [["16x32x48"], ["--json", "16x32x48"], ["4×16×32×48", "--json"]])

@@ -24,6 +24,7 @@ from tuner.store import Store
 
 PROBLEM = Problem(m=256, n=4096, k=4096)
 MEASURED = replace(winner(PROBLEM), revision=1)
+KERNEL = winner(PROBLEM).candidate.kernel.name  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -31,10 +32,15 @@ MEASURED = replace(winner(PROBLEM), revision=1)
     [
         (None, ""),
         (replace(MEASURED, revision=2), ""),
-        (MEASURED, "kept as revision 2; revision 1, which a GPU has measured, stays served"),
+        (
+            MEASURED,
+            "kept as revision 2; revision 1, which a GPU has measured, stays served: 10.00 µs, "
+            f"1.100 × cuBLAS, {KERNEL}",
+        ),
         (
             replace(MEASURED, pinned=True, replayed=True),
-            "kept as revision 2; revision 1, which is pinned, stays served",
+            "kept as revision 2; revision 1, which is pinned, stays served: 10.00 µs (recorded "
+            f"H200), 1.100 × cuBLAS, {KERNEL}",
         ),
     ],
 )

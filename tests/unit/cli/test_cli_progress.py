@@ -20,7 +20,7 @@ with reporter() as says:
         says.overall(i, 2, f"problem {i}")
         for phase in ("compile", "screen"):
             for done in range(0, 5):
-                says.update(phase, done, 4, best_us=15.7)
+                says.update(phase, done, 4, best="15.70 µs")
                 time.sleep(0.03)
         says.line(f"done with {i}")
 """
@@ -63,11 +63,11 @@ def test_a_pipe_gets_plain_lines(
     with found as says:
         says.overall(0, 1, "a problem")
         for done in range(11):
-            says.update("screen", done, 10, best_us=20.0 - done)
+            says.update("screen", done, 10, best=f"{20 - done}.00 µs")
         says.update("finals", 0, 3, message="3 finalists")
         says.update("waiting", 0, 0)
         for _ in range(3):
-            says.update("promote", 3, 3, best_us=10.0)
+            says.update("promote", 3, 3, best="10.00 µs")
         says.line("that is all")
     out, err = capsys.readouterr()
     assert out == ""

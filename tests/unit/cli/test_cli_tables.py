@@ -101,4 +101,4 @@ def test_what_is_not_taken_is_named(arguments: tuple[object, ...], says: str) ->
 def test_without_pyarrow_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     result = run("results", "--format", "parquet", code=1)
-    assert "pip install 'gemmsmith-service[parquet]'" in result.stderr
+    assert "pip install 'pyarrow>=21'" in result.stderr

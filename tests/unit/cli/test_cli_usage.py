@@ -24,9 +24,7 @@ COMMANDS = (
 
 @pytest.fixture
 def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An empty database; nothing of this machine's own settings is used."""
-    for name in ("URL", "DEVICE", "PORT", "HOST", "PACKS", "SWEEPS", "WINNERS"):
-        monkeypatch.delenv(f"GEMMSMITH_{name}", raising=False)
+    """An empty database."""
     monkeypatch.chdir(tmp_path)
     url = f"sqlite:///{tmp_path}/g.db"
     monkeypatch.setenv("GEMMSMITH_DATABASE", url)

@@ -85,7 +85,7 @@ def test_what_lacks_a_winner_is_named_once_with_its_command(
     assert done.exit_code == 0, done.output
     assert out == "winners None captures True 0\n"
     assert done.output.splitlines() == [
-        "gemmsmith: captured 6 products of 1 problems; winners cover 0% of their time",
+        "gemmsmith: captured 6 products of 1 problem; winners cover 0% of their time",
         "  4096×4096×4096 bf16 tn has no winner, 100%: gemmsmith tune 4096 4096 4096 --dtype bf16 "
         "--layout tn",
         "  `gemmsmith run --tune -- …` tunes them for the next run",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gemmsmith import AsyncClient, InvalidProblem, NotTuned, ServiceUnavailable
+from gemmsmith import AsyncClient, InvalidProblem, NotTuned, ServiceUnavailable, TunedAnswer
 from tests.unit.client.misbehaving import NOT_TUNED, UNAVAILABLE, Misbehaving, Say, job, stream
 
 
@@ -60,7 +60,9 @@ def test_wait_resumes(server, served, answer, tmp_path: Path) -> None:
             )
             updates = []
             handle = await client.tune(256, 4096, 4096)
-            assert await handle.wait(timeout=30, on_progress=updates.append) == answer
+            assert await handle.wait(timeout=30, on_progress=updates.append) == TunedAnswer.of(
+                answer, answer
+            )
             assert [(u.done, u.total) for u in updates] == [(1, 2), (1, 2)]
             assert server.seen[2].headers["last-event-id"] == "1"
 

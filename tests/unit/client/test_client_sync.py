@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 import pytest
@@ -27,7 +28,10 @@ from gemmsmith import (
     Rejected,
     ServiceFault,
     ServiceUnavailable,
+    TunedAnswer,
 )
+from gemmsmith.answers.answer import Use
+from tests.support.replacing import replace
 from tests.unit.client.misbehaving import (
     NOT_TUNED,
     SLOW_DOWN,
@@ -300,7 +304,7 @@ def test_wait_resumes_after_a_dropped_stream(client, server, served, answer) -> 
     )
     updates = []
     handle = client.tune(256, 4096, 4096)
-    assert handle.wait(timeout=30, on_progress=updates.append) == answer
+    assert handle.wait(timeout=30, on_progress=updates.append) == TunedAnswer.of(answer, answer)
     assert [u.done for u in updates] == [0, 5, 5, 5]
     assert updates[1].phase == "screen"
     assert "last-event-id" not in server.seen[1].headers
@@ -320,7 +324,35 @@ def test_wait_tells_how_it_ended(client, server, state, error) -> None:
 
 def test_wait_ends_when_the_stream_ends_with_the_job(client, server, served, answer) -> None:
     server.say(job("done"), stream(), job("done"), job("done"), served)
-    assert client.job("j1").wait() == answer
+    assert client.job("j1").wait() == TunedAnswer.of(answer, answer)
+
+
+def test_wait_gives_what_the_job_found_and_what_is_served(client, server, served, answer) -> None:
+    own = replace(answer, revision=7, replayed=True, use=Use.CUBLAS)
+    rows = [{"answer": msgspec.to_builtins(own), "origin": "replayed", "current": False}]
+    history = Say(body=msgspec.json.encode({"schema": 1, "revisions": rows}))
+    done = job("done", winner_revision=7)
+    server.say(done, stream((1, "finished", {})), done, served, history)
+    found = client.job("j1").wait()
+    assert found == TunedAnswer.of(own, answer)
+    assert (found.revision, found.served) == (7, answer)
+    assert not found.is_served
+    query = dict(parse_qsl(urlsplit(server.seen[-1].path).query))
+    assert (query["after"], query["limit"], query["device"]) == ("8", "1", answer.device.slug)
+    assert repr(found) == (
+        "<Answer 256×4096×4096 bf16 tn: exact, cublas, 18.6 µs (461.8 TFLOP/s), recorded H200; "
+        f"served instead: {answer!r}>"
+    )
+    assert "served instead" in found._repr_html_()
+
+
+def test_wait_never_takes_another_revision_for_the_jobs(client, server, served, answer) -> None:
+    rows = [{"answer": msgspec.to_builtins(answer), "origin": "measured", "current": True}]
+    history = Say(body=msgspec.json.encode({"schema": 1, "revisions": rows}))
+    done = job("done", winner_revision=7)
+    server.say(done, stream((1, "finished", {})), done, served, history)
+    with pytest.raises(NotUnderstood, match="revision 7, which job j1 found, needs a newer"):
+        client.job("j1").wait()
 
 
 def test_wait_times_out_and_the_job_goes_on(client: Client, server: Misbehaving) -> None:

@@ -194,7 +194,10 @@ def test_without_a_process_group_this_process_is_rank_0() -> None:
 
 
 def _compared(rank: int) -> tuple[float, float, float]:
-    gain = gemmsmith.compare(lambda: time.sleep(0.001 * (1 + rank)), blocks=6, steps=1)
+    def step() -> None:
+        time.sleep(0.001 * (1 + rank))
+
+    gain = gemmsmith.compare(step, tuned=step, blocks=6, steps=1)
     return gain.median, gain.ci_low, gain.ci_high
 
 
@@ -203,6 +206,17 @@ def test_all_ranks_get_one_answer_whether_a_step_gains(tmp_path: Path) -> None:
     first, second = on_two_ranks(tmp_path, _compared)
     assert first == second
     assert 0 < first[1] <= first[0] <= first[2]
+
+
+def _replaced_nothing(rank: int) -> list[float]:
+    steps: list[int] = []
+    gain = gemmsmith.compare(lambda: steps.append(rank), blocks=6, steps=1)
+    return [gain.median, gain.ci_low, gain.ci_high, float(len(steps))]
+
+
+@pytest.mark.long
+def test_ranks_agree_that_nothing_was_replaced(tmp_path: Path) -> None:
+    assert on_two_ranks(tmp_path, _replaced_nothing) == [[1.0, 1.0, 1.0, 6.0]] * 2
 
 
 def agree(

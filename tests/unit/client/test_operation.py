@@ -122,10 +122,12 @@ def test_every_short_name_has_a_meaning() -> None:
     ("arguments", "field", "message"),
     [
         ({"dtype": "int4"}, "dtype", "bf16, fp16, fp8_e4m3, fp8_e5m2, int8, tf32"),
-        ({"dtype": "BF16"}, "dtype", "must be one of"),  # the enumerator's name is no short name
+        ({"dtype": "bf61"}, "dtype", r"tf32, got 'bf61'; did you mean bf16\?"),
+        ({"dtype": "bf16.groop_rows"}, "dtype", "did you mean group_rows"),
+        ({"dtype": "bf16.bias_gelu"}, "dtype", "did you mean then_bias_gelu"),
+        ({"dtype": "bf16.then_bias_gelo"}, "epilogue", "42 names, got 'bias_gelo'; did you mean "),
         ({"dtype": ""}, "dtype", "must be one of"),
         ({"layout": "tx"}, "layout", "tn, tt, nt, nn"),
-        ({"layout": "TN"}, "layout", "tn, tt, nt, nn"),
         ({"dtype": "fp8_e4m3", "layout": "nn"}, "layout", "needs layout tn"),
         ({"dtype": "int8", "layout": "tt"}, "layout", "needs layout tn"),
         ({"out": "f16"}, "out", "must be one of bf16, f32 for bf16"),

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gemmsmith import Answer, Client, NotTuned, Problem
+from gemmsmith import Answer, Client, NotTuned, Problem, TunedAnswer
 from gemmsmith.answers.answer import Match, Use
-from gemmsmith.jobs import JobStatus
+from gemmsmith.jobs import JobEvent, JobStatus
 from gemmsmith.progress import NoDisplay, NotebookCell, TerminalLine, progress
 from gemmsmith.showing import address, bar, document, line, lines, table
 from gemmsmith.tuning import JobState
@@ -73,6 +73,25 @@ def test_what_was_not_measured_has_no_figures(answer: Answer) -> None:
         "<Answer 256×4096×4096 bf16 tn: predicted, cublas, 17.0 µs expected, stale>"
     )
     assert "TFLOP/s" not in predicted._repr_html_()
+
+
+def test_what_is_served_comes_first(answer: Answer) -> None:
+    kept = replace(answer, use=Use.CUBLAS)
+    assert repr(kept) == "<Answer 256×4096×4096 bf16 tn: exact, cublas, 18.6 µs (461.8 TFLOP/s)>"
+    html = kept._repr_html_()
+    assert html.index("18.6 µs") < html.index("best candidate") < html.index("15.7 µs")
+    assert "its speedup" in html
+
+
+def test_times_of_a_recorded_gpu_say_so(answer: Answer) -> None:
+    replayed = replace(answer, replayed=True)
+    assert "15.7 µs (547.1 TFLOP/s), recorded H200" in repr(replayed)
+    assert replayed._repr_html_().count("µs (") == replayed._repr_html_().count("recorded H200")
+    found = status(phase="screen", done=12, total=48, best_us=15.7, recorded="NVIDIA H200")
+    assert "best 15.7 µs (recorded H200)" in repr(found)
+    assert "15.7 µs (recorded H200)" in found._repr_html_()
+    event = JobEvent(id="1", kind="progress", data={"best_us": 14.0, "recorded": "NVIDIA H200"})
+    assert "14.0 µs (recorded H200)" in status(best_us=15.7).updated(event).line
 
 
 def test_an_answer_is_plain_data(answer: Answer) -> None:
@@ -189,7 +208,7 @@ def test_waiting_shows_the_job(
     handle = client.tune(256, 4096, 4096)
     assert repr(handle) == "<TuningJob j1 256×4096×4096 bf16 tn: waiting>"
     assert handle._repr_html_() == handle.status._repr_html_()
-    assert handle.wait(timeout=30, progress=True) == answer
+    assert handle.wait(timeout=30, progress=True) == TunedAnswer.of(answer, answer)
     told = capsys.readouterr()
     assert [text.split(": ")[1] for text in told.err.splitlines()] == [
         "waiting",

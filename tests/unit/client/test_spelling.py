@@ -36,6 +36,9 @@ from gemmsmith.problem import Problem
         ("float8_e4m3fn", "fp8_e4m3"),
         ("e5m2", "fp8_e5m2"),
         ("bfloat16.out_f32", "bf16.out_f32"),
+        ("torch.bfloat16", "bf16"),
+        ("BF16.out_F32", "bf16.out_f32"),
+        ("out_f32.accumulate", "bf16.out_f32.accumulate"),
         (DType.TF32, "tf32"),
     ],
 )
@@ -71,7 +74,7 @@ def test_fp32_is_not_taken_for_tf32(dtype: str) -> None:
         Problem(512, 512, 512, dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.uint8, "double", "torch.bfloat16", None])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.uint8, "double", "torch.float64", None])
 def test_what_is_no_type_is_refused(dtype: str) -> None:
     with pytest.raises(InvalidProblem, match="dtype must be one of"):
         Operation.of(dtype)
@@ -118,6 +121,11 @@ def test_only_extents_go_by_position() -> None:
         ("4096x6144x1024", Problem(4096, 6144, 1024)),
         ("4096×6144×1024 fp8", Problem(4096, 6144, 1024, dtype="fp8_e4m3")),
         ("8x512*512x64 float16 nt", Problem(512, 512, 64, batch=8, dtype="fp16", layout="nt")),
+        ("4096X6144x1024 BF16 NT", Problem(4096, 6144, 1024, layout="nt")),
+        (
+            "4096x6144x1024 bf16.out_f32.nt",
+            Problem(4096, 6144, 1024, dtype="bf16.out_f32", layout="nt"),
+        ),
         (
             "1×512×64×64 bf16.group_rows tt",
             Problem(512, 64, 64, dtype="bf16.group_rows", layout="tt"),

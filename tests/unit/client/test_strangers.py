@@ -22,6 +22,7 @@ from gemmsmith import (
     JobFailed,
     Problem,
     ServiceFault,
+    TunedAnswer,
 )
 from tests.support.snapshots import row, snapshot
 from tests.unit.client.misbehaving import Misbehaving, Say, job, misbehaving, stream
@@ -185,7 +186,8 @@ def test_odd_values_of_events_change_nothing(
         events += [(1, "progress", {name: value}) for value in ("x", [], {}, True, -1, 1e300)]
     last = job("done", winner_revision=1)
     server.say(job("running"), stream(*events, (2, "finished", {})), last, served)
-    assert client.tune(256, 4096, 4096).wait(timeout=20, progress=True) == answer
+    result = client.tune(256, 4096, 4096).wait(timeout=20, progress=True)
+    assert result == TunedAnswer.of(answer, answer)
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
@@ -331,7 +333,9 @@ def test_an_answer_to_another_question_is_none(
     assert client.best_many([PROBLEM], **ask) == [answer]
 
 
-@pytest.mark.parametrize("device", ["nvidia-h200-132sm", "h200", "NVIDIA H200", "H200, 132 SMs"])
+@pytest.mark.parametrize(
+    "device", ["nvidia-h200-132sm", "h200", "NVIDIA H200", "NVIDIA H200, 132 SMs"]
+)
 def test_a_device_has_shorter_names(
     client: Client, server: Misbehaving, answer: Answer, device: str
 ) -> None:

@@ -47,12 +47,12 @@ def test_an_old_compiler_is_named_in_the_refusal(tmp_path: Path) -> None:
     with pytest.raises(CompilerNotFound) as refusal:
         find_toolchain(environ={"PATH": SYSTEM_PATH, "CUDA_HOME": str(tmp_path)})
     assert "12.4.131 is too old" in str(refusal.value)
-    assert "pip install 'gemmsmith-service[compiler]'" in str(refusal.value)
+    assert "pip install nvidia-cuda-cccl==" in str(refusal.value)
 
 
 @pytest.mark.usefixtures("no_wheels")
 def test_nothing_found_says_what_to_install() -> None:
-    with pytest.raises(CompilerNotFound, match="pip install 'gemmsmith-service"):
+    with pytest.raises(CompilerNotFound, match=r"`pip install nvidia.* nvidia-cuda-nvcc=="):
         find_toolchain(environ={"PATH": SYSTEM_PATH})
 
 

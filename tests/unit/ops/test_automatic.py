@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -137,8 +138,9 @@ def test_programs_written_down_for_others_hold_torchs_operators_alone(
         scripted = torch.jit.script(model)
     texts = (str(exported.graph), str(traced.inlined_graph), str(scripted.inlined_graph))
     for text in texts:
-        assert "linear" in text
-        assert "gemmsmith" not in text
+        operators = re.sub("#.*", "", text)  # behind it are the files, and in which folder they lie
+        assert "linear" in operators
+        assert "gemmsmith" not in operators
     for program in (exported.module(), traced, scripted):
         torch.testing.assert_close(program(x), expected, rtol=2e-2, atol=2e-2)
 

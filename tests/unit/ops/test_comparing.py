@@ -2,25 +2,49 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import gemmsmith
-from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.answers.answer import Ratio
+from gemmsmith.ops.below.dispatch import Dispatch
+from gemmsmith.ops.engine.engine import Engine, install
+from gemmsmith.ops.models import comparing
 from gemmsmith.ops.models.comparing import WARM_STEPS, paired
+from tests.support.stand_in import Chooser, Host
 
 Runs = Callable[[], int]
+
+
+class Clock:
+    """Stands still but where a step says how long it takes: so no load changes what is timed."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(comparing, "time", clock)
+    return clock
 
 
 def model() -> nn.Linear:
     return nn.Linear(16, 24, bias=False).to(torch.bfloat16)
 
 
-def test_a_step_that_gains(engine: Engine, runs: Runs) -> None:
+def test_a_step_that_gains(engine: Engine, runs: Runs, time: Clock) -> None:
     net, calls = model(), {True: 0, False: 0}
 
     def step() -> None:
@@ -30,25 +54,77 @@ def test_a_step_that_gains(engine: Engine, runs: Runs) -> None:
         time.sleep(0.002 if by_ours else 0.006)
 
     gain = gemmsmith.compare(step, net, blocks=6, steps=2)
-    assert 1 < gain.ci_low <= gain.median <= gain.ci_high
-    assert gain.median > 1.5
+    assert (gain.ci_low, gain.median, gain.ci_high) == pytest.approx((3.0, 3.0, 3.0))
     assert calls == {True: WARM_STEPS + 12, False: WARM_STEPS + 12}
     step()
     assert calls[False] == WARM_STEPS + 13  # nothing is left patched
 
 
-def test_what_was_captured_under_a_patch_takes_the_place_of_the_step(engine: Engine) -> None:
+def test_what_was_captured_under_a_patch_takes_the_place_of_the_step(
+    engine: Engine, time: Clock
+) -> None:
     gain = gemmsmith.compare(
         lambda: time.sleep(0.002), tuned=lambda: time.sleep(0.004), blocks=6, steps=1
     )
-    assert gain.median < 0.8
-    assert gain.ci_low < 1
+    assert (gain.ci_low, gain.median, gain.ci_high) == pytest.approx((0.5, 0.5, 0.5))
 
 
-def test_without_winners_nothing_is_gained_and_nothing_breaks() -> None:
-    gain = gemmsmith.compare(lambda: time.sleep(0.002), blocks=6, steps=2)
-    assert gain.ci_low <= gain.median <= gain.ci_high
-    assert gain.median == pytest.approx(1, rel=0.5)
+NOTHING = Ratio(median=1.0, ci_low=1.0, ci_high=1.0)
+
+
+def test_without_winners_nothing_is_gained_and_nothing_breaks(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    steps: list[int] = []
+    assert gemmsmith.compare(lambda: steps.append(1), blocks=6, steps=2) == NOTHING
+    assert len(steps) == 2 * WARM_STEPS
+    assert "nothing was replaced: call gemmsmith.use(...) first" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["model", "everything"])
+def test_a_step_without_a_winner_gains_exactly_nothing(
+    engine: Engine, chooser: Chooser, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    chooser.answers = lambda problem: False
+    net = model()
+
+    def step() -> None:
+        net(torch.ones(4, 16, dtype=torch.bfloat16))
+
+    assert gemmsmith.compare(step, net if what == "model" else None, blocks=6) == NOTHING
+    assert "no product of the step has a winner that runs here" in caplog.text
+
+
+def test_norms_alone_are_something(
+    engine: Engine, chooser: Chooser, host: Host, binding: Dispatch
+) -> None:
+    chooser.answers = lambda problem: False
+    host.kind = "cpu"
+    net = nn.Sequential(LlamaRMSNorm(16))
+    gain = gemmsmith.compare(lambda: net(torch.ones(4, 16)), net, blocks=6, steps=1)
+    assert gain != NOTHING
+
+
+def test_a_refused_use_is_the_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "winners.gspack"
+    bad.write_bytes(b"no bundle")
+    net = model()
+    try:
+        gemmsmith.use(bad)
+        assert gemmsmith.compare(lambda: None, net, blocks=6) == NOTHING
+        assert "nothing was replaced: gemmsmith.use(...) took no winners: " in caplog.text
+        with gemmsmith.patch(net, report=True):
+            net(torch.ones(4, 16, dtype=torch.bfloat16))
+        report = capsys.readouterr().err
+        assert report.startswith("gemmsmith: nothing replaced: gemmsmith.use(...) took no winners")
+        gemmsmith.use(None)
+        with gemmsmith.patch(net, report=True):
+            pass
+        assert "gemmsmith.use(None) has switched winners off" in capsys.readouterr().err
+    finally:
+        install(None)
 
 
 @pytest.mark.parametrize(

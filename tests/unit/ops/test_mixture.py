@@ -5,7 +5,7 @@ The passes over memory are torch's here; tests/gpu/test_mixture.py has the kerne
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ import torch
 import gemmsmith
 from gemmsmith.ops.engine.engine import Engine
 from gemmsmith.ops.products import passes
-from gemmsmith.ops.products.mixture import route
+from gemmsmith.ops.products.routing import route
 from tests.support.mixtures import close, reference
 from tests.support.stand_in import Chooser, Host
 
@@ -36,6 +36,22 @@ def layer(tokens: int = TOKENS, dtype: torch.dtype = torch.bfloat16) -> Layer:
     """Tokens, shares, gate_up, down."""
     sizes = (tokens, WIDTH), (tokens, CHOSEN), (EXPERTS, 2 * INNER, WIDTH), (EXPERTS, WIDTH, INNER)
     return tuple(torch.randn(size).to(dtype).requires_grad_() for size in sizes)
+
+
+def compared(
+    compute: Callable[..., torch.Tensor], operands: Layer, chosen: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The result and the gradients that are wanted, each with the one in FP64."""
+    exact = [one.detach().double().requires_grad_(one.requires_grad) for one in operands]
+    wanted = reference(exact[0], chosen, *exact[1:])
+    found = compute(operands[0], chosen, *operands[1:])
+    # Of one token the terms of a random gradient may cancel.
+    gradient = torch.randn_like(found).bfloat16() if len(found) > 1 else found.detach()
+    yield found, wanted.detach()
+    leaves = [[one for one in some if one.requires_grad] for some in (operands, exact)]
+    ours = torch.autograd.grad(found, leaves[0], gradient.to(found.dtype))
+    theirs = torch.autograd.grad(wanted, leaves[1], gradient.double())
+    yield from zip(ours, theirs, strict=True)
 
 
 @pytest.mark.parametrize("of_others", [0, 3])
@@ -185,10 +201,87 @@ def test_routing_sorts_slots_by_expert(number: int) -> None:
     assert routing.ends.dtype is torch.int32
 
 
-def test_no_tokens() -> None:
-    x, shares, gate_up, down = layer(tokens=0)
-    out = gemmsmith.experts(x, index(tokens=0), shares, gate_up, down)
-    assert out.shape == (0, WIDTH)
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_numbers_of_any_integer_type(kind: torch.dtype) -> None:
+    chosen = torch.randint(120, (50, 4))
+    for number in (100, 256, 300):
+        for mine, exactly in zip(
+            route(chosen.to(kind), number), route(chosen, number), strict=True
+        ):
+            assert torch.equal(mine, exactly)
+
+
+def test_numbers_of_no_expert_here_are_of_other_ranks() -> None:
+    chosen = torch.tensor([[0, -1], [4, 5], [2**40, 2]])
+    alike = torch.tensor([[0, 5], [4, 5], [5, 2]])
+    for mine, exactly in zip(route(chosen, 5), route(alike, 5), strict=True):
+        assert torch.equal(mine, exactly)
+
+
+@pytest.mark.usefixtures("engine")
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_few_tokens(tokens: int) -> None:
+    operands, chosen = layer(tokens), index(tokens=tokens)
+    for found, exactly in compared(gemmsmith.experts, operands, chosen):
+        assert found.shape == exactly.shape
+        close(found, exactly)
+
+
+@pytest.mark.parametrize("dynamic", [None, True, False])
+def test_compiled_with_another_number_of_tokens_at_each_step(dynamic: bool | None) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        gemmsmith.experts, fullgraph=True, dynamic=dynamic, backend="aot_eager"
+    )
+    for tokens in (6, 9, 1, 0, 33, 6):
+        operands, chosen = layer(tokens), index(2, tokens)
+        gradient = torch.randn(tokens, WIDTH).bfloat16()
+        steps = []
+        for compute in (compiled, gemmsmith.experts):
+            out = compute(operands[0], chosen, *operands[1:])
+            steps.append([out, *torch.autograd.grad(out, operands, gradient)])
+        for mine, exactly in zip(*steps, strict=True):
+            assert torch.equal(mine, exactly)
+            assert mine.stride() == exactly.stride()
+
+
+def test_operands_that_lie_in_memory_in_other_ways(engine: Engine, host: Host) -> None:
+    host.kind = "cpu"
+    x, shares, gate_up, down = (one.detach() for one in layer())
+    chosen, more = index(), torch.rand(TOKENS, 2 * CHOSEN).argsort()[:, :EXPERTS]
+    wide = torch.randn(TOKENS, WIDTH + 3).bfloat16()
+    base = torch.randn(gate_up.numel() + 1).bfloat16()
+    longer = torch.randn(EXPERTS, WIDTH, INNER + 3).bfloat16()
+    apart = (2 * INNER * WIDTH + 1, WIDTH, 1)
+    cases: dict[str, tuple[torch.Tensor, ...]] = {
+        "numbers cut from more": (x, more[:, :CHOSEN].clamp(max=EXPERTS), shares, gate_up, down),
+        "numbers in columns": (x, chosen.t().contiguous().t(), shares, gate_up, down),
+        "shares in columns": (x, chosen, shares.t().contiguous().t(), gate_up, down),
+        "one share": (x, chosen, shares[:1, :1].expand(TOKENS, CHOSEN), gate_up, down),
+        "FP32 shares": (x, chosen, shares.float(), gate_up, down),
+        "tokens cut from wider rows": (wide[:, :WIDTH], chosen, shares, gate_up, down),
+        "tokens in columns": (x.t().contiguous().t(), chosen, shares, gate_up, down),
+        "one token": (x[:1].expand(TOKENS, WIDTH), chosen, shares, gate_up, down),
+        "weights turned": (
+            x, chosen, shares, gate_up.mT.contiguous().mT, down.mT.contiguous().mT,
+        ),
+        "weights not on 16 bytes": (x, chosen, shares, base[1:].view(gate_up.shape), down),
+        "rows of weights not on 16 bytes": (
+            x, chosen, shares, gate_up, longer[..., :INNER],
+        ),
+        "experts not on 16 bytes": (
+            x, chosen, shares, base.as_strided((4, 2 * INNER, WIDTH), apart), down[:4],
+        ),
+        "one expert's weights": (
+            x, chosen, shares, gate_up[:1].expand(gate_up.shape), down[:, :1].expand(down.shape),
+        ),
+        "every second expert": (x, chosen // 2, shares, gate_up[::2], down[::2]),
+    }  # fmt: skip
+    for name, (tokens, numbers, parts, first, second) in cases.items():
+        operands = tuple(one.detach().requires_grad_() for one in (tokens, parts, first, second))
+        for found, exactly in compared(gemmsmith.experts, operands, numbers):
+            assert found.shape == exactly.shape, name
+            close(found, exactly)
 
 
 def test_what_does_not_go_together_is_named() -> None:
@@ -202,3 +295,33 @@ def test_what_does_not_go_together_is_named() -> None:
         gemmsmith.experts(x, chosen[1:], shares[1:], gate_up, down)
     with pytest.raises(ValueError, match="takes hidden_states"):
         gemmsmith.experts(x[None], chosen, shares, gate_up, down)
+    with pytest.raises(ValueError, match="at least one expert"):
+        gemmsmith.experts(x, chosen, shares, gate_up[:0], down[:0])
+    with pytest.raises(ValueError, match=r"top_k_weights must be floats, not torch\.int64"):
+        gemmsmith.experts(x, chosen, chosen, gate_up, down)
+    with pytest.raises(ValueError, match=r"top_k_index must be integers, not torch\.bfloat16"):
+        gemmsmith.experts(x, shares, shares, gate_up, down)
+    with pytest.raises(ValueError, match=r"one device, not on cpu, meta, cpu"):
+        gemmsmith.experts(x, chosen.to("meta"), shares, gate_up, down)
+    wide = [one.double() for one in (x, gate_up, down)]
+    with pytest.raises(ValueError, match=r"16 or 32 bit floats, not torch\.float64"):
+        gemmsmith.experts(wide[0], chosen, shares, *wide[1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_odd_widths_are_named(dtype: torch.dtype) -> None:
+    """Rows that do not begin on 16 bytes are for no grouped product, torch's or ours."""
+    step = 16 // dtype.itemsize
+    chosen = index()
+
+    def run(width: int, inner: int) -> None:
+        sizes = (TOKENS, width), (TOKENS, CHOSEN), (EXPERTS, 2 * inner, width)
+        given = [torch.randn(size).to(dtype) for size in (*sizes, (EXPERTS, width, inner))]
+        gemmsmith.experts(given[0], chosen, *given[1:])
+
+    for odd in range(1, step):
+        with pytest.raises(ValueError, match=f"width is {step + odd} and must be a multiple"):
+            run(step + odd, step)
+        with pytest.raises(ValueError, match=f"inner is {step + odd} and must be a multiple"):
+            run(step, step + odd)
+    run(step, 3 * step)

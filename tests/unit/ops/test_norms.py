@@ -26,6 +26,7 @@ from gemmsmith.answers.snapshot import Snapshot
 from gemmsmith.built import remember
 from gemmsmith.ops.below.dispatch import Dispatch
 from gemmsmith.ops.engine.engine import Engine
+from gemmsmith.ops.models import norm_layers
 from gemmsmith.ops.models.automatic import every_model, every_norm
 from gemmsmith.ops.models.forwards import is_patched
 from gemmsmith.ops.models.layers import recognized
@@ -309,6 +310,17 @@ def exact(net: nn.Module) -> list[torch.Tensor]:
     torch.manual_seed(5)
     grad = torch.randn(out.shape).to(weight.dtype).double()
     return [out.detach(), *torch.autograd.grad(out, [x, w], grad)]
+
+
+def test_sizes_that_torchs_kernel_may_not_count_are_the_modules_own(
+    calls: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = made()
+    with gemmsmith.patch(net):
+        for most, expected in ((2 * 5 * WIDTH + 1, 1), (2 * 5 * WIDTH, 0)):
+            monkeypatch.setattr(norm_layers, "MOST", most)
+            net(given())
+            assert calls() == expected
 
 
 def test_only_while_patched(calls: Callable[[], int]) -> None:

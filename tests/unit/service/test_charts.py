@@ -80,7 +80,7 @@ def charts(store: Store) -> dict[str, str]:
         "classes": ratios.classes(REPORT, "bf16"),
         "roofline": rooflines.of_rows(REPORT.rows, HOSTILE, ROOFS),
         "winners": rooflines.of_winners(listed, [(HOSTILE, roof) for roof in ROOFS]),
-        "convergence": trials.convergence(tried),
+        "convergence": trials.convergence(tried, 9.0),
         "trait": trials.by_trait(tried, HOSTILE, lambda _: HOSTILE),
         "map": heatmap([Cell(m=1, n=2, ratio=1.1, stays=False, href=HOSTILE, name=HOSTILE)]),
         "regret": regret.chart([curve]),

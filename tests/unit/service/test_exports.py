@@ -178,7 +178,7 @@ def test_without_pyarrow_parquet_is_a_501_that_says_what_to_install(
     monkeypatch.setitem(sys.modules, "pyarrow", None)  # what import then does is the real thing
     reply = client.get("/winners?format=parquet")
     assert reply.status_code == 501
-    assert "pip install 'gemmsmith-service[parquet]'" in reply.json()["detail"]
+    assert "pip install 'pyarrow>=21'" in reply.json()["detail"]
     assert client.get("/winners?format=csv").status_code == 200
 
 

@@ -94,6 +94,9 @@ def test_the_best_so_far_only_falls(store: Store) -> None:
     falls = [float(step.split("H")[0]) for step in first.split("V")[1:]]
     assert falls == sorted(falls)
     assert len(falls) == 2, "to 10 and to 9; 12 is no step"
+    with_result = convergence(store.tried.of_job("job"), 8.5)
+    assert "9.00 µs after 4 trials; the finals&#x27; result is 8.50 µs" in with_result
+    assert with_result.count(">result 8.50<") == 2
 
 
 def test_a_column_says_how_many_failed(store: Store) -> None:

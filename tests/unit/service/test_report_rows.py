@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,7 @@ def test_summaries_of_the_shipped_winners() -> None:
         whole = next(s for s in report.summaries if s.dtype == dtype and s.group is None)
         assert whole.problems == len(ratios)
         assert whole.geometric_mean == pytest.approx(math.prod(ratios) ** (1 / len(ratios)))
+        assert whole.median == statistics.median(ratios)
         assert whole.minimum == min(ratios)
         assert whole.below == sum(ratio < 0.97 for ratio in ratios)
         small = [s for s in report.summaries if (s.dtype, s.group) == (dtype, KINDS.TOKENS_64)]

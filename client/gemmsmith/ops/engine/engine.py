@@ -256,6 +256,11 @@ class Engine:
         return _InUse.watcher
 
     @property
+    def has_plans(self) -> bool:
+        """Whether any product that was met since the last newer winners runs a tuned kernel."""
+        return any(plan is not None for plan in list(self._plans.values()))
+
+    @property
     def snapshot(self) -> object:
         """What the lookup chooses from at present. Returns None if the lookup does not say."""
         return getattr(self._chooser, "snapshot", None)
@@ -337,6 +342,7 @@ class _InUse:
 
     engine: Engine | None = None
     last: Engine | None = None
+    why_none = "call gemmsmith.use(...) first"
     watcher: Watcher | None = None
     reactions: list[Callable[[], None]] = []  # noqa: RUF012 - one a process
 
@@ -359,9 +365,17 @@ def _pinned() -> Engine | None:
     return None if engine is None else _Pinned(engine)
 
 
-def install(engine: Engine | None) -> Engine | None:
-    """Make `engine` the process's; None: everything runs torch. Returns the one before."""
-    before, _InUse.engine = _InUse.engine, engine
+def why_none() -> str:
+    """Why the process has no engine, as a clause for people: what they did, or are to do."""
+    return _InUse.why_none
+
+
+def install(engine: Engine | None, why_none: str = _InUse.why_none) -> Engine | None:
+    """Make `engine` the process's; None: everything runs torch, for this reason.
+
+    Returns the engine before.
+    """
+    before, _InUse.engine, _InUse.why_none = _InUse.engine, engine, why_none
     _InUse.last = engine or _InUse.last
     for react in _InUse.reactions:
         react()

@@ -14,91 +14,21 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn import functional
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from gemmsmith.calls import recording
 from gemmsmith.ops.engine import fallback
 from gemmsmith.ops.engine.beside import Beside
+from gemmsmith.ops.engine.by_triton import by_triton
 from gemmsmith.ops.engine.engine import Engine, current
 from gemmsmith.ops.engine.forms import Form, Spec
+from gemmsmith.ops.engine.observers import (
+    dense,
+    is_dense,
+    is_watched,
+    only_torch_differentiates,
+    unobserved,
+)
 from gemmsmith.ops.engine.plan import Plan
-
-_modes = torch._C._len_torch_dispatch_stack
-_transforms = torch._C._functorch.peek_interpreter_stack
-_keys = torch._C._dispatch_keys
-_Key, _Keys = torch._C.DispatchKey, torch._C.DispatchKeySet
-
-
-def _keys_of(*keys: torch._C.DispatchKey) -> int:
-    """The set as `DispatchKeySet.raw_repr` gives it."""
-    keyset = _Keys(keys[0])
-    for key in keys[1:]:
-        keyset = keyset | _Keys(key)
-    return keyset.raw_repr()
-
-
-_DENSE = {
-    _keys_of(device, autocast, *autograd)
-    for device, autocast, own in (
-        (_Key.CPU, _Key.AutocastCPU, _Key.AutogradCPU),
-        (_Key.CUDA, _Key.AutocastCUDA, _Key.AutogradCUDA),
-    )
-    for autograd in ((), (_Key.ADInplaceOrView, own))  # without: made in inference mode
-}
-"""What dispatches for a dense tensor: its memory holds its values. A lazily negated tensor has one
-key more, and so have nested, sparse, quantized and wrapped ones, and one of zeros that takes no
-memory; a tensor on `meta` has other keys."""
-
-
-def unobserved() -> bool:
-    """Whether nothing but autograd and autocast looks at what operators do."""
-    return not _modes() and _transforms() is None and not recording()
-
-
-_KNOWN_MODES = ("torch._functorch", "torch._subclasses", "torch.fx.experimental", "gemmsmith.")
-"""Where dispatch modes are defined that know our operators: those by which torch traces and runs
-compiled graphs, and our own that captures products without data."""
-
-
-def is_watched() -> bool:
-    """Whether a transform of `torch.func` or a dispatch mode of the program must see torch's own
-    operators: one that counts FLOPs, say, or that decides what a checkpoint saves.
-    """
-    if _transforms() is not None:
-        return True
-    return bool(_modes()) and not all(
-        type(mode).__module__.startswith(_KNOWN_MODES)
-        for mode in _get_current_dispatch_mode_stack()
-    )
-
-
-def is_traced(tensor: torch.Tensor) -> bool:
-    """Whether a graph is being made of what is done to it: it holds no data."""
-    return isinstance(tensor, (FakeTensor, FunctionalTensor))
-
-
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the memory of a tensor holds its values, on a device that kernels are for."""
-    return _keys(tensor).raw_repr() in _DENSE
-
-
-def dense(gradient: torch.Tensor) -> torch.Tensor:
-    """The gradient, in memory if torch holds it lazily: negated, or as zeros."""
-    if is_dense(gradient) or not (gradient.is_neg() or gradient._is_zerotensor()):
-        return gradient
-    return gradient.clone()
-
-
-def only_torch_differentiates(gradient: torch.Tensor) -> bool:
-    """Whether torch's own operators must compute a backward pass.
-
-    They do so if a graph of the backward pass itself is asked for, and for a gradient that is no
-    plain tensor, such as a batch of gradients.
-    """
-    return torch.is_grad_enabled() or not (is_dense(gradient) or is_traced(gradient))
 
 
 def engine_here() -> Engine | None:
@@ -213,22 +143,17 @@ _SUMMED = (torch.bfloat16, torch.float16, torch.float32)
 def column_sums(dy: torch.Tensor) -> torch.Tensor:
     """The gradient of a bias: the sum of dy[..., N] over all but the last dimension, in its type.
 
-    A large one on a GPU is two kernels of ours, the same at every run. Where a graph is made of it,
-    for its own gradient too, it is torch's `sum`.
+    A large one on a GPU is two kernels of ours, the same at every run.
     """
     rows = dy.reshape(-1, dy.shape[-1])
-    if (
-        rows.is_cuda
-        and rows.numel() >= LEAST_SUMMED
-        and rows.stride(1) == 1
-        and rows.dtype in _SUMMED
-        and not (torch.is_grad_enabled() and rows.requires_grad)
-        and not torch.compiler.is_compiling()
-        and unobserved()
-    ):
-        from gemmsmith.ops.engine import triton_sums
+    if rows.numel() >= LEAST_SUMMED and rows.stride(1) == 1 and rows.dtype in _SUMMED:
+        return sums_of_columns(rows)
+    return rows.sum(0)
 
-        return triton_sums.column_sums(rows)
+
+@by_triton("gemmsmith.ops.engine.triton_sums")
+def sums_of_columns(rows: torch.Tensor) -> torch.Tensor:
+    """The sums of rows[R, N], in its type."""
     return rows.sum(0)
 
 
@@ -245,7 +170,8 @@ class Linear(torch.autograd.Function):
         plan: Plan | None,
     ) -> torch.Tensor:
         """`x · weightᵀ + bias`."""
-        ctx.save_for_backward(x, weight)
+        needs_x, needs_weight = ctx.needs_input_grad[:2]
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
         ctx.main_grad = main_grad
         return linear_below(x, weight, bias, plan)
 
@@ -272,7 +198,9 @@ class Matmul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """`a · b`."""
-        ctx.save_for_backward(a, b)
+        needs_a, needs_b = ctx.needs_input_grad
+        ctx.save_for_backward(a if needs_b else None, b if needs_a else None)
+        ctx.is_flat = b.dim() == 2
         return product(Form.MATMUL, a, b)
 
     @staticmethod
@@ -283,11 +211,11 @@ class Matmul(torch.autograd.Function):
         multiply = fallback.product if only_torch_differentiates(dy) else product
         da = db = None
         if ctx.needs_input_grad[0]:
-            flat = b.dim() == 2
-            da = multiply(Form.LINEAR, dy, b) if flat else multiply(Form.MATMUL, dy, b.mT)
-        if ctx.needs_input_grad[1]:
-            flat = b.dim() == 2
-            db = multiply(Form.WEIGHT_GRADIENT, a, dy) if flat else multiply(Form.MATMUL, a.mT, dy)
+            da = multiply(Form.LINEAR, dy, b) if ctx.is_flat else multiply(Form.MATMUL, dy, b.mT)
+        if ctx.needs_input_grad[1] and ctx.is_flat:
+            db = multiply(Form.WEIGHT_GRADIENT, a, dy)
+        elif ctx.needs_input_grad[1]:
+            db = multiply(Form.MATMUL, a.mT, dy)
         return da, db
 
 

@@ -6,11 +6,15 @@ constants apart, so that a short key tells the same, and what Triton launched th
 launched by Triton's own launcher. Where that is not known to be right, as with hooks of a profiler
 or another version of Triton, every launch takes the usual way.
 
+A kernel that cannot be compiled, as without a C compiler, ends no program: torch's operators run
+from then on. During the capture of a CUDA graph nothing is compiled, since loading may break it.
+
 Only imported where there is a GPU: torch's builds for CUDA bring Triton.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 # mypy: disable-error-code="attr-defined, no-untyped-call"
@@ -18,6 +22,10 @@ import torch
 import triton
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
+
+from gemmsmith.errors import LaunchFailed
+
+log = logging.getLogger("gemmsmith")
 
 ALIGNMENT = 16
 """Bytes: Triton compiles a kernel for pointers that are multiples of this, and one for others."""
@@ -36,6 +44,7 @@ class TritonKernel:
     def __init__(self, function: Any) -> None:
         self._function = function
         self._launches: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self._compiled: dict[tuple[Any, ...], bool] = {}
 
     def __call__(
         self,
@@ -53,6 +62,9 @@ class TritonKernel:
             constants: the arguments that are `tl.constexpr`.
             numbers: below 2³¹.
             warps: of a program.
+
+        Raises:
+            LaunchFailed: it cannot be compiled, or not now.
         """
         if not programs:
             return
@@ -68,7 +80,16 @@ class TritonKernel:
         known = self._launches.get(key)
         is_there = device == torch.cuda.current_device()  # switching costs the host
         if known is None or not is_there or _are_hooked():
-            made = self._usual(programs, tensors, numbers, constants, warps, is_there=is_there)
+            if not self._compiled.get(key, not torch.cuda.is_current_stream_capturing()):
+                raise LaunchFailed("this kernel cannot be compiled, or not during a capture")
+            try:
+                made = self._usual(programs, tensors, numbers, constants, warps, is_there=is_there)
+            except Exception as error:
+                if key in self._compiled:  # it ran before: this is no fault of the compiler
+                    raise
+                self._give_up(key, error)
+                raise LaunchFailed("this kernel cannot be compiled") from error
+            self._compiled[key] = True
             if _IS_KNOWN and isinstance(made, CompiledKernel):  # the interpreter gives none
                 self._launches[key] = made.run, made.function, made.packed_metadata
             return
@@ -77,6 +98,14 @@ class TritonKernel:
         no_hooks = (None, None, None)
         grid = (programs, 1, 1)
         run(*grid, stream, function, metadata, *no_hooks, *tensors, *numbers, *constants)
+
+    def _give_up(self, key: tuple[Any, ...], error: Exception) -> None:
+        """Leave this to torch from now on, and say why, once for each kernel."""
+        if all(tuple(self._compiled.values())):
+            why = str(error).strip().partition("\n")[0] or type(error).__name__
+            name = getattr(self._function, "__name__", "?")
+            log.warning("torch's own operators run instead of Triton's kernel %s: %s", name, why)
+        self._compiled[key] = False
 
     def _usual(
         self,

@@ -12,7 +12,7 @@ import torch
 
 from gemmsmith.answers.bundle import Bundle
 from gemmsmith.answers.lookup import Lookup
-from gemmsmith.device import DeviceModel
+from gemmsmith.device import DeviceModel, called
 from gemmsmith.distributed import shared_snapshot
 from gemmsmith.errors import GemmsmithError
 from gemmsmith.http.client import Client
@@ -59,25 +59,24 @@ def use(
     while _before_use:
         _before_use.pop()()
     if source is None:
-        install(None)
+        install(None, "gemmsmith.use(None) has switched winners off")
         return
     model = device or local_model()
     try:
         chooser, packs = _opened(source, pin, model)
     except GemmsmithError as error:
-        log.warning("torch's own operators run: %s", error)
-        install(None)
+        _refuse(str(error))
         return
     found = getattr(getattr(chooser, "snapshot", None), "device", model)
-    if model is not None and found != model:
-        log.warning(
-            "torch's own operators run: the winners are for %s, and this GPU is %s",
-            found,
-            model,
-        )
-        install(None)
+    if model is not None and not called(model, [str(found)]):
+        _refuse(f"the winners are for {found}, and this GPU is {model}")
         return
     install(Engine(chooser, packs, deterministic=deterministic))
+
+
+def _refuse(reason: str) -> None:
+    log.warning("torch's own operators run: %s", reason)
+    install(None, f"gemmsmith.use(...) took no winners: {reason}")
 
 
 def on_use(react: Callable[[], object]) -> None:

@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from gemmsmith.errors import LaunchFailed
 from gemmsmith.ops.engine.launching import TritonKernel, power_of_2, quotient_up
 
 TILE, WIDEST = 4096, 256
@@ -25,6 +26,8 @@ BLOCKS = 8
 """Thread blocks for each SM: loads of 64 KiB are on their way then. No other was measured."""
 PARTS = 128
 """Of the rows, at most: all are added up by one thread block for each of `COLUMNS` columns."""
+MOST_ROWS = 2**30
+"""That the kernel counts, in 32 bits."""
 COLUMNS, ROWS = 64, 64
 """Tile in which sums of parts are added up."""
 
@@ -65,9 +68,21 @@ def _add_parts(
     tl.store(out + column, value.to(out.dtype.element_ty), mask=column < width)
 
 
-def column_sums(x: torch.Tensor) -> torch.Tensor:
-    """The sum of all rows of x[M, N], whose columns lie together: [N], of its type."""
+def sums_of_columns(x: torch.Tensor) -> torch.Tensor:
+    """The sum of all rows of x[M, N], whose columns lie together: [N], of its type.
+
+    By torch where no kernel can be launched.
+    """
+    try:
+        return _column_sums(x.resolve_neg())
+    except LaunchFailed:
+        return x.sum(0)
+
+
+def _column_sums(x: torch.Tensor) -> torch.Tensor:
     count, width = x.shape
+    if count > MOST_ROWS:
+        raise LaunchFailed("too many rows")
     columns = min(WIDEST, max(16, power_of_2(width)))
     rows, tiles = TILE // columns, quotient_up(width, columns)
     parts = min(PARTS, max(1, BLOCKS * sm_count(x.get_device()) // tiles))

@@ -8,14 +8,20 @@ tuner can tell beforehand; a minute of steps can.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
+from typing import TypeVar
 
 import torch
 
 from gemmsmith.answers.answer import Ratio
 from gemmsmith.ops.models.patching import opened
+
+log = logging.getLogger("gemmsmith")
+
+T = TypeVar("T")
 
 LEAST_BLOCKS = 6
 """Fewer paired blocks give no 95% interval of a median."""
@@ -53,7 +59,8 @@ def compare(
         steps: steps per block.
 
     Returns:
-        The median of the paired ratios, with its 95% interval.
+        The median of the paired ratios, with its 95% interval. Exactly 1 if nothing was replaced
+        in the untimed steps, for a reason that the log `gemmsmith` gives; `tuned` is always timed.
 
     Raises:
         ValueError: fewer than 6 blocks, or no steps.
@@ -64,16 +71,23 @@ def compare(
         raise ValueError(f"steps must be at least 1, not {steps}")
     stock: list[float] = []
     ours: list[float] = []
+    why_nothing = ""
 
     def run_stock(count: int) -> None:
         stock.append(_seconds(step, count))
 
     def run_tuned(count: int) -> None:
-        with opened(model):
+        nonlocal why_nothing
+        patch = opened(model)
+        with patch:
             ours.append(_seconds(tuned or step, count))
+            why_nothing = patch.why_nothing
 
     run_stock(WARM_STEPS)
     run_tuned(WARM_STEPS)
+    if tuned is None and all(_on_all_ranks(bool(why_nothing))):
+        log.warning("gemmsmith.compare: nothing was replaced: %s", why_nothing)
+        return Ratio(median=1.0, ci_low=1.0, ci_high=1.0)
     for block in range(blocks):
         sides = (run_stock, run_tuned) if block % 2 == 0 else (run_tuned, run_stock)
         for side in sides:
@@ -105,11 +119,16 @@ def _settle() -> None:
 
 
 def _slowest(seconds: list[float]) -> list[float]:
-    """Block by block on whichever rank took longest; without a process group as they are."""
+    """Block by block the time of the slowest rank."""
+    return [max(block) for block in zip(*_on_all_ranks(seconds), strict=True)]
+
+
+def _on_all_ranks(value: T) -> list[T]:
+    """The value of each rank; of this process alone without a process group."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):
-        return seconds
-    everyones: list[list[float]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(everyones, seconds)
-    return [max(block) for block in zip(*everyones, strict=True)]
+        return [value]
+    values = [value] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values

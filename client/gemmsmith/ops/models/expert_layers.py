@@ -2,8 +2,10 @@
 
 Known by the very function that transformers puts in the place of their forward, which chooses an
 implementation by name. Where the model has one of transformers' plain ones, experts that are SwiGLU
-without biases run as the implementation `gemmsmith` does (`experts_forward`), if one of their
-grouped products has a winner; the model's configuration is not touched.
+without biases are computed by `gemmsmith.experts`, as by the implementation `gemmsmith`
+(`experts_forward`), if one of their grouped products has a winner; the model's configuration is not
+touched. They run their own forward where a hook would be passed by, and where a program has
+replaced what they consist of.
 """
 
 from __future__ import annotations
@@ -14,12 +16,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form, Spec
+from gemmsmith.ops.models.forwards import is_plain, is_unheard
+from gemmsmith.ops.models.originals import Original, originals, still
 from gemmsmith.ops.products import telling
 from gemmsmith.ops.products.grouped import grouped_mm
-from gemmsmith.ops.products.mixture import experts
+from gemmsmith.ops.products.mixture import computed, experts, refusal
 from gemmsmith.ops.products.registry import ours
 
 _FORWARD = (
@@ -32,7 +37,17 @@ _PLAIN = ("eager", "grouped_mm")
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsRecipe:
-    """Experts [E, 2 * I, K] and [E, K, I] of a routed layer."""
+    """Experts [E, 2 * I, K] and [E, K, I] of a routed layer.
+
+    Attributes:
+        interface: transformers' implementations by name.
+        grouped: the one called `grouped_mm`; `eager` is the layer's own forward, and not in there.
+        relies_on: functions that must be the originals.
+    """
+
+    interface: Any
+    grouped: Any
+    relies_on: tuple[Original, ...]
 
     def __str__(self) -> str:
         return "experts"
@@ -45,39 +60,44 @@ def experts_recipe(module: nn.Module) -> ExpertsRecipe | None:
     # The wrapper wears the name of what it wraps; its code and its globals are its own.
     if code is None or code.co_qualname != _FORWARD[1]:
         return None
-    if forward.__globals__.get("__name__") != _FORWARD[0]:
+    if forward.__globals__.get("__name__") != _FORWARD[0] or not is_swiglu(module):
         return None
-    return ExpertsRecipe() if is_swiglu(module) else None
+    closed_over = dict(zip(code.co_freevars, forward.__closure__, strict=True))
+    relies_on = originals(*learn().calls, (type(module.act_fn), "forward"))
+    if relies_on is None or "experts_interface" not in closed_over:
+        return None
+    interface = closed_over["experts_interface"].cell_contents
+    return ExpertsRecipe(interface=interface, grouped=learn().grouped, relies_on=relies_on)
 
 
 def run_experts(
-    recipe: ExpertsRecipe,  # noqa: ARG001 - has nothing to say
+    recipe: ExpertsRecipe,
     module: Any,
     own: Callable[..., Any],
     arguments: tuple[Any, ...],
     named: dict[str, Any],
 ) -> Any:
     """Patched experts' forward; see `gemmsmith.ops.models.forwards`."""
-    if not named and len(arguments) == 3 and _pays(module, *arguments):
-        return experts_forward(module, *arguments)
+    if not named and len(arguments) == 3 and _pays(recipe, module, *arguments):
+        return computed(*arguments, module.gate_up_proj, module.down_proj)
     return own(module, *arguments, **named)
 
 
-def _pays(module: Any, tokens: Any, index: Any, shares: Any) -> bool:
+def _pays(recipe: ExpertsRecipe, module: Any, tokens: Any, index: Any, shares: Any) -> bool:
     """Whether the layer is as it was found, and one of its products has a winner."""
     config: Any = module.config
-    if not is_swiglu(module) or config._experts_implementation not in _PLAIN:
+    name = config._experts_implementation
+    if name not in _PLAIN or not _is_passed_by(module) or not still(recipe.relies_on):
         return False
-    if any(not isinstance(one, torch.Tensor) for one in (tokens, index, shares)):
-        return False
-    if telling.is_told():
-        return False
-    if torch.is_autocast_enabled(tokens.device.type):
+    if recipe.interface.get(name) is not (recipe.grouped if name == "grouped_mm" else None):
         return False
     opened, down = module.gate_up_proj, module.down_proj
-    if not (isinstance(opened, torch.Tensor) and isinstance(down, torch.Tensor)):
+    operands = (tokens, index, shares, opened, down)
+    if not all(isinstance(operand, torch.Tensor) for operand in operands):
         return False
-    if not ours(tokens, opened) or not ours(tokens, down) or tokens.dim() != 2:
+    if telling.is_told() or torch.is_autocast_enabled(tokens.device.type):
+        return False
+    if not ours(*operands) or refusal(*operands) is not None:
         return False
     if torch.compiler.is_compiling():
         return bool(_may_group())
@@ -125,7 +145,7 @@ def experts_forward(
     Returns:
         [T, width], of the tokens' type.
     """
-    if is_swiglu(module) and not torch.is_autocast_enabled(hidden_states.device.type):
+    if _is_passed_by(module) and not torch.is_autocast_enabled(hidden_states.device.type):
         return experts(
             hidden_states, top_k_index, top_k_weights, module.gate_up_proj, module.down_proj
         )
@@ -154,10 +174,19 @@ def experts_forward(
 
 
 class _Known(NamedTuple):
-    """Of transformers, which may change: what stands for SwiGLU in a layer of experts."""
+    """Of transformers, which may change: what stands for SwiGLU in a layer of experts.
+
+    Attributes:
+        gate: what multiplies the activated gate with up.
+        activations: classes that compute SiLU.
+        calls: the functions that all of this consists of.
+        grouped: the implementation `grouped_mm`.
+    """
 
     gate: Any
     activations: tuple[type, ...]
+    calls: tuple[tuple[Any, str], ...]
+    grouped: Any
 
 
 _known: _Known | None = None
@@ -170,8 +199,13 @@ def learn() -> _Known:
         from transformers.activations import SiLUActivation
         from transformers.integrations import moe
 
-        gate = getattr(moe, "_default_apply_gate", None)  # not public: elsewhere it may be another
-        _known = _Known(gate, (nn.SiLU, SiLUActivation))
+        name = "grouped_mm_experts_forward"
+        _known = _Known(
+            gate=getattr(moe, "_default_apply_gate", None),  # not public: it may go
+            activations=(nn.SiLU, SiLUActivation),
+            calls=((moe, "_default_apply_gate"), (moe, name), (functional, "silu")),
+            grouped=getattr(moe, name, None),
+        )
     return _known
 
 
@@ -183,6 +217,12 @@ def is_swiglu(module: Any) -> bool:
         and not module.has_bias
         and not module.is_transposed
         and type(module)._apply_gate is known.gate
-        and isinstance(module.act_fn, known.activations)
+        and "_apply_gate" not in module.__dict__
+        and type(module.act_fn) in known.activations
         and module.gate_up_proj.dtype.itemsize == 2
     )
+
+
+def _is_passed_by(module: Any) -> bool:
+    """Whether they are SwiGLU, and nothing listens to the activation that is not called then."""
+    return is_swiglu(module) and is_plain(module.act_fn) and is_unheard()

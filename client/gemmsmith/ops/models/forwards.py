@@ -20,9 +20,11 @@ from types import MethodType
 from typing import Any
 
 import torch
+from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._device import DeviceContext
 
 from gemmsmith.ops.models.function_mode import Everywhere
+from gemmsmith.ops.models.originals import CALL
 
 Run = Callable[[Any, Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """A kind of layer: gets the recipe, the module, its own forward, and what it is called with."""
@@ -172,6 +174,23 @@ def has_own_forward(module: torch.nn.Module) -> bool:
     """Whether a program has put a forward into the module."""
     forward = module.__dict__.get("forward")
     return forward is not None and type(forward) is not Forward
+
+
+def is_plain(module: torch.nn.Module) -> bool:
+    """Whether calling it is calling its class's forward: it has no hooks and no other forward."""
+    return not (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or has_own_forward(module)
+        or type(module).__call__ is not CALL
+    )
+
+
+def is_unheard() -> bool:
+    """Whether no hook listens to the calls of all modules; a compiler hears none."""
+    return torch.compiler.is_compiling() or not _has_any_global_hook()  # type: ignore[no-untyped-call]
 
 
 def is_patched(module: torch.nn.Module) -> bool:

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from gemmsmith.ops.below.adding import PRODUCTS, by_kernel
-from gemmsmith.ops.engine import functions
+from gemmsmith.ops.engine import observers
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.products import integer, operators
 from gemmsmith.ops.products.registry import wants_gradient
@@ -78,7 +78,7 @@ def _wide(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Ten
         or len(args) != before + 2
         or not rest.keys() <= {"alpha", "beta"}
         or torch.compiler.is_compiling()
-        or not functions.unobserved()
+        or not observers.unobserved()
         or wants_gradient(*args)
         or any(one.dim() != dims for one in args)
     ):

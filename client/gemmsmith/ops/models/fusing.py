@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn.modules.module import _has_any_global_hook
 
 from gemmsmith.epilogue import GATES, Activation, Epilogue
-from gemmsmith.ops.engine import functions
+from gemmsmith.ops.engine import functions, observers
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.plan import Plan
+from gemmsmith.ops.models.forwards import is_unheard
 from gemmsmith.ops.products import backward, feedforward, fused, operators, telling
 from gemmsmith.ops.products.gated import gated_linear, parts
 from gemmsmith.ops.products.registry import are_torchs, ours, wants_gradient
@@ -27,7 +27,7 @@ def may_fuse(given: tuple[Any, ...]) -> bool:
         return False
     if not all(isinstance(one, torch.Tensor) and one.is_floating_point() for one in given):
         return False
-    return torch.compiler.is_compiling() or not _has_any_global_hook()  # type: ignore[no-untyped-call]
+    return is_unheard()
 
 
 def may_be_ours(*operands: torch.Tensor | None) -> bool:
@@ -126,11 +126,11 @@ def mlp(
         epilogue = backward.chosen(_as_cast(x), _as_cast(down), choices)
         if epilogue is None:
             return None
-        if functions.unobserved() and not torch.is_autocast_enabled(x.device.type):
+        if observers.unobserved() and not torch.is_autocast_enabled(x.device.type):
             # What `feedforward.mlp` comes to, which would check and choose all of it once more.
             out: torch.Tensor = feedforward.MLP.apply(  # type: ignore[no-untyped-call]
                 x, weight, down, up, bias, down_bias, None, epilogue
-            )
+            )[0]
             return out
     elif current() is None:
         return None

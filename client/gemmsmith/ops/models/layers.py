@@ -19,7 +19,7 @@ from torch import nn
 
 from gemmsmith.ops.models import fusing
 from gemmsmith.ops.models.expert_layers import ExpertsRecipe, run_experts
-from gemmsmith.ops.models.forwards import Forwards, Run
+from gemmsmith.ops.models.forwards import Forwards, Run, is_plain
 from gemmsmith.ops.models.norm_layers import run_norm
 from gemmsmith.ops.models.norms import NormRecipe
 from gemmsmith.ops.models.originals import still
@@ -32,7 +32,6 @@ from gemmsmith.ops.models.recipes import (
     SequenceRecipe,
     activation_of,
     is_linear,
-    is_plain,
     linear_recipe,
     recipes,
     weight_of,

@@ -23,6 +23,8 @@ from gemmsmith.ops.products import norms
 from gemmsmith.ops.products.registry import ours
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
+MOST = 2**32
+"""Elements from which torch's fused kernel reads other rows: it counts them in 32 bits (2.11)."""
 
 
 def kind_in_use() -> str | None:
@@ -78,7 +80,7 @@ def _suitable(recipe: NormRecipe, module: Any, x: Any) -> torch.Tensor | None:
         and x.shape[-1:] == weight.shape
         # The kernel's result always is, and what views it later may count on strides.
         and x.is_contiguous()
-        and x.numel() > 0
+        and 0 < x.numel() < MOST
         and _has_epsilon(recipe, module)
         and (recipe.scales is None or getattr(module, recipe.scales) is True)
         and not torch.is_autocast_enabled(kind)

@@ -41,11 +41,13 @@ import torch
 
 from gemmsmith.ops.below import experts, scaling
 from gemmsmith.ops.below.dispatch import Dispatch
-from gemmsmith.ops.engine.engine import Engine, current, in_use, on_install, watch
+from gemmsmith.ops.engine.engine import Engine, current, in_use, on_install, watch, why_none
 from gemmsmith.ops.engine.recomputing import Again, remember
 from gemmsmith.ops.models import layers
 from gemmsmith.ops.models.forwards import Forwards
 from gemmsmith.ops.models.function_mode import Everywhere
+from gemmsmith.ops.models.norm_layers import kind_in_use
+from gemmsmith.ops.models.norms import NormRecipe
 from gemmsmith.ops.models.reporting import ProductsReport
 from gemmsmith.ops.products import telling
 
@@ -113,6 +115,8 @@ class Patch(AbstractContextManager[None]):
         self._file = file
         self._report = ProductsReport() if report else None
         self._engine: Engine | None = None
+        self._why_none = ""
+        self._has_norms = False
         self._is_block = False
         self._stack = ExitStack()
 
@@ -144,8 +148,16 @@ class Patch(AbstractContextManager[None]):
                 one._open()
                 _Patches.open.append(one)
         if self._report is not None:
-            text = self._report.text(configured=self._engine is not None)
-            print(text, file=self._file or sys.stderr)
+            print(self._report.text(self._why_none), file=self._file or sys.stderr)
+
+    @property
+    def why_nothing(self) -> str:
+        """Why nothing that has run by now was replaced; empty if something was."""
+        if self._engine is None:
+            return self._why_none
+        if self._engine.has_plans or (self._has_norms and kind_in_use() is not None):
+            return ""
+        return "no product of the step has a winner that runs here"
 
     @property
     def _is_forgotten(self) -> bool:
@@ -161,6 +173,7 @@ class Patch(AbstractContextManager[None]):
         if self._of is not None and model is None:
             return
         self._engine = current()
+        self._why_none = why_none() if self._engine is None else ""
         with ExitStack() as stack:
             if self._report is not None:
                 stack.callback(watch, watch(self._report))
@@ -195,10 +208,12 @@ class Patch(AbstractContextManager[None]):
         """Replace what there were no winners for when the patch was opened."""
         if self._engine is None:
             self._engine = in_use()
+            self._why_none = why_none() if self._engine is None else ""
             self._replace_below(self._stack)
 
     def _within(self, model: torch.nn.Module, forwards: Forwards, *, has_binding: bool) -> None:
         found, linears = [*layers.recognized(model)], _linears(model)
+        self._has_norms = any(isinstance(layer.recipe, NormRecipe) for layer in found)
         if has_binding and self._engine is not None:
             # Their products are below. A bias makes one torch's addmm, which is replaced only if a
             # winner adds it; else a class of ours adds it to the product of a plain kernel.
@@ -222,8 +237,8 @@ def _warn_once() -> None:
     if not _Patches.warned:
         _Patches.warned = True
         warnings.warn(
-            "gemmsmith.patch() replaces nothing: no winners are in use. Call gemmsmith.use(...) "
-            "before it, with a service's URL or a bundle's path",
+            f"gemmsmith.patch() replaces nothing: no winners are in use: {why_none()}. "
+            "gemmsmith.use(...) takes a service's URL or a bundle's path",
             stacklevel=3,
         )
 

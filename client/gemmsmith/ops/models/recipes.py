@@ -23,7 +23,7 @@ from gemmsmith.epilogue import Activation
 from gemmsmith.ops.models.expert_layers import ExpertsRecipe, experts_recipe
 from gemmsmith.ops.models.forwards import has_own_forward
 from gemmsmith.ops.models.norms import NormRecipe, norm_recipe
-from gemmsmith.ops.models.originals import CALL, Original, originals
+from gemmsmith.ops.models.originals import Original, originals
 from gemmsmith.ops.models.reading import Activated, Called, Combined, Expression, Given, Half, read
 
 
@@ -129,18 +129,6 @@ def is_linear(module: object) -> bool:
 def is_transposed(module: object) -> bool:
     """Whether its weight is [K, N]."""
     return (type(module).__module__, type(module).__qualname__) == _CONV1D
-
-
-def is_plain(module: nn.Module) -> bool:
-    """Whether calling it is calling its class's forward: it has no hooks and no other forward."""
-    return not (
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or has_own_forward(module)
-        or type(module).__call__ is not CALL
-    )
 
 
 def activation_of(applied: object) -> Activation | None:

@@ -39,10 +39,10 @@ class ProductsReport:
             key = (str(ways[0].problem) if ways else what, form.value, "torch")
         self._calls[key] += 1
 
-    def text(self, *, configured: bool) -> str:
-        """The report, most called first."""
-        if not configured:
-            return "gemmsmith: nothing replaced: call gemmsmith.use(...) first"
+    def text(self, why_none: str) -> str:
+        """The report, most called first; `why_none` is why there was no engine, if so."""
+        if why_none:
+            return f"gemmsmith: nothing replaced: {why_none}"
         if not self._calls:
             return "gemmsmith: no matrix product ran"
         tuned = sum(count for key, count in self._calls.items() if key[2] != "torch")

@@ -11,7 +11,7 @@ import torch
 
 from gemmsmith import activations
 from gemmsmith.epilogue import Backward, Epilogue
-from gemmsmith.ops.engine import fallback, functions
+from gemmsmith.ops.engine import fallback, functions, observers
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.products import telling
@@ -26,7 +26,7 @@ def product(
     dy: torch.Tensor, weight: torch.Tensor, aux: torch.Tensor, epilogue: Epilogue
 ) -> Tensors:
     """`dy · weight` and what follows it, by a kernel or by torch. Below autograd."""
-    if functions.unobserved() or functions.is_watched():
+    if observers.unobserved() or observers.is_watched():
         return _computed(dy, weight, aux, epilogue)
     with torch._C._AutoDispatchBelowAutograd():
         found: Tensors = torch.ops.gemmsmith.backward_product(dy, weight, aux, epilogue.value)
@@ -42,9 +42,9 @@ def _computed(dy: torch.Tensor, weight: torch.Tensor, aux: torch.Tensor, epilogu
         return gradient, none if given is None else given, none if sums is None else sums
     parts = what.backward
     assert parts is not None  # noqa: S101 - the functions below name no other
-    gradient = through(parts, functions.product(Form.MATMUL, dy, weight), aux)
+    gradient = through(parts, functions.product(Form.MATMUL, dy, weight), aux).contiguous()
     sums = functions.column_sums(gradient) if parts.bias_gradient else none
-    return gradient, activated(parts, aux) if parts.activated else none, sums
+    return gradient, activated(parts, aux).contiguous() if parts.activated else none, sums
 
 
 def through(parts: Backward, dh: torch.Tensor, aux: torch.Tensor) -> torch.Tensor:
@@ -115,7 +115,7 @@ def gradients(
     wants_x: bool, wants_weight: bool, dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Of a layer's input and weight."""
-    multiply = fallback.product if functions.only_torch_differentiates(dy) else functions.product
+    multiply = fallback.product if observers.only_torch_differentiates(dy) else functions.product
     dx = multiply(Form.MATMUL, dy, weight) if wants_x else None
     return dx, functions.weight_gradient(multiply, dy, x, weight) if wants_weight else None
 

@@ -16,11 +16,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn import functional
 
 from gemmsmith.activations import check_activation
 from gemmsmith.epilogue import Activation, Backward, Epilogue
-from gemmsmith.ops.engine import fallback, functions
+from gemmsmith.ops.engine import fallback, functions, observers
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.products import backward, fused, gated, operators, telling
@@ -69,7 +68,7 @@ def mlp(
         return _composed(call)
     if current() is None or not ours(*call.operands):
         return _composed(call)
-    if torch.compiler.is_compiling() or not functions.unobserved():
+    if torch.compiler.is_compiling() or not observers.unobserved():
         out: torch.Tensor = torch.ops.gemmsmith.mlp(*call)
         return out
     return (_autocast if torch.is_autocast_enabled(x.device.type) else _autograd)(*call)
@@ -168,7 +167,7 @@ def _autograd(*given: Any) -> torch.Tensor:
             within = residual if _adds(call) else None
             out: torch.Tensor = MLP.apply(  # type: ignore[no-untyped-call]
                 x, weight, down, up, bias, down_bias, within, epilogue
-            )
+            )[0]
             return out if within is residual or residual is None else out + residual
     return _composed(call)
 
@@ -192,7 +191,11 @@ def _autocast(*given: Any) -> torch.Tensor:
 
 
 class MLP(torch.autograd.Function):
-    """`mlp` with a backward epilogue; gate and up lie in one tensor throughout."""
+    """`mlp` with a backward epilogue; gate and up lie in one tensor throughout.
+
+    Gives what the activation is applied to as well, so that gradients of gradients need no more
+    than is kept.
+    """
 
     @staticmethod
     def forward(
@@ -205,43 +208,55 @@ class MLP(torch.autograd.Function):
         down_bias: torch.Tensor | None,
         residual: torch.Tensor | None,
         epilogue: Epilogue,
-    ) -> torch.Tensor:
-        """The second layer's output."""
+    ) -> fused.Outputs:
+        """The second layer's output, and aux."""
         parts = epilogue.backward
         assert parts is not None  # noqa: S101 - chosen among such
         hidden, aux = _hidden(x, weight, up, bias, parts)
-        kept = None if parts.activated else hidden
-        ctx.save_for_backward(x, weight, down, up, bias, aux, kept)
+        wants_x, wants_weight, wants_down, wants_up, wants_bias = ctx.needs_input_grad[:5]
+        wants_weights = wants_weight or wants_up
+        of_first = (weight, up) if wants_x or wants_weights else (None, None)
+        ctx.save_for_backward(
+            x if wants_weights else None,
+            *of_first,
+            down if wants_x or wants_weights or wants_bias or wants_down else None,
+            aux,
+            hidden if wants_down and not parts.activated else None,
+        )
         ctx.epilogue = epilogue
+        ctx.set_materialize_grads(False)
         adding = Epilogue.made_of(bias=down_bias is not None, residual=residual is not None)
         if residual is not None and adding is not None:
-            return fused.with_aux(hidden, down, down_bias, residual, adding)[0]
-        out: torch.Tensor = backward.linear(hidden, down, down_bias)
-        return out
+            return fused.with_aux(hidden, down, down_bias, residual, adding)[0], aux
+        return backward.linear(hidden, down, down_bias), aux
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Gradients of all operands."""
-        dy = functions.dense(grads[0])
-        x, weight, down, up, bias, aux, hidden = ctx.saved_tensors
+        dy: Any
+        daux: Any
+        dy, daux = (None if grad is None else observers.dense(grad) for grad in grads)
+        if dy is None and daux is None:
+            return (None,) * 8
+        x, weight, up, down, aux, hidden = ctx.saved_tensors
         wants_x, *wants_weights = (ctx.needs_input_grad[at] for at in (0, 1, 3))
         wants_down, wants_bias, wants_down_bias, wants_residual = (
             ctx.needs_input_grad[at] for at in (2, 4, 5, 6)
         )
-        parts, daux, sums = ctx.epilogue.backward, None, None
-        again = functions.only_torch_differentiates(dy)
-        if again:
-            whole = weight if up is None else torch.cat([weight, up])
-            aux = functional.linear(x, whole, bias)
-            daux = backward.through(parts, fallback.product(Form.MATMUL, dy, down), aux)
-            hidden = backward.activated(parts, aux)
-        elif wants_x or wants_bias or any(wants_weights):
-            dy = dy.contiguous()
-            daux, value, sums = backward.product(dy, down, aux, ctx.epilogue)
-            hidden = value if hidden is None else hidden
-        elif hidden is None:
-            hidden = backward.activated(parts, aux)
-        _, ddown = backward.gradients(False, wants_down, dy, hidden, down)
+        parts, sums, ddown = ctx.epilogue.backward, None, None
+        again = observers.only_torch_differentiates(dy if daux is None else daux)
+        if dy is not None:
+            if not again:
+                dy = dy.contiguous()
+            if wants_x or wants_bias or any(wants_weights):
+                through, value, sums = _through(ctx.epilogue, dy, down, aux, again=again)
+                hidden = value if hidden is None else hidden
+                if daux is not None:
+                    through, sums = daux + through, None
+                daux = through
+            if wants_down and (again or hidden is None):
+                hidden = backward.activated(parts, aux)
+            _, ddown = backward.gradients(False, wants_down, dy, hidden, down)
         dx: torch.Tensor | None = None
         dweights: list[torch.Tensor | None] = [None, None]
         products = [] if daux is None else [daux] if up is None else daux.chunk(2, -1)
@@ -251,9 +266,23 @@ class MLP(torch.autograd.Function):
         dbias = None
         if wants_bias and daux is not None:
             dbias = functions.column_sums(daux) if sums is None or not sums.numel() else sums
-        ddown_bias = functions.column_sums(dy) if wants_down_bias else None
+        ddown_bias = functions.column_sums(dy) if wants_down_bias and dy is not None else None
         dweight, dup = dweights
         return dx, dweight, ddown, dup, dbias, ddown_bias, dy if wants_residual else None, None
+
+
+def _through(
+    epilogue: Epilogue, dy: torch.Tensor, down: torch.Tensor, aux: torch.Tensor, *, again: bool
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """The gradient of aux; the activation's value and the bias gradient where a kernel gives them.
+
+    `again`: by torch's operators, to be differentiated.
+    """
+    if not again:
+        return backward.product(dy, down, aux, epilogue)
+    parts = epilogue.backward
+    assert parts is not None  # noqa: S101 - chosen among such
+    return backward.through(parts, fallback.product(Form.MATMUL, dy, down), aux), None, None
 
 
 def _hidden(
@@ -289,7 +318,7 @@ def _side_by_side(
     Kernels of ours write packed rows; cuBLAS writes the halves where they belong.
     """
     biases = (None, None) if bias is None else bias.chunk(2)
-    if not functions.unobserved():
+    if not observers.unobserved():
         halves = [backward.linear(x, *one) for one in zip((gate, up), biases, strict=True)]
         return torch.cat(halves, -1)
     engine, rows, width = current(), backward.rows(x), gate.shape[0]

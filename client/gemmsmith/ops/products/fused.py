@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from gemmsmith.activations import ACTIVATIONS, check_activation, through
 from gemmsmith.epilogue import Epilogue
-from gemmsmith.ops.engine import fallback, functions
+from gemmsmith.ops.engine import fallback, functions, observers
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.products import operators
@@ -92,7 +92,7 @@ def linear(
         return _composed(x, weight, bias, residual, activation, main_grad, column_scale, row_scale)
     if main_grad is not None:
         operators.check_main_grad(main_grad, weight)
-    if torch.compiler.is_compiling() or not functions.unobserved():
+    if torch.compiler.is_compiling() or not observers.unobserved():
         result: torch.Tensor = torch.ops.gemmsmith.fused_linear(
             x, weight, bias, residual, activation, main_grad, column_scale, row_scale
         )
@@ -175,7 +175,7 @@ def _autograd(
                 return with_aux(x, weight, bias, residual, epilogue, column_scale, row_scale)[0]
             out: torch.Tensor = FusedLinear.apply(  # type: ignore[no-untyped-call]
                 x, weight, bias, residual, column_scale, row_scale, main_grad, epilogue
-            )
+            )[0]
             return out
     return _composed(x, weight, bias, residual, activation, main_grad, column_scale, row_scale)
 
@@ -245,7 +245,7 @@ def with_aux(
     row_scale: torch.Tensor | None = None,
 ) -> Outputs:
     """Both outputs, by a kernel or by torch. Below autograd."""
-    if functions.unobserved() or functions.is_watched():
+    if observers.unobserved() or observers.is_watched():
         return _computed(x, weight, bias, residual, epilogue, column_scale, row_scale)
     with torch._C._AutoDispatchBelowAutograd():
         found: Outputs = torch.ops.gemmsmith.fused_product(
@@ -282,7 +282,7 @@ def _computed(
 
 
 class FusedLinear(torch.autograd.Function):
-    """`linear` with an epilogue; its gradients by torch's pointwise kernels and two products."""
+    """`linear` with an epilogue; gives aux too, so that gradients have gradients."""
 
     @staticmethod
     def forward(
@@ -295,39 +295,40 @@ class FusedLinear(torch.autograd.Function):
         row_scale: torch.Tensor | None,
         main_grad: torch.Tensor | None,
         epilogue: Epilogue,
-    ) -> torch.Tensor:
-        """D."""
+    ) -> Outputs:
+        """D, and aux."""
         out, aux = with_aux(x, weight, bias, residual, epilogue, column_scale, row_scale)
-        ctx.save_for_backward(x, weight, bias, column_scale, row_scale, aux)
+        wants_x, wants_weight = ctx.needs_input_grad[:2]
+        operands = (x if wants_weight else None, weight if wants_x or wants_weight else None)
+        ctx.save_for_backward(*operands, column_scale, row_scale, aux)
         ctx.main_grad, ctx.activation = main_grad, epilogue.activation
-        return out
+        ctx.set_materialize_grads(False)
+        return out, aux
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Gradients of x, weight (into `main_grad`, if there is one), bias, residual and factors
-        of columns; those of rows have none.
-        """
-        dy = functions.dense(grads[0])
-        x, weight, bias, column_scale, row_scale, aux = ctx.saved_tensors
+        """Of all but factors of rows; that of weight into `main_grad`, if there is one."""
+        dy: Any
+        dy, dlinear = (None if grad is None else observers.dense(grad) for grad in grads)
+        x, weight, column_scale, row_scale, aux = ctx.saved_tensors
         wants_x, wants_weight, wants_bias, wants_residual, wants_scale = ctx.needs_input_grad[:5]
-        again = functions.only_torch_differentiates(dy)
-        multiply = fallback.product if again else functions.product
-        if again and (ctx.activation is not None or wants_scale):
-            aux = functional.linear(x, weight, bias)
-        dlinear = dy if column_scale is None else dy * column_scale  # of what the bias is added to
-        if ctx.activation is not None:
-            dlinear = through(ctx.activation, dy, aux)
-        dscale = (dy * aux).reshape(-1, dy.shape[-1]).sum(0) if wants_scale else None
-        dp = dlinear
-        if row_scale is not None:
-            dp = (dlinear * row_scale.unsqueeze(-1)).to(dlinear.dtype)
-        dx = multiply(Form.MATMUL, dp, weight) if wants_x else None
-        dweight = None
-        if wants_weight and ctx.main_grad is not None:
-            functions.accumulate(ctx.main_grad, dp, x)
-        elif wants_weight:
-            dweight = functions.weight_gradient(multiply, dp, x, weight)
-        dbias = functions.column_sums(dlinear) if wants_bias else None
+        dx = dweight = dbias = dscale = None
+        if dy is not None:
+            part = dy if column_scale is None else dy * column_scale
+            part = part if ctx.activation is None else through(ctx.activation, dy, aux)
+            dlinear = part if dlinear is None else dlinear + part
+            dscale = (dy * aux).reshape(-1, dy.shape[-1]).sum(0) if wants_scale else None
+        if dlinear is not None:  # of what the bias is added to
+            again = observers.only_torch_differentiates(dlinear)
+            multiply = fallback.product if again else functions.product
+            scaled = dlinear if row_scale is None else dlinear * row_scale.unsqueeze(-1)
+            dp = scaled.to(dlinear.dtype)
+            dx = multiply(Form.MATMUL, dp, weight) if wants_x else None
+            if wants_weight and ctx.main_grad is not None:
+                functions.accumulate(ctx.main_grad, dp, x)
+            elif wants_weight:
+                dweight = functions.weight_gradient(multiply, dp, x, weight)
+            dbias = functions.column_sums(dlinear) if wants_bias else None
         return dx, dweight, dbias, dy if wants_residual else None, dscale, None, None, None
 
 

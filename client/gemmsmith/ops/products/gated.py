@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from gemmsmith.activations import ACTIVATIONS, through
 from gemmsmith.epilogue import GATES, Activation, Epilogue
-from gemmsmith.ops.engine import fallback, functions
+from gemmsmith.ops.engine import fallback, functions, observers
 from gemmsmith.ops.engine.beside import Beside
 from gemmsmith.ops.engine.engine import Engine, current
 from gemmsmith.ops.engine.forms import Form
@@ -65,7 +65,7 @@ def gated_linear(
     arguments = (x, weight, up, bias, activation, interleaved, of_gate, of_up)
     if current() is None or not ours(x, weight, up, bias, of_gate, of_up):
         return _composed(*arguments)
-    if torch.compiler.is_compiling() or not functions.unobserved():
+    if torch.compiler.is_compiling() or not observers.unobserved():
         result: torch.Tensor = torch.ops.gemmsmith.gated_linear(*arguments)
         return result
     if torch.is_autocast_enabled(x.device.type):
@@ -167,7 +167,7 @@ def _autograd(
                 return with_aux(x, weight, up, interleaved, epilogue)[0]
             out: torch.Tensor = GatedLinear.apply(  # type: ignore[no-untyped-call]
                 x, weight, up, interleaved, epilogue, main_grad, up_main_grad
-            )
+            )[0]
             return out
     return _composed(x, weight, up, bias, activation, interleaved, main_grad, up_main_grad)
 
@@ -192,7 +192,7 @@ def with_aux(
     epilogue: Epilogue,
 ) -> Pair:
     """D, and aux (empty where none is stored), by a kernel or by torch. Below autograd."""
-    if functions.unobserved() or functions.is_watched():
+    if observers.unobserved() or observers.is_watched():
         return _computed(x, weight, up, interleaved, epilogue)
     with torch._C._AutoDispatchBelowAutograd():
         found: Pair = torch.ops.gemmsmith.gated_product(x, weight, up, interleaved, epilogue.value)
@@ -242,7 +242,10 @@ def _by_kernel(
 
 
 class GatedLinear(torch.autograd.Function):
-    """`gated_linear` in one kernel; its gradients by torch's pointwise kernels and products."""
+    """`gated_linear` in one kernel; its gradients by torch's pointwise kernels and products.
+
+    Gives gate and up as well, so that gradients of gradients need no more than is kept.
+    """
 
     @staticmethod
     def forward(
@@ -254,31 +257,37 @@ class GatedLinear(torch.autograd.Function):
         epilogue: Epilogue,
         main_grad: torch.Tensor | None,
         up_main_grad: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """D."""
+    ) -> Pair:
+        """D, and aux."""
         out, aux = with_aux(x, weight, up, interleaved, epilogue)
-        ctx.save_for_backward(x, weight, up, aux)
+        wants_x, *wants_weights = ctx.needs_input_grad[:3]
+        weights = (weight, up) if wants_x else (None, None)
+        ctx.save_for_backward(x if any(wants_weights) else None, *weights, aux)
         ctx.interleaved, ctx.activation = interleaved, epilogue.activation
-        ctx.main_grads = (main_grad, up_main_grad)
-        return out
+        ctx.main_grads, ctx.is_joined = (main_grad, up_main_grad), up is None
+        ctx.set_materialize_grads(False)
+        return out, aux
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Gradients of x and the weights (into their main_grads, if there are any)."""
-        dy = functions.dense(grads[0])
+        dy: Any
+        daux: Any
+        dy, daux = (None if grad is None else observers.dense(grad) for grad in grads)
+        if dy is None and daux is None:
+            return (None,) * 7
         x, weight, up, aux = ctx.saved_tensors
-        again = functions.only_torch_differentiates(dy)
-        if again:
-            aux = torch.cat(
-                [functional.linear(x, one) for one in parts(weight, up, ctx.interleaved)], -1
-            )
-        if up is None:
-            made_anew = again or not functions.unobserved()
-            join = _joined if made_anew else _joined_in_place
-            products = [(join(ctx.activation, dy, aux, ctx.interleaved), weight)]
+        again = observers.only_torch_differentiates(dy if daux is None else daux)
+        if ctx.is_joined and daux is None and not again and observers.unobserved():
+            products = [(_joined_in_place(ctx.activation, dy, aux, ctx.interleaved), weight)]
         else:
-            of_gate, of_up = gate_gradients(ctx.activation, dy, aux)
-            products = [(of_gate, weight), (of_up, up)]
+            pair: Any = None if dy is None else gate_gradients(ctx.activation, dy, aux)
+            if daux is not None:
+                halves = daux.chunk(2, -1)
+                pair = halves if pair is None else (pair[0] + halves[0], pair[1] + halves[1])
+            products = list(zip(pair, (weight, up), strict=True))
+            if ctx.is_joined:
+                products = [(_joined(pair, ctx.interleaved), weight)]
         multiply = fallback.product if again else functions.product
         dx: torch.Tensor | None = None
         dweights: list[torch.Tensor | None] = [None, None]
@@ -307,18 +316,15 @@ def gate_gradients(activation: Activation, dy: torch.Tensor, aux: torch.Tensor) 
     return through(activation, dy * up, gate), dy * ACTIVATIONS[activation](gate)
 
 
-def _joined(
-    activation: Activation, dy: torch.Tensor, aux: torch.Tensor, interleaved: bool
-) -> torch.Tensor:
+def _joined(pair: Pair, interleaved: bool) -> torch.Tensor:
     """Both gradients in the order of one weight's rows, [..., 2·I]."""
-    both = gate_gradients(activation, dy, aux)
-    return torch.stack(both, -1).flatten(-2) if interleaved else torch.cat(both, -1)
+    return torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
 
 
 def _joined_in_place(
     activation: Activation, dy: torch.Tensor, aux: torch.Tensor, interleaved: bool
 ) -> torch.Tensor:
-    """The same, each gradient written where it belongs; not differentiable."""
+    """The same of `dy`'s, each gradient written where it belongs; not differentiable."""
     gate, up = aux.chunk(2, -1)
     out = torch.empty_like(aux)
     of_gate, of_up = (out[..., 0::2], out[..., 1::2]) if interleaved else out.chunk(2, -1)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from gemmsmith.epilogue import Epilogue
 from gemmsmith.ops.below import experts
-from gemmsmith.ops.engine import functions
+from gemmsmith.ops.engine import functions, observers
 from gemmsmith.ops.engine.beside import Beside
+from gemmsmith.ops.engine.by_triton import is_derived
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form, Spec
 from gemmsmith.ops.engine.plan import Plan
 from gemmsmith.ops.products.registry import ours, register, wants_gradient
+
+BEGIN = 16
+"""Bytes: where rows of a grouped product's operands begin."""
 
 
 def grouped_mm(
@@ -46,7 +52,7 @@ def grouped_mm(
     plain = ours(a, b) and out_dtype in (None, a.dtype) and a.dim() == 2 and b.dim() in (2, 3)
     if current() is None or not plain:
         return torch._grouped_mm(a, b, offs=offs, out_dtype=out_dtype)
-    if torch.compiler.is_compiling() or not functions.unobserved():
+    if torch.compiler.is_compiling() or not observers.unobserved():
         result: torch.Tensor = torch.ops.gemmsmith.grouped_mm(a, b, offs)
         return result
     return _autograd(a, b, offs)
@@ -63,9 +69,9 @@ def _autograd(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Ten
 
 def grouped_below(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
     """The product, by a kernel or by torch. Below autograd."""
-    if functions.unobserved():
+    if observers.unobserved():
         return _computed(a, b, offs)
-    engine = current()
+    engine = functions.engine_here()
     if engine is None or (
         functions.sizes_are_numbers(a, b, offs)
         and engine.plan(Form.GROUPED, a, b, groups=offs.shape[0]) is None
@@ -87,6 +93,40 @@ def _computed(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Ten
     return torch._grouped_mm(a, b, offs=offs)
 
 
+def derivable(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """The product by torch's operators, of any tensors and any number of times differentiable.
+
+    Rows that are no expert's hold zeros, in its result and in gradients.
+    """
+    by_depth = b.dim() == 2
+    row = torch.arange(b.shape[0] if by_depth else a.shape[0], device=b.device)
+    if forward_ad._current_level >= 0:  # torch's grouped product has no tangent
+        bounds = pairwise([torch.zeros_like(ends[0]), *ends])
+        masks = [(row >= first) & (row < last) for first, last in bounds]
+        if by_depth:
+            return torch.stack([a.where(mask, 0) @ b for mask in masks])
+        parts = [a.where(mask[:, None], 0) @ of for mask, of in zip(masks, b, strict=True)]
+        return torch.stack(parts).sum(dim=0)
+    used = row < ends[-1:]
+    if by_depth:
+        return torch._grouped_mm(a.where(used, 0), b.where(used[:, None], 0), offs=ends)
+    used = used[:, None]
+    return torch._grouped_mm(a.where(used, 0), aligned(b), offs=ends).where(used, 0)
+
+
+def aligned(weight: torch.Tensor) -> torch.Tensor:
+    """Experts' weights as grouped products take them; a copy where they lie otherwise."""
+    if not observers.is_dense(weight):
+        return weight
+    step = BEGIN // weight.element_size()
+    (number, rows, columns), (between, *strides) = weight.shape, weight.stride()
+    lies = (
+        (strides[1] == 1 and strides[0] % step == 0 and strides[0] >= columns)
+        or (strides[0] == 1 and strides[1] % step == 0 and strides[1] >= rows)
+    ) and (number == 1 or (between > 0 and between % step == 0))
+    return weight if lies and weight.data_ptr() % BEGIN == 0 else weight.contiguous()
+
+
 PASS_BYTES_PER_US = 4.8e6
 """Device memory moved in a microsecond by the pass that a gated kernel saves, at most."""
 
@@ -104,7 +144,7 @@ def gated_plan(rows: Spec, gate_up: torch.Tensor, gate: torch.Tensor, *, keep: b
         keep: whether gate and up are stored as well.
     """
     engine, groups = current(), gate.shape[0]
-    if engine is None or not functions.unobserved():
+    if engine is None or not observers.unobserved():
         return None
     plan = engine.plan(Form.GROUPED, rows, gate, groups=groups, epilogue=gate_epilogue(keep=keep))
     product = None if plan is None else engine.plan(Form.GROUPED, rows, gate_up, groups=groups)
@@ -149,7 +189,9 @@ class GroupedMm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
         """`a · b`, by runs of rows."""
-        ctx.save_for_backward(a, b, offs)
+        needs_a, needs_b = ctx.needs_input_grad[:2]
+        ctx.save_for_backward(a if needs_b else None, b if needs_a else None, offs)
+        ctx.is_turned = b.stride(-2) == 1
         return grouped_below(a, b, offs)
 
     @staticmethod
@@ -157,15 +199,14 @@ class GroupedMm(torch.autograd.Function):
         """Gradients of a and b, that of b lying in memory as b does."""
         a, b, offs = ctx.saved_tensors
         # A gradient that was expanded, as a sum's, suits neither kernels nor torch.
-        dy = grads[0].contiguous()
-        # A graph of the backward pass itself is asked for: torch's operator knows how.
-        multiply = torch._grouped_mm if torch.is_grad_enabled() else grouped_below
+        dy = observers.dense(grads[0]).contiguous()
+        # Of a gradient that is derived again, or of a batch of them, torch's operator knows how.
+        multiply = torch._grouped_mm if is_derived(a, b, dy) else grouped_below
         da = db = None
         if ctx.needs_input_grad[0]:
             da = multiply(dy, b.mT, offs)
         if ctx.needs_input_grad[1]:
-            turned = b.stride(-2) == 1
-            db = multiply(dy.mT, a, offs).mT if turned else multiply(a.mT, dy, offs)
+            db = multiply(dy.mT, a, offs).mT if ctx.is_turned else multiply(a.mT, dy, offs)
         return da, db, None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gemmsmith.ops.engine import fallback, functions
+from gemmsmith.ops.engine import fallback, observers
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.products.registry import ours, register, wants_gradient, without_gradient
@@ -35,7 +35,7 @@ def int8_mm(
         NotImplementedError: a factor requires a gradient.
     """
     _check(a, b, scale_a, scale_b, out_dtype)
-    observed = torch.compiler.is_compiling() or not functions.unobserved()
+    observed = torch.compiler.is_compiling() or not observers.unobserved()
     if (observed and ours(a, b, scale_a, scale_b)) or wants_gradient(scale_a, scale_b):
         result: torch.Tensor = torch.ops.gemmsmith.int8_mm(a, b, scale_a, scale_b, out_dtype)
         return result

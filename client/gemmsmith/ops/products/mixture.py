@@ -4,47 +4,40 @@ Two grouped products forwards and four backwards, each by its winner or by torch
 over memory between them (passes.py): tokens are gathered once, the router's shares are multiplied
 in with the activation (by the first product's kernel, where one that does it wins), so that a
 token's experts are just added up, and the backward pass gathers again instead of keeping what was
-gathered. Nothing waits for the device.
+gathered. It computes only the gradients that are needed. Nothing waits for the device.
+
+Tensors that kernels cannot have (`registry.ours`), and gradients that are differentiated again, are
+computed by the same steps of torch's own operators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
+from gemmsmith.ops.engine.by_triton import is_derived
 from gemmsmith.ops.engine.forms import Form, Spec
-from gemmsmith.ops.engine.functions import is_traced
+from gemmsmith.ops.engine.observers import is_traced
 from gemmsmith.ops.products import passes
-from gemmsmith.ops.products.grouped import gate_epilogue, gated_by, gated_plan, grouped_below
-from gemmsmith.ops.products.registry import register, wants_gradient
+from gemmsmith.ops.products.grouped import (
+    BEGIN,
+    aligned,
+    derivable,
+    gate_epilogue,
+    gated_by,
+    gated_plan,
+    grouped_below,
+)
+from gemmsmith.ops.products.registry import ours, register, wants_gradient
+from gemmsmith.ops.products.routing import Routing, route
 from gemmsmith.ops.products.telling import Multiplied, is_told, tell
 
-MOST_EXPERTS, MOST_SLOTS = 256, 2**18
-"""That a GPU sorts in two kernels of ours; torch's sort takes about ten, but scales better."""
-_SMALL = 255
-"""Experts whose numbers, and one for those of other ranks, are sorted as bytes: in one pass."""
+_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
-
-class Routing(NamedTuple):
-    """Which slot each row of sorted tokens stands for; see passes.py.
-
-    Attributes:
-        slots: [R] int64, R = T * chosen.
-        places: [T, chosen] int64, the row of each slot.
-        ends: [E] int32, where each expert's rows end. Rows from the last on are no expert's here.
-    """
-
-    slots: torch.Tensor
-    places: torch.Tensor
-    ends: torch.Tensor
-
-    @property
-    def used(self) -> torch.Tensor:
-        """How many rows are some expert's; on the device."""
-        return self.ends[-1:]
+Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Tokens, index, shares, gate_up, down."""
 
 
 def experts(
@@ -60,74 +53,91 @@ def experts(
     `e = top_k_index[t, j]`, in the tokens' type; sums over experts are FP32. Deterministic.
 
     Args:
-        hidden_states: [T, width], bf16 or fp16.
-        top_k_index: [T, chosen] integers; numbers from E on are experts of other ranks and add 0.
+        hidden_states: [T, width], bf16 or fp16. Its rows, and those of `inner` elements, must be
+            multiples of 16 bytes.
+        top_k_index: [T, chosen] integers; other numbers than 0 to E - 1 are experts of other ranks
+            and add 0.
         top_k_weights: [T, chosen], of any float type; has a gradient.
         gate_up: [E, 2 * inner, width], each expert's gate rows, then its up rows.
         down: [E, width, inner].
 
     Raises:
-        ValueError: sizes or types do not match; the message names them.
+        ValueError: sizes, types or devices do not match; the message names them.
     """
-    _check(hidden_states, top_k_index, top_k_weights, gate_up, down)
     operands = (hidden_states, top_k_index, top_k_weights, gate_up, down)
+    reason = refusal(*operands)
+    if reason is not None:
+        raise ValueError(reason)
+    if not ours(*operands):
+        return _compute(*operands, keep=False, multiply=derivable)[0]
+    return computed(*operands)
+
+
+def computed(*operands: *Operands) -> torch.Tensor:
+    """`experts` of what is `ours`, and not refused."""
     compute = torch.ops.gemmsmith.experts if torch.compiler.is_compiling() else _autograd
-    found: torch.Tensor = compute(*operands, wants_gradient(*operands))[0]
-    return found
+    out: torch.Tensor = compute(*operands, wants_gradient(*operands))[0]
+    return out
 
 
-def route(top_k_index: torch.Tensor, number: int) -> Routing:
-    """The routing of tokens to that many experts, [T, chosen] numbers from 0 on."""
-    if top_k_index.is_cuda and 0 < number <= MOST_EXPERTS and 0 < top_k_index.numel() <= MOST_SLOTS:
-        from gemmsmith.ops.products import triton_routing
-
-        return Routing(*triton_routing.route(top_k_index, number))
-    flat = top_k_index.flatten().clamp(max=number)
-    if number <= _SMALL:
-        flat = flat.to(torch.uint8)
-    of_row, slots = flat.sort(stable=True)
-    last = torch.arange(number, device=flat.device, dtype=of_row.dtype)
-    ends = torch.searchsorted(of_row, last, right=True, out_int32=True)
-    rows = torch.arange(len(slots), device=slots.device)
-    places = torch.empty_like(slots).scatter_(0, slots, rows)
-    return Routing(slots=slots, places=places.view_as(top_k_index), ends=ends)
-
-
-def _check(
+def refusal(
     tokens: torch.Tensor,
     index: torch.Tensor,
     shares: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
-) -> None:
+) -> str | None:
+    """What keeps `experts` from computing with these; None: nothing does."""
+    operands = (tokens, index, shares, gate_up, down)
     if tokens.dim() != 2 or gate_up.dim() != 3 or down.dim() != 3 or index.dim() != 2:
-        raise ValueError(
+        return (
             "experts takes hidden_states [T, width], top_k_index [T, chosen], gate_up "
             f"[E, 2 * inner, width] and down [E, width, inner], not {list(tokens.shape)}, "
             f"{list(index.shape)}, {list(gate_up.shape)} and {list(down.shape)}"
         )
-    width, inner = tokens.shape[1], down.shape[2]
-    number = gate_up.shape[0]
-    wanted = ((number, 2 * inner, width), (number, width, inner), index.shape)
-    given = (gate_up.shape, down.shape, shares.shape)
-    for name, want, got in zip(("gate_up", "down", "top_k_weights"), wanted, given, strict=True):
-        if tuple(got) != tuple(want):
-            raise ValueError(f"{name} must be {list(want)} here, not {list(got)}")
+    width, inner, number = tokens.shape[1], down.shape[2], gate_up.shape[0]
+    sizes = ((number, 2 * inner, width), (number, width, inner), index.shape)
+    actual = (gate_up.shape, down.shape, shares.shape)
+    for name, size, has in zip(("gate_up", "down", "top_k_weights"), sizes, actual, strict=True):
+        if tuple(has) != tuple(size):
+            return f"{name} must be {list(size)} here, not {list(has)}"
     if index.shape[0] != tokens.shape[0]:
-        raise ValueError(f"top_k_index has {index.shape[0]} rows for {tokens.shape[0]} tokens")
+        return f"top_k_index has {index.shape[0]} rows for {tokens.shape[0]} tokens"
+    if not number:
+        return "gate_up and down must hold at least one expert"
     if not gate_up.dtype == down.dtype == tokens.dtype:
-        raise ValueError(
-            f"hidden_states, gate_up and down must have one type, not {tokens.dtype}, "
-            f"{gate_up.dtype} and {down.dtype}"
-        )
+        types = f"{tokens.dtype}, {gate_up.dtype} and {down.dtype}"
+        return f"hidden_states, gate_up and down must have one type, not {types}"
+    if tokens.dtype not in _TYPES:
+        return f"hidden_states must be of 16 or 32 bit floats, not {tokens.dtype}"
+    if not shares.is_floating_point():
+        return f"top_k_weights must be floats, not {shares.dtype}"
+    if index.is_floating_point() or index.is_complex() or index.dtype is torch.bool:
+        return f"top_k_index must be integers, not {index.dtype}"
+    if any(operand.device != tokens.device for operand in operands):
+        devices = ", ".join(str(operand.device) for operand in operands)
+        return f"all of experts' operands must be on one device, not on {devices}"
+    step = BEGIN // tokens.element_size()
+    for name, extent in (("width", width), ("inner", inner)):
+        if extent % step:
+            return (
+                f"experts' {name} is {extent} and must be a multiple of {step}, so that rows of "
+                f"{tokens.dtype} begin on {BEGIN} bytes: pad the operands with zeros"
+            )
+    return None
 
-
-Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""Tokens, index, shares, gate_up, down."""
 
 Computed = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""The result; what the backward pass needs: gate and up of each row, empty where nobody keeps them,
-and the routing."""
+"""The result; what the backward pass needs: gate and up of each row, empty if not kept, and the
+routing."""
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """A grouped product by its winner or by torch, of any number of rows and weights anywhere."""
+    if 0 in (*a.shape, *b.shape):
+        size = (a.shape[0], b.shape[-1])
+        return a.new_zeros(size if b.dim() == 3 else (len(ends), *size))
+    return grouped_below(a, aligned(b) if b.dim() == 3 else b, ends)
 
 
 def _compute(
@@ -137,13 +147,13 @@ def _compute(
     gate_up: torch.Tensor,
     down: torch.Tensor,
     keep: bool = True,
+    multiply: Callable[..., torch.Tensor] = _product,
 ) -> Computed:
     routing = route(index, gate_up.shape[0])
-    used = routing.used
-    opened, hidden = _open(tokens, shares, gate_up.mT, routing, keep)
-    out = grouped_below(hidden, down.mT, routing.ends)
-    found = passes.gather_sum(out, routing.places, used)
-    return found, opened if keep else opened.new_empty(0), *routing
+    opened, hidden = _open(tokens, shares, gate_up.mT, routing, keep, multiply)
+    out = multiply(hidden, down.mT, routing.ends)
+    result = passes.gather_sum(out, routing.places, routing.used)
+    return result, opened if keep else opened.new_empty(0), *routing
 
 
 def _open(
@@ -152,6 +162,7 @@ def _open(
     gate_up: torch.Tensor,
     routing: Routing,
     keep: bool,
+    multiply: Callable[..., torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gate and up of each row, which may be empty where they are not kept, and what the second
     product reads: by one kernel, or by a product and a pass.
@@ -160,7 +171,7 @@ def _open(
     gate, up = gate_up.chunk(2, dim=-1)
     size = (slots.shape[0], tokens.shape[1])
     of_rows = Spec(tokens.dtype, tokens.device, size, (size[1], 1))
-    plan = gated_plan(of_rows, gate_up, gate, keep=keep)
+    plan = gated_plan(of_rows, gate_up, gate, keep=keep) if multiply is _product else None
     if plan is not None:
         rows, factors = passes.scatter_with_shares(tokens, shares, routing.places)
         found = gated_by(plan, rows, gate, up, factors, routing.ends)
@@ -171,31 +182,74 @@ def _open(
         rows = passes.scatter(tokens, routing.places)
     if is_told():
         tell(rows, gate, gate_epilogue(keep=keep), gate_up.shape[0])
-    opened = grouped_below(rows, gate_up, routing.ends)
+    opened = multiply(rows, gate_up, routing.ends)
     return opened, passes.activate(opened, shares, slots, routing.used)
 
 
 def _differentiate(
-    gradient: torch.Tensor,
-    tokens: torch.Tensor,
+    needs: Sequence[bool],
+    gradient: torch.Tensor | None,
+    of_opened: torch.Tensor | None,
+    tokens: Any,
     shares: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: Any,
+    down: Any,
     opened: torch.Tensor,
     slots: torch.Tensor,
     places: torch.Tensor,
     ends: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    used = ends[-1:]
-    wanted = passes.scatter(gradient, places)
-    of_hidden = grouped_below(wanted, down, ends)
-    of_opened, of_shares, hidden = passes.activate_backward(opened, shares, slots, used, of_hidden)
-    del of_hidden  # these are the largest tensors of a step: none is kept longer than it is read
-    of_down = grouped_below(wanted.mT, hidden, ends)
-    del wanted, hidden
-    of_tokens = passes.gather_sum(grouped_below(of_opened, gate_up, ends), places, used)
-    of_gate_up = grouped_below(of_opened.mT, passes.scatter(tokens, places), ends)
+) -> tuple[torch.Tensor | None, ...]:
+    """Gradients of tokens, shares, gate_up and down; None if there is no such or it is not needed.
+
+    Args:
+        needs: which of the four.
+        gradient: of the result; None: it has none.
+        of_opened: gradient of `opened` itself, where gradients are differentiated again.
+        tokens: None, where gate_up's gradient is not needed.
+        shares: of the layer.
+        gate_up: None, where the tokens' gradient is not needed.
+        down: None, where only its own gradient is needed.
+        opened: what the first product gave.
+        slots: of the routing, as places and ends.
+        places: see there.
+        ends: see there.
+    """
+    needs_tokens, needs_shares, needs_gate_up, needs_down = needs
+    opens, used = needs_tokens or needs_gate_up, ends[-1:]
+    hidden: Any
+    again = is_derived(gradient, tokens, shares, gate_up, down, opened, of_opened)
+    multiply = derivable if again else _product
+    of_tokens = of_shares = of_gate_up = of_down = None
+    # Rows are the largest tensors of a step: none is kept longer than it is read.
+    if gradient is not None:
+        rows: Any = passes.scatter(gradient, places)
+        if opens or needs_shares:
+            of_hidden = multiply(rows, down, ends)
+            rows = rows if needs_down else None
+            through, of_shares, hidden = passes.activate_backward(
+                opened, shares, slots, used, of_hidden, (opens, needs_shares, needs_down)
+            )
+            del of_hidden
+            of_opened = through if of_opened is None or through is None else of_opened + through
+            del through
+        else:
+            hidden = passes.activate(opened, shares, slots, used)
+        if needs_down:
+            of_down = multiply(rows.mT, hidden, ends)
+        del rows, hidden
+    if of_opened is not None and needs_tokens:
+        of_tokens = passes.gather_sum(multiply(of_opened, gate_up, ends), places, used)
+    if of_opened is not None and needs_gate_up:
+        of_gate_up = multiply(of_opened.mT, passes.scatter(tokens, places), ends)
     return of_tokens, of_shares, of_gate_up, of_down
+
+
+def _gradients(
+    needs: Sequence[bool], gradient: torch.Tensor, *saved: Any
+) -> tuple[torch.Tensor, ...]:
+    """The same as an operator: empty where a gradient is not needed."""
+    gradients = _differentiate(needs, gradient, None, *saved)
+    return tuple(gradient.new_empty(0) if made is None else made for made in gradients)
 
 
 class Experts(torch.autograd.Function):
@@ -205,22 +259,37 @@ class Experts(torch.autograd.Function):
     def forward(ctx: Any, *operands: *Operands) -> Any:
         """The result first; the rest is for the backward pass alone."""
         tokens, _, shares, gate_up, down = operands
-        found = _below(operands, keep=True)
-        ctx.save_for_backward(tokens, shares, gate_up, down, *found[1:])
-        ctx.mark_non_differentiable(*found[1:])
+        needs_tokens, _, needs_shares, needs_gate_up, _ = ctx.needs_input_grad
+        results = _below(operands, keep=True)
+        ctx.save_for_backward(
+            tokens if needs_gate_up else None,
+            shares,
+            gate_up if needs_tokens else None,
+            down if needs_tokens or needs_shares or needs_gate_up else None,
+            *results[1:],
+        )
+        ctx.mark_non_differentiable(*results[2:])
         ctx.set_materialize_grads(False)  # or zeros as large as each output are written for nothing
-        return found
+        return results
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Gradients of the tokens, the shares and both weights."""
-        if gradients[0] is None:
+        """Gradients of the tokens, the shares and both weights.
+
+        Gate and up of each row are a result too: where gradients are differentiated again, they
+        have one.
+        """
+        gradient, of_opened, *_ = gradients
+        needs = [ctx.needs_input_grad[at] for at in (0, 2, 3, 4)]
+        saved = ctx.saved_tensors
+        if gradient is None and of_opened is None:
             return (None,) * 5
-        operands = (gradients[0], *ctx.saved_tensors)
-        compute = torch.ops.gemmsmith.experts_backward if _is_traced(*operands) else _differentiate
-        of_tokens, of_shares, of_gate_up, of_down = compute(*operands)
-        return of_tokens, None, of_shares, of_gate_up, of_down
+        if of_opened is None and _is_traced(gradient) and not wants_gradient(gradient, *saved):
+            made = torch.ops.gemmsmith.experts_backward(needs, gradient, *saved)
+            made = tuple(part if need else None for part, need in zip(made, needs, strict=True))
+        else:
+            made = _differentiate(needs, gradient, of_opened, *saved)
+        return made[0], None, *made[1:]
 
 
 def _autograd(
@@ -239,14 +308,14 @@ def _autograd(
 
 def _below(operands: Operands, *, keep: bool) -> Any:
     """The layer below autograd: one operator where a graph is made of it."""
-    if _is_traced(*operands):
+    if _is_traced(operands[0]):
         with torch._C._AutoDispatchBelowAutograd():
             return torch.ops.gemmsmith.experts(*operands, keep)
     return _compute(*operands, keep=keep)
 
 
-def _is_traced(*operands: torch.Tensor) -> bool:
-    return torch.compiler.is_compiling() or is_traced(operands[0])
+def _is_traced(tensor: torch.Tensor) -> bool:
+    return torch.compiler.is_compiling() or is_traced(tensor)
 
 
 def _fake(
@@ -267,9 +336,23 @@ def _fake(
     )
 
 
-def _fake_gradients(_: torch.Tensor, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    kept = torch.contiguous_format
-    return tuple(torch.empty_like(one, memory_format=kept) for one in operands[:4])
+def _fake_gradients(
+    needs: Sequence[bool],
+    gradient: torch.Tensor,
+    _tokens: torch.Tensor | None,
+    shares: torch.Tensor,
+    _gate_up: torch.Tensor | None,
+    _down: torch.Tensor | None,
+    opened: torch.Tensor,
+    *routing: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    number, width, both = routing[-1].shape[0], gradient.shape[1], opened.shape[1]
+    sizes = (gradient.shape, shares.shape, (number, both, width), (number, width, both // 2))
+    types = (opened.dtype, shares.dtype, opened.dtype, opened.dtype)
+    return tuple(
+        opened.new_empty(size, dtype=dtype) if need else opened.new_empty(0)
+        for need, size, dtype in zip(needs, sizes, types, strict=True)
+    )
 
 
 def products(given: dict[str, Any]) -> Iterator[Multiplied]:
@@ -286,25 +369,31 @@ def products(given: dict[str, Any]) -> Iterator[Multiplied]:
 
 def products_of_gradients(given: dict[str, Any]) -> Iterator[Multiplied]:
     """The same of its backward pass."""
+    needs_tokens, needs_shares, needs_gate_up, needs_down = given["needs"]
     gate_up, down, opened = given["gate_up"], given["down"], given["opened"]
-    count, number = opened.shape[0], down.shape[0]
-    rows = opened.new_empty(count, gate_up.shape[2])
-    hidden = opened.new_empty(count, down.shape[2])
-    for a, b in ((rows, down), (rows.mT, hidden), (opened, gate_up), (opened.mT, rows)):
-        yield Multiplied(Form.GROUPED, a, b, groups=number)
+    rows = opened.new_empty(opened.shape[0], given["gradient"].shape[1])
+    hidden = opened.new_empty(opened.shape[0], opened.shape[1] // 2)
+    for need, a, b in (
+        (needs_tokens or needs_shares or needs_gate_up, rows, down),
+        (needs_down, rows.mT, hidden),
+        (needs_tokens, opened, gate_up),
+        (needs_gate_up, opened.mT, rows),
+    ):
+        if need:
+            yield Multiplied(Form.GROUPED, a, b, groups=given["ends"].shape[0])
 
 
-_WEIGHTS = "Tensor shares, Tensor gate_up, Tensor down"
 register(
-    f"experts(Tensor tokens, Tensor index, {_WEIGHTS}, bool keep=True) -> "
-    "(Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "experts(Tensor tokens, Tensor index, Tensor shares, Tensor gate_up, Tensor down, "
+    "bool keep=True) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _compute,
     _fake,
     _autograd,
 )
 register(
-    f"experts_backward(Tensor gradient, Tensor tokens, {_WEIGHTS}, "
-    "Tensor opened, Tensor slots, Tensor places, Tensor ends) -> (Tensor, Tensor, Tensor, Tensor)",
-    _differentiate,
+    "experts_backward(bool[4] needs, Tensor gradient, Tensor? tokens, Tensor shares, "
+    "Tensor? gate_up, Tensor? down, Tensor opened, Tensor slots, Tensor places, Tensor ends) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    _gradients,
     _fake_gradients,
 )

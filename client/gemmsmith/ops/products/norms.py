@@ -13,11 +13,15 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from gemmsmith.ops.engine.by_triton import by_triton, is_final
+
 LEAST = 2**24
 """Elements from which the backward pass runs our kernel (32 MB of bf16): torch's take 60 to 100 µs
 there on an H200, and the host 50 µs for two launches from Python."""
 WIDEST = 8192
 """Elements of a row that a thread block still holds in registers."""
+MOST_ROWS = 2**30
+"""Rows that the kernel counts, in 32 bits."""
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float | None) -> torch.Tensor:
@@ -30,56 +34,77 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float | None) -> to
     """
     if not is_ours(x, weight):
         return functional.rms_norm(x, weight.shape, weight, epsilon)
-    out: torch.Tensor = RMSNorm.apply(x, weight, epsilon)  # type: ignore[no-untyped-call]
+    out: torch.Tensor = RMSNorm.apply(x, weight, epsilon)[0]  # type: ignore[no-untyped-call]
     return out
 
 
 def is_ours(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether there will be a backward pass that our kernel computes faster than torch's."""
-    is_large = x.is_cuda and x.numel() >= LEAST and x.shape[-1] <= WIDEST
-    return is_large and torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    if not x.is_cuda or x.numel() < LEAST or x.shape[-1] > WIDEST:
+        return False
+    is_counted = x.numel() <= MOST_ROWS * x.shape[-1]
+    return is_counted and torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
 
 
 class RMSNorm(torch.autograd.Function):
-    """See `rms_norm`."""
+    """See `rms_norm`; gives 1 / rms of each row as well, which the backward pass derives from."""
 
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, epsilon: float | None
-    ) -> torch.Tensor:
-        """By torch's own kernel, which also gives what the backward pass scales by."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """By torch's own kernel."""
         out: torch.Tensor
         out, scale = torch.ops.aten._fused_rms_norm(x, list(weight.shape), weight, epsilon)
         ctx.save_for_backward(x, weight, scale)
-        ctx.epsilon = epsilon
-        return out
+        ctx.set_materialize_grads(False)
+        return out, scale
 
     @staticmethod
     def backward(
-        ctx: Any, gradient: torch.Tensor
+        ctx: Any, gradient: torch.Tensor | None, of_scale: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
-        """Both gradients, whichever are wanted."""
+        """Gradients of x and the weight. `scale` has one where these are differentiated again."""
         x, weight, scale = ctx.saved_tensors
-        if torch.is_grad_enabled():  # they are differentiated again
-            out = functional.rms_norm(x, weight.shape, weight, ctx.epsilon)
-            inputs = [one for one in (x, weight) if one.requires_grad]
-            found = iter(torch.autograd.grad(out, inputs, gradient, create_graph=True))
-            of_x, of_weight = (next(found) if one.requires_grad else None for one in (x, weight))
-            return of_x, of_weight, None
-        of_x, of_weight = gradients(gradient.contiguous(), x, weight, scale)
+        needs = ctx.needs_input_grad[:2]
+        of_x = of_weight = None
+        if gradient is not None:
+            of_x, of_weight = gradients(gradient, x, weight, scale, needs)
+        if of_scale is not None and needs[0]:
+            through = (of_scale * -scale.pow(3) * x / x.shape[-1]).to(x.dtype)
+            of_x = through if of_x is None else of_x + through
         return of_x, of_weight, None
 
 
+@by_triton("gemmsmith.ops.products.triton_norms")
 def gradients(
-    gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of x[..., N] and weight[N]; `scale` is 1 / rms of each row, in FP32."""
-    if x.is_cuda:
-        from gemmsmith.ops.products import triton_norms
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    needs: tuple[bool, bool],
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The gradients of x[..., N] and weight[N] that are needed; differentiable.
 
-        return triton_norms.gradients(gradient, x, weight, scale)
-    normal, wanted = x.float() * scale, gradient.float()
-    of_weight = (wanted * normal).flatten(0, -2).sum(dim=0)
-    wanted = wanted * weight.float()
-    of_x = scale * (wanted - normal * (wanted * normal).mean(dim=-1, keepdim=True))
-    return of_x.to(x.dtype), of_weight.to(weight.dtype)
+    Args:
+        gradient: of the norm, [..., N].
+        x: contiguous.
+        weight: of the same type.
+        scale: 1 / rms of each row, [..., 1] in FP32.
+        needs: which of the two; the other is None.
+    """
+    if x.is_cuda and is_final(gradient, x, weight):
+        backward = torch.ops.aten._fused_rms_norm_backward
+        of_x, of_weight = backward(gradient, x, list(weight.shape), scale, weight, needs)
+        return of_x if needs[0] else None, of_weight if needs[1] else None
+    wide = torch.promote_types(x.dtype, torch.float32)
+    normal, wanted = x.to(wide) * scale, gradient.to(wide)
+    of_x = of_weight = None
+    if needs[1]:
+        rows = tuple(range(x.dim() - 1))
+        of_weight = (wanted * normal).sum(dim=rows).to(weight.dtype)
+    if needs[0]:
+        wanted = wanted * weight.to(wide)
+        mean = (wanted * normal).mean(dim=-1, keepdim=True)
+        of_x = (scale * (wanted - normal * mean)).to(x.dtype)
+    return of_x, of_weight

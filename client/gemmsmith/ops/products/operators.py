@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from gemmsmith.ops.below import scaling
-from gemmsmith.ops.engine import fallback, functions
+from gemmsmith.ops.engine import fallback, functions, observers
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import SCALED_TYPES, Form
 from gemmsmith.ops.products.registry import ours, register, without_gradient
@@ -51,7 +51,7 @@ def linear(
         return out
     if current() is None and main_grad is None:
         return functional.linear(x, weight, bias)
-    if torch.compiler.is_compiling() or not functions.unobserved():
+    if torch.compiler.is_compiling() or not observers.unobserved():
         result: torch.Tensor = torch.ops.gemmsmith.linear(x, weight, bias, main_grad)
         return result
     if torch.is_autocast_enabled(x.device.type):
@@ -67,7 +67,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """
     if current() is None or not ours(a, b) or not _multiplies_plainly(a, b):
         return torch.matmul(a, b)
-    if torch.compiler.is_compiling() or not functions.unobserved():
+    if torch.compiler.is_compiling() or not observers.unobserved():
         result: torch.Tensor = torch.ops.gemmsmith.matmul(a, b)
         return result
     if torch.is_autocast_enabled(a.device.type):
@@ -109,7 +109,7 @@ def scaled_mm(
     matrices = (a.dtype, b.dtype) in SCALED_TYPES and a.dim() == b.dim() == 2
     if not matrices or not ours(a, b, scale_a, scale_b, bias):
         return fallback.scaled_by_torch(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum)
-    if torch.compiler.is_compiling() or not functions.unobserved():
+    if torch.compiler.is_compiling() or not observers.unobserved():
         result: torch.Tensor = torch.ops.gemmsmith.scaled_mm(
             a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum
         )

@@ -10,8 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
-from gemmsmith.ops.engine import functions
-from gemmsmith.ops.engine.functions import is_traced
+from gemmsmith.ops.engine import observers
+from gemmsmith.ops.engine.observers import is_traced
 
 _REAL = (torch.Tensor, torch.nn.Parameter)
 _TORCHS = (*_REAL, FakeTensor, FunctionalTensor)
@@ -35,13 +35,13 @@ def ours(*tensors: torch.Tensor | None) -> bool:
         return not torch._C._are_functorch_transforms_active() and all(
             one is None or (type(one) in _TORCHS and not one.is_sparse) for one in tensors
         )
-    if functions.is_watched():
+    if observers.is_watched():
         return False
     for tensor in tensors:
         if tensor is None:
             continue
         if type(tensor) in _REAL:
-            if not functions.is_dense(tensor):
+            if not observers.is_dense(tensor):
                 return False
         elif not is_traced(tensor) or tensor.layout is not torch.strided:
             return False

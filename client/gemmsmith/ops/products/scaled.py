@@ -15,7 +15,7 @@ import torch
 
 from gemmsmith.activations import ACTIVATIONS, check_activation
 from gemmsmith.epilogue import Epilogue
-from gemmsmith.ops.engine import functions
+from gemmsmith.ops.engine import observers
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form
 from gemmsmith.ops.products import operators
@@ -112,7 +112,7 @@ def scaled_linear(
         use_fast_accum,
     )
     refuse_gradient("scaled_linear", *arguments)
-    observed = torch.compiler.is_compiling() or not functions.unobserved()
+    observed = torch.compiler.is_compiling() or not observers.unobserved()
     if observed and ours(x, weight, scale_x, scale_weight, bias, out_scale, amax):
         result: torch.Tensor = torch.ops.gemmsmith.scaled_linear(*arguments)
         return result

@@ -12,7 +12,7 @@ import torch
 
 from gemmsmith.activations import ACTIVATIONS
 from gemmsmith.epilogue import Activation, Epilogue
-from gemmsmith.ops.engine import functions
+from gemmsmith.ops.engine import observers
 from gemmsmith.ops.engine.beside import Beside
 from gemmsmith.ops.engine.engine import current
 from gemmsmith.ops.engine.forms import Form
@@ -75,7 +75,7 @@ def scaled_gated_linear(
         use_fast_accum,
     )
     scaled.refuse_gradient("scaled_gated_linear", *arguments)
-    observed = torch.compiler.is_compiling() or not functions.unobserved()
+    observed = torch.compiler.is_compiling() or not observers.unobserved()
     if observed and ours(x, weight, scale_x, scale_weight, up, out_scale, amax):
         result: torch.Tensor = torch.ops.gemmsmith.scaled_gated_linear(*arguments)
         return result

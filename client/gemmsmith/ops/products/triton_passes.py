@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from gemmsmith.ops.engine.launching import TritonKernel
+from gemmsmith.ops.products.passes import ActivateGradients
 
 BLOCK = 1024
 """Columns at a time: 16 bytes a thread of four warps, of 16-bit elements."""
@@ -73,17 +74,10 @@ def _activate(gate_up, shares, slots, used, out, inner: tl.constexpr, block: tl.
 @TritonKernel
 @triton.jit
 def _activate_backward(
-    gate_up,
-    shares,
-    slots,
-    used,
-    gradient,
-    d_gate_up,
-    d_shares,
-    again,
-    inner: tl.constexpr,
-    block: tl.constexpr,
-):
+    gate_up, shares, slots, used, gradient, d_gate_up, d_shares, again,
+    needs_gate_up: tl.constexpr, needs_shares: tl.constexpr, needs_again: tl.constexpr,
+    inner: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     of_share = 0.0
@@ -98,14 +92,19 @@ def _activate_backward(
             wanted = tl.load(gradient + row * inner + at, mask=there, other=0.0).to(tl.float32)
             opened = tl.sigmoid(gate)
             hidden = gate * opened * up
-            of_share += tl.sum(hidden * wanted, axis=0)
-            wanted *= share
-            of_gate = wanted * up * opened * (1 + gate * (1 - opened))
-            kind = d_gate_up.dtype.element_ty
-            tl.store(d_gate_up + of_row + at, of_gate.to(kind), mask=there)
-            tl.store(d_gate_up + of_row + inner + at, (wanted * gate * opened).to(kind), mask=there)
-            tl.store(again + row * inner + at, (hidden * share).to(kind), mask=there)
-    tl.store(d_shares + slot, of_share.to(d_shares.dtype.element_ty))
+            kind = gate_up.dtype.element_ty
+            if needs_shares:
+                of_share += tl.sum(hidden * wanted, axis=0)
+            if needs_gate_up:
+                wanted *= share
+                of_gate = (wanted * up * opened * (1 + gate * (1 - opened))).to(kind)
+                tl.store(d_gate_up + of_row + at, of_gate, mask=there)
+                of_up = (wanted * gate * opened).to(kind)
+                tl.store(d_gate_up + of_row + inner + at, of_up, mask=there)
+            if needs_again:
+                tl.store(again + row * inner + at, (hidden * share).to(kind), mask=there)
+    if needs_shares:
+        tl.store(d_shares + slot, of_share.to(d_shares.dtype.element_ty))
 
 
 def scatter(tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -134,7 +133,7 @@ def _scattered(
     tokens = tokens if tokens.stride(-1) == 1 else tokens.contiguous()
     out = tokens.new_empty(places.numel(), width)
     constants = (tokens.stride(0), width, places.shape[1], shared, BLOCK)
-    _scatter(count, (tokens, places, out, shares, of_rows), *constants)
+    _scatter(count, (tokens, places.contiguous(), out, shares, of_rows), *constants)
     return out
 
 
@@ -143,7 +142,8 @@ def gather_sum(rows: torch.Tensor, places: torch.Tensor, used: torch.Tensor) -> 
     tokens, chosen = places.shape
     width = rows.shape[-1]
     out = rows.new_empty(tokens, width)
-    _gather_sum(tokens, (rows.contiguous(), places, used, out), width, chosen, BLOCK)
+    read = (rows.contiguous(), places.contiguous(), used)
+    _gather_sum(tokens, (*read, out), width, chosen, BLOCK)
     return out
 
 
@@ -153,8 +153,8 @@ def activate(
     """As passes.activate; rows from `used` on are left as they are."""
     rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, inner)
-    given = (gate_up.contiguous(), shares.contiguous(), slots, used)
-    _activate(rows, (*given, out), inner, BLOCK)
+    read = (gate_up.contiguous(), shares.contiguous(), slots.contiguous(), used)
+    _activate(rows, (*read, out), inner, BLOCK)
     return out
 
 
@@ -164,13 +164,18 @@ def activate_backward(
     slots: torch.Tensor,
     used: torch.Tensor,
     gradient: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    needs: tuple[bool, bool, bool],
+) -> ActivateGradients:
     """As passes.activate_backward; rows from `used` on are left as they are."""
     rows, inner = gradient.shape
     gate_up, shares = gate_up.contiguous(), shares.contiguous()
-    of_gate_up, of_shares = torch.empty_like(gate_up), torch.empty_like(shares)
-    again = gate_up.new_empty(rows, inner)
-    made = (of_gate_up, of_shares, again)
-    given = (gate_up, shares, slots, used, gradient.contiguous())
-    _activate_backward(rows, (*given, *made), inner, BLOCK)
+    made = ActivateGradients(
+        gate_up=torch.empty_like(gate_up) if needs[0] else None,
+        shares=torch.empty_like(shares) if needs[1] else None,
+        again=gate_up.new_empty(rows, inner) if needs[2] else None,
+    )
+    read = (gate_up, shares, slots.contiguous(), used, gradient.contiguous())
+    # What is not written stands for what is not needed.
+    written = [gate_up if tensor is None else tensor for tensor in made]
+    _activate_backward(rows, (*read, *written), *needs, inner, BLOCK)
     return made

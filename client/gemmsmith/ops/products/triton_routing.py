@@ -1,4 +1,4 @@
-"""mixture.route as three Triton kernels: a counting sort, stable and the same at every run.
+"""routing.route as three Triton kernels: a counting sort, stable and the same at every run.
 
 Slots are cut into blocks. The first kernel counts each block's slots of each expert. The second
 adds up the counts, which gives where a block's slots of an expert go. The third puts them there:
@@ -15,14 +15,25 @@ import torch
 import triton
 import triton.language as tl
 
+from gemmsmith.errors import LaunchFailed
 from gemmsmith.ops.engine.launching import TritonKernel, power_of_2, quotient_up
+from gemmsmith.ops.products.routing import Routing
 
+MOST_EXPERTS, MOST_SLOTS = 256, 2**18
+"""That these kernels sort; torch's sort takes about ten, but scales better."""
 BLOCK = 256
 """Slots of a block: as many threads."""
 COMPARED = 32
 """Of its slots, at a time, that each is compared with: registers of a thread."""
 ADDED = 4096
 """Counts that are added up at a time."""
+
+
+@triton.jit
+def _expert(index, slot, count, number: tl.constexpr):
+    """Of each slot; `number` for those of other ranks."""
+    expert = tl.load(index + slot, mask=slot < count, other=0).to(tl.int64)
+    return tl.where((expert >= 0) & (expert < number), expert, number).to(tl.int32)
 
 
 @TritonKernel
@@ -32,9 +43,8 @@ def _count(
 ):
     program = tl.program_id(0)
     slot = program * block + tl.arange(0, block)
-    expert = tl.load(index + slot, mask=slot < count, other=0).to(tl.int32)
-    # Beyond the last slot there is none: counted in a column that nobody reads.
-    expert = tl.where(slot < count, tl.minimum(expert, number), number + 1)
+    # What lies beyond the last slot is counted in a column that is not read.
+    expert = tl.where(slot < count, _expert(index, slot, count, number), number + 1)
     column = tl.arange(0, columns)
     found = tl.histogram(expert, columns)
     tl.store(counts + column * blocks + program, found, mask=column <= number)
@@ -68,11 +78,11 @@ def _place(
     program = tl.program_id(0)
     slot = program * block + tl.arange(0, block)
     there = slot < count
-    expert = tl.minimum(tl.load(index + slot, mask=there, other=0).to(tl.int32), number)
+    expert = _expert(index, slot, count, number)
     rank = tl.zeros((block,), dtype=tl.int32)
     for first in range(0, block, compared):
         other = program * block + first + tl.arange(0, compared)
-        its = tl.minimum(tl.load(index + other, mask=other < count, other=0).to(tl.int32), number)
+        its = _expert(index, other, count, number)
         comes_first = (its[None, :] == expert[:, None]) & (other[None, :] < slot[:, None])
         rank += tl.sum(comes_first.to(tl.int32), axis=1)
     place = tl.load(begins + expert * blocks + program, mask=there, other=0) + rank
@@ -80,11 +90,15 @@ def _place(
     tl.store(places + slot, place.to(tl.int64), mask=there)
 
 
-def route(
-    top_k_index: torch.Tensor, number: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As mixture.route: slots, places and ends; of at least one slot and one expert."""
+def route(top_k_index: torch.Tensor, number: int) -> Routing:
+    """As routing.route.
+
+    Raises:
+        LaunchFailed: torch sorts these.
+    """
     index, count = top_k_index.contiguous(), top_k_index.numel()
+    if number > MOST_EXPERTS or not 0 < count <= MOST_SLOTS:
+        raise LaunchFailed("torch sorts so many faster")
     blocks = quotient_up(count, BLOCK)
     slots = torch.empty(count, dtype=torch.int64, device=index.device)
     places = torch.empty(index.shape, dtype=torch.int64, device=index.device)
@@ -96,4 +110,4 @@ def route(
     _add(number + 1, (counts, begins, ends), number, ADDED, numbers=(blocks,), warps=8)
     tensors = (index, begins, slots, places)
     _place(blocks, tensors, number, BLOCK, COMPARED, numbers=sizes, warps=8)
-    return slots, places, ends
+    return Routing(slots=slots, places=places, ends=ends)
