@@ -43,7 +43,7 @@ def measured_roof(ceilings: Ceilings | None, dtype: str) -> Roof | None:
 
 
 def nominal_roof(device: DeviceModel, dtype: str) -> Roof | None:
-    """The roof that the device model's figures come to; None where it lacks one of them."""
+    """The roof that the device model's figures come to; None if it lacks any of them."""
     arch = ARCHITECTURES.get(device.arch)
     if not (device.memory_bandwidth and device.max_clock_mhz and arch):
         return None

@@ -14,7 +14,7 @@ _TIMES = 2.0
 
 
 def verdict(use: Use, speedup: Ratio | None, default: str) -> str:
-    """`12.3% faster`, `2.31 times as fast`, or `cuBLAS stays`, of what callers are told to run."""
+    """`12.3% faster`, `2.31 times as fast`, or `cuBLAS stays`, of what callers run."""
     if use.is_default:
         return f"{default} stays"
     if speedup is None:
