@@ -48,9 +48,9 @@ def evaluate(
     judged = Judged.of(load(load_settings(sweeps=sweeps).sweeps))
     if output is not None:
         from gemmsmith.files import write
-        from service.report.regret import picture
+        from service.charts import regret
 
-        write(output, picture(judged.curves).encode())
+        write(output, regret.chart(judged.curves).encode())
     if as_json:
         emit(judged.summary())
         return

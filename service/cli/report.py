@@ -1,4 +1,4 @@
-"""`gemmsmith report`: the comparison with cuBLAS as a page with pictures, CSV and JSON."""
+"""`gemmsmith report`: the comparison with cuBLAS as a page with charts, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def report(
     Writes report.html, report.csv and report.json.
     """
     from gemmsmith.files import write
+    from service.pages.report import page
     from service.report.export import to_csv, to_json
-    from service.report.page import page
     from service.report.reasons import notes
 
     given = [*(winners or ()), *(files or ())]

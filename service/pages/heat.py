@@ -8,13 +8,13 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from gemmsmith.operation import DType, Layout
+from service.charts.heatmap import Cell, heatmap
 from service.http.parameters import DTypeName, LayoutName, QueryExtent
 from service.http.state import Service, State
 from service.pages import addresses, operations
 from service.pages.callers import Reader
 from service.pages.fields import Blank, Device
-from service.pages.pictures.heatmap import Cell, heatmap
-from service.pages.render import page, picture
+from service.pages.render import page
 
 router = APIRouter(include_in_schema=False)
 
@@ -72,7 +72,7 @@ def heat_map(
         found=found[:MOST],
         more=len(found) > MOST,
         most=MOST,
-        map=picture(heatmap(cells)),
+        map=heatmap(cells),
     )
 
 

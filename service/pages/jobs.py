@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from markupsafe import Markup
 from starlette.responses import Response
 
 from gemmsmith.tuning import JobState
+from service.charts.trials import convergence
 from service.http.access import Scope, needs
 from service.http.errors import invalid_field, not_found
 from service.http.routes import jobs as api
@@ -19,8 +21,7 @@ from service.http.state import Service, State
 from service.pages import addresses
 from service.pages.callers import Reader, Tuner
 from service.pages.fields import Blank, Text
-from service.pages.pictures.convergence import convergence
-from service.pages.render import fragment, page, picture, see_other
+from service.pages.render import fragment, page, see_other
 from tuner.errors import JobNotFound
 from tuner.jobs import Job
 from tuner.trial import Winner
@@ -78,7 +79,7 @@ def job(service: Service, caller: Reader, job_id: str) -> Response:
         job=found,
         events=events,
         workers=service.queue.workers.alive(),
-        convergence=picture(_convergence(service, found)),
+        convergence=_convergence(service, found),
         served=_served(service, found, device),
         device=device if device in slugs else None,
         final=found.state.terminal,
@@ -89,7 +90,7 @@ def job(service: Service, caller: Reader, job_id: str) -> Response:
 
 @router.get("/{job_id}/convergence", dependencies=[needs(Scope.READ)])
 def progress(service: Service, job_id: str) -> Response:
-    """The picture of a job's page alone, for the script that keeps it current."""
+    """The chart of a job's page alone, for the script that keeps it current."""
     return fragment(_convergence(service, _get(service, job_id)))
 
 
@@ -107,7 +108,7 @@ def retry(service: Service, caller: Tuner, job_id: str) -> Response:
     return see_other("/ui" + reply.headers["location"])
 
 
-def _convergence(service: State, shown: Job) -> str:
+def _convergence(service: State, shown: Job) -> Markup:
     result_us = shown.best_us if shown.state is JobState.DONE else None
     return convergence(service.store.tried.of_job(shown.id), result_us)
 

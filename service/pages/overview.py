@@ -9,14 +9,14 @@ from starlette.responses import Response
 
 from gemmsmith.device import DeviceModel
 from gemmsmith.operation import DType, of_dtype
+from service.charts import rooflines
 from service.http.state import Service
 from service.pages import addresses
 from service.pages.callers import Reader
 from service.pages.ceilings import ceilings_of
 from service.pages.fields import Device
-from service.pages.pictures.standing import standing
-from service.pages.render import page, picture
-from service.report.roofline import Roof, measured_roof, nominal_roof
+from service.pages.render import page
+from service.report.roofs import Roof, measured_roof, nominal_roof
 from tuner.store.listing import Listed
 
 router = APIRouter(include_in_schema=False)
@@ -49,7 +49,7 @@ def overview(service: Service, caller: Reader, device: Device = None) -> Respons
         dtypes=sorted({dtype for dtype, _ in standings}, key=_order),
         standings=standings,
         suites=glance.suites,
-        roofline=picture(standing(found.items, roofs)),
+        roofline=rooflines.of_winners(found.items, roofs),
         drawn=len(found.items),
         more=found.following is not None,
         jobs=service.queue.list(limit=LATEST),

@@ -14,11 +14,9 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from gemmsmith.candidate import Candidate
-from service.pages.pictures.convergence import convergence
-from service.pages.pictures.samples import Line, samples
-from service.pages.pictures.scatter import TRAITS, scatter
-from service.pages.render import picture
-from service.report.page import NONE, choices
+from service.charts.intervals import Interval, timed, times
+from service.charts.trials import TRAITS, by_trait, convergence
+from service.report.verdict import NONE, choices
 from tuner.store.listing import Ranking
 from tuner.store.revisions import WinnerRevision
 from tuner.store.tried import Tried
@@ -27,7 +25,7 @@ from tuner.trial import Phase, Winner
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plots:
-    """The pictures, empty where there is nothing to draw.
+    """The charts, empty if there is nothing to draw.
 
     Attributes:
         served: the winner and the default, where the latest finals are another run's.
@@ -36,7 +34,7 @@ class Plots:
         is_served: whether that is the one served.
         replayed: the latest run was on a recorded GPU.
         convergence: of the latest run that screened.
-        traits: name and picture of all its trials by tile, cluster and stages.
+        traits: name and chart of all its trials by tile, cluster and stages.
         trials, failed: how many that run made.
         runs: how many runs there are on record.
     """
@@ -61,22 +59,22 @@ def plots(
 ) -> Plots:
     """All of them, of a problem on a device model."""
     promoted = _promoted(ranking, history)
-    is_served = winner is not None and promoted is not None and _same(winner, promoted)
+    is_served = bool(winner and promoted and winner.revision == promoted.revision)
     finals = _finalists(ranking, promoted)
-    screened = [one for one in tried if one.phase is Phase.SCREEN]
-    run = [one for one in screened if one.run == screened[-1].run]
-    drawn = ((name, scatter(run, name, trait)) for name, trait in TRAITS)
+    screened = [trial for trial in tried if trial.phase is Phase.SCREEN]
+    run = [trial for trial in screened if trial.run == screened[-1].run]
+    drawn = ((name, by_trait(run, name, trait)) for name, trait in TRAITS)
     return Plots(
-        served=picture(samples([] if winner is None or (finals and is_served) else _kept(winner))),
-        finals=picture(samples(finals)),
+        served=times([] if winner is None or (finals and is_served) else _kept(winner)),
+        finals=times(finals),
         promoted=promoted,
         is_served=is_served,
         replayed=any(stored.trial.replayed for stored in ranking.finalists),
-        convergence=picture(convergence(run)),
-        traits=tuple((name, picture(svg)) for name, svg in drawn if svg),
+        convergence=convergence(run),
+        traits=tuple((name, chart) for name, chart in drawn if chart),
         trials=len(run),
-        failed=sum(one.median_us is None for one in run),
-        runs=len({one.run for one in screened}),
+        failed=sum(trial.median_us is None for trial in run),
+        runs=len({trial.run for trial in screened}),
     )
 
 
@@ -91,52 +89,40 @@ def _promoted(ranking: Ranking, history: Sequence[WinnerRevision]) -> Winner | N
     return None
 
 
-def _same(one: Winner, other: Winner) -> bool:
-    return one.revision == other.revision
-
-
-def _finalists(ranking: Ranking, promoted: Winner | None) -> list[Line]:
+def _finalists(ranking: Ranking, promoted: Winner | None) -> list[Interval]:
     """The finalists with their samples; and the default, of which a record has the interval."""
-    lines = []
+    rows = []
     chosen = promoted.candidate.key if promoted and promoted.candidate else None
     for place, stored in enumerate(ranking.finalists, 1):
         trial = stored.trial
         if trial.statistics is not None:
             name, about = _words(trial.candidate)
-            lines.append(
-                Line(
-                    name=f"{place}. {name}",
-                    about=about,
-                    kind="won" if trial.candidate.key == chosen else "tie",
-                    statistics=trial.statistics,
-                    samples_us=trial.samples_us,
-                )
-            )
-    return [*lines, *_default(promoted)] if lines and promoted else lines
+            kind = "won" if trial.candidate.key == chosen else "tie"
+            row = timed(f"{place}. {name}", about, kind, trial.statistics, trial.samples_us)
+            rows.append(row)
+    return [*rows, *_default(promoted)] if rows and promoted else rows
 
 
-def _kept(winner: Winner) -> list[Line]:
+def _kept(winner: Winner) -> list[Interval]:
     """The winner and the default as the winner's record has them."""
-    lines = []
+    rows = []
     if winner.statistics and winner.candidate:
-        name, about = _words(winner.candidate)
         kind = "tie" if winner.use.is_default else "won"
-        lines.append(Line(name=name, about=about, kind=kind, statistics=winner.statistics))
-    return [*lines, *_default(winner)]
+        rows.append(timed(*_words(winner.candidate), kind, winner.statistics))
+    return [*rows, *_default(winner)]
 
 
-def _default(winner: Winner) -> list[Line]:
+def _default(winner: Winner) -> list[Interval]:
     if winner.baseline is None:
         return []
-    name = winner.problem.operation.default
-    return [Line(name=name, about="the default", kind="behind", statistics=winner.baseline)]
+    return [timed(winner.problem.operation.default, "the default", "behind", winner.baseline)]
 
 
 def _words(candidate: Candidate) -> tuple[str, str]:
     """Tile and cluster; schedule, scheduler and splits."""
     tile, schedule, scheduler, _ = choices(candidate)
     splits = candidate.launch.splits
-    said = [schedule.removeprefix("warpspecialized_"), scheduler]
-    said += [f"{splits} splits"] if splits > 1 else []
-    name, *about = [word for word in (tile, *said) if word != NONE]
+    split = f"{splits} splits" if splits > 1 else NONE
+    words = (tile, schedule.removeprefix("warpspecialized_"), scheduler, split)
+    name, *about = [word for word in words if word != NONE]
     return name, ", ".join(about)

@@ -12,11 +12,14 @@ from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Path, Request
+from markupsafe import Markup
 from starlette.responses import Response
 
 from gemmsmith.answers.answer import Answer
 from gemmsmith.device import DeviceModel
 from gemmsmith.problem import Problem
+from service.charts import rooflines
+from service.charts.intervals import regimes
 from service.http.abilities import EVERYTHING
 from service.http.documents import best_url
 from service.http.errors import ProblemError, invalid_field, not_found
@@ -29,12 +32,11 @@ from service.pages.callers import Admin, Reader
 from service.pages.ceilings import ceilings_of
 from service.pages.comparisons import changes, curl, elsewhere, python
 from service.pages.fields import Posted
-from service.pages.pictures.regimes import regimes
 from service.pages.plots import plots
-from service.pages.render import page, picture, see_other
+from service.pages.render import page, see_other
 from service.report.reasons import baseline_note, why
 from service.report.regimes import mean
-from service.report.roofline import Roof, measured_roof, nominal_roof, roofline
+from service.report.roofs import Roof, measured_roof, nominal_roof
 from service.report.rows import ReportRow, row_of
 from tuner.errors import JobNotFound
 from tuner.measure.ceilings import Ceilings
@@ -87,10 +89,10 @@ def problem(
         winner=winner,
         instead=None if winner else _instead(service, asked, model),
         why="; ".join(filter(None, (why(row), baseline_note(asked)))) if row else "",
-        regimes=picture(_regimes(winner) if winner else ""),
+        regimes=_regimes(winner) if winner else Markup(""),
         plots=plots(winner, ranking, history, service.store.tried.of_problem(asked, device)),
         elsewhere=elsewhere(service.store, asked, service.catalogue.known()),
-        roofline=picture(roofline([row], asked.dtype, roofs) if row else ""),
+        roofline=rooflines.of_rows([row] if row else [], asked.dtype, roofs),
         row=row,
         limits=_limits(row, roofs, ceilings) if row else (),
         ceilings=ceilings,
@@ -172,7 +174,7 @@ def _jobs(service: State, history: list[WinnerRevision]) -> set[str]:
     return found
 
 
-def _regimes(winner: Winner) -> str:
+def _regimes(winner: Winner) -> Markup:
     default = winner.problem.operation.default
     return regimes(winner.regimes, winner.power_penalty, mean(winner.regimes), default)
 

@@ -1,6 +1,6 @@
 """Templates into answers: one environment, the formats that pages write numbers in, one policy.
 
-Everything is escaped unless it is `Markup`, which only pictures are; they escape their own text.
+Everything is escaped unless it is `Markup`, which only charts are; they escape their own text.
 """
 
 from __future__ import annotations
@@ -18,23 +18,20 @@ from gemmsmith.device import recording_of
 from gemmsmith.problem import DType, Layout
 from service.http.access import LOCAL, Caller, Scope
 from service.pages import addresses
-from service.report.page import choices
-from service.report.verdict import faster, verdict
+from service.report.verdict import NONE, choices, faster, verdict
 from service.report.waiting import waiting
 
 _FOLDER = Path(__file__).parent
 STATIC = _FOLDER / "static"
 
 HEADERS = {
-    # Scripts, styles and pictures are files of ours; nothing inline, nothing from elsewhere.
+    # Scripts, styles and icons are files of ours; nothing inline, nothing from elsewhere.
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
-
-NONE = "–"
 
 
 def page(
@@ -62,14 +59,9 @@ def see_other(location: str) -> Response:
     return RedirectResponse(location, status_code=303)
 
 
-def fragment(svg: str) -> Response:
-    """A picture alone, as the answer to a script."""
-    return HTMLResponse(svg, headers=HEADERS)
-
-
-def picture(svg: str) -> Markup:
-    """A picture, whose text is escaped, as part of a page."""
-    return Markup(svg)  # noqa: S704
+def fragment(chart: Markup) -> Response:
+    """A chart alone, as the answer to a script."""
+    return HTMLResponse(chart, headers=HEADERS)
 
 
 def _microseconds(value: float | None) -> str:
@@ -161,7 +153,7 @@ _FILTERS: Mapping[str, Any] = {
 }
 
 _TEMPLATES = Environment(
-    loader=FileSystemLoader(_FOLDER / "templates"),
+    loader=FileSystemLoader([_FOLDER / "templates", STATIC]),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,

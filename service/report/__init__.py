@@ -1,6 +1,6 @@
-"""The comparison with cuBLAS: rows computed from winners and ceilings, as page, CSV and JSON.
+"""The comparison with cuBLAS: rows computed from winners and ceilings, as CSV and JSON.
 
-`rows` and `reasons` are pure; `roofline`, `pictures`, `page` and `export` turn them
-into text; the command `gemmsmith report` writes the files.
+`rows` and `reasons` are pure; `export`, and `service.pages.report` for HTML, turn them into text.
+The command `gemmsmith report` writes the files.
 Nothing here imports torch or opens the database.
 """

@@ -21,7 +21,7 @@ function show(data) {
   }
 }
 
-// The picture of the best so far is drawn by the service; it is fetched again after some progress.
+// The chart of the best so far is drawn by the service; it is fetched again after some progress.
 const AT_MOST_EVERY_MS = 1500;
 let drawnAt = 0;
 
@@ -32,10 +32,10 @@ async function draw() {
   const answer = await fetch(section.dataset.source);
   if (!answer.ok) return;
   const drawn = new DOMParser().parseFromString(await answer.text(), "text/html");
-  const picture = drawn.querySelector("svg");
-  if (picture === null) return;
+  const chart = drawn.querySelector("svg");
+  if (chart === null) return;
   section.hidden = false;
-  section.querySelector(".wide").replaceChildren(picture);
+  section.querySelector(".wide").replaceChildren(chart);
 }
 
 const utc = (at) => `${at.slice(0, 19).replace("T", " ")} UTC`;

@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 from html import unescape
+from pathlib import Path
 from urllib.parse import urldefrag, urljoin
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from service.pages import addresses
+from service.pages import addresses, report
+from service.pages.ceilings import ceilings_of
+from service.report.rows import device_report
 from tests.support.browsing import FOCUSABLE, IMPERFECT, LINKS, Watch
-from tests.support.content import BATCHED, CUBLAS_WINS, HOPELESS, TRIED
+from tests.support.content import BATCHED, CUBLAS_WINS, HOPELESS, SHIPPED, TRIED
 from tests.support.serving import H200
 from tests.support.site import Site, tab_to
+from tuner.exchange import read_winners
 
 TRIED_PAGE = addresses.problem(TRIED, H200.slug)
 
@@ -174,6 +178,21 @@ def test_narrow_screens_need_no_sideways_scrolling(
             assert page.evaluate("document.documentElement.scrollWidth") == 360, path
             assert page.evaluate(CUT_WITHOUT_A_HINT) == [], path
             assert page.evaluate(IMPERFECT) == [], path
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_report_is_as_good_a_page(tmp_path: Path, chromium: Browser, scheme: str) -> None:
+    """But for its style, which is in it: the file needs nothing else."""
+    shipped = list(read_winners(SHIPPED))
+    file = tmp_path / "report.html"
+    file.write_text(report.page([device_report(shipped, ceilings_of(H200.slug))]))
+    narrow = {"width": 360, "height": 740}
+    with chromium.new_context(viewport=narrow, color_scheme=scheme) as context:
+        page = context.new_page()
+        page.goto(file.as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") == 360
+        assert page.evaluate(CUT_WITHOUT_A_HINT) == []
+        assert [fault[:14] for fault in page.evaluate(IMPERFECT)] == ["inline: <style"]
 
 
 def test_paper_has_what_was_on_the_screen(site: Site, page: Page) -> None:

@@ -175,7 +175,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(evaluate, "Judged", Judged)
     monkeypatch.setattr(evaluate, "load", lambda _: [])
-    monkeypatch.setattr("service.report.regret.picture", lambda _: "<svg/>")
+    monkeypatch.setattr("service.charts.regret.chart", lambda _: "<svg/>")
     monkeypatch.setattr(bake, "_packs", lambda *_: {})
 
 

@@ -14,7 +14,8 @@ from typer.testing import CliRunner, Result
 from gemmsmith.answers.answer import Conditions, Statistics, Use
 from gemmsmith.problem import DType, Problem
 from service.cli.main import app
-from service.report.page import page
+from service.pages.render import STATIC
+from service.pages.report import page
 from service.report.rows import device_report
 from tests.support.replacing import replace
 from tests.support.serving import H100, H200, new_settings, promote, winner
@@ -158,11 +159,14 @@ def test_ceilings_give_shares_and_a_roof(tmp_path: Path) -> None:
 
 
 def test_the_page_needs_nothing_else() -> None:
-    read = Page(page([device_report(SHIPPED, ceilings_of())]))
+    html = page([device_report(SHIPPED, ceilings_of())])
+    read = Page(html)
     operations = {shipped.problem.dtype for shipped in SHIPPED}
     assert read.tags.count("svg") == 3 * len(operations)  # three pictures each
     assert not {"script", "link", "img", "iframe"} & set(read.tags)
     assert not {"src", "href"} & {name for name, _ in read.attributes}
+    for sheet in STATIC.glob("*.css"):
+        assert sheet.read_text(encoding="utf-8").strip() in html
 
 
 def test_hostile_names_are_escaped() -> None:

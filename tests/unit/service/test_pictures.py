@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gemmsmith.answers.answer import InRegime, Ratio, Regime, Use
+from service.charts.heatmap import Cell, heatmap
+from service.charts.intervals import regimes
+from service.charts.trials import TRAITS, by_trait, convergence
 from service.pages.comparisons import changes, curl, python
-from service.pages.pictures.convergence import convergence
-from service.pages.pictures.heatmap import Cell, heatmap
-from service.pages.pictures.regimes import regimes
-from service.pages.pictures.scatter import TRAITS, scatter
 from service.pages.plots import Plots, plots
 from service.report.glance import Glances
 from service.report.verdict import faster, verdict
@@ -95,15 +94,18 @@ def test_the_best_so_far_only_falls(store: Store) -> None:
     falls = [float(step.split("H")[0]) for step in first.split("V")[1:]]
     assert falls == sorted(falls)
     assert len(falls) == 2, "to 10 and to 9; 12 is no step"
+    with_result = convergence(store.tried.of_job("job"), 8.5)
+    assert "9.00 µs after 4 trials; the finals&#x27; result is 8.50 µs" in with_result
+    assert with_result.count(">result 8.50<") == 2
 
 
 def test_a_column_says_how_many_failed(store: Store) -> None:
     store.add_trials([trial(1), trial(2), failed_trial(3)])
     tried = store.tried.of_problem(PROBLEM, H200)
-    picture = scatter(tried, *TRAITS[0])
+    picture = by_trait(tried, *TRAITS[0])
     assert "2 measured, 1 failed" in picture
     assert picture.split('class="dots" d="')[1].split('"')[0].count("h0") == 2
-    assert scatter(tried[2:], *TRAITS[0]) == ""
+    assert by_trait(tried[2:], *TRAITS[0]) == ""
 
 
 def test_regimes_show_what_power_asks() -> None:

@@ -1,0 +1,114 @@
+"""A heat map of ratios over M and N: a cell for each problem, with its ratio written in it.
+
+A cell's colour says what is served: `stays` if the default stays, whatever the best candidate's
+ratio is, else one of the classes `r0` … `r5` of the stylesheet, from a little to far ahead: the
+same ratio has the same colour on every map. Cells are links. Extents are in order, evenly spaced:
+measured sizes are no regular grid.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from markupsafe import Markup
+
+from service.charts import draw
+
+EDGES = (1.02, 1.05, 1.1, 1.25, 2.0)
+"""Ratios at which the colour changes."""
+
+STAYS = "="
+"""What is written in a cell if the default stays."""
+
+_LEFT, _RIGHT, _UNDER, _LEGEND = 84, 8, 62, 34
+_HIGHEST = 40
+_SWATCH = 64
+_LABEL = 44
+"""Room that the label of a column takes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """A problem that has a winner; `ratio` is the best candidate's, None if nothing was paired.
+
+    `stays`: callers run the default.
+    """
+
+    m: int
+    n: int
+    ratio: float | None
+    stays: bool
+    href: str
+    name: str
+
+    @property
+    def colour(self) -> str:
+        """The class of its colour."""
+        if self.stays or self.ratio is None:
+            return "stays"
+        return f"r{bisect(EDGES, self.ratio)}"
+
+
+def heatmap(cells: Sequence[Cell]) -> Markup:
+    """The map with its legend; empty for no cells."""
+    if not cells:
+        return Markup("")
+    rows = sorted({cell.m for cell in cells}, reverse=True)
+    columns = sorted({cell.n for cell in cells})
+    top = _LEGEND + draw.TOP
+    bottom = top + min(_HIGHEST, max(18, 640 / len(rows))) * len(rows)
+    x = draw.Scale(0, len(columns), _LEFT, draw.WIDTH - _RIGHT)
+    y = draw.Scale(0, len(rows), top, bottom)
+    size = x(1) - x(0), y(1) - y(0)
+    apart = -(-_LABEL * len(columns) // (draw.WIDTH - _LEFT))  # so that labels do not collide
+    row_of = {m: i for i, m in enumerate(rows)}
+    column_of = {n: i for i, n in enumerate(columns)}
+    return draw.svg(
+        round(bottom + _UNDER),
+        "What is served over M and N",
+        _legend(),
+        *(draw.text(_LEFT - 6, y(i + 0.5) + 4, str(m), "end") for m, i in row_of.items()),
+        *(
+            draw.text(x(i + 0.5), bottom + 16, str(n))
+            for n, i in column_of.items()
+            if i % apart == 0
+        ),
+        *(_cell(cell, (x(column_of[cell.n]), y(row_of[cell.m])), size) for cell in cells),
+        draw.text((x.start + x.end) / 2, bottom + 40, "N"),
+        draw.upright(14, (top + bottom) / 2, "M"),
+        links=True,
+    )
+
+
+def _cell(cell: Cell, corner: tuple[float, float], size: tuple[float, float]) -> str:
+    (x, y), (wide, high) = corner, size
+    best = "not paired" if cell.ratio is None else f"{cell.ratio:.3f}"
+    ratio = STAYS if cell.stays else "–" if cell.ratio is None else f"{cell.ratio:.2f}"
+    served = f"the default stays, best candidate {best}" if cell.stays else best
+    return (
+        f'<a href="{escape(cell.href)}" class="cell {cell.colour}">'
+        f'<rect x="{x + 1:.1f}" y="{y + 1:.1f}" width="{wide - 2:.1f}" height="{high - 2:.1f}" '
+        f'rx="3"/>{draw.text(x + wide / 2, y + high / 2 + 4, ratio) if wide >= 30 else ""}'
+        f"{draw.title(f'{cell.name}: {served}')}</a>"
+    )
+
+
+def _legend() -> str:
+    """A swatch for the default, then one for each colour with the ratios between them."""
+    start = _LEFT + 150
+    swatches = [("stays", _LEFT), *((f"r{i}", start + _SWATCH * i) for i in range(len(EDGES) + 1))]
+    parts = [
+        f'<g class="cell {kind}"><rect x="{at}" y="2" width="{_SWATCH}" height="14"/></g>'
+        for kind, at in swatches
+    ]
+    parts.append(draw.text(_LEFT, 30, f"{STAYS} the default stays", "start"))
+    parts += [
+        draw.text(start + _SWATCH * i, 30, f"{edge:g}") for i, edge in enumerate((1.0, *EDGES))
+    ]
+    parts.append(
+        draw.text(start + _SWATCH * len(swatches) - _SWATCH + 10, 14, "times as fast", "start")
+    )
+    return "".join(parts)

@@ -1,0 +1,47 @@
+"""The report as one HTML page: no scripts, no network, everything in the file.
+
+The same rows always give the same page: nothing of the moment of writing is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from service.charts import rooflines
+from service.charts.ratios import classes, ratios
+from service.pages.render import html
+from service.report import regimes
+from service.report.reasons import baseline_note, notes, why
+from service.report.roofs import measured_roof
+from service.report.rows import LOW, DeviceReport, ReportRow
+
+
+def page(reports: Sequence[DeviceReport]) -> str:
+    """The whole page."""
+    return html(
+        "report.html",
+        reports=reports,
+        low=LOW,
+        notes=notes,
+        ratios=ratios,
+        classes=classes,
+        roofline=_roofline,
+        slowest_first=_slowest_first,
+        remarks=_remarks,
+    )
+
+
+def _roofline(report: DeviceReport, dtype: str) -> Markup:
+    roof = measured_roof(report.ceilings, dtype)
+    return rooflines.of_rows(report.of(dtype), dtype, [roof] if roof else [])
+
+
+def _slowest_first(rows: Sequence[ReportRow]) -> list[ReportRow]:
+    return sorted(rows, key=lambda row: (row.ratio is None, row.ratio or 0.0))
+
+
+def _remarks(row: ReportRow) -> str:
+    measured = regimes.summary(row.winner.regimes, row.winner.power_penalty)
+    return "; ".join(filter(None, (why(row), measured, baseline_note(row.problem))))
