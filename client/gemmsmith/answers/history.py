@@ -1,23 +1,11 @@
-"""A problem's winners, past and present, and the choices that people make among them.
-
-The flows here are `gemmsmith.http.flows`' in form. A choice is sent once, unlike every other
-request: a roll-back that is repeated would be undone.
-"""
+"""A problem's winners, past and present."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gemmsmith.answers import understood
 from gemmsmith.answers.answer import Answer
-from gemmsmith.errors import ServiceUnavailable
-from gemmsmith.http.flows import check_device, check_same
-from gemmsmith.http.listing import Pages
-from gemmsmith.http.replies import NoAnswer, check, read
-from gemmsmith.http.requests import choice_request, fields_of
-from gemmsmith.http.session import Flow, Session
-from gemmsmith.problem import Problem
 
 
 class Origin(StrEnum):
@@ -42,51 +30,3 @@ class Revision:
     answer: Answer
     origin: Origin
     current: bool
-
-
-def history(
-    session: Session, problem: Problem, *, device: str | None, limit: int | None
-) -> Flow[list[Revision]]:
-    """`GET /winners/history`, newest first.
-
-    Raises:
-        NotTuned: the problem has no winner on that device model.
-        ServiceError, ServiceUnavailable: no answer.
-    """
-    where = {**fields_of(problem), "device": device}
-    pages = Pages(session, "/winners/history", "revisions", where, limit)
-    found: list[Revision] = []
-    while not pages.finished:
-        rows = yield from pages.rows(lookup=True)
-        for revision in understood.each(rows, Revision, "revisions"):
-            _check(revision, problem, device)
-            found.append(revision)
-    return found
-
-
-def choose(
-    session: Session, verb: str, problem: Problem, *, device: str | None, revision: int | None
-) -> Flow[Revision]:
-    """`POST /winners/pin`, `/unpin` or `/rollback`; the revision that is served from now on.
-
-    Raises:
-        NotTuned: the problem has no winner on that device model.
-        Rejected: there is no such revision, or nothing to undo.
-        ServiceUnavailable: no answer; the choice may have been made, or not.
-    """
-    reply = yield choice_request(verb, problem, device=device, revision=revision)
-    if isinstance(reply, NoAnswer):
-        raise ServiceUnavailable(
-            f"no answer from {session.url}: {reply.reason}. It may have been done, or not: look at "
-            "the history before you repeat it"
-        )
-    chosen = read(check(reply, lookup=True), Revision)
-    _check(chosen, problem, device)
-    if revision is not None:
-        check_same("the winner", "revision", chosen.answer.revision, revision)
-    return chosen
-
-
-def _check(revision: Revision, problem: Problem, device: str | None) -> None:
-    check_same("the winner", "problem", revision.answer.problem, problem)
-    check_device("the winner", revision.answer.device.slug, device)

@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 
 from gemmsmith import AsyncClient, InvalidProblem, NotTuned, ServiceUnavailable
-from tests.unit.client.misbehaving import NOT_TUNED, UNAVAILABLE, Misbehaving, Say, job, stream
+from tests.unit.client.misbehaving import (
+    NOT_TUNED,
+    UNAVAILABLE,
+    Misbehaving,
+    Say,
+    job,
+    never_wait,
+    stream,
+)
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
@@ -21,11 +29,7 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 def quick(server: Misbehaving, root: Path) -> AsyncClient:
     client = AsyncClient(server.url, retries=2, timeout=5, cache_dir=root)
-
-    async def no_sleep(_: float) -> None:
-        await asyncio.sleep(0)
-
-    client._sleep = no_sleep
+    never_wait(client)
     return client
 
 
