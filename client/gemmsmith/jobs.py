@@ -20,7 +20,7 @@ class JobStatus(Plain):
     Attributes:
         calls: how often its callers run the problem, all requests together.
         expected_saving_us: microseconds that tuning is expected to save in these calls together;
-            None where nobody gave any.
+            None if no caller gave a number.
         phase: step of the tuning run; empty while waiting.
         done, total: candidates (kernels while compiling) of this phase.
         best_us, best: microseconds per launch of what is ahead, and its key, or the default's

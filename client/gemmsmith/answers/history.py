@@ -12,8 +12,8 @@ class Origin(StrEnum):
     """Where a winner's measurements come from."""
 
     MEASURED = "measured"  # by this installation
-    IMPORTED = "imported"  # by another one that is believed, on a real GPU: shipped winners
-    UNSIGNED = "unsigned"  # by another one, says a file that nobody who is believed has signed
+    IMPORTED = "imported"  # by another one that is trusted, on a real GPU: shipped winners
+    UNSIGNED = "unsigned"  # by another one, from a file without a trusted signature
     REPLAYED = "replayed"  # on a recorded GPU
 
 

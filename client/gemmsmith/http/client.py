@@ -290,7 +290,7 @@ class Client:
         return self._sender.run(lookups.choose(self._session, "unpin", problem, device))
 
     def rollback(self, problem: Problem, *, device: str | None = None) -> Revision:
-        """Serve and pin the previous revision; raises Rejected if there is none."""
+        """Serve and pin the previous revision; raises Rejected if none precedes it."""
         return self._sender.run(lookups.choose(self._session, "rollback", problem, device))
 
     def results(self, /, *, limit: int | None = None, **filters: Any) -> Iterator[dict[str, Any]]:

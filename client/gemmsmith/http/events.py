@@ -27,22 +27,21 @@ async def follow(
 ) -> AsyncGenerator[JobEvent | None, None]:
     """`GET /jobs/{id}/events` until the job ends; resumes after the last event received.
 
-    Sometimes None, so that the reader can check its clock: by `deadline`, on `time.monotonic()`'s
-    clock, something is yielded in any case. A stream outlives a restart of the service. Attempts
-    to resume it are counted anew after every event.
-
-    Raises:
-        ServiceError: the service refused for good.
-        ServiceUnavailable: no event and no connection for too long.
+    Yields None now and then, and by `deadline` (of `time.monotonic()`) in any case, so that the
+    reader can check its clock. A stream outlives restarts of the service: attempts to resume it
+    are counted anew after every event. Then it raises ServiceUnavailable.
     """
     policy = replace(session.retry, retries=session.retry.retries * 3)
     parser = EventParser(identifier, after, session.setup.bounds)
     attempt, over = 0, False
+
+    def left() -> float:
+        return SILENCE_S if deadline is None else max(0.05, deadline - time.monotonic())
+
     while True:
-        left = SILENCE_S if deadline is None else max(0.05, deadline - time.monotonic())
         reply: Reply = Response(status=200)  # a stream that ends in good order
         parser.restart()
-        async with aclosing(session.sender.stream(_request(identifier, parser, left))) as pieces:
+        async with aclosing(session.sender.stream(_request(identifier, parser, left()))) as pieces:
             async for piece in pieces:
                 if not isinstance(piece, bytes):
                     reply = piece
@@ -61,8 +60,7 @@ async def follow(
         delay = policy.delay(attempt, reply)
         attempt += 1
         if delay is not None:
-            left = delay if deadline is None else max(0.05, deadline - time.monotonic())
-            await session.sender.sleep(min(delay, left))
+            await session.sender.sleep(min(delay, left()))
         elif isinstance(reply, Response):
             check(reply)
         else:

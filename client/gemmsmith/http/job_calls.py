@@ -29,29 +29,20 @@ FULL = 429
 async def tune(
     session: Session, problem: Problem, options: Mapping[str, Any], patience: Patience
 ) -> JobStatus:
-    """`POST /tune`: a new job, or the waiting or running one of this problem.
-
-    Raises:
-        Busy: there was no room in the queue for as long as `patience` lasted.
-    """
+    """`POST /tune`: a new job, or the waiting or running one of this problem."""
     status = await _order(session, post("/tune", {**fields_of(problem), **options}), patience)
     check_same("the job", "problem", status.problem, problem)
     return status
 
 
 async def retry(session: Session, identifier: str, patience: Patience) -> JobStatus:
-    """`POST /jobs/{id}/retry`: a new job for the problem of a failed or cancelled one.
-
-    Raises:
-        Rejected: it neither failed nor was cancelled.
-        Busy: as `tune`.
-    """
+    """`POST /jobs/{id}/retry`: a new job for the problem of a failed or cancelled one."""
     request = Request(method="POST", path=f"{job_path(identifier)}/retry")
     return await _order(session, request, patience)
 
 
 async def _order(session: Session, request: Request, patience: Patience) -> JobStatus:
-    """Request a job until there is room for it. Refusals of any other kind are final."""
+    """Request a job until there is room for it, or `patience` ends and `Busy` is raised."""
     # With the same key, a repeated request gives the same job.
     request = request.with_header("idempotency-key", uuid.uuid4().hex)
     policy = session.retry

@@ -1,8 +1,7 @@
 """The calls of both clients, except those about jobs (`gemmsmith.http.job_calls`).
 
-Retrying, revalidating, falling back to the cache and reading errors stand here once. What a call
-waits for is its session's sender (`gemmsmith.http.sending`), blocking or not. The small files of
-the answer cache are read and written in place.
+A call waits for its session's sender alone (`gemmsmith.http.sending`), blocking or not. The small
+files of the answer cache are read and written in place. `Client` documents what its calls raise.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from gemmsmith.errors import (
 from gemmsmith.http.listing import pages
 from gemmsmith.http.replies import (
     NoAnswer,
+    Response,
     check,
     document,
     read,
@@ -39,7 +39,7 @@ from gemmsmith.http.replies import (
     read_list,
     read_snapshot,
 )
-from gemmsmith.http.requests import Query, Request, fields_of, get, post
+from gemmsmith.http.requests import Query, fields_of, get, post
 from gemmsmith.http.session import Session
 from gemmsmith.problem import Problem
 from gemmsmith.signing import PublicKey
@@ -52,15 +52,11 @@ async def best(session: Session, query: Query, *, fresh: bool = False) -> Answer
     """`GET /best`, revalidated against the cache, and answered from it if the service is away.
 
     With `fresh`, never from the cache alone.
-
-    Raises:
-        NotTuned: the service knows nothing for this problem that the query accepts.
-        ServiceError, ServiceUnavailable: no answer, and nothing cached.
     """
     cache = session.setup.cache
     entry = cache.load(query)
     if entry is not None and not fresh and time.monotonic() < session.away_until:
-        session.away(None)
+        session.last_from_cache = True
         return entry.answer
     request = get(
         "/best",
@@ -91,11 +87,7 @@ async def best(session: Session, query: Query, *, fresh: bool = False) -> Answer
 
 
 def check_answer(answer: Answer, query: Query) -> None:
-    """Return if the answer is one to the query.
-
-    Raises:
-        ServiceFault: it answers another query, by a fault of the service or on the way.
-    """
+    """Raise ServiceFault for the answer to another query, by a fault there or on the way."""
     check_same("the answer", "problem", answer.problem, query.problem)
     check_device("the answer", answer.device.slug, query.device)
     if query.arch is not None:
@@ -105,11 +97,7 @@ def check_answer(answer: Answer, query: Query) -> None:
 
 
 def check_same(what: str, field: str, received: object, asked: object) -> None:
-    """Return if `received` is what the request asked for.
-
-    Raises:
-        ServiceFault: it is not.
-    """
+    """Raise ServiceFault if `received` is not what the request asked for."""
     if received != asked:
         raise ServiceFault(200, "Wrong answer", f"{what} has {field} {received}, asked for {asked}")
 
@@ -125,10 +113,6 @@ async def best_many(session: Session, queries: Sequence[Query]) -> list[Answer |
     """`POST /best:batch` in pieces; the answers in the order of the queries.
 
     All queries have the same device, architecture and exactness.
-
-    Raises:
-        ServiceUnavailable: the service is away and at least one problem is not cached.
-        Rejected: the service refuses one of the problems.
     """
     answers: list[Answer | NotTuned] = []
     for start in range(0, len(queries), BATCH_LIMIT):
@@ -199,9 +183,6 @@ async def snapshot(
     """`GET /snapshot`, revalidated against `known`, else against the last one on disk.
 
     The one on disk is returned if the service is away and none is known.
-
-    Raises:
-        ServiceError, ServiceUnavailable: no snapshot, and none on disk, or one is known.
     """
     shelf = session.setup.shelf(device, arch)
     before = known if known is not None else shelf.load()
@@ -223,14 +204,17 @@ async def _newest(
     session: Session, device: str | None, arch: str | None, before: Snapshot | None
 ) -> Snapshot:
     """The service's snapshot: `before` itself if nothing has changed."""
-    whole = _snapshot_request(device, arch)
+
+    async def ask(tag: str | None, since: str | None) -> Response:
+        request = get("/snapshot", device=device, arch=arch, since=since)
+        request = replace(request, bound="snapshot_bytes")
+        return await session.exchange(request.with_header("if-none-match", tag))
+
     tag = None if before is None else f'"{before.tag}"'
-    newer = whole.with_header("if-none-match", tag)
     since = before.revision if before is not None and session.gives_deltas else None
-    changes = _snapshot_request(device, arch, since).with_header("if-none-match", tag)
-    response = await session.exchange(changes)
+    response = await ask(tag, since)
     if response.status == 422 and since is not None:  # an older service has taken its place
-        response = await session.exchange(newer)
+        response = await ask(tag, None)
     known_there = response.headers.get(SINCE.lower())
     session.gives_deltas = known_there is not None
     if response.status == 304 and before is not None:
@@ -239,13 +223,8 @@ async def _newest(
         try:
             return before.updated(check(response).body)
         except SnapshotCorrupt:  # whatever went wrong, the whole document is right
-            response = await session.exchange(whole)
+            response = await ask(None, None)
     return read_snapshot(check(response))
-
-
-def _snapshot_request(device: str | None, arch: str | None, since: str | None = None) -> Request:
-    request = get("/snapshot", device=device, arch=arch, since=since)
-    return replace(request, bound="snapshot_bytes")
 
 
 async def pack(session: Session, pack_hash: str) -> Path:
@@ -264,12 +243,7 @@ async def pack_bytes(session: Session, pack_hash: str) -> bytes:
 
 
 async def signing_key(session: Session) -> PublicKey:
-    """`GET /signing-key`: the key with which the service signs.
-
-    Raises:
-        Rejected: the service is of a release that signs nothing.
-        ServiceFault: the answer holds no public key.
-    """
+    """`GET /signing-key`; raises Rejected at services of releases that sign nothing."""
     response = check(await session.exchange(get("/signing-key")))
     try:
         return PublicKey.parse(str(document(response).get("key")))
@@ -280,12 +254,7 @@ async def signing_key(session: Session) -> PublicKey:
 async def history(
     session: Session, problem: Problem, device: str | None, limit: int | None
 ) -> list[Revision]:
-    """`GET /winners/history`, newest first.
-
-    Raises:
-        NotTuned: the problem has no winner on that device model.
-        ServiceError, ServiceUnavailable: no answer.
-    """
+    """`GET /winners/history`, newest first."""
     filters = {**fields_of(problem), "device": device}
     revisions: list[Revision] = []
     async for rows in pages(session, "/winners/history", "revisions", filters, limit, lookup=True):
@@ -301,11 +270,6 @@ async def choose(
     """`POST /winners/pin`, `/unpin` or `/rollback`; the revision that is served from now on.
 
     It is sent once, unlike every other request: a roll-back that is repeated would be undone.
-
-    Raises:
-        NotTuned: the problem has no winner on that device model.
-        Rejected: there is no such revision, or nothing to undo.
-        ServiceUnavailable: no answer; the choice may have been made, or not.
     """
     body = {**fields_of(problem), "device": device, "revision": revision}
     reply = await session.sender.send(post(f"/winners/{verb}", body))

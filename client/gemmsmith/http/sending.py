@@ -118,7 +118,6 @@ class Sender:
     # What follows blocks. An `AsyncSender` awaits it.
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
         time.sleep(seconds)
 
     async def apply(self, function: Callable[..., T], *arguments: object) -> T:

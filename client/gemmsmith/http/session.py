@@ -68,11 +68,9 @@ class Session:
         self.away_until = 0.0
         self._warned = False
 
-    def away(self, reason: Exception | None) -> None:
-        """Note that a cached answer is served; warn once in an outage. None: no request failed."""
+    def away(self, reason: Exception) -> None:
+        """Note that a cached answer is served because a request failed; warn once in an outage."""
         self.last_from_cache = True
-        if reason is None:
-            return
         self.away_until = time.monotonic() + AWAY_S
         if not self._warned:
             self._warned = True

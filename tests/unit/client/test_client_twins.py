@@ -52,7 +52,7 @@ def calls(answer: Answer) -> dict[str, tuple[tuple[Any, ...], dict[str, Any], tu
     return {
         "best": (SIZE, {"device": H200, "exact": True}, (Say(503), served)),
         "best_many": (([PROBLEM],), {}, (body(answers=[known]),)),
-        "tune": (SIZE, {"wait": True}, (job("waiting"), EVENTS, job("done"), served)),
+        "tune": (SIZE, {"wait": True, "calls": 96}, (job("waiting"), EVENTS, job("done"), served)),
         "job": (("j1",), {}, (job("running"),)),
         "job_status": (("j1",), {}, (job("running"),)),
         "cancel": (("j1",), {}, (job("cancelled"),)),
