@@ -53,9 +53,9 @@ if TYPE_CHECKING:
         SnapshotUnavailable,
         Unauthorized,
     )
-    from gemmsmith.http.aio import AsyncClient
+    from gemmsmith.http.aio import AsyncClient, AsyncTuningJob
     from gemmsmith.http.client import Client
-    from gemmsmith.http.handles import AsyncTuningJob, TuningJob
+    from gemmsmith.http.handles import TuningJob
     from gemmsmith.jobs import JobEvent, JobStatus
     from gemmsmith.kernel import (
         CublasLtKernel,
@@ -92,7 +92,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _MODULES = {
-    "http.aio": ("AsyncClient",),
+    "http.aio": ("AsyncClient", "AsyncTuningJob"),
     "answers.answer": (
         "Answer",
         "Conditions",
@@ -131,7 +131,7 @@ _MODULES = {
         "SnapshotUnavailable",
         "Unauthorized",
     ),
-    "http.handles": ("AsyncTuningJob", "TuningJob"),
+    "http.handles": ("TuningJob",),
     "answers.history": ("Origin", "Revision"),
     "jobs": ("JobEvent", "JobStatus"),
     "kernel": (

@@ -1,25 +1,13 @@
-"""Tuning jobs as the service reports them: their status, and their events as a stream.
-
-Event streams resume after the last event seen.
-"""
+"""Tuning jobs as the service reports them: their status and their events."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
-from gemmsmith.answers import understood
-from gemmsmith.bounds import BOUNDS, Bounds, exceeded
 from gemmsmith.device import time_text
-from gemmsmith.errors import ServiceFault, ServiceUnavailable
-from gemmsmith.http.replies import NoAnswer, Reply, Response, check
-from gemmsmith.http.requests import Request, job_path
-from gemmsmith.http.retry import RetryPolicy
-from gemmsmith.http.sse import EventParser, EventTooLong, ServerEvent
 from gemmsmith.plain import Plain
 from gemmsmith.problem import Problem
 from gemmsmith.showing import bar, line, table
@@ -33,7 +21,7 @@ class JobStatus(Plain):
     Attributes:
         calls: how often its callers run the problem, all requests together.
         expected_saving_us: microseconds that tuning is expected to save in these calls together;
-            None where nobody gave any.
+            None if no caller gave a number.
         phase: step of the tuning run; empty while waiting.
         done, total: candidates (kernels while compiling) of this phase.
         best_us, best: microseconds per launch of what is ahead, and its key, or the default's
@@ -155,113 +143,3 @@ class JobEvent:
     id: str
     kind: str
     data: dict[str, Any] = field(default_factory=dict)
-
-
-def job_statuses_of(rows: list[Any]) -> list[JobStatus]:
-    """The jobs of a listing that this version understands."""
-    return understood.each(rows, JobStatus, "jobs")
-
-
-def _event(found: ServerEvent) -> JobEvent:
-    try:
-        data = msgspec.json.decode(found.data.encode())
-    except (msgspec.DecodeError, RecursionError):
-        data = {"text": found.data}
-    return JobEvent(
-        id=found.id, kind=found.event, data=data if isinstance(data, dict) else {"value": data}
-    )
-
-
-class EventCursor:
-    """Where a reader is in a job's event stream; says what to ask for and when to give up.
-
-    Pure bookkeeping: the clients own the connection. The attempts budget is per silence, not per
-    stream: every event received makes the patience whole again.
-    """
-
-    READ_TIMEOUT_S = 45.0
-    """The service sends a comment every 15 s; three missed ones mean the connection is dead."""
-
-    def __init__(
-        self, job: str, retry: RetryPolicy, after: str = "", bounds: Bounds = BOUNDS
-    ) -> None:
-        self.job = job
-        self.finished = False
-        self._retry = retry
-        self._attempt = 0
-        self._bounds = bounds
-        self._parser = EventParser(after, bounds.event_bytes)
-
-    @property
-    def last_id(self) -> str:
-        """Identifier of the last event received; empty before the first."""
-        return self._parser.last_id
-
-    def request(self, read_timeout: float | None = None) -> Request:
-        """The request that continues the stream."""
-        self._parser.restart()
-        headers = [
-            ("accept", "text/event-stream"),
-            ("accept-encoding", "identity"),
-            ("cache-control", "no-cache"),
-        ]
-        if self.last_id:
-            headers.append(("last-event-id", self.last_id))
-        return Request(
-            method="GET",
-            path=f"{job_path(self.job)}/events",
-            headers=tuple(headers),
-            read_timeout=min(read_timeout or self.READ_TIMEOUT_S, self.READ_TIMEOUT_S),
-        )
-
-    def feed(self, chunk: bytes) -> Iterator[JobEvent]:
-        """Events completed by these bytes.
-
-        Raises:
-            ServiceFault: one is longer than the bound `event_bytes`.
-        """
-        try:
-            for found in self._parser.feed(chunk):
-                self._attempt = 0
-                self.finished = self.finished or found.event in FINAL_EVENTS
-                yield _event(found)
-        except EventTooLong:
-            what = f"an event of job {self.job}"
-            raise ServiceFault(
-                200, "Answer refused", exceeded(what, "event_bytes", self._bounds)
-            ) from None
-
-    @staticmethod
-    def patience(deadline: float | None) -> float | None:
-        """Seconds of silence to accept before a deadline on `time.monotonic()`'s clock."""
-        return None if deadline is None else max(0.05, deadline - time.monotonic())
-
-    def ended(self) -> Response:
-        """What to call a stream that the service closed in good order."""
-        return Response(status=200)
-
-    def ended_cleanly(self, reply: Reply) -> bool:
-        """Whether the service closed the stream by itself: perhaps the job is over."""
-        return isinstance(reply, Response) and reply.status < 400
-
-    def interrupted(self, reply: Reply, deadline: float | None = None) -> float:
-        """Seconds to wait before asking again, after the stream broke off or was refused.
-
-        Raises:
-            ServiceError: the service refused for good.
-            ServiceUnavailable: no event and no connection for too long.
-        """
-        if self.ended_cleanly(reply):
-            reply = NoAnswer(reason="the event stream ended before the job did")
-        delay = self._retry.delay(self._attempt, reply)
-        self._attempt += 1
-        if delay is not None:
-            limit = self.patience(deadline)
-            return delay if limit is None else min(delay, limit)
-        if isinstance(reply, Response):
-            check(reply)
-        reason = reply.reason if isinstance(reply, NoAnswer) else "no answer"
-        raise ServiceUnavailable(
-            f"lost the events of job {self.job}: {reason}. The job goes on; wait for it "
-            "again when the service is back"
-        )

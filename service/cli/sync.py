@@ -105,16 +105,14 @@ def _winners(url: str, device: str | None) -> tuple[list[Winner], int]:
 def _rows(url: str, device: str | None) -> Iterator[dict[str, Any]]:
     """Rows of `GET /winners`, of one device model or of all that the service knows."""
     from gemmsmith.http.client import Client
-    from gemmsmith.http.listing import Pages
+    from gemmsmith.http.listing import rows
 
     class Reader(Client):
         """A client that reads listings which training code has no use for."""
 
         def rows(self, path: str, name: str, **filters: Any) -> Iterator[dict[str, Any]]:
             """The rows of a listing, page by page."""
-            pages = Pages(self._session, path, name, filters, None)
-            while not pages.finished:
-                yield from self._run(pages.rows())
+            return self._sender.iterate(rows(self._session, path, name, filters, None))
 
     try:
         client = Reader(url)

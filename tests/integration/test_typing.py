@@ -23,6 +23,8 @@ gemmsmith.use(5)
 gemmsmith.uses("http://127.0.0.1:8000")
 gemmsmith.Problem(1, 2, 3, 4)
 gemmsmith.Client().best(1, 2, "3")
+job = gemmsmith.AsyncClient().tune(1, 2, "3")
+job.status
 """
 OFFLINE = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation")
 
@@ -61,4 +63,4 @@ def test_programs_are_typed(how: tuple[str, ...], tmp_path: Path, cache: Path) -
     status, told = checked(program, python, cache)
     assert status == 1
     wrong = [line.split(":")[1] for line in told.splitlines() if ": error:" in line]
-    assert wrong == ["3", "4", "5", "6"], told
+    assert wrong == ["3", "4", "5", "6", "7", "8"], told

@@ -8,7 +8,19 @@ import numpy as np
 import torch
 
 import gemmsmith
-from gemmsmith import Answer, AsyncClient, Client, NotTuned, Operation, Problem, Ratio, TuningJob
+from gemmsmith import (
+    Answer,
+    AsyncClient,
+    AsyncTuningJob,
+    Client,
+    JobEvent,
+    JobStatus,
+    NotTuned,
+    Operation,
+    Problem,
+    Ratio,
+    TuningJob,
+)
 
 
 def lookups(client: Client) -> Iterator[Answer]:
@@ -34,6 +46,17 @@ def lookups(client: Client) -> Iterator[Answer]:
 
 async def awaited(client: AsyncClient) -> Answer:
     """The same, awaited."""
+    job = await client.tune(4096, 6144, 1024, dtype="bfloat16", wait=True)
+    assert_type(job, AsyncTuningJob)
+    assert_type(await job.retry(), AsyncTuningJob)
+    assert_type(await job.wait(progress=True), Answer)
+    async for event in job.events():
+        assert_type(event, JobEvent)
+    async for status in client.jobs(state="done", limit=1):
+        assert_type(status, JobStatus)
+    async for row in client.results(dtype="bf16", m=4096):
+        assert_type(row, dict[str, Any])
+    assert_type(await client.best_many([job.problem]), list[Answer | NotTuned])
     return await client.best(4096, 6144, 1024, dtype=torch.float16)
 
 

@@ -10,16 +10,13 @@ A client may be used in forked processes as well. Each has its own connections.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, SupportsIndex, TypeVar
+from typing import Any, Self, SupportsIndex
 
 import httpx
 
-from gemmsmith.answers import history
 from gemmsmith.answers.answer import Answer, TunedAnswer
 from gemmsmith.answers.history import Revision
 from gemmsmith.answers.snapshot import Snapshot
@@ -27,21 +24,18 @@ from gemmsmith.bounds import BOUNDS, Bounds
 from gemmsmith.device import DeviceModel
 from gemmsmith.elements import TypeName
 from gemmsmith.errors import Busy, NotTuned
-from gemmsmith.http import flows
+from gemmsmith.http import job_calls, listing, lookups
+from gemmsmith.http.events import follow
 from gemmsmith.http.handles import TuningJob
-from gemmsmith.http.listing import Pages
-from gemmsmith.http.replies import Reply
-from gemmsmith.http.requests import Query, Request, calls_of, deadline_of, effort_of, problem_of
+from gemmsmith.http.requests import Query, calls_of, deadline_of, effort_of, problem_of
 from gemmsmith.http.retry import Patience
 from gemmsmith.http.sending import Sender
-from gemmsmith.http.session import Flow
+from gemmsmith.http.session import Session
 from gemmsmith.http.transport import DEFAULT_TIMEOUT_S, ApiKey, CacheDir, Setup
-from gemmsmith.jobs import EventCursor, JobEvent, JobStatus, job_statuses_of
+from gemmsmith.jobs import JobEvent, JobStatus
 from gemmsmith.problem import Problem
 from gemmsmith.signing import PublicKey
 from gemmsmith.tuning import Effort
-
-T = TypeVar("T")
 
 
 class Client:
@@ -69,6 +63,8 @@ class Client:
         ServiceUnavailable: the proxy of the environment cannot be used.
     """
 
+    _handle = TuningJob
+
     def __init__(
         self,
         url: str | None = None,
@@ -81,9 +77,8 @@ class Client:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self._setup = Setup(url, api_key, timeout, retries, cache_dir, bounds)
-        self._session = self._setup.session
         self._sender = Sender(self._setup, transport)
-        self._sleep: Callable[[float], None] = time.sleep
+        self._session = Session(self._setup, self._sender)
 
     def __enter__(self) -> Self:
         return self
@@ -145,7 +140,7 @@ class Client:
         """
         problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
         query = Query(problem=problem, device=device, arch=arch, exact=exact)
-        return self._run(flows.best(self._session, query))
+        return self._sender.run(lookups.best(self._session, query))
 
     def best_many(
         self,
@@ -161,7 +156,7 @@ class Client:
             as `best`, except that NotTuned is returned, not raised.
         """
         queries = [Query(problem=p, device=device, arch=arch, exact=exact) for p in problems]
-        return self._run(flows.best_many(self._session, queries))
+        return self._sender.run(lookups.best_many(self._session, queries))
 
     def tune(
         self,
@@ -204,34 +199,28 @@ class Client:
         """
         problem = problem_of(m, n, k, batch=batch, dtype=dtype, layout=layout)
         patience = Patience(timeout if timeout is not None or wait else 0.0, on_busy)
-        status = self._run(
-            flows.tune(
-                self._session,
-                problem,
-                effort=effort_of(effort),
-                priority=priority,
-                device=device,
-                calls=calls_of(calls),
-                deadline_s=deadline_of(deadline_s),
-                patience=patience,
-            )
-        )
-        job = TuningJob(self, status)
-        if wait:
-            job.wait(patience.left())
-        return job
+        options = {
+            "effort": effort_of(effort),
+            "priority": priority,
+            "device": device,
+            "calls": calls_of(calls) or None,  # older services refuse the field
+            "deadline_s": deadline_of(deadline_s),
+        }
+        call = job_calls.tune(self._session, problem, options, patience)
+        return self._sender.run(self._handle.of(self._session, call, patience if wait else None))
 
     def job(self, identifier: str) -> TuningJob:
         """A handle to a job, by its identifier."""
-        return TuningJob(self, self.job_status(identifier))
+        call = job_calls.job(self._session, identifier)
+        return self._sender.run(self._handle.of(self._session, call))
 
     def job_status(self, identifier: str) -> JobStatus:
         """The status of a job."""
-        return self._run(flows.job(self._session, identifier))
+        return self._sender.run(job_calls.job(self._session, identifier))
 
     def cancel(self, identifier: str) -> JobStatus:
         """Cancel a job."""
-        return self._run(flows.cancel(self._session, identifier))
+        return self._sender.run(job_calls.cancel(self._session, identifier))
 
     def retry(
         self,
@@ -246,18 +235,16 @@ class Client:
             Rejected: there is no such job, it succeeded, or it has not ended yet.
             Busy: the queue is full, or the key's limit is reached, for longer than `timeout`.
         """
-        patience = Patience(timeout, on_busy)
-        return TuningJob(self, self._run(flows.retry(self._session, identifier, patience)))
+        call = job_calls.retry(self._session, identifier, Patience(timeout, on_busy))
+        return self._sender.run(self._handle.of(self._session, call))
 
     def jobs(self, *, state: str | None = None, limit: int | None = None) -> Iterator[JobStatus]:
         """Jobs, newest first, fetched page by page: those in one `state`, at most `limit`."""
-        pages = Pages(self._session, "/jobs", "jobs", {"state": state}, limit)
-        while not pages.finished:
-            yield from job_statuses_of(self._run(pages.rows()))
+        return self._sender.iterate(job_calls.jobs(self._session, state, limit))
 
     def devices(self) -> list[DeviceModel]:
         """Device models for which the service has winners or trials."""
-        return self._run(flows.devices(self._session))
+        return self._sender.run(lookups.devices(self._session))
 
     def snapshot(
         self, device: str | None = None, *, arch: str | None = None, known: Snapshot | None = None
@@ -274,10 +261,7 @@ class Client:
             Rejected: there is no such device model, or there are no winners yet.
             ServiceError: the service refused the request, or failed.
         """
-        shelf = self._setup.shelf(device, arch)
-        return self._run(
-            flows.snapshot(self._session, shelf, device=device, arch=arch, known=known)
-        )
+        return self._sender.run(lookups.snapshot(self._session, device, arch, known))
 
     def history(
         self, problem: Problem, *, device: str | None = None, limit: int | None = None
@@ -288,7 +272,7 @@ class Client:
             NotTuned: it has no winner.
             ServiceUnavailable, ServiceError: the service did not answer, or failed.
         """
-        return self._run(history.history(self._session, problem, device=device, limit=limit))
+        return self._sender.run(lookups.history(self._session, problem, device, limit))
 
     def pin(self, problem: Problem, revision: int, *, device: str | None = None) -> Revision:
         """Serve this revision until it is unpinned, even if others are promoted meanwhile.
@@ -299,32 +283,24 @@ class Client:
         Raises:
             NotTuned, Rejected: the problem has no winner, or no such revision.
         """
-        return self._choose("pin", problem, device, revision)
+        return self._sender.run(lookups.choose(self._session, "pin", problem, device, revision))
 
     def unpin(self, problem: Problem, *, device: str | None = None) -> Revision:
         """Serve the newest winner of the best origin again; raises Rejected if none is pinned."""
-        return self._choose("unpin", problem, device)
+        return self._sender.run(lookups.choose(self._session, "unpin", problem, device))
 
     def rollback(self, problem: Problem, *, device: str | None = None) -> Revision:
-        """Serve and pin the previous revision; raises Rejected if there is none."""
-        return self._choose("rollback", problem, device)
+        """Serve and pin the previous revision; raises Rejected if none precedes it."""
+        return self._sender.run(lookups.choose(self._session, "rollback", problem, device))
 
-    def _choose(
-        self, verb: str, problem: Problem, device: str | None, revision: int | None = None
-    ) -> Revision:
-        return self._run(
-            history.choose(self._session, verb, problem, device=device, revision=revision)
-        )
-
-    def results(self, *, limit: int | None = None, **filters: Any) -> Iterator[dict[str, Any]]:
+    def results(self, /, *, limit: int | None = None, **filters: Any) -> Iterator[dict[str, Any]]:
         """Trials, oldest first, fetched page by page as they are consumed.
 
         At most `limit` of them; `filters` are those of `GET /results`: m, n, k (together), batch,
         dtype, layout, device, phase, job.
         """
-        pages = Pages(self._session, "/results", "trials", filters, limit)
-        while not pages.finished:
-            yield from self._run(pages.rows())
+        rows = listing.rows(self._session, "/results", "trials", filters, limit)
+        return self._sender.iterate(rows)
 
     def packs(
         self, *, toolchain: str | None = None, limit: int | None = None
@@ -333,9 +309,8 @@ class Client:
 
         At most `limit` of them; `toolchain` is the digest of the only toolchain to list.
         """
-        pages = Pages(self._session, "/packs", "packs", {"toolchain": toolchain}, limit)
-        while not pages.finished:
-            yield from self._run(pages.rows())
+        filters = {"toolchain": toolchain}
+        return self._sender.iterate(listing.rows(self._session, "/packs", "packs", filters, limit))
 
     def pack(self, pack_hash: str) -> Path:
         """The compiled kernel pack as a local file, downloaded unless it is cached.
@@ -345,21 +320,19 @@ class Client:
                 `gemmsmith.packs`.
             ServiceError, ServiceUnavailable: the service has no such pack, or cannot be reached.
         """
-        packs = self._setup.packs()
-        found = packs.find(pack_hash)
-        return found if found is not None else packs.store(pack_hash, self.pack_bytes(pack_hash))
+        return self._sender.run(lookups.pack(self._session, pack_hash))
 
     def pack_bytes(self, pack_hash: str) -> bytes:
         """The bytes that the service sends for the pack, neither checked nor cached. See `pack`."""
-        return self._run(flows.pack(self._session, pack_hash)).body
+        return self._sender.run(lookups.pack_bytes(self._session, pack_hash))
 
     def signing_key(self) -> PublicKey:
         """The public key of the service; `python -m gemmsmith trust` makes it trusted here."""
-        return self._run(flows.signing_key(self._session))
+        return self._sender.run(lookups.signing_key(self._session))
 
     def winner_of(self, status: JobStatus, device: str | None = None) -> TunedAnswer:
-        """What a finished job found on `device`, and what is served; never from the cache."""
-        return self._run(history.result_of(self._session, status, device))
+        """The winner of a finished job on `device`, and what is served; never from the cache."""
+        return self._sender.run(job_calls.winner_of(self._session, status, device))
 
     def job_events(
         self, identifier: str, *, after: str = "", deadline: float | None = None
@@ -369,32 +342,5 @@ class Client:
         `after` is the identifier of the last event already seen; by `deadline`, on
         `time.monotonic()`'s clock, something is yielded in any case.
         """
-        cursor = EventCursor(identifier, self._setup.stream_retry, after, self._session.bounds)
-        while not cursor.finished:
-            reply: Reply = cursor.ended()
-            with closing(self._sender.stream(cursor.request(cursor.patience(deadline)))) as pieces:
-                for piece in pieces:
-                    if isinstance(piece, bytes):
-                        yield from cursor.feed(piece)
-                        yield None
-                    else:
-                        reply = piece
-            ended = cursor.ended_cleanly(reply)
-            if cursor.finished or (ended and self.job_status(identifier).state.terminal):
-                return
-            yield None
-            self._sleep(cursor.interrupted(reply, deadline))
-
-    def _run(self, flow: Flow[T]) -> T:
-        try:
-            request = next(flow)
-            while True:
-                request = flow.send(self._send(request))
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-
-    def _send(self, request: Request) -> Reply:
-        if request.delay:
-            self._sleep(request.delay)
-        return self._sender.send(request)
+        events = follow(self._session, identifier, after=after, deadline=deadline)
+        return self._sender.iterate(events)

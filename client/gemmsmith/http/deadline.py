@@ -80,7 +80,6 @@ class TimedBackend(httpcore.SyncBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.NetworkStream:
-        """Connect."""
         timeout = self._clock.at_most(timeout)
         stream = super().connect_tcp(host, port, timeout, local_address, socket_options)
         return _TimedStream(stream, self._clock)

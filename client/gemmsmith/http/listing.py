@@ -1,7 +1,8 @@
-"""A listing of a service, page by page: each page links to the next, and never back."""
+"""A listing of a service, page by page. Each page links to the next, and never back."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -9,89 +10,92 @@ from gemmsmith.bounds import exceeded
 from gemmsmith.errors import ServiceFault
 from gemmsmith.http.replies import SCHEMA, check, document
 from gemmsmith.http.requests import Request, get
-from gemmsmith.http.session import Flow, Session
+from gemmsmith.http.session import Session
 
 PAGE = 200
-"""Rows asked for at once in a listing."""
+"""Rows per page that are requested."""
 
 MAX_LINK = 8_192
 """Characters of a link to a next page: a service takes no longer URL."""
 
+Row = dict[str, Any]
 
-class Pages:
-    """Where a reader is in a listing, of which at most `limit` rows are read."""
 
-    def __init__(
-        self,
-        session: Session,
-        path: str,
-        name: str,
-        filters: dict[str, Any],
-        limit: int | None,
-    ) -> None:
-        self.finished = limit == 0
-        self._session = session
-        self._bytes = 0
-        self._seen: set[Request] = set()
-        self._name = name
-        self._left = limit
-        self._next = get(path, **filters, limit=PAGE if limit is None else min(PAGE, limit))
+async def pages(
+    session: Session,
+    path: str,
+    name: str,
+    filters: dict[str, Any],
+    limit: int | None,
+    *,
+    lookup: bool = False,
+) -> AsyncGenerator[list[Row], None]:
+    """The rows of each page in turn: its list `name`, at most `limit` rows in all.
 
-    def rows(self, *, lookup: bool = False) -> Flow[list[dict[str, Any]]]:
-        """The rows of the next page.
-
-        Raises:
-            ServiceFault: not a page of this listing, or of a newer schema; or it links to a page
-                that was read before, or the listing is longer than its bounds.
-            NotTuned: with `lookup`, nothing is known of the problem that the listing is about.
-        """
-        response = check((yield from self._session.exchange(self._next)), lookup=lookup)
+    Raises:
+        ServiceFault: not a page of this listing, or of a newer schema; or it links to a page that
+            was read before, or the listing is longer than its bounds.
+        NotTuned: with `lookup`, the service knows nothing about the problem of the listing.
+    """
+    size = PAGE if limit is None else min(PAGE, limit)
+    request: Request | None = get(path, **filters, limit=size)
+    bounds, seen, read = session.setup.bounds, set[Request](), 0
+    while request is not None and limit != 0:
+        response = check(await session.exchange(request), lookup=lookup)
         page = document(response)
-        schema = page.get("schema", 1)
-        if not isinstance(schema, int) or schema > SCHEMA:
-            raise self._fault(f"schema {schema}, this gemmsmith reads {SCHEMA}: upgrade")
-        rows = page.get(self._name)
-        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise self._fault(f"a page without a list `{self._name}` of objects")
-        if self._left is not None:
-            rows = rows[: self._left]
-            self._left -= len(rows)
-        self._bytes += len(response.body)
-        following = _next_page(page)
-        self.finished = not rows or self._left == 0 or not following
-        if not self.finished:
-            self._follow(following)
-        return rows
-
-    def _follow(self, link: str) -> None:
-        """Go on with the page at a link.
-
-        Only its path and query count: wherever the service believes to be, it is asked where it
-        was, and nothing else gets the key.
-        """
-        try:
-            parts = urlsplit(link)
-        except ValueError:
-            parts = urlsplit("")
-        if not (parts.path.startswith("/") and link.isprintable() and len(link) <= MAX_LINK):
-            raise self._fault(f"a page links to {link[:200]!r}, which is not a page")
-        self._seen.add(self._next)
-        self._next = get(parts.path, **dict(parse_qsl(parts.query)))
-        listing, bounds = f"the list {parts.path}", self._session.bounds
-        if self._next in self._seen:
-            raise self._fault(f"a page of {parts.path} links back to an earlier one")
-        for length, bound in ((len(self._seen), "pages"), (self._bytes, "listing_bytes")):
-            if length >= getattr(bounds, bound):
-                raise ServiceFault(200, "Answer refused", exceeded(listing, bound, bounds))
-
-    @staticmethod
-    def _fault(reason: str) -> ServiceFault:
-        return ServiceFault(200, "Unreadable answer", reason)
+        rows = _rows(page, name)[:limit]
+        limit = None if limit is None else limit - len(rows)
+        read += len(response.body)
+        seen.add(request)
+        request = _next_page(page) if rows and limit != 0 else None
+        if request is not None:
+            if request in seen:
+                raise _fault(f"a page of {request.path} links back to an earlier one")
+            for length, bound in ((len(seen), "pages"), (read, "listing_bytes")):
+                if length >= getattr(bounds, bound):
+                    refusal = exceeded(f"the list {request.path}", bound, bounds)
+                    raise ServiceFault(200, "Answer refused", refusal)
+        yield rows
 
 
-def _next_page(page: dict[str, Any]) -> str:
-    """The link to the next page; empty if this is the last."""
+async def rows(
+    session: Session, path: str, name: str, filters: dict[str, Any], limit: int | None
+) -> AsyncGenerator[Row, None]:
+    """As `pages`, row by row."""
+    async for page in pages(session, path, name, filters, limit):
+        for row in page:
+            yield row
+
+
+def _rows(page: dict[str, Any], name: str) -> list[Row]:
+    schema = page.get("schema", 1)
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise _fault(f"schema {schema}, this gemmsmith reads {SCHEMA}: upgrade")
+    listed = page.get(name)
+    if not isinstance(listed, list) or not all(isinstance(row, dict) for row in listed):
+        raise _fault(f"a page without a list `{name}` of objects")
+    return listed
+
+
+def _next_page(page: dict[str, Any]) -> Request | None:
+    """The request for the page that `links.next.href` names. Returns None after the last page.
+
+    Only the path and the query of the link count: it is sent to the same server as the first
+    request, and no other server gets the key.
+    """
     link: Any = page
     for name in ("links", "next", "href"):
         link = link.get(name) if isinstance(link, dict) else None
-    return link if isinstance(link, str) else ""
+    if not isinstance(link, str) or not link:
+        return None
+    try:
+        parts = urlsplit(link)
+    except ValueError:
+        parts = urlsplit("")
+    if not (parts.path.startswith("/") and link.isprintable() and len(link) <= MAX_LINK):
+        raise _fault(f"a page links to {link[:200]!r}, which is not a page")
+    return get(parts.path, **dict(parse_qsl(parts.query)))
+
+
+def _fault(reason: str) -> ServiceFault:
+    return ServiceFault(200, "Unreadable answer", reason)

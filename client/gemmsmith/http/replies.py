@@ -1,8 +1,8 @@
-"""What a service answers: replies to read.
+"""Reads what a service answers.
 
-Nothing here opens a socket, sleeps or touches a file, so the synchronous and the asynchronous
-client share every line of it. A reply that cannot be understood is a `ServiceFault` that says so,
-never a stray `KeyError`. It has no cause, since a traceback would show what the service sent.
+Nothing here opens a socket, sleeps or touches a file. A reply that cannot be understood raises
+`ServiceFault` with the reason, never a stray `KeyError`. The error has no cause, because a
+traceback would show what the service sent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import msgspec
 from gemmsmith.answers import understood
 from gemmsmith.answers.answer import Answer
 from gemmsmith.answers.snapshot import Snapshot
-from gemmsmith.device import DeviceModel
 from gemmsmith.errors import (
     Busy,
     Forbidden,
@@ -35,7 +34,7 @@ from gemmsmith.errors import (
 T = TypeVar("T")
 
 SCHEMA = 1
-"""Of the listings (`GET /results` and its like): counted up when older readers would misread it."""
+"""Schema of the listings such as `GET /results`; raised when older clients would misread them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +42,7 @@ class Response:
     """A complete HTTP response; header names are in lower case.
 
     Attributes:
-        refusal: why its body was not read (`gemmsmith.bounds`); None where it was.
+        refusal: why its body was not read (`gemmsmith.bounds`); None if it was read.
     """
 
     status: int
@@ -75,30 +74,28 @@ def document(response: Response) -> dict[str, Any]:
 
 
 def _parsed(body: bytes) -> dict[str, Any] | None:
-    """The JSON object in a body; None where there is none."""
     try:
-        found = json.loads(body)
+        parsed = json.loads(body)
     except (ValueError, RecursionError):  # a list in a list in a list …
         return None
-    return found if isinstance(found, dict) else None
+    return parsed if isinstance(parsed, dict) else None
 
 
-def _unreadable(response: Response, wanted: str) -> ServiceFault:
+def _unreadable(response: Response, expected: str) -> ServiceFault:
     kind = response.headers.get("content-type", "no content type")
     return ServiceFault(
         response.status,
         "Unreadable answer",
-        f"expected {wanted}, got {len(response.body)} bytes of {kind}; "
+        f"expected {expected}, got {len(response.body)} bytes of {kind}; "
         "is this URL a gemmsmith service of this version?",
     )
 
 
 def read(response: Response, kind: type[T]) -> T:
-    """Decode a JSON body as `gemmsmith.answers.understood` does, so that newer services stay
-    readable.
+    """Decode a JSON body; fields that only a newer service has are ignored.
 
     Raises:
-        NotUnderstood: an answer that a newer gemmsmith can run.
+        NotUnderstood: an answer that only a newer gemmsmith can run.
         ServiceFault: not JSON, or not of this shape.
     """
     try:
@@ -120,24 +117,33 @@ def _not_understood(status: int, error: understood.NotKnownHere) -> NotUnderstoo
     )
 
 
-def read_answers(response: Response) -> list[Answer | ServiceError]:
-    """The answers of a batch in the order asked; a problem document becomes its exception.
-
-    So does an answer that this version does not understand: a `NotUnderstood`.
+def read_list(response: Response, name: str) -> list[Any]:
+    """The list `name` in a JSON object.
 
     Raises:
         ServiceFault: the body has another shape.
     """
-    entries = document(response).get("answers")
-    if not isinstance(entries, list):
-        raise _unreadable(response, "a list `answers`")
+    rows = document(response).get(name)
+    if not isinstance(rows, list):
+        raise _unreadable(response, f"a list `{name}`")
+    return rows
+
+
+def read_answers(response: Response) -> list[Answer | ServiceError]:
+    """The answers of a batch, in the order of its problems.
+
+    A problem document becomes its exception. An answer that this version does not understand
+    becomes a `NotUnderstood`.
+
+    Raises:
+        ServiceFault: the body has another shape.
+    """
     answers: list[Answer | ServiceError] = []
-    for entry in entries:
+    for entry in read_list(response, "answers"):
         if isinstance(entry, dict) and "problem" not in entry and "title" in entry:
             status = entry.get("status")
-            answers.append(
-                problem_error(status if isinstance(status, int) else 404, entry, lookup=True)
-            )
+            status = status if isinstance(status, int) else 404
+            answers.append(problem_error(status, entry, lookup=True))
             continue
         try:
             answers.append(understood.convert(entry, Answer))
@@ -160,20 +166,8 @@ def read_snapshot(response: Response) -> Snapshot:
         raise _unreadable(response, f"a snapshot of winners ({error})") from None
 
 
-def read_devices(response: Response) -> list[DeviceModel]:
-    """The device models of `GET /devices` that this version understands.
-
-    Raises:
-        ServiceFault: the body has another shape.
-    """
-    rows = document(response).get("devices")
-    if not isinstance(rows, list):
-        raise _unreadable(response, "a list `devices`")
-    return understood.each(rows, DeviceModel, "device models")
-
-
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds the service asked to be left alone; None when it did not say (or gave a date)."""
+    """Seconds of the header `Retry-After`. Returns None without one, or if it is a date."""
     try:
         seconds = float(headers.get("retry-after", ""))
     except ValueError:
@@ -182,11 +176,11 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def check(response: Response, *, lookup: bool = False) -> Response:
-    """The response itself when it is a success.
+    """The response itself if it is a success.
 
     Raises:
-        ServiceError: the subclass that the status calls for, from its problem document. With
-            `lookup`, a 404 problem document is `NotTuned`.
+        ServiceError: the subclass for the status, from its problem document. With `lookup`, a 404
+            problem document is `NotTuned`.
         ServiceFault: its body was refused, or it is a redirect.
     """
     if response.refusal is not None:
@@ -195,44 +189,45 @@ def check(response: Response, *, lookup: bool = False) -> Response:
         return response
     if response.status < 400:
         raise _redirected(response)
-    found = _parsed(response.body) or {}
-    if not found.get("detail"):
-        found = found | {"detail": f"no problem document in {len(response.body)} bytes of body"}
-        lookup = False  # this 404 is somebody else's: the URL is wrong, not the problem untuned
-    raise problem_error(response.status, found, lookup=lookup, wait=retry_after(response.headers))
+    problem = _parsed(response.body) or {}
+    if not problem.get("detail"):
+        problem = problem | {"detail": f"no problem document in {len(response.body)} bytes of body"}
+        lookup = False  # another server's 404: the URL is wrong, not the problem untuned
+    raise problem_error(response.status, problem, lookup=lookup, wait=retry_after(response.headers))
 
 
 def _text(value: object) -> str:
-    """What JSON has as text, which may be half of a character that cannot be encoded."""
+    # JSON may hold half of a surrogate pair, which cannot be encoded.
     return str(value or "").encode(errors="replace").decode()
 
 
 def _redirected(response: Response) -> ServiceFault:
-    """The error for a redirect, which is not followed: who gets the key is the caller's to say."""
+    """The error for a redirect. It is not followed: only the caller decides who gets the key."""
     place = response.headers.get("location", "").partition("?")[0]
     advice = f"to {place}: use that server's URL" if place else "to nowhere: is the URL right?"
     return ServiceFault(response.status, "Redirected", f"the service's URL redirects {advice}")
 
 
 def problem_error(
-    status: int, found: dict[str, Any], *, lookup: bool = False, wait: float | None = None
+    status: int, problem: dict[str, Any], *, lookup: bool = False, wait: float | None = None
 ) -> ServiceError:
-    """The exception that a problem document stands for."""
+    """The exception for a problem document (RFC 9457)."""
     known = {int(code) for code in http.HTTPStatus}
     phrase = http.HTTPStatus(status).phrase if status in known else ""
-    title, detail = _text(found.get("title") or phrase), _text(found.get("detail"))
+    title, detail = _text(problem.get("title") or phrase), _text(problem.get("detail"))
     if status in (429, 503):
-        return Busy(status, title, detail, found, 1.0 if wait is None else wait)
+        return Busy(status, title, detail, problem, 1.0 if wait is None else wait)
+    kind: type[ServiceError] = Rejected
     if status >= 500:
-        return ServiceFault(status, title, detail, found)
-    if status == 404 and lookup and not str(found.get("type", "")).endswith(":not-found"):
-        return NotTuned(status, title, detail, found)
-    if status == 401:
-        hint = (
-            "Pass it as api_key=, or set GEMMSMITH_API_KEY, and GEMMSMITH_URL to the service that "
-            "it is for."
+        kind = ServiceFault
+    elif status == 404 and lookup and not str(problem.get("type", "")).endswith(":not-found"):
+        kind = NotTuned
+    elif status == 401:
+        kind = Unauthorized
+        detail += (
+            " Pass it as api_key=, or set GEMMSMITH_API_KEY, and GEMMSMITH_URL to the service "
+            "that it is for."
         )
-        return Unauthorized(status, title, f"{detail} {hint}", found)
-    if status == 403:
-        return Forbidden(status, title, detail, found)
-    return Rejected(status, title, detail, found)
+    elif status == 403:
+        kind = Forbidden
+    return kind(status, title, detail, problem)

@@ -1,14 +1,12 @@
-"""What is asked of a service, without asking: requests to build.
+"""Builds requests to a service, and checks the arguments of a call before anything is sent.
 
-Nothing here opens a socket, sleeps or touches a file, so the synchronous and the asynchronous
-client share every line of it. What cannot be right is refused before anything is sent.
+Nothing here opens a socket, sleeps or touches a file.
 """
 
 from __future__ import annotations
 
 import json
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex
 from urllib.parse import quote
@@ -20,8 +18,6 @@ from gemmsmith.operation import Grouping, Operation
 from gemmsmith.problem import Problem
 from gemmsmith.tuning import Effort
 
-BATCH_LIMIT = 256
-"""Problems per `POST /best:batch`; longer lists are sent in several requests."""
 RUNS = "Gemmsmith-Runs"
 """The header in which a client says which backends' kernels it can run, separated by spaces."""
 MAX_CALLS = 10**15
@@ -32,12 +28,11 @@ MAX_DEADLINE_S = 30 * 86_400
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """One HTTP request. All of this library may be repeated safely but those of `choice_request`.
+    """One HTTP request.
 
     Attributes:
-        delay: seconds to wait before it is sent (back-off after a failed attempt).
-        read_timeout: overrides the client's read timeout when set.
-        bound: which of `gemmsmith.bounds.Bounds` holds for what comes back.
+        read_timeout: seconds of one attempt; None for the client's own time-out.
+        bound: which of `gemmsmith.bounds.Bounds` holds for the answer.
     """
 
     method: str
@@ -45,25 +40,22 @@ class Request:
     params: tuple[tuple[str, str], ...] = ()
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes | None = None
-    delay: float = 0.0
     read_timeout: float | None = None
     bound: str = "answer_bytes"
+
+    def with_header(self, name: str, text: str | None) -> Request:
+        """The request with a further header, unless its text is None or empty."""
+        return replace(self, headers=(*self.headers, (name, text))) if text else self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Query:
-    """A lookup: the problem and on which device model it is asked."""
+    """A lookup: the problem, and the device model."""
 
     problem: Problem
     device: str | None = None
     arch: str | None = None
     exact: bool = False
-
-
-def tune_call(query: Query) -> str:
-    """The call of a client that would order the tuning of what is asked, as Python writes it."""
-    device = "" if query.device is None else f", device={query.device!r}"
-    return f"client.tune({query.problem.arguments}{device})"
 
 
 def problem_of(
@@ -81,9 +73,9 @@ def problem_of(
     epilogue: str | None = None,
     accumulate: bool | None = None,
 ) -> Problem:
-    """The problem by what people and requests say of it; what is None is as `dtype` says.
+    """The problem with these fields; those that are None follow from `dtype`.
 
-    `groups` is what the batch of a grouped operation is called.
+    `groups` is another name for the batch of a grouped operation.
 
     Raises:
         InvalidProblem: names the field and what it accepts.
@@ -123,27 +115,23 @@ def calls_of(calls: int) -> int:
     Raises:
         InvalidProblem: not an integer, or out of range; the message has the range.
     """
-    found = integer(calls)
-    if found is None or not 0 <= found <= MAX_CALLS:
-        raise InvalidProblem("calls", f"calls must be an integer in 0 … {MAX_CALLS}, got {calls!r}")
-    return found
+    return _in_range("calls", calls, 0, MAX_CALLS)
 
 
 def deadline_of(deadline_s: int | None) -> int | None:
-    """The deadline, checked: seconds from now, or None for none.
+    """The deadline in seconds from now, checked; None if there is no deadline.
 
     Raises:
         InvalidProblem: not an integer, or out of range; the message has the range.
     """
-    if deadline_s is None:
-        return None
-    found = integer(deadline_s)
-    if found is None or not 1 <= found <= MAX_DEADLINE_S:
-        raise InvalidProblem(
-            "deadline_s",
-            f"deadline_s must be an integer in 1 … {MAX_DEADLINE_S}, got {deadline_s!r}",
-        )
-    return found
+    return None if deadline_s is None else _in_range("deadline_s", deadline_s, 1, MAX_DEADLINE_S)
+
+
+def _in_range(name: str, value: int, least: int, most: int) -> int:
+    number = integer(value)
+    if number is None or not least <= number <= most:
+        raise InvalidProblem(name, f"{name} must be an integer in {least} … {most}, got {value!r}")
+    return number
 
 
 def fields_of(problem: Problem) -> dict[str, Any]:
@@ -158,17 +146,8 @@ def fields_of(problem: Problem) -> dict[str, Any]:
     }
 
 
-def _post(path: str, body: Mapping[str, Any], *headers: tuple[str, str]) -> Request:
-    return Request(
-        method="POST",
-        path=path,
-        headers=(("content-type", "application/json"), *headers),
-        body=json.dumps(body).encode(),
-    )
-
-
 def get(path: str, /, **params: object) -> Request:
-    """A GET; parameters that are None are left out, booleans become `true` and `false`."""
+    """A GET. Parameters that are None are left out; booleans become `true` and `false`."""
     return Request(
         method="GET",
         path=path,
@@ -180,88 +159,13 @@ def get(path: str, /, **params: object) -> Request:
     )
 
 
-def best_request(query: Query, etag: str | None = None) -> Request:
-    """`GET /best`, revalidating `etag` when the answer is already cached."""
-    request = get(
-        "/best",
-        **fields_of(query.problem),
-        device=query.device,
-        arch=query.arch,
-        exact=query.exact or None,
-    )
-    return replace(request, headers=(("if-none-match", etag),)) if etag else request
-
-
-def batch_request(queries: Sequence[Query]) -> Request:
-    """`POST /best:batch`; all queries share device, arch and exactness."""
-    body: dict[str, Any] = {"problems": [fields_of(query.problem) for query in queries]}
-    first = queries[0]
-    if first.device is not None:
-        body["device"] = first.device
-    if first.arch is not None:
-        body["arch"] = first.arch
-    if first.exact:
-        body["exact"] = True
-    return _post("/best:batch", body)
-
-
-def tune_request(
-    problem: Problem,
-    *,
-    effort: Effort,
-    priority: int,
-    device: str | None,
-    calls: int,
-    deadline_s: int | None,
-) -> Request:
-    """`POST /tune` with an Idempotency-Key, so that repeating it enqueues nothing twice."""
-    body = fields_of(problem) | {"effort": str(effort), "priority": priority}
-    if device is not None:
-        body["device"] = device
-    if calls:  # services from before there was such a field refuse it
-        body["calls"] = calls
-    if deadline_s is not None:
-        body["deadline_s"] = deadline_s
-    return _post("/tune", body, ("idempotency-key", uuid.uuid4().hex))
+def post(path: str, body: Mapping[str, Any]) -> Request:
+    """A POST of a JSON object. Fields that are None are left out."""
+    fields = {name: value for name, value in body.items() if value is not None}
+    request = Request(method="POST", path=path, body=json.dumps(fields).encode())
+    return request.with_header("content-type", "application/json")
 
 
 def job_path(identifier: str) -> str:
     """The path of a job, whatever characters its identifier has."""
     return f"/jobs/{quote(identifier, safe='')}"
-
-
-def retry_request(identifier: str) -> Request:
-    """`POST /jobs/{id}/retry` with an Idempotency-Key, so that repeating it orders one job."""
-    return Request(
-        method="POST",
-        path=f"{job_path(identifier)}/retry",
-        headers=(("idempotency-key", uuid.uuid4().hex),),
-    )
-
-
-def choice_request(
-    verb: str, problem: Problem, *, device: str | None, revision: int | None
-) -> Request:
-    """`POST /winners/{verb}`: a person's choice of what is served for the problem."""
-    chosen = {"device": device, "revision": revision}
-    given = {name: value for name, value in chosen.items() if value is not None}
-    return _post(f"/winners/{verb}", fields_of(problem) | given)
-
-
-def pack_request(pack_hash: str) -> Request:
-    """`GET /packs/{hash}`."""
-    return replace(get(f"/packs/{quote(pack_hash, safe='')}"), bound="pack_bytes")
-
-
-def snapshot_request(
-    device: str | None, arch: str | None, tag: str | None, *, since: str | None = None
-) -> Request:
-    """`GET /snapshot`, of the device model's winners unless they still have that `tag`.
-
-    With `since`, what has changed after that revision will do.
-    """
-    request = get("/snapshot", device=device, arch=arch, since=since)
-    request = replace(request, bound="snapshot_bytes")
-    if tag is None:
-        return request
-    return replace(request, headers=(*request.headers, ("if-none-match", f'"{tag}"')))

@@ -1,7 +1,7 @@
-"""When to try again and how long to wait first: exponential back-off with full jitter.
+"""When to try again, and how long to wait first: exponential back-off with full jitter.
 
-Pure: it decides, the clients wait. `Retry-After` is honoured up to `longest`; a service that asks
-for more is reported as `Busy` at once, so that the caller decides.
+`Retry-After` is honoured up to `longest`; a service that asks for more is reported as `Busy` at
+once, so that the caller decides.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gemmsmith.errors import Busy
-from gemmsmith.http.replies import NoAnswer, Reply, retry_after
+from gemmsmith.http.replies import Reply, Response, retry_after
 
 RETRIED = frozenset({429, 502, 503, 504})
 """Statuses that say 'not now'; any other is an answer."""
@@ -37,12 +37,12 @@ class RetryPolicy:
     statuses: frozenset[int] = RETRIED
 
     def delay(self, attempt: int, reply: Reply) -> float | None:
-        """Seconds to wait before attempt `attempt + 1`, or None: the reply is final.
+        """Seconds to wait before the next attempt. Returns None if the reply is final.
 
         `attempt` counts from 0.
         """
         asked: float | None = None
-        if not isinstance(reply, NoAnswer):
+        if isinstance(reply, Response):
             if reply.status not in self.statuses:
                 return None
             asked = retry_after(reply.headers)
@@ -55,33 +55,33 @@ class RetryPolicy:
 
 
 class Patience:
-    """How long an order waits for room in the service's queue.
+    """How long a request for a job waits for room in the service's queue.
 
     Args:
-        timeout: seconds in all; None for any number, 0 to leave it at the usual few attempts.
-        on_busy: told of every refusal that is waited out; its `retry_after` is how long.
+        timeout: seconds in all; None for no limit, 0 for the retry policy's few attempts.
+        on_busy: called before each wait with the refusal; its `retry_after` is how long.
     """
 
     def __init__(
         self, timeout: float | None, on_busy: Callable[[Busy], None] = lambda _: None
     ) -> None:
-        self.deadline = None if timeout is None else time.monotonic() + timeout
+        self._deadline = None if timeout is None else time.monotonic() + timeout
         self._on_busy = on_busy
 
     def left(self) -> float | None:
-        """Seconds left; None where any number is."""
-        return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+        """Seconds left. Returns None if there is no limit."""
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def pause(self, busy: Busy) -> float:
-        """Seconds to wait before the refused order is sent again.
+        """Seconds to wait before the refused request is sent again.
 
         Raises:
-            Busy: the refusal itself, where that would be too late.
+            Busy: the refusal itself, if that would be too late.
         """
         left = self.left()
         if left is not None and busy.retry_after >= left:
             raise busy
         self._on_busy(busy)
-        # Orders that were refused together do not all come back together.
+        # Requests that were refused together do not all come back together.
         later = busy.retry_after * random.uniform(1.0, 1.25)  # noqa: S311
         return later if left is None else min(later, left)

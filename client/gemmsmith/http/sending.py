@@ -1,4 +1,8 @@
-"""Sends requests and receives replies, one attempt each: `Sender`, and `AsyncSender` awaited.
+"""Sends requests and receives replies, one attempt at a time.
+
+The calls of this library are coroutines, and all that they wait for is a sender. What a `Sender`
+does blocks and never suspends, so its `run` gets through a whole call in one step, without an event
+loop. With an `AsyncSender`, the caller's event loop runs the calls.
 
 An attempt ends by its deadline (`gemmsmith.http.deadline`), and never raises for what the other
 side does: that is a `NoAnswer`, with the reason.
@@ -7,17 +11,21 @@ side does: that is a `NoAnswer`, with the reason.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Iterator
-from contextlib import aclosing, contextmanager
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import httpx
 
-from gemmsmith.bounds import BOUNDS, BoundedBody, Bounds
-from gemmsmith.http.deadline import LATE, Deadline
+from gemmsmith.bounds import BOUNDS, BoundedBody
+from gemmsmith.http.deadline import LATE, Clock, Deadline, TimedBackend
 from gemmsmith.http.replies import NoAnswer, Reply
 from gemmsmith.http.requests import Request, get
 from gemmsmith.http.transport import OfProcess, Setup
 from gemmsmith.showing import line
+
+T = TypeVar("T")
 
 _FAILED = (httpx.RequestError, httpx.InvalidURL, TimeoutError, UnicodeError)
 """How attempts fail. The first is httpx's, TimeoutError asyncio's; InvalidURL and UnicodeError are
@@ -25,142 +33,160 @@ those of a redirect to a host that cannot be."""
 
 
 class Sender:
-    """Sends for one client, whose connections are those of this process."""
+    """Sends for one client, whose connections are those of this process. Threads may share it."""
 
-    def __init__(self, setup: Setup, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(self, setup: Setup, transport: Any = None) -> None:
         self._setup = setup
-        self._client = OfProcess(
-            lambda: httpx.Client(transport=transport or setup.transport(), **setup.options())
-        )
+        self._clock = Clock()
+        self._client = OfProcess(partial(self._connected, setup, transport, self._clock))
         self._client()
 
     @property
-    def http(self) -> httpx.Client:
-        """What this process sends with."""
+    def http(self) -> Any:
+        """The httpx client of this process."""
         return self._client()
 
-    def send(self, request: Request) -> Reply:
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        """The result of a call."""
+        try:
+            call.send(None)
+        except StopIteration as stop:
+            return cast("T", stop.value)
+        raise AssertionError(f"{call} waits for something else than its sender")
+
+    def iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
+        """The items of a call, one by one."""
+        try:
+            while True:
+                yield self.run(items.__anext__())
+        except StopAsyncIteration:
+            return
+        finally:
+            self.run(items.aclose())
+
+    async def send(self, request: Request) -> Reply:
         """The whole reply."""
         limit = Deadline(self._setup.seconds(request))
         try:
-            with self._begun(request, limit) as response:
-                return self._read(response, request, limit)
+            response = await self._open(request, limit)
+            try:
+                return await self._read(response, request, limit)
+            finally:
+                await self._close(response)
         except _FAILED as error:
             return _no_answer(error)
 
-    def stream(self, request: Request) -> Generator[bytes | Reply, None, None]:
+    async def stream(self, request: Request) -> AsyncGenerator[bytes | Reply, None]:
         """The pieces of an event stream as they come; the reply that came instead, or ended it.
 
         Each piece comes within the time-out of a whole reply.
         """
         limit, http = Deadline(self._setup.seconds(request)), self.http
         try:
-            with self._begun(request, limit) as response:
-                if not _is_stream(response):
-                    yield self._read(response, request, limit)
-                    return
-                pieces = response.iter_raw()
-                while self.http is http:  # else this is a forked process: its parent reads the rest
-                    with self._setup.clock.within(Deadline(self._setup.seconds(request))):
-                        piece = next(pieces, None)
-                    if piece is None:
-                        return
-                    yield piece
-        except _FAILED as error:
-            yield _no_answer(error)
-
-    @contextmanager
-    def _begun(self, request: Request, limit: Deadline) -> Iterator[httpx.Response]:
-        """The response as soon as its head is there."""
-        with self._setup.clock.within(limit):
-            sent = self.http.build_request(**self._setup.arguments(request))
-            response = self.http.send(sent, stream=True)
-        try:
-            yield response
-        finally:
-            response.close()
-
-    def _read(self, response: httpx.Response, request: Request, limit: Deadline) -> Reply:
-        body = _body(response, request, self._setup.session.bounds)
-        with self._setup.clock.within(limit):
-            if response.is_stream_consumed:
-                body.take(response.content)
-                return body.reply()
-            for piece in response.iter_raw():
-                limit.arrived(len(piece))
-                if not body.take(piece):
-                    break
-        return body.reply()
-
-
-class AsyncSender:
-    """`Sender`, awaited."""
-
-    def __init__(self, setup: Setup, transport: httpx.AsyncBaseTransport | None = None) -> None:
-        self._setup = setup
-        self._client = OfProcess(
-            lambda: httpx.AsyncClient(
-                transport=transport or setup.async_transport(), **setup.options()
-            )
-        )
-        self._client()
-
-    @property
-    def http(self) -> httpx.AsyncClient:
-        """As `Sender.http`."""
-        return self._client()
-
-    async def send(self, request: Request) -> Reply:
-        """As `Sender.send`."""
-        limit = Deadline(self._setup.seconds(request))
-        try:
-            async with aclosing(await self._begun(request, limit)) as response:
-                return await self._read(response, request, limit)
-        except _FAILED as error:
-            return _no_answer(error)
-
-    async def stream(self, request: Request) -> AsyncGenerator[bytes | Reply, None]:
-        """As `Sender.stream`."""
-        limit = Deadline(self._setup.seconds(request))
-        try:
-            async with aclosing(await self._begun(request, limit)) as response:
+            response = await self._open(request, limit)
+            try:
                 if not _is_stream(response):
                     yield await self._read(response, request, limit)
                     return
-                pieces = response.aiter_raw()
-                while True:
-                    async with asyncio.timeout(self._setup.seconds(request)):
-                        piece = await anext(pieces, None)
+                pieces = self._pieces(response)
+                while self.http is http:  # else this is a forked process: its parent reads the rest
+                    piece = await self._next(pieces, Deadline(self._setup.seconds(request)))
                     if piece is None:
                         return
                     yield piece
+            finally:
+                await self._close(response)
         except _FAILED as error:
             yield _no_answer(error)
 
-    async def _begun(self, request: Request, limit: Deadline) -> httpx.Response:
-        async with asyncio.timeout(limit.left()):
-            sent = self.http.build_request(**self._setup.arguments(request))
-            return await self.http.send(sent, stream=True)
-
     async def _read(self, response: httpx.Response, request: Request, limit: Deadline) -> Reply:
-        body = _body(response, request, self._setup.session.bounds)
-        async with asyncio.timeout(limit.left()) as timeout:
-            if response.is_stream_consumed:
-                body.take(response.content)
-                return body.reply()
-            async for piece in response.aiter_raw():
-                limit.arrived(len(piece))
-                timeout.reschedule(asyncio.get_running_loop().time() + limit.left())
-                if not body.take(piece):
-                    break
+        headers = {name.lower(): value for name, value in response.headers.items()}
+        whole = response.is_stream_consumed  # of a transport that is no network: unpacked as well
+        if whole:
+            headers.pop("content-encoding", None)
+        body = BoundedBody(response.status_code, headers, request.bound, self._setup.bounds)
+        if whole:
+            body.take(response.content)
+            return body.reply()
+        pieces = self._pieces(response)
+        while (piece := await self._next(pieces, limit)) is not None:
+            limit.arrived(len(piece))
+            if not body.take(piece):
+                break
         return body.reply()
 
+    # What follows blocks. An `AsyncSender` awaits it.
 
-def _body(response: httpx.Response, request: Request, bounds: Bounds) -> BoundedBody:
-    headers = {name.lower(): value for name, value in response.headers.items()}
-    if response.is_stream_consumed:  # of a transport that is no network: whole, and unpacked
-        headers.pop("content-encoding", None)
-    return BoundedBody(response.status_code, headers, request.bound, bounds)
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    async def apply(self, function: Callable[..., T], *arguments: object) -> T:
+        """Call a function that reads or writes large files."""
+        return function(*arguments)
+
+    @staticmethod
+    def _connected(setup: Setup, transport: Any, clock: Clock) -> Any:
+        if transport is None:
+            transport = setup.transport(httpx.HTTPTransport)
+            # httpx takes no backend of its callers; httpcore, whose pool this is, does.
+            transport._pool._network_backend = TimedBackend(clock)
+        return httpx.Client(transport=transport, **setup.options())
+
+    async def _open(self, request: Request, limit: Deadline) -> httpx.Response:
+        """The response as soon as its head is there."""
+        with self._clock.within(limit):
+            sent = self.http.build_request(**self._setup.arguments(request))
+            return cast("httpx.Response", self.http.send(sent, stream=True))
+
+    def _pieces(self, response: httpx.Response) -> Any:
+        return response.iter_raw()
+
+    async def _next(self, pieces: Any, limit: Deadline) -> bytes | None:
+        with self._clock.within(limit):
+            return next(pieces, None)
+
+    async def _close(self, response: httpx.Response) -> None:
+        response.close()
+
+
+class AsyncSender(Sender):
+    """Awaits the caller's event loop.
+
+    `run` and `iterate` return the call itself, to be awaited. Their types are corrected where both
+    clients share a method: in `gemmsmith.http.aio`.
+    """
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        return cast("T", call)
+
+    def iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
+        return cast("Iterator[T]", items)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def apply(self, function: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.to_thread(function, *arguments)
+
+    @staticmethod
+    def _connected(setup: Setup, transport: Any, _clock: Clock) -> Any:
+        transport = transport or setup.transport(httpx.AsyncHTTPTransport)
+        return httpx.AsyncClient(transport=transport, **setup.options())
+
+    async def _open(self, request: Request, limit: Deadline) -> httpx.Response:
+        async with asyncio.timeout(limit.left()):
+            sent = self.http.build_request(**self._setup.arguments(request))
+            return cast("httpx.Response", await self.http.send(sent, stream=True))
+
+    def _pieces(self, response: httpx.Response) -> Any:
+        return response.aiter_raw()
+
+    async def _next(self, pieces: Any, limit: Deadline) -> bytes | None:
+        async with asyncio.timeout(limit.left()):
+            return await anext(pieces, None)
+
+    async def _close(self, response: httpx.Response) -> None:
+        await response.aclose()
 
 
 def _is_stream(response: httpx.Response) -> bool:
@@ -175,13 +201,12 @@ def _no_answer(error: Exception) -> NoAnswer:
 
 
 def ask(url: str, path: str, *, timeout: float) -> Reply:
-    """What answers one GET there, at a service that may not be one; the key stays here.
+    """The reply to one GET, from a server that may not be a service; no key is sent.
 
     Raises:
         ValueError: not a URL.
         ServiceUnavailable: the environment's proxy cannot be used.
     """
-    setup = Setup(url, False, timeout, 0, None, BOUNDS)
-    sender = Sender(setup)
+    sender = Sender(Setup(url, False, timeout, 0, None, BOUNDS))
     with sender.http:
-        return sender.send(get(path))
+        return sender.run(sender.send(get(path)))

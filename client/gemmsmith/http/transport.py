@@ -1,7 +1,7 @@
 """What both HTTP clients set up alike: URL, API key, proxy, time-outs, headers, caches.
 
 The key is in the header that goes to the service, and nowhere else: in no message, log or `repr`.
-The environment's key goes to the environment's service alone, whatever other services are asked.
+The environment's key goes only to the environment's service, whatever other services are used.
 """
 
 from __future__ import annotations
@@ -23,18 +23,15 @@ from gemmsmith.answers.cache import AnswerCache, Cache, NoCache, PackCache, defa
 from gemmsmith.answers.snapshot import Shelf
 from gemmsmith.bounds import GZIP, Bounds
 from gemmsmith.http.address import DEFAULT_URL, Address, no_way
-from gemmsmith.http.deadline import Clock, TimedBackend
 from gemmsmith.http.requests import RUNS, Request
-from gemmsmith.http.retry import RetryPolicy
-from gemmsmith.http.session import Session
 from gemmsmith.kernel import Backend
 
 DEFAULT_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 5.0
 URL = "GEMMSMITH_URL"
-"""The environment variable that has the service's URL where none is passed."""
+"""The environment variable that has the service's URL if none is passed."""
 API_KEY = "GEMMSMITH_API_KEY"
-"""The environment variable that has the key where none is passed: that of the service of `URL`."""
+"""The environment variable that has the key if none is passed: that of the service of `URL`."""
 
 _KEY = re.compile(r"[!-~]{1,500}")
 
@@ -45,10 +42,10 @@ T = TypeVar("T")
 
 
 class OfProcess(Generic[T]):
-    """What every process makes for itself, when it first needs it.
+    """What every process makes for itself when it first needs it.
 
     A forked child that sends on its parent's connections gets the parent's answers, and the parent
-    gets the child's. Nor does the child close them, which would end them for both.
+    gets the child's. Nor may the child close them, which would end them for both.
     """
 
     def __init__(self, make: Callable[[], T]) -> None:
@@ -56,7 +53,6 @@ class OfProcess(Generic[T]):
         self._made: tuple[int, T] | None = None
 
     def __call__(self) -> T:
-        """This process's own."""
         if self._made is None or self._made[0] != os.getpid():
             self._made = (os.getpid(), self._make())
         return self._made[1]
@@ -81,28 +77,23 @@ class Setup:
         if retries < 0:
             raise ValueError(f"retries must be 0 or more, got {retries}")
         self.url = self._address.url
-        self.clock = Clock()
+        self.retries = retries
+        self.bounds = bounds
         self._timeout = timeout
         self._folder = OfProcess(self._temporary_folder)
         self._remove: Callable[[], object] = lambda: None
-        self.cache_dir = default_cache_dir() if cache_dir == "default" else cache_dir
-        cache: Cache = NoCache()
-        if self.cache_dir is not None:
-            cache = AnswerCache(Path(self.cache_dir), self.url)
-        self.session = Session(
-            url=self.url, retry=RetryPolicy(retries=retries), cache=cache, bounds=bounds
-        )
-        # An event stream is waited on for minutes: it outlives a restart of the service.
-        self.stream_retry = RetryPolicy(retries=retries * 3)
+        self._cache_dir = default_cache_dir() if cache_dir == "default" else cache_dir
+        self.cache: Cache = NoCache()
+        if self._cache_dir is not None:
+            self.cache = AnswerCache(Path(self._cache_dir), self.url)
 
     def packs(self) -> PackCache:
         """Where packs go; without a cache folder, a temporary one until the client is closed."""
-        return PackCache(self._folder() if self.cache_dir is None else Path(self.cache_dir))
+        return PackCache(self._folder() if self._cache_dir is None else Path(self._cache_dir))
 
     def shelf(self, device: str | None, arch: str | None) -> Shelf:
         """Where the last snapshot of a device model is kept."""
-        most = self.session.bounds.snapshot_bytes
-        return Shelf(self.cache_dir, self.url, device, arch, most)
+        return Shelf(self._cache_dir, self.url, device, arch, self.bounds.snapshot_bytes)
 
     def _temporary_folder(self) -> Path:
         folder = Path(tempfile.mkdtemp(prefix="gemmsmith-"))
@@ -114,27 +105,17 @@ class Setup:
         self._remove()
         self._folder = OfProcess(self._temporary_folder)
 
-    def transport(self) -> httpx.HTTPTransport:
-        """The synchronous client's way to the service.
+    @cached_property
+    def _proxy(self) -> httpx.Proxy | None:
+        # Once: a forked child must not read the proxy settings of macOS.
+        return self._address.proxy()
+
+    def transport(self, kind: Callable[..., T]) -> T:
+        """An httpx transport of this kind that leads to the service.
 
         Raises:
             ServiceUnavailable: the environment's proxy cannot be used.
         """
-        transport = self._by_proxy(httpx.HTTPTransport)
-        # httpx takes no backend of its callers; httpcore, whose pool this is, does.
-        transport._pool._network_backend = TimedBackend(self.clock)
-        return transport
-
-    def async_transport(self) -> httpx.AsyncHTTPTransport:
-        """The asynchronous client's, as `transport`."""
-        return self._by_proxy(httpx.AsyncHTTPTransport)
-
-    @cached_property
-    def _proxy(self) -> httpx.Proxy | None:
-        # A forked child takes its parent's: macOS's own settings are not for it to ask for.
-        return self._address.proxy()
-
-    def _by_proxy(self, kind: Callable[..., T]) -> T:
         proxy = self._proxy
         try:
             return kind(proxy=proxy)
@@ -158,7 +139,7 @@ class Setup:
         }
 
     def arguments(self, request: Request) -> dict[str, Any]:
-        """Arguments of httpx's `build_request` and `stream`."""
+        """Arguments of httpx's `build_request`."""
         seconds = self.seconds(request)
         # Connecting ends by its own time-out: httpcore leaves a handshake open that is cancelled.
         connect = min(seconds / 2, CONNECT_TIMEOUT_S)
@@ -177,7 +158,7 @@ class Setup:
 
 
 def _remove(folder: Path, process: int) -> None:
-    """Remove what this process made; a forked child inherits the finalizer, not the folder."""
+    # A forked child inherits the finalizer, but not the folder.
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -190,7 +171,7 @@ def _authorization(api_key: ApiKey, address: Address) -> dict[str, str]:
     """The header that carries the key, if this service gets one.
 
     Raises:
-        ValueError: it cannot be one; the message does not show it.
+        ValueError: it is not an API key; the message does not show it.
     """
     if api_key is False:
         return {}

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from gemmsmith import AsyncClient, Client
+
 
 @dataclass
 class Seen:
@@ -42,6 +44,15 @@ class Misbehaving:
 
     def say(self, *replies: Say) -> None:
         self.script[:] = replies
+
+
+def never_wait(client: Client | AsyncClient) -> None:
+    """Let the client repeat its requests at once."""
+
+    async def sleep(_: float) -> None:
+        pass
+
+    client._sender.sleep = sleep  # type: ignore[method-assign]
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -26,7 +26,7 @@ from gemmsmith import (
 )
 from gemmsmith.answers.bundle import write_bundle
 from tests.support.snapshots import BIG, CONTENT, PACK, row, snapshot
-from tests.unit.client.misbehaving import Misbehaving, Say, job, stream
+from tests.unit.client.misbehaving import Misbehaving, Say, job, never_wait, stream
 
 BOMB = gzip.compress(bytes(2**27), 9)
 """130 KB that unfold to 128 MiB."""
@@ -37,7 +37,7 @@ LEAST = 2**25
 def blocking(server: Misbehaving, call: str, *arguments: Any, **options: Any) -> Any:
     """What a call of the synchronous client gives; a list of what is iterated over."""
     with Client(server.url, retries=0, timeout=5, **{"cache_dir": None, **options}) as client:
-        client._sleep = lambda _: None
+        never_wait(client)
         found = getattr(client, call)(*arguments)
         return list(found) if call in ("jobs", "results", "packs", "job_events") else found
 

@@ -1,9 +1,8 @@
-"""The asynchronous client drives the same flows; here only what is its own."""
+"""The asynchronous client: what its calls share with the other (test_client_twins) is not here."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections.abc import Coroutine
 from pathlib import Path
@@ -12,7 +11,15 @@ from typing import Any
 import pytest
 
 from gemmsmith import AsyncClient, InvalidProblem, NotTuned, ServiceUnavailable, TunedAnswer
-from tests.unit.client.misbehaving import NOT_TUNED, UNAVAILABLE, Misbehaving, Say, job, stream
+from tests.unit.client.misbehaving import (
+    NOT_TUNED,
+    UNAVAILABLE,
+    Misbehaving,
+    Say,
+    job,
+    never_wait,
+    stream,
+)
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
@@ -21,11 +28,7 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 def quick(server: Misbehaving, root: Path) -> AsyncClient:
     client = AsyncClient(server.url, retries=2, timeout=5, cache_dir=root)
-
-    async def no_sleep(_: float) -> None:
-        await asyncio.sleep(0)
-
-    client._sleep = no_sleep
+    never_wait(client)
     return client
 
 
@@ -69,19 +72,6 @@ def test_wait_resumes(server, served, answer, tmp_path: Path) -> None:
     run(test())
 
 
-def test_tune_says_how_often_a_problem_is_run(server, tmp_path: Path) -> None:
-    async def test() -> None:
-        async with quick(server, tmp_path) as client:
-            server.say(job("waiting", calls=96, expected_saving_us=48.0))
-            handle = await client.tune(256, 4096, 4096, calls=96)
-            assert json.loads(server.seen[0].body)["calls"] == 96
-            assert handle.status.expected_saving_us == 48.0
-            with pytest.raises(InvalidProblem, match="calls must be an integer in 0"):
-                await client.tune(256, 4096, 4096, calls=-1)
-
-    run(test())
-
-
 def test_wait_can_be_cancelled(server, tmp_path: Path) -> None:
     async def test() -> None:
         async with quick(server, tmp_path) as client:
@@ -92,21 +82,5 @@ def test_wait_can_be_cancelled(server, tmp_path: Path) -> None:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.2):
                     await handle.wait()
-
-    run(test())
-
-
-def test_listings_and_packs(server, tmp_path: Path) -> None:
-    async def test() -> None:
-        async with quick(server, tmp_path) as client:
-            server.say(Say(200, b'{"trials": [{"id": 1}], "links": {}}'))
-            assert [row["id"] async for row in client.results()] == [1]
-            server.say(Say(200, b"ELF"))
-            assert (await client.pack(hashlib.sha256(b"ELF").hexdigest())).read_bytes() == b"ELF"
-            server.say(Say(200, b'{"devices": []}'))
-            assert await client.devices() == []
-            server.say(job("cancelled"))
-            handle = await client.job("j1")
-            assert (await handle.cancel()).state.terminal
 
     run(test())

@@ -39,6 +39,7 @@ from tests.unit.client.misbehaving import (
     Misbehaving,
     Say,
     job,
+    never_wait,
     stream,
 )
 
@@ -46,7 +47,7 @@ from tests.unit.client.misbehaving import (
 @pytest.fixture
 def client(server: Misbehaving, tmp_path: Path) -> Iterator[Client]:
     with Client(server.url, timeout=5, retries=2, cache_dir=tmp_path) as found:
-        found._sleep = lambda _: None
+        never_wait(found)
         yield found
 
 

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from gemmsmith import AsyncClient, Bounds, Client, GemmsmithError, ServiceFault, ServiceUnavailable
-from gemmsmith.answers.cache import NoCache
-from gemmsmith.http.replies import NoAnswer
-from gemmsmith.http.requests import get
+from gemmsmith.http.replies import NoAnswer, Reply
+from gemmsmith.http.requests import Request, get
 from gemmsmith.http.retry import RetryPolicy
+from gemmsmith.http.sending import Sender
 from gemmsmith.http.session import Session
-from tests.unit.client.misbehaving import raw
+from gemmsmith.http.transport import Setup
+from tests.unit.client.misbehaving import never_wait, raw
 
 TIMEOUT_S = 0.15
 PATIENCE_S = 2.5
@@ -80,7 +81,7 @@ def ask(kind: type, url: str, call: str, *arguments: Any, **options: Any) -> Any
     options = {"timeout": TIMEOUT_S, "retries": 0, "cache_dir": None} | options
     if kind is Client:
         with Client(url, **options) as client:
-            client._sleep = lambda _: None
+            never_wait(client)
             found = getattr(client, call)(*arguments, **extra)
             return next(found) if call in ("jobs", "job_events") else found
 
@@ -122,17 +123,27 @@ def test_retries_are_within_bounds_as_well(kind: type) -> None:
         assert time.monotonic() - began < 2 * PATIENCE_S
 
 
-def test_no_attempt_begins_after_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+class LateSender(Sender):
+    """Waits for ten seconds of another clock, and gets no answer."""
+
     now = 0.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    retry = RetryPolicy(retries=1000, cap=0.0)
-    flow = Session(url="http://x", retry=retry, cache=NoCache()).exchange(get("/x"))
-    next(flow)
-    for now in (10.0, 20.0, 30.0, 40.0, 50.0, 60.0):  # noqa: B007 - the clock
-        flow.send(NoAnswer(reason="late"))
-    now = 70.0
+
+    async def send(self, request: Request) -> Reply:
+        self.now += 10.0
+        return NoAnswer(reason="late")
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_no_attempt_begins_after_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = Setup("http://x", False, 1.0, 1000, None, Bounds())
+    sender = LateSender(setup)
+    session = Session(setup, sender)
+    session.retry = RetryPolicy(retries=1000, cap=0.0)
+    monkeypatch.setattr("time.monotonic", lambda: sender.now)
     with pytest.raises(ServiceUnavailable, match="7 attempts"):
-        flow.send(NoAnswer(reason="late"))
+        sender.run(session.exchange(get("/x")))
 
 
 @KINDS

@@ -21,7 +21,7 @@ import pytest
 from gemmsmith import Answer, AsyncClient, Client, Lookup, Problem, Snapshot
 from tests.support.replacing import replace
 from tests.support.snapshots import CONTENT, PACK, row, snapshot
-from tests.unit.client.misbehaving import Misbehaving, Say, job, stream
+from tests.unit.client.misbehaving import Misbehaving, Say, job, never_wait, stream
 
 SIZES = [(4096, 6144, 1024), (256, 4096, 4096), (1024, 4096, 4096), (2048, 2048, 2048)]
 
@@ -147,7 +147,7 @@ def test_a_child_reads_events_on_its_own(server: Misbehaving, tmp_path: Path) ->
     rest = stream((2, "progress", {}), (3, "finished", {}))
     server.say(first, rest)
     with Client(server.url, cache_dir=None) as client:
-        client._sleep = lambda _: None
+        never_wait(client)
         events = client.job_events("j1")
         assert next(events) is not None
         server.say(job("running"), rest)

@@ -20,7 +20,7 @@ from gemmsmith.progress import NoDisplay, NotebookCell, TerminalLine, progress
 from gemmsmith.showing import address, bar, document, line, lines, table
 from gemmsmith.tuning import JobState
 from tests.support.replacing import replace
-from tests.unit.client.misbehaving import NOT_TUNED, Misbehaving, Say, job, stream
+from tests.unit.client.misbehaving import NOT_TUNED, Misbehaving, Say, job, never_wait, stream
 
 EVIL = "<script>alert('&')</script>"
 
@@ -38,7 +38,7 @@ def status(**more: Any) -> JobStatus:
 @pytest.fixture
 def client(server: Misbehaving, tmp_path: Path) -> Iterator[Client]:
     with Client(server.url, timeout=5, retries=2, cache_dir=tmp_path) as found:
-        found._sleep = lambda _: None
+        never_wait(found)
         yield found
 
 

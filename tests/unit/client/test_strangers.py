@@ -25,7 +25,7 @@ from gemmsmith import (
     TunedAnswer,
 )
 from tests.support.snapshots import row, snapshot
-from tests.unit.client.misbehaving import Misbehaving, Say, job, misbehaving, stream
+from tests.unit.client.misbehaving import Misbehaving, Say, job, misbehaving, never_wait, stream
 
 EVIL = "\x1b]0;x\x07\x1b[2J\x9b2J\r\nINFO forged\u2028line \u202e \x7f"
 PROBLEM = Problem(256, 4096, 4096)
@@ -84,7 +84,7 @@ ODD = [
 @pytest.fixture
 def client(server: Misbehaving, tmp_path: Path) -> Iterator[Client]:
     with Client(server.url, timeout=5, retries=0, cache_dir=tmp_path) as found:
-        found._sleep = lambda _: None
+        never_wait(found)
         yield found
 
 
@@ -218,7 +218,7 @@ def test_an_events_identifier_is_sent_back_if_it_can_be(server: Misbehaving) -> 
             stream((2, "finished", {})),
         )
         with Client(server.url, cache_dir=None) as client:
-            client._sleep = lambda _: None
+            never_wait(client)
             kinds = [event.kind for event in client.job_events("j1") if event]
         assert kinds == ["progress", "finished"]
 

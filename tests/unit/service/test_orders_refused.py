@@ -227,7 +227,7 @@ def test_the_command_waits_for_room_and_says_so(
             end_one(queue)
         slept(min(seconds, 0.05))
 
-    monkeypatch.setattr("gemmsmith.http.client.time.sleep", sleep)
+    monkeypatch.setattr("gemmsmith.http.sending.time.sleep", sleep)
     done = run(client, *asked)
     assert "the queue is full; asking again in" in done.stderr
     assert queue.list(limit=1)[0].problem == Problem(m=4, n=64, k=64)
