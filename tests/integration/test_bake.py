@@ -17,6 +17,7 @@ from gemmsmith.tuning import Effort
 from service import identity
 from service.cli import of_run
 from service.cli.main import app
+from service.cli.output import counted
 from service.settings import Settings
 from tests.support import fake_nvcc
 from tests.support.machines import compile_, document
@@ -99,7 +100,8 @@ def test_all_winners_are_compiled_and_baked(settings: Settings, tmp_path: Path) 
     path = tmp_path / "out" / "w.gspack"
     text = bake("--winners", "-o", path).stdout
     bundle = Bundle.open(path, folder=tmp_path / "cache")
-    assert f"5 winners of {H200.slug}, 4 kernels in {len(bundle.snapshot.packs())} packs" in text
+    packs = counted(len(bundle.snapshot.packs()), "pack")
+    assert f"5 winners of {H200.slug}, 4 kernels in {packs}" in text
     assert f"{path.stat().st_size / 1e6:.1f} MB" in text
     assert bundle.snapshot.revision[:16] in text
     lookup = Lookup(bundle.snapshot, pin=True)

@@ -34,7 +34,7 @@ from gemmsmith.files import private_folder, publish, unsafe
 from gemmsmith.kernel import AnyKernel
 from gemmsmith.signing import Signer, Trusted
 from tuner.backends.unit import kernel_digest
-from tuner.compile.eviction import ASIDE, Evictor, SizeLimit, locked, mark_used
+from tuner.compile.eviction import ASIDE, Evictor, SizeLimit, locked, mark_used, remove_stale
 from tuner.compile.manifest import Manifest, Pack
 from tuner.compile.toolchain import Toolchain
 from tuner.errors import DiskFull, StoreError
@@ -42,8 +42,6 @@ from tuner.errors import DiskFull, StoreError
 _LOG = logging.getLogger(__name__)
 _HASH = re.compile(r"[0-9a-f]{64}")
 _write = partial(publish, durable=True, shared=True, aside=ASIDE)
-_STALE_S = 3600.0
-"""Files that a killed process left aside are removed after this long."""
 _SETTLE_NS = 2_000_000_000
 """Directory times are coarse: a listing younger than this may have missed a change."""
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -395,14 +393,4 @@ class ArtifactStore:
         if self._prepared:
             return
         self._prepared = True
-        unlisted = (
-            path
-            for path in self.root.glob("*.so")
-            if _HASH.fullmatch(path.stem) and not path.with_suffix(".json").exists()
-        )
-        for path in (*self.root.glob(f"{ASIDE}*"), *unlisted):
-            try:
-                if time.time() - path.stat().st_mtime > _STALE_S:
-                    path.unlink()
-            except FileNotFoundError:
-                continue  # its owner finished, or another process removed it
+        remove_stale(self.root)

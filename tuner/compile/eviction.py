@@ -34,6 +34,9 @@ SAFE_S = 3600.0
 TARGET = 0.9
 """Share of the limit to go down to, so that not every publication has to evict."""
 
+_STALE_S = 3600.0
+"""Files that a killed process left behind are removed after this long."""
+
 _PATIENCE_S = 5.0
 """Wait for the folder's lock. Publishing and evicting hold it for milliseconds."""
 
@@ -123,6 +126,18 @@ def mark_used(manifest: Path) -> None:
         raise
     except OSError:
         return  # another user's folder, or a read-only one: whoever writes there decides
+
+
+def remove_stale(root: Path) -> None:
+    """Remove what killed processes left: files set aside, and shared objects without a manifest."""
+    for path in root.iterdir():
+        name = _FILE.fullmatch(path.name)
+        unlisted = name and name[2] == "so" and not path.with_suffix(".json").exists()
+        if not (unlisted or path.name.startswith(ASIDE)):
+            continue
+        with contextlib.suppress(FileNotFoundError):  # another process finished or removed it
+            if time.time() - path.stat().st_mtime > _STALE_S:
+                path.unlink()
 
 
 def locked(root: Path, *, exclusive: bool = False) -> AbstractContextManager[None]:

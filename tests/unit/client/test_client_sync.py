@@ -352,7 +352,7 @@ def test_wait_never_takes_another_revision_for_the_jobs(client, server, served, 
     history = Say(body=msgspec.json.encode({"schema": 1, "revisions": rows}))
     done = job("done", winner_revision=7)
     server.say(done, stream((1, "finished", {})), done, served, history)
-    with pytest.raises(NotUnderstood, match="revision 7, which job j1 found, needs a newer"):
+    with pytest.raises(NotUnderstood, match="revision 7, the winner of job j1, needs a newer"):
         client.job("j1").wait()
 
 

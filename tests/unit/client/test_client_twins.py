@@ -20,6 +20,7 @@ from gemmsmith import (
     GemmsmithError,
     JobStatus,
     Problem,
+    TunedAnswer,
     TuningJob,
 )
 from gemmsmith.signing import PublicKey
@@ -162,7 +163,7 @@ def test_a_handle_does_the_same(server: Misbehaving, answer: Answer) -> None:
     server.say(*script)
     with Client(server.url, cache_dir=None) as client:
         handle = client.tune(*SIZE)
-        assert handle.wait() == answer
+        assert handle.wait() == TunedAnswer.of(answer, answer)
         assert handle.refresh().state == "failed"
         assert [event.id for event in handle.events()] == ["1", "2"]
         again = handle.retry()
@@ -172,7 +173,7 @@ def test_a_handle_does_the_same(server: Misbehaving, answer: Answer) -> None:
     async def go() -> None:
         async with AsyncClient(server.url, cache_dir=None) as client:
             handle = await client.tune(*SIZE)
-            assert await handle.wait() == answer
+            assert await handle.wait() == TunedAnswer.of(answer, answer)
             assert (await handle.refresh()).state == "failed"
             assert [event.id async for event in handle.events()] == ["1", "2"]
             again = await handle.retry()
